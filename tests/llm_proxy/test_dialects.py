@@ -168,6 +168,18 @@ WITHOUT_EFFECT_OF_RESPONSES = {
     r"access_programs(\..*)?": "`access_programs`",
     r"tools\[0\]\.defer_loading": "`defer_loading` of a tool: all tools are shown at once",
     r"parallel_tool_calls": "a wish for parallel calls where there are no tools",
+    r"tools\[0\]\.tools\[0\]\.defer_loading": "`defer_loading` of a tool: all tools are shown at once",
+    r"tools\[0\]\.description": "the `description` of a `namespace`",
+    r"tools\[0\]\.(connector_id|svg|search_\w+|quality|output_\w+|size|container|filters|action)\b.*": (
+        "Tools that only a vendor's server can run"
+    ),
+    r"tools\[0\]\.(background|complexity|ranking_options|user_location|allowed_tools|input_\w+|moderation|model)\b.*": (
+        "Tools that only a vendor's server can run"
+    ),
+    r"tools\[0\]\.(max_num_\w+|display_\w+|external_\w+|server_\w+|headers|tunnel_id|\w+_images)\b.*": (
+        "Tools that only a vendor's server can run"
+    ),
+    r"tools\[0\]\.(frame_\w+|authorization|require_approval.*)": "Tools that only a vendor's server can run",
     r"truncation='disabled'|reasoning\.(context='auto'|mode='standard')|stream=False": "says what holds anyway",
     r".*\.caller=\{'type': 'direct'\}|.*\.allowed_callers=\['direct'\]": "says what holds anyway",
     r"input\[0\]\.type='(message|item_reference)'": "says what holds anyway",

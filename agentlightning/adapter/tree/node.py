@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
-from typing import Final, Self
+from typing import Final, Self, TypeGuard
 
 from agentlightning.adapter.spans.attributes import as_dict, decoded
 from agentlightning.adapter.spans.rewards import reward_value
@@ -12,6 +13,8 @@ from agentlightning.types import Span
 
 _OPERATION_NAME: Final = LightningSpanAttributes.OPERATION_NAME.value
 _INPUT: Final = LightningSpanAttributes.OPERATION_INPUT.value
+_RANDOM_ID: Final = re.compile(r"[0-9a-f]{8}-?([0-9a-f]{4}-?){3}[0-9a-f]{12}", re.IGNORECASE)
+"""What a framework makes up for an agent without a name; it differs each time."""
 
 
 class SpanNode:
@@ -64,13 +67,13 @@ class SpanNode:
             attributes.get(_INPUT + ".name") if attributes.get("type") == "agent" else None,
             attributes.get("lc_name") if self.span.name.startswith("langchain.Chain.") else None,
         )
-        named = next((name for name in found if isinstance(name, str) and name), None)
+        named = next((name for name in found if _is_name(name)), None)
         return self.name_of_langchain() if named is None and "metadata" in attributes else named
 
     def own_agent_name(self) -> str | None:
         """Return the agent whose call the span is, where the span of the call itself says it."""
         name = self.span.attributes.get("gen_ai.agent.name")
-        return name if isinstance(name, str) and name else self.name_of_langchain()
+        return name if _is_name(name) else self.name_of_langchain()
 
     def name_of_langchain(self) -> str | None:
         """Return the agent that the span's metadata name, as OpenInference keeps those of LangChain."""
@@ -94,3 +97,7 @@ class SpanNode:
         """True if the span carries a reward or is the operation that computes one."""
         computes_one = self.span.name == AGL_OPERATION and self.span.attributes.get(_OPERATION_NAME) == AGL_REWARD
         return computes_one or reward_value(self.span) is not None
+
+
+def _is_name(value: object) -> TypeGuard[str]:
+    return isinstance(value, str) and value != "" and _RANDOM_ID.fullmatch(value) is None

@@ -290,3 +290,10 @@ def test_a_name_is_right_or_absent_and_each_call_is_counted_once(trace: Trace) -
         assert {call for call in taken if trace.owner[call] != name} == set()
         missing = [call for call, owner in trace.owner.items() if owner == name and call not in taken]
         assert len(missing) <= unknown(trace.spans, f"^{re.escape(name)}$")
+
+
+def test_a_random_id_is_no_name_of_an_agent() -> None:
+    for made_up in ("3f2b8a5e-0c1d-4e7f-9a6b-1234567890ab", "3f2b8a5e0c1d4e7f9a6b1234567890ab"):
+        agent = with_attributes(span("A", "invoke_agent", None, 0, 40), {"gen_ai.agent.name": made_up})
+        (triplet,) = TracerTraceToTriplet()([agent, *spoken_call("a", 1, [1], [2], conversation("hi"))])
+        assert triplet.metadata["agent_name"] == "*"

@@ -330,6 +330,34 @@ async def test_of_allowed_tools_the_model_sees_no_others(agent: Agent, mode: str
     assert agent.asked["tool_choice"] == mode
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_functions_of_a_namespace_are_flat_for_the_model_and_named_in_full_for_the_agent(
+    agent: Agent, streamed: bool
+) -> None:
+    called = {"id": "call-1", "type": "function", "function": {"name": "files__add", "arguments": ARGUMENTS}}
+    agent.harness.model.answer = lambda request: {"content": None, "tool_calls": [called]}
+    tools = [{"type": "web_search"}, {"type": "namespace", "name": "files", "description": "d", "tools": [TOOL]}, TOOL]
+    earlier = {"type": "function_call", "call_id": "c", "namespace": "files", "name": "add", "arguments": "{}"}
+    given = [earlier, {"type": "function_call_output", "call_id": "c", "output": "3"}]
+    if streamed:
+        done = [e async for e in await agent.ask(input=given, tools=tools, stream=True)]
+        (call,) = done[-1].response.output
+        (item,) = [event.item for event in done if event.type == "response.output_item.done"]
+        assert (item.namespace, item.name) == ("files", "add")
+    else:
+        (call,) = (await agent.ask(input=given, tools=tools)).output
+    assert (call.namespace, call.name, call.arguments) == ("files", "add", ARGUMENTS)
+    assert [tool["function"]["name"] for tool in agent.asked["tools"]] == ["files__add", "add"]
+    assert agent.asked["messages"][0]["tool_calls"][0]["function"]["name"] == "files__add"
+
+
+@pytest.mark.parametrize("kind", ["web_search", "file_search", "code_interpreter", "image_generation", "mcp"])
+async def test_a_tool_that_only_a_vendors_server_can_run_is_not_shown_to_the_model(agent: Agent, kind: str) -> None:
+    response = await agent.ask(tools=[{"type": kind}], parallel_tool_calls=True)
+    assert response.output_text == "you said hi"
+    assert not {"tools", "parallel_tool_calls"} & set(agent.asked)
+
+
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
@@ -340,7 +368,8 @@ async def test_of_allowed_tools_the_model_sees_no_others(agent: Agent, mode: str
         ({"include": ["message.output_text.logprobs"]}, "include[0]"),
         ({"extra_body": {"seed": 3}}, "seed"),
         ({"extra_body": {"input": 3}}, "input"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "some_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "custom"}]}]}, "tools[0].tools[0].type"),
         ({"tools": [{**TOOL, "output_schema": {"type": "object"}}]}, "tools[0].output_schema"),
         ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, "tool_choice"),
         ({"tool_choice": {"type": "allowed_tools", "mode": "none", "tools": []}}, "tool_choice.mode"),

@@ -6,6 +6,8 @@ Source: https://platform.openai.com/docs/api-reference/responses-streaming.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from typing_extensions import override
 
 from agentlightning.llm_proxy.access.limits import count_of
@@ -13,6 +15,7 @@ from agentlightning.llm_proxy.dialects.base import StreamWriter, event
 from agentlightning.llm_proxy.dialects.chat import thought_in
 from agentlightning.llm_proxy.dialects.json_values import Json, is_object, object_in, objects, text_of
 from agentlightning.llm_proxy.dialects.pieces import Text
+from agentlightning.llm_proxy.dialects.responses.requests import namespaces
 from agentlightning.llm_proxy.dialects.sealed import sealed
 from agentlightning.llm_proxy.dialects.tool_calls import MessageToolCall, ToolCallStream, tool_calls_of
 
@@ -22,6 +25,7 @@ _ECHOED = (
 )
 _CUT = {"length": "max_output_tokens", "content_filter": "content_filter"}
 _PREFIX = {"reasoning": "rs", "message": "msg", "refusal": "msg", "function_call": "fc"}
+NO_SPACES: Mapping[str, tuple[str, str]] = {}
 _PART = {"reasoning": "reasoning_text", "message": "output_text", "refusal": "refusal"}
 """Kinds of items that have a part with a text: the type of the part, and the name of the events that fill it."""
 
@@ -33,11 +37,15 @@ def item_of(
     text: str = "",
     call: MessageToolCall | None = None,
     status: str = "completed",
+    spaces: Mapping[str, tuple[str, str]] = NO_SPACES,
 ) -> Json:
     """Return one item; `place` is its index in the output. One without text is empty, as a stream begins it."""
     head: Json = {"id": f"{_PREFIX[kind]}_{reply_id}_{place}", "type": "message" if kind == "refusal" else kind}
     if call is not None:
-        return {**head, "call_id": call.id, "name": call.name, "arguments": text, "status": status}
+        named: Json = {"name": call.name}
+        if call.name in spaces:
+            named["namespace"], named["name"] = spaces[call.name]
+        return {**head, "call_id": call.id, **named, "arguments": text, "status": status}
     parts = [part_of(kind, text)] if text or (kind == "message" and status != "in_progress") else []
     if kind == "reasoning":
         kept = {"encrypted_content": sealed(text)} if text else {}
@@ -58,8 +66,10 @@ def last_status(finish_reason: object) -> str:
     return "incomplete" if str(finish_reason) in _CUT else "completed"
 
 
-def items_of(message: Json, reply_id: object, finish_reason: object) -> list[Json]:
-    """Return the items of a whole message: thoughts, words, tool calls."""
+def items_of(
+    message: Json, reply_id: object, finish_reason: object, spaces: Mapping[str, tuple[str, str]] = NO_SPACES
+) -> list[Json]:
+    """Return the items of a whole message: thoughts, words, tool calls; `spaces` as `requests.namespaces` gives."""
     texts = {"reasoning": thought_in(message), "message": text_of(message.get("content"))}
     texts["refusal"] = text_of(message.get("refusal"))
     said: list[tuple[str, str, MessageToolCall | None]] = [(kind, text, None) for kind, text in texts.items() if text]
@@ -67,7 +77,7 @@ def items_of(message: Json, reply_id: object, finish_reason: object) -> list[Jso
     last = last_status(finish_reason)
     statuses = ["completed"] * (len(said) - 1) + [last]
     return [
-        item_of(kind, reply_id, place, text, call, statuses[place])
+        item_of(kind, reply_id, place, text, call, statuses[place], spaces)
         for place, (kind, text, call) in enumerate(said or [("message", "", None)])
     ]
 
@@ -148,6 +158,7 @@ class ResponseEvents(StreamWriter):
 
     def __init__(self, request: Json) -> None:
         self._request = request
+        self._spaces = namespaces(request)
         self._reply: Json = {}
         self._number = 0
         self._items: list[Json] = []
@@ -252,7 +263,7 @@ class ResponseEvents(StreamWriter):
     def _item(self, status: str) -> Json:
         assert self._open is not None
         text = "" if status == "in_progress" else str(self._text)
-        return item_of(self._open[0], self._reply.get("id"), len(self._items), text, self._call, status)
+        return item_of(self._open[0], self._reply.get("id"), len(self._items), text, self._call, status, self._spaces)
 
     def _event(self, kind: str, fields: Json) -> bytes:
         self._number += 1

@@ -5,7 +5,7 @@ Source: https://platform.openai.com/docs/api-reference/responses. What is not on
 - What `previous_response_id` and an `item_reference` stand for is part of the input already (`responses_state.turns`).
   A `conversation` and a stored `prompt` are refused: nothing outlives the attempt here.
 - Without effect, since it says nothing about the answer: `store`, `service_tier`, `metadata` (given back), what is said
-  of users and caches, `max_tool_calls` (of tools that OpenAI runs, which are refused), `stream_options`, what `include`
+  of users and caches, `max_tool_calls` (of tools that OpenAI runs), `stream_options`, what `include`
   adds to items that do not occur here, a summary of thoughts (they come whole), and of echoed items the `id`, `status`,
   `phase`, `annotations` and `logprobs` and what the client library has parsed of them (`parsed`, `parsed_arguments`).
 - Ignored, and said so once in the log: what shortens or compacts a context, which comes whole here (`truncation` that
@@ -14,12 +14,16 @@ Source: https://platform.openai.com/docs/api-reference/responses. What is not on
 - A value that says what holds anyway (`truncation` that is `disabled`, a caller that is `direct`) is let pass, and so
   is a wish for parallel calls where there are no tools.
 - `developer` messages become `system` messages, which every chat template knows.
+- Tools that only a vendor's server can run (`RUN_BY_SERVER`) are not shown to the model, which is said once in the log.
+  The functions of a `namespace` are shown one by one, as `<namespace>__<name>`; a call of one comes back with both;
+  the `description` of a `namespace` is not shown.
 - Of `allowed_tools` the model sees no others: most servers do not know that choice.
 - A tool's result may hold images, which not every model server takes in that place; it says so itself.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from agentlightning.llm_proxy.access.limits import shown
@@ -64,6 +68,13 @@ _ROLES = {"developer": "system", "system": "system", "user": "user"}
 _ECHO = ("type", "id", "status")
 _TEXT = ("type", "text", "annotations", "logprobs", "parsed", "prompt_cache_breakpoint")
 _DIRECT: Harmless = {"caller": ({"type": "direct"},), "async": (False,)}
+RUN_BY_SERVER = frozenset(
+    (
+        *("web_search", "web_search_preview", "web_search_preview_2025_03_11", "web_search_2025_08_26", "file_search"),
+        *("code_interpreter", "image_generation", "computer_use", "computer_use_preview", "local_shell", "mcp"),
+    )
+)
+"""Types of tools that OpenAI's server runs or that its models alone know: the model here does not see them."""
 _TOOL = ("type", "name", "description", "parameters", "strict")
 _HARMLESS_TOOL: Harmless = {"async": (False,), "defer_loading": (False,), "allowed_callers": (["direct"], [])}
 _IGNORED_OF_TOOL = ("defer_loading",)
@@ -99,7 +110,10 @@ def chat_request(request: Json) -> Json:
         chat["max_tokens"] = request["max_output_tokens"]
     if request.get("tools"):
         tools: list[Json] = []
-        for tool, place in as_objects(request["tools"], "tools"):
+        for tool, place, space in _flat(as_objects(request["tools"], "tools")):
+            if tool.get("type") in RUN_BY_SERVER:
+                note_ignored(f"tools of type {tool['type']}")
+                continue
             if tool.get("type") == "custom":
                 why = (
                     "what is said to a 'custom' tool is free text; give it as a 'function' with one string for its "
@@ -109,11 +123,14 @@ def chat_request(request: Json) -> Json:
             if tool.get("type") != "function":
                 raise untranslatable(f"{place}.type", f"the tool {shown(tool.get('type'))} has no counterpart there")
             refuse_unknown(tool, _TOOL, f"{place}.", _HARMLESS_TOOL, _IGNORED_OF_TOOL)
-            function: Json = {"name": as_text(tool.get("name"), f"{place}.name")}
+            name = flat_name(space, as_text(tool.get("name"), f"{place}.name"))
+            if any(name == other["function"]["name"] for other in tools if space is not None):
+                raise untranslatable(f"{place}.name", f"another tool is named {shown(name)} without namespaces too")
+            function: Json = {"name": name}
             function.update({name: tool[name] for name in _TOOL[2:] if tool.get(name) is not None})
             tools.append({"type": "function", "function": function})
-        chat["tools"] = tools
-    else:
+        chat.update({"tools": tools} if tools else {})
+    if "tools" not in chat:
         chat.pop("parallel_tool_calls", None)  # servers refuse it without tools
     if request.get("tool_choice") is not None:
         chat.update(_tool_choice(request["tool_choice"], chat.get("tools", [])))
@@ -123,6 +140,28 @@ def chat_request(request: Json) -> Json:
     if chat.get("stream"):
         chat["stream_options"] = {"include_usage": True}
     return chat
+
+
+def flat_name(space: object, name: str) -> str:
+    """Return the name under which the model sees a function of a namespace; without one its own."""
+    return f"{space}{'' if space.endswith('__') else '__'}{name}" if isinstance(space, str) and space else name
+
+
+def namespaces(request: Json) -> dict[str, tuple[str, str]]:
+    """Return namespace and name of the functions in namespaces, by the names that the model sees."""
+    flat = _flat([(tool, "") for tool in objects(request.get("tools"))])
+    return {flat_name(space, tool["name"]): (space, tool["name"]) for tool, _, space in flat if space is not None}
+
+
+def _flat(tools: list[tuple[Json, str]]) -> Iterator[tuple[Json, str, str | None]]:
+    """Yield each tool with its place and its namespace; those of a namespace one by one."""
+    for tool, place in tools:
+        if tool.get("type") != "namespace":
+            yield tool, place, None
+            continue
+        refuse_unknown(tool, ("type", "name", "description", "tools"), f"{place}.")
+        space = as_text(tool.get("name"), f"{place}.name")
+        yield from ((inner, where, space) for inner, where in as_objects(tool.get("tools"), f"{place}.tools"))
 
 
 # --- input -----------------------------------------------------------------------------------------------------------
@@ -142,10 +181,11 @@ def _messages(given: object) -> list[Json]:
             continue
         turn = turn or _Turn()
         if kind == "function_call":
-            refuse_unknown(item, (*_ECHO, "call_id", "name", "arguments", "parsed_arguments"), f"{place}.", _DIRECT)
+            known = (*_ECHO, "call_id", "name", "namespace", "arguments", "parsed_arguments")
+            refuse_unknown(item, known, f"{place}.", _DIRECT)
             names = ("call_id", "name", "arguments")
             call_id, name, arguments = (as_text(item.get(field), f"{place}.{field}") for field in names)
-            function = {"name": name, "arguments": arguments}
+            function = {"name": flat_name(item.get("namespace"), name), "arguments": arguments}
             turn.calls.append({"id": call_id, "type": "function", "function": function})
         elif kind == "reasoning":
             refuse_unknown(item, (*_ECHO, "summary", "content", "encrypted_content"), f"{place}.")
@@ -263,16 +303,17 @@ def _tool_choice(choice: object, tools: list[Json]) -> Json:
             text = "'tool_choice.mode' must be 'auto' or 'required'"
             raise CallFailed(400, text, param="tool_choice.mode", code="invalid_value")
         given = {tool["function"]["name"]: tool for tool in tools}
-        names = [entry.get("name") for entry, _ in as_objects(named.get("tools"), "tool_choice.tools")]
-        if not names or not all(isinstance(name, str) and name in given for name in names):
+        entries = [entry for entry, _ in as_objects(named.get("tools"), "tool_choice.tools")]
+        names = [flat_name(entry.get("namespace"), str(entry.get("name"))) for entry in entries]
+        if not names or not all(name in given for name in names):
             some = f"it must name some of the request's: {shown(list(given))}"
             text = f"'tool_choice' allows the tools {shown(names)}; {some}"
             raise CallFailed(400, text, param="tool_choice", code="invalid_value")
         return {"tools": [given[name] for name in names], "tool_choice": named["mode"]}
     if named.get("type") != "function":
         raise untranslatable("tool_choice.type", f"{shown(named.get('type'))} has no counterpart there")
-    refuse_unknown(named, ("type", "name"), "tool_choice.")
-    name = as_text(named.get("name"), "tool_choice.name")
+    refuse_unknown(named, ("type", "name", "namespace"), "tool_choice.")
+    name = flat_name(named.get("namespace"), as_text(named.get("name"), "tool_choice.name"))
     return {"tool_choice": {"type": "function", "function": {"name": name}}}
 
 
