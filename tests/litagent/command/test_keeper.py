@@ -200,17 +200,17 @@ READY = f"ready {os.getpid()}"
     [
         "pid BYSTANDER",
         "ready BYSTANDER\npid BYSTANDER",
-        f"{READY}\npid BYSTANDER",
-        f"{READY}\n{READY}",
-        f"{READY}\npid 0",
-        f"{READY}\npid -1",
-        f"{READY}\npid x",
-        f"{READY}\npid",
-        f"{READY}\nexit 0",
+        "READY\npid BYSTANDER",
+        "READY\nREADY",
+        "READY\npid 0",
+        "READY\npid -1",
+        "READY\npid x",
+        "READY\npid",
+        "READY\nexit 0",
         "exit 0",
         "\n\n",
         "x" * 100_000,
-        f"{READY}\npid " + "9" * 10_000,
+        "READY\npid " + "9" * 10_000,
     ],
     ids=lambda told: ascii(told[:60]),
 )
@@ -221,7 +221,7 @@ async def test_what_no_keeper_says_ends_the_program_and_nothing_else(
     program = keeper.KeptProgram(ours)
     with theirs:
         theirs.setblocking(False)
-        theirs.send(told.replace("BYSTANDER", str(bystander.pid)).encode() + b"\n")
+        theirs.send(told.replace("READY", READY).replace("BYSTANDER", str(bystander.pid)).encode() + b"\n")
         assert await asyncio.wait_for(program.exited, 20) == -signal.SIGKILL
     await program.close()
     assert bystander.poll() is None
