@@ -94,8 +94,8 @@ class Forwarder:
         try:
             asked, prompt = await self._off_loop.run(len(raw), _read_request, dialect, raw, call.model_in_url)
         except CallFailed as refused:
-            if refused.param is not None and refused.code != "too_many_values":  # the record says which turn it was
-                call.request, call.prompt = await self._off_loop.run(len(raw), _refused_request, dialect, raw)
+            if refused.param is not None and refused.code != "too_many_values":
+                await self.read_refused(call, dialect, raw)
             raise
         call.streamed = dialect.wants_stream(asked)
         call.request, call.prompt = asked, prompt
@@ -130,6 +130,10 @@ class Forwarder:
                 return await self._whole_reply(call, request, reply, response.body, reply_stream)
         finally:
             self._gate.leave()
+
+    async def read_refused(self, call: GatewayCall, dialect: Dialect, raw: bytes) -> None:
+        """Read the request of a call that is refused, so that its record tells which turn it was."""
+        call.request, call.prompt = await self._off_loop.run(len(raw), _refused_request, dialect, raw)
 
     async def _prepare_to_remember(self, call: GatewayCall, said: Json | None) -> None:
         if call.turn is not None and call.turn.stores and said is not None:

@@ -66,7 +66,7 @@ class Gateway:
         self._privacy, self._journal = privacy, journal
         self._budgets = Budgets(limits.tokens_per_rollout, limits.cost_per_rollout)
         self._attempts = AttemptBook()
-        self._slots = Slots(limits.calls, limits.calls_per_attempt)
+        self._slots = Slots(limits)
         self._warned: set[str] = set()
         self.ended: Counter[str] = Counter()
         """Recorded calls by state, and `lost` and `rejected` ones (without a span)."""
@@ -74,11 +74,11 @@ class Gateway:
     @property
     def in_hand(self) -> int:
         """Calls in progress: arrived and not answered."""
-        return self._slots.taken
+        return self._slots.in_hand
 
     def in_hand_outside(self, rollouts: Collection[str]) -> int:
         """Return how many of them are of no rollout among `rollouts`."""
-        return self._slots.taken_outside(rollouts)
+        return self._slots.in_hand_outside(rollouts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -139,11 +139,12 @@ class Gateway:
         if scope["method"] == "POST":
             raise retrieval.not_cancelled()
         show = retrieval.retrieved if address.route == RESPONSE else retrieval.input_items
-        with self._slots.take(*attempt), self._hold(address) as hold:
-            size = response.all_bytes
-            with busy():
-                hold.add(size)
-            return await self._off_loop.run(size, show, response, scope["query_string"])
+        async with self._slots.take(*attempt):
+            with self._hold(address) as hold:
+                size = response.all_bytes
+                with busy():
+                    hold.add(size)
+                return await self._off_loop.run(size, show, response, scope["query_string"])
 
     def _hold(self, address: CallAddress) -> Hold:
         return PROCESS.hold((address.rollout_id, address.attempt_id), self._limits.bytes_per_attempt)
@@ -175,25 +176,24 @@ class Gateway:
 
     async def _count_tokens(self, address: CallAddress, scope: Scope, receive: Receive) -> JsonReply | None:
         """Count the tokens of a prompt; no model call, so nothing is recorded. None if the agent left."""
-        with self._slots.take(address.rollout_id, address.attempt_id), self._hold(address) as hold:
-            try:
-                raw = await body_of(scope, receive, hold, self._limits.body_bytes)
-                await self._hold_value(raw, hold)
-                attempt = (address.rollout_id, address.attempt_id)
-                counting = self._counter.count(self._models(), address.route, raw, attempt, hold)
-                return await asyncio.wait_for(counting, self._limits.call_seconds)
-            except ClientLeft:
-                return None
-            except TimeoutError:
-                text = f"Counting took longer than {self._limits.call_seconds} seconds"
-                raise CallFailed(504, text, code="timeout") from None
+        attempt = (address.rollout_id, address.attempt_id)
+        try:
+            async with asyncio.timeout(self._limits.call_seconds), self._slots.take(*attempt):
+                with self._hold(address) as hold:
+                    raw = await body_of(scope, receive, hold, self._limits.body_bytes)
+                    await self._hold_value(raw, hold)
+                    return await self._counter.count(self._models(), address.route, raw, attempt, hold)
+        except ClientLeft:
+            return None
+        except TimeoutError:
+            text = f"Counting took longer than {self._limits.call_seconds} seconds"
+            raise CallFailed(504, text, code="timeout") from None
 
     async def _make_call(self, store: LightningStore, call: GatewayCall, request: _AgentRequest) -> AgentReply | None:
         """Make the call and return the reply for the agent; `call` says how it ended."""
         try:
             self._budgets.check(call.rollout_id)
-            with self._slots.take(call.rollout_id, call.attempt_id):
-                return await self._while_connected(call, request)
+            return await self._while_connected(call, request)
         except CallFailed as refused:
             failure = refused
         except ClientLeft:
@@ -227,7 +227,7 @@ class Gateway:
                 gone = asyncio.ensure_future(wait_for_disconnect())  # nothing is read before the body is there
                 try:
                     await self._hold_value(raw, request.hold)
-                    return await self._forwarder.serve(call, request.dialect, raw, request.reply_stream, request.hold)
+                    return await self._serve_in_turn(call, request, raw)
                 finally:
                     gone.cancel()
         except TimeoutError:
@@ -237,6 +237,16 @@ class Gateway:
                 raise ClientLeft from None
             text = f"The call took longer than {self._limits.call_seconds} seconds"
             raise CallFailed(504, text, code="timeout", state="upstream_error") from None
+
+    async def _serve_in_turn(self, call: GatewayCall, request: _AgentRequest, raw: bytes) -> AgentReply:
+        """Serve the call when it has a slot."""
+        try:
+            self._slots.check_queue(call.rollout_id, call.attempt_id)
+        except CallFailed:
+            await self._forwarder.read_refused(call, request.dialect, raw)
+            raise
+        async with self._slots.take(call.rollout_id, call.attempt_id):
+            return await self._forwarder.serve(call, request.dialect, raw, request.reply_stream, request.hold)
 
     async def _conclude(
         self,

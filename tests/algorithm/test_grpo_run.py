@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -225,3 +226,18 @@ def test_agents_have_the_trainers_resources_beside_the_policy(
     trainer = agl.Trainer(algorithm=made, strategy="shm", store="memory", initial_resources=beside)
     trainer.fit(agent, train_dataset=["a"], val_dataset=["b"])
     assert seen == {(mode, "policy", "judge", "Say {task}.") for mode in ("train", "val")}
+
+
+def test_two_hundred_parallel_calls_of_one_attempt_are_answered_and_trained(
+    untrained_model: Path, tmp_path: Path
+) -> None:
+    @agl.rollout
+    def many(task: str, llm: agl.LLM) -> float:
+        with ThreadPoolExecutor(200) as pool:
+            texts = list(pool.map(lambda number: ask(llm, [say(f"{task} {number}")])["content"], range(200)))
+        return sum(text.isdigit() for text in texts) / len(texts)
+
+    settings = {"max_steps": 1, "batch_size": 1, "num_generations": 2, "max_completion_length": 2}
+    result = fit(many, ["one"], model=untrained_model, output_dir=tmp_path, **settings)
+    [line] = metrics_of(result)
+    assert (line["calls_captured"], line["calls_trained"], line["calls_excluded"]) == (400, 400, {})

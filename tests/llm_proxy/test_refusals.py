@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from agentlightning.adapter.calls.calls import model_calls
+from agentlightning.adapter.calls.refusals import refused_for_good
 from agentlightning.llm_proxy import GatewayLimits
 from agentlightning.llm_proxy.access import admission
 from agentlightning.types import AttemptedRollout
-from tests.llm_proxy.harness import GatewayHarness, Response, arrived
+from tests.llm_proxy.harness import GatewayHarness, Response, arrived, until
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -180,22 +182,74 @@ async def test_a_reply_beyond_the_bound_is_502() -> None:
         assert await harness.states(attempt) == ["upstream_error"]
 
 
-@pytest.mark.parametrize("limits", [GatewayLimits(calls=2), GatewayLimits(calls_per_attempt=2)])
-async def test_calls_beyond_the_bound_are_429_with_retry_after_and_recorded(limits: GatewayLimits) -> None:
-    async with GatewayHarness(limits=limits) as harness:
+@pytest.mark.parametrize("limits", [{"calls": 2}, {"calls_per_attempt": 2}])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_calls_beyond_the_bound_wait_for_a_slot_and_are_answered(limits: dict[str, int], stream: bool) -> None:
+    async with GatewayHarness(limits=GatewayLimits(**limits)) as harness:
         attempt = await harness.attempt()
         harness.model.hold()
-        running = [asyncio.create_task(harness.ask(attempt)) for _ in range(2)]
+
+        async def ask() -> int:
+            body = {"model": "policy", "messages": MESSAGES, "stream": stream}
+            async with harness.session.post(harness.url(attempt), json=body) as reply:
+                await reply.read()
+                return reply.status
+
+        running = [asyncio.create_task(ask()) for _ in range(7)]
         await harness.model.until(arrived(2))
-        body = {"model": "policy", "messages": MESSAGES}
+        await until(lambda: harness.proxy.stats()["in_hand"] == 7)
+        assert len(harness.model.calls) == 2
+        harness.model.release()
+        assert await asyncio.gather(*running) == [200] * 7
+        assert await harness.states(attempt) == ["ok"] * 7
+        assert harness.proxy.stats()["in_hand"] == 0
+
+
+@pytest.mark.parametrize("limits", [{"queued_calls": 1}, {"queued_calls_per_attempt": 1}])
+async def test_calls_that_may_not_wait_are_429_and_recorded_with_their_turn(limits: dict[str, int]) -> None:
+    async with GatewayHarness(limits=GatewayLimits(calls_per_attempt=2, **limits)) as harness:
+        attempt = await harness.attempt()
+        harness.model.hold()
+        running = [asyncio.create_task(harness.ask(attempt)) for _ in range(3)]
+        await until(lambda: harness.proxy.stats()["in_hand"] == 3)
+        body = {"model": "policy", "messages": [{"role": "user", "content": "another question"}]}
         async with harness.session.post(harness.url(attempt), json=body) as reply:
             assert reply.status == 429
             assert reply.headers["Retry-After"] == "1"
             error_of((reply.status, await reply.json()))
         harness.model.release()
-        assert [status for status, _ in await asyncio.gather(*running)] == [200, 200]
-        assert sorted(await harness.states(attempt)) == ["ok", "ok", "refused"]
-        assert (await harness.ask(attempt))[0] == 200  # the slots are free again
+        assert [status for status, _ in await asyncio.gather(*running)] == [200, 200, 200]
+        assert sorted(await harness.states(attempt)) == ["ok", "ok", "ok", "refused"]
+        [failed] = refused_for_good(model_calls(await harness.spans(attempt)))  # until it is asked again
+        assert failed.state == "refused"
+        assert (await harness.post(harness.url(attempt), body))[0] == 200
+        assert refused_for_good(model_calls(await harness.spans(attempt))) == []
+
+
+async def test_an_agent_that_leaves_while_its_call_waits_takes_no_slot() -> None:
+    async with GatewayHarness(limits=GatewayLimits(calls_per_attempt=1)) as harness:
+        attempt = await harness.attempt()
+        harness.model.hold()
+        first = asyncio.create_task(harness.ask(attempt))
+        await harness.model.until(arrived(1))
+        leaving = asyncio.create_task(harness.ask(attempt))
+        await until(lambda: harness.proxy.stats()["in_hand"] == 2)
+        leaving.cancel()
+        await until(lambda: harness.proxy.stats()["in_hand"] == 1)
+        harness.model.release()
+        assert (await first)[0] == (await harness.ask(attempt))[0] == 200
+        assert sorted(await harness.states(attempt)) == ["client_left", "ok", "ok"]
+
+
+async def test_a_call_that_waits_for_longer_than_a_call_may_take_is_504() -> None:
+    async with GatewayHarness(limits=GatewayLimits(calls_per_attempt=1, call_seconds=0.3)) as harness:
+        attempt = await harness.attempt()
+        harness.model.hold()
+        answers = await asyncio.gather(harness.ask(attempt), harness.ask(attempt))
+        assert [status for status, _ in answers] == [504, 504]
+        assert harness.proxy.stats()["in_hand"] == 0
+        harness.model.release()
+        assert (await harness.ask(attempt))[0] == 200
 
 
 async def test_one_attempt_at_its_bound_does_not_hold_up_another() -> None:

@@ -304,6 +304,36 @@ async def test_a_dead_endpoint_is_failed_over(caplog: pytest.LogCaptureFixture) 
             assert (await harness.ask(await harness.attempt()))[0] == 200
 
 
+REPLICA_FAULTS = [*({"status": status} for status in (500, 502, 503, 504)), {"cut": "before"}]
+
+
+@pytest.mark.parametrize(
+    ("fault", "stream"),
+    [*((fault, stream) for fault in REPLICA_FAULTS for stream in (False, True)), ({"cut": "middle"}, False)],
+    ids=str,
+)
+async def test_a_replica_that_fails_is_left_for_another(fault: dict[str, Any], stream: bool) -> None:
+    async with ModelServer() as second, GatewayHarness(num_retries=0) as harness:
+        harness.proxy.update_model_list([harness.model.entry("policy"), second.entry("policy")])
+        while len(harness.model.calls) < 2:  # an attempt's id decides which of them is asked first
+            harness.model.faults = [Fault(**fault)] * 9
+            attempt = await harness.attempt()
+            body = {"model": "policy", "stream": stream, "messages": [{"role": "user", "content": "hi"}]}
+            async with harness.session.post(harness.url(attempt), json=body) as reply:
+                assert (reply.status, b"said" in await reply.read()) == (200, True)
+            assert await harness.states(attempt) == ["ok"]
+
+
+async def test_replicas_that_all_fail_are_asked_once_each() -> None:
+    async with ModelServer() as second, GatewayHarness(num_retries=0) as harness:
+        harness.proxy.update_model_list([harness.model.entry("policy"), second.entry("policy")])
+        for fault in (Fault(500), Fault(cut="before")):
+            harness.model.faults, second.faults = [fault] * 9, [fault] * 9
+            before = len(harness.model.calls) + len(second.calls)
+            assert (await harness.ask(await harness.attempt()))[0] in (500, 502)
+            assert len(harness.model.calls) + len(second.calls) - before == 2
+
+
 async def test_new_models_are_served_without_a_restart_and_calls_in_progress_end_where_they_are(
     harness: GatewayHarness,
 ) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Collection, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
 from agentlightning.llm_proxy.access.address import CallAddress
-from agentlightning.llm_proxy.access.limits import count_of
+from agentlightning.llm_proxy.access.limits import GatewayLimits, count_of
 from agentlightning.llm_proxy.calls import GatewayCall
 from agentlightning.llm_proxy.dialects.json_values import fields_of
 from agentlightning.llm_proxy.endpoints.models import ModelEndpoint
@@ -125,40 +126,86 @@ def _why_over(rollout: Rollout, attempt: Attempt) -> str | None:
 
 
 class Slots:
-    """Counts the calls in progress, in all and per attempt. Owned by the serving loop."""
+    """Counts the calls in progress, in all and per attempt; further ones wait. Owned by the serving loop."""
 
-    def __init__(self, calls: int, calls_per_attempt: int) -> None:
-        self._calls, self._calls_per_attempt = calls, calls_per_attempt
+    def __init__(self, limits: GatewayLimits) -> None:
+        self._limits = limits
         self._by_attempt: Counter[tuple[str, str]] = Counter()
-        self.taken = 0
+        self._waiting: dict[asyncio.Future[None], tuple[str, str]] = {}
+        """The calls without a slot, in the order of their arrival."""
+        self._taken = 0
 
-    def taken_outside(self, rollouts: Collection[str]) -> int:
-        """Return how many calls in progress are of no rollout among `rollouts`; may be called from any thread."""
-        return sum(count for (rollout_id, _), count in list(self._by_attempt.items()) if rollout_id not in rollouts)
+    @property
+    def in_hand(self) -> int:
+        """Calls with a slot, and those that wait for one."""
+        return self._taken + len(self._waiting)
 
-    @contextmanager
-    def take(self, rollout_id: str, attempt_id: str) -> Generator[None, None, None]:
-        """Hold a slot while the block runs.
+    def in_hand_outside(self, rollouts: Collection[str]) -> int:
+        """Return how many of them are of no rollout among `rollouts`; may be called from any thread."""
+        calls = [*Counter(self._by_attempt).elements(), *list(self._waiting.values())]
+        return sum(rollout_id not in rollouts for rollout_id, _ in calls)
+
+    def check_queue(self, rollout_id: str, attempt_id: str) -> None:
+        """Let one more call wait or raise.
 
         Raises:
-            CallFailed: 429, there is no room.
+            CallFailed: 429, the call has to wait, and as many wait as may.
         """
         attempt = (rollout_id, attempt_id)
-        if self.taken >= self._calls:
-            text = f"The gateway has {self.taken} calls in hand, its limit"
-            raise CallFailed(429, text, code="too_many_calls", retry_after=1.0)
-        if self._by_attempt[attempt] >= self._calls_per_attempt:
-            text = f"Attempt {attempt_id} has {self._calls_per_attempt} calls in hand, its limit"
-            raise CallFailed(429, text, code="too_many_calls", retry_after=1.0)
-        self.taken += 1
-        self._by_attempt[attempt] += 1
+        if self._has_room(attempt):
+            return
+        of_attempt = sum(waiting == attempt for waiting in self._waiting.values())
+        for who, waiting, field in (
+            (f"Attempt {attempt_id}", of_attempt, "queued_calls_per_attempt"),
+            ("The gateway", len(self._waiting), "queued_calls"),
+        ):
+            if waiting >= getattr(self._limits, field):
+                text = f"{who} has {waiting} calls that wait for a slot, the bound GatewayLimits.{field}; retry later"
+                raise CallFailed(429, text, code="too_many_calls", retry_after=1.0)
+
+    @asynccontextmanager
+    async def take(self, rollout_id: str, attempt_id: str) -> AsyncGenerator[None]:
+        """Hold a slot while the block runs; wait for it if there is none.
+
+        Raises:
+            CallFailed: 429, as many calls wait as may.
+        """
+        attempt = (rollout_id, attempt_id)
+        self.check_queue(rollout_id, attempt_id)
+        if self._has_room(attempt):
+            self._give(attempt)
+        else:
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting[turn] = attempt
+            try:
+                await turn
+            except BaseException:
+                if self._waiting.pop(turn, None) is None:  # it was given a slot in the meantime
+                    self._take_back(attempt)
+                raise
         try:
             yield
         finally:
-            self.taken -= 1
-            self._by_attempt[attempt] -= 1
-            if not self._by_attempt[attempt]:
-                del self._by_attempt[attempt]
+            self._take_back(attempt)
+
+    def _has_room(self, attempt: tuple[str, str]) -> bool:
+        """True if the attempt may have a slot. Whoever could have one does not wait, so that none is overtaken."""
+        return self._taken < self._limits.calls and self._by_attempt[attempt] < self._limits.calls_per_attempt
+
+    def _give(self, attempt: tuple[str, str]) -> None:
+        self._taken += 1
+        self._by_attempt[attempt] += 1
+
+    def _take_back(self, attempt: tuple[str, str]) -> None:
+        self._taken -= 1
+        self._by_attempt[attempt] -= 1
+        if not self._by_attempt[attempt]:
+            del self._by_attempt[attempt]
+        for turn, waiting in list(self._waiting.items()):
+            if not turn.done() and self._has_room(waiting):
+                del self._waiting[turn]
+                self._give(waiting)
+                turn.set_result(None)
 
 
 @dataclass(slots=True)

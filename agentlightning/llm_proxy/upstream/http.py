@@ -2,7 +2,8 @@
 
 Retried, before anything is returned to the agent: a server that cannot be reached, and 429, 502, 503 and 504, at most
 `max(num_retries, 3)` times; 500 only when `num_retries` says so; a connection that is cut after the request went out
-once (it may have been a stale one). Everything else, such as 400, is the agent's to see unchanged. Pauses grow, are
+once (it may have been a stale one). Where a model has several servers, each of these moves on to the next one, 500 and
+a cut too, until each was asked. Everything else, such as 400, is the agent's to see unchanged. Pauses grow, are
 jittered, honour `Retry-After`, and never outlast the call.
 """
 
@@ -35,7 +36,7 @@ from agentlightning.llm_proxy.upstream.provider_keys import Secrets
 from agentlightning.llm_proxy.upstream.response import HttpStream, UpstreamResponse, UpstreamStream
 from agentlightning.semconv import ATTEMPT_HEADER
 from agentlightning.utils.backoff import backoff_delay, retry_after_seconds
-from agentlightning.utils.http.connections import BrokenAnswerError, HttpConnections, NotConnectedError
+from agentlightning.utils.http.connections import BrokenAnswerError, CutAnswerError, HttpConnections, NotConnectedError
 
 logger = logging.getLogger(__name__)
 
@@ -136,7 +137,7 @@ class Upstream:
             waits = response.failure == "unreachable" and time.monotonic() - call.began < endpoint.unreachable_seconds
             if not waits and not self._may_retry(response, call.upstream_tries, len(endpoints)):
                 raise _call_failed(response, call, endpoint)
-            moves_on = response.failure == "unreachable" or response.status in _TRANSIENT
+            moves_on = response.failure in ("unreachable", "cut") or response.status in (500, *_TRANSIENT)
             moved += moves_on
             fresh = moves_on and moved < len(endpoints)
             pause = 0.0 if fresh else _pause(response, call.upstream_tries)
@@ -187,14 +188,14 @@ class Upstream:
         )
 
     def _may_retry(self, response: UpstreamResponse, tries: int, endpoints: int) -> bool:
-        patience = max(self._num_retries, 3)
+        patience, others = max(self._num_retries, 3), endpoints - 1
         if response.failure == "unreachable":
-            return tries <= max(patience, endpoints - 1)
+            return tries <= max(patience, others)
         if response.failure == "cut":
-            return tries <= 1
+            return tries <= max(others, 0 if response.status else 1)  # in the middle of a reply: it was no stale one
         if response.status == 500:
-            return tries <= self._num_retries
-        return response.status in _TRANSIENT and tries <= patience
+            return tries <= max(self._num_retries, others)
+        return response.status in _TRANSIENT and tries <= max(patience, others)
 
     async def _ask(
         self, call: GatewayCall, wire: WireDialect, endpoint: ModelEndpoint
@@ -261,7 +262,11 @@ class Upstream:
         except aiohttp.ClientError as error:
             return UpstreamResponse(failure="garbage", detail=type(error).__name__)
         if call.streamed and reply.status == 200 and reply.content_type == "text/event-stream":
-            return HttpStream(reply, endpoint, self._body_bytes)
+            stream = HttpStream(reply, endpoint, self._body_bytes)
+            if await stream.has_begun():
+                return stream
+            await stream.close()
+            return UpstreamResponse(200, failure="cut", detail="before the first frame of a stream")
         async with reply:
             return await self._read(reply, endpoint)
 
@@ -284,6 +289,8 @@ class Upstream:
             answer = await kept.request("POST", path, headers, body, _LONGEST_CALL)  # the call's own limit is shorter
         except (NotConnectedError, TimeoutError) as error:  # the agent reads it: no address
             return UpstreamResponse(failure="unreachable", detail=type(error.__cause__ or error).__name__)
+        except CutAnswerError as error:
+            return UpstreamResponse(error.status, failure="cut", detail=str(error))
         except BrokenAnswerError as error:  # nor what came, a key perhaps, which the text of an unread answer quotes
             detail = str(error) if error.status else "what came is no HTTP answer"
             return UpstreamResponse(error.status, failure="garbage", detail=detail)
@@ -306,7 +313,7 @@ class Upstream:
                     )
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             detail = f"{type(error).__name__} after {len(body)} bytes of the reply"
-            return UpstreamResponse(reply.status, failure="garbage", detail=detail)
+            return UpstreamResponse(reply.status, failure="cut", detail=detail)
         return await self._response(reply.status, bytes(body), reply.headers.get("Retry-After"), endpoint)
 
     async def _response(

@@ -101,6 +101,21 @@ class HttpStream(UpstreamStream):
     def __init__(self, response: aiohttp.ClientResponse, endpoint: ModelEndpoint, limit: int) -> None:
         super().__init__(endpoint, limit)
         self._response = response
+        self._first = b""
+
+    async def has_begun(self) -> bool:
+        """Wait for the first bytes; False if the connection broke before them."""
+        try:
+            self._first = await self._response.content.readany()
+        except (TimeoutError, aiohttp.ClientError, OSError):
+            return False
+        return bool(self._first)
+
+    async def _chunks(self) -> AsyncGenerator[bytes, None]:
+        if self._first:
+            yield self._first
+        async for chunk in self._response.content.iter_any():
+            yield chunk
 
     @override
     async def close(self) -> None:
@@ -110,7 +125,7 @@ class HttpStream(UpstreamStream):
     async def raw_frames(self) -> AsyncGenerator[bytes, None]:
         frames, size = Frames(self._limit), 0
         try:
-            async for chunk in self._response.content.iter_any():
+            async for chunk in self._chunks():
                 size += len(chunk)
                 if size > self._limit:
                     raise FrameTooLarge(f"a stream above {self._limit} bytes")

@@ -45,6 +45,10 @@ class BrokenAnswerError(ConnectionError):
         self.status = status
 
 
+class CutAnswerError(BrokenAnswerError):
+    """The server closed the connection in the middle of its answer."""
+
+
 @dataclass(slots=True)
 class Answer:
     """What a server answered."""
@@ -283,7 +287,7 @@ class _Connection(asyncio.Protocol):
             self.on_message_complete()  # an answer that ends with its connection
         if self._in_body:
             self._fail(
-                BrokenAnswerError(
+                CutAnswerError(
                     f"the server closed the connection after {self._body_bytes} bytes of the answer", self._status
                 )
             )
