@@ -18,6 +18,7 @@ from agentlightning.adapter.spans.content import says_model_call
 from agentlightning.adapter.spans.tokens import (
     CallReading,
     call_name,
+    call_state,
     first_choice,
     has_client_tokens,
     has_failed,
@@ -259,7 +260,9 @@ def _told_of(spans: Sequence[Span | None]) -> Told:
     assert span is not None
     told = Told(failed=has_failed(span), reply=response_id(span))
     if span.start_time is not None and span.end_time is not None:
-        told = told._replace(when=Interval(span.start_time, span.end_time))
+        # an agent that leaves has ended its own span before the gateway notices: only the start of the record tells
+        end = span.start_time if call_state(span) == "client_left" else span.end_time
+        told = told._replace(when=Interval(span.start_time, end))
     conversation = conversation_of(*spans)
     if conversation is None:
         return told

@@ -161,10 +161,15 @@ def generated_nothing(span: Span) -> bool:
     return span.attributes.get(_STATE) == "no_generation"
 
 
+def call_state(span: Span) -> CallState | None:
+    """Return how the gateway says that the call of this span ended; None if it does not."""
+    state = span.attributes.get(_STATE)
+    return cast(CallState, state) if isinstance(state, str) and state in _STATES else None
+
+
 def has_failed(span: Span) -> bool:
     """True if the agent got no answer out of the call of this span."""
-    state = span.attributes.get(_STATE)
-    if isinstance(state, str) and state in _STATES:
+    if (state := call_state(span)) is not None:
         return state in FAILED_STATES
     failed = span.status.status_code == "ERROR" and response_id(span) is None
     return failed and not any(key in span.attributes for key in (*_PROMPT_KEYS, *_CLIENT_COMPLETION_KEYS))

@@ -71,6 +71,20 @@ def test_a_call_that_failed_is_one_call_for_both() -> None:
     assert (told([call]), call.state) == ([("g", "both", "request")], "upstream_error")
 
 
+@pytest.mark.parametrize("words", [None, said(ASKED)])
+@pytest.mark.parametrize("number", [1, 3])
+def test_calls_that_the_agent_broke_off_are_one_for_both_however_late_the_gateway_notices(
+    words: dict[str, Any] | None, number: int
+) -> None:
+    spans: list[Span] = []
+    for n in range(number):
+        record = spoken_call(f"g{n}", n + 1, [], [], ASKED, state="client_left", start=10.0 * n)
+        spans += [each.model_copy(update={"end_time": 10.0 * n + 9}) for each in record]
+        spans.append(seen(f"t{n}", 10.0 * n - 0.1, 10.0 * n + 0.2, words, status="ERROR"))
+    calls = model_calls(spans)
+    assert [(call.state, call.spans and call.spans.seen_by) for call in calls] == [("client_left", "both")] * number
+
+
 def test_equal_requests_are_matched_in_their_order() -> None:
     spans = [made for n in range(3) for made in spoken_call(f"g{n}", n + 1, [1], [n + 2], ASKED)]
     spans += [seen(f"t{n}", 100 + n, 100.5 + n, said(ASKED)) for n in range(3)]
