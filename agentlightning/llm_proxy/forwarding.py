@@ -95,7 +95,7 @@ class Forwarder:
             asked, prompt = await self._off_loop.run(len(raw), _read_request, dialect, raw, call.model_in_url)
         except CallFailed as refused:
             if refused.param is not None and refused.code != "too_many_values":  # the record says which turn it was
-                call.request, call.prompt = await self._off_loop.run(len(raw), _refused_request, dialect, raw)
+                await self.note_refused(call, dialect, raw)
             raise
         call.streamed = dialect.wants_stream(asked)
         call.request, call.prompt = asked, prompt
@@ -130,6 +130,10 @@ class Forwarder:
                 return await self._whole_reply(call, request, reply, response.body, reply_stream)
         finally:
             self._gate.leave()
+
+    async def note_refused(self, call: GatewayCall, dialect: Dialect, raw: bytes) -> None:
+        """Note model and prompt of a request that is not served, by which its retry is recognised."""
+        call.request, call.prompt = await self._off_loop.run(len(raw), _refused_request, dialect, raw)
 
     async def _prepare_to_remember(self, call: GatewayCall, said: Json | None) -> None:
         if call.turn is not None and call.turn.stores and said is not None:

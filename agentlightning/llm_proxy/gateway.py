@@ -66,7 +66,7 @@ class Gateway:
         self._privacy, self._journal = privacy, journal
         self._budgets = Budgets(limits.tokens_per_rollout, limits.cost_per_rollout)
         self._attempts = AttemptBook()
-        self._slots = Slots(limits.calls, limits.calls_per_attempt)
+        self._slots = Slots(limits.calls, limits.calls_per_attempt, limits.waiting_calls, limits.call_seconds)
         self._warned: set[str] = set()
         self.ended: Counter[str] = Counter()
         """Recorded calls by state, and `lost` and `rejected` ones (without a span)."""
@@ -139,11 +139,12 @@ class Gateway:
         if scope["method"] == "POST":
             raise retrieval.not_cancelled()
         show = retrieval.retrieved if address.route == RESPONSE else retrieval.input_items
-        with self._slots.take(*attempt), self._hold(address) as hold:
-            size = response.all_bytes
-            with busy():
-                hold.add(size)
-            return await self._off_loop.run(size, show, response, scope["query_string"])
+        size = response.all_bytes
+        async with self._slots.take(*attempt):
+            with self._hold(address) as hold:
+                with busy():
+                    hold.add(size)
+                return await self._off_loop.run(size, show, response, scope["query_string"])
 
     def _hold(self, address: CallAddress) -> Hold:
         return PROCESS.hold((address.rollout_id, address.attempt_id), self._limits.bytes_per_attempt)
@@ -175,13 +176,14 @@ class Gateway:
 
     async def _count_tokens(self, address: CallAddress, scope: Scope, receive: Receive) -> JsonReply | None:
         """Count the tokens of a prompt; no model call, so nothing is recorded. None if the agent left."""
-        with self._slots.take(address.rollout_id, address.attempt_id), self._hold(address) as hold:
+        attempt = (address.rollout_id, address.attempt_id)
+        with self._hold(address) as hold:
             try:
                 raw = await body_of(scope, receive, hold, self._limits.body_bytes)
-                await self._hold_value(raw, hold)
-                attempt = (address.rollout_id, address.attempt_id)
-                counting = self._counter.count(self._models(), address.route, raw, attempt, hold)
-                return await asyncio.wait_for(counting, self._limits.call_seconds)
+                async with self._slots.take(*attempt):
+                    await self._hold_value(raw, hold)
+                    counting = self._counter.count(self._models(), address.route, raw, attempt, hold)
+                    return await asyncio.wait_for(counting, self._limits.call_seconds)
             except ClientLeft:
                 return None
             except TimeoutError:
@@ -192,8 +194,7 @@ class Gateway:
         """Make the call and return the reply for the agent; `call` says how it ended."""
         try:
             self._budgets.check(call.rollout_id)
-            with self._slots.take(call.rollout_id, call.attempt_id):
-                return await self._while_connected(call, request)
+            return await self._while_connected(store, call, request)
         except CallFailed as refused:
             failure = refused
         except ClientLeft:
@@ -209,7 +210,7 @@ class Gateway:
         call.failed(failure)
         return request.failed(failure)
 
-    async def _while_connected(self, call: GatewayCall, request: _AgentRequest) -> AgentReply:
+    async def _while_connected(self, store: LightningStore, call: GatewayCall, request: _AgentRequest) -> AgentReply:
         """Serve the call until it is done, the agent leaves or the time is up, whichever comes first."""
         until, has_left = asyncio.timeout(self._limits.call_seconds), False
 
@@ -226,8 +227,20 @@ class Gateway:
                 raw = await body_of(request.scope, request.receive, request.hold, self._limits.body_bytes)
                 gone = asyncio.ensure_future(wait_for_disconnect())  # nothing is read before the body is there
                 try:
-                    await self._hold_value(raw, request.hold)
-                    return await self._forwarder.serve(call, request.dialect, raw, request.reply_stream, request.hold)
+                    async with self._slots.take(call.rollout_id, call.attempt_id) as has_waited:
+                        if has_waited:  # the attempt may have ended meanwhile, or used up its budget
+                            checking = self._attempts.check(store, call.rollout_id, call.attempt_id)
+                            await ask_store(checking, self._store_seconds)
+                            self._budgets.check(call.rollout_id)
+                        await self._hold_value(raw, request.hold)
+                        return await self._forwarder.serve(
+                            call, request.dialect, raw, request.reply_stream, request.hold
+                        )
+                except CallFailed as refused:
+                    if refused.code == "too_many_calls" and call.request is None:  # the record says which turn it was
+                        await self._hold_value(raw, request.hold)
+                        await self._forwarder.note_refused(call, request.dialect, raw)
+                    raise
                 finally:
                     gone.cancel()
         except TimeoutError:

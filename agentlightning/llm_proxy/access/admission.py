@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Collection, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -125,40 +126,77 @@ def _why_over(rollout: Rollout, attempt: Attempt) -> str | None:
 
 
 class Slots:
-    """Counts the calls in progress, in all and per attempt. Owned by the serving loop."""
+    """Counts the calls in hand, in all and per attempt; those beyond the limits wait. Owned by the serving loop."""
 
-    def __init__(self, calls: int, calls_per_attempt: int) -> None:
+    def __init__(self, calls: int, calls_per_attempt: int, waiting_calls: int, seconds: float) -> None:
         self._calls, self._calls_per_attempt = calls, calls_per_attempt
+        self._waiting_calls, self._seconds = waiting_calls, seconds
         self._by_attempt: Counter[tuple[str, str]] = Counter()
-        self.taken = 0
+        self._waiting: dict[asyncio.Future[None], tuple[str, str]] = {}
+        """Oldest first."""
+
+    @property
+    def taken(self) -> int:
+        """Calls in hand and calls that wait."""
+        return self._by_attempt.total() + len(self._waiting)
 
     def taken_outside(self, rollouts: Collection[str]) -> int:
-        """Return how many calls in progress are of no rollout among `rollouts`; may be called from any thread."""
-        return sum(count for (rollout_id, _), count in list(self._by_attempt.items()) if rollout_id not in rollouts)
+        """Return how many of them are of no rollout among `rollouts`; may be called from any thread."""
+        counts = [*list(self._by_attempt.items()), *((attempt, 1) for attempt in list(self._waiting.values()))]
+        return sum(count for (rollout_id, _), count in counts if rollout_id not in rollouts)
 
-    @contextmanager
-    def take(self, rollout_id: str, attempt_id: str) -> Generator[None, None, None]:
-        """Hold a slot while the block runs.
+    @asynccontextmanager
+    async def take(self, rollout_id: str, attempt_id: str) -> AsyncGenerator[bool]:
+        """Wait for a slot and hold it while the block runs; yields whether the call had to wait.
 
         Raises:
-            CallFailed: 429, there is no room.
+            CallFailed: 429, too many calls wait already, or there was no room in time.
         """
         attempt = (rollout_id, attempt_id)
-        if self.taken >= self._calls:
-            text = f"The gateway has {self.taken} calls in hand, its limit"
-            raise CallFailed(429, text, code="too_many_calls", retry_after=1.0)
-        if self._by_attempt[attempt] >= self._calls_per_attempt:
-            text = f"Attempt {attempt_id} has {self._calls_per_attempt} calls in hand, its limit"
-            raise CallFailed(429, text, code="too_many_calls", retry_after=1.0)
-        self.taken += 1
-        self._by_attempt[attempt] += 1
+        waits = not self._has_room(attempt)
+        if waits:
+            await self._wait(attempt)
+        else:
+            self._by_attempt[attempt] += 1
         try:
-            yield
+            yield waits
         finally:
-            self.taken -= 1
-            self._by_attempt[attempt] -= 1
-            if not self._by_attempt[attempt]:
-                del self._by_attempt[attempt]
+            self._release(attempt)
+
+    def _has_room(self, attempt: tuple[str, str]) -> bool:
+        return self._by_attempt.total() < self._calls and self._by_attempt[attempt] < self._calls_per_attempt
+
+    async def _wait(self, attempt: tuple[str, str]) -> None:
+        if len(self._waiting) >= self._waiting_calls:
+            text = (
+                f"The gateway has {self._by_attempt.total()} calls in hand, {self._by_attempt[attempt]} of them of "
+                f"attempt {attempt[1]}, and {len(self._waiting)} wait already, its limit"
+            )
+            raise CallFailed(429, text, code="too_many_calls", retry_after=1.0)
+        room = asyncio.get_running_loop().create_future()
+        self._waiting[room] = attempt
+        try:
+            async with asyncio.timeout(self._seconds):
+                await room
+        except BaseException as error:
+            if self._waiting.pop(room, None) is None:  # the slot was given before the wait ended
+                self._release(attempt)
+            if not isinstance(error, TimeoutError):
+                raise
+            text = f"There was no room for another call of attempt {attempt[1]} in {self._seconds} seconds"
+            raise CallFailed(429, text, code="too_many_calls", retry_after=1.0) from None
+
+    def _release(self, attempt: tuple[str, str]) -> None:
+        self._by_attempt[attempt] -= 1
+        if not self._by_attempt[attempt]:
+            del self._by_attempt[attempt]
+        for room, waiting in list(self._waiting.items()):
+            if not room.done() and self._has_room(waiting):
+                del self._waiting[room]
+                self._by_attempt[waiting] += 1
+                room.set_result(None)
+                if self._by_attempt.total() >= self._calls:
+                    break
 
 
 @dataclass(slots=True)

@@ -105,11 +105,11 @@ class GatewayLimits:
     """Bytes of bodies that one attempt has in hand, from their arrival to the record of the call (429). All servers of
     a process together have `utils.byte_budget.PROCESS_BYTES`."""
     calls: int = 1024
-    """Calls in hand at one time (429)."""
+    """Calls in hand at one time; further ones wait for room."""
     calls_per_attempt: int = 64
-    """Calls in hand for one attempt (429)."""
+    """Calls in hand for one attempt; further ones wait for room."""
     waiting_calls: int = 1024
-    """Calls that wait while the weights change (503)."""
+    """Calls that wait for room (429), and calls that wait while the weights change (503)."""
     remembered_responses: int = 1024
     """Responses that are remembered for one attempt, to be continued by their id; older ones are forgotten (400)."""
     remembered_bytes_per_attempt: int = 64 * 1024 * 1024
