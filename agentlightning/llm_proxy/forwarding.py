@@ -94,8 +94,8 @@ class Forwarder:
         try:
             asked, prompt = await self._off_loop.run(len(raw), _read_request, dialect, raw, call.model_in_url)
         except CallFailed as refused:
-            if refused.param is not None and refused.code != "too_many_values":
-                await self.read_refused(call, dialect, raw)
+            if refused.param is not None and refused.code != "too_many_values":  # the record says which turn it was
+                await self.note_refused(call, dialect, raw)
             raise
         call.streamed = dialect.wants_stream(asked)
         call.request, call.prompt = asked, prompt
@@ -131,8 +131,8 @@ class Forwarder:
         finally:
             self._gate.leave()
 
-    async def read_refused(self, call: GatewayCall, dialect: Dialect, raw: bytes) -> None:
-        """Read the request of a call that is refused, so that its record tells which turn it was."""
+    async def note_refused(self, call: GatewayCall, dialect: Dialect, raw: bytes) -> None:
+        """Note model and prompt of a request that is not served, by which its retry is recognised."""
         call.request, call.prompt = await self._off_loop.run(len(raw), _refused_request, dialect, raw)
 
     async def _prepare_to_remember(self, call: GatewayCall, said: Json | None) -> None:

@@ -66,7 +66,7 @@ class Gateway:
         self._privacy, self._journal = privacy, journal
         self._budgets = Budgets(limits.tokens_per_rollout, limits.cost_per_rollout)
         self._attempts = AttemptBook()
-        self._slots = Slots(limits)
+        self._slots = Slots(limits.calls, limits.calls_per_attempt, limits.waiting_calls, limits.call_seconds)
         self._warned: set[str] = set()
         self.ended: Counter[str] = Counter()
         """Recorded calls by state, and `lost` and `rejected` ones (without a span)."""
@@ -74,11 +74,11 @@ class Gateway:
     @property
     def in_hand(self) -> int:
         """Calls in progress: arrived and not answered."""
-        return self._slots.in_hand
+        return self._slots.taken
 
     def in_hand_outside(self, rollouts: Collection[str]) -> int:
         """Return how many of them are of no rollout among `rollouts`."""
-        return self._slots.in_hand_outside(rollouts)
+        return self._slots.taken_outside(rollouts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -139,9 +139,9 @@ class Gateway:
         if scope["method"] == "POST":
             raise retrieval.not_cancelled()
         show = retrieval.retrieved if address.route == RESPONSE else retrieval.input_items
+        size = response.all_bytes
         async with self._slots.take(*attempt):
             with self._hold(address) as hold:
-                size = response.all_bytes
                 with busy():
                     hold.add(size)
                 return await self._off_loop.run(size, show, response, scope["query_string"])
@@ -177,23 +177,24 @@ class Gateway:
     async def _count_tokens(self, address: CallAddress, scope: Scope, receive: Receive) -> JsonReply | None:
         """Count the tokens of a prompt; no model call, so nothing is recorded. None if the agent left."""
         attempt = (address.rollout_id, address.attempt_id)
-        try:
-            async with asyncio.timeout(self._limits.call_seconds), self._slots.take(*attempt):
-                with self._hold(address) as hold:
-                    raw = await body_of(scope, receive, hold, self._limits.body_bytes)
+        with self._hold(address) as hold:
+            try:
+                raw = await body_of(scope, receive, hold, self._limits.body_bytes)
+                async with self._slots.take(*attempt):
                     await self._hold_value(raw, hold)
-                    return await self._counter.count(self._models(), address.route, raw, attempt, hold)
-        except ClientLeft:
-            return None
-        except TimeoutError:
-            text = f"Counting took longer than {self._limits.call_seconds} seconds"
-            raise CallFailed(504, text, code="timeout") from None
+                    counting = self._counter.count(self._models(), address.route, raw, attempt, hold)
+                    return await asyncio.wait_for(counting, self._limits.call_seconds)
+            except ClientLeft:
+                return None
+            except TimeoutError:
+                text = f"Counting took longer than {self._limits.call_seconds} seconds"
+                raise CallFailed(504, text, code="timeout") from None
 
     async def _make_call(self, store: LightningStore, call: GatewayCall, request: _AgentRequest) -> AgentReply | None:
         """Make the call and return the reply for the agent; `call` says how it ended."""
         try:
             self._budgets.check(call.rollout_id)
-            return await self._while_connected(call, request)
+            return await self._while_connected(store, call, request)
         except CallFailed as refused:
             failure = refused
         except ClientLeft:
@@ -209,7 +210,7 @@ class Gateway:
         call.failed(failure)
         return request.failed(failure)
 
-    async def _while_connected(self, call: GatewayCall, request: _AgentRequest) -> AgentReply:
+    async def _while_connected(self, store: LightningStore, call: GatewayCall, request: _AgentRequest) -> AgentReply:
         """Serve the call until it is done, the agent leaves or the time is up, whichever comes first."""
         until, has_left = asyncio.timeout(self._limits.call_seconds), False
 
@@ -226,8 +227,20 @@ class Gateway:
                 raw = await body_of(request.scope, request.receive, request.hold, self._limits.body_bytes)
                 gone = asyncio.ensure_future(wait_for_disconnect())  # nothing is read before the body is there
                 try:
-                    await self._hold_value(raw, request.hold)
-                    return await self._serve_in_turn(call, request, raw)
+                    async with self._slots.take(call.rollout_id, call.attempt_id) as has_waited:
+                        if has_waited:  # the attempt may have ended meanwhile, or used up its budget
+                            checking = self._attempts.check(store, call.rollout_id, call.attempt_id)
+                            await ask_store(checking, self._store_seconds)
+                            self._budgets.check(call.rollout_id)
+                        await self._hold_value(raw, request.hold)
+                        return await self._forwarder.serve(
+                            call, request.dialect, raw, request.reply_stream, request.hold
+                        )
+                except CallFailed as refused:
+                    if refused.code == "too_many_calls" and call.request is None:  # the record says which turn it was
+                        await self._hold_value(raw, request.hold)
+                        await self._forwarder.note_refused(call, request.dialect, raw)
+                    raise
                 finally:
                     gone.cancel()
         except TimeoutError:
@@ -237,16 +250,6 @@ class Gateway:
                 raise ClientLeft from None
             text = f"The call took longer than {self._limits.call_seconds} seconds"
             raise CallFailed(504, text, code="timeout", state="upstream_error") from None
-
-    async def _serve_in_turn(self, call: GatewayCall, request: _AgentRequest, raw: bytes) -> AgentReply:
-        """Serve the call when it has a slot."""
-        try:
-            self._slots.check_queue(call.rollout_id, call.attempt_id)
-        except CallFailed:
-            await self._forwarder.read_refused(call, request.dialect, raw)
-            raise
-        async with self._slots.take(call.rollout_id, call.attempt_id):
-            return await self._forwarder.serve(call, request.dialect, raw, request.reply_stream, request.hold)
 
     async def _conclude(
         self,

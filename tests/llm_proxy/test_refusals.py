@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import aiohttp
 import pytest
 
 from agentlightning.adapter.calls.calls import model_calls
@@ -182,37 +183,18 @@ async def test_a_reply_beyond_the_bound_is_502() -> None:
         assert await harness.states(attempt) == ["upstream_error"]
 
 
-@pytest.mark.parametrize("limits", [{"calls": 2}, {"calls_per_attempt": 2}])
-@pytest.mark.parametrize("stream", [False, True])
-async def test_calls_beyond_the_bound_wait_for_a_slot_and_are_answered(limits: dict[str, int], stream: bool) -> None:
-    async with GatewayHarness(limits=GatewayLimits(**limits)) as harness:
+@pytest.mark.parametrize(
+    "limits", [GatewayLimits(calls=2, waiting_calls=1), GatewayLimits(calls_per_attempt=2, waiting_calls=1)]
+)
+async def test_calls_beyond_the_bound_are_429_with_retry_after_and_recorded(limits: GatewayLimits) -> None:
+    async with GatewayHarness(limits=limits) as harness:
         attempt = await harness.attempt()
         harness.model.hold()
-
-        async def ask() -> int:
-            body = {"model": "policy", "messages": MESSAGES, "stream": stream}
-            async with harness.session.post(harness.url(attempt), json=body) as reply:
-                await reply.read()
-                return reply.status
-
-        running = [asyncio.create_task(ask()) for _ in range(7)]
+        running = [asyncio.create_task(harness.ask(attempt)) for _ in range(2)]
         await harness.model.until(arrived(2))
-        await until(lambda: harness.proxy.stats()["in_hand"] == 7)
-        assert len(harness.model.calls) == 2
-        harness.model.release()
-        assert await asyncio.gather(*running) == [200] * 7
-        assert await harness.states(attempt) == ["ok"] * 7
-        assert harness.proxy.stats()["in_hand"] == 0
-
-
-@pytest.mark.parametrize("limits", [{"queued_calls": 1}, {"queued_calls_per_attempt": 1}])
-async def test_calls_that_may_not_wait_are_429_and_recorded_with_their_turn(limits: dict[str, int]) -> None:
-    async with GatewayHarness(limits=GatewayLimits(calls_per_attempt=2, **limits)) as harness:
-        attempt = await harness.attempt()
-        harness.model.hold()
-        running = [asyncio.create_task(harness.ask(attempt)) for _ in range(3)]
-        await until(lambda: harness.proxy.stats()["in_hand"] == 3)
-        body = {"model": "policy", "messages": [{"role": "user", "content": "another question"}]}
+        running.append(asyncio.create_task(harness.ask(attempt)))
+        await until(lambda: harness.proxy.calls_in_hand() == 3)
+        body = {"model": "policy", "messages": MESSAGES}
         async with harness.session.post(harness.url(attempt), json=body) as reply:
             assert reply.status == 429
             assert reply.headers["Retry-After"] == "1"
@@ -220,36 +202,111 @@ async def test_calls_that_may_not_wait_are_429_and_recorded_with_their_turn(limi
         harness.model.release()
         assert [status for status, _ in await asyncio.gather(*running)] == [200, 200, 200]
         assert sorted(await harness.states(attempt)) == ["ok", "ok", "ok", "refused"]
-        [failed] = refused_for_good(model_calls(await harness.spans(attempt)))  # until it is asked again
-        assert failed.state == "refused"
-        assert (await harness.post(harness.url(attempt), body))[0] == 200
+        assert (await harness.ask(attempt))[0] == 200  # the slots are free again
+
+
+async def test_calls_beyond_the_bound_of_an_attempt_wait_for_room(harness: GatewayHarness) -> None:
+    attempt = await harness.attempt()
+    harness.model.hold()
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+
+        async def ask(number: int) -> int:
+            body = {"model": "policy", "messages": [{"role": "user", "content": f"question {number}"}]}
+            async with session.post(harness.url(attempt), json=body) as reply:
+                await reply.read()
+                return reply.status
+
+        calls = [asyncio.create_task(ask(number)) for number in range(200)]
+        await until(lambda: harness.proxy.calls_in_hand() == 200)
+        await harness.model.until(arrived(64))
+        assert len(harness.model.calls) == 64
+        harness.model.release()
+        assert await asyncio.gather(*calls) == [200] * 200
+    assert await harness.states(attempt) == ["ok"] * 200
+    assert harness.proxy.calls_in_hand() == 0
+
+
+BODIES: dict[str, dict[str, Any]] = {
+    "/chat/completions": {"messages": MESSAGES},
+    "/completions": {"prompt": "hi"},
+    "/responses": {"input": "hi"},
+    "/messages": {"messages": MESSAGES, "max_tokens": 8},
+    "/embeddings": {"input": "hi"},
+}
+
+
+@pytest.mark.parametrize(
+    ("tail", "stream"), [(tail, stream) for tail in BODIES for stream in (False, True)[: 1 + (tail != "/embeddings")]]
+)
+async def test_a_call_waits_in_each_dialect_and_one_beyond_the_queue_is_made_up_for_by_its_retry(
+    tail: str, stream: bool
+) -> None:
+    limits = GatewayLimits(calls_per_attempt=1, waiting_calls=1)
+    async with GatewayHarness(limits=limits) as harness:
+        attempt = await harness.attempt()
+        body = {"model": "policy", **BODIES[tail], **({"stream": True} if stream else {})}
+
+        async def ask() -> int:
+            async with harness.session.post(harness.url(attempt, tail), json=body) as reply:
+                await reply.read()
+                return reply.status
+
+        harness.model.hold()
+        waiting = [asyncio.create_task(ask())]
+        await harness.model.until(arrived(1))
+        waiting.append(asyncio.create_task(ask()))
+        await until(lambda: harness.proxy.calls_in_hand() == 2)
+        assert await ask() == 429
+        harness.model.release()
+        assert await asyncio.gather(*waiting) == [200, 200]
+        assert await ask() == 200
+        assert "refused" in await harness.states(attempt)
         assert refused_for_good(model_calls(await harness.spans(attempt))) == []
 
 
-async def test_an_agent_that_leaves_while_its_call_waits_takes_no_slot() -> None:
-    async with GatewayHarness(limits=GatewayLimits(calls_per_attempt=1)) as harness:
+async def test_a_client_that_leaves_while_it_waits_frees_its_place() -> None:
+    async with GatewayHarness(limits=GatewayLimits(calls_per_attempt=1, waiting_calls=1)) as harness:
         attempt = await harness.attempt()
         harness.model.hold()
         first = asyncio.create_task(harness.ask(attempt))
         await harness.model.until(arrived(1))
         leaving = asyncio.create_task(harness.ask(attempt))
-        await until(lambda: harness.proxy.stats()["in_hand"] == 2)
+        await until(lambda: harness.proxy.calls_in_hand() == 2)
         leaving.cancel()
-        await until(lambda: harness.proxy.stats()["in_hand"] == 1)
+        await until(lambda: harness.proxy.calls_in_hand() == 1)
+        last = asyncio.create_task(harness.ask(attempt))
+        await until(lambda: harness.proxy.calls_in_hand() == 2)
         harness.model.release()
-        assert (await first)[0] == (await harness.ask(attempt))[0] == 200
+        assert (await first)[0] == (await last)[0] == 200
+        assert len(harness.model.calls) == 2
         assert sorted(await harness.states(attempt)) == ["client_left", "ok", "ok"]
 
 
-async def test_a_call_that_waits_for_longer_than_a_call_may_take_is_504() -> None:
+async def test_a_call_whose_attempt_ends_while_it_waits_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "LOOKUP_SECONDS", 0.0)
+    async with GatewayHarness(limits=GatewayLimits(calls_per_attempt=1)) as harness:
+        attempt = await harness.attempt()
+        harness.model.hold()
+        first = asyncio.create_task(harness.ask(attempt))
+        await harness.model.until(arrived(1))
+        second = asyncio.create_task(harness.ask(attempt))
+        await until(lambda: harness.proxy.calls_in_hand() == 2)
+        await harness.store.update_attempt(attempt.rollout_id, attempt.attempt.attempt_id, status="succeeded")
+        harness.model.release()
+        assert (await first)[0] == 200
+        status, reply = await second
+        assert (status, reply["error"]["code"]) == (403, "attempt_over")
+        assert len(harness.model.calls) == 1
+
+
+async def test_a_call_for_which_there_is_no_room_in_time_is_refused() -> None:
     async with GatewayHarness(limits=GatewayLimits(calls_per_attempt=1, call_seconds=0.3)) as harness:
         attempt = await harness.attempt()
         harness.model.hold()
-        answers = await asyncio.gather(harness.ask(attempt), harness.ask(attempt))
-        assert [status for status, _ in answers] == [504, 504]
-        assert harness.proxy.stats()["in_hand"] == 0
+        calls = [asyncio.create_task(harness.ask(attempt)) for _ in range(3)]
+        assert {status for status, _ in await asyncio.gather(*calls)} <= {429, 504}
         harness.model.release()
-        assert (await harness.ask(attempt))[0] == 200
+        assert harness.proxy.calls_in_hand() == 0
 
 
 async def test_one_attempt_at_its_bound_does_not_hold_up_another() -> None:

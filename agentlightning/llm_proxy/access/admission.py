@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from agentlightning.llm_proxy.access.address import CallAddress
-from agentlightning.llm_proxy.access.limits import GatewayLimits, count_of
+from agentlightning.llm_proxy.access.limits import count_of
 from agentlightning.llm_proxy.calls import GatewayCall
 from agentlightning.llm_proxy.dialects.json_values import fields_of
 from agentlightning.llm_proxy.endpoints.models import ModelEndpoint
@@ -126,86 +126,77 @@ def _why_over(rollout: Rollout, attempt: Attempt) -> str | None:
 
 
 class Slots:
-    """Counts the calls in progress, in all and per attempt; further ones wait. Owned by the serving loop."""
+    """Counts the calls in hand, in all and per attempt; those beyond the limits wait. Owned by the serving loop."""
 
-    def __init__(self, limits: GatewayLimits) -> None:
-        self._limits = limits
+    def __init__(self, calls: int, calls_per_attempt: int, waiting_calls: int, seconds: float) -> None:
+        self._calls, self._calls_per_attempt = calls, calls_per_attempt
+        self._waiting_calls, self._seconds = waiting_calls, seconds
         self._by_attempt: Counter[tuple[str, str]] = Counter()
         self._waiting: dict[asyncio.Future[None], tuple[str, str]] = {}
-        """The calls without a slot, in the order of their arrival."""
-        self._taken = 0
+        """Oldest first."""
 
     @property
-    def in_hand(self) -> int:
-        """Calls with a slot, and those that wait for one."""
-        return self._taken + len(self._waiting)
+    def taken(self) -> int:
+        """Calls in hand and calls that wait."""
+        return self._by_attempt.total() + len(self._waiting)
 
-    def in_hand_outside(self, rollouts: Collection[str]) -> int:
+    def taken_outside(self, rollouts: Collection[str]) -> int:
         """Return how many of them are of no rollout among `rollouts`; may be called from any thread."""
-        calls = [*Counter(self._by_attempt).elements(), *list(self._waiting.values())]
-        return sum(rollout_id not in rollouts for rollout_id, _ in calls)
-
-    def check_queue(self, rollout_id: str, attempt_id: str) -> None:
-        """Let one more call wait or raise.
-
-        Raises:
-            CallFailed: 429, the call has to wait, and as many wait as may.
-        """
-        attempt = (rollout_id, attempt_id)
-        if self._has_room(attempt):
-            return
-        of_attempt = sum(waiting == attempt for waiting in self._waiting.values())
-        for who, waiting, field in (
-            (f"Attempt {attempt_id}", of_attempt, "queued_calls_per_attempt"),
-            ("The gateway", len(self._waiting), "queued_calls"),
-        ):
-            if waiting >= getattr(self._limits, field):
-                text = f"{who} has {waiting} calls that wait for a slot, the bound GatewayLimits.{field}; retry later"
-                raise CallFailed(429, text, code="too_many_calls", retry_after=1.0)
+        counts = [*list(self._by_attempt.items()), *((attempt, 1) for attempt in list(self._waiting.values()))]
+        return sum(count for (rollout_id, _), count in counts if rollout_id not in rollouts)
 
     @asynccontextmanager
-    async def take(self, rollout_id: str, attempt_id: str) -> AsyncGenerator[None]:
-        """Hold a slot while the block runs; wait for it if there is none.
+    async def take(self, rollout_id: str, attempt_id: str) -> AsyncGenerator[bool]:
+        """Wait for a slot and hold it while the block runs; yields whether the call had to wait.
 
         Raises:
-            CallFailed: 429, as many calls wait as may.
+            CallFailed: 429, too many calls wait already, or there was no room in time.
         """
         attempt = (rollout_id, attempt_id)
-        self.check_queue(rollout_id, attempt_id)
-        if self._has_room(attempt):
-            self._give(attempt)
+        waits = not self._has_room(attempt)
+        if waits:
+            await self._wait(attempt)
         else:
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting[turn] = attempt
-            try:
-                await turn
-            except BaseException:
-                if self._waiting.pop(turn, None) is None:  # it was given a slot in the meantime
-                    self._take_back(attempt)
-                raise
+            self._by_attempt[attempt] += 1
         try:
-            yield
+            yield waits
         finally:
-            self._take_back(attempt)
+            self._release(attempt)
 
     def _has_room(self, attempt: tuple[str, str]) -> bool:
-        """True if the attempt may have a slot. Whoever could have one does not wait, so that none is overtaken."""
-        return self._taken < self._limits.calls and self._by_attempt[attempt] < self._limits.calls_per_attempt
+        return self._by_attempt.total() < self._calls and self._by_attempt[attempt] < self._calls_per_attempt
 
-    def _give(self, attempt: tuple[str, str]) -> None:
-        self._taken += 1
-        self._by_attempt[attempt] += 1
+    async def _wait(self, attempt: tuple[str, str]) -> None:
+        if len(self._waiting) >= self._waiting_calls:
+            text = (
+                f"The gateway has {self._by_attempt.total()} calls in hand, {self._by_attempt[attempt]} of them of "
+                f"attempt {attempt[1]}, and {len(self._waiting)} wait already, its limit"
+            )
+            raise CallFailed(429, text, code="too_many_calls", retry_after=1.0)
+        room = asyncio.get_running_loop().create_future()
+        self._waiting[room] = attempt
+        try:
+            async with asyncio.timeout(self._seconds):
+                await room
+        except BaseException as error:
+            if self._waiting.pop(room, None) is None:  # the slot was given before the wait ended
+                self._release(attempt)
+            if not isinstance(error, TimeoutError):
+                raise
+            text = f"There was no room for another call of attempt {attempt[1]} in {self._seconds} seconds"
+            raise CallFailed(429, text, code="too_many_calls", retry_after=1.0) from None
 
-    def _take_back(self, attempt: tuple[str, str]) -> None:
-        self._taken -= 1
+    def _release(self, attempt: tuple[str, str]) -> None:
         self._by_attempt[attempt] -= 1
         if not self._by_attempt[attempt]:
             del self._by_attempt[attempt]
-        for turn, waiting in list(self._waiting.items()):
-            if not turn.done() and self._has_room(waiting):
-                del self._waiting[turn]
-                self._give(waiting)
-                turn.set_result(None)
+        for room, waiting in list(self._waiting.items()):
+            if not room.done() and self._has_room(waiting):
+                del self._waiting[room]
+                self._by_attempt[waiting] += 1
+                room.set_result(None)
+                if self._by_attempt.total() >= self._calls:
+                    break
 
 
 @dataclass(slots=True)

@@ -1,5 +1,5 @@
-"""The bounds of the gateway: bytes, calls, seconds, and the shape of requests. Beyond them a call waits, within bounds
-of its own, or is refused. What is linear and long is done beside the serving loop (`off_loop`).
+"""The bounds of the gateway: bytes, calls, seconds, and the shape of requests. Beyond them a call is refused, never
+queued without end. What is linear and long is done beside the serving loop (`off_loop`).
 """
 
 from __future__ import annotations
@@ -105,15 +105,11 @@ class GatewayLimits:
     """Bytes of bodies that one attempt has in hand, from their arrival to the record of the call (429). All servers of
     a process together have `utils.byte_budget.PROCESS_BYTES`."""
     calls: int = 1024
-    """Calls that are served at one time; further ones wait."""
+    """Calls in hand at one time; further ones wait for room."""
     calls_per_attempt: int = 64
-    """Calls of one attempt that are served at one time; further ones wait."""
-    queued_calls: int = 4096
-    """Calls that wait so (429), within their `call_seconds`."""
-    queued_calls_per_attempt: int = 1024
-    """Calls of one attempt that wait so (429)."""
+    """Calls in hand for one attempt; further ones wait for room."""
     waiting_calls: int = 1024
-    """Calls that wait while the weights change (503)."""
+    """Calls that wait for room (429), and calls that wait while the weights change (503)."""
     remembered_responses: int = 1024
     """Responses that are remembered for one attempt, to be continued by their id; older ones are forgotten (400)."""
     remembered_bytes_per_attempt: int = 64 * 1024 * 1024
