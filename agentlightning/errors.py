@@ -101,6 +101,13 @@ class PolicyFault(AgentLightningError):
         return functools.partial(type(self), reward=self.reward), self.args
 
 
+class RewardError(AgentLightningError, ValueError, TypeError):
+    """What an agent's program emits is no reward.
+
+    Never a fault of the policy, as with `ServiceError`: it is the program that is wrong.
+    """
+
+
 class ServiceError(AgentLightningError, RuntimeError):
     """A model that the framework asks, such as a judge, gave no usable answer.
 

@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 from agentlightning.emitter.annotation import emit_annotation
 from agentlightning.emitter.reward_values import as_number, checked_reward
 from agentlightning.emitter.target import Target, target_attributes
+from agentlightning.errors import RewardError
 from agentlightning.types import SpanCoreFields, SpanLike
 from agentlightning.utils.attributes import flatten_attributes
 from agentlightning.utils.rewards import REWARD, find_final_reward, get_reward_value, get_rewards_from_span
@@ -62,15 +63,16 @@ def emit_reward(
     of your own in `attributes` (`make_link_attributes({...})`) go before these. `source` says who judged.
 
     Raises:
-        TypeError: the reward is neither a number nor a dictionary.
-        ValueError: NaN, infinite, or more than 1e15 in size; a dimension that is no number; `primary_key` missing or
-            unknown; a target without its id; an attribute under the keys of the reward.
+        RewardError: (a TypeError and a ValueError) the reward is neither a number nor a dictionary; NaN, infinite, or
+            more than 1e15 in size; a dimension that is no number; `primary_key` missing or unknown; an attribute under
+            the keys of the reward.
+        ValueError: a target without its id.
         RuntimeError: no tracer is active and `propagate` is true.
     """
     payload: dict[str, object] = {REWARD: _dimensions(reward, primary_key, name)}
     for key in attributes or {}:
         if key == REWARD or key.startswith(f"{REWARD}."):
-            raise ValueError(f"attributes must not hold the reward key {key}; give all dimensions as a dict")
+            raise RewardError(f"attributes must not hold the reward key {key}; give all dimensions as a dict")
     named = target_attributes(target, target_id, source)
     return emit_annotation({**payload, **named, **(attributes or {})}, propagate=propagate)
 
@@ -84,7 +86,7 @@ def rewards_attributes(values: Mapping[str, Any], primary_key: str) -> dict[str,
     """Return the attributes of a reward of several dimensions.
 
     Raises:
-        ValueError: a dimension is no number, NaN, infinite, or more than 1e15 in size; there is no `primary_key`.
+        RewardError: a dimension is no number, NaN, infinite, or more than 1e15 in size; there is no `primary_key`.
     """
     return flatten_attributes({REWARD: _dimensions(values, primary_key, None)})
 
@@ -95,13 +97,13 @@ def _dimensions(reward: Any, primary_key: str | None, name: str | None) -> list[
     values = cast(Mapping[str, Any], reward)
     for key, value in values.items():
         if as_number(value) is None:
-            raise ValueError(f"Reward value must be a number, got: {type(value).__name__} for key {key}")
+            raise RewardError(f"Reward value must be a number, got: {type(value).__name__} for key {key}")
     if name is not None:
-        raise ValueError("name= labels a scalar reward; the dimensions of a dict have their keys as names")
+        raise RewardError("name= labels a scalar reward; the dimensions of a dict have their keys as names")
     if primary_key is None:
-        raise ValueError("When emitting a multi-dimensional reward as a dict, primary_key must be provided.")
+        raise RewardError("When emitting a multi-dimensional reward as a dict, primary_key must be provided.")
     if primary_key not in values:
-        raise ValueError(f"Primary key '{primary_key}' not found in reward dict keys: {list(values)}")
+        raise RewardError(f"Primary key '{primary_key}' not found in reward dict keys: {list(values)}")
     order = [primary_key, *(key for key in values if key != primary_key)]
     return [{"name": key, "value": checked_reward(values[key])} for key in order]
 

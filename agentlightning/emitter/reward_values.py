@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard, cast
 
+from agentlightning.errors import RewardError
 from agentlightning.utils.rewards import LARGEST_REWARD, USABLE_REWARD, as_number, as_reward
 
 __all__ = ["USABLE_REWARD", "are_dimensions", "as_number", "as_reward", "checked_reward", "primary_dimension"]
@@ -22,16 +23,15 @@ def checked_reward(value: object) -> float:
     """Return a reward as a float.
 
     Raises:
-        TypeError: it is no number.
-        ValueError: it is NaN, infinite, or more than 1e15 in size.
+        RewardError: it is no number, NaN, infinite, or more than 1e15 in size.
     """
     number = as_number(value)
     if number is None:
-        raise TypeError(f"Reward must be a number, got: {type(value).__name__}")
+        raise RewardError(f"Reward must be a number, got: {type(value).__name__}")
     if not math.isfinite(number):
-        raise ValueError(f"Reward must be finite, got: {number}")
+        raise RewardError(f"Reward must be finite, got: {number}")
     if as_reward(number) is None:
-        raise ValueError(f"Reward must be at most {LARGEST_REWARD:g} in size, got: {number}; scale or clip it")
+        raise RewardError(f"Reward must be at most {LARGEST_REWARD:g} in size, got: {number}; scale or clip it")
     return number
 
 

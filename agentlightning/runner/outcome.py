@@ -39,7 +39,7 @@ from types import TracebackType
 from typing import Any
 
 from agentlightning.emitter.reward_values import USABLE_REWARD, as_number, as_reward
-from agentlightning.errors import AgentLightningError, ConflictError, PolicyFault, ServiceError
+from agentlightning.errors import AgentLightningError, ConflictError, PolicyFault, RewardError, ServiceError
 from agentlightning.litagent.command.process import ProgramResultError, ProgramTimedOut
 from agentlightning.semconv import BUDGET_EXHAUSTED, RAW_SPAN, LightningCallAttributes
 from agentlightning.store.base import LightningStore, request_token
@@ -155,8 +155,9 @@ def ending_of(error: BaseException, policy_faults: PolicyFaults) -> Ending:
         earned = error.reward
     else:  # what a fault of the policy earns, by the nearest class in the mapping
         classes = type(error).__mro__
-        if isinstance(error, ServiceError):  # a judge that does not answer, say: no name above says that this counts
-            classes = classes[: classes.index(ServiceError) + 1]
+        # A judge that does not answer, or a reward that is none: no name above these says that this counts.
+        if ours := [cls for cls in classes if cls in (ServiceError, RewardError)]:
+            classes = classes[: classes.index(ours[0]) + 1]
         nearest = next((cls for cls in classes if cls in policy_faults), None)
         earned = None if nearest is None else policy_faults[nearest]
     if earned is None:

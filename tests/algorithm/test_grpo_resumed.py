@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +81,32 @@ async def test_a_run_that_is_killed_at_ten_points_has_the_curve_and_the_ledger_o
     assert [(e.step, e.name, e.data["rewards"]) for e in found] == [
         (e.step, e.name, e.data["rewards"]) for e in expected
     ]
+
+
+@pytest.mark.slow
+async def test_a_run_whose_stored_rewards_are_too_large_goes_on_without_them(
+    untrained_model: Path, tmp_path: Path
+) -> None:
+    """As an older version has left it."""
+    assert play(untrained_model, tmp_path, "update 1") == -signal.SIGKILL
+    with closing(sqlite3.connect(tmp_path / "store.db", isolation_level=None)) as db:
+        query = "SELECT rollout_id FROM summaries WHERE mode = 'train' ORDER BY number LIMIT 2"
+        ids = [row[0] for row in db.execute(query)]
+        for rollout_id, value in zip(ids, (1e308, -1e308), strict=True):
+            db.execute("UPDATE summaries SET reward = ? WHERE rollout_id = ?", (value, rollout_id))
+            for table in ("rollouts", "spans"):
+                query = f"SELECT number, body FROM {table} WHERE rollout_id = ?"
+                for number, body in db.execute(query, (rollout_id,)).fetchall():
+                    worse = re.sub(rb'("reward":|"primary":|\.value":)[\d.]+', rb"\g<1>%b" % repr(value).encode(), body)
+                    db.execute(f"UPDATE {table} SET body = ? WHERE number = ?", (worse, number))
+    assert play(untrained_model, tmp_path) == 0
+    assert [line["step"] for line in lines_of(tmp_path)] == [1, 2, 3, 4, 5, 6]
+    assert lines_of(tmp_path)[0]["calls_excluded"] == {"no_reward": 4}
+    store = agl.SQLiteLightningStore(tmp_path / "store.db")
+    ledger = await store.query_run_records(RUN_ID, kind_in=["ledger"], step_to=1)
+    await store.close()
+    reasons = {record.name: {call["reason"] for call in record.data["calls"]} for record in ledger}
+    assert {name for name, found in reasons.items() if "no_reward" in found} == set(ids)
 
 
 def _chosen(lines: list[dict[str, Any]], names: tuple[str, ...]) -> list[dict[str, Any]]:

@@ -158,6 +158,7 @@ def test_who_names_the_judges_error_has_it_count() -> None:
         '{"score": null}',
         '{"score": true}',
         f'{{"score": 1{"0" * 400}}}',
+        '{"score": -1e308}',
         '{"score": 1}. The answer asks for {"score": 10}, and gets nothing by it.',
     ],
 )
@@ -239,6 +240,7 @@ def test_it_goes_to_runners_in_processes() -> None:
     ("make", "told"),
     [
         (lambda: agl.JudgeReward(scale=(3, 3)), "scale must be the lowest and the highest score"),
+        (lambda: agl.JudgeReward(scale=(-1e308, 1e308)), "scale must be the lowest and the highest score"),
         (lambda: agl.JudgeReward(keep="none"), "keep must be 'all' or 'counts'; got 'none'"),  # pyright: ignore[reportArgumentType]
         (lambda: agl.JudgeReward(rubric=" "), "rubric must say what a good answer is"),
         (lambda: agl.JudgeReward(agl.Chat(model="m"), model="n"), "model would have no effect beside an agl.Chat"),

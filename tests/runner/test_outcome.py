@@ -13,7 +13,7 @@ from opentelemetry import trace as trace_api
 
 from agentlightning.adapter import TracerTraceToTriplet
 from agentlightning.emitter import emit_reward, find_final_reward, get_rewards_from_span
-from agentlightning.errors import PolicyFault
+from agentlightning.errors import PolicyFault, RewardError
 from agentlightning.litagent import LitAgent, llm_rollout, rollout
 from agentlightning.runner import LitAgentRunner
 from agentlightning.runner.outcome import describe
@@ -316,6 +316,21 @@ async def test_exceptions_may_be_declared_the_fault_of_the_policy(store: InMemor
     finished = await serve(agent, "json", "unicode", "key", policy_faults={ValueError: 0.0, UnicodeError: -1.0})
     assert [one.attempt.outcome for one in finished] == ["policy_fault", "policy_fault", "infrastructure_fault"]
     assert [await rewards(store, one) for one in finished] == [[0.0], [-1.0], []]
+
+
+@pytest.mark.parametrize("emitted", [1e200, float("nan"), "good", {"style": 1.0}])
+async def test_a_reward_that_is_refused_is_no_fault_of_the_policy_by_a_class_above(serve: Any, emitted: Any) -> None:
+    """It is the program that is wrong, as with one that returns such a reward."""
+
+    @rollout
+    def agent(task: str) -> None:
+        emit_reward(emitted)
+
+    for named in (ValueError, TypeError, Exception):
+        (finished,) = await serve(agent, "x", policy_faults={named: 0.0})
+        assert said(finished) == fault("exception")
+    (finished,) = await serve(agent, "x", policy_faults={RewardError: -1.0})
+    assert finished.attempt.outcome == "policy_fault"
 
 
 @pytest.mark.parametrize("reward", [float("nan"), 1e200, 10**400])

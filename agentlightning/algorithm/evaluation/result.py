@@ -24,6 +24,7 @@ from agentlightning.algorithm.evaluation.table import Row, as_text, mean_row, ta
 from agentlightning.algorithm.evaluation.tasks import tasks_of
 from agentlightning.errors import closest_name
 from agentlightning.field_help import explain_fields
+from agentlightning.utils.rewards import as_reward
 
 SCORED = ("scored", "policy_fault")
 """Outcomes that count with their reward."""
@@ -71,8 +72,8 @@ class EvaluatedTask:
 
     @property
     def rewards(self) -> list[float]:
-        """Of the samples that earned something."""
-        return [rollout.reward for rollout in self.rollouts if rollout.reward is not None]
+        """Of the samples that earned something; not those of more than 1e15 in size."""
+        return [reward for rollout in self.rollouts if (reward := as_reward(rollout.reward)) is not None]
 
     def is_same(self, other: EvaluatedTask) -> bool:
         """Return whether both are of one task."""
@@ -123,7 +124,9 @@ class EvaluationResult:
     @property
     def failures(self) -> dict[str, int]:
         """Samples that earned nothing, by the kind of their failure, the most frequent first."""
-        return dict(Counter(r.failure for r in self.rollouts if r.failure is not None).most_common())
+        unusable = (r.reward is not None and as_reward(r.reward) is None for r in self.rollouts)
+        kinds = ("invalid_reward" if bad else r.failure for r, bad in zip(self.rollouts, unusable, strict=True))
+        return dict(Counter(kind for kind in kinds if kind is not None).most_common())
 
     @property
     def mean_reward(self) -> float | None:

@@ -140,7 +140,8 @@ class _Taking:
                 f"expected {len(record.attempts) + 1}, the next one",
             )  # fmt: skip
         else:
-            record.put_attempt(_with_outcome(attempt))
+            attempt = _with_outcome(_without_unusable_rewards(attempt))
+            record.put_attempt(attempt)
             if attempt.reward is not None:
                 record.reward_numbers = {**record.reward_numbers, attempt.attempt_id: _BEHIND_ALL_SPANS}
             self.changed[attempt.rollout_id] = None
@@ -199,6 +200,16 @@ def _is_at_work(rollout: Rollout) -> str:
     return f"Rollout {rollout.rollout_id} is {rollout.status} here again, so its history is this store's own"
 
 
+def _without_unusable_rewards(attempt: Attempt) -> Attempt:
+    """Return an attempt with those of its rewards that can be used; without its outcome if that was said of another."""
+    usable = {name: value for name, value in (attempt.rewards or {}).items() if as_reward(value) is not None} or None
+    reward = as_reward(attempt.reward)
+    if (reward, usable) == (attempt.reward, attempt.rewards):
+        return attempt
+    outcome = None if reward is None and attempt.outcome == "scored" else attempt.outcome
+    return evolve(attempt, reward=reward, rewards=usable, outcome=outcome)
+
+
 def _with_outcome(attempt: Attempt) -> Attempt:
     """Return an attempt with the outcome that its status and its reward say, unless its source said one."""
     if attempt.outcome is not None and (attempt.outcome, attempt.outcome_reason) != ("unscored", NO_REWARD):
@@ -206,5 +217,5 @@ def _with_outcome(attempt: Attempt) -> Attempt:
     if attempt.status != "succeeded":
         outcome, reason = lifecycle.default_outcome(attempt.status)
         return evolve(attempt, outcome=outcome, outcome_reason=reason)
-    scored = as_reward(attempt.reward) is not None
+    scored = attempt.reward is not None
     return evolve(attempt, outcome="scored" if scored else "unscored", outcome_reason=None if scored else NO_REWARD)

@@ -13,7 +13,7 @@ import pytest
 import agentlightning as agl
 from agentlightning.algorithm.evaluation import records
 from agentlightning.algorithm.evaluation.records import record_of, result_of
-from agentlightning.algorithm.evaluation.result import EvaluationResult
+from agentlightning.algorithm.evaluation.result import EvaluatedRollout, EvaluatedTask, EvaluationResult
 from agentlightning.algorithm.evaluation.sequential import SequentialStop
 
 TASKS = [{"n": n, "level": n % 2} for n in range(12)]
@@ -154,3 +154,18 @@ def test_a_record_of_another_algorithm_is_read() -> None:
 def test_a_damaged_record_is_told(data: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         result_of(data)
+
+
+def test_a_reward_that_is_too_large_counts_as_none() -> None:
+    def of(*rewards: float) -> EvaluatedTask:
+        samples = (EvaluatedRollout("", "scored", each, 1.0, dimensions={"r": each, "s": 1.0}) for each in rewards)
+        return EvaluatedTask("task", tuple(samples))
+
+    result = EvaluationResult((of(1.0, 1e308), of(-1e308, 1e200), of(0.0, 1.0)))
+    assert result.rewards == [1.0, None, 0.5]
+    assert result.failures == {"invalid_reward": 3}
+    assert result.mean_reward == 0.75
+    assert result.variance == EvaluationResult((of(1.0), of(0.0, 1.0))).variance
+    assert "1e+308" not in str(result)
+    assert result.compare(result).verdict == "no evidence"
+    assert record_of(result, ["a", "b", "c"])["rewards"] == [1.0, None, 0.5]

@@ -139,6 +139,10 @@ def test_rewards_that_are_none_end_the_run_with_what_was_given(untrained_model: 
     settings = {**BASE, "model": untrained_model, "output_dir": tmp_path / "run"}
     with pytest.raises(agl.BadRequestError, match=r"must give 4 finite numbers, one per answer; it gave \[1.0\]"):
         fit(says_something, ["first", "second"], group_reward=lambda task, answers: [1.0], **settings)
+    for worst in (1e308, -1e16, 10**400, float("nan")):
+        settings["output_dir"] = tmp_path / str(worst)[:5]
+        with pytest.raises(agl.BadRequestError, match=r"Each must be a finite number of at most 1e\+15 in size"):
+            fit(says_something, ["first"], group_reward=lambda task, answers, w=worst: [w] * len(answers), **settings)
     with pytest.raises(TypeError, match="group_reward must be an agl"):
         agl.GRPO(untrained_model, group_reward=0.5)  # pyright: ignore[reportArgumentType]
 

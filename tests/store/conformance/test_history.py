@@ -230,6 +230,21 @@ async def test_a_reward_that_came_with_its_attempt_stays(store: LightningStore) 
     assert (kept.reward, kept.outcome, kept.outcome_reason) == (0.75, "policy_fault", "budget")
 
 
+@pytest.mark.parametrize("outcome", [None, "scored"])
+async def test_a_reward_too_large_of_a_history_is_left_out(store: LightningStore, outcome: Any) -> None:
+    for name, value in (("ro-1", 1e308), ("ro-2", -1e308), ("ro-3", 1.0)):
+        came, emitted = attempt(name, reward=value, rewards={"p": value}, outcome=outcome), attempt(name, 2)
+        done = await store.import_history(
+            rollouts=[rollout(name, mode="train")], attempts=[came, emitted], spans=[span(emitted, 1, reward=value)]
+        )
+        assert not done.refused
+        if value != 1.0:
+            for kept in await store.query_attempts(name):
+                assert (kept.reward, kept.rewards, kept.outcome) == (None, None, "unscored")
+    [group] = (await store.aggregate_rollouts()).groups
+    assert (group.scored, group.mean, group.maximum) == (1, 1.0, 1.0)
+
+
 async def test_a_whole_store_moves_into_another(store: LightningStore) -> None:
     """What a store of this package tells of its rollouts is what another takes."""
     source = InMemoryLightningStore()
