@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Response, expect
 
 from agentlightning.store.sqlite import SQLiteLightningStore
 from agentlightning.types import LLM, PromptTemplate
@@ -188,3 +188,48 @@ def test_a_reader_is_told_that_the_page_fell_behind_and_sees_all_in_the_end(
     expect(page.locator("[data-total='2500']")).to_be_visible(timeout=10_000)
     nothing_cut_off(page)
     no_violations(page)
+
+
+SECRET = "planted-0123456789abcdef"
+
+
+def test_the_views_of_one_rollout_and_of_one_resource_get_no_secret(
+    open_view: OpenView, serve: Serve, tmp_path: Path
+) -> None:
+    store = tmp_path / "secrets.db"
+    rollout_id = run_async(lambda: _secrets(store))
+    address = serve(store).address
+    views = [f"/rollouts/{rollout_id}?tab={tab}" for tab in ("conversation", "waterfall", "attempts", "details")]
+    for view in (*views, "/resources/llms", "/resources/llms?version=2&before=1", "/resources/llms?version=1"):
+        page = open_view("/runs", address=address)
+        answers: list[Response] = []
+        page.on("response", lambda answer, told=answers: told.append(answer))
+        page.goto(f"{address}/#{view}")
+        shown = page.get_by_role("region", name="llm") if "resources" in view else page.get_by_role("tabpanel")
+        expect(shown).to_contain_text("h:[hidden]@host" if "resources" in view else re.compile("."))
+        if "details" in view:
+            expect(shown).to_contain_text("What is 1 + 1?")
+            expect(shown).to_contain_text("[hidden]")
+        expect(page.get_by_text("Loading")).to_have_count(0)
+        assert SECRET not in page.content(), view
+        told = [each.url for each in answers if "/v1/agl/events" not in each.url and SECRET in each.text()]
+        assert not told, view
+
+
+async def _secrets(path: Path) -> str:
+    store = SQLiteLightningStore(path)
+    for model in ("one", "two"):
+        llm = LLM(
+            endpoint=f"http://h:{SECRET}@host/v1",
+            model=model,
+            api_key=f"sk-{SECRET}",
+            sampling_parameters={"extra_headers": {"authorization": f"Bearer {SECRET}"}},
+        )
+        await store.update_resources("llms", {"llm": llm})
+    rollout = await store.start_rollout(
+        {"question": "What is 1 + 1?", "db": f"postgres://h:{SECRET}@host/x", "api_key": SECRET},
+        metadata={"password": SECRET, "note": f"token={SECRET}"},
+        resources_id="llms",
+    )
+    await store.close()
+    return rollout.rollout_id

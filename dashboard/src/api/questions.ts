@@ -139,10 +139,15 @@ export const aggregateQuery = (by: string, filter: RolloutFilter, buckets = 0) =
     placeholderData: keepPreviousData,
   });
 
+/** One rollout, from the list: its own address answers with the secrets that its agent needs. */
 export const rolloutQuery = (rolloutId: string) =>
   queryOptions({
     queryKey: ["rollouts", "one", rolloutId],
-    queryFn: ({ signal }) => call<AttemptedRollout | Rollout | null>(`/rollouts/${part(rolloutId)}`, { signal }),
+    queryFn: async ({ signal }) => {
+      const body = { rollout_id_in: [rolloutId], limit: 1 };
+      const page = await call<Page<AttemptedRollout | Rollout>>("/rollouts/search", { body, signal });
+      return page.items[0] ?? null;
+    },
   });
 
 export const attemptsQuery = (rolloutId: string) =>
@@ -192,15 +197,17 @@ export const resourcesQuery = () =>
     queryFn: ({ signal }) => call<Page<ResourcesUpdate>>("/resources", { query: { limit: 1000 }, signal }),
   });
 
-export const resourceQuery = (resourcesId: string, version: number) =>
+/** One version of a set, the newest by default, from the list of versions: its own address answers with secrets. */
+export const resourceQuery = (resourcesId: string, version?: number) =>
   queryOptions({
     queryKey: ["resources", "one", resourcesId, version],
     queryFn: async ({ signal }) => {
-      const update = await call<ResourcesUpdate | null>(`/resources/${part(resourcesId)}`, {
-        query: { version },
+      const order = version === undefined ? {} : { sort_order: "asc", offset: version - 1 };
+      const page = await call<Page<ResourcesUpdate>>(`/resources/${part(resourcesId)}/versions`, {
+        query: { ...order, limit: 1 },
         signal,
       });
-      return update;
+      return page.items[0] ?? null;
     },
   });
 

@@ -15,19 +15,13 @@ import { bytes, count, counted, decimal } from "../../pure/format.ts";
 import { named, visible } from "../../pure/visible.ts";
 import { foldedPieces, wordDiff } from "../../pure/words.ts";
 
-const latestQuery = (resourcesId: string) =>
-  queryOptions({
-    queryKey: ["resources", "latest", resourcesId],
-    queryFn: ({ signal }) => call<ResourcesUpdate | null>(`/resources/${part(resourcesId)}`, { signal }),
-  });
-
 /** So many versions are shown at once. */
 const MOST = 50;
 
 /** One version of a set of resources beside an earlier one: what changed, word by word, and what each earned. */
 export function ResourceVersions() {
   const { resourcesId } = useParams({ strict: false }) as { resourcesId: string };
-  const latest = useQuery(latestQuery(resourcesId));
+  const latest = useQuery(resourceQuery(resourcesId));
   return (
     <Stack gap="md" maw={960}>
       <Title order={1} size="h2" className="agl-text">
