@@ -57,6 +57,7 @@ from agentlightning.store.rules.values import (
     evolve,
     given,
     new_request,
+    own_config,
     public_attempt,
     public_attempted,
     public_rollout,
@@ -320,8 +321,7 @@ class EngineStore(RunEngine, SummaryEngine, DetailEngine, ReadingEngine, History
         if not isinstance(metadata, Unset):
             changes["metadata"] = to_json(metadata, "metadata")
         if not isinstance(config, Unset):
-            with valid("config"):
-                own = RolloutConfig.model_validate(config).model_copy(deep=True)
+            own = own_config(config)
             asked, changes["config"] = with_mode_of_config(changes.get("mode"), own)
             changes |= {} if asked is None else {"mode": asked}
         changes = checked(Rollout, changes)
@@ -442,7 +442,7 @@ def _request(
 ) -> EnqueueRolloutRequest:
     """Return the request with values of its own."""
     if isinstance(config, RolloutConfig):
-        config = config.model_copy(deep=True)
+        config = own_config(config)
     own = None if metadata is None else to_json(metadata, "metadata")
     try:
         return new_request(to_json(input), config=config, metadata=own, **others)

@@ -155,6 +155,16 @@ class valid:
             raise wrong_value(self._what, error, self._field) from error
 
 
+def own_config(config: RolloutConfig) -> RolloutConfig:
+    """Return a copy of a config, checked: one that was changed since it was made may say anything.
+
+    Raises:
+        BadRequestError: a value does not fit its field.
+    """
+    with valid("config"):
+        return RolloutConfig.model_validate(dict(config))
+
+
 def wrong_value(what: str, error: ValidationError, field: str = "") -> BadRequestError:
     """Return the error that names the first wrong value of `what`, or of one field of it."""
     first = error.errors(include_url=False)[0]

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from agentlightning.errors import BadRequestError
 from agentlightning.store.base import LightningStore
 from agentlightning.types import EnqueueRolloutRequest, RolloutConfig, Worker
 
@@ -77,6 +78,38 @@ async def test_a_retry_waits_for_its_pause_which_grows(store: LightningStore) ->
         assert waiting.not_before is not None
         pauses.append(waiting.not_before - before)
     assert pauses == pytest.approx([0.1, 0.3, 0.9], abs=0.09)
+
+
+async def test_the_largest_pause_has_an_end_after_any_number_of_retries(store: LightningStore) -> None:
+    config = RolloutConfig(
+        max_attempts=100, retry_condition=["failed"], retry_delay_seconds=1e10, retry_backoff=1000,
+        retry_delay_max_seconds=1e10,
+    )  # fmt: skip
+    started = await store.start_rollout(input=1, config=config)
+    for _ in range(70):
+        await store.update_attempt(started.rollout_id, "latest", status="failed")
+        await store.start_attempt(started.rollout_id)
+    before = time.time()
+    await store.update_attempt(started.rollout_id, "latest", status="failed")
+    waiting = await store.get_rollout_by_id(started.rollout_id)
+    assert waiting is not None
+    assert waiting.not_before is not None
+    assert waiting.not_before >= before + 1e10
+
+
+async def test_a_config_that_was_changed_beyond_its_bounds_is_refused(store: LightningStore) -> None:
+    config = RolloutConfig(max_attempts=100, retry_condition=["failed"], retry_delay_seconds=1.0)
+    config.retry_backoff = 1e300
+    made = await store.enqueue_rollout(input=1)
+    for call in (
+        store.enqueue_rollout(input=2, config=config),
+        store.start_rollout(input=2, config=config),
+        store.enqueue_many_rollouts([EnqueueRolloutRequest(input=2, config=config)]),
+        store.update_rollout(made.rollout_id, config=config),
+    ):
+        with pytest.raises(BadRequestError, match="retry_backoff"):
+            await call
+    assert await _claim_all(store) == [1]
 
 
 async def test_a_rollout_that_is_queued_by_hand_keeps_its_priority(store: LightningStore) -> None:
