@@ -136,6 +136,9 @@ class LightningCallAttributes(Enum):
     CONSTRAINED_BY = "agentlightning.call.constrained_by"
     """Settings of the request under which tokens were drawn from another distribution than the model's own, of which
     the log-probabilities are: `response_format`, `tool_choice`, `top_p`, ..."""
+    LEFT_OUT_TOOLS = "agentlightning.call.left_out_tools"
+    """Types of the request's tools that only a vendor's server can run, and that the model was not shown: `web_search`,
+    `code_interpreter`, ..."""
     ROLE = "agentlightning.call.role"
     """Of the agent, where its URL names one."""
     STATE = "agentlightning.call.state"

@@ -46,6 +46,8 @@ class GatewayCall:
     """What is said to the model, as messages with a role and a content; None if that is `request["messages"]`."""
     request: Json | None = None
     """What the model server was asked, without what the gateway added; None if the agent's could not be read."""
+    left_out_tools: tuple[str, ...] = ()
+    """Types of the agent's tools that only a vendor's server can run, and that the model was not shown."""
     reply: Json | None = None
     """What the model server said, in the shape of a chat completion."""
     tokens: CallTokens | None = None

@@ -18,10 +18,11 @@ from agentlightning.llm_proxy.dialects import CHAT, RESPONSES
 from agentlightning.llm_proxy.dialects.base import Dialect, StreamReader, StreamWriter, TranslatedDialect, WireDialect
 from agentlightning.llm_proxy.dialects.chat import DONE
 from agentlightning.llm_proxy.dialects.json_values import Json, is_strict, json_bytes, read_json
+from agentlightning.llm_proxy.dialects.server_tools import refuse_server_tools, server_tools, without_server_tools
 from agentlightning.llm_proxy.dialects.token_fields import CallTokens
 from agentlightning.llm_proxy.endpoints.models import ModelEndpoint, ModelTable
 from agentlightning.llm_proxy.off_loop import LARGE_BYTES
-from agentlightning.llm_proxy.policies import PolicyTable
+from agentlightning.llm_proxy.policies import CallPolicy, PolicyTable
 from agentlightning.llm_proxy.recording.replay import CallFile
 from agentlightning.llm_proxy.replies import (
     AgentReply,
@@ -42,6 +43,8 @@ from agentlightning.utils.http.byte_budget import Hold
 logger = logging.getLogger(__name__)
 
 AGENT, _SERVER = "The request", "The model server's reply"
+_OURS = ("hosted_vllm",)
+"""Providers, as entries of models name them, whose servers run no tools."""
 _FRAMES_A_TURN = 64
 """So many frames are handed on before other calls get a turn."""
 
@@ -62,6 +65,8 @@ class _UpstreamRequest:
     """Those that speak the dialect."""
     translated: TranslatedDialect | None = None
     """The agent's dialect, where it is not the server's."""
+    left_out_tools: tuple[str, ...] = ()
+    """Types of the agent's tools that the model is not shown."""
 
 
 class Forwarder:
@@ -110,7 +115,8 @@ class Forwarder:
             await call.turn.hold_value(hold, self._off_loop)
             call.bytes += call.turn.size
             asked = await self._off_loop.run(call.bytes, call.turn.expanded)
-        request = await self._off_loop.run(call.bytes, _upstream_request, dialect, wire, found, asked)
+        request = await self._off_loop.run(call.bytes, _upstream_request, dialect, wire, found, asked, call.policy)
+        call.left_out_tools = request.left_out_tools
         call.request, call.prompt = request.body, request.prompt
         if self._call_file is not None and self._call_file.replays:
             on_file = await self._off_loop.run(LARGE_BYTES, self._call_file.reply_to, request.wire.route, request.body)
@@ -261,14 +267,19 @@ def _refused_request(dialect: Dialect, raw: bytes) -> tuple[Json | None, list[ob
 
 
 def _upstream_request(
-    dialect: Dialect, wire: WireDialect, endpoints: list[ModelEndpoint], asked: Json
+    dialect: Dialect, wire: WireDialect, endpoints: list[ModelEndpoint], asked: Json, policy: CallPolicy | None
 ) -> _UpstreamRequest:
     """Return the request for these endpoints, which speak `wire`."""
     with blamed_on(AGENT):
-        if isinstance(dialect, TranslatedDialect) and wire is CHAT:
-            chat = dialect.to_chat(asked)
-            return _UpstreamRequest(asked, wire, chat, wire.prompt_of(chat), endpoints, dialect)
-        return _UpstreamRequest(asked, wire, asked, wire.prompt_of(asked), endpoints)
+        translated = dialect if isinstance(dialect, TranslatedDialect) and wire is CHAT else None
+        bought = policy is not None and policy.kind == "external"
+        if translated is None and (wire is not CHAT or bought or any(e.provider not in _OURS for e in endpoints)):
+            return _UpstreamRequest(asked, wire, asked, wire.prompt_of(asked), endpoints)
+        if policy is not None and policy.server_tools == "refuse":
+            refuse_server_tools(asked.get("tools"))
+        left_out = tuple(sorted({kind for kind, _ in server_tools(asked.get("tools"))}))
+        chat = without_server_tools(asked) if translated is None else translated.to_chat(asked)
+        return _UpstreamRequest(asked, wire, chat, wire.prompt_of(chat), endpoints, translated, left_out)
 
 
 def _convert_reply(

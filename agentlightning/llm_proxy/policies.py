@@ -23,7 +23,10 @@ from agentlightning.llm_proxy.replies import CallFailed
 PolicyKind = Literal["trained", "frozen", "external"]
 """`trained` learns from its calls; `frozen` is ours and stays as it is; `external` is a provider's."""
 _ROLE = re.compile(r"[A-Za-z0-9_-]{1,128}")
-_FIELDS = ("kind", "models", "roles", "routes")
+ServerTools = Literal["drop", "refuse"]
+"""What becomes of tools that only a vendor's server can run: the model is not shown them, or the call is refused."""
+_LISTS = ("models", "roles", "routes")
+_FIELDS = ("kind", *_LISTS, "server_tools")
 
 
 class PolicyConfig(TypedDict, total=False):
@@ -41,6 +44,9 @@ class PolicyConfig(TypedDict, total=False):
     """Agents that act by it. Their calls come through `/role/<role>` before the attempt's URL; see `as_resources`."""
     routes: list[str]
     """Dialects, such as `embeddings`."""
+    server_tools: ServerTools
+    """Of tools that only a vendor's server can run, such as `web_search`, in calls of our own models: `drop`, the
+    default, shows the model the others and names them on the call; `refuse` answers 400."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +58,7 @@ class CallPolicy:
     models: tuple[str, ...] = ()
     roles: tuple[str, ...] = ()
     routes: tuple[str, ...] = ()
+    server_tools: ServerTools = "drop"
 
 
 def read_policies(policies: object) -> list[CallPolicy]:
@@ -75,13 +82,11 @@ def read_policies(policies: object) -> list[CallPolicy]:
         for field in fields:
             if field not in _FIELDS:
                 raise ValueError(f"{place}.{field} is not supported{hint(str(field), _FIELDS)}")
-        kinds, kind = cast("tuple[PolicyKind, ...]", get_args(PolicyKind)), fields.get("kind")
-        if kind not in kinds:
-            raise ValueError(
-                f"{place}.kind must be one of {', '.join(kinds)}{hint(str(kind), kinds, lists=False)}; got {kind!r}"
-            )
+        kind = cast(PolicyKind, _one_of(get_args(PolicyKind), fields.get("kind"), f"{place}.kind"))
+        given = fields.get("server_tools", "drop")
+        tools = cast(ServerTools, _one_of(get_args(ServerTools), given, f"{place}.server_tools"))
         named: list[tuple[str, ...]] = []
-        for field in _FIELDS[1:]:
+        for field in _LISTS:
             value = fields.get(field)
             names = tuple(cast("Sequence[Any]", value)) if isinstance(value, (list, tuple)) else ()
             if value is not None and not (names and all(isinstance(name, str) and name for name in names)):
@@ -94,8 +99,15 @@ def read_policies(policies: object) -> list[CallPolicy]:
         for route in routes:
             if route not in DIALECTS:
                 raise ValueError(f"{place}.routes: there is no route {route!r}{hint(route, DIALECTS)}")
-        found.append(CallPolicy(name, kind, models, roles, routes))
+        found.append(CallPolicy(name, kind, models, roles, routes, tools))
     return found
+
+
+def _one_of(known: tuple[str, ...], value: object, place: str) -> object:
+    if value not in known:
+        near = hint(str(value), known, lists=False)
+        raise ValueError(f"{place} must be one of {', '.join(known)}{near}; got {value!r}")
+    return value
 
 
 class PolicyTable:

@@ -35,6 +35,7 @@ PACKAGES = {
     "claude-agent-sdk": "claude_agent_sdk",
     "node": "agentlightning",
     "vercel": "agentlightning",
+    "codex": "agentlightning",
     "strands": "strands",
     "google-adk": "google.adk",
     "openinference": "openinference.instrumentation.openai",
@@ -62,6 +63,10 @@ def test_the_program_of_a_guide_is_captured(guide: str, tmp_path: Path, monkeypa
     in_node = blocks(guide, "javascript")
     if in_node and not (MODULES.is_dir() and shutil.which("node")):
         pytest.skip("node or its packages are not installed here: make test-frameworks")
+    if guide == "codex":
+        if not (MODULES / ".bin/codex").exists():
+            pytest.skip("codex is not installed: make test-frameworks")
+        monkeypatch.setenv("PATH", f"{MODULES / '.bin'}:{os.environ['PATH']}")
     if in_node:
         (tmp_path / "node_modules").symlink_to(MODULES)
     monkeypatch.chdir(tmp_path)

@@ -23,6 +23,7 @@ from agentlightning.llm_proxy.access.limits import GatewayLimits
 from agentlightning.llm_proxy.dialects import CHAT, DIALECTS, MESSAGES, TranslatedDialect
 from agentlightning.llm_proxy.dialects.anthropic import requests as message_requests
 from agentlightning.llm_proxy.dialects.responses import requests as response_requests
+from agentlightning.llm_proxy.dialects.server_tools import is_run_by_server
 from agentlightning.llm_proxy.replies import CallFailed
 from agentlightning.llm_proxy.responses_state.memory import Item, ResponseMemory, StoredResponse
 from agentlightning.llm_proxy.responses_state.turns import begin
@@ -170,16 +171,6 @@ WITHOUT_EFFECT_OF_RESPONSES = {
     r"parallel_tool_calls": "a wish for parallel calls where there are no tools",
     r"tools\[0\]\.tools\[0\]\.defer_loading": "`defer_loading` of a tool: all tools are shown at once",
     r"tools\[0\]\.description": "the `description` of a `namespace`",
-    r"tools\[0\]\.(connector_id|svg|search_\w+|quality|output_\w+|size|container|filters|action)\b.*": (
-        "Tools that only a vendor's server can run"
-    ),
-    r"tools\[0\]\.(background|complexity|ranking_options|user_location|allowed_tools|input_\w+|moderation|model)\b.*": (
-        "Tools that only a vendor's server can run"
-    ),
-    r"tools\[0\]\.(max_num_\w+|display_\w+|external_\w+|server_\w+|headers|tunnel_id|\w+_images)\b.*": (
-        "Tools that only a vendor's server can run"
-    ),
-    r"tools\[0\]\.(frame_\w+|authorization|require_approval.*)": "Tools that only a vendor's server can run",
     r"truncation='disabled'|reasoning\.(context='auto'|mode='standard')|stream=False": "says what holds anyway",
     r".*\.caller=\{'type': 'direct'\}|.*\.allowed_callers=\['direct'\]": "says what holds anyway",
     r"input\[0\]\.type='(message|item_reference)'": "says what holds anyway",
@@ -188,7 +179,7 @@ WITHOUT_EFFECT_OF_RESPONSES = {
 
 
 def unanswered(found: list[Case], to_chat: Callable[[Json], Json], without_effect: Mapping[str, str]) -> list[str]:
-    """Return the fields that are dropped without a word."""
+    """Return the fields that are dropped without a word; tools that only a vendor's server can run are named."""
     lost: list[str] = []
     for case in found:
         answer = answer_to(case, to_chat)
@@ -196,7 +187,8 @@ def unanswered(found: list[Case], to_chat: Callable[[Json], Json], without_effec
         known = any(
             re.fullmatch(known, text) for known in without_effect for text in (case.path, f"{case.path}={value}")
         )
-        if answer not in ("served", "refused") and not (answer == "nothing" and known):
+        of_server = case.path.startswith("tools[0].") and is_run_by_server(case.value["tools"][0])
+        if answer not in ("served", "refused") and not (answer == "nothing" and (known or of_server)):
             lost.append(f"{case.path}={value}: {answer}")
     return lost
 

@@ -256,6 +256,10 @@ WRONG: dict[str, tuple[Any, str]] = {
     "no entry": ({"a": "trained"}, r"policies\['a'\] must be a dict"),
     "an unknown kind": ({"a": {"kind": "train"}}, r"kind must be one of .*; did you mean 'trained'\?; got 'train'"),
     "no kind": ({"a": {}}, "kind must be one of trained, frozen, external"),
+    "unknown server tools": (
+        {"a": {"kind": "frozen", "server_tools": "no"}},
+        "server_tools must be one of drop, refuse",
+    ),
     "an unknown field": ({"a": {"kind": "trained", "model": ["m"]}}, r"model is not supported; did you mean 'models'"),
     "a text for a list": ({"a": {"kind": "trained", "models": "m"}}, "models must be a list of names; got 'm'"),
     "an empty list": ({"a": {"kind": "trained", "roles": []}}, "roles must be a list of names"),

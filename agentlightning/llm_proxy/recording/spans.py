@@ -335,6 +335,8 @@ def _raw_attributes(call: GatewayCall) -> _Pairs:
     yield from ((key, value) for key, value in told.items() if value is not None)
     if call.request is not None and (settings := constrained_by(call.request)):
         yield keys.CONSTRAINED_BY.value, settings
+    if call.left_out_tools:
+        yield keys.LEFT_OUT_TOOLS.value, list(call.left_out_tools)
     if call.reply is not None:
         yield from _reply_text(call.reply, call.tokens)
     if call.tokens is not None:

@@ -11,6 +11,7 @@ Source: https://platform.claude.com/docs/en/api/messages, versions 2023-06-01 an
   `billing_policy`, `container` without skills), what follows a refusal (`fallbacks`, `fallback_credit_token`),
   `diagnostics`, `betas`, and `defer_loading` of a tool: all tools are shown at once, and a `tool_reference` is the
   tool's name. `redacted_thinking` of another server cannot be read and is left out.
+- Tools that only Anthropic's server can run (`server_tools`) are not shown to the model, which is said once in the log.
 - A value that says what holds anyway (a caller that is `direct`, a tool that is `custom`) is let pass.
 - A thinking budget is bounded by `max_tokens` alone, and `display` hides no thoughts.
 - An error flag of a tool's result becomes the word "Error:" before its text.
@@ -37,6 +38,7 @@ from agentlightning.llm_proxy.dialects.fields import (
     untranslatable,
 )
 from agentlightning.llm_proxy.dialects.json_values import Json, entries_of, wrong_type
+from agentlightning.llm_proxy.dialects.server_tools import is_run_by_server, server_tools, with_choice
 from agentlightning.llm_proxy.replies import CallFailed
 
 SAME = ("model", "max_tokens", "temperature", "top_p", "top_k", "stream")
@@ -86,18 +88,21 @@ def chat_request(request: Json) -> Json:
     if request.get("tools"):
         tools: list[Json] = []
         for tool, place in as_objects(request["tools"], "tools"):
+            if is_run_by_server(tool):
+                continue
             if tool.get("type") not in (None, "custom"):
-                why = f"{shown(tool['type'])} is a tool of Anthropic's, not of the request"
+                why = f"only Anthropic's models know the tool {shown(tool['type'])}; give it an 'input_schema' instead"
                 raise untranslatable(f"{place}.type", why)
             refuse_unknown(tool, _TOOL, f"{place}.", _HARMLESS_TOOL, _IGNORED_OF_TOOL)
             schema = as_object(tool.get("input_schema"), f"{place}.input_schema")
             function: Json = {"name": as_text(tool.get("name"), f"{place}.name"), "parameters": schema}
             function.update({name: tool[name] for name in ("description", "strict") if tool.get(name) is not None})
             tools.append({"type": "function", "function": function})
-        chat["tools"] = tools
+        chat.update({"tools": tools} if tools else {})
     for name, read in _OBJECTS.items():
         if request.get(name) is not None:
             chat.update(read(as_object(request[name], name)))
+    chat = with_choice(chat, (kind for kind, _ in server_tools(request.get("tools"))))
     if chat.get("stream"):
         chat["stream_options"] = {"include_usage": True}
     return chat

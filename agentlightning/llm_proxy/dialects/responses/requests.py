@@ -14,7 +14,7 @@ Source: https://platform.openai.com/docs/api-reference/responses. What is not on
 - A value that says what holds anyway (`truncation` that is `disabled`, a caller that is `direct`) is let pass, and so
   is a wish for parallel calls where there are no tools.
 - `developer` messages become `system` messages, which every chat template knows.
-- Tools that only a vendor's server can run (`RUN_BY_SERVER`) are not shown to the model, which is said once in the log.
+- Tools that only a vendor's server can run (`server_tools`) are not shown to the model, which is said once in the log.
   The functions of a `namespace` are shown one by one, as `<namespace>__<name>`; a call of one comes back with both;
   the `description` of a `namespace` is not shown.
 - Of `allowed_tools` the model sees no others: most servers do not know that choice.
@@ -38,6 +38,7 @@ from agentlightning.llm_proxy.dialects.fields import (
 )
 from agentlightning.llm_proxy.dialects.json_values import Json, entries_of, is_list, objects, wrong_type
 from agentlightning.llm_proxy.dialects.sealed import unsealed
+from agentlightning.llm_proxy.dialects.server_tools import is_run_by_server, no_such_choice, server_tools, with_choice
 from agentlightning.llm_proxy.replies import CallFailed
 
 SAME = ("model", "temperature", "top_p", "stream", "parallel_tool_calls", "user")
@@ -68,13 +69,6 @@ _ROLES = {"developer": "system", "system": "system", "user": "user"}
 _ECHO = ("type", "id", "status")
 _TEXT = ("type", "text", "annotations", "logprobs", "parsed", "prompt_cache_breakpoint")
 _DIRECT: Harmless = {"caller": ({"type": "direct"},), "async": (False,)}
-RUN_BY_SERVER = frozenset(
-    (
-        *("web_search", "web_search_preview", "web_search_preview_2025_03_11", "web_search_2025_08_26", "file_search"),
-        *("code_interpreter", "image_generation", "computer_use", "computer_use_preview", "local_shell", "mcp"),
-    )
-)
-"""Types of tools that OpenAI's server runs or that its models alone know: the model here does not see them."""
 _TOOL = ("type", "name", "description", "parameters", "strict")
 _HARMLESS_TOOL: Harmless = {"async": (False,), "defer_loading": (False,), "allowed_callers": (["direct"], [])}
 _IGNORED_OF_TOOL = ("defer_loading",)
@@ -111,8 +105,7 @@ def chat_request(request: Json) -> Json:
     if request.get("tools"):
         tools: list[Json] = []
         for tool, place, space in _flat(as_objects(request["tools"], "tools")):
-            if tool.get("type") in RUN_BY_SERVER:
-                note_ignored(f"tools of type {tool['type']}")
+            if is_run_by_server(tool):
                 continue
             if tool.get("type") == "custom":
                 why = (
@@ -134,6 +127,7 @@ def chat_request(request: Json) -> Json:
         chat.pop("parallel_tool_calls", None)  # servers refuse it without tools
     if request.get("tool_choice") is not None:
         chat.update(_tool_choice(request["tool_choice"], chat.get("tools", [])))
+    chat = with_choice(chat, (kind for kind, _ in server_tools(request.get("tools"))))
     for name, read in (("text", _text_config), ("reasoning", _reasoning)):
         if request.get(name) is not None:
             chat.update(read(as_object(request[name], name)))
@@ -303,13 +297,16 @@ def _tool_choice(choice: object, tools: list[Json]) -> Json:
             text = "'tool_choice.mode' must be 'auto' or 'required'"
             raise CallFailed(400, text, param="tool_choice.mode", code="invalid_value")
         given = {tool["function"]["name"]: tool for tool in tools}
-        entries = [entry for entry, _ in as_objects(named.get("tools"), "tool_choice.tools")]
+        allowed = as_objects(named.get("tools"), "tool_choice.tools")
+        entries = [entry for entry, _ in allowed if not is_run_by_server(entry)]
         names = [flat_name(entry.get("namespace"), str(entry.get("name"))) for entry in entries]
         if not names or not all(name in given for name in names):
             some = f"it must name some of the request's: {shown(list(given))}"
             text = f"'tool_choice' allows the tools {shown(names)}; {some}"
             raise CallFailed(400, text, param="tool_choice", code="invalid_value")
         return {"tools": [given[name] for name in names], "tool_choice": named["mode"]}
+    if is_run_by_server(named):
+        raise no_such_choice(named["type"], [named["type"]])
     if named.get("type") != "function":
         raise untranslatable("tool_choice.type", f"{shown(named.get('type'))} has no counterpart there")
     refuse_unknown(named, ("type", "name", "namespace"), "tool_choice.")
