@@ -56,7 +56,9 @@ def untrained_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def fit(agent: Any, model: Path, folder: Path, *, store: LightningStore | None = None, **settings: Any) -> Any:
     val = settings.pop("val_dataset", None)
     run_id = settings.pop("run_id", None)
+    resources = settings.pop("initial_resources", None)
     trainer = agl.Trainer(
+        initial_resources=resources,
         algorithm=agl.TRL(model=model, output_dir=folder, **{**SMALL, **settings}),
         strategy="shm",
         store=store or agl.InMemoryLightningStore(),
@@ -282,6 +284,25 @@ def test_another_setting_than_the_run_began_with_is_refused(untrained_model: Pat
     other = agl.SQLiteLightningStore(tmp_path / "store.db")
     with pytest.raises(agl.BadRequestError, match="begun with other settings"):
         fit(wants_digits, untrained_model, folder, store=other, run_id="same", max_steps=1, epsilon=0.1)
+
+
+def test_agents_have_the_trainers_resources_beside_the_policy(untrained_model: Path, tmp_path: Path) -> None:
+    seen = set[tuple[str, ...]]()
+
+    @agl.rollout
+    def agent(task: str, main_llm: agl.LLM, prompt: agl.PromptTemplate, rollout: agl.Rollout) -> float:
+        seen.add((rollout.mode or "", main_llm.model, prompt.template))
+        reply = ask(main_llm, [say(prompt.format(task=task))])["content"]
+        return float(len(set(reply)))
+
+    prompt = agl.PromptTemplate(template="Say {task}.", engine="f-string")
+    store = agl.InMemoryLightningStore()
+    settings: dict[str, Any] = {"store": store, "run_id": "beside", "max_steps": 1, "val_dataset": ["held out"]}
+    fit(agent, untrained_model, tmp_path, **settings, initial_resources={"prompt": prompt})
+    assert seen == {(mode, "policy", "Say {task}.") for mode in ("train", "val")}
+    other = prompt.model_copy(update={"template": "{task}!"})
+    with pytest.raises(agl.BadRequestError, match="initial_resources of run 'beside' were others: 'prompt' had"):
+        fit(agent, untrained_model, tmp_path, **settings, initial_resources={"prompt": other})
 
 
 def test_metrics_have_what_trl_says_of_its_update(untrained_model: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from agentlightning.algorithm.grpo.settings import GRPOSettings
 from agentlightning.errors import BadRequestError
 from agentlightning.private_files import open_private
 from agentlightning.store.rules.values import to_json
+from agentlightning.types import NamedResources
 
 RUN_FILE: Final = "run.json"
 _MAY_CHANGE: Final = frozenset(
@@ -29,15 +30,24 @@ _FACTS: Final = frozenset(("run_id", "settings", "model_files", "tasks", "held_o
 
 
 def facts_of(
-    run_id: str, settings: GRPOSettings, tasks: Sequence[object], held_out: Sequence[object]
+    run_id: str,
+    settings: GRPOSettings,
+    tasks: Sequence[object],
+    held_out: Sequence[object],
+    beside: NamedResources | None = None,
 ) -> dict[str, Any]:
-    """Return what later starts are compared with, as JSON data. Reads the whole model."""
+    """Return what later starts are compared with, as JSON data. Reads the whole model.
+
+    Of resources `beside` the policy there are digests only, without where a model is reached.
+    """
+    resources = {name: each.model_dump(exclude={"endpoint", "api_key"}) for name, each in (beside or {}).items()}
     return {
         "run_id": run_id,
         "settings": to_json(settings.as_json()),
         "model_files": fingerprint_of_models(settings),
         "tasks": _digest(tasks),
         "held_out": _digest(held_out),
+        "resources": {name: _digest([each])[1] for name, each in resources.items()},
     }
 
 
@@ -45,8 +55,8 @@ def check_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Check that a run goes on as it began.
 
     Raises:
-        BadRequestError: a setting that says what a step learns, the model's files or the tasks are not those of the
-            first start; names both values.
+        BadRequestError: a setting that says what a step learns, the model's files, the tasks or the Trainer's resources
+            are not those of the first start; names both values.
     """
     run, then, given = now["run_id"], before["settings"], now["settings"]
     what = f"Run {run!r} was begun with other settings than it is to go on with"
@@ -70,6 +80,12 @@ def check_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
                 f"{dataset} of run {run!r} was another one: it had {other} items (digest {wanted[:12]}) and has "
                 f"{count} (digest {digest[:12]}). {way_out}"
             )
+    had, has = before.get("resources", now["resources"]), now["resources"]  # older runs wrote none down
+    if others := sorted(name for name in {*had, *has} if had.get(name) != has.get(name)):
+        told = "; ".join(
+            f"{name!r} had the digest {str(had.get(name))[:12]} and has {str(has.get(name))[:12]}" for name in others
+        )
+        raise BadRequestError(f"initial_resources of run {run!r} were others: {told}. {way_out}")
 
 
 def write_run_file(folder: Path, facts: Mapping[str, Any]) -> None:

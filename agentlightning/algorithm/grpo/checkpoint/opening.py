@@ -46,10 +46,11 @@ async def open_run(
         BadRequestError: the run was begun with something else, its folder is not there, has another run's files in
             it, or another process trains in it; or a resource of the Trainer's has the name of the policy.
     """
-    check_beside({settings.resource_name}, algorithm.get_initial_resources() or {})
+    beside = algorithm.get_initial_resources() or {}
+    check_beside({settings.resource_name}, beside)
     store, log = algorithm.get_store(), algorithm.get_run_log()
     run_id = log.run_id or getattr(store, "run_id", None) or ""
-    facts = await asyncio.to_thread(facts_of, run_id, settings, tasks, held_out)
+    facts = await asyncio.to_thread(facts_of, run_id, settings, tasks, held_out, beside)
     facts["settings"].update(more_settings)
     resume = await find_resumption(store, log, facts, settings.output_dir, held)
     folder = RunFolder(resume.folder or settings.output_dir or new_run_folder())

@@ -17,7 +17,10 @@ from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import EnqueueRolloutRequest
 
 _SETTINGS = {"model": "m", "lr_scheduler_type": "constant", "max_steps": 9}
-_NOW: dict[str, Any] = {"run_id": "r", "settings": _SETTINGS, "model_files": "", "tasks": [], "held_out": []}
+_NOW: dict[str, Any] = {
+    **{"run_id": "r", "settings": _SETTINGS, "model_files": "", "tasks": [], "held_out": []},
+    "resources": {},
+}
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import shutil
 import signal
@@ -15,7 +16,7 @@ import agentlightning as agl
 from agentlightning.algorithm.grpo.checkpoint.folder import CheckpointFolder, read_checkpoint
 from agentlightning.algorithm.grpo.collection import RolloutCollection
 from agentlightning.types import AttemptedRollout
-from tests.algorithm.parts import SMALL, calls_of, metrics_of, rollouts_of, two_turns
+from tests.algorithm.parts import SMALL, ask, calls_of, metrics_of, rollouts_of, say, two_turns
 
 TASKS = ["one", "two", "three", "four"]
 _CURVE = ("step", "mean_reward", "calls_captured", "calls_trained", "calls_excluded", "update", "weights")
@@ -155,6 +156,42 @@ def test_what_may_not_change_is_refused_with_both_values(untrained_model: Path, 
     with (model / "config.json").open("a") as file:
         file.write(" ")
     assert "are not those with which run 'named' began" in told()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", [agl.GRPO, agl.PPO, agl.SFT])
+def test_the_resources_beside_the_policy_go_on_with_the_run(
+    untrained_model: Path, tmp_path: Path, algorithm: Any
+) -> None:
+    seen = list[tuple[str, str, str]]()
+
+    @agl.rollout
+    def agent(task: str, main_llm: agl.LLM, judge: agl.LLM, prompt: agl.PromptTemplate) -> float:
+        ask(main_llm, [say(prompt.format(task=task))])
+        seen.append((judge.endpoint, judge.model, prompt.template))
+        return float(len(seen) % 2)
+
+    store = agl.SQLiteLightningStore(tmp_path / "store.db")
+    known = {name: value for name, value in SMALL.items() if name in inspect.signature(algorithm).parameters}
+    chosen = {**known, **({"min_reward": 0.0} if algorithm is agl.SFT else {}), "output_dir": tmp_path / "run"}
+
+    def start(steps: int, text: str = "Say {task}.", port: int = 1, key: str = "k-1", judge: str = "judge") -> None:
+        beside: dict[str, Any] = {
+            "prompt": agl.PromptTemplate(template=text, engine="f-string"),
+            "judge": agl.LLM(endpoint=f"http://127.0.0.1:{port}/v1", model=judge, api_key=key),
+        }
+        made = algorithm(model=untrained_model, **{**chosen, "max_steps": steps})
+        trainer = agl.Trainer(algorithm=made, strategy="shm", store=store, initial_resources=beside)
+        trainer.fit(agent, train_dataset=["a"], run_id="beside")
+
+    start(1)
+    for changed, name in ({"text": "Shout {task}."}, "prompt"), ({"judge": "other"}, "judge"):
+        with pytest.raises(agl.BadRequestError, match=f"initial_resources of run 'beside' were others: '{name}' had"):
+            start(2, **changed)
+    assert set(seen) == {("http://127.0.0.1:1/v1", "judge", "Say {task}.")}
+    seen.clear()
+    start(2, port=2, key="k-2")  # the judge is another server now
+    assert set(seen) == {("http://127.0.0.1:2/v1", "judge", "Say {task}.")}
 
 
 @pytest.mark.heavy
