@@ -72,7 +72,7 @@ def test_a_thousand_runs_are_listed(open_view: OpenView, tmp_path: Path, serve: 
 
     run_async(make)
     page = open_view("/runs", address=serve(tmp_path / "many-runs.db").address)
-    expect(page.get_by_text("1000 runs")).to_be_visible(timeout=20_000)
+    expect(page.get_by_text("1,000 runs")).to_be_visible(timeout=20_000)
     expect(page.locator("tbody tr", has_text="run-0").first).to_be_visible()
 
 

@@ -24,7 +24,7 @@ from agentlightning.store.rules.idempotency import Call, forget_call_tokens
 from agentlightning.store.rules.lifecycle import LEASE_EXPIRED
 from agentlightning.store.rules.query import Plan
 from agentlightning.store.rules.resources import forget_resources, latest_resources, publish, resources_by_id
-from agentlightning.store.rules.spans import add_spans, next_sequence_ids, read_spans
+from agentlightning.store.rules.spans import add_spans, next_sequence_ids, read_page, read_spans
 from agentlightning.store.rules.tx import Backend, Ids, Tx
 from agentlightning.store.rules.updates import expire, update_attempt, update_rollout
 from agentlightning.store.rules.workers import forget_silent_workers, heartbeat, lost_claims
@@ -96,6 +96,7 @@ READING: dict[str, Script] = {
     "load_rollouts": lambda tx: load_rollouts(tx, ["ro-1", "ro-2", "unknown"]),
     "ended_rollouts": lambda tx: ended_rollouts(tx, ["ro-1", "ro-2", "unknown"]),
     "read_spans": lambda tx: read_spans(tx, "ro-1", "latest", None),
+    "read_page": lambda tx: read_page(tx, "ro-1", "latest", None, False, 10, 0),
     "lost_claims": lambda tx: lost_claims(tx, LONG_AFTER, 1.0),
     "resources_by_id": lambda tx: resources_by_id(tx, "r", 1),
     "latest_resources": lambda tx: latest_resources(tx, None),

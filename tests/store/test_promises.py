@@ -36,6 +36,7 @@ from agentlightning.store.memory import MemoryBackend
 from agentlightning.store.rules.claims import claim, forget_claim_tokens
 from agentlightning.store.rules.enqueue import enqueue
 from agentlightning.store.rules.query import Plan
+from agentlightning.store.rules.spans import decode_all, read_page
 from agentlightning.store.rules.tx import Backend, Record
 from agentlightning.store.rules.updates import update_attempt
 from agentlightning.store.rules.workers import forget_silent_workers, heartbeat
@@ -423,6 +424,39 @@ async def test_what_a_page_of_the_file_passes_over_is_read_from_an_index_alone(t
     assert [step for step in read if "COVERING INDEX" not in step] == []
     # what reads the bodies passes over none: its page is chosen by number before
     assert [text for text in statements if "body" in text and not text.endswith("number")] == []
+
+
+async def test_a_page_of_spans_is_in_order_and_reads_the_bodies_of_its_spans_only(tmp_path: Path) -> None:
+    store = SQLiteLightningStore(tmp_path / "x.db")
+    rollout = await store.start_rollout("x")
+    place: dict[str, Any] = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
+    numbers = [number * 7 % 20 // 2 for number in range(20)]
+    spans = [
+        Span.from_attributes(attributes={}, name=str(n), sequence_id=number, **place)
+        for n, number in enumerate(numbers)
+    ]
+    await store.add_many_spans(spans)
+    await store.close()
+    connection = sqlite3.connect(tmp_path / "x.db", isolation_level=None)
+    statements: list[str] = []
+    connection.set_trace_callback(statements.append)
+    tx = SQLiteTx(connection)
+
+    def names(*page: Any) -> list[str]:
+        bodies, total = read_page(tx, rollout.rollout_id, None, None, *page)
+        assert total == len(spans)
+        return [span.name for span in decode_all(bodies, rollout.rollout_id)]
+
+    ordered = [span.name for span in sorted(spans, key=lambda span: span.sequence_id)]
+    turned = [span.name for span in sorted(spans, key=lambda span: span.sequence_id, reverse=True)]
+    assert names(False, 3, 4) == ordered[4:7]
+    assert sum(text.startswith("SELECT body FROM spans") for text in statements) == 3
+    assert (names(True, 3, 4), names(False, 3, 18), names(False, 0, 0)) == (turned[4:7], ordered[18:], [])
+    # the number of this one is not where it is looked for first
+    spans.append(spans[0].model_copy(update={"attempt_id": "a" * 2000, "name": "far", "sequence_id": -1}))
+    tx.add_spans(spans[-1:])
+    assert names(False, 3, 0) == ["far", *ordered[:2]]
+    connection.close()
 
 
 # --- full, gone --------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from agentlightning.store.details.token_texts import check_token_ids, texts_of
 from agentlightning.store.details.versions import page_of_versions, without_keys
 from agentlightning.store.engine.runtime import StoreRuntime
 from agentlightning.store.rules.resources import resources_by_id
-from agentlightning.store.rules.spans import decode_all, numbered_page, page_of_bodies, read_spans
+from agentlightning.store.rules.spans import decode_all, read_page, read_spans
 from agentlightning.store.rules.tx import SpanBody, Tx, VocabularyRow
 from agentlightning.store.wrappers.text_check import refuse_broken_texts
 from agentlightning.types import PaginatedResult, ResourcesUpdate, Span, SpanOutline, TokenText
@@ -32,15 +32,16 @@ class DetailEngine(DetailOperations):
         self, rollout_id, attempt_id=None, *, limit=5000, offset=0
     ) -> PaginatedResult[SpanOutline]:
         check_outline_page(limit, offset)
-        bodies = await self._runtime.read(lambda tx: read_spans(tx, rollout_id, attempt_id, None))
-        items = [_outline_of(body, rollout_id) for body in page_of_bodies(bodies, False, limit, offset, rollout_id)]
-        return PaginatedResult(items=items, limit=limit, offset=offset, total=len(bodies))
+        bodies, total = await self._runtime.read(
+            lambda tx: read_page(tx, rollout_id, attempt_id, None, False, limit, offset)
+        )
+        items = [_outline_of(body, rollout_id) for body in bodies]
+        return PaginatedResult(items=items, limit=limit, offset=offset, total=total)
 
     @override
     async def get_span(self, rollout_id, attempt_id, span_id) -> Span | None:
         bodies = await self._runtime.read(lambda tx: read_spans(tx, rollout_id, attempt_id, span_id))
-        found = numbered_page(bodies, False, 1, 0, rollout_id)
-        return found[0] if found else None
+        return decode_all(bodies, rollout_id)[0] if bodies else None
 
     @override
     async def query_resource_versions(

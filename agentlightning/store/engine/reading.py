@@ -20,7 +20,7 @@ from agentlightning.store.read_operations import ReadOperations
 from agentlightning.store.rules.events import ended_rollouts, events
 from agentlightning.store.rules.query import Plan, check_choices, check_page, combine, page_of, text_filter
 from agentlightning.store.rules.resources import latest_resources, resources_by_id
-from agentlightning.store.rules.spans import decode_all, numbered_page, read_spans
+from agentlightning.store.rules.spans import decode_all, read_page, read_spans
 from agentlightning.store.rules.tx import ResourcesRow, WorkerRow
 from agentlightning.store.rules.values import (
     build,
@@ -113,11 +113,12 @@ class ReadingEngine(ReadOperations):
             return combine(results, filter_logic)
 
         only = span_id if filter_logic == "and" else None
-        bodies = await self._runtime.read(lambda tx: read_spans(tx, rollout_id, attempt_id, only))
         filters = (trace_id, trace_id_contains, span_id_contains, parent_id, parent_id_contains, name, name_contains)
         if sort_by == "sequence_id" and span_id == only and filters == _NO_FILTERS:
-            items = numbered_page(bodies, _descending(sort_order), limit, offset, rollout_id)
-            return _result(items, limit, offset, len(bodies))
+            page = (only, _descending(sort_order), limit, offset)
+            found, total = await self._runtime.read(lambda tx: read_page(tx, rollout_id, attempt_id, *page))
+            return _result(decode_all(found, rollout_id), limit, offset, total)
+        bodies = await self._runtime.read(lambda tx: read_spans(tx, rollout_id, attempt_id, only))
         spans = [span for span in decode_all(bodies, rollout_id) if keep(span)]
         return _page(spans, sort_by, sort_order, limit, offset)
 

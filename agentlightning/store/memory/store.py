@@ -24,7 +24,7 @@ from agentlightning.store.memory.spans import BULK, DEFAULT_DECODED_BYTES, KeptS
 from agentlightning.store.memory.summaries import shorts_of
 from agentlightning.store.rules.durable import page_of_records
 from agentlightning.store.rules.query import Plan, RecordPlan, read_cursor
-from agentlightning.store.rules.tx import Counts, Kind, NewRunRecord, Notes, Record, Row, RunRow, SpanBody, Tx
+from agentlightning.store.rules.tx import Choice, Counts, Kind, NewRunRecord, Notes, Record, Row, RunRow, SpanBody, Tx
 from agentlightning.store.summaries.aggregate import AggregatePlan
 from agentlightning.store.summaries.plan import SummaryPlan
 from agentlightning.types import RecordKind, RetentionPolicy, RolloutAggregate, Span, SummaryPage
@@ -210,7 +210,13 @@ class MemoryTx:
             )
         return sizes
 
-    def span_bodies(self, rollout_id: str, attempt_id: str | None, span_id: str | None = None) -> Sequence[SpanBody]:
+    def span_bodies(
+        self, rollout_id: str, attempt_id: str | None, span_id: str | None = None, choose: Choice | None = None
+    ) -> Sequence[SpanBody]:
+        bodies = self._span_bodies(rollout_id, attempt_id, span_id)
+        return bodies if choose is None else [bodies[place] for place in choose(bodies)]
+
+    def _span_bodies(self, rollout_id: str, attempt_id: str | None, span_id: str | None) -> Sequence[SpanBody]:
         stored, added = self._data.spans.get(rollout_id, {}), self._spans.get(rollout_id)
         bodies = {**stored, **added} if added else stored
         self._data.budget.read(rollout_id)

@@ -31,7 +31,7 @@ from agentlightning.store.mongo.rows import Rows
 from agentlightning.store.mongo.run_records import Direct
 from agentlightning.store.rules.durable import DAMAGED
 from agentlightning.store.rules.query import Plan, RecordPlan
-from agentlightning.store.rules.tx import ClaimRow, Kind, NewRunRecord, Record, Row
+from agentlightning.store.rules.tx import Choice, ClaimRow, Kind, NewRunRecord, Record, Row
 from agentlightning.store.summaries.aggregate import AggregatePlan
 from agentlightning.store.summaries.plan import SummaryPlan
 from agentlightning.types import RecordKind, RolloutAggregate, Span, SummaryPage
@@ -225,7 +225,9 @@ class MongoTx(Queries):
                     self.fenced.add(rollout_id)
         return known
 
-    def span_bodies(self, rollout_id: str, attempt_id: str | None, span_id: str | None = None) -> Sequence[str]:
+    def span_bodies(
+        self, rollout_id: str, attempt_id: str | None, span_id: str | None = None, choose: Choice | None = None
+    ) -> Sequence[str]:
         query: Document = {"partition": self.partition.name, "rollout_id": rollout_id}
         if span_id is not None:
             query["span_id"] = span_id
@@ -238,7 +240,7 @@ class MongoTx(Queries):
         for (rollout, attempt, span), body in self.new_spans.items():
             if rollout == rollout_id and attempt_id in (None, attempt) and span_id in (None, span):
                 bodies.append(body)
-        return bodies
+        return bodies if choose is None else [bodies[place] for place in choose(bodies)]
 
     # --- rows ------------------------------------------------------------------------------------------------------
 

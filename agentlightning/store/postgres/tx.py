@@ -23,7 +23,7 @@ from agentlightning.store.rules.durable import (
     readable_rows,
 )
 from agentlightning.store.rules.query import Plan, RecordPlan
-from agentlightning.store.rules.tx import Counts, Kind, NewRunRecord, Notes, Record, Row, RunRow
+from agentlightning.store.rules.tx import HEAD, Choice, Counts, Kind, NewRunRecord, Notes, Record, Row, RunRow
 from agentlightning.store.summaries.aggregate import AggregatePlan
 from agentlightning.store.summaries.plan import SummaryPlan
 from agentlightning.types import RecordKind, RolloutAggregate, Span, SummaryPage
@@ -238,15 +238,24 @@ class PostgresTx:
             sizes.append(len(body))
         return sizes
 
-    def span_bodies(self, rollout_id: str, attempt_id: str | None, span_id: str | None = None) -> Sequence[bytes]:
+    def span_bodies(
+        self, rollout_id: str, attempt_id: str | None, span_id: str | None = None, choose: Choice | None = None
+    ) -> Sequence[bytes]:
         self._send_early()
         where, values = "partition = %s AND rollout_id = %s", [self._partition, rollout_id]
         for column, wanted in (("attempt_id", attempt_id), ("span_id", span_id)):
             if wanted is not None:
                 where += f" AND {column} = %s"
                 values.append(wanted)
-        rows = self._link.fetch(f"SELECT body FROM agl_spans WHERE {where} ORDER BY number", values)
-        return [row[0] for row in rows]
+        if choose is None:
+            rows = self._link.fetch(f"SELECT body FROM agl_spans WHERE {where} ORDER BY number", values)
+            return [row[0] for row in rows]
+        heads = f"SELECT number, substring(body FROM 1 FOR {HEAD}) FROM agl_spans WHERE {where} ORDER BY number"
+        found = self._link.fetch(heads, values)
+        numbers = [found[place][0] for place in choose([head for _, head in found])]
+        query = f"SELECT number, body FROM agl_spans WHERE {where} AND number = ANY(%s::bigint[])"
+        bodies = dict(self._link.fetch(query, (*values, numbers)))
+        return [bodies[number] for number in numbers if number in bodies]  # some may have been removed just now
 
     # --- rows --------------------------------------------------------------------------------------------------------
 

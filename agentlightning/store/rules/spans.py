@@ -19,7 +19,7 @@ from agentlightning.store.base import FINISHED
 from agentlightning.store.rules import lifecycle
 from agentlightning.store.rules.durable import damaged
 from agentlightning.store.rules.rewards import Rewarded, may_reward, rewarded_by, with_reward
-from agentlightning.store.rules.tx import Record, SpanBody, Tx
+from agentlightning.store.rules.tx import Choice, Record, SpanBody, Tx
 from agentlightning.store.rules.updates import attempt_of, existing, note_change, set_status
 from agentlightning.store.rules.values import evolve
 from agentlightning.store.rules.workers import sync_worker
@@ -27,7 +27,7 @@ from agentlightning.types import Span
 from agentlightning.utils.otlp.unread import UnreadSpan
 
 _decode = Span.__pydantic_validator__.validate_json
-_NUMBER = re.compile(r'"sequence_id":(-?\d+)')
+_NUMBER = re.compile(r'"sequence_id":(-?\d+)\D')
 _NUMBER_BYTES = re.compile(_NUMBER.pattern.encode())
 _NO_REWARDS: Mapping[str, Sequence[Rewarded]] = {}
 
@@ -164,8 +164,10 @@ def next_sequence_ids(tx: Tx, pairs: Sequence[tuple[str, str]]) -> list[int]:
     return numbers
 
 
-def read_spans(tx: Tx, rollout_id: str, attempt_id: str | None, span_id: str | None) -> Sequence[SpanBody]:
-    """Return the encoded spans of a rollout or of one attempt; none for an unknown one.
+def read_spans(
+    tx: Tx, rollout_id: str, attempt_id: str | None, span_id: str | None, choose: Choice | None = None
+) -> Sequence[SpanBody]:
+    """Return the encoded spans of a rollout or of one attempt, or those chosen; none for an unknown one.
 
     Raises:
         GoneError: some of them were evicted.
@@ -184,7 +186,7 @@ def read_spans(tx: Tx, rollout_id: str, attempt_id: str | None, span_id: str | N
             "to keep the store within its bound. Read spans before that, give the store more room "
             "(max_span_bytes), or use a durable one (sqlite:///FILE)."
         )
-    return tx.span_bodies(rollout_id, attempt_id, span_id)
+    return tx.span_bodies(rollout_id, attempt_id, span_id, choose)
 
 
 def decode_all(bodies: Sequence[SpanBody], rollout_id: str) -> list[Span]:
@@ -211,29 +213,36 @@ def readable_spans(bodies: Iterable[bytes | str]) -> Iterator[Span]:
             yield _decode(body)
 
 
-def numbered_page(bodies: Sequence[SpanBody], descending: bool, limit: int, offset: int, rollout_id: str) -> list[Span]:
-    """Return one page in the order of the numbers of the spans; ties keep their order. `limit` -1 is all.
-
-    Raises:
-        DamagedRecordError: a span of the page, or the number of any, cannot be read.
-    """
-    return decode_all(page_of_bodies(bodies, descending, limit, offset, rollout_id), rollout_id)
-
-
-def page_of_bodies(
-    bodies: Sequence[SpanBody], descending: bool, limit: int, offset: int, rollout_id: str
-) -> list[SpanBody]:
-    """Return the same page, as the spans are stored.
+def read_page(
+    tx: Tx, rollout_id: str, attempt_id: str | None, span_id: str | None, descending: bool, limit: int, offset: int
+) -> tuple[Sequence[SpanBody], int]:
+    """Return one page of these spans in the order of their numbers, and how many there are; ties keep their order.
+    `limit` -1 is all.
 
     Raises:
         DamagedRecordError: the number of a span cannot be read.
+        GoneError: some of them were evicted.
     """
+    total, end = 0, None if limit == -1 else offset + limit
+
+    def page_of(bodies: Sequence[SpanBody]) -> Sequence[int]:
+        nonlocal total
+        total = len(bodies)
+        return sorted(range(total), key=lambda place: _number_of(bodies[place]), reverse=descending)[offset:end]
+
+    if limit != -1 and span_id is None:
+        with contextlib.suppress(_NoNumber):  # in a head, which is short
+            return read_spans(tx, rollout_id, attempt_id, None, page_of), total
+    bodies = read_spans(tx, rollout_id, attempt_id, span_id)
     try:
-        ordered = sorted(bodies, key=_number_of, reverse=descending)
-    except LookupError:
+        return [bodies[place] for place in page_of(bodies)], total
+    except _NoNumber:
         decode_all(bodies, rollout_id)
         raise
-    return ordered[offset : None if limit == -1 else offset + limit]
+
+
+class _NoNumber(LookupError):
+    """A span has no number where it is looked for."""
 
 
 def _number_of(body: SpanBody) -> int:
@@ -241,5 +250,5 @@ def _number_of(body: SpanBody) -> int:
         return body.sequence_id
     found = _NUMBER_BYTES.search(body) if isinstance(body, bytes) else _NUMBER.search(body)
     if found is None:
-        raise LookupError(body[:200])
+        raise _NoNumber(body[:200])
     return int(found[1])

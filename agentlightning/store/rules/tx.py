@@ -51,6 +51,10 @@ class OwnSpan(Protocol):
 
 SpanBody = bytes | str | OwnSpan
 """A stored span: the JSON that `Span` writes, or what the backend makes of it."""
+HEAD: Final = 1000
+"""Bytes from the beginning of a stored span that have its number, as a rule."""
+Choice = Callable[[Sequence[SpanBody]], Sequence[int]]
+"""Chooses spans by their places in a list of all of them, each given whole or by its head."""
 Age = Callable[[float], float]
 """Seconds since a wall-clock time, which a jump of the clock does not change."""
 
@@ -380,9 +384,11 @@ class Tx(Protocol):
         """
         ...
 
-    def span_bodies(self, rollout_id: str, attempt_id: str | None, span_id: str | None = None) -> Sequence[SpanBody]:
+    def span_bodies(
+        self, rollout_id: str, attempt_id: str | None, span_id: str | None = None, choose: Choice | None = None
+    ) -> Sequence[SpanBody]:
         """Return the encoded spans of a rollout, of one attempt, or with one span id, in the order in which they were
-        stored."""
+        stored; with `choose`, those that it chooses, in its order."""
         ...
 
     # What is done to records of runs is not undone if the script raises later, so it comes after every check.

@@ -23,7 +23,7 @@ from agentlightning.store.rules.durable import (
 )
 from agentlightning.store.rules.lifecycle import ROLLOUT_STATUSES
 from agentlightning.store.rules.query import Plan, RecordPlan, read_cursor
-from agentlightning.store.rules.tx import Counts, Kind, NewRunRecord, Notes, Record, Row, RunRow, row_type
+from agentlightning.store.rules.tx import HEAD, Choice, Counts, Kind, NewRunRecord, Notes, Record, Row, RunRow, row_type
 from agentlightning.store.sqlite import run_records, summaries
 from agentlightning.store.sqlite.summaries import Told
 from agentlightning.store.summaries.aggregate import AggregatePlan
@@ -247,13 +247,20 @@ class SQLiteTx:
             sizes.append(len(body) if self._db.execute(statement, (*key, body)).rowcount == 1 else 0)
         return sizes
 
-    def span_bodies(self, rollout_id: str, attempt_id: str | None, span_id: str | None = None) -> Sequence[bytes]:
+    def span_bodies(
+        self, rollout_id: str, attempt_id: str | None, span_id: str | None = None, choose: Choice | None = None
+    ) -> Sequence[bytes]:
         where, values = "rollout_id = ?", [rollout_id]
         for column, wanted in (("attempt_id", attempt_id), ("span_id", span_id)):
             if wanted is not None:
                 where += f" AND {column} = ?"
                 values.append(wanted)
-        return [row[0] for row in self._db.execute(f"SELECT body FROM spans WHERE {where} ORDER BY number", values)]
+        if choose is None:
+            return [row[0] for row in self._db.execute(f"SELECT body FROM spans WHERE {where} ORDER BY number", values)]
+        heads = f"SELECT number, substr(body, 1, {HEAD}) FROM spans WHERE {where} ORDER BY number"
+        found = self._db.execute(heads, values).fetchall()
+        chosen = [found[place][:1] for place in choose([head for _, head in found])]
+        return [self._db.execute("SELECT body FROM spans WHERE number = ?", number).fetchone()[0] for number in chosen]
 
     def add_run_records(self, run_id: str, records: Sequence[NewRunRecord]) -> list[bool]:
         return run_records.add(self._db, run_id, records)
