@@ -27,7 +27,7 @@ from agentlightning.store.base import (
     Unset,
     call_token,
 )
-from agentlightning.store.engine.calls import EmptyClaims, Repeats, call_ids, call_of
+from agentlightning.store.engine.calls import EmptyClaims, IdleBeats, Repeats, call_ids, call_of
 from agentlightning.store.engine.details import DetailEngine
 from agentlightning.store.engine.history import HistoryEngine
 from agentlightning.store.engine.reading import ReadingEngine
@@ -112,6 +112,7 @@ class EngineStore(RunEngine, SummaryEngine, DetailEngine, ReadingEngine, History
         self._runtime = StoreRuntime(
             backend, scan_debounce_seconds=scan_debounce_seconds, lease_seconds=lease_seconds, policy=retention
         )
+        self._idle_beats = IdleBeats() if backend.persistent else None
         self._empty_claims = EmptyClaims(self._runtime.write, self._runtime.now)
         if tracker is not None:
             from agentlightning.store.wrappers.metrics import observe_operations
@@ -409,6 +410,8 @@ class EngineStore(RunEngine, SummaryEngine, DetailEngine, ReadingEngine, History
             run_id=run_id,
             attempts=None if named is None else sorted(named),
         )
+        if self._idle_beats is not None and named is not None and not named:
+            await self._idle_beats.gather()
         return public_worker(
             await self._runtime.write(lambda tx: heartbeat(tx, now, worker_id, stats, run_id, named, call))
         )
