@@ -135,7 +135,7 @@ class Plain(Silent):
 def step_line(figures: StepFigures) -> str:
     """Return a step as one line."""
     reward = "-" if figures.mean_reward is None else f"{figures.mean_reward:.3f}"
-    held_out = "" if figures.held_out is None else f"  held-out {_held_out(figures, ' solved')}"
+    held_out = "" if figures.held_out is None else f"  held-out {_held_out(figures)}"
     phases = "  ".join(f"{name} {seconds:.2f}s" for name, seconds in figures.seconds.items())
     return (
         f"step {figures.step:3d}/{figures.steps}  reward {reward}{held_out}  "
@@ -145,10 +145,17 @@ def step_line(figures: StepFigures) -> str:
     )
 
 
-def _held_out(figures: StepFigures, word: str) -> str:
+def _held_out(figures: StepFigures) -> str:
     """Return the mean reward, beside it the share that was solved."""
-    share = "" if figures.held_out_solved is None else f" ({figures.held_out_solved:.1%}{word})"
+    share = "" if figures.held_out_solved is None else f" ({figures.held_out_solved:.1%} solved)"
     return "" if figures.held_out is None else f"{figures.held_out:.3f}{share}"
+
+
+def _held_out_cell(figures: StepFigures) -> str:
+    """Return the held-out figure in the width of a column: of rewards of 0 and 1 the share that was solved."""
+    if figures.held_out_solved is not None and figures.held_out_solved == figures.held_out:
+        return f"{figures.held_out:.1%}"
+    return "" if figures.held_out is None else f"{figures.held_out:.3f}"
 
 
 def left_out_text(figures: StepFigures) -> str:
@@ -212,7 +219,7 @@ class Live:
             cells = [
                 f"{figures.step}/{figures.steps}",
                 "-" if figures.mean_reward is None else f"{figures.mean_reward:.3f}",
-                _held_out(figures, ""),
+                _held_out_cell(figures),
                 str(figures.rollouts_done),
                 f"{figures.rollouts_failed}{left_out_text(figures)}",
                 str(figures.calls_trained),

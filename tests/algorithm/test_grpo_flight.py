@@ -271,7 +271,7 @@ def test_a_call_that_is_in_progress_holds_the_weights_only_until_they_are_tried_
             model=untrained_model,
             max_steps=3,
             max_staleness=1,
-            step_timeout_seconds=9.0,
+            step_timeout_seconds=20.0,
             trainer_llm_proxy=agl.LLMProxy(model_list=[{"model_name": "held", "litellm_params": parameters}]),
             trainer_runner={"type": "agentlightning.LitAgentRunner", "concurrency": 16},
         )

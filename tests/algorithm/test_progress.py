@@ -127,7 +127,7 @@ from agentlightning.algorithm.progress import StepFigures, make_progress
 progress = make_progress("auto", sys.stdout)
 seconds = {"generate": 12.34, "wait": 0.12, "train": 123.45}
 excluded = {"equal_rewards": 80, "no_tokens": 10}
-more = {"held_out": 0.958, "rollouts_excluded": {"refused_call": 3}}
+more = {"held_out": 0.958, "held_out_solved": 0.958, "rollouts_excluded": {"refused_call": 3}}
 progress.step(StepFigures(16, 16, 0.125, 120, 8, 2500, 90, excluded, 12345.6, seconds, **more))
 progress.close()
 """

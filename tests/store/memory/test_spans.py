@@ -164,7 +164,6 @@ LARGE: dict[str, Callable[[AttemptedRollout], Span]] = {
     "an integer": lambda r: _span(r, attributes={"a": 10**4000}),
     "integers in a list": lambda r: _span(r, attributes={"a": [number - 10**4000 for number in range(30)]}),
     "integers in many lists": lambda r: _span(r, attributes={str(n): [n + 10**4000] for n in range(20)}),
-    "flags": lambda r: _span(r, flags=10**4000),
 }
 
 
