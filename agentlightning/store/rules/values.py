@@ -162,7 +162,7 @@ def own_config(config: RolloutConfig) -> RolloutConfig:
         BadRequestError: a value does not fit its field.
     """
     with valid("config"):
-        return RolloutConfig.model_validate(dict(config))
+        return RolloutConfig.model_validate(dict(config) if isinstance(config, RolloutConfig) else config)
 
 
 def wrong_value(what: str, error: ValidationError, field: str = "") -> BadRequestError:
