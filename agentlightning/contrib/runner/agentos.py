@@ -59,7 +59,8 @@ class AgentOSRunner(LitAgentRunner[T]):
 
     Raises:
         TypeError: the kernel does not tell of violations.
-        ValueError: `violation_reward` is not finite; or `isolation="process"`, where the kernel is not the agent's.
+        ValueError: `violation_reward` is not finite or beyond 1e15 in size; or `isolation="process"`, where the kernel
+            is not the agent's.
     """
 
     def __init__(

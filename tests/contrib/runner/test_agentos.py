@@ -346,9 +346,11 @@ def test_settings_that_cannot_work_are_refused() -> None:
     kernel = kernel_of(SQLPolicy())
     with pytest.raises(ValueError, match="isolation='process'; leave that out"):
         AgentOSRunner(kernel, isolation="process")
-    with pytest.raises(ValueError, match="violation_reward must be a finite number; got nan"):
+    with pytest.raises(
+        ValueError, match=r"violation_reward must be a finite number of at most 1e\+15 in size .*; got nan"
+    ):
         AgentOSRunner(kernel, violation_reward=float("nan"))
-    with pytest.raises(ValueError, match="penalty must be a finite number; got inf"):
+    with pytest.raises(ValueError, match=r"penalty must be a finite number of at most 1e\+15 in size .*; got inf"):
         PolicyReward(kernel, penalty=float("inf"))
     with pytest.raises(TypeError, match="kernel must not be an empty list"):
         AgentOSRunner([])
