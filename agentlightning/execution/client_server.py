@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 Role = Literal["algorithm", "runner", "both"]
 MainProcess = Literal["algorithm", "runner"]
+_KILL_SECONDS = 5.0
+"""The least that an ordinary end waits for processes that were killed."""
 
 
 class ClientServerExecutionStrategy(ExecutionStrategy):
@@ -45,7 +47,8 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
             warning): it would be forked off an open accelerator, or spawned with what cannot be pickled.
         graceful_timeout: seconds between the stop event and the first signal, at an ordinary end. Higher than the
             longest rollout, so that none is broken off.
-        terminate_timeout: seconds after each of SIGINT, SIGTERM and SIGKILL.
+        terminate_timeout: seconds after each of SIGINT and SIGTERM, and after SIGKILL, where it is 5 s at least: the
+            operating system may take that long to end a process on a busy machine.
         main_process: the side that stays in this process; `runner` needs the role `both` and one runner,
             and is for debugging: an agent that ends its process ends the program.
         managed_store: serve the store to the runners; None reads `AGL_MANAGED_STORE`, which is true by default. False
@@ -138,7 +141,9 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
             runner=runner,
             store=store,
             address=self._address() if self.managed_store else None,
-            patience=Patience(self.graceful_timeout, *[self.terminate_timeout] * 3),
+            patience=Patience(
+                self.graceful_timeout, *[self.terminate_timeout] * 2, kill=max(self.terminate_timeout, _KILL_SECONDS)
+            ),
             start_method=self.start_method,
             n_runners=self.n_runners,
             max_runner_restarts=self.max_runner_restarts,
