@@ -1,4 +1,5 @@
-"""Which endpoint of a model a rollout goes to: its own as long as that serves, else the least busy; never a broken one.
+"""Which endpoint of a model a rollout goes to: its own as long as that serves, else the least busy for its weight, and
+never a broken one.
 
 A rollout stays where its prompts are cached. An endpoint that fails several times in a row is out for a while that
 doubles (a circuit breaker: Nygard, Release It!, chapter 5); then one call tries it. Meanwhile its health is
@@ -98,7 +99,12 @@ class Balancer:
         now = self._clock()
         resting = {endpoint for endpoint in self.out() if self._circuits[endpoint].until > now}
         serving = [endpoint for endpoint in endpoints if endpoint not in resting]
-        ordered = sorted(serving, key=lambda endpoint: (endpoint != home, self.in_flight[endpoint]))
+        least = min(endpoint.weight for endpoint in endpoints)
+
+        def load(endpoint: ModelEndpoint) -> int:  # so that a light endpoint without a call is not the least busy
+            return int(self.in_flight[endpoint] * (least / endpoint.weight))
+
+        ordered = sorted(serving, key=lambda endpoint: (endpoint != home, load(endpoint)))
         ordered += [endpoint for endpoint in endpoints if endpoint not in serving]
         circuit = self._circuits.get(ordered[0])
         if circuit is not None and self._is_out(circuit):
@@ -198,7 +204,7 @@ class HealthWatch:
             return
         if endpoint.engine == LITELLM_ENGINE:
             return  # has no route for it: the next call finds out
-        headers = CHAT.key_headers(endpoint.api_key)
+        headers = {**CHAT.key_headers(endpoint.api_key), **dict(endpoint.headers)}
         with suppress(TimeoutError, aiohttp.ClientError, OSError):
             async with asyncio.timeout(self._checks.timeout_seconds):
                 foreign = await self._probe.engine_of(endpoint) in _NO_HEALTH_ROUTE
