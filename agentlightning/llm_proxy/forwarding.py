@@ -114,10 +114,19 @@ class Forwarder:
                 return await self._whole_reply(call, request, on_file, json_bytes(on_file), reply_stream)
         call.weight_version = await self._gate.enter()
         try:
-            return await self._ask(call, request, reply_stream)
-        except CallFailed as failure:
-            if not (fallbacks and failure.others_may_serve):
-                raise
+            if fallbacks and request.endpoints and self._upstream.balancer.all_rest(request.endpoints):
+                text = f"The model servers of {call.model!r} failed lately, and none is tried again yet"
+                failure = CallFailed(503, text, code="upstream_unusable", state="upstream_error")
+                fallbacks.append(call.model)  # better than to refuse the call
+            else:
+                try:
+                    return await self._ask(call, request, reply_stream, among_others=bool(fallbacks))
+                except CallFailed as error:
+                    if not (fallbacks and error.others_may_serve):
+                        raise
+                    failure = error
+                    text = "%s: the model servers of %r failed; asking %s instead"
+                    logger.warning(text, call.call_id, call.model, ", ".join(fallbacks))
             return await self._ask_fallbacks(call, dialect, asked, fallbacks, reply_stream, hold, failure)
         finally:
             self._gate.leave()
@@ -142,17 +151,20 @@ class Forwarder:
         call.request, call.prompt = request.body, request.prompt
         return request
 
-    async def _ask(self, call: GatewayCall, request: _UpstreamRequest, reply_stream: ReplyStream) -> AgentReply:
+    async def _ask(
+        self, call: GatewayCall, request: _UpstreamRequest, reply_stream: ReplyStream, *, among_others: bool = False
+    ) -> AgentReply:
         """Ask the servers of the call's model and return the reply for the agent."""
         endpoints = request.endpoints or self._models().endpoints(call.model, call.rollout_id)
         deadline = call.began + self._limits.call_seconds
-        async with self._upstream.ask(call, request.wire, endpoints, deadline) as response:
+        asking = self._upstream.ask(call, request.wire, endpoints, deadline, among_others=among_others)
+        async with asking as response:
             if isinstance(response, UpstreamStream):
                 return await self._pass_stream(call, request, response, reply_stream)
             reply = await self._off_loop.run(len(response.body), _read_response, request.wire, response)
             if response.hid_key:
                 reply = without_tokens(reply)
-            await self._record(request, reply)
+            await self._record(call, request, reply)
             return await self._whole_reply(call, request, reply, response.body, reply_stream)
 
     async def _ask_fallbacks(
@@ -172,12 +184,13 @@ class Forwarder:
         """
         own = call.model, call.policy, call.request, call.prompt
         for model in fallbacks:
-            logger.warning("%s: the model servers of %r failed; %r is asked instead", call.call_id, own[0], model)
-            call.model, call.policy = model, self._policies.of_fallback(own[1], call.role, model)
+            call.model = model
+            call.policy = own[1] if model == own[0] else self._policies.of_fallback(own[1], call.role, model)
             try:
-                return await self._ask(call, await self._prepare(call, dialect, asked, hold), reply_stream)
+                request = await self._prepare(call, dialect, asked, hold)
+                return await self._ask(call, request, reply_stream, among_others=True)
             except CallFailed as error:
-                if reply_stream.begun:
+                if reply_stream.begun or model == own[0]:
                     raise
                 failure.message += f"; the fallback {model!r} failed, too ({error.status})"
         call.model, call.policy, call.request, call.prompt = own
@@ -191,8 +204,10 @@ class Forwarder:
         if call.turn is not None and call.turn.stores and said is not None:
             call.to_remember = await self._off_loop.run(call.bytes, call.turn.to_remember, said)
 
-    async def _record(self, request: _UpstreamRequest, reply: Json) -> None:
+    async def _record(self, call: GatewayCall, request: _UpstreamRequest, reply: Json) -> None:
         if self._call_file is not None and self._call_file.records:
+            if call.model != self._models().resolved(request.agent_request["model"]):
+                reply = without_tokens(reply)  # a replay is of the model asked for, whose tokens these are not
             await self._off_loop.run(LARGE_BYTES, self._call_file.record, request.wire.route, request.body, reply)
 
     async def _whole_reply(
@@ -248,7 +263,7 @@ class Forwarder:
         further = await self._off_loop.run(call.bytes, _further_tokens, request, reply)
         call.answered(record, tokens, further, generated=wire.generates)
         await self._prepare_to_remember(call, None if writer is None else writer.reply)
-        await self._record(request, reply)
+        await self._record(call, request, reply)
         return StreamEnd(reply_stream, last if writer is None else end)
 
 

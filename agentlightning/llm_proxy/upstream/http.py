@@ -101,11 +101,18 @@ class Upstream:
 
     @asynccontextmanager
     async def ask(
-        self, call: GatewayCall, wire: WireDialect, endpoints: list[ModelEndpoint], deadline: float
+        self,
+        call: GatewayCall,
+        wire: WireDialect,
+        endpoints: list[ModelEndpoint],
+        deadline: float,
+        *,
+        among_others: bool = False,
     ) -> AsyncGenerator[UpstreamResponse | UpstreamStream, None]:
         """Give the first good reply: whole, or opened if the call is streamed and the server streams too.
 
-        `deadline` is on the monotonic clock. Nothing is tried again once a reply has been given.
+        `deadline` is on the monotonic clock; `among_others` says that other models may be asked, too. Nothing is tried
+        again once a reply has been given.
 
         Raises:
             CallFailed: no good reply; the server's own reply where it gave one, else 502, or 504 after a timeout.
@@ -121,7 +128,7 @@ class Upstream:
                 response = await self._ask(call, wire, endpoint)
                 call.endpoint = endpoint
                 streams = isinstance(response, UpstreamStream)
-                if len(endpoints) > 1:  # the only one is asked whatever is known of it
+                if len(endpoints) > 1 or among_others:  # else the only one is asked whatever is known of it
                     if streams or (not response.failure and response.status < 500):  # 429 is busy, not broken
                         self.balancer.served(endpoint)
                     elif rest := self.balancer.failed(endpoint):

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
 from agentlightning.adapter import LlmProxyTraceToTriplet
-from agentlightning.llm_proxy import LLMProxy
+from agentlightning.llm_proxy import HealthChecks, LLMProxy
 from agentlightning.llm_proxy.endpoints.table import ModelTable
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.types import AttemptedRollout
-from tests.llm_proxy.harness import GatewayHarness, Json, arrived
+from tests.llm_proxy.harness import GatewayHarness, Json, arrived, until
 from tests.stubs.model_server import Fault, ModelServer
 
 HI: Any = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
@@ -57,7 +58,7 @@ async def trained(harness: GatewayHarness, attempt: AttemptedRollout, policy: st
 async def test_a_fallback_answers_where_the_servers_of_a_model_fail(
     backup: ModelServer, fault: Fault, streamed: bool
 ) -> None:
-    async with gateway(backup) as harness:
+    async with gateway(backup, health=HealthChecks(failures=99)) as harness:
         harness.model.faults = [fault] * 9
         attempt = await harness.attempt()
         async with openai.AsyncOpenAI(base_url=harness.url(attempt, "/v1"), api_key="any", max_retries=0) as client:
@@ -127,7 +128,7 @@ async def test_where_all_fail_the_first_one_is_heard_and_all_are_named(
         assert str(error).endswith("; the fallback 'backup' failed, too (401)")
         told = await asked_and_answered(harness, attempt)
         assert (told["asked"], told["model"], told["state"]) == ("policy", None, "upstream_error")
-        assert "the model servers of 'policy' failed; 'backup' is asked instead" in caplog.text
+        assert "the model servers of 'policy' failed; asking backup instead" in caplog.text
 
 
 async def test_each_fallback_is_asked_in_a_dialect_of_its_own(backup: ModelServer) -> None:
@@ -167,6 +168,18 @@ async def test_other_routes_have_fallbacks_too(backup: ModelServer, route: str, 
         assert [call.path for call in backup.calls] == [route]
 
 
+async def test_a_file_of_calls_holds_no_tokens_of_a_fallback(backup: ModelServer, tmp_path: Path) -> None:
+    file = tmp_path / "calls.jsonl"
+    async with gateway(backup, record=file) as harness:
+        harness.model.faults = [Fault(500)]
+        assert (await harness.ask(await harness.attempt()))[0] == 200
+    async with gateway(backup, replay=file) as harness:
+        attempt = await harness.attempt()
+        status, body = await harness.ask(attempt)
+        assert (status, body["choices"][0]["message"]["content"]) == (200, "the backup says so")
+        assert await harness.states(attempt) == ["no_tokens"]
+
+
 async def test_a_batch_has_fallbacks_too(backup: ModelServer) -> None:
     async with gateway(backup) as harness:
         harness.model.faults = [Fault(500)]
@@ -184,6 +197,31 @@ async def test_the_replicas_of_a_model_are_asked_before_its_fallback(backup: Mod
             assert (await asked_and_answered(harness, attempt))["model"] == answered
             for server in failing:
                 server.faults = []
+
+
+async def test_a_model_that_goes_on_failing_is_left_alone_until_it_is_well(backup: ModelServer) -> None:
+    checks = HealthChecks(interval_seconds=0.02, rest_seconds=600.0, longest_rest_seconds=600.0)
+    async with gateway(backup, health=checks) as harness:
+        name = f"policy at 127.0.0.1:{harness.model.port}"
+        harness.model.get_status = 500
+        harness.model.faults = [Fault(500)] * 99
+        attempt = await harness.attempt()
+        for _ in range(checks.failures + 5):
+            assert (await harness.ask(attempt))[0] == 200
+        assert (len(harness.model.calls), len(backup.calls)) == (checks.failures, checks.failures + 5)
+        backup.faults = [Fault(401)]
+        harness.model.faults = []
+        assert (await harness.ask(attempt))[0] == 200, "where all fallbacks fail, trying is better than refusing"
+        assert (await asked_and_answered(harness, attempt))["model"] is None
+        assert harness.proxy.stats()["endpoints"][name] == "serving"
+
+        harness.model.faults = [Fault(500)] * checks.failures
+        for _ in range(checks.failures):
+            assert (await harness.ask(attempt))[0] == 200
+        harness.model.get_status = 200
+        await until(lambda: harness.proxy.stats()["endpoints"][name] == "failing")
+        assert (await harness.ask(attempt))[0] == 200
+        assert (await asked_and_answered(harness, attempt))["model"] is None
 
 
 # --- who learns ------------------------------------------------------------------------------------------------------
