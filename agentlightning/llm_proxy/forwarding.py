@@ -182,18 +182,19 @@ class Forwarder:
         Raises:
             CallFailed: `failure`, that of the model asked for, if none does; or a reply that was begun broke off.
         """
-        own = call.model, call.policy, call.request, call.prompt
+        own = call.model, call.policy, call.request, call.prompt, call.endpoint, call.engine
         for model in fallbacks:
             call.model = model
             call.policy = own[1] if model == own[0] else self._policies.of_fallback(own[1], call.role, model)
             try:
                 request = await self._prepare(call, dialect, asked, hold)
-                return await self._ask(call, request, reply_stream, among_others=True)
+                among_others = model == own[0] or model != fallbacks[-1]
+                return await self._ask(call, request, reply_stream, among_others=among_others)
             except CallFailed as error:
                 if reply_stream.begun or model == own[0]:
                     raise
                 failure.message += f"; the fallback {model!r} failed, too ({error.status})"
-        call.model, call.policy, call.request, call.prompt = own
+        call.model, call.policy, call.request, call.prompt, call.endpoint, call.engine = own
         raise failure
 
     async def note_refused(self, call: GatewayCall, dialect: Dialect, raw: bytes) -> None:

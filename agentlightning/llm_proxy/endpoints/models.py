@@ -165,10 +165,12 @@ def read_entry(place: str, entry: object) -> tuple[str, ModelEndpoint]:
     _refuse_unknown(place, parameters, _PARAMETERS)
     provider = next((known for known in (*_PROVIDERS, _ANTHROPIC) if model.startswith(known)), None)
     key = _key(f"{place}.api_key", parameters.get("api_key"))
+    address = f"{place}.api_base"
     if given is None:
         named, given, key = address_of(place, model, key)
-        provider = f"{named}/"
-    url = _url(f"{place}.api_base", given)
+        provider, address = f"{named}/", f"{address} (from the environment)"
+        key = _key(f"{place}.api_key (from the environment)", key)
+    url = _url(address, given)
     unreachable = _number(f"{place}.unreachable_seconds", parameters.get("unreachable_seconds", 0), "seconds")
     prices, listed = _prices(place, parameters), parameters.get("dialects")
     dialects = (MESSAGES.route,) if provider == _ANTHROPIC else _WIRE_ROUTES

@@ -45,6 +45,7 @@ _HEADERS = {"content-type": "application/json", "accept-encoding": "identity"}
 _CONNECT_SECONDS = 10.0
 _IDLE_SECONDS = 4.0  # below the 5 s after which uvicorn closes idle connections, vLLM's server among them
 _LONGEST_PAUSE = 30.0
+_LONGEST_PAUSE_AMONG_OTHERS = 2.0  # then another model is asked
 _LONGEST_CALL = 86_400.0
 _MOST_KEPT = 64  # addresses with connections of their own
 _SHOWN_BYTES = 2000
@@ -120,7 +121,7 @@ class Upstream:
         assert call.request is not None
         request, earlier = call.request, call.upstream_tries
         endpoints = self.balancer.order(call.rollout_id, call.model, endpoints)
-        moved = 0
+        moved, longest = 0, _LONGEST_PAUSE_AMONG_OTHERS if among_others else _LONGEST_PAUSE
         while True:
             endpoint = endpoints[moved % len(endpoints)]
             with self.balancer.busy(endpoint):
@@ -150,7 +151,7 @@ class Upstream:
             moved += response.others_may_serve
             fresh = response.others_may_serve and moved < len(endpoints)
             pause = 0.0 if fresh else _pause(response, tries)
-            if time.monotonic() + pause >= deadline or pause > _LONGEST_PAUSE:
+            if time.monotonic() + pause >= deadline or pause > longest:
                 raise _call_failed(response, call, endpoint)
             logger.debug(
                 "%s: try %d gave %s; next in %.2f s", call.call_id, call.upstream_tries, response.outcome, pause

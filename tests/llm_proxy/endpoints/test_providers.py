@@ -90,6 +90,23 @@ async def test_a_key_that_an_entry_does_not_give_is_the_environments_and_stays_t
 
 
 @pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("OPENAI_BASE_URL", "localhost", r"api_base \(from the environment\) must be a URL such as"),
+        ("OPENAI_BASE_URL", "http://user:pw-planted@h/v1", r"api_base \(from the environment\) must not hold a user"),
+        ("OPENAI_API_KEY", "pw-planted\r\nX-A: b", r"api_key \(from the environment\) holds what no HTTP header can"),
+    ],
+)
+def test_what_the_environment_says_is_checked_and_not_shown(
+    variable: str, value: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ValueError, match=said) as caught:
+        ModelTable([entry("openai/gpt-4o")])
+    assert "planted" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("model", "parameters", "said"),
     [
         ("openai/gpt-4o", {}, "api_key is missing: .*/api.openai.com.* write 'api_key': 'os.environ/OPENAI_API_KEY'"),

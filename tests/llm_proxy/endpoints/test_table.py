@@ -199,6 +199,13 @@ async def test_the_replicas_of_a_model_are_asked_before_its_fallback(backup: Mod
                 server.faults = []
 
 
+async def test_a_fallback_is_asked_at_once_where_a_server_puts_off_for_long(backup: ModelServer) -> None:
+    async with gateway(backup) as harness:
+        harness.model.faults = [Fault(429, headers={"Retry-After": "25"})] * 2
+        assert (await harness.ask(await harness.attempt()))[0] == 200
+        assert (len(harness.model.calls), len(backup.calls)) == (1, 1)
+
+
 async def test_a_model_that_goes_on_failing_is_left_alone_until_it_is_well(backup: ModelServer) -> None:
     checks = HealthChecks(interval_seconds=0.02, rest_seconds=600.0, longest_rest_seconds=600.0)
     async with gateway(backup, health=checks) as harness:
