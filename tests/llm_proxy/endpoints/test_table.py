@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -258,6 +259,39 @@ async def test_what_the_policy_answered_as_the_fallback_of_another_model_is_the_
         assert (await harness.post(url, {**HI, "model": "backup"}))[0] == 200
         assert (await asked_and_answered(harness, attempt))["policy"] == "judge", "a role acts by its own policy"
         assert await trained(harness, attempt, "learner") == 1
+
+
+async def test_a_fallback_that_is_of_the_same_policy_is_trained(backup: ModelServer) -> None:
+    policies: Any = {"learner": {"kind": "trained", "models": ["policy", "backup"], "roles": ["solver"]}}
+    async with gateway(backup, policies=policies) as harness:
+        harness.model.faults = [Fault(500)] * 2
+        attempt = await harness.attempt()
+        url = harness.proxy.as_resource(*_ids(attempt), "policy", role="solver").endpoint + "/chat/completions"
+        for each in (url, harness.url(attempt)):
+            assert (await harness.post(each, HI))[0] == 200
+        assert len(backup.calls) == await trained(harness, attempt, "learner") == 2
+
+
+async def test_calls_at_the_same_time_have_each_their_own_model_on_record(backup: ModelServer) -> None:
+    async with gateway(backup, aliases={"gpt-4o": "policy"}, health=HealthChecks(failures=99)) as harness:
+        harness.model.faults = [Fault(500)] * 15
+        attempt = await harness.attempt()
+        names = ["policy", "backup", "gpt-4o"] * 10
+        asking = [harness.ask(attempt, f"call {i}", model=name) for i, name in enumerate(names)]
+        assert [status for status, _ in await asyncio.gather(*asking)] == [200] * 30
+        spans = await harness.spans(attempt)
+        requests = {span.span_id: span for span in spans if span.name == "litellm_request"}
+        answers = {f"call {i}": name for i, name in enumerate(names)}
+        for span in spans:
+            if span.name == "raw_gen_ai_request":
+                request = requests[span.parent_id or ""].attributes
+                asked, said = request["gen_ai.prompt.0.content"], str(request["gen_ai.completion.0.content"])
+                assert request["gen_ai.request.model"] == answers[str(asked)]
+                model = span.attributes.get("agentlightning.call.model", answers[str(asked)])
+                assert said == ("the backup says so" if model == "backup" else f"you said {asked}")
+                assert (span.attributes.get("agentlightning.call.policy_kind") == "frozen") == (
+                    model == "backup" and answers[str(asked)] != "backup"
+                )
 
 
 def _ids(attempt: AttemptedRollout) -> tuple[str, str]:
