@@ -78,8 +78,11 @@ PROGRAM_VARIABLES: Final[dict[str, str]] = {
 one."""
 
 FOREIGN_VARIABLES: Final[dict[str, str]] = {
-    "OPENAI_BASE_URL": "the model that `agl.Chat`, a judge or a search over prompts asks when the program names none",
-    "OPENAI_API_KEY": "the key of that model; leaves the environment of a process that keeps a provider's key",
+    "OPENAI_BASE_URL": "the model that `agl.Chat`, a judge or a search over prompts asks when the program names none; "
+    "the address of an entry `openai/<name>` of the gateway that has none",
+    "OPENAI_API_BASE": "the same address of an entry, unless the other one is set",
+    "OPENAI_API_KEY": "the key of that model, or of such an entry (`GROQ_API_KEY` and the like for other providers); "
+    "leaves the environment of a process that keeps a provider's key",
     "OTEL_EXPORTER_OTLP_PROTOCOL": "for the collector: `grpc`, or http/protobuf; goes before what the port says",
     "OTEL_EXPORTER_OTLP_HEADERS": "headers for the collector: `api-key=secret,tenant=a`",
     "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "the same as the one without `TRACES`; goes before it",

@@ -129,6 +129,9 @@ class LightningCallAttributes(Enum):
     """How many replies the model gave to the request, if more than one; each is recorded as a call."""
     CHOICE = "agentlightning.call.choice"
     """Which of several it is, from 0."""
+    MODEL = "agentlightning.call.model"
+    """Name in `model_list` of the model that was asked, where it is not `gen_ai.request.model`: because that is an
+    alias, or because its servers failed and a fallback was asked."""
     POLICY = "agentlightning.call.policy"
     """Name of the policy that the call belongs to, where the gateway has policies."""
     POLICY_KIND = "agentlightning.call.policy_kind"

@@ -36,6 +36,8 @@ class GatewayCall:
     """Of the agent, where its URL names one."""
     model_in_url: str | None = None
     """In the place of the one in the request, where the URL names one."""
+    model: str = ""
+    """Name in `model_list` of the model that is asked: the one that the request's name stands for, or a fallback."""
     policy: CallPolicy | None = None
     """Whose call it is; None where the gateway has no policies, or the request could not be read."""
     streamed: bool = False

@@ -6,7 +6,8 @@ from agentlightning.llm_proxy.access.limits import count_of
 from agentlightning.llm_proxy.dialects import MESSAGES, RESPONSES
 from agentlightning.llm_proxy.dialects.base import WireDialect
 from agentlightning.llm_proxy.dialects.json_values import Json, read_json
-from agentlightning.llm_proxy.endpoints.models import ModelEndpoint, ModelTable
+from agentlightning.llm_proxy.endpoints.models import ModelEndpoint
+from agentlightning.llm_proxy.endpoints.table import ModelTable
 from agentlightning.llm_proxy.forwarding import AGENT, blamed_on, wire_and_endpoints
 from agentlightning.llm_proxy.replies import CallFailed, JsonReply, json_reply
 from agentlightning.llm_proxy.responses_state.memory import AttemptName, ResponseMemory

@@ -20,7 +20,8 @@ from agentlightning.llm_proxy.dialects.chat import DONE
 from agentlightning.llm_proxy.dialects.json_values import Json, is_strict, json_bytes, read_json
 from agentlightning.llm_proxy.dialects.server_tools import refuse_server_tools, server_tools, without_server_tools
 from agentlightning.llm_proxy.dialects.token_fields import CallTokens
-from agentlightning.llm_proxy.endpoints.models import ModelEndpoint, ModelTable
+from agentlightning.llm_proxy.endpoints.models import ModelEndpoint
+from agentlightning.llm_proxy.endpoints.table import ModelTable
 from agentlightning.llm_proxy.off_loop import LARGE_BYTES
 from agentlightning.llm_proxy.policies import CallPolicy, PolicyTable
 from agentlightning.llm_proxy.recording.replay import CallFile
@@ -104,38 +105,97 @@ class Forwarder:
             raise
         call.streamed = dialect.wants_stream(asked)
         call.request, call.prompt = asked, prompt
-        call.policy = self._policies.of_call(call.role, asked["model"], dialect.route)
-        replays = self._call_file is not None and self._call_file.replays
-        if replays and asked["model"] not in self._models().names:  # only the file knows it: no endpoint is needed
-            wire, found = _wires(dialect)[-1], []
-        else:
-            wire, found = wire_and_endpoints(self._models(), dialect, asked["model"], call.rollout_id)
-        if dialect is RESPONSES and wire is CHAT:
-            call.turn = begin(self.memory, (call.rollout_id, call.attempt_id), asked, self._limits.body_bytes)
-            await call.turn.hold_value(hold, self._off_loop)
-            call.bytes += call.turn.size
-            asked = await self._off_loop.run(call.bytes, call.turn.expanded)
-        request = await self._off_loop.run(call.bytes, _upstream_request, dialect, wire, found, asked, call.policy)
-        call.left_out_tools = request.left_out_tools
-        call.request, call.prompt = request.body, request.prompt
+        call.model, *fallbacks = self._models().chain(asked["model"])
+        call.policy = self._policies.of_call(call.role, call.model, dialect.route)
+        request = await self._prepare(call, dialect, asked, hold)
         if self._call_file is not None and self._call_file.replays:
             on_file = await self._off_loop.run(LARGE_BYTES, self._call_file.reply_to, request.wire.route, request.body)
             if on_file is not None:
                 return await self._whole_reply(call, request, on_file, json_bytes(on_file), reply_stream)
-        endpoints = request.endpoints or self._models().endpoints(asked["model"], call.rollout_id)
         call.weight_version = await self._gate.enter()
-        deadline = call.began + self._limits.call_seconds
         try:
-            async with self._upstream.ask(call, request.wire, endpoints, deadline) as response:
-                if isinstance(response, UpstreamStream):
-                    return await self._pass_stream(call, request, response, reply_stream)
-                reply = await self._off_loop.run(len(response.body), _read_response, request.wire, response)
-                if response.hid_key:
-                    reply = without_tokens(reply)
-                await self._record(request, reply)
-                return await self._whole_reply(call, request, reply, response.body, reply_stream)
+            if fallbacks and request.endpoints and self._upstream.balancer.all_rest(request.endpoints):
+                text = f"The model servers of {call.model!r} failed lately, and none is tried again yet"
+                failure = CallFailed(503, text, code="upstream_unusable", state="upstream_error")
+                fallbacks.append(call.model)  # better than to refuse the call
+            else:
+                try:
+                    return await self._ask(call, request, reply_stream, among_others=bool(fallbacks))
+                except CallFailed as error:
+                    if not (fallbacks and error.others_may_serve):
+                        raise
+                    failure = error
+                    text = "%s: the model servers of %r failed; asking %s instead"
+                    logger.warning(text, call.call_id, call.model, ", ".join(fallbacks))
+            return await self._ask_fallbacks(call, dialect, asked, fallbacks, reply_stream, hold, failure)
         finally:
             self._gate.leave()
+
+    async def _prepare(self, call: GatewayCall, dialect: Dialect, asked: Json, hold: Hold) -> _UpstreamRequest:
+        """Return what the servers of the call's model are asked."""
+        replays = self._call_file is not None and self._call_file.replays
+        if replays and call.model not in self._models().names:  # only the file knows it: no endpoint is needed
+            wire, found = _wires(dialect)[-1], []
+        else:
+            wire, found = wire_and_endpoints(self._models(), dialect, call.model, call.rollout_id)
+        if dialect is RESPONSES and wire is CHAT:
+            if call.turn is None:
+                call.turn = begin(self.memory, (call.rollout_id, call.attempt_id), asked, self._limits.body_bytes)
+                await call.turn.hold_value(hold, self._off_loop)
+                call.bytes += call.turn.size
+            asked = await self._off_loop.run(call.bytes, call.turn.expanded)
+        else:
+            call.turn = None
+        request = await self._off_loop.run(call.bytes, _upstream_request, dialect, wire, found, asked, call.policy)
+        call.left_out_tools = request.left_out_tools
+        call.request, call.prompt = request.body, request.prompt
+        return request
+
+    async def _ask(
+        self, call: GatewayCall, request: _UpstreamRequest, reply_stream: ReplyStream, *, among_others: bool = False
+    ) -> AgentReply:
+        """Ask the servers of the call's model and return the reply for the agent."""
+        endpoints = request.endpoints or self._models().endpoints(call.model, call.rollout_id)
+        deadline = call.began + self._limits.call_seconds
+        asking = self._upstream.ask(call, request.wire, endpoints, deadline, among_others=among_others)
+        async with asking as response:
+            if isinstance(response, UpstreamStream):
+                return await self._pass_stream(call, request, response, reply_stream)
+            reply = await self._off_loop.run(len(response.body), _read_response, request.wire, response)
+            if response.hid_key:
+                reply = without_tokens(reply)
+            await self._record(call, request, reply)
+            return await self._whole_reply(call, request, reply, response.body, reply_stream)
+
+    async def _ask_fallbacks(
+        self,
+        call: GatewayCall,
+        dialect: Dialect,
+        asked: Json,
+        fallbacks: list[str],
+        reply_stream: ReplyStream,
+        hold: Hold,
+        failure: CallFailed,
+    ) -> AgentReply:
+        """Ask other models in turn, each in a dialect of its servers, and return the reply of the first that gives one.
+
+        Raises:
+            CallFailed: `failure`, that of the model asked for, if none does; or a reply that was begun broke off.
+        """
+        own = call.model, call.policy, call.request, call.prompt, call.endpoint, call.engine
+        for model in fallbacks:
+            call.model = model
+            call.policy = own[1] if model == own[0] else self._policies.of_fallback(own[1], call.role, model)
+            try:
+                request = await self._prepare(call, dialect, asked, hold)
+                among_others = model == own[0] or model != fallbacks[-1]
+                return await self._ask(call, request, reply_stream, among_others=among_others)
+            except CallFailed as error:
+                if reply_stream.begun or model == own[0]:
+                    raise
+                failure.message += f"; the fallback {model!r} failed, too ({error.status})"
+        call.model, call.policy, call.request, call.prompt, call.endpoint, call.engine = own
+        raise failure
 
     async def note_refused(self, call: GatewayCall, dialect: Dialect, raw: bytes) -> None:
         """Note model and prompt of a request that is not served, by which its retry is recognised."""
@@ -145,8 +205,10 @@ class Forwarder:
         if call.turn is not None and call.turn.stores and said is not None:
             call.to_remember = await self._off_loop.run(call.bytes, call.turn.to_remember, said)
 
-    async def _record(self, request: _UpstreamRequest, reply: Json) -> None:
+    async def _record(self, call: GatewayCall, request: _UpstreamRequest, reply: Json) -> None:
         if self._call_file is not None and self._call_file.records:
+            if call.model != self._models().resolved(request.agent_request["model"]):
+                reply = without_tokens(reply)  # a replay is of the model asked for, whose tokens these are not
             await self._off_loop.run(LARGE_BYTES, self._call_file.record, request.wire.route, request.body, reply)
 
     async def _whole_reply(
@@ -202,7 +264,7 @@ class Forwarder:
         further = await self._off_loop.run(call.bytes, _further_tokens, request, reply)
         call.answered(record, tokens, further, generated=wire.generates)
         await self._prepare_to_remember(call, None if writer is None else writer.reply)
-        await self._record(request, reply)
+        await self._record(call, request, reply)
         return StreamEnd(reply_stream, last if writer is None else end)
 
 

@@ -22,7 +22,7 @@ from agentlightning.llm_proxy.counting import TokenCounter
 from agentlightning.llm_proxy.dialects import DIALECTS, Dialect
 from agentlightning.llm_proxy.dialects.json_values import expanded_bytes
 from agentlightning.llm_proxy.endpoints.engines import OTHER
-from agentlightning.llm_proxy.endpoints.models import ModelTable
+from agentlightning.llm_proxy.endpoints.table import ModelTable
 from agentlightning.llm_proxy.forwarding import Forwarder, ReplyStream, StreamEnd
 from agentlightning.llm_proxy.off_loop import LARGE_BYTES
 from agentlightning.llm_proxy.policies import PolicyTable

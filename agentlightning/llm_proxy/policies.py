@@ -198,6 +198,16 @@ class PolicyTable:
             raise CallFailed(400, text, code="no_policy", param="model")
         return policy
 
+    def of_fallback(self, asked: CallPolicy | None, role: str | None, model: str) -> CallPolicy:
+        """Return the policy of a call of `asked` that a fallback, `model`, answers.
+
+        Nothing is learned from it, unless the fallback is the model of a policy and no role names another one.
+        """
+        own = self._models.get(model)
+        if own is not None and (own is asked or role is None or own.kind != "trained"):
+            return own
+        return asked if asked is not None and asked.kind != "trained" else CallPolicy(model, "frozen")
+
     def role_in_url(self, role: str) -> CallPolicy:
         """Return the policy of a role that an agent's URL names.
 

@@ -13,7 +13,15 @@ from agentlightning.llm_proxy.access.limits import GatewayLimits
 from agentlightning.llm_proxy.batch import BatchQueries
 from agentlightning.llm_proxy.calls import GatewayCall
 from agentlightning.llm_proxy.endpoints.balancer import HealthChecks
-from agentlightning.llm_proxy.endpoints.models import ModelConfig, ModelTable
+from agentlightning.llm_proxy.endpoints.models import ModelConfig
+from agentlightning.llm_proxy.endpoints.table import (
+    Fallbacks,
+    LiteLLMSettings,
+    ModelTable,
+    read_aliases,
+    read_fallbacks,
+    read_litellm_config,
+)
 from agentlightning.llm_proxy.gateway import Gateway
 from agentlightning.llm_proxy.policies import CallPolicy, PolicyConfig, PolicyTable, read_policies
 from agentlightning.llm_proxy.recording.journal import Journal
@@ -49,7 +57,9 @@ class LLMProxy(BatchQueries, WeightChanges):
         num_retries: further tries after a 500 of a model server. Servers that cannot be reached and 429, 502, 503 and
             504 are tried again `max(num_retries, 3)` times in any case.
         launcher_args: in place of port, host and launch_mode.
-        litellm_config: refused, with what to give instead; so are `middlewares`, `callbacks` and several `num_workers`.
+        litellm_config: what a configuration of LiteLLM says of `model_list`, and in `router_settings` or
+            `litellm_settings` of `fallbacks`, `default_fallbacks`, `model_group_alias` and `num_retries`. Anything else
+            is refused, with what to give instead; so are `middlewares`, `callbacks` and several `num_workers`.
         limits: every bound of the gateway.
         keep: what is kept of a call: `all`, `tokens` (no text) or `counts` (no token ids either).
         redact: is given each span of a call before it leaves the process and returns what may leave. If it fails, the
@@ -61,6 +71,9 @@ class LLMProxy(BatchQueries, WeightChanges):
         journal: a file of the calls in progress; the next gateway with it records those that `kill -9` cut short.
         policies: which calls belong to which policy, by name; see `PolicyConfig`. None: calls belong to no policy.
         health: when one of several endpoints of a model is out, and how it comes back.
+        fallbacks: by model, the models that are asked in turn where its servers fail; `"*"` is every model that has
+            none. Calls that a fallback answered are not trained, unless the fallback is the model of a policy.
+        aliases: further names of models, as in `{"gpt-4o": "policy"}`.
 
     Raises:
         ValueError: an argument has no effect here, or contradicts another; names it.
@@ -89,12 +102,16 @@ class LLMProxy(BatchQueries, WeightChanges):
         journal: str | Path | None = None,
         policies: Mapping[str, PolicyConfig] | None = None,
         health: HealthChecks | None = None,
+        fallbacks: Fallbacks | None = None,
+        aliases: Mapping[str, str] | None = None,
     ) -> None:
-        if litellm_config:
-            raise ValueError(
-                "litellm_config is not supported: this gateway does not run on LiteLLM. Give models in model_list, "
-                "retries as num_retries, and bounds as limits"
-            )
+        config = read_litellm_config(litellm_config) if litellm_config else LiteLLMSettings()
+        both = ((model_list, config.model_list), (fallbacks, config.fallbacks), (aliases, config.aliases))
+        for name, (own, told) in zip(("model_list", "fallbacks", "aliases"), both, strict=True):
+            if own and told:
+                raise ValueError(f"{name} is given twice: as an argument and in litellm_config")
+        model_list = model_list or config.model_list
+        num_retries = num_retries if config.num_retries is None else config.num_retries
         if middlewares:
             raise ValueError(
                 "middlewares is not supported: attribution by URL is always on, and nothing can be put between"
@@ -108,8 +125,8 @@ class LLMProxy(BatchQueries, WeightChanges):
             raise ValueError(f"num_workers must be 1: the gateway serves from one loop; got {num_workers}")
         if launcher_args is not None and (port, host, launch_mode) != (None, None, "thread"):
             raise ValueError("port, host, launch_mode, and num_workers cannot be set when launcher_args is provided.")
-        if num_retries < 0:
-            raise ValueError(f"num_retries must be 0 or more; got {num_retries}")
+        if type(num_retries) is not int or num_retries < 0:
+            raise ValueError(f"num_retries must be a whole number of 0 or more; got {num_retries!r}")
         self.store = store
         self._whole: tuple[LightningStore, LightningStore] | None = None
         self.limits = limits or GatewayLimits()
@@ -126,6 +143,8 @@ class LLMProxy(BatchQueries, WeightChanges):
         )
         self.server_launcher = PythonServerLauncher(self._serve, self.server_launcher_args, self._on_serving_loop)
         self._model_list: list[ModelConfig] = []
+        self._fallbacks = read_fallbacks("fallbacks", fallbacks or config.fallbacks)
+        self._aliases = read_aliases("aliases", aliases or config.aliases)
         self._table = ModelTable([])
         self._policies = PolicyTable(read_policies(policies))
         super().__init__(WeightGate(self.limits.waiting_calls))
@@ -136,6 +155,7 @@ class LLMProxy(BatchQueries, WeightChanges):
         self.update_model_list(model_list or [])
         if model_list:
             self._policies.missing_models(self._table.names)
+            self._check_names()
 
     # --- what it serves, and for whom ------------------------------------------------------------------------------
 
@@ -150,7 +170,7 @@ class LLMProxy(BatchQueries, WeightChanges):
         Raises:
             ValueError: an entry is malformed; then nothing changes.
         """
-        table = ModelTable(model_list)
+        table = ModelTable(model_list, self._fallbacks, self._aliases)
         self._table, self._model_list = table, list(model_list)
 
     def get_store(self) -> LightningStore | None:
@@ -186,7 +206,7 @@ class LLMProxy(BatchQueries, WeightChanges):
                 names the role, or its policy is served by other models.
         """
         policy = None if role is None else self._policies.of_role(role)
-        chosen = model_for(self._table.names, policy, model)
+        chosen = model_for(self._table.names, policy, None if model is None else self._table.resolved(model))
         gateway = self.server_launcher.access_endpoint
         if (rollout_id is None) != (attempt_id is None):
             raise ValueError("Either rollout_id and attempt_id must be provided, or neither.")
@@ -228,7 +248,7 @@ class LLMProxy(BatchQueries, WeightChanges):
         """Serve; returns when calls are accepted.
 
         Raises:
-            ValueError: there is no store, or a policy names a model that is not served.
+            ValueError: there is no store, or a policy, an alias or a fallback names a model that is not served.
             ValueError, MissingExtraError: `AGENT_LIGHTNING_OTLP_ENDPOINT` cannot be followed.
             RuntimeError: already running, the store cannot be called from the serving loop, the port is taken, or the
                 address is not loopback and there is no token.
@@ -243,6 +263,8 @@ class LLMProxy(BatchQueries, WeightChanges):
         replays = self._call_file is not None and self._call_file.replays
         if not replays and (missing := self._policies.missing_models(self._table.names)):
             logger.warning("%s. Calls for it are refused until update_model_list adds it", missing)
+        if not replays:
+            self._check_names()
         upstream = Upstream(
             num_retries=self._num_retries,
             body_bytes=self.limits.body_bytes,
@@ -314,6 +336,12 @@ class LLMProxy(BatchQueries, WeightChanges):
         return self._gateway.in_hand_outside(outside) if self._gateway else 0
 
     # --- inside ----------------------------------------------------------------------------------------------------
+
+    def _check_names(self) -> None:
+        """Refuse aliases and fallbacks of models that are not served, except those that an algorithm adds."""
+        later = [model for policy in self._policies.all if policy.kind == "trained" for model in policy.models]
+        if missing := self._table.missing(later):
+            raise ValueError(missing)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert self._door is not None

@@ -94,6 +94,7 @@ class CallFailed(Exception):
         retry_after: float | None = None,
         state: CallState = "refused",
         upstream_error: bytes | None = None,
+        others_may_serve: bool = False,
     ) -> None:
         message = message if len(message) <= LONGEST_ERROR else f"{message[:LONGEST_ERROR]}..."
         super().__init__(message)
@@ -106,6 +107,8 @@ class CallFailed(Exception):
         self.state: CallState = state
         self.upstream_error = upstream_error
         """The model server's error body, a JSON object, for an agent that speaks the server's dialect."""
+        self.others_may_serve = others_may_serve
+        """The model servers failed, not the request; nothing of a reply has come."""
 
     @property
     def headers(self) -> dict[str, str]:

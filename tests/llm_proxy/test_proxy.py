@@ -77,7 +77,7 @@ async def test_an_address_given_out_before_the_start_is_the_one_that_is_served()
 # --- arguments ---------------------------------------------------------------------------------------------------
 
 NO_EFFECT: dict[str, Any] = {
-    "litellm_config": {"litellm_settings": {}},
+    "litellm_config": {"litellm_settings": {"drop_params": True}},
     "middlewares": ["rollout_attempt"],
     "callbacks": ["return_token_ids"],
     "num_workers": 2,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from agentlightning.llm_proxy import LLMProxy
-from agentlightning.llm_proxy.endpoints.models import ModelTable
+from agentlightning.llm_proxy.endpoints.table import ModelTable
 from tests.llm_proxy.harness import GatewayHarness
 from tests.stubs.model_server import Fault
 

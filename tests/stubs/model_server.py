@@ -83,6 +83,8 @@ class ModelServer:
         """False has no route that counts tokens."""
         self.get_status, self.gets = 200, 0
         """What `GET /v1/models` is answered, and how often it was asked."""
+        self.get_headers: dict[str, dict[str, str]] = {}
+        """By path: the headers of the last GET."""
         self.calls: list[Exchange] = []
         self.faults: list[Fault] = []
         self.port = 0
@@ -190,6 +192,7 @@ class ModelServer:
         body = await reader.readexactly(int(headers.get("content-length", "0")))
         if head[0].startswith("GET"):
             self.gets += 1
+            self.get_headers[head[0].split()[1]] = headers
             return await _send(writer, self.get_status, b'{"object": "list", "data": []}', {})
         exchange = Exchange(json.loads(body), headers, path=head[0].split()[1])
         with self._news:

@@ -23,7 +23,7 @@ def gateway(
     api_key: str | None = typer.Option(None, help="Environment variable that holds the server's key, not the key."),
     config: Path | None = typer.Option(
         None,
-        help="YAML or JSON with model_list, and policies, limits, health, keep, record, replay as LLMProxy takes them.",
+        help="YAML or JSON with arguments of LLMProxy: model_list, fallbacks, aliases, policies, limits, health, ...",
     ),
     store: str = typer.Option("sqlite:///agl.db", help="Where the calls are recorded: a file or a store spec."),
     host: str = typer.Option("127.0.0.1", help="Address to listen on; beyond loopback AGL_TOKEN is needed."),
@@ -60,7 +60,7 @@ def gateway(
         options["record"] = record
     if replay is not None:
         options["replay"] = replay
-    if not options.get("model_list") and "replay" not in options:
+    if not (options.get("model_list") or options.get("litellm_config")) and "replay" not in options:
         raise ValueError(
             f"Say where the model is: --upstream URL --model NAME, --config FILE, or --replay FILE. {_EXAMPLE}"
         )
@@ -69,7 +69,10 @@ def gateway(
     return 0
 
 
-_KEYS = ("model_list", "policies", "limits", "health", "keep", "num_retries", "record", "replay", "replay_match")
+_KEYS = (
+    *("model_list", "policies", "limits", "health", "keep", "num_retries", "record", "replay", "replay_match"),
+    *("fallbacks", "aliases", "litellm_config"),
+)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -132,6 +132,8 @@ class WireDialect(Dialect):
 
     reply_form = "JSON with a list of choices"
     """What a usable reply is, for errors."""
+    limit_names: tuple[str, ...] = ("max_tokens",)
+    """Fields of a request that limit the tokens of its reply; the first is the one that the gateway sets."""
     generates = True
     """A model says something, of which a server could give the tokens."""
 

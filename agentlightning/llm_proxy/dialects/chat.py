@@ -47,6 +47,7 @@ class ChatCompletions(WireDialect):
 
     route = "chat/completions"
     kind = "chat"
+    limit_names = ("max_tokens", "max_completion_tokens")
 
     @override
     def read_request(self, raw: bytes, model: str | None = None) -> Json:

@@ -17,6 +17,7 @@ class Embeddings(WireDialect):
     route = "embeddings"
     kind = "embedding"
     reply_form = "JSON with a list 'data'"
+    limit_names = ()
     generates = False
 
     @override

@@ -1,4 +1,5 @@
-"""Which endpoint of a model a rollout goes to: its own as long as that serves, else the least busy; never a broken one.
+"""Which endpoint of a model a rollout goes to: its own as long as that serves, else the least busy for its weight, and
+never a broken one.
 
 A rollout stays where its prompts are cached. An endpoint that fails several times in a row is out for a while that
 doubles (a circuit breaker: Nygard, Release It!, chapter 5); then one call tries it. Meanwhile its health is
@@ -34,7 +35,7 @@ _NO_HEALTH_ROUTE = (OPENAI, ANTHROPIC, OTHER)
 @explain_fields
 @dataclass(frozen=True, slots=True)
 class HealthChecks:
-    """When an endpoint is out, and how it comes back. An endpoint that is a model's only one is never out.
+    """When an endpoint is out, and how it comes back. The only one of a model without fallbacks is never out.
 
     Raises:
         ValueError: a setting is out of its bounds; names it.
@@ -91,14 +92,17 @@ class Balancer:
 
         Those that are out come last: if all are, trying is better than refusing.
         """
-        if len(endpoints) == 1:
+        if len(endpoints) == 1 and endpoints[0] not in self._circuits:
             return endpoints
         key = (rollout_id, model)
         home = self._homes.get(key)
-        now = self._clock()
-        resting = {endpoint for endpoint in self.out() if self._circuits[endpoint].until > now}
-        serving = [endpoint for endpoint in endpoints if endpoint not in resting]
-        ordered = sorted(serving, key=lambda endpoint: (endpoint != home, self.in_flight[endpoint]))
+        serving = [endpoint for endpoint in endpoints if not self._rests(endpoint)]
+        least = min(endpoint.weight for endpoint in endpoints)
+
+        def load(endpoint: ModelEndpoint) -> int:  # so that a light endpoint without a call is not the least busy
+            return int(self.in_flight[endpoint] * (least / endpoint.weight))
+
+        ordered = sorted(serving, key=lambda endpoint: (endpoint != home, load(endpoint)))
         ordered += [endpoint for endpoint in endpoints if endpoint not in serving]
         circuit = self._circuits.get(ordered[0])
         if circuit is not None and self._is_out(circuit):
@@ -109,6 +113,10 @@ class Balancer:
         if len(self._homes) > _REMEMBERED:
             self._homes.popitem(last=False)
         return ordered
+
+    def all_rest(self, endpoints: list[ModelEndpoint]) -> bool:
+        """True if each endpoint is out and no call is due to try it."""
+        return all(self._rests(endpoint) for endpoint in endpoints)
 
     @contextmanager
     def busy(self, endpoint: ModelEndpoint) -> Generator[None, None, None]:
@@ -161,6 +169,10 @@ class Balancer:
             return "serving"
         return "out" if self._is_out(circuit) else "failing"
 
+    def _rests(self, endpoint: ModelEndpoint) -> bool:
+        circuit = self._circuits.get(endpoint)
+        return circuit is not None and self._is_out(circuit) and circuit.until > self._clock()
+
     def _is_out(self, circuit: _Circuit) -> bool:
         return circuit.failures >= self._checks.failures
 
@@ -198,7 +210,7 @@ class HealthWatch:
             return
         if endpoint.engine == LITELLM_ENGINE:
             return  # has no route for it: the next call finds out
-        headers = CHAT.key_headers(endpoint.api_key)
+        headers = {**CHAT.key_headers(endpoint.api_key), **dict(endpoint.headers)}
         with suppress(TimeoutError, aiohttp.ClientError, OSError):
             async with asyncio.timeout(self._checks.timeout_seconds):
                 foreign = await self._probe.engine_of(endpoint) in _NO_HEALTH_ROUTE

@@ -64,7 +64,7 @@ class EngineProbe:
         return OTHER if self._silent.get(endpoint, 0.0) > time.monotonic() else None
 
     async def _ask(self, endpoint: ModelEndpoint) -> Engine:
-        headers = CHAT.key_headers(endpoint.api_key)
+        headers = {**CHAT.key_headers(endpoint.api_key), **dict(endpoint.headers)}
         try:
             async with (
                 asyncio.timeout(_SECONDS),

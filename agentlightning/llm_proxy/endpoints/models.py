@@ -1,26 +1,25 @@
-"""The table of models: which endpoints serve which name, and in which order one rollout tries them."""
+"""The entries of `model_list`, and the endpoints that they describe. Which of them serve a call: `table`."""
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 from urllib.parse import urlsplit
 
 from typing_extensions import TypedDict
 
-from agentlightning.llm_proxy.access.limits import closest, hint, shown
+from agentlightning.llm_proxy.access.limits import hint
 from agentlightning.llm_proxy.dialects import CHAT, DIALECTS, MESSAGES, WireDialect
-from agentlightning.llm_proxy.dialects.json_values import Json
+from agentlightning.llm_proxy.dialects.json_values import Json, is_list, is_object
 from agentlightning.llm_proxy.endpoints.engines import ENGINES, LITELLM_ENGINE
-from agentlightning.llm_proxy.endpoints.providers import address_of
-from agentlightning.llm_proxy.replies import CallFailed
+from agentlightning.llm_proxy.endpoints.providers import address_of, is_reached_through_litellm
 from agentlightning.process_secrets import protect, secret
+from agentlightning.semconv import ATTEMPT_HEADER
 
 _PROVIDERS = ("hosted_vllm/", "openai/")
 _ANTHROPIC = "anthropic/"
@@ -29,11 +28,29 @@ _WIRE_ROUTES = tuple(route for route, dialect in DIALECTS.items() if isinstance(
 _ROUTES = (*_WIRE_ROUTES, *(route for route in DIALECTS if route not in _WIRE_ROUTES))
 _ENVIRONMENT = "os.environ/"
 _SECRET = ("key", "secret", "token", "password", "credential")
-"""In the names of LiteLLM's settings whose values are not for the agent."""
+"""In the names of settings whose values are not for the agent."""
+_PUBLIC_HEADERS = ("accept", "anthropic-beta", "anthropic-version", "http-referer", "referer", "user-agent", "x-title")
+"""Headers whose values are no secrets; those of all others are kept from the agent as keys are."""
+_OUR_HEADERS = (
+    *("accept-encoding", "connection", "content-encoding", "content-length", "content-type", "expect", "host"),
+    *("keep-alive", "te", "trailer", "transfer-encoding", "upgrade", ATTEMPT_HEADER.lower()),
+)
+"""Headers that the gateway sets itself or that are of the connection."""
+_KEY_HEADERS = ("authorization", "x-api-key")
+_OUR_FIELDS = (
+    *("model", "messages", "prompt", "input", "instructions", "system", "stream", "stream_options", "n", "logprobs"),
+    *("top_logprobs", "return_token_ids", "return_prompt_token_ids", "return_meta_info"),
+)
+"""Fields of a request that are the agent's or the gateway's own."""
 _USER_INFO = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*@")
 _PRINTABLE = re.compile(r"[!-~]+")
+_HEADER_VALUE = re.compile(r"[!-~](?:[ -~]*[!-~])?")
+_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _PRICES = ("input_cost_per_token", "output_cost_per_token")
-_PARAMETERS = ("model", "api_base", "api_key", "dialects", "engine", "unreachable_seconds", *_PRICES)
+_PARAMETERS = (
+    *("model", "api_base", "api_key", "dialects", "engine", "unreachable_seconds", *_PRICES),
+    *("timeout", "stream_timeout", "weight", "max_tokens", "extra_headers", "extra_body"),
+)
 
 
 class ModelConfig(TypedDict):
@@ -52,7 +69,13 @@ class ModelConfig(TypedDict):
     asked. `unreachable_seconds` is how long a call is tried again while the server cannot be reached, for one that is
     started again by whoever watches it. `litellm` as the engine reaches a provider that the gateway does not speak to
     through the package LiteLLM (extra `litellm`): `model` is LiteLLM's name, `api_base` may be left out, and fields not
-    named here are LiteLLM's own."""
+    named here are LiteLLM's own. It is chosen without being named for a provider that the program has registered with
+    LiteLLM, and where there is no address and only LiteLLM knows the provider.
+
+    As in LiteLLM's router: `timeout` is the most seconds for one reply, or for the first bytes of a stream, which
+    `stream_timeout` bounds apart; then the next endpoint is asked. `weight` is the share of new rollouts, 1 by default.
+    `max_tokens` holds for requests that name no limit. `extra_headers` go out with every request (`os.environ/NAME` as
+    a value, too), and the fields of `extra_body` take the place of the request's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +98,18 @@ class ModelEndpoint:
     """Before the model in its entry."""
     unreachable_seconds: float = 0.0
     """How long a call waits for a server that cannot be reached, beyond the usual tries."""
+    timeout: float | None = None
+    """Seconds for a reply in one piece."""
+    stream_timeout: float | None = None
+    """Seconds for the first bytes of a stream; None is `timeout`."""
+    weight: float = 1.0
+    """Share of new rollouts, beside those of the model's other endpoints."""
+    max_tokens: int | None = None
+    """For requests that name no limit."""
+    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    """Sent with every request; names in lower case."""
+    extra_body: str = field(default="{}", repr=False)
+    """JSON: fields that take the place of the request's."""
     options: str = field(default="{}", repr=False)
     """JSON: what LiteLLM is given beside all that."""
 
@@ -85,10 +120,21 @@ class ModelEndpoint:
 
     @property
     def secrets(self) -> list[str]:
-        """Values that are for the server only: its key, and what LiteLLM is given under such names."""
-        options: Json = json.loads(self.options)
-        named = [value for name, value in options.items() if any(word in name for word in _SECRET)]
-        return [value for value in (self.api_key, *named) if isinstance(value, str)]
+        """Values that are for the server only: its key, its headers, and what bears such a name in its settings."""
+        headers = [value for name, value in self.headers if name not in _PUBLIC_HEADERS]
+        credentials = [value.rpartition(" ")[2] for value in headers]  # without the scheme before them
+        named = _secrets_in([json.loads(self.options), json.loads(self.extra_body)])
+        return [value for value in (self.api_key, *headers, *credentials, *named) if value]
+
+    def seconds(self, *, streamed: bool) -> float | None:
+        """Return how long the server has for a reply, or for the first bytes of a stream; None is no bound."""
+        return self.stream_timeout if streamed and self.stream_timeout is not None else self.timeout
+
+    def completed(self, request: Json, limit_names: Sequence[str]) -> Json:
+        """Return a request with what the entry adds to it; `limit_names` are those of a limit on the reply."""
+        if self.max_tokens is not None and limit_names and all(request.get(name) is None for name in limit_names):
+            request = {**request, limit_names[0]: self.max_tokens}
+        return request if self.extra_body == "{}" else {**request, **json.loads(self.extra_body)}
 
     @property
     def label(self) -> str:
@@ -99,86 +145,33 @@ class ModelEndpoint:
         return f"{parts.hostname}:{parts.port}" if parts.port else str(parts.hostname)
 
 
-class ModelTable:
-    """Read-only routing table; a change of models is a new table.
+def read_entry(place: str, entry: object) -> tuple[str, ModelEndpoint]:
+    """Return the model's name and the endpoint of one entry; `place` names the entry in errors.
 
     Raises:
-        ValueError: an entry is malformed; names the entry, the field and what was expected.
+        ValueError: the entry is malformed; names the field and what was expected.
     """
-
-    def __init__(self, model_list: Sequence[ModelConfig]) -> None:
-        self._endpoints: dict[str, list[ModelEndpoint]] = {}
-        for index, entry in enumerate(model_list):
-            name, endpoint = _read_entry(f"model_list[{index}]", entry)
-            self._endpoints.setdefault(name, []).append(endpoint)
-
-    @property
-    def names(self) -> list[str]:
-        """The model names, in the order of the list."""
-        return list(self._endpoints)
-
-    @property
-    def all_endpoints(self) -> list[ModelEndpoint]:
-        """Every endpoint of every model, once."""
-        return list(dict.fromkeys(endpoint for group in self._endpoints.values() for endpoint in group))
-
-    def endpoints(self, model: str, rollout_id: str) -> list[ModelEndpoint]:
-        """Return the endpoints of a model, the rollout's own first: the same rollout always gets the same order.
-
-        Rendezvous hashing: when an endpoint comes or goes, only the rollouts that it serves move.
-
-        Raises:
-            CallFailed: 404 that lists the models.
-        """
-        endpoints = self._endpoints.get(model)
-        if endpoints is None:
-            known = ", ".join(self._endpoints) or "none yet: LLMProxy.update_model_list adds them"
-            near = closest(model, self._endpoints)
-            meant = f" Did you mean {near!r}?" if near else ""
-            text = f"There is no model {shown(model)}.{meant} Models of this gateway: {known}"
-            raise CallFailed(404, text, code="model_not_found", param="model")
-        if len(endpoints) == 1:
-            return endpoints
-        return sorted(
-            endpoints, key=lambda at: hashlib.sha256(f"{rollout_id}\n{at.api_base}\n{at.model}".encode()).digest()
-        )
-
-    def listing(self, name: str | None = None) -> Json:
-        """Return the models, or one of them, in a form that the clients of OpenAI's and of Anthropic's API both read.
-
-        Raises:
-            CallFailed: 404, there is no model of this name; says what it may have meant.
-        """
-        if name is not None:
-            self.endpoints(name, "")
-            return _listed(name)
-        names = self.names
-        ends = {"first_id": names[0], "last_id": names[-1]} if names else {"first_id": None, "last_id": None}
-        return {"object": "list", "data": [_listed(name) for name in names], "has_more": False, **ends}
-
-
-def _listed(name: str) -> Json:
-    openai = {"id": name, "object": "model", "created": 0, "owned_by": "agentlightning"}
-    return {**openai, "type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
-
-
-def _read_entry(place: str, entry: object) -> tuple[str, ModelEndpoint]:
     fields = _mapping(place, entry)
     _refuse_unknown(place, fields, ("model_name", "litellm_params"))
     name = _text(f"{place}.model_name", fields.get("model_name"))
     place = f"{place}.litellm_params"
     parameters = _mapping(place, fields.get("litellm_params"))
-    if parameters.get("engine") == LITELLM_ENGINE:
-        return name, _litellm_endpoint(place, parameters)
+    engine = _engine(f"{place}.engine", parameters.get("engine"))
+    model, given = _text(f"{place}.model", parameters.get("model")), parameters.get("api_base")
+    if engine is None and is_reached_through_litellm(model, has_address=given is not None):
+        engine = LITELLM_ENGINE
+    if engine == LITELLM_ENGINE:
+        return name, _litellm_endpoint(place, model, parameters)
     _refuse_unknown(place, parameters, _PARAMETERS)
-    model = _text(f"{place}.model", parameters.get("model"))
     provider = next((known for known in (*_PROVIDERS, _ANTHROPIC) if model.startswith(known)), None)
-    given = parameters.get("api_base")
-    if given is None:
-        named, given = address_of(place, model, parameters.get("api_key"))
-        provider = f"{named}/"
-    url = _url(f"{place}.api_base", given)
     key = _key(f"{place}.api_key", parameters.get("api_key"))
+    address = f"{place}.api_base"
+    if given is None:
+        named, given, key = address_of(place, model, key)
+        provider, address = f"{named}/", f"{address} (from the environment)"
+        key = _key(f"{place}.api_key (from the environment)", key)
+    url = _url(address, given)
+    unreachable = _number(f"{place}.unreachable_seconds", parameters.get("unreachable_seconds", 0), "seconds")
     prices, listed = _prices(place, parameters), parameters.get("dialects")
     dialects = (MESSAGES.route,) if provider == _ANTHROPIC else _WIRE_ROUTES
     if listed is not None:
@@ -191,13 +184,14 @@ def _read_entry(place: str, entry: object) -> tuple[str, ModelEndpoint]:
         key,
         *prices,
         dialects=dialects,
-        engine=_engine(f"{place}.engine", parameters.get("engine")),
+        engine=engine,
         provider=(provider or _PROVIDERS[0]).rstrip("/"),
-        unreachable_seconds=_seconds(f"{place}.unreachable_seconds", parameters.get("unreachable_seconds", 0)),
+        unreachable_seconds=unreachable,
+        **_routing(place, parameters),
     )
 
 
-def _litellm_endpoint(place: str, parameters: Mapping[str, object]) -> ModelEndpoint:
+def _litellm_endpoint(place: str, model: str, parameters: Mapping[str, object]) -> ModelEndpoint:
     """Return the endpoint of an entry that says that LiteLLM reaches it."""
     if importlib.util.find_spec("litellm") is None:
         raise ValueError(
@@ -205,7 +199,6 @@ def _litellm_endpoint(place: str, parameters: Mapping[str, object]) -> ModelEndp
         )
     if parameters.get("dialects") is not None:
         raise ValueError(f"{place}.dialects is not supported with the engine 'litellm', which is asked for chats only")
-    model = _text(f"{place}.model", parameters.get("model"))
     api_base = parameters.get("api_base")
     options = {
         name: _key(f"{place}.{name}", value) if str(value).startswith(_ENVIRONMENT) else value
@@ -230,13 +223,81 @@ def _litellm_endpoint(place: str, parameters: Mapping[str, object]) -> ModelEndp
         engine=LITELLM_ENGINE,
         provider=model.partition("/")[0],
         options=text,
+        **_routing(place, parameters),
     )
 
 
-def _seconds(place: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise ValueError(f"{place} must be a number of seconds, 0 or more; got {value!r}")
-    return float(value)
+def _routing(place: str, parameters: Mapping[str, object]) -> dict[str, Any]:
+    """Return the fields of an endpoint that say how it is asked."""
+    read: dict[str, Any] = {}
+    for name, unit in (("timeout", "seconds"), ("stream_timeout", "seconds"), ("weight", "")):
+        if (value := parameters.get(name)) is not None:
+            read[name] = _number(f"{place}.{name}", value, unit, positive=True)
+    if (most := parameters.get("max_tokens")) is not None:
+        if type(most) is not int or most < 1:
+            raise ValueError(f"{place}.max_tokens must be a whole number of 1 or more; got {most!r}")
+        read["max_tokens"] = most
+    if (headers := parameters.get("extra_headers")) is not None:
+        read["headers"] = tuple(_headers(f"{place}.extra_headers", headers))
+    if (body := parameters.get("extra_body")) is not None:
+        read["extra_body"] = _extra_body(f"{place}.extra_body", body)
+    return read
+
+
+def _headers(place: str, value: object) -> Iterator[tuple[str, str]]:
+    """Yield the headers of an entry. Errors never show their values."""
+    seen: set[str] = set()
+    for name, given in _mapping(place, value).items():
+        lower = str(name).lower()
+        if not _HEADER_NAME.fullmatch(lower):
+            raise ValueError(f"{place}: {name!r} is no name of an HTTP header")
+        if lower in _KEY_HEADERS:
+            raise ValueError(f"{place}.{name} must not be set: give the server's key as api_key")
+        if lower in _OUR_HEADERS or lower in seen:
+            why = "is there twice" if lower in seen else "must not be set: the gateway sets it for each request"
+            raise ValueError(f"{place}.{name} {why}")
+        seen.add(lower)
+        yield lower, _secret_text(f"{place}.{name}", given, _HEADER_VALUE)
+    if seen.difference(_PUBLIC_HEADERS):
+        protect()
+
+
+def _extra_body(place: str, value: object) -> str:
+    fields = _mapping(place, value)
+    for name in fields:
+        if name in _OUR_FIELDS:
+            raise ValueError(
+                f"{place}.{name} must not be set: what is asked of which model, and in which form, is the agent's and "
+                "the gateway's to say"
+            )
+    try:
+        text = json.dumps(fields, sort_keys=True, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{place} must be JSON: {error}") from None
+    if f'"{_ENVIRONMENT}' in text:
+        raise ValueError(f"{place} takes no '{_ENVIRONMENT}NAME': give a secret as api_key or in extra_headers")
+    return text
+
+
+def _secrets_in(value: object, name: str = "") -> Iterator[str]:
+    """Yield the texts in a value whose names say that they are secrets."""
+    if is_object(value):
+        for inner, entry in value.items():
+            yield from _secrets_in(entry, inner.lower())
+    elif is_list(value):
+        for entry in value:
+            yield from _secrets_in(entry, name)
+    elif isinstance(value, str) and any(word in name for word in _SECRET):
+        yield value
+
+
+def _number(place: str, value: object, unit: str, *, positive: bool = False) -> float:
+    number = value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    if not 0 <= number < math.inf or (positive and not number):
+        bound = "above 0" if positive else "0 or more"
+        what = f"a number of {unit}, {bound}" if unit else f"a number {bound}"
+        raise ValueError(f"{place} must be {what}; got {value!r}")
+    return float(number)
 
 
 def _url(place: str, value: object) -> str:
@@ -263,13 +324,8 @@ def _url(place: str, value: object) -> str:
 
 
 def _prices(place: str, parameters: Mapping[str, object]) -> list[float]:
-    prices: list[float] = []
-    for name in _PRICES:
-        value = 0.0 if parameters.get(name) is None else parameters[name]
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
-            raise ValueError(f"{place}.{name} must be a number of 0 or more; got {value!r}")
-        prices.append(float(value))
-    return prices
+    given = ((name, parameters.get(name)) for name in _PRICES)
+    return [_number(f"{place}.{name}", 0 if value is None else value, "") for name, value in given]
 
 
 def _mapping(place: str, value: object) -> Mapping[str, object]:
@@ -289,19 +345,26 @@ def _key(place: str, value: object) -> str | None:
     """Return the provider's key; `os.environ/NAME` takes it out of the environment. Errors never show it."""
     if value is None:
         return None
-    key = _text(place, value)
-    if key.startswith(_ENVIRONMENT):
-        variable = key.removeprefix(_ENVIRONMENT)
+    key = _secret_text(place, value, _PRINTABLE)
+    protect()
+    return key
+
+
+def _secret_text(place: str, value: object, form: re.Pattern[str]) -> str:
+    """Return what is sent in a header, or what the environment variable holds that it names."""
+    text = _text(place, value)
+    if text.startswith(_ENVIRONMENT):
+        variable = text.removeprefix(_ENVIRONMENT)
         held = secret(variable)
         if not held:
             raise ValueError(f"{place} names the environment variable {variable}, which is not set")
-        place, key = f"{place} (the environment variable {variable})", held
-    if not _PRINTABLE.fullmatch(key):
+        place, text = f"{place} (the environment variable {variable})", held
+    if not form.fullmatch(text):
+        space = "a space" if form is _PRINTABLE else "a space at an end"
         raise ValueError(
-            f"{place} holds what no HTTP header can: a space, a line break or a character that is not ASCII"
+            f"{place} holds what no HTTP header can: {space}, a line break or a character that is not ASCII"
         )
-    protect()
-    return key
+    return text
 
 
 def _engine(place: str, value: Any) -> str | None:

@@ -324,6 +324,7 @@ def _raw_attributes(call: GatewayCall) -> _Pairs:
         keys.DIALECT.value: call.dialect,
         keys.STREAMED.value: call.streamed,
         keys.ROLE.value: call.role,
+        keys.MODEL.value: call.model if call.request is not None and call.model != call.request.get("model") else None,
         keys.POLICY.value: None if policy is None else policy.name,
         keys.POLICY_KIND.value: None if policy is None else policy.kind,
         keys.CHOICES.value: choices,

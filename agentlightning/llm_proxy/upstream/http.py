@@ -1,9 +1,9 @@
 """Calls to model servers: one session, failover, and retries of what may be done twice.
 
 Retried, before anything is returned to the agent: a server that cannot be reached, and 429, 502, 503 and 504, at most
-`max(num_retries, 3)` times; 500 only when `num_retries` says so; a connection that is cut after the request went out
-once (it may have been a stale one). Where a model has several servers, each of these moves on to the next one, 500 and
-a cut too, until each was asked. Everything else, such as 400, is the agent's to see unchanged. Pauses grow, are
+`max(num_retries, 3)` times; 500 and the timeout of an entry only when `num_retries` says so; a connection that is cut
+after the request went out once (it may have been a stale one). Where a model has several servers, each of these moves
+on to the next one until each was asked. Everything else, such as 400, is the agent's to see unchanged. Pauses grow, are
 jittered, honour `Retry-After`, and never outlast the call.
 """
 
@@ -13,7 +13,7 @@ import asyncio
 import io
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from urllib.parse import quote
 
@@ -41,10 +41,11 @@ from agentlightning.utils.http.connections import BrokenAnswerError, CutAnswerEr
 logger = logging.getLogger(__name__)
 
 _TRANSIENT = (429, 502, 503, 504)
-_HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+_HEADERS = {"content-type": "application/json", "accept-encoding": "identity"}
 _CONNECT_SECONDS = 10.0
 _IDLE_SECONDS = 4.0  # below the 5 s after which uvicorn closes idle connections, vLLM's server among them
 _LONGEST_PAUSE = 30.0
+_LONGEST_PAUSE_AMONG_OTHERS = 2.0  # then another model is asked
 _LONGEST_CALL = 86_400.0
 _MOST_KEPT = 64  # addresses with connections of their own
 _SHOWN_BYTES = 2000
@@ -101,25 +102,34 @@ class Upstream:
 
     @asynccontextmanager
     async def ask(
-        self, call: GatewayCall, wire: WireDialect, endpoints: list[ModelEndpoint], deadline: float
+        self,
+        call: GatewayCall,
+        wire: WireDialect,
+        endpoints: list[ModelEndpoint],
+        deadline: float,
+        *,
+        among_others: bool = False,
     ) -> AsyncGenerator[UpstreamResponse | UpstreamStream, None]:
         """Give the first good reply: whole, or opened if the call is streamed and the server streams too.
 
-        `deadline` is on the monotonic clock. Nothing is tried again once a reply has been given.
+        `deadline` is on the monotonic clock; `among_others` says that other models may be asked, too. Nothing is tried
+        again once a reply has been given.
 
         Raises:
-            CallFailed: no good reply; the server's own reply where it gave one, else 502.
+            CallFailed: no good reply; the server's own reply where it gave one, else 502, or 504 after a timeout.
         """
         assert call.request is not None
-        endpoints = self.balancer.order(call.rollout_id, call.request["model"], endpoints)
-        moved = 0
+        request, earlier = call.request, call.upstream_tries
+        endpoints = self.balancer.order(call.rollout_id, call.model, endpoints)
+        moved, longest = 0, _LONGEST_PAUSE_AMONG_OTHERS if among_others else _LONGEST_PAUSE
         while True:
             endpoint = endpoints[moved % len(endpoints)]
             with self.balancer.busy(endpoint):
+                call.request = endpoint.completed(request, wire.limit_names)
                 response = await self._ask(call, wire, endpoint)
                 call.endpoint = endpoint
                 streams = isinstance(response, UpstreamStream)
-                if len(endpoints) > 1:  # the only one is asked whatever is known of it
+                if len(endpoints) > 1 or among_others:  # else the only one is asked whatever is known of it
                     if streams or (not response.failure and response.status < 500):  # 429 is busy, not broken
                         self.balancer.served(endpoint)
                     elif rest := self.balancer.failed(endpoint):
@@ -135,13 +145,13 @@ class Upstream:
                     yield response
                     return
             waits = response.failure == "unreachable" and time.monotonic() - call.began < endpoint.unreachable_seconds
-            if not waits and not self._may_retry(response, call.upstream_tries, len(endpoints)):
+            tries = call.upstream_tries - earlier
+            if not waits and not self._may_retry(response, tries, len(endpoints)):
                 raise _call_failed(response, call, endpoint)
-            moves_on = response.failure in ("unreachable", "cut") or response.status in (500, *_TRANSIENT)
-            moved += moves_on
-            fresh = moves_on and moved < len(endpoints)
-            pause = 0.0 if fresh else _pause(response, call.upstream_tries)
-            if time.monotonic() + pause >= deadline or pause > _LONGEST_PAUSE:
+            moved += response.others_may_serve
+            fresh = response.others_may_serve and moved < len(endpoints)
+            pause = 0.0 if fresh else _pause(response, tries)
+            if time.monotonic() + pause >= deadline or pause > longest:
                 raise _call_failed(response, call, endpoint)
             logger.debug(
                 "%s: try %d gave %s; next in %.2f s", call.call_id, call.upstream_tries, response.outcome, pause
@@ -164,12 +174,13 @@ class Upstream:
         if endpoint.engine == LITELLM_ENGINE:
             text = f"The provider of {endpoint.model!r} is reached through LiteLLM, which counts no tokens here"
             raise CallFailed(501, text, code="not_supported", state="upstream_error")
-        headers = {**_HEADERS, **wire.key_headers(endpoint.api_key)}
+        headers = _headers(wire, endpoint)
         try:
-            reply = await self._session.post(f"{base}{route}", data=body, headers=headers, allow_redirects=False)
-            async with reply:
-                response = await self._read(reply, endpoint)
-        except (aiohttp.ClientError, OSError) as error:
+            async with asyncio.timeout(endpoint.timeout):
+                reply = await self._session.post(f"{base}{route}", data=body, headers=headers, allow_redirects=False)
+                async with reply:
+                    response = await self._read(reply, endpoint)
+        except (aiohttp.ClientError, OSError) as error:  # a timeout is an OSError
             response = UpstreamResponse(failure="unreachable", detail=type(error).__name__)
         if response.ok:
             return response
@@ -193,7 +204,7 @@ class Upstream:
             return tries <= max(patience, others)
         if response.failure == "cut":
             return tries <= max(others, 0 if response.status else 1)  # in the middle of a reply: it was no stale one
-        if response.status == 500:
+        if response.failure == "timeout" or response.status == 500:
             return tries <= max(self._num_retries, others)
         return response.status in _TRANSIENT and tries <= max(patience, others)
 
@@ -218,7 +229,16 @@ class Upstream:
         refused: list[str] = []
         while True:
             body = await self.off_loop.run(call.bytes, wire.upstream_request, request, endpoint.model, wanted)
-            response = await self._post(call, wire, endpoint, body)
+            seconds = endpoint.seconds(streamed=bool(request.get("stream")))
+            limit = asyncio.timeout(seconds)
+            try:
+                async with limit:
+                    response = await self._post(call, wire, endpoint, body)
+            except TimeoutError:
+                if not limit.expired():
+                    raise
+                text = f"no {'stream' if request.get('stream') else 'reply'} in {seconds:g} s, as its entry says"
+                response = UpstreamResponse(failure="timeout", detail=text)
             if isinstance(response, UpstreamStream) or response.ok:
                 break
             said = response.body[:_REFUSAL_BYTES] if response.status in (400, 422) else b""
@@ -242,7 +262,7 @@ class Upstream:
             self._used_litellm = True
             return await ask_litellm(endpoint, body, self._body_bytes)
         forwarded = {name: value for name, value in call.agent_headers.items() if name in wire.forwarded}
-        headers = {**_HEADERS, **wire.key_headers(endpoint.api_key), **forwarded}
+        headers = _headers(wire, endpoint, forwarded)
         if call.engine is EMBEDDED:
             names = (call.rollout_id, call.attempt_id, call.call_id)
             headers[ATTEMPT_HEADER] = "/".join(quote(name, safe="") for name in names)
@@ -262,10 +282,14 @@ class Upstream:
         except aiohttp.ClientError as error:
             return UpstreamResponse(failure="garbage", detail=type(error).__name__)
         if call.streamed and reply.status == 200 and reply.content_type == "text/event-stream":
-            stream = HttpStream(reply, endpoint, self._body_bytes)
-            if await stream.has_begun():
+            stream, has_begun = HttpStream(reply, endpoint, self._body_bytes), False
+            try:
+                has_begun = await stream.has_begun()
+            finally:
+                if not has_begun:
+                    await stream.close()
+            if has_begun:
                 return stream
-            await stream.close()
             return UpstreamResponse(200, failure="cut", detail="before the first frame of a stream")
         async with reply:
             return await self._read(reply, endpoint)
@@ -284,7 +308,7 @@ class Upstream:
         self, kept: HttpConnections, endpoint: ModelEndpoint, path: str, body: bytes, headers: dict[str, str]
     ) -> UpstreamResponse:
         """Ask for a reply in one piece, in a quarter of the time of the general client."""
-        headers.pop("Accept-Encoding", None)  # the connections name it themselves
+        headers.pop("accept-encoding", None)  # the connections name it themselves
         try:
             answer = await kept.request("POST", path, headers, body, _LONGEST_CALL)  # the call's own limit is shorter
         except (NotConnectedError, TimeoutError) as error:  # the agent reads it: no address
@@ -323,20 +347,28 @@ class Upstream:
         return UpstreamResponse(status, text, retry_after_seconds(retry_after), hid_key)
 
 
+def _headers(wire: WireDialect, endpoint: ModelEndpoint, forwarded: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the headers of a request to a server; those of its entry take the place of others, whatever their case."""
+    keys = {name.lower(): value for name, value in wire.key_headers(endpoint.api_key).items()}
+    return {**_HEADERS, **keys, **(forwarded or {}), **dict(endpoint.headers)}
+
+
 def _pause(response: UpstreamResponse, tries: int) -> float:
     return max(backoff_delay(tries, 0.25, 8.0), response.retry_after or 0.0)
 
 
 def _call_failed(response: UpstreamResponse, call: GatewayCall, endpoint: ModelEndpoint) -> CallFailed:
-    assert call.request is not None
-    model, tries = call.request["model"], call.upstream_tries
+    model, tries = call.model, call.upstream_tries
     if response.failure == "not_asked":
         return unusable(f"The model server of {model!r} was not asked: {response.detail}")
     if response.failure or not 400 <= response.status < 600:
-        what = {"unreachable": "cannot be reached", "cut": "closed the connection"}.get(response.failure)
-        text = f"The model server of {model!r} {what or 'gave no usable reply'}: {response.outcome}; tries: {tries}"
+        what = {"unreachable": "cannot be reached", "cut": "closed the connection", "timeout": "was too slow"}
+        said = what.get(response.failure, "gave no usable reply")
+        text = f"The model server of {model!r} {said}: {response.outcome}; tries: {tries}"
         logger.warning("%s: %s (%s)", call.call_id, text, endpoint.label)
-        return unusable(text)
+        status, code = (504, "timeout") if response.failure == "timeout" else (502, "upstream_unusable")
+        others = response.others_may_serve
+        return CallFailed(status, text, code=code, state="upstream_error", others_may_serve=others)
     shown = response.body[:_SHOWN_BYTES].decode("utf-8", "replace")
     text = f"The model server of {model!r} answered {response.status} (tries: {tries}): {shown}"
     if response.status in (401, 403):
@@ -348,4 +380,5 @@ def _call_failed(response: UpstreamResponse, call: GatewayCall, endpoint: ModelE
         retry_after=response.retry_after,
         state="upstream_error",
         upstream_error=response.body if read_json(response.body) is not None else None,
+        others_may_serve=response.others_may_serve,
     )

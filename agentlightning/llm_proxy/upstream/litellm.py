@@ -1,26 +1,25 @@
 """Model servers that only LiteLLM speaks to: a chat completion through its library, in the forms of our own calls.
 
-The library is loaded when the first such call is made; nothing else of the gateway needs it. It is told to try once:
-retries, limits and the record are the gateway's. Its settings (where to, with which key) stand side by side with the
-fields of a request in its calls, so only fields that are known to be a request's are taken from the agent.
+The library is told to try once: retries, limits and the record are the gateway's. Its settings (where to, with which
+key) stand side by side with the fields of a request in its calls, so only fields that are known to be a request's are
+taken from the agent.
 """
 
 from __future__ import annotations
 
 import asyncio
-import importlib
 import json
 import logging
-import os
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from typing_extensions import override
 
 from agentlightning.llm_proxy.dialects.chat import DONE
 from agentlightning.llm_proxy.dialects.json_values import json_bytes, read_json
 from agentlightning.llm_proxy.endpoints.models import ModelEndpoint
+from agentlightning.llm_proxy.endpoints.providers import litellm_library
 from agentlightning.llm_proxy.replies import CallFailed
 from agentlightning.llm_proxy.sse import frame_of
 from agentlightning.llm_proxy.upstream.provider_keys import Secrets
@@ -51,7 +50,8 @@ _SHOWN_CHARS: Final = 1000
 
 async def ask_litellm(endpoint: ModelEndpoint, body: bytes, limit: int) -> UpstreamResponse | UpstreamStream:
     """Make one chat completion; `body` is that of a call to a server, and `limit` bounds the reply in bytes."""
-    request = read_json(body) or {}
+    extra: dict[str, Any] = json.loads(endpoint.extra_body)
+    request = {name: value for name, value in (read_json(body) or {}).items() if name not in extra}
     for name in request:
         if name not in _REQUEST:
             text = f"{name!r} cannot be served: it is no field that is passed on to the provider of this model"
@@ -59,13 +59,15 @@ async def ask_litellm(endpoint: ModelEndpoint, body: bytes, limit: int) -> Upstr
             return UpstreamResponse(400, json_bytes({"error": fields}))
     options: dict[str, Any] = json.loads(endpoint.options)
     settings = {"api_base": endpoint.api_base or None, "api_key": endpoint.api_key, **options}
+    settings |= {"extra_headers": dict(endpoint.headers)} if endpoint.headers else {}
+    settings |= {"extra_body": extra} if extra else {}
     try:
-        litellm: Any = await asyncio.to_thread(_library)
+        litellm: Any = await asyncio.to_thread(litellm_library)
         reply = await litellm.acompletion(**{**request, **settings, "model": endpoint.model, "max_retries": 0})
+        if request.get("stream"):
+            return await LiteLLMStream(reply, endpoint, limit).begun()
     except Exception as error:  # boundary: whatever the library raises is what the provider answered, if it did
         return _failed_response(error, endpoint)
-    if request.get("stream"):
-        return LiteLLMStream(reply, endpoint, limit)
     body, hid_key = Secrets(endpoint.secrets).hide(json_bytes(reply.model_dump(mode="json", exclude_none=True)))
     return UpstreamResponse(200, body, hid_key=hid_key)
 
@@ -76,6 +78,24 @@ class LiteLLMStream(UpstreamStream):
     def __init__(self, chunks: AsyncIterator[Any], endpoint: ModelEndpoint, limit: int) -> None:
         super().__init__(endpoint, limit)
         self._chunks = chunks
+        self._first: list[Any] = []
+
+    async def begun(self) -> Self:
+        """Wait for the first chunk and return the stream; whatever the library raises instead passes."""
+        try:
+            async for chunk in self._chunks:
+                self._first.append(chunk)
+                break
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def _all_chunks(self) -> AsyncGenerator[Any, None]:
+        for chunk in self._first:
+            yield chunk
+        async for chunk in self._chunks:
+            yield chunk
 
     @override
     async def close(self) -> None:
@@ -87,7 +107,7 @@ class LiteLLMStream(UpstreamStream):
     async def raw_frames(self) -> AsyncGenerator[bytes, None]:
         size = 0
         try:
-            async for chunk in self._chunks:
+            async for chunk in self._all_chunks():
                 frame = frame_of(json_bytes(chunk.model_dump(mode="json", exclude_none=True)))
                 size += len(frame)
                 if size > self._limit:
@@ -107,14 +127,6 @@ async def close_litellm() -> None:
     if litellm is not None:
         await litellm.close_litellm_async_clients()
         litellm.in_memory_llm_clients_cache.flush_cache()
-
-
-def _library() -> Any:
-    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it fetches a list of prices when imported
-    litellm: Any = importlib.import_module("litellm")
-    litellm.suppress_debug_info = True
-    litellm.telemetry = False
-    return litellm
 
 
 def _failed_response(error: Exception, endpoint: ModelEndpoint) -> UpstreamResponse:

@@ -32,13 +32,21 @@ class UpstreamResponse:
     """Seconds."""
     hid_key: bool = False
     """The server's key was in it; its tokens would spell it."""
-    failure: Literal["", "unreachable", "cut", "garbage", "not_asked"] = ""
-    """`not_asked`: it failed on this side, by a missing package or a wrong setting; `detail` says how."""
+    failure: Literal["", "unreachable", "cut", "timeout", "garbage", "not_asked"] = ""
+    """`timeout`: that of the endpoint's entry. `not_asked`: it failed on this side, by a missing package or a wrong
+    setting; `detail` says how."""
     detail: str = ""
 
     @property
     def ok(self) -> bool:
         return 200 <= self.status < 300 and not self.failure
+
+    @property
+    def others_may_serve(self) -> bool:
+        """True if another server may do better: this one failed or is busy, and nothing of a reply has come."""
+        return self.failure in ("unreachable", "cut", "timeout") or (
+            not self.failure and (self.status == 429 or self.status >= 500)
+        )
 
     @property
     def outcome(self) -> str:

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 
 from agentlightning.cli import main
 from agentlightning.store.sqlite import SQLiteLightningStore
-from tests.stubs.model_server import ModelServer, encode
+from tests.stubs.model_server import Fault, ModelServer, encode
 
 
 def _start(folder: Path, *arguments: str) -> tuple[subprocess.Popen[str], dict[str, str]]:
@@ -28,8 +29,8 @@ def _start(folder: Path, *arguments: str) -> tuple[subprocess.Popen[str], dict[s
     return process, dict(line.split("=", 1) for line in said if "=" in line)
 
 
-def _ask(base_url: str, content: str) -> dict[str, Any]:
-    body = {"model": "tiny", "messages": [{"role": "user", "content": content}]}
+def _ask(base_url: str, content: str, model: str = "tiny") -> dict[str, Any]:
+    body = {"model": model, "messages": [{"role": "user", "content": content}]}
     request = urllib.request.Request(f"{base_url}/chat/completions", json.dumps(body).encode())
     with urllib.request.urlopen(request, timeout=30) as answer:
         return json.load(answer)
@@ -80,6 +81,19 @@ def test_a_file_names_models_limits_and_policies(tmp_path: Path) -> None:
         with pytest.raises(urllib.error.HTTPError, match="429"):
             _ask(urls["OPENAI_BASE_URL"], "hello")
         assert _end(process)["calls"] == {"ok": 1, "refused": 1}
+
+
+def test_a_file_names_fallbacks_and_aliases_as_litellm_does(tmp_path: Path) -> None:
+    with ModelServer() as model, ModelServer(lambda request: "the backup") as backup:
+        model.faults = [Fault(500)]
+        router = {"fallbacks": [{"tiny": ["backup"]}], "model_group_alias": {"gpt-4o": "tiny"}}
+        config = {"model_list": [model.entry("tiny"), backup.entry("backup")], "router_settings": router}
+        (tmp_path / "gateway.json").write_text(json.dumps({"litellm_config": config}))
+        process, urls = _start(tmp_path, "--config", "gateway.json", "--store", "memory")
+        said = (_ask(urls["OPENAI_BASE_URL"], "hello", name) for name in ("tiny", "gpt-4o"))
+        told = [answer["choices"][0]["message"]["content"] for answer in said]
+        assert told == ["the backup", "you said hello"]
+        assert _end(process)["calls"] == {"ok": 2}
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import logging
@@ -14,9 +15,10 @@ import pytest
 
 from agentlightning.llm_proxy import LLMProxy
 from agentlightning.llm_proxy.endpoints.models import ModelEndpoint
+from agentlightning.llm_proxy.endpoints.table import ModelTable
 from agentlightning.llm_proxy.upstream.litellm import _SHOWN_CHARS, _words
 from tests.llm_proxy.harness import GatewayHarness
-from tests.stubs.model_server import Fault
+from tests.stubs.model_server import Fault, ModelServer
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the package warns of itself
 
@@ -205,6 +207,71 @@ async def test_an_error_in_the_library_itself_is_told_in_its_words_and_without_t
     message = body["error"]["message"]
     assert (status, "no field 'x'" in message, "cannot be reached" in message) == (502, True, False)
     assert PROVIDER_KEY not in message
+
+
+@needs_litellm
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_the_settings_of_an_entry_reach_the_provider(harness: GatewayHarness, streamed: bool) -> None:
+    settings: Any = {"max_tokens": 33, "extra_headers": {"X-Tenant": "t-1"}, "extra_body": {"top_k": 3, "ours": [1]}}
+    harness.proxy.update_model_list(
+        [entry(api_base=harness.model.base_url, api_key=PROVIDER_KEY, weight=2, **settings)]
+    )
+    attempt = await harness.attempt()
+    async with harness.session.post(harness.url(attempt), json={**HI, "stream": streamed}) as reply:
+        assert reply.status == 200
+        await reply.read()
+    (asked,) = harness.model.calls
+    assert (asked.request["max_tokens"], asked.request["top_k"], asked.request["ours"]) == (33, 3, [1])
+    assert asked.headers["x-tenant"] == "t-1"
+    assert "weight" not in asked.request
+    assert (await harness.spans(attempt))[0].attributes["gen_ai.request.max_tokens"] == 33
+
+
+@needs_litellm
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_provider_that_is_too_slow_is_left_for_a_fallback(streamed: bool) -> None:
+    with ModelServer() as slow, ModelServer() as other:
+        entries = [entry(api_base=slow.base_url, api_key="x", timeout=0.3), other.entry("backup")]
+        async with GatewayHarness(model_list=entries, fallbacks={"policy": ["backup"]}) as harness:
+            (slow.hold_frames(0) if streamed else slow.hold())
+            attempt = await harness.attempt()
+            async with harness.session.post(harness.url(attempt), json={**HI, "stream": streamed}) as reply:
+                assert reply.status == 200
+                assert b"you" in await reply.read()
+            assert (len(slow.calls), len(other.calls)) == (1, 1)
+            (call,) = await harness.raw(attempt)
+            assert (call["model"], call["state"]) == ("backup", "ok")
+
+
+@needs_litellm
+async def test_a_provider_that_the_program_registered_with_litellm_is_reached_through_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    litellm: Any = importlib.import_module("litellm")
+
+    class Ours(litellm.CustomLLM):
+        async def acompletion(self, *args: Any, **kwargs: Any) -> Any:
+            content = f"{kwargs['model']} answers"
+            return await litellm.acompletion("openai/x", kwargs["messages"], mock_response=content)
+
+    monkeypatch.setattr(litellm, "custom_provider_map", [{"provider": "our-llm", "custom_handler": Ours()}])
+    entries = [{"model_name": "policy", "litellm_params": {"model": "our-llm/tiny"}}]
+    async with GatewayHarness(model_list=entries) as harness:
+        attempt = await harness.attempt()
+        status, body = await harness.post(harness.url(attempt), HI)
+        assert (status, body["choices"][0]["message"]["content"]) == (200, "tiny answers")
+        assert (await harness.spans(attempt))[0].attributes["gen_ai.system"] == "our-llm"
+
+
+@needs_litellm
+def test_the_engine_of_an_entry_without_an_address_is_litellm_where_only_that_knows_the_provider() -> None:
+    for model, engine in (("bedrock/anthropic.claude", "litellm"), ("cohere/command", "litellm"), ("openai/m", None)):
+        parameters = {"model": model, "api_key": "k"}
+        (endpoint,) = ModelTable([{"model_name": "policy", "litellm_params": parameters}]).all_endpoints
+        assert endpoint.engine == engine
+    for model in ("nobody-knows/m", "hosted_vllm/m", "azure/m", "plain"):
+        with pytest.raises(ValueError, match="api_base is missing"):
+            ModelTable([{"model_name": "policy", "litellm_params": {"model": model}}])
 
 
 def test_of_a_long_error_no_part_of_the_key_is_shown() -> None:

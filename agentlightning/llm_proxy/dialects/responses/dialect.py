@@ -37,6 +37,7 @@ class NativeResponses(WireDialect):
     route = "responses"
     kind = "chat"
     reply_form = "JSON with the object 'response'"
+    limit_names = ("max_output_tokens",)
     forwarded = ("openai-beta",)
 
     @override
