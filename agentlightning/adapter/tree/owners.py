@@ -1,8 +1,9 @@
 """Whose a model call is: the names of the agents that it may belong to.
 
 What a span states counts first: the agent that the span of a call names itself, or that of the nearest span above it,
-by the parents that spans state. A span without an agent above it, and a call that only the gateway saw, belong to the
-agents whose spans lie around them in time. More than one name means that nothing proves whose the call is.
+by the parents that spans state; then the same of the span that the request of the call named. A span without an agent
+above it, and a call that only the gateway saw, belong to the agents whose spans lie around them in time. More than one
+name means that nothing proves whose the call is.
 """
 
 from __future__ import annotations
@@ -57,6 +58,9 @@ class Owners(Generic[NodeT]):
         for node in nodes:
             if (found := self.of_node(node)) is not None:
                 return found
+        client = None if call.client is None else self._nodes.get(call.client.span_id)
+        if client is not None and (found := self._at(client)) is not None:
+            return found
         for spans, may_be_none in call.unsure:
             owners = self._owners(spans)
             names = frozenset(name for owner in owners for name in owner.names or (NOBODY,))
@@ -75,6 +79,11 @@ class Owners(Generic[NodeT]):
         if own is None or (above is not None and own in above.names):
             return above
         return Owner(frozenset((own,)), node.id if above is None else above.branch)
+
+    def _at(self, node: NodeT) -> Owner | None:
+        """Return the agent whose span it is, or the nearest above it states; None if none does."""
+        name = node.agent_name()
+        return self.of_node(node) if name is None else Owner(frozenset((name,)), node.id)
 
     def _above(self, node: NodeT) -> Owner | None:
         path: list[str] = []

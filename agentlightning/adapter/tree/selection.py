@@ -141,8 +141,10 @@ def _in_reward(root: NodeT) -> Iterator[tuple[NodeT, bool]]:
 
 def _placed(call: CallSpans) -> list[Span]:
     """Return the spans by whose place a call is judged: those of tracers, or else the gateway's."""
+    if call.certain or call.client is not None:
+        return call.certain or [span for span in (call.client,) if span is not None]
     unsure = [span for each in call.unsure for span in each.spans]
-    return call.certain or unsure or [span for span in (call.record,) if span is not None]
+    return unsure or [span for span in (call.record,) if span is not None]
 
 
 def _matches(owner: Owner, role: str | None, agent_match: str) -> bool | None:

@@ -324,6 +324,8 @@ def _raw_attributes(call: GatewayCall) -> _Pairs:
         keys.DIALECT.value: call.dialect,
         keys.STREAMED.value: call.streamed,
         keys.ROLE.value: call.role,
+        keys.CLIENT_SPAN.value: call.client_span,
+        keys.BODY_DIGEST.value: call.body_digest,
         keys.POLICY.value: None if policy is None else policy.name,
         keys.POLICY_KIND.value: None if policy is None else policy.kind,
         keys.CHOICES.value: choices,

@@ -47,6 +47,16 @@ def unknown(spans: list[Span], agent_match: str) -> int:
 SIDE_BY_SIDE = [agent("a", 0, 10), agent("b", 1, 11)]
 
 
+@pytest.mark.parametrize("named", ["agent-b", "tool-of-b"])
+def test_of_agents_side_by_side_the_span_that_a_request_names_tells_whose_a_call_is(named: str) -> None:
+    request, raw = record("r", 1, 3, 4, "one")
+    raw = with_attributes(raw, {"agentlightning.call.client_span": f"{'t' * 32}-{named}"})
+    spans = [*SIDE_BY_SIDE, span("tool-of-b", "tool", "agent-b", 2, 8), request, raw]
+    assert owners(spans) == {"r": "b"}
+    assert owners(spans, "^b$") == {"r": "b"}
+    assert owners(spans, "^a$") == {}
+
+
 def test_of_agents_side_by_side_the_words_tell_whose_a_call_is() -> None:
     spans = [
         *SIDE_BY_SIDE,
