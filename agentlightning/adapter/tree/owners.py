@@ -82,27 +82,30 @@ class Owners(Generic[NodeT]):
 
     def _at(self, node: NodeT) -> Owner | None:
         """Return the agent whose span it is, or the nearest above it states; None if none does."""
-        name = node.agent_name()
-        return self.of_node(node) if name is None else Owner(frozenset((name,)), node.id)
+        return _agent_of(node) or self.of_node(node)
 
     def _above(self, node: NodeT) -> Owner | None:
         path: list[str] = []
         at = node.span.parent_id
         found: Owner | None = None
+        nameless = 0
         while at is not None and at not in self._stated:
             parent = self._nodes.get(at)
             if parent is None:
                 break
             self._stated[at] = None  # also ends the walk where spans are their own ancestors
             path.append(at)
-            if (name := parent.agent_name()) is not None:
-                found = Owner(frozenset((name,)), parent.id)
+            if (found := _agent_of(parent)) is not None:
                 break
+            if not nameless and parent.is_of_agent():
+                nameless = len(path)
             at = parent.span.parent_id
         else:
             found = None if at is None else self._stated[at]
-        if path:
-            self._stated.update(dict.fromkeys(path, found))
+        self._stated.update(dict.fromkeys(path, found))
+        if found is None and nameless:  # an agent without a name, and not within another
+            found = Owner(frozenset((NOBODY,)), path[nameless - 1])
+            self._stated.update(dict.fromkeys(path[:nameless], found))
         return found
 
     def _around(self, node: NodeT) -> Owner:
@@ -115,6 +118,8 @@ class Owners(Generic[NodeT]):
         owners, intervals, tree = self._agents
         own = Interval(span.start_time, span.end_time)
         around = list(islice(tree.around(own), _MOST_AROUND + 1)) if owners else []
+        if span.name not in (RAW_SPAN, REQUEST_SPAN):  # by the clock of the agents' spans
+            around = [at for at in around if intervals[at].holds(own, 0.0)]
         names = frozenset(name for at in around for name in owners[at].names)
         if len(names) > 1:
             around = narrowed(own, around, intervals)
@@ -133,8 +138,8 @@ class Owners(Generic[NodeT]):
             span = node.span
             if span.name in (RAW_SPAN, REQUEST_SPAN) or span.start_time is None or span.end_time is None:
                 continue
-            if (name := node.agent_name()) is not None:
-                owners.append(Owner(frozenset((name,)), node.id))
+            if (owner := _agent_of(node)) is not None:
+                owners.append(owner)
                 intervals.append(Interval(span.start_time, span.end_time))
         return owners, dict(enumerate(intervals)), Intervals(intervals)
 
@@ -146,3 +151,9 @@ class Owners(Generic[NodeT]):
     def _owners(self, spans: Iterable[Span]) -> list[Owner]:
         nodes = (node for span in spans if (node := self._nodes.get(span.span_id)) is not None)
         return [self.of_node(node) or self._around(node) for node in nodes]
+
+
+def _agent_of(node: SpanNode) -> Owner | None:
+    """Return the agent whose span it is, `NOBODY` for one with a made-up name; None if it is of none or unnamed."""
+    name = node.agent_name() or (NOBODY if node.has_made_up_name() else None)
+    return None if name is None else Owner(frozenset((name,)), node.id)

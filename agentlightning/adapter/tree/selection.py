@@ -123,7 +123,8 @@ def select_calls(
         shown = certain[0] if is_seen else call.request or record
         assert shown is not None
         node = nodes[shown.span_id]
-        selected = SelectedCall(node, owner.name or ANY_AGENT, owner.branch, record, call.request)
+        agent = owner.name or call_role(record) or ANY_AGENT
+        selected = SelectedCall(node, agent, owner.branch, record, call.request)
         taken.append((not is_seen, order[node.id], selected))
     return [call for _, _, call in sorted(taken, key=itemgetter(0, 1))]
 
