@@ -428,19 +428,19 @@ SPANS: list[Span] = []
 """Of the attempt that `traced_attempt` made last."""
 
 
+@pytest.mark.parametrize("package", ["openai", "anthropic"])  # the latter names its spans of its own accord
 @pytest.mark.parametrize("stream", [False, True])
 async def test_calls_with_equal_words_that_the_program_breaks_off_are_matched_by_the_span_that_they_name(
-    stream: bool, server: ModelServer, monkeypatch: pytest.MonkeyPatch
+    stream: bool, package: str, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    library: Any = pytest.importorskip(package, reason=f"{package} is not installed")
+    asked: Any = {"model": "policy", "messages": MESSAGES[1:], "stream": stream}
     server.hold()
     async with traced_attempt(server, monkeypatch) as (llm, proxy):
-        client = openai.AsyncOpenAI(base_url=llm.get_base_url(), api_key=llm.api_key or "none")
-        agents = [
-            asyncio.create_task(
-                client.chat.completions.create(model="policy", messages=MESSAGES, stream=stream, max_tokens=place)
-            )
-            for place in range(1, 14)
-        ]
+        kind = library.AsyncOpenAI if package == "openai" else library.AsyncAnthropic
+        client = kind(base_url=llm.get_base_url(), api_key=llm.api_key or "none")
+        create = client.chat.completions.create if package == "openai" else client.messages.create
+        agents = [asyncio.create_task(create(**asked, max_tokens=place)) for place in range(1, 14)]
         await server.until(lambda calls: len(calls) == 13)
         for one in agents:
             one.cancel()
