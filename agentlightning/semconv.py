@@ -144,6 +144,12 @@ class LightningCallAttributes(Enum):
     `code_interpreter`, ..."""
     ROLE = "agentlightning.call.role"
     """Of the agent, where its URL names one."""
+    CLIENT_SPAN = "agentlightning.call.client_span"
+    """The span within which the agent's client made the request, as its header `traceparent` names it: the ids of trace
+    and span in hexadecimal, with a hyphen between."""
+    BODY_DIGEST = "agentlightning.call.body_digest"
+    """The same for requests of the attempt that had the same bytes: a hash with a key that the gateway's process does
+    not tell."""
     STATE = "agentlightning.call.state"
     """How the call ended: `ok`, `no_tokens`, `no_generation`, `upstream_error`, `refused`, `client_left`."""
     ERROR_CODE = "agentlightning.call.error_code"

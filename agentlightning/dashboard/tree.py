@@ -47,8 +47,9 @@ def _below_their_clients(spans: Sequence[Span]) -> list[Span]:
     parents: dict[str, str] = {}
     for call in spans_by_call(spans):
         top = call.request or call.record
-        if top is not None and call.seen is not None and call.is_certain and not top.parent_id:
-            parents[top.span_id] = call.seen.span_id
+        client = call.seen if call.is_certain and call.seen is not None else call.client
+        if top is not None and client is not None and not top.parent_id:
+            parents[top.span_id] = client.span_id
     return [
         span.model_copy(update={"parent_id": parents[span.span_id]}) if span.span_id in parents else span
         for span in spans

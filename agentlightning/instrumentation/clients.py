@@ -2,9 +2,10 @@
 
 Every method of the library (plain, streamed, asynchronous, parsed, `with_raw_response`, the helpers for streams)
 goes through one method of the client, `request`; that is what is replaced, in the classes `OpenAI` and
-`AsyncOpenAI` and what inherits from them. The request and the reply are passed on untouched and looked
-at, never changed; nothing here raises into the program. Outside of an open trace context a call costs one look at a
-context variable.
+`AsyncOpenAI` and what inherits from them. The request and the reply are passed on untouched and looked at, but for
+one header: a request to the gateway names the span within which it is made (`traceparent`), by which both records of
+the call are matched whatever becomes of it. Nothing here raises into the program. Outside of an open trace context a
+call costs one look at a context variable.
 
 A span ends with the reply: of a stream, with its last chunk, or when the program closes it or the trace ends; a stream
 that was left early has the text that came, and no tokens, since there may be more of them. A call that another
@@ -28,6 +29,7 @@ from typing import Any, Final, cast
 
 from opentelemetry import trace as trace_api
 from opentelemetry.context import get_value
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from agentlightning.instrumentation.dialects import (
     Dialect,
@@ -58,6 +60,7 @@ _OTHERS_PATCH: Final = {
     "/completions": ("openai.resources.completions", "Completions"),
 }
 """By the end of the route: module and class whose `create` other instrumentations wrap."""
+_TRACE_CONTEXT: Final = TraceContextTextMapPropagator()
 _GATEWAY: Final = re.compile(r"/rollout/[^/]+/attempt/[^/]+")
 _WORDS: Final = re.compile(r"gen_ai\.(?:prompt|completion)\.\d+\.(?!finish_reason)")
 
@@ -78,7 +81,7 @@ def _traced(original: Original) -> Original:
 
     @functools.wraps(original)
     def request(self: object, cast_to: object, options: Any, *args: Any, **kwargs: Any) -> Any:
-        call = _begun(self, options)
+        call, options = _begun(self, options)
         if call is None:
             return original(self, cast_to, options, *args, **kwargs)
         try:
@@ -99,7 +102,7 @@ def _traced_async(original: Original) -> Original:
 
     @functools.wraps(original)
     async def request(self: object, cast_to: object, options: Any, *args: Any, **kwargs: Any) -> Any:
-        call = _begun(self, options)
+        call, options = _begun(self, options)
         if call is None:
             return await original(self, cast_to, options, *args, **kwargs)
         try:
@@ -119,26 +122,38 @@ _OPENAI: Final = OnImport(
 )
 
 
-def _begun(client: object, options: Any) -> _Call | None:
-    """Return the call that begins here; None for what is to have no span."""
+def _begun(client: object, options: Any) -> tuple[_Call | None, Any]:
+    """Return the call that begins here, None for what is to have no span, and the options of the request to make."""
     scope = current_scope()
     if scope is None or not _OPENAI.in_use:
-        return None
+        return None, options
     try:
         url = str(options.url)
         dialect = dialect_of(url)
         if dialect is None or str(options.method).lower() != "post" or any(map(get_value, _SUPPRESSED)):
-            return None
-        if _others_record(url, type(client).__name__.startswith("Async")):
-            return None
-        name = EMBEDDING_SPAN if dialect.kind == "embedding" else CALL_SPAN
+            return None, options
         words = _GATEWAY.search(f"{getattr(client, 'base_url', '')}{url}") is None
+        if _others_record(url, type(client).__name__.startswith("Async")):
+            return None, options if words else _naming(options, trace_api.get_current_span())
+        name = EMBEDDING_SPAN if dialect.kind == "embedding" else CALL_SPAN
         attributes = sanitize_attributes(request_attributes(dialect, fields_of(options.json_data), words=words))
         span = own_provider().get_tracer(INSTRUMENTATION_NAME).start_span(name, attributes=attributes)
-        return _Call(span, dialect, scope, words) if span.is_recording() else None
+        if not span.is_recording():
+            return None, options
+        return _Call(span, dialect, scope, words), options if words else _naming(options, span)
     except Exception as error:  # boundary: tracing never changes what becomes of a program
         logger.debug("A model call is not traced: %r", error)
-        return None
+        return None, options
+
+
+def _naming(options: Any, span: trace_api.Span) -> Any:
+    """Return options of a request that names a span, where the program names none."""
+    headers: dict[str, Any] = dict(options.headers or ())
+    if any(name.lower() == "traceparent" for name in headers):
+        return options
+    named: dict[str, str] = {}
+    _TRACE_CONTEXT.inject(named, trace_api.set_span_in_context(span))
+    return options.model_copy(update={"headers": {**headers, **named}})
 
 
 def _others_record(url: str, is_async: bool) -> bool:

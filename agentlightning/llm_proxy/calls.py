@@ -44,6 +44,10 @@ class GatewayCall:
     """The agent asked for a stream."""
     agent_headers: dict[str, str] = field(default_factory=dict[str, str])
     """Headers that a server of the agent's own dialect gets too; never recorded."""
+    client_span: str | None = None
+    """Trace and span id of the client that the request names in its `traceparent`, with a hyphen between."""
+    body_digest: str | None = None
+    """Of the request's body; None if it did not arrive completely."""
     prompt: list[object] | None = None
     """What is said to the model, as messages with a role and a content; None if that is `request["messages"]`."""
     request: Json | None = None

@@ -13,9 +13,16 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from agentlightning.llm_proxy.access.address import MODELS, RESPONSE, CallAddress, dialect_of, parse_address
+from agentlightning.llm_proxy.access.address import (
+    MODELS,
+    RESPONSE,
+    CallAddress,
+    client_span,
+    dialect_of,
+    parse_address,
+)
 from agentlightning.llm_proxy.access.admission import AttemptBook, Budgets, Slots, check_key
-from agentlightning.llm_proxy.access.bodies import body_of
+from agentlightning.llm_proxy.access.bodies import DigestedBody, body_of
 from agentlightning.llm_proxy.access.limits import GatewayLimits
 from agentlightning.llm_proxy.calls import GatewayCall
 from agentlightning.llm_proxy.counting import TokenCounter
@@ -115,11 +122,12 @@ class Gateway:
             agent_headers={name: value for name, value in headers if name in dialect.forwarded},
             role=address.role,
             model_in_url=address.model,
+            client_span=client_span(scope),
         )
         if self._journal is not None:
             self._journal.begun(call)
         with self._hold(address) as hold:
-            request = _AgentRequest(dialect, scope, receive, hold, reply_stream)
+            request = _AgentRequest(dialect, scope, DigestedBody(receive), hold, reply_stream)
             reply = await self._make_call(store, call, request)
             return await self._conclude(store, call, request, reply)
 
@@ -216,7 +224,7 @@ class Gateway:
 
         async def wait_for_disconnect() -> None:
             nonlocal has_left
-            while (await request.receive())["type"] != "http.disconnect":
+            while (await request.body.receive())["type"] != "http.disconnect":
                 pass
             has_left = True
             if not until.expired():
@@ -224,7 +232,7 @@ class Gateway:
 
         try:
             async with until:
-                raw = await body_of(request.scope, request.receive, request.hold, self._limits.body_bytes)
+                raw = await self._body_of(request)
                 gone = asyncio.ensure_future(wait_for_disconnect())  # nothing is read before the body is there
                 try:
                     async with self._slots.take(call.rollout_id, call.attempt_id) as has_waited:
@@ -251,6 +259,16 @@ class Gateway:
             text = f"The call took longer than {self._limits.call_seconds} seconds"
             raise CallFailed(504, text, code="timeout", state="upstream_error") from None
 
+    async def _body_of(self, request: _AgentRequest) -> bytes:
+        """Return the body. One for which there is no room is received to its end, for its digest, and refused."""
+        try:
+            return await body_of(request.scope, request.body.receive, request.hold, self._limits.body_bytes)
+        except CallFailed as refused:
+            if refused.code == "too_many_bytes":
+                request.hold.close()
+                await request.body.receive_rest()
+            raise
+
     async def _conclude(
         self,
         store: LightningStore,
@@ -261,6 +279,7 @@ class Gateway:
     ) -> AgentReply | None:
         """Store the spans, then return the reply; without the spans there is no reply, and no end of a stream."""
         self._budgets.add(call, call.endpoint)
+        call.body_digest = request.body.digest()
         answered = call.error is None
         lost = await keep(store, call, self._privacy, seconds or self._store_seconds, self._off_loop)
         if self._journal is not None:
@@ -299,7 +318,7 @@ class _AgentRequest:
 
     dialect: Dialect
     scope: Scope
-    receive: Receive
+    body: DigestedBody
     hold: Hold
     reply_stream: ReplyStream
 

@@ -23,6 +23,7 @@ from agentlightning.llm_proxy.replies import CallFailed
 PolicyKind = Literal["trained", "frozen", "external"]
 """`trained` learns from its calls; `frozen` is ours and stays as it is; `external` is a provider's."""
 _ROLE = re.compile(r"[A-Za-z0-9_-]{1,128}")
+_ROLE_FORM = "1 to 128 letters, digits, '-' and '_'"
 ServerTools = Literal["drop", "refuse"]
 """What becomes of tools that only a vendor's server can run: the model is not shown them, or the call is refused."""
 _LISTS = ("models", "roles", "routes")
@@ -95,7 +96,7 @@ def read_policies(policies: object) -> list[CallPolicy]:
         models, roles, routes = named
         for role in roles:
             if not _ROLE.fullmatch(role):
-                raise ValueError(f"{place}.roles: {role!r} is no role: 1 to 128 letters, digits, '-' and '_'")
+                raise ValueError(f"{place}.roles: {role!r} is no role: {_ROLE_FORM}")
         for route in routes:
             if route not in DIALECTS:
                 raise ValueError(f"{place}.routes: there is no route {route!r}{hint(route, DIALECTS)}")
@@ -111,7 +112,7 @@ def _one_of(known: tuple[str, ...], value: object, place: str) -> object:
 
 
 class PolicyTable:
-    """Read-only map from role, model and route to policy. Without policies no call has one.
+    """Read-only map from role, model and route to policy. Without policies no call has one, and a role is only a name.
 
     Raises:
         ValueError: two policies name the same; says which.
@@ -162,12 +163,16 @@ class PolicyTable:
             missing = missing or text
         return missing
 
-    def of_role(self, role: str) -> CallPolicy:
-        """Return the policy of a role.
+    def of_role(self, role: str) -> CallPolicy | None:
+        """Return the policy of a role; None where there are no policies.
 
         Raises:
-            ValueError: there is none; says what it may have meant.
+            ValueError: no policy names it; says what it may have meant.
         """
+        if not self._policies:
+            if not _ROLE.fullmatch(role):
+                raise ValueError(f"{role!r} is no role: {_ROLE_FORM}")
+            return None
         if role not in self.roles:
             raise ValueError(f"No policy names the role {role!r}{hint(role, self.roles)}")
         return self.roles[role]
@@ -178,16 +183,16 @@ class PolicyTable:
         Raises:
             CallFailed: 404, there is no such role; 400, no policy fits, or role and model contradict each other.
         """
-        if role is not None:
-            policy = self.role_in_url(role)
+        policy = None if role is None else self.role_in_url(role)
+        if not self._policies:
+            return None
+        if role is not None and policy is not None:
             other = self._models.get(model, policy)
             if policy.models and model not in policy.models:
                 raise _contradiction(role, policy, model, f"which is served by {_listed(policy.models)}")
             if policy.kind == "trained" and other is not policy:
                 raise _contradiction(role, policy, model, f"and the model belongs to the policy {other.name!r}")
             return policy
-        if not self._policies:
-            return None
         policy = self._models.get(model) or self._routes.get(route) or self._rest
         if policy is None:
             text = (
@@ -208,11 +213,11 @@ class PolicyTable:
             return own
         return asked if asked is not None and asked.kind != "trained" else CallPolicy(model, "frozen")
 
-    def role_in_url(self, role: str) -> CallPolicy:
-        """Return the policy of a role that an agent's URL names.
+    def role_in_url(self, role: str) -> CallPolicy | None:
+        """Return the policy of a role that an agent's URL names; None where there are no policies.
 
         Raises:
-            CallFailed: 404, there is none.
+            CallFailed: 404, no policy names it.
         """
         try:
             return self.of_role(role)

@@ -99,20 +99,28 @@ async def test_an_attempt_is_explained_alone_if_it_is_asked_for(page: Page) -> N
 # --- tree ------------------------------------------------------------------------------------------------------------
 
 
+def failed_try(id: str, number: int, client: str) -> list[Span]:
+    """A call that got no answer and named a span of its client."""
+    request, raw = gateway_call(id, number, [], [], state="upstream_error", start=1.1)
+    return [request, with_attributes(raw, {"agentlightning.call.client_span": f"{'t' * 32}-{client}"})]
+
+
 async def test_the_gateways_record_stands_below_the_client_that_made_the_call(page: Page) -> None:
     spans = [
         span("root", "agent", None, 0.0, 9.0, 1),
         chat("seen", "root", 1.0, 2.0, response_id="reply", sequence_id=2),
         *gateway_call("c1", 3, [1], [2], response_id="reply", start=1.2),
+        *failed_try("c0", 3, "seen"),
+        *failed_try("c2", 3, "root"),
         reward("r", "root", 8.0, 0.5, sequence_id=4),
         span("orphan", "tool", "never-stored", 3.0, None, 5, status="ERROR"),
     ]
     rollout = await page.played(spans)
     told = await page.get(f"/rollouts/{rollout.rollout_id}/attempts/latest/tree")
     names = {node["span_id"]: [child["span_id"] for child in node["children"]] for node in walk(told["roots"])}
-    assert names["seen"] == ["req-c1"]
+    assert set(names["seen"]) == {"req-c0", "req-c1"}
     assert names["req-c1"] == ["raw-c1"]
-    assert {"seen", "r"} <= set(names["root"])
+    assert {"seen", "r", "req-c2"} <= set(names["root"])
     nodes = {node["span_id"]: node for node in walk(told["roots"])}
     assert nodes["r"]["reward"] == 0.5
     assert (nodes["orphan"]["status_code"], nodes["orphan"]["end_time"]) == ("ERROR", None)

@@ -35,6 +35,7 @@ UV = ROOT / ".venv-frameworks-uv/bin/uv"
 TESTING = HERE / "testing.txt"
 """What the tests of every group need."""
 QUIET = {
+    "AGNO_TELEMETRY": "false",
     "CREWAI_DISABLE_TELEMETRY": "true",
     "CREWAI_TRACING_ENABLED": "false",
     "HAYSTACK_TELEMETRY_ENABLED": "False",

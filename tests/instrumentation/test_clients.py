@@ -406,3 +406,81 @@ async def test_words_and_tokens_of_a_call_through_the_gateway_are_the_gateways_t
     assert "forty-two" not in str(span)
     assert "prompt_token_ids" not in span.attributes
     assert span.attributes["gen_ai.response.id"] in str(recorded)
+
+
+@asynccontextmanager
+async def traced_attempt(server: ModelServer, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A gateway, and an open trace of an attempt; gives LLM and proxy. At its end `SPANS` are its spans."""
+    monkeypatch.delenv("AGL_TOKEN", raising=False)
+    store, tracer = agl.InMemoryLightningStore(), agl.OtelTracer()
+    claimed = await store.start_rollout("task")
+    ids = {"rollout_id": claimed.rollout_id, "attempt_id": claimed.attempt.attempt_id}
+    proxy = agl.LLMProxy(model_list=[server.entry("policy")], store=store)
+    await proxy.start()
+    with tracer.lifespan(store):
+        async with tracer.trace_context("test", **ids):
+            yield proxy.as_resource().with_attempted_rollout(claimed), proxy
+    await proxy.stop()
+    SPANS[:] = await store.query_spans(claimed.rollout_id)
+
+
+SPANS: list[Span] = []
+"""Of the attempt that `traced_attempt` made last."""
+
+
+@pytest.mark.parametrize("package", ["openai", "anthropic"])  # the latter names its spans of its own accord
+@pytest.mark.parametrize("stream", [False, True])
+async def test_calls_with_equal_words_that_the_program_breaks_off_are_matched_by_the_span_that_they_name(
+    stream: bool, package: str, server: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library: Any = pytest.importorskip(package, reason=f"{package} is not installed")
+    asked: Any = {"model": "policy", "messages": MESSAGES[1:], "stream": stream}
+    server.hold()
+    async with traced_attempt(server, monkeypatch) as (llm, proxy):
+        kind = library.AsyncOpenAI if package == "openai" else library.AsyncAnthropic
+        client = kind(base_url=llm.get_base_url(), api_key=llm.api_key or "none")
+        create = client.chat.completions.create if package == "openai" else client.messages.create
+        agents = [asyncio.create_task(create(**asked, max_tokens=place)) for place in range(1, 14)]
+        await server.until(lambda calls: len(calls) == 13)
+        for one in agents:
+            one.cancel()
+        await asyncio.gather(*agents, return_exceptions=True)
+        await client.close()
+        while proxy.calls_in_hand():  # noqa: ASYNC110 -- the gateway's thread has no event to offer
+            await asyncio.sleep(0.01)
+        server.release()
+    explained = TracerTraceToTriplet().explain(SPANS).calls
+    assert [(one.call.state, one.seen_by, one.matched_by) for one in explained] == [
+        ("client_left", "both", "traceparent")
+    ] * 13
+    for one in explained:
+        request, seen = one.call.spans.request, one.call.spans.seen
+        assert request.attributes["gen_ai.request.max_tokens"] == seen.attributes["gen_ai.request.max_tokens"]
+
+
+@pytest.mark.parametrize("kind", ["OpenAI", "AsyncOpenAI"])
+@pytest.mark.parametrize("own", [None, "00-" + "a" * 32 + "-" + "b" * 16 + "-00"])
+async def test_a_request_names_its_span_to_the_gateway_unless_the_program_names_one(
+    own: str | None, kind: str, server: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with traced_attempt(server, monkeypatch) as (llm, _):
+        client = client_of(server, kind).with_options(base_url=llm.get_base_url(), api_key="none")
+        headers = {"traceparent": own} if own else {}
+        if kind == "OpenAI":
+            create = client.chat.completions.create
+            await asyncio.to_thread(create, model="policy", messages=MESSAGES, extra_headers=headers)
+        else:
+            await client.chat.completions.create(model="policy", messages=MESSAGES, extra_headers=headers)
+    [span] = [span for span in SPANS if span.name.startswith("openai.")]
+    [record] = [span for span in SPANS if span.name == "raw_gen_ai_request"]
+    named = own.split("-")[1:3] if own else [span.trace_id, span.span_id]
+    assert record.attributes["agentlightning.call.client_span"] == "-".join(named)
+    assert "traceparent" not in server.calls[-1].headers
+
+
+async def test_a_request_to_another_server_names_no_span(server: ModelServer) -> None:
+    async with tracing() as calls:
+        with client_of(server) as client:
+            _create(client)
+        assert len(calls()) == 1
+    assert "traceparent" not in server.calls[-1].headers

@@ -1,7 +1,8 @@
 """The table of faults: what an engine can do wrong, and what becomes of the call. `python -m tests.llm_proxy.faults`.
 
 Each fault meets a real gateway, asked by the real libraries of OpenAI and Anthropic, plain and streamed. A row says in
-which state the call is recorded, and what the library raises in the agent. All calls are made at once.
+which state the call is recorded, and what the library raises in the agent. All calls are made at once, but for those in
+which the engine falls silent: their time begins when the others are over.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from agentlightning.types import Span, Triplet
 from tests.llm_proxy.harness import GatewayHarness
 from tests.stubs.faulty_engine import CHUNKED, UNTIL_CLOSED, FaultyEngine, Request, Way, chunked, whole
 
-SILENT_SECONDS = 1.5
-"""Time of a call in the rows in which the engine falls silent."""
+SILENT_SECONDS = 5.0
+"""Time of a call in the rows in which the engine falls silent; enough for what it says before, whatever the load."""
+HEARD: set[str] = set()
+"""The words of the streamed calls of which the agent has had an event."""
 _LIMITS = GatewayLimits(call_seconds=60.0, body_bytes=64 * 1024)
 _SHORT_LIMITS = GatewayLimits(call_seconds=SILENT_SECONDS)
 _NOWHERE = "http://127.0.0.1:9"
@@ -76,6 +79,13 @@ async def late(request: Request) -> None:
     await request.send(request.good())
 
 
+async def until_heard(request: Request) -> None:
+    """Return when the agent has an event of the stream; what is sent after that is not read together with it."""
+    asked = json.dumps(request.asked)
+    while not any(words in asked for words in list(HEARD)):  # noqa: ASYNC110 -- another loop has no event to offer
+        await asyncio.sleep(0.01)
+
+
 async def silent(request: Request) -> None:
     await request.until_left()
 
@@ -98,7 +108,7 @@ async def half_a_stream_then_closes(request: Request) -> None:
 
 async def half_a_stream_then_resets(request: Request) -> None:
     await request.send(CHUNKED + chunked(request.frames()[:3])[: -len(b"0\r\n\r\n")])
-    await asyncio.sleep(0.1)  # what was sent before RST may be lost with it: let it arrive
+    await until_heard(request)  # what was sent before RST may be lost with it
     request.reset()
 
 
@@ -130,7 +140,7 @@ async def only_comments(request: Request) -> None:
 
 async def a_stream_without_end(request: Request) -> None:
     await request.send(UNTIL_CLOSED + request.frames()[0])
-    await asyncio.sleep(0.1)  # the first frame goes through by itself
+    await until_heard(request)
     frame = request.frames()[1]
     while True:
         await request.send(frame * 64)
@@ -138,7 +148,7 @@ async def a_stream_without_end(request: Request) -> None:
 
 async def a_frame_without_end(request: Request) -> None:
     await request.send(UNTIL_CLOSED + request.frames()[0] + b"data: ")
-    await asyncio.sleep(0.1)  # the first frame goes through by itself
+    await until_heard(request)
     while True:
         await request.send(b"x" * 4096)
 
@@ -219,6 +229,7 @@ async def stream_chat(client: Client, model: str, words: str) -> str:
     said: Any = [{"role": "user", "content": words}]
     stream = await client.openai.chat.completions.create(model=model, messages=said, stream=True)
     async for chunk in stream:
+        HEARD.add(words)
         text += chunk.choices[0].delta.content or ""
     return text
 
@@ -229,6 +240,8 @@ async def ask_responses(client: Client, model: str, words: str) -> str:
 
 async def stream_responses(client: Client, model: str, words: str) -> str:
     async with client.openai.responses.stream(model=model, input=words) as stream:
+        async for _ in stream:
+            HEARD.add(words)
         return (await stream.get_final_response()).output_text
 
 
@@ -241,6 +254,8 @@ async def ask_messages(client: Client, model: str, words: str) -> str:
 async def stream_messages(client: Client, model: str, words: str) -> str:
     said: Any = [{"role": "user", "content": words}]
     async with client.anthropic.messages.stream(model=model, max_tokens=9, messages=said) as stream:
+        async for _ in stream:
+            HEARD.add(words)
         return await stream.get_final_text()
 
 
@@ -288,17 +303,23 @@ async def outcomes(faults: tuple[Fault, ...] = FAULTS) -> list[Outcome]:
         async with (
             GatewayHarness(model_list=entries, limits=_LIMITS) as harness,
             GatewayHarness(model_list=entries, limits=_SHORT_LIMITS) as short_desk,
-            openai.AsyncOpenAI(base_url=_NOWHERE, api_key="none", max_retries=0) as openai_client,
-            anthropic.AsyncAnthropic(base_url=_NOWHERE, api_key="none", max_retries=0) as anthropic_client,
+            openai.AsyncOpenAI(base_url=_NOWHERE, api_key="none", max_retries=0, timeout=60.0) as openai_client,
+            anthropic.AsyncAnthropic(
+                base_url=_NOWHERE, api_key="none", max_retries=0, timeout=60.0
+            ) as anthropic_client,
         ):
             client = Client(openai_client, anthropic_client)
-            calls = [
-                _outcome(short_desk if fault.short else harness, client, fault, caller, streamed)
+            cases = [
+                (fault, caller, streamed)
                 for fault in faults
                 for caller in CALLERS
                 for streamed in ((False, True) if fault.plain else (True,))
             ]
-            return list(await asyncio.gather(*calls))
+            others = [_outcome(harness, client, *case) for case in cases if not case[0].short]
+            made = await asyncio.gather(*others)
+            made += await asyncio.gather(*(_outcome(short_desk, client, *case) for case in cases if case[0].short))
+            order = [(fault.name, caller, streamed) for fault, caller, streamed in cases]
+            return sorted(made, key=lambda one: order.index((one.fault, one.caller, one.streamed)))
 
 
 async def _outcome(harness: GatewayHarness, client: Client, fault: Fault, caller: str, streamed: bool) -> Outcome:

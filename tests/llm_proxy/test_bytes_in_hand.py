@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any
 
+import pytest
+
+from agentlightning.adapter.calls.calls import model_calls
+from agentlightning.adapter.calls.refusals import refused_for_good
 from agentlightning.llm_proxy import GatewayLimits
+from agentlightning.llm_proxy.access import bodies
 from agentlightning.types import AttemptedRollout
 from agentlightning.utils.http.byte_budget import PROCESS
 from tests.llm_proxy.harness import GatewayHarness, arrived, until
@@ -23,7 +29,8 @@ async def begun(harness: GatewayHarness, attempt: AttemptedRollout, size: int) -
     return reader, writer
 
 
-async def test_what_one_attempt_holds_is_bounded_and_leaves_the_others_alone() -> None:
+async def test_what_one_attempt_holds_is_bounded_and_leaves_the_others_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "REST_SECONDS", 0.01)
     async with GatewayHarness(limits=GatewayLimits(bytes_per_attempt=4 * MIB)) as harness:
         greedy, other = await harness.attempt(), await harness.attempt()
         connections = [await begun(harness, greedy, MIB) for _ in range(12)]
@@ -44,6 +51,43 @@ async def test_what_one_attempt_holds_is_bounded_and_leaves_the_others_alone() -
         await until(lambda: PROCESS.held == 0)
         assert (await harness.ask(greedy, "x" * (2 * MIB)))[0] == 200
         assert await harness.states(greedy) != []
+
+
+@pytest.mark.parametrize("keep", ["all", "counts"])
+async def test_a_call_without_room_for_its_bytes_is_made_up_for_by_the_clients_retry(keep: Any) -> None:
+    openai = pytest.importorskip("openai", reason="openai is not installed")
+    limits = GatewayLimits(bytes_per_attempt=6 * MIB)
+    async with GatewayHarness(limits=limits, keep=keep) as harness:
+        attempt = await harness.attempt()
+        client = openai.AsyncOpenAI(base_url=harness.url(attempt, "/v1"), api_key="none", max_retries=20)
+        harness.model.hold()
+
+        async def ask(word: str) -> object:
+            messages: Any = [{"role": "user", "content": word + "x" * 2 * MIB}]
+            return await client.chat.completions.create(model="policy", messages=messages)
+
+        calls = [asyncio.create_task(ask(word)) for word in ("one", "two", "three", "four")]
+        await until(lambda: harness.proxy.stats()["calls"].get("refused"))
+        harness.model.release()
+        await asyncio.gather(*calls)
+        await client.close()
+        recorded = model_calls(await harness.spans(attempt))
+        assert [call.state for call in recorded].count("ok") == 4
+        assert "refused" in [call.state for call in recorded]
+        assert refused_for_good(recorded) == []
+
+
+async def test_a_call_without_room_for_its_bytes_is_not_made_up_for_by_another_call() -> None:
+    async with GatewayHarness(limits=GatewayLimits(bytes_per_attempt=6 * MIB)) as harness:
+        attempt = await harness.attempt()
+        harness.model.hold()
+        first = asyncio.create_task(harness.ask(attempt, "one" + "x" * 4 * MIB))
+        await harness.model.until(arrived(1))
+        assert (await harness.ask(attempt, "two" + "x" * 4 * MIB))[0] == 429
+        harness.model.release()
+        assert (await first)[0] == 200
+        assert (await harness.ask(attempt, "too" + "x" * 4 * MIB))[0] == 200
+        assert [call.state for call in refused_for_good(model_calls(await harness.spans(attempt)))] == ["refused"]
 
 
 async def test_a_body_is_held_until_its_call_is_recorded() -> None:

@@ -168,13 +168,30 @@ async def test_a_route_may_have_a_policy_of_its_own() -> None:
         assert [call["policy"] for call in await harness.raw(attempt)] == ["main", "search"]
 
 
-async def test_without_policies_calls_belong_to_none_and_roles_are_refused(harness: GatewayHarness) -> None:
+async def test_without_policies_calls_belong_to_none_and_a_role_is_the_name_of_the_agent(
+    harness: GatewayHarness,
+) -> None:
     attempt = await harness.attempt()
     await harness.ask(attempt)
-    assert "policy" not in (await harness.raw(attempt))[0]
-    url = harness.url(attempt).replace("/rollout/", "/role/writer/rollout/")
+    llm = harness.proxy.as_resource(attempt.rollout_id, attempt.attempt.attempt_id, role="writer")
+    body = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
+    assert (await harness.post(f"{llm.endpoint}/chat/completions", body))[0] == 200
+    recorded = await harness.raw(attempt)
+    assert [call.get("role") for call in recorded] == [None, "writer"]
+    assert not any("policy" in call for call in recorded)
+    spans = await harness.spans(attempt)
+    assert [t.metadata["agent_name"] for t in TracerTraceToTriplet().adapt(spans)] == ["*", "writer"]
+    (writers,) = TracerTraceToTriplet(agent_match="^writer$").adapt(spans)
+    assert writers.metadata["agent_name"] == "writer"
+
+
+async def test_without_policies_what_is_no_role_is_refused(harness: GatewayHarness) -> None:
+    url = harness.url(await harness.attempt()).replace("/rollout/", "/role/wri%2Fter/rollout/")
     status, body = await harness.post(url, {"model": "policy", "messages": []})
     assert (status, body["error"]["code"]) == (404, "unknown_role")
+    assert "'wri/ter' is no role: 1 to 128 letters" in body["error"]["message"]
+    with pytest.raises(ValueError, match="'wri/ter' is no role: 1 to 128 letters"):
+        harness.proxy.as_resource(role="wri/ter")
 
 
 REFUSED = {

@@ -264,6 +264,52 @@ async def test_a_call_waits_in_each_dialect_and_one_beyond_the_queue_is_made_up_
         assert refused_for_good(model_calls(await harness.spans(attempt))) == []
 
 
+async def test_an_attempt_that_fills_the_queue_gives_its_newest_places_to_others() -> None:
+    async with GatewayHarness(limits=GatewayLimits(calls=1, waiting_calls=4)) as harness:
+        greedy, others = await harness.attempt(), [await harness.attempt(), await harness.attempt()]
+        harness.model.hold()
+        running = asyncio.create_task(harness.ask(greedy, "greedy 0"))
+        await harness.model.until(arrived(1))
+        waiting: list[asyncio.Task[Response]] = []
+
+        async def add(attempt: AttemptedRollout, words: str, in_hand: int) -> None:
+            waiting.append(asyncio.create_task(harness.ask(attempt, words)))
+            await until(lambda: harness.proxy.calls_in_hand() == in_hand)
+
+        for number in range(1, 5):
+            await add(greedy, f"greedy {number}", number + 1)
+        for number, other in enumerate(others):
+            await add(other, f"other {number}", 5)
+            status, refusal = await waiting[3 - number]
+            assert (status, refusal["error"]["code"]) == (429, "too_many_calls")
+            assert "a call of another attempt took the place" in refusal["error"]["message"]
+        assert (await harness.ask(greedy, "greedy 5"))[0] == 429  # it has its share
+        harness.model.release()
+        assert (await running)[0] == 200
+        assert [status for status, _ in await asyncio.gather(*waiting)] == [200, 200, 429, 429, 200, 200]
+        order = [call.request["messages"][-1]["content"] for call in harness.model.calls]
+        assert order == ["greedy 0", "greedy 1", "other 0", "other 1", "greedy 2"]
+        assert harness.proxy.calls_in_hand() == 0
+
+
+async def test_a_free_place_goes_to_the_attempt_with_the_fewest_calls_in_hand() -> None:
+    async with GatewayHarness(limits=GatewayLimits(calls=3)) as harness:
+        greedy, other = await harness.attempt(), await harness.attempt()
+        harness.model.hold()
+        running = [asyncio.create_task(harness.ask(greedy, f"greedy {n}")) for n in range(3)]
+        await harness.model.until(arrived(3))
+        running += [asyncio.create_task(harness.ask(greedy, "waits first"))]
+        await until(lambda: harness.proxy.calls_in_hand() == 4)
+        running += [asyncio.create_task(harness.ask(other, "waits second"))]
+        await until(lambda: harness.proxy.calls_in_hand() == 5)
+        running[0].cancel()
+        await harness.model.until(arrived(4))
+        assert harness.model.calls[3].request["messages"][-1]["content"] == "waits second"
+        harness.model.release()
+        statuses = [status for status, _ in await asyncio.gather(*running[1:])]
+        assert statuses == [200] * 4
+
+
 async def test_a_client_that_leaves_while_it_waits_frees_its_place() -> None:
     async with GatewayHarness(limits=GatewayLimits(calls_per_attempt=1, waiting_calls=1)) as harness:
         attempt = await harness.attempt()

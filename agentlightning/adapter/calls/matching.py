@@ -1,15 +1,18 @@
 """Matches the recordings of a model call: the gateway's record, and the spans of tracers in the agent's process.
 
-They are matched by the id of the reply first. A span without one below another call is a part of it, and one above a
-call is a wrapper around it. What is left is matched one instrumentation after the other, since each tells of a call at
-most once: by the words, and only then by time (`pairing.py`). A record or a span without a partner is a call.
+They are matched by the id of the reply first, then by the span that the request itself named in its `traceparent`: the
+span of the call, or one below it such as that of the HTTP request. A span without a reply's id below another call is a
+part of it, and one above a call is a wrapper around it. What is left is matched one instrumentation after the other,
+since each tells of a call at most once: by the words, and only then by time (`pairing.py`). A record or a span without
+a partner is a call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from itertools import islice
+from typing import Final, Literal, NamedTuple
 
 from agentlightning.adapter.calls.conversation import conversation_of
 from agentlightning.adapter.calls.intervals import Interval
@@ -19,6 +22,7 @@ from agentlightning.adapter.spans.tokens import (
     CallReading,
     call_name,
     call_state,
+    client_span,
     first_choice,
     has_client_tokens,
     has_failed,
@@ -29,6 +33,8 @@ from agentlightning.semconv import RAW_SPAN, REQUEST_SPAN
 from agentlightning.types import Span
 
 SeenBy = Literal["both", "gateway", "tracer"]
+_MOST_BELOW_CALL: Final = 8
+"""So many spans up from the one that a request names the span of its call is looked for."""
 
 
 class Unsure(NamedTuple):
@@ -57,6 +63,9 @@ class CallSpans:
     """Further spans that are certain to be of this call: those of other instrumentations."""
     unsure: list[Unsure] = field(default_factory=list[Unsure])
     """For each instrumentation of which it is not certain which span is of this call: those that may be."""
+    client: Span | None = None
+    """The tracer's span within which the request was made, as its `traceparent` says: that of the call if there is one.
+    Several tries of a client may name the same."""
     is_certain: bool = True
     """`seen` is of this call; if not, it is one of several that may be."""
     is_further_choice: bool = False
@@ -127,14 +136,17 @@ def spans_by_call(
             twin.also.append(span)
     if nameless and not keep_nested:
         nameless = _standing_for_calls(nameless, spans, seen)
+    tellers: dict[int, str] = {}
+    if clients := [(call, id) for call in calls if call.record and (id := client_span(call.record))]:
+        alone, nameless, tellers = _matched_by_clients(clients, spans, by_reply.values(), alone, nameless)
     if not calls and not nameless:
         calls = alone
     elif alone or nameless:
-        _Joining(calls).join(alone, [CallSpans(seen=span) for span in nameless])
+        _Joining(calls, tellers).join(alone, [CallSpans(seen=span) for span in nameless])
     for call, name in further:
         if (first_one := found.get(name)) is not None:
             call.seen, call.matched_by, call.is_certain = first_one.seen, first_one.matched_by, first_one.is_certain
-            call.also, call.unsure = first_one.also, first_one.unsure
+            call.also, call.unsure, call.client = first_one.also, first_one.unsure, first_one.client
         calls.append(call)
     return calls
 
@@ -193,13 +205,59 @@ def _standing_for_calls(nameless: Sequence[Span], spans: Iterable[Span], calls: 
     return kept
 
 
+def _matched_by_clients(
+    clients: Sequence[tuple[CallSpans, tuple[str, str]]],
+    spans: Iterable[Span],
+    by_reply: Iterable[CallSpans],
+    alone: Sequence[CallSpans],
+    nameless: Sequence[Span],
+) -> tuple[list[CallSpans], list[Span], dict[int, str]]:
+    """Match calls with the spans of calls that their requests named; a span that several named is that of the last try.
+
+    Returns what is left of `alone` and `nameless`, and the instrumentation that told of each call whose request named
+    the span of a call: no other span of it is of that call.
+    """
+    by_id = {_name(span, span.span_id): span for span in spans}
+    owners = {_name(span, span.span_id): call for call in by_reply for span in call.certain}
+    owners |= {_name(span, span.span_id): CallSpans(seen=span) for span in nameless}
+    tellers: dict[int, str] = {}
+    taken: dict[int, tuple[CallSpans, CallSpans]] = {}
+    for call, (trace_id, span_id) in clients:
+        assert call.record is not None
+        named = by_id.get(_name(call.record, span_id))
+        if named is None or named.trace_id != trace_id:
+            continue
+        path = list(islice(_upwards(named, by_id), _MOST_BELOW_CALL))
+        call.client = next((span for span in path if _name(span, span.span_id) in owners), named)
+        own = owners.get(_name(call.client, call.client.span_id))
+        if own is None or own is call:
+            continue
+        tellers[id(call)] = _teller(call.client)
+        if own.record is None and call.seen is None:
+            taken[id(own)] = (call, own)
+    for call, own in taken.values():
+        call.seen, call.matched_by, call.also = own.seen, "traceparent", own.also
+    matched = {id(own.seen) for _, own in taken.values()}
+    left = [call for call in alone if id(call.seen) not in matched]
+    return left, [span for span in nameless if id(span) not in matched], tellers
+
+
+def _upwards(span: Span | None, by_id: Mapping[_Name, Span]) -> Iterator[Span]:
+    while span is not None:
+        yield span
+        span = by_id.get(_name(span, span.parent_id))
+
+
 class _Joining:
     """Gives what one instrumentation after the other tells to the calls that are known, or makes it a call."""
 
-    def __init__(self, calls: list[CallSpans]) -> None:
+    def __init__(self, calls: list[CallSpans], tellers: Mapping[int, str]) -> None:
+        """`tellers` are instrumentations of which it is known that no span is left that is of a call."""
         self.calls = calls
         self._told: dict[int, Told] = {}
         self._tellers: dict[int, set[str]] = {id(call): set(map(_teller, call.certain)) for call in calls}
+        for call, teller in tellers.items():
+            self._tellers[call].add(teller)
 
     def join(self, named: Sequence[CallSpans], nameless: Sequence[CallSpans]) -> None:
         """`named` are calls of which only tracers told, by the id of a reply; they are no calls of one another."""

@@ -17,7 +17,7 @@ from typing import Final, Literal, NamedTuple
 
 from agentlightning.adapter.calls.intervals import SLACK_SECONDS, Interval, Intervals, narrowed
 
-MatchedBy = Literal["response_id", "request", "time"]
+MatchedBy = Literal["response_id", "traceparent", "request", "time"]
 
 _MOST_MEANT: Final = 32
 """Of more spans that can be meant than these nothing is told; the call is paired with one of them all the same."""

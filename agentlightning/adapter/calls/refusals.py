@@ -11,7 +11,7 @@ from typing import Final
 
 from agentlightning.adapter.calls.calls import ModelCall
 from agentlightning.adapter.calls.conversation import Conversation, conversation_of
-from agentlightning.adapter.spans.tokens import refused_for_budget
+from agentlightning.adapter.spans.tokens import body_digest, refused_for_budget
 
 REFUSED_CALL: Final = "refused_call"
 """Reason of an attempt with such a call."""
@@ -27,7 +27,8 @@ def refused_for_good(calls: Sequence[ModelCall]) -> list[ModelCall]:
     counted: a call that was refused for its budget, which has a reason of its own, and one whose connection the program
     closed itself (`client_left`).
 
-    *The same request* is the same turn of the same conversation. A call is one if its messages are those of the failed
+    *The same request* is one whose body had the same bytes, as the retries of clients have, or the same turn of the
+    same conversation. A call is one of these if its messages are those of the failed
     one in order, in role, text and tool calls, where
 
     - fields beside the messages do not count (`response_format`, `tools`, `temperature`, `stream`, the model, the
@@ -36,7 +37,8 @@ def refused_for_good(calls: Sequence[ModelCall]) -> list[ModelCall]:
       messages may follow that are not the assistant's: the fallback may put its format into words there.
 
     It must have been answered, and have ended after the failed call had begun. A failed call whose messages are not
-    known (its body was no JSON, or the gateway keeps no texts) counts as never answered.
+    known (there was no room for its bytes, its body was no JSON, or the gateway keeps no texts) is recognised by the
+    bytes of its body only.
     """
     failed = [call for call in calls if _got_an_error(call)]
     if not failed:
@@ -51,17 +53,22 @@ def _got_an_error(call: ModelCall) -> bool:
 
 
 def _is_answered(failed: ModelCall, answered: Sequence[tuple[ModelCall, Conversation | None]]) -> bool:
-    asked = _conversation(failed)
-    if asked is None:
-        return False
+    asked, digest = _conversation(failed), _digest(failed)
     return any(
-        again is not None and _ended_after(call, failed) and _is_same_turn(asked, again) for call, again in answered
+        _ended_after(call, failed)
+        and ((digest is not None and digest == _digest(call)) or (asked and again and _is_same_turn(asked, again)))
+        for call, again in answered
     )
 
 
 def _conversation(call: ModelCall) -> Conversation | None:
     own = call.spans
     return None if own is None else conversation_of(own.request, own.record, own.seen)
+
+
+def _digest(call: ModelCall) -> str | None:
+    record = None if call.spans is None else call.spans.record
+    return None if record is None else body_digest(record)
 
 
 def _ended_after(call: ModelCall, failed: ModelCall) -> bool:

@@ -53,6 +53,8 @@ _ERROR_CODE: Final = LightningCallAttributes.ERROR_CODE.value
 _CONSTRAINED_BY: Final = LightningCallAttributes.CONSTRAINED_BY.value
 _ROLE: Final = LightningCallAttributes.ROLE.value
 _CHOICE: Final = LightningCallAttributes.CHOICE.value
+_CLIENT_SPAN: Final = LightningCallAttributes.CLIENT_SPAN.value
+_BODY_DIGEST: Final = LightningCallAttributes.BODY_DIGEST.value
 _FINISH_REASON_KEYS: Final = ("gen_ai.completion.0.finish_reason", _OUTPUT + ".choices.0.finish_reason")
 _CLIENT_LOGPROBS: Final = "logprobs.content"
 _CLIENT_PROMPT_KEYS: Final = ("prompt_token_ids", _OUTPUT + ".prompt_token_ids")
@@ -107,6 +109,19 @@ def is_gateway_call(span: Span) -> bool:
 def is_stale(span: Span) -> bool:
     """True if the store marked the span as late: its attempt had lapsed."""
     return span.attributes.get(STALE) is True
+
+
+def client_span(record: Span) -> tuple[str, str] | None:
+    """Return the ids of trace and span of the client that the request of a recorded call named; None if it did not."""
+    value = record.attributes.get(_CLIENT_SPAN)
+    trace_id, _, span_id = value.partition("-") if isinstance(value, str) else ("", "", "")
+    return (trace_id, span_id) if trace_id and span_id else None
+
+
+def body_digest(record: Span) -> str | None:
+    """Return what is the same for recorded calls whose requests had the same bytes; None if it is not known."""
+    value = record.attributes.get(_BODY_DIGEST)
+    return value if isinstance(value, str) and value else None
 
 
 def response_id(span: Span) -> str | None:

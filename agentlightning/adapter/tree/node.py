@@ -56,8 +56,23 @@ class SpanNode:
 
     def agent_name(self) -> str | None:
         """Return the name of the agent whose span this is; None for spans that are no agent's."""
+        named = next((name for name in self._agent_names() if _is_name(name)), None)
+        return self.name_of_langchain() if named is None and "metadata" in self.span.attributes else named
+
+    def has_made_up_name(self) -> bool:
+        """True for the span of an agent without a name, to which its framework gave a random id."""
+        return any(isinstance(name, str) and _RANDOM_ID.fullmatch(name) for name in self._agent_names())
+
+    def is_of_agent(self) -> bool:
+        """True if the span says that it is of an agent, whether or not with its name."""
         attributes = self.span.attributes
-        found = (  # the places where frameworks write it, the most telling first
+        is_invoked = attributes.get("gen_ai.operation.name") == "invoke_agent"
+        return is_invoked or attributes.get("openinference.span.kind") == "AGENT"
+
+    def _agent_names(self) -> tuple[object, ...]:
+        """Return what stands in the places where frameworks write the name, the most telling first."""
+        attributes = self.span.attributes
+        return (
             attributes.get("agent.name"),
             attributes.get("gen_ai.agent.name"),
             attributes.get("operation.name") if attributes.get("agentops.span.kind") == "agent" else None,
@@ -67,8 +82,6 @@ class SpanNode:
             attributes.get(_INPUT + ".name") if attributes.get("type") == "agent" else None,
             attributes.get("lc_name") if self.span.name.startswith("langchain.Chain.") else None,
         )
-        named = next((name for name in found if _is_name(name)), None)
-        return self.name_of_langchain() if named is None and "metadata" in attributes else named
 
     def own_agent_name(self) -> str | None:
         """Return the agent whose call the span is, where the span of the call itself says it."""

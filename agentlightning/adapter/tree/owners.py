@@ -1,8 +1,9 @@
 """Whose a model call is: the names of the agents that it may belong to.
 
 What a span states counts first: the agent that the span of a call names itself, or that of the nearest span above it,
-by the parents that spans state. A span without an agent above it, and a call that only the gateway saw, belong to the
-agents whose spans lie around them in time. More than one name means that nothing proves whose the call is.
+by the parents that spans state; then the same of the span that the request of the call named. A span without an agent
+above it, and a call that only the gateway saw, belong to the agents whose spans lie around them in time. More than one
+name means that nothing proves whose the call is.
 """
 
 from __future__ import annotations
@@ -57,6 +58,9 @@ class Owners(Generic[NodeT]):
         for node in nodes:
             if (found := self.of_node(node)) is not None:
                 return found
+        client = None if call.client is None else self._nodes.get(call.client.span_id)
+        if client is not None and (found := self._at(client)) is not None:
+            return found
         for spans, may_be_none in call.unsure:
             owners = self._owners(spans)
             names = frozenset(name for owner in owners for name in owner.names or (NOBODY,))
@@ -76,24 +80,32 @@ class Owners(Generic[NodeT]):
             return above
         return Owner(frozenset((own,)), node.id if above is None else above.branch)
 
+    def _at(self, node: NodeT) -> Owner | None:
+        """Return the agent whose span it is, or the nearest above it states; None if none does."""
+        return _agent_of(node) or self.of_node(node)
+
     def _above(self, node: NodeT) -> Owner | None:
         path: list[str] = []
         at = node.span.parent_id
         found: Owner | None = None
+        nameless = 0
         while at is not None and at not in self._stated:
             parent = self._nodes.get(at)
             if parent is None:
                 break
             self._stated[at] = None  # also ends the walk where spans are their own ancestors
             path.append(at)
-            if (name := parent.agent_name()) is not None:
-                found = Owner(frozenset((name,)), parent.id)
+            if (found := _agent_of(parent)) is not None:
                 break
+            if not nameless and parent.is_of_agent():
+                nameless = len(path)
             at = parent.span.parent_id
         else:
             found = None if at is None else self._stated[at]
-        if path:
-            self._stated.update(dict.fromkeys(path, found))
+        self._stated.update(dict.fromkeys(path, found))
+        if found is None and nameless:  # an agent without a name, and not within another
+            found = Owner(frozenset((NOBODY,)), path[nameless - 1])
+            self._stated.update(dict.fromkeys(path[:nameless], found))
         return found
 
     def _around(self, node: NodeT) -> Owner:
@@ -106,6 +118,8 @@ class Owners(Generic[NodeT]):
         owners, intervals, tree = self._agents
         own = Interval(span.start_time, span.end_time)
         around = list(islice(tree.around(own), _MOST_AROUND + 1)) if owners else []
+        if span.name not in (RAW_SPAN, REQUEST_SPAN):  # by the clock of the agents' spans
+            around = [at for at in around if intervals[at].holds(own, 0.0)]
         names = frozenset(name for at in around for name in owners[at].names)
         if len(names) > 1:
             around = narrowed(own, around, intervals)
@@ -124,8 +138,8 @@ class Owners(Generic[NodeT]):
             span = node.span
             if span.name in (RAW_SPAN, REQUEST_SPAN) or span.start_time is None or span.end_time is None:
                 continue
-            if (name := node.agent_name()) is not None:
-                owners.append(Owner(frozenset((name,)), node.id))
+            if (owner := _agent_of(node)) is not None:
+                owners.append(owner)
                 intervals.append(Interval(span.start_time, span.end_time))
         return owners, dict(enumerate(intervals)), Intervals(intervals)
 
@@ -137,3 +151,9 @@ class Owners(Generic[NodeT]):
     def _owners(self, spans: Iterable[Span]) -> list[Owner]:
         nodes = (node for span in spans if (node := self._nodes.get(span.span_id)) is not None)
         return [self.of_node(node) or self._around(node) for node in nodes]
+
+
+def _agent_of(node: SpanNode) -> Owner | None:
+    """Return the agent whose span it is, `NOBODY` for one with a made-up name; None if it is of none or unnamed."""
+    name = node.agent_name() or (NOBODY if node.has_made_up_name() else None)
+    return None if name is None else Owner(frozenset((name,)), node.id)

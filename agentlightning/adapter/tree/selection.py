@@ -123,7 +123,8 @@ def select_calls(
         shown = certain[0] if is_seen else call.request or record
         assert shown is not None
         node = nodes[shown.span_id]
-        selected = SelectedCall(node, owner.name or ANY_AGENT, owner.branch, record, call.request)
+        agent = owner.name or call_role(record) or ANY_AGENT
+        selected = SelectedCall(node, agent, owner.branch, record, call.request)
         taken.append((not is_seen, order[node.id], selected))
     return [call for _, _, call in sorted(taken, key=itemgetter(0, 1))]
 
@@ -141,8 +142,10 @@ def _in_reward(root: NodeT) -> Iterator[tuple[NodeT, bool]]:
 
 def _placed(call: CallSpans) -> list[Span]:
     """Return the spans by whose place a call is judged: those of tracers, or else the gateway's."""
+    if call.certain or call.client is not None:
+        return call.certain or [span for span in (call.client,) if span is not None]
     unsure = [span for each in call.unsure for span in each.spans]
-    return call.certain or unsure or [span for span in (call.record,) if span is not None]
+    return unsure or [span for span in (call.record,) if span is not None]
 
 
 def _matches(owner: Owner, role: str | None, agent_match: str) -> bool | None:

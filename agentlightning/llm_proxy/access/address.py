@@ -1,4 +1,4 @@
-"""Which attempt a request belongs to and what it asks for, by its URL."""
+"""Which attempt a request belongs to and what it asks for, by its URL; and its client's span, by its header."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from urllib.parse import unquote_to_bytes
 
 from agentlightning.llm_proxy.dialects import CHAT, DIALECTS, MESSAGES, RESPONSES, Dialect
 from agentlightning.llm_proxy.replies import CallFailed
+from agentlightning.utils.http.auth import Scope
 
 MODELS = "models"
 RESPONSE = f"{RESPONSES.route}/<id>"
@@ -29,6 +30,7 @@ _LONGEST_ROUTE = max(route.count("/") for route in ROUTES) + 1
 _PREFIXES = ("v1", "openai", "anthropic")
 """What may stand before a route."""
 _ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
+_TRACEPARENT = re.compile(rb"(?!ff)[0-9a-f]{2}-((?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16})-[0-9a-f]{2}(-.*)?")
 _RIGHT_FORM = (
     "The base URL of an agent is http://<host>:<port>/rollout/<rollout_id>/attempt/<attempt_id> "
     "(or the same with /v1 at the end, or with /role/<role> before it); LLM.get_base_url() and LLMProxy.as_resource() "
@@ -106,6 +108,13 @@ def dialect_of(raw_path: bytes) -> Dialect:
     path = re.sub("/+", "/", unquote_to_bytes(raw_path).decode("latin-1") + "/")
     fitting = (dialect for route, dialect in DIALECTS.items() if f"/{route}/" in path)
     return max(fitting, key=lambda dialect: len(dialect.route), default=CHAT)
+
+
+def client_span(scope: Scope) -> str | None:
+    """Return the ids of trace and span in the header `traceparent` (W3C Trace Context); None without a valid one."""
+    sent = [value for name, value in scope["headers"] if name == b"traceparent"]
+    valid = _TRACEPARENT.fullmatch(sent[0].strip()) if len(sent) == 1 else None
+    return None if valid is None else valid[1].decode()
 
 
 def _id(segment: str, noun: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncGenerator, Collection, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -126,23 +126,28 @@ def _why_over(rollout: Rollout, attempt: Attempt) -> str | None:
 
 
 class Slots:
-    """Counts the calls in hand, in all and per attempt; those beyond the limits wait. Owned by the serving loop."""
+    """Counts the calls in hand, in all and per attempt; those beyond the limits wait. Owned by the serving loop.
+
+    Attempts share fairly: a free place goes to the waiting attempt with the fewest calls in hand, in turn where several
+    have as few, and where too many calls wait, the attempt with the most gives up the newest of them for another's.
+    """
 
     def __init__(self, calls: int, calls_per_attempt: int, waiting_calls: int, seconds: float) -> None:
         self._calls, self._calls_per_attempt = calls, calls_per_attempt
         self._waiting_calls, self._seconds = waiting_calls, seconds
         self._by_attempt: Counter[tuple[str, str]] = Counter()
-        self._waiting: dict[asyncio.Future[None], tuple[str, str]] = {}
-        """Oldest first."""
+        self._waiting: dict[tuple[str, str], deque[asyncio.Future[None]]] = {}
+        """Oldest first; the attempt that has waited for its turn longest comes first."""
 
     @property
     def taken(self) -> int:
         """Calls in hand and calls that wait."""
-        return self._by_attempt.total() + len(self._waiting)
+        return self._by_attempt.total() + sum(map(len, self._waiting.values()))
 
     def taken_outside(self, rollouts: Collection[str]) -> int:
         """Return how many of them are of no rollout among `rollouts`; may be called from any thread."""
-        counts = [*list(self._by_attempt.items()), *((attempt, 1) for attempt in list(self._waiting.values()))]
+        waiting = ((attempt, len(rooms)) for attempt, rooms in list(self._waiting.items()))
+        counts = [*list(self._by_attempt.items()), *waiting]
         return sum(count for (rollout_id, _), count in counts if rollout_id not in rollouts)
 
     @asynccontextmanager
@@ -153,7 +158,7 @@ class Slots:
             CallFailed: 429, too many calls wait already, or there was no room in time.
         """
         attempt = (rollout_id, attempt_id)
-        waits = not self._has_room(attempt)
+        waits = self._by_attempt.total() >= self._calls or self._by_attempt[attempt] >= self._calls_per_attempt
         if waits:
             await self._wait(attempt)
         else:
@@ -163,40 +168,68 @@ class Slots:
         finally:
             self._release(attempt)
 
-    def _has_room(self, attempt: tuple[str, str]) -> bool:
-        return self._by_attempt.total() < self._calls and self._by_attempt[attempt] < self._calls_per_attempt
-
     async def _wait(self, attempt: tuple[str, str]) -> None:
-        if len(self._waiting) >= self._waiting_calls:
-            text = (
-                f"The gateway has {self._by_attempt.total()} calls in hand, {self._by_attempt[attempt]} of them of "
-                f"attempt {attempt[1]}, and {len(self._waiting)} wait already, its limit"
-            )
-            raise CallFailed(429, text, code="too_many_calls", retry_after=1.0)
+        self._make_room_to_wait(attempt)
         room = asyncio.get_running_loop().create_future()
-        self._waiting[room] = attempt
+        self._waiting.setdefault(attempt, deque()).append(room)
         try:
             async with asyncio.timeout(self._seconds):
                 await room
         except BaseException as error:
-            if self._waiting.pop(room, None) is None:  # the slot was given before the wait ended
+            self._forget(attempt, room)
+            if room.done() and not room.cancelled() and room.exception() is None:  # given before the wait ended
                 self._release(attempt)
             if not isinstance(error, TimeoutError):
                 raise
             text = f"There was no room for another call of attempt {attempt[1]} in {self._seconds} seconds"
             raise CallFailed(429, text, code="too_many_calls", retry_after=1.0) from None
 
+    def _make_room_to_wait(self, attempt: tuple[str, str]) -> None:
+        """Let another call of an attempt wait.
+
+        Raises:
+            CallFailed: 429, too many calls wait, and no other attempt has more of them than this one would have.
+        """
+        if (waiting := sum(map(len, self._waiting.values()))) < self._waiting_calls:
+            return
+        most = max(self._waiting, key=lambda other: len(self._waiting[other]))
+        newest = self._waiting[most][-1]
+        if newest.done() or len(self._waiting[most]) < len(self._waiting.get(attempt, ())) + 2:
+            text = (
+                f"The gateway has {self._by_attempt.total()} calls in hand, {self._by_attempt[attempt]} of them of "
+                f"attempt {attempt[1]}, and {waiting} wait already, its limit"
+            )
+            raise CallFailed(429, text, code="too_many_calls", retry_after=1.0)
+        text = (
+            f"{waiting} calls wait at the gateway, its limit, {len(self._waiting[most])} of them of attempt {most[1]}: "
+            "a call of another attempt took the place of this one"
+        )
+        self._forget(most, newest)
+        newest.set_exception(CallFailed(429, text, code="too_many_calls", retry_after=1.0))
+
+    def _forget(self, attempt: tuple[str, str], room: asyncio.Future[None]) -> None:
+        rooms = self._waiting.get(attempt, ())
+        if room in rooms:
+            self._waiting[attempt].remove(room)
+        if not rooms:
+            self._waiting.pop(attempt, None)
+
     def _release(self, attempt: tuple[str, str]) -> None:
         self._by_attempt[attempt] -= 1
         if not self._by_attempt[attempt]:
             del self._by_attempt[attempt]
-        for room, waiting in list(self._waiting.items()):
-            if not room.done() and self._has_room(waiting):
-                del self._waiting[room]
-                self._by_attempt[waiting] += 1
+        while self._by_attempt.total() < self._calls:
+            may = [each for each in self._waiting if self._by_attempt[each] < self._calls_per_attempt]
+            if not may:
+                return
+            next_one = min(may, key=self._by_attempt.__getitem__)
+            rooms = self._waiting.pop(next_one)
+            room = rooms.popleft()
+            if rooms:
+                self._waiting[next_one] = rooms
+            if not room.done():  # else its client has left
+                self._by_attempt[next_one] += 1
                 room.set_result(None)
-                if self._by_attempt.total() >= self._calls:
-                    break
 
 
 @dataclass(slots=True)

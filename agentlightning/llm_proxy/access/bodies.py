@@ -7,19 +7,56 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import importlib
+import os
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Protocol
 
 from agentlightning.errors import TooLargeError
 from agentlightning.llm_proxy.access.limits import shown
 from agentlightning.llm_proxy.replies import CallFailed, ClientLeft, busy
-from agentlightning.utils.http.auth import Receive, Scope
+from agentlightning.utils.http.auth import Message, Receive, Scope
 from agentlightning.utils.http.byte_budget import ClientLeftError, Hold, read_body
 
 _STEP_BYTES = 512 * 1024
 """What is unpacked before other calls get a turn."""
+
+
+REST_SECONDS = 5.0
+"""Time that the rest of a body has to arrive for its digest, when there is no room to keep it."""
+_DIGEST_KEY = os.urandom(32)
+
+
+class DigestedBody:
+    """Receives a body and computes its digest, by which a client's retry with the same bytes is recognised.
+
+    The digest has a key of this process, so that nobody can find the words by it.
+    """
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive, self._hash = receive, hashlib.blake2b(digest_size=16, key=_DIGEST_KEY)
+        self._complete = False
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        if message["type"] == "http.request":
+            self._hash.update(message.get("body", b""))
+            self._complete = not message.get("more_body")
+        return message
+
+    async def receive_rest(self) -> None:
+        """Receive the rest without keeping it, if it arrives in time."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(REST_SECONDS):
+                while not self._complete and (await self.receive())["type"] != "http.disconnect":
+                    pass
+
+    def digest(self) -> str | None:
+        """Return the digest in hexadecimal; None if the body did not arrive completely."""
+        return self._hash.hexdigest() if self._complete else None
 
 
 class _Unpacker(Protocol):

@@ -325,6 +325,8 @@ def _raw_attributes(call: GatewayCall) -> _Pairs:
         keys.STREAMED.value: call.streamed,
         keys.ROLE.value: call.role,
         keys.MODEL.value: call.model if call.request is not None and call.model != call.request.get("model") else None,
+        keys.CLIENT_SPAN.value: call.client_span,
+        keys.BODY_DIGEST.value: call.body_digest,
         keys.POLICY.value: None if policy is None else policy.name,
         keys.POLICY_KIND.value: None if policy is None else policy.kind,
         keys.CHOICES.value: choices,

@@ -85,6 +85,56 @@ def test_calls_that_the_agent_broke_off_are_one_for_both_however_late_the_gatewa
     assert [(call.state, call.spans and call.spans.seen_by) for call in calls] == [("client_left", "both")] * number
 
 
+def naming(id: str, number: int, named: str, trace: str = "t" * 32, **more: Any) -> list[Span]:
+    """A record of the gateway whose request named a span of its client."""
+    request, raw = spoken_call(id, number, [], [], ASKED, **{"state": "client_left", "start": 5.0, **more})
+    return [request, with_attributes(raw, {"agentlightning.call.client_span": f"{trace}-{named}"})]
+
+
+def test_calls_whose_requests_name_the_spans_of_their_clients_are_matched_by_them() -> None:
+    spans = [made for n in range(13) for made in naming(f"g{n}", n + 1, f"t{12 - n}")]
+    spans += [seen(f"t{n}", 5 + n % 3, 6 + n % 3, said(ASKED), status="ERROR") for n in range(13)]
+    calls = model_calls(spans)
+    assert [call.spans and call.spans.matched_by for call in calls] == ["traceparent"] * 13
+    assert [call.spans.certain[0].span_id for call in calls if call.spans] == [f"t{12 - n}" for n in range(13)]
+
+
+def test_a_request_may_name_a_span_below_that_of_the_call() -> None:
+    below = span("http", "POST", "t1", 5, 6)
+    spans = [*naming("g", 1, "http"), below, *(seen(f"t{n}", 5, 6, said(ASKED), status="ERROR") for n in range(2))]
+    assert told(model_calls(spans)) == [("t0", "tracer", None), ("g", "both", "traceparent")]
+
+
+def test_of_the_tries_that_name_one_span_it_is_counted_with_the_last_and_the_others_take_no_other_span() -> None:
+    tries = [made for n in range(3) for made in naming(f"g{n}", n + 1, "t", state="upstream_error")]
+    calls = model_calls([*tries, seen("t", 5, 6, said(ASKED), status="ERROR"), seen("u", 5, 6, said(ASKED))])
+    by_id = {call.call_id: call.spans for call in calls if call.spans}
+    assert {id: spans.matched_by for id, spans in by_id.items()} == dict.fromkeys(("g0", "g1", "u")) | {
+        "g2": "traceparent"
+    }
+    assert [by_id[f"g{n}"].client for n in range(3)] == [by_id["g2"].seen] * 3
+
+
+def test_a_request_that_was_retried_and_answered_is_known_by_its_reply() -> None:
+    spans = [
+        *naming("g1", 1, "t"),
+        *naming("g2", 2, "t", state="ok", response_id="r"),
+        chat("t", None, 5, 9, response_id="r"),
+    ]
+    assert told(model_calls(spans)) == [("g1", "gateway", None), ("g2", "both", "response_id")]
+
+
+@pytest.mark.parametrize("named", ["missing", "", "t-t", "around"])
+def test_a_span_that_is_not_there_or_tells_of_no_call_proves_nothing(named: str) -> None:
+    spans = [*naming("g", 1, named), span("around", "agent", None, 0, 9), seen("t", 4.9, 5.6, said(ASKED))]
+    assert told(model_calls(spans)) == [("g", "both", "request")]
+
+
+def test_a_span_of_that_id_in_another_trace_is_another_span() -> None:
+    spans = [*naming("g", 1, "t", trace="u" * 32), seen("t", 4.9, 5.6, said(conversation("something else")))]
+    assert told(model_calls(spans)) == [("t", "tracer", None), ("g", "gateway", None)]
+
+
 def test_equal_requests_are_matched_in_their_order() -> None:
     spans = [made for n in range(3) for made in spoken_call(f"g{n}", n + 1, [1], [n + 2], ASKED)]
     spans += [seen(f"t{n}", 100 + n, 100.5 + n, said(ASKED)) for n in range(3)]

@@ -47,6 +47,16 @@ def unknown(spans: list[Span], agent_match: str) -> int:
 SIDE_BY_SIDE = [agent("a", 0, 10), agent("b", 1, 11)]
 
 
+@pytest.mark.parametrize("named", ["agent-b", "tool-of-b"])
+def test_of_agents_side_by_side_the_span_that_a_request_names_tells_whose_a_call_is(named: str) -> None:
+    request, raw = record("r", 1, 3, 4, "one")
+    raw = with_attributes(raw, {"agentlightning.call.client_span": f"{'t' * 32}-{named}"})
+    spans = [*SIDE_BY_SIDE, span("tool-of-b", "tool", "agent-b", 2, 8), request, raw]
+    assert owners(spans) == {"r": "b"}
+    assert owners(spans, "^b$") == {"r": "b"}
+    assert owners(spans, "^a$") == {}
+
+
 def test_of_agents_side_by_side_the_words_tell_whose_a_call_is() -> None:
     spans = [
         *SIDE_BY_SIDE,
@@ -297,3 +307,44 @@ def test_a_random_id_is_no_name_of_an_agent() -> None:
         agent = with_attributes(span("A", "invoke_agent", None, 0, 40), {"gen_ai.agent.name": made_up})
         (triplet,) = TracerTraceToTriplet()([agent, *spoken_call("a", 1, [1], [2], conversation("hi"))])
         assert triplet.metadata["agent_name"] == "*"
+
+
+@pytest.mark.parametrize(
+    "nameless",
+    [
+        {"gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": "3f2b8a5e-0c1d-4e7f-9a6b-1234567890ab"},
+        {"gen_ai.operation.name": "invoke_agent"},
+        {"openinference.span.kind": "AGENT"},
+    ],
+)
+def test_a_call_of_an_agent_without_a_name_just_before_that_of_another_is_not_the_others(
+    nameless: dict[str, Any],
+) -> None:
+    spans = [
+        with_attributes(span("A", "invoke_agent", None, 0, 9.99), nameless),
+        told("t", 9, 9.99, "A", **{"gen_ai.response.id": "r"}),
+        *record("r", 1, 9.2, 9.98, "one", response_id="r"),
+        agent("other", 9.995, 20),
+    ]
+    assert owners(spans) == {"r": "*"}
+    assert (owners(spans, "^other$"), unknown(spans, "^other$")) == ({}, 0)
+
+
+def test_a_call_of_no_agent_just_before_that_of_an_agent_is_not_its_own() -> None:
+    spans = [
+        told("t", 9, 9.99, **{"gen_ai.response.id": "r"}),
+        *record("r", 1, 9.2, 9.98, "one", response_id="r"),
+        agent("other", 9.995, 20),
+    ]
+    assert owners(spans) == {"r": "*"}
+
+
+def test_an_agent_with_a_made_up_name_within_another_is_not_the_other() -> None:
+    inner = {"gen_ai.agent.name": "3f2b8a5e-0c1d-4e7f-9a6b-1234567890ab"}
+    spans = [
+        agent("outer", 0, 10),
+        with_attributes(span("inner", "invoke_agent", "agent-outer", 2, 8), inner),
+        told("t", 3, 5, "inner", **{"gen_ai.response.id": "r"}),
+        *record("r", 1, 3, 4, "one", response_id="r"),
+    ]
+    assert owners(spans) == {"r": "*"}

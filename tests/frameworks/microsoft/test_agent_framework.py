@@ -175,3 +175,16 @@ def test_an_agent_as_a_tool_of_another_is_a_row_of_its_own(client_of: Maker) -> 
     results = run_agent(agent, model, direct=client_of is over_chat)
     assert [one.output for one in results] == [f"The mathematician says: {answer}" for answer in SAID]
     assert [[len(row.call_ids) for row in one.record.samples] for one in results] == [[2, 2], [2, 2]]
+
+
+@pytest.mark.parametrize("name", [None, "solver"])
+@both
+def test_a_random_id_is_no_name_of_an_agent(client_of: Maker, name: str | None) -> None:
+    @agl.rollout
+    async def agent(task: str, llm: agl.LLM) -> str:
+        first, other = (framework.Agent(client_of(llm), one, name=one, tools=[multiply]) for one in (name, "other"))
+        return f"{(await first.run(task)).text} {(await other.run(task)).text}"
+
+    for result in run_agent(agent, direct=False):
+        assert [one for one, _ in result.agents()] == [name or "*"] * 2 + ["other"] * 2
+        assert result.agents("^other$") == [("other", "other")] * 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -185,3 +185,43 @@ def test_thoughts_come_back_with_the_turn(dialect: str) -> None:
         assert "Thought 1." in first
         assert "Thought 3." in second
         assert thoughts(one.exchanges[1].request) == ["Thought 1."]
+
+
+@pytest.fixture
+def instrumented() -> Iterator[None]:
+    Agent.instrument_all()
+    yield
+    Agent.instrument_all(False)
+
+
+@each_dialect
+@pytest.mark.parametrize("streamed", [False, True], ids=["plain", "streamed"])
+def test_instrumented_agents_side_by_side_and_as_tools_have_their_names(
+    model_of: Maker, streamed: bool, instrumented: None
+) -> None:
+    def model(request: Json) -> str | Json:
+        if "ask" not in offered(request):
+            return "It is 42."
+        results = [said(message) for message in request["messages"] if message["role"] == "tool"]
+        return "Grace says that it is 42." if results else calls(("ask", {"name": "grace"}))
+
+    @agl.rollout
+    async def agent(task: str, llm: agl.LLM) -> list[str]:
+        async def run(helper: Agent[None, str]) -> str:
+            if not streamed:
+                return (await helper.run(task)).output
+            async with helper.run_stream(task) as running:
+                return await running.get_output()
+
+        async def ask(name: str) -> str:
+            """Ask somebody."""
+            return await run(Agent(model_of(llm), system_prompt=f"You are {name}.", name=name))
+
+        chair = Agent(model_of(llm), tools=[ask], system_prompt="You are chair.", name="chair")
+        return list(await asyncio.gather(ask("ada"), ask("emmy"), run(chair)))
+
+    for result in run_agent(agent, model, in_order=False, direct=False):
+        assert len(result.record.calls) == 5
+        names = ["ada", "chair", "chair", "emmy", "grace"]
+        assert sorted(result.agents()) == [(name, f"You are {name}.") for name in names]
+        assert result.agents("^ada$") == [("ada", "You are ada.")]

@@ -64,14 +64,14 @@ def test_a_tool_loop_is_one_row_and_each_call_is_one_call(conventions: str, monk
     results = run_agent(solver)
     assert [one.output for one in results] == SAID
     assert [[len(row.call_ids) for row in one.record.samples] for one in results] == [[2], [2]]
-    assert seen_by(results) <= {("both", "request"), ("both", "response_id")}
+    assert seen_by(results) <= {("both", "traceparent"), ("both", "response_id")}
     assert [one.agents() for one in results] == [[("solver", "You are solver.")] * 2] * 2
 
 
 def test_several_tool_calls_at_once() -> None:
     results = run_agent(solver, both_ways)
     assert [len(one.exchanges) for one in results] == [2, 2]
-    assert seen_by(results) <= {("both", "request"), ("both", "response_id")}
+    assert seen_by(results) <= {("both", "traceparent"), ("both", "response_id")}
 
 
 def test_without_streams() -> None:
