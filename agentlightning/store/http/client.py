@@ -224,6 +224,7 @@ class LightningStoreClient(LightningStore):
         insertion, so that none is missing or there twice, and sorted here."""
         rest = {name: value for name, value in arguments.items() if name not in ("limit", "offset")}
         sort_by, order = rest.get("sort_by"), rest.get("sort_order", "asc")
+        check_page(Rollout, None, -1, offset)
         here = row.name == "query_rollouts" and "cursor" not in rest and order in ("asc", "desc")
         if here:
             check_page(Rollout, sort_by, -1, offset)
