@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
 from agentlightning.errors import BadRequestError
-from agentlightning.types import Dataset, Rollout, RolloutConfig
+from agentlightning.types import Dataset, RolloutConfig
 
 if TYPE_CHECKING:
     from agentlightning.algorithm.base import Algorithm
-    from agentlightning.store.base import LightningStore
-    from agentlightning.store.run_operations import SortOrder
 
 T = TypeVar("T")
-
-PAGE = 500
-"""Rollouts that are read at once."""
 
 
 def batch_iter_over_dataset(
@@ -57,17 +52,6 @@ def with_timeout(config: RolloutConfig | None, timeout_seconds: float) -> Rollou
     if config is not None and config.timeout_seconds is not None:
         return config
     return (config or RolloutConfig()).model_copy(update={"timeout_seconds": timeout_seconds})
-
-
-async def pages_of(store: LightningStore, *, sort_order: SortOrder = "asc") -> AsyncGenerator[list[Rollout]]:
-    """Yield the rollouts of a store in the order in which they were made, or the newest first, a page at a time."""
-    offset = 0
-    while True:
-        page = await store.query_rollouts(sort_by="start_time", sort_order=sort_order, limit=PAGE, offset=offset)
-        if not page:
-            return
-        yield list(page)
-        offset += len(page)
 
 
 def with_store(method: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:

@@ -17,6 +17,7 @@ from agentlightning.cli.pairs import pairs
 from agentlightning.cli.support.output import JSON, moment, number, say, shortened, show_json, show_table
 from agentlightning.cli.support.store_access import STORE, existing_rollout, with_store
 from agentlightning.private_files import open_private
+from agentlightning.store.read_operations import pages_of
 from agentlightning.terminal import json_text
 
 if TYPE_CHECKING:
@@ -132,17 +133,14 @@ async def _export(store: LightningStore, out: Path | None, form: Form, status: l
     from pydantic_core import to_jsonable_python
 
     filters = _filters(status, run)
-    written = offset = 0
+    written = 0
     with nullcontext(sys.stdout) if out is None else open_private(out, "w") as file:
-        while True:
-            page = await store.query_rollouts(**filters, sort_by="start_time", limit=_PAGE, offset=offset)
+        async for page in pages_of(store.query_rollouts, **filters, sort_by="start_time", limit=_PAGE):
             for rollout in page:
                 for record in await _records(store, rollout, form):
                     file.write(json_text(json.dumps(to_jsonable_python(record), ensure_ascii=False)) + "\n")
                     written += 1
-            offset += len(page)
-            if len(page) < _PAGE:
-                return written
+    return written
 
 
 async def _records(store: LightningStore, rollout: Rollout, form: Form) -> list[dict[str, object]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
+from typing import Any
 
 from agentlightning.algorithm.evaluation.paired import compare_rewards
 from agentlightning.algorithm.evaluation.records import result_of
@@ -21,6 +22,7 @@ from agentlightning.dashboard.reading import known_run
 from agentlightning.dashboard.values import Comparison, TaskPair
 from agentlightning.errors import BadRequestError, NotFoundError
 from agentlightning.store.base import LightningStore
+from agentlightning.store.read_operations import pages_of
 from agentlightning.store.summaries.facts import input_text, preview_of
 from agentlightning.types import AttemptedRollout, RunRecord
 from agentlightning.utils.rewards import as_reward
@@ -152,19 +154,9 @@ def _named(side: Side, found: RecordedEvaluation) -> tuple[str, EvaluationResult
 
 async def _evaluations(store: LightningStore, side: Side) -> Sequence[RunRecord]:
     run = await known_run(store, side.run_id or "")
-    records: list[RunRecord] = []
-    while True:
-        page = await store.query_run_records(
-            run.run_id,
-            kind_in=["evaluation"],
-            step_from=side.step,
-            step_to=side.step,
-            limit=_PAGE,
-            offset=len(records),
-        )
-        records += page.items
-        if not page.items or len(records) >= page.total:
-            return records
+    of_step: dict[str, Any] = {"run_id": run.run_id, "step_from": side.step, "step_to": side.step}
+    pages = pages_of(store.query_run_records, kind_in=["evaluation"], **of_step, limit=_PAGE)
+    return [record async for page in pages for record in page]
 
 
 async def _of_version(store: LightningStore, side: Side) -> EvaluationResult:

@@ -3,8 +3,8 @@ it all."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from typing import Any, Literal, TypeVar
 
 from agentlightning.store.run_operations import SortOrder
 from agentlightning.store.unset import UNSET, Unset
@@ -22,6 +22,9 @@ from agentlightning.types import (
 )
 
 FilterLogic = Literal["and", "or"]
+T = TypeVar("T")
+PAGE = 500
+"""Items of a list that are read at once."""
 
 
 class ReadOperations:
@@ -41,8 +44,16 @@ class ReadOperations:
         status: Sequence[RolloutStatus] | None = None,
         rollout_ids: Sequence[str] | None = None,
         run_id: str | Unset | None = UNSET,
+        cursor: str | None = None,
     ) -> PaginatedResult[AttemptedRollout | Rollout]:
-        """Return rollouts, those with attempts as `AttemptedRollout`. `status` and `rollout_ids` are old names."""
+        """Return rollouts, those with attempts as `AttemptedRollout`. `status` and `rollout_ids` are old names.
+
+        `cursor` is that of an earlier page, in the same order: the page begins behind it, whatever came or was deleted
+        meanwhile, and reading it takes no longer than the first. A store of a user may have none.
+
+        Raises:
+            BadRequestError: an argument is wrong, the cursor is of another order, or it is given beside an `offset`.
+        """
         raise NotImplementedError
 
     async def query_attempts(
@@ -152,3 +163,23 @@ class ReadOperations:
             BadRequestError: not a cursor of this store.
         """
         raise NotImplementedError
+
+
+async def pages_of(
+    query: Callable[..., Awaitable[PaginatedResult[T]]], *, limit: int = PAGE, cursor: str | None = None, **filters: Any
+) -> AsyncGenerator[PaginatedResult[T]]:
+    """Yield the pages of a list, `store.query_rollouts` for example; the first one even if it is empty.
+
+    While others write, by cursors nothing is missing or read twice. A store that gives none is read by offsets.
+    """
+    where: dict[str, Any] = {} if cursor is None else {"cursor": cursor}
+    while True:
+        page = await query(**filters, limit=limit, **where)
+        yield page
+        if page.cursor is not None:
+            where = {"cursor": page.cursor}
+            continue
+        read = where.get("offset", 0) + len(page.items)
+        if "cursor" in where or not page.items or read >= page.total:
+            return
+        where = {"offset": read}

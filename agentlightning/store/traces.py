@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from agentlightning.errors import TooLargeError
-from agentlightning.types import Rollout, Span
+from agentlightning.store.read_operations import pages_of
+from agentlightning.types import PaginatedResult, Span
 
 MOST_SPANS = 100_000
 """Spans that are read into memory at once."""
@@ -16,7 +17,7 @@ _PAGE = 100
 class Readable(Protocol):
     """What is asked of a store."""
 
-    async def query_rollouts(self, *, sort_by: str | None, limit: int, offset: int) -> Sequence[Rollout]: ...
+    async def query_rollouts(self, *, sort_by: str | None, limit: int) -> PaginatedResult[Any]: ...
 
     async def query_spans(self, rollout_id: str, attempt_id: Any = None, *, limit: int) -> Sequence[Span]: ...
 
@@ -35,9 +36,7 @@ class Traces:
             GoneError: the spans of a rollout were evicted from memory.
         """
         found: list[Span] = []
-        offset = 0
-        while True:
-            page = await self._store.query_rollouts(sort_by="start_time", limit=_PAGE, offset=offset)
+        async for page in pages_of(self._store.query_rollouts, sort_by="start_time", limit=_PAGE):
             for rollout in page:
                 found += await self._store.query_spans(rollout.rollout_id, limit=most + 1 - len(found))
                 if len(found) > most:
@@ -45,6 +44,4 @@ class Traces:
                         f"The store has more than {most} spans. Read them rollout by rollout, "
                         "await store.query_spans(rollout_id), or allow more: get_all(most=...)"
                     )
-            offset += len(page)
-            if len(page) < _PAGE:
-                return found
+        return found

@@ -18,9 +18,9 @@ from typing import Any, cast
 
 from typing_extensions import override
 
-from agentlightning.algorithm.utils import pages_of
 from agentlightning.errors import ConflictError
 from agentlightning.store.base import FINISHED, LightningStore
+from agentlightning.store.read_operations import pages_of
 from agentlightning.store.rules.values import to_json
 from agentlightning.store.wrappers.compat import LightningStoreScoped
 from agentlightning.types import AttemptedRollout, EnqueueRolloutRequest, ResourcesUpdate, Rollout, RolloutConfig
@@ -87,7 +87,7 @@ async def past_of(store: LightningStore, name: str, seen: set[str], *, resumable
     not `resumable` has left open is cancelled, so that no runner claims it.
     """
     past, ended, still_open = Past(store), 0, 0
-    async for page in pages_of(store):
+    async for page in pages_of(store.query_rollouts, sort_by="start_time"):
         before = [r for r in page if not _was_stopped(r) and r.rollout_id not in seen]
         unfinished = [rollout for rollout in before if rollout.status not in FINISHED]
         ended, still_open = ended + len(before) - len(unfinished), still_open + len(unfinished)

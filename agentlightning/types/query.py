@@ -144,7 +144,9 @@ class PaginatedResult(Value, Generic[T], Sequence[T]):  # pyright: ignore[report
     offset: int
     """How many matches come before this page."""
     total: int
-    """Matches before paging."""
+    """Matches before paging; of a page behind a cursor those that there were when the first page was read."""
+    cursor: str | None = None
+    """To be given back for the page after this one; None at the end, and of a list that takes no cursor."""
 
     @overload
     def __getitem__(self, index: int) -> T: ...

@@ -70,10 +70,7 @@ class RolloutSummary(Value):
 
 
 class SummaryPage(PaginatedResult[RolloutSummary]):
-    """One page of summaries, and where the next one begins."""
-
-    cursor: str | None = None
-    """To be given back for the page after this one; None at the end. Stays right while rollouts come and go."""
+    """One page of summaries."""
 
 
 class RolloutFilter(Value):

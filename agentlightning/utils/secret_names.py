@@ -33,6 +33,8 @@ _MODEL_TOKEN = re.compile(
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _IN_QUERY = frozenset(("key", "sig", "signature", "x-amz-signature", "x-goog-signature"))
 _PASSWORD_IN_URL = re.compile(r"(://[^\s/@:?#\"'<>]{0,256}:)[^\s/@\"'<>]{1,256}(?=@)")
+_USER_IN_URL = re.compile(r"(https?://)[^\s/@:?#\"'<>]{1,2048}:?(?=@)", re.IGNORECASE)
+"""A user without a password, as which an address of the web has a token."""
 _NAME = re.compile(r"""(?P<mark>[?&])?(?P<name>[A-Za-z][A-Za-z0-9_.-]{0,63})(?:\\{0,3}["'])?\s{0,3}[=:](?!//)\s{0,3}""")
 _VALUE = re.compile(
     r"""(?:"(?:[^"\\]|\\.){1,16384}(?:"|\\?$)|'(?:[^'\\]|\\.){1,16384}(?:'|\\?$)|\\{1,3}["'][^"'\\]{1,16384}"""
@@ -121,7 +123,7 @@ def _named_elsewhere(values: Mapping[str, object]) -> list[str]:
 
 
 def _hide_in_text(text: str) -> str:
-    """Hide what a text names: JSON, `password=...`, `Authorization: Bearer ...`, `?key=...`, `user:password@`."""
+    """Hide what a text names: JSON, `password=...`, `Authorization: Bearer ...`, `?key=...`, `user:password@`, `https://token@`."""
     if len(text) > _READ or not ("=" in text or ":" in text):
         return text
     if text[:1] in ("{", "["):
@@ -132,7 +134,8 @@ def _hide_in_text(text: str) -> str:
             pass
         else:
             return text if within is read else json.dumps(within, ensure_ascii=False)
-    hidden = _hide_named(_PASSWORD_IN_URL.sub(lambda found: found[1] + HIDDEN, text))
+    without_user = _USER_IN_URL.sub(lambda found: found[1] + HIDDEN, text)
+    hidden = _hide_named(_PASSWORD_IN_URL.sub(lambda found: found[1] + HIDDEN, without_user))
     return text if hidden == text else hidden
 
 

@@ -160,5 +160,7 @@ def _find_private_keys(text: str, found: list[tuple[int, int]]) -> None:
 
 
 def without_password(address: str) -> str:
-    """Return an address for people to read, without the password if it has one."""
+    """Return an address for people to read, without the password if it has one, and of a web address the user, too, who
+    may be a token."""
+    address = re.sub(r"(https?://)[^:/@]+:?@", r"\1***@", address, flags=re.IGNORECASE)
     return re.sub(r"://([^:/@]*):.*@", r"://\1:***@", address)

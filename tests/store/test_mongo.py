@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ if importlib.util.find_spec("pymongo") is None:
 import pymongo
 from pymongo import monitoring
 
-from agentlightning.store.mongo import MongoBackend, MongoLightningStore
+from agentlightning.store.mongo import MongoBackend, MongoLightningStore, link
 from agentlightning.store.mongo import flush as mongo_flush
 from agentlightning.store.mongo import queue as mongo_queue
 from agentlightning.store.mongo import tx as mongo_tx
@@ -493,6 +493,43 @@ async def test_a_store_goes_on_when_the_server_was_killed_and_is_back(tmp_path: 
         assert claim is not None
         assert claim.rollout_id == queued.rollout_id
         await store.close()
+
+
+@pytest.mark.slow
+async def test_calls_wait_for_a_server_that_is_away_as_long_as_for_any_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(link._DEFAULTS, "serverSelectionTimeoutMS", 100)
+    tried, after_try = threading.Semaphore(0), MongoBackend._after_try
+
+    def count(self: MongoBackend, *about: Any) -> None:
+        after_try(self, *about)
+        tried.release()
+
+    monkeypatch.setattr(MongoBackend, "_after_try", count)
+    with MongoServer(tmp_path) as server:
+        store = MongoLightningStore(server.uri)
+        queued = await store.enqueue_rollout("x")
+        server.kill()
+        enqueued = asyncio.create_task(store.enqueue_rollout("y"))
+        listed = asyncio.create_task(store.query_rollouts(rollout_id_in=[queued.rollout_id]))
+        assert await asyncio.to_thread(lambda: all(tried.acquire(timeout=60) for _ in range(6)))
+        assert not enqueued.done()
+        assert not listed.done()
+        await asyncio.to_thread(server.start)
+        made, page = await asyncio.wait_for(enqueued, 60), await asyncio.wait_for(listed, 60)
+        assert _ids(page) == [queued.rollout_id]
+        assert _ids(await store.query_rollouts()) == [queued.rollout_id, made.rollout_id]
+        monkeypatch.setattr(store._backend._place, "outage_seconds", 0.2)  # type: ignore[attr-defined]
+        server.kill()
+        for call in (store.enqueue_rollout("z"), store.query_rollouts()):
+            with pytest.raises(StoreUnreachableError, match="Check that the server runs"):
+                await call
+        await store.close()
+
+
+def _ids(page: Iterable[Rollout]) -> list[str]:
+    return [rollout.rollout_id for rollout in page]
 
 
 # --- the client -----------------------------------------------------------------------------------------------------

@@ -215,6 +215,8 @@ def test_a_string_that_is_near_to_none_lists_them_all(wrong: str) -> None:
     [
         ("mongodb://user:s3cret@h:1,i:2/db?x=y", "mongodb://user:***@h:1,i:2/db"),
         ("postgresql://u:p@ss@h/db?password=s3cret", "postgresql://u:***@h/db"),
+        ("https://s3cret@h:1/store", "https://***@h:1/store"),
+        ("https://s3cret:@h:1/store", "https://***@h:1/store"),
         ("postgresql://h/db", "postgresql://h/db"),
         ("http://127.0.0.1:4747", "http://127.0.0.1:4747"),
         ("sqlite:///run.db?synchronous=FULL", "sqlite:///run.db"),

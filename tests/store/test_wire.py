@@ -75,15 +75,15 @@ async def test_every_field_is_on_the_wire_and_what_is_absent_is_null(wire: Wire)
         ("/resources", ResourcesUpdate),
     ):
         _, page = await wire("GET", path)
-        assert list(page) == ["items", "limit", "offset", "total"]
+        assert list(page) == ["items", "limit", "offset", "total", "cursor"]
         assert set(model.model_fields) <= set(page["items"][0]), path
     _, summaries = await wire("POST", "/rollouts/summaries", {"filter": {"has_reward": False}})
     assert list(summaries) == ["items", "limit", "offset", "total", "cursor"]
     assert set(summaries["items"][0]) == set(RolloutSummary.model_fields)
     _, outlines = await wire("GET", f"/spans/outlines?rollout_id={summaries['items'][0]['rollout_id']}")
-    assert list(outlines) == ["items", "limit", "offset", "total"]
+    assert list(outlines) == ["items", "limit", "offset", "total", "cursor"]
     _, versions = await wire("GET", "/resources/unknown/versions")
-    assert versions == {"items": [], "limit": 100, "offset": 0, "total": 0}
+    assert versions == {"items": [], "limit": 100, "offset": 0, "total": 0, "cursor": None}
     assert await wire("POST", "/vocabularies/unknown/texts", {"token_ids": [1]}) == (200, None)
     _, figures = await wire("POST", "/rollouts/aggregate", {"by": "status"})
     assert set(figures) == set(RolloutAggregate.model_fields)

@@ -16,10 +16,10 @@ from typing import Any, Literal, cast
 
 from agentlightning.adapter.messages import Message, TraceToMessages
 from agentlightning.algorithm.collect import Evidence, evidence
-from agentlightning.algorithm.utils import pages_of
 from agentlightning.errors import BadRequestError
 from agentlightning.private_files import open_private
 from agentlightning.store.base import FINISHED, LightningStore
+from agentlightning.store.read_operations import pages_of
 from agentlightning.store.rules.values import to_json
 from agentlightning.terminal import json_text
 from agentlightning.types import Rollout
@@ -140,7 +140,7 @@ def write_pairs(found: Pairs, path: Path) -> None:
 
 
 async def _finished(store: LightningStore) -> AsyncIterable[Rollout]:
-    async for page in pages_of(store):
+    async for page in pages_of(store.query_rollouts, sort_by="start_time"):
         for rollout in page:
             if rollout.mode not in ("val", "test") and rollout.status in FINISHED:
                 yield rollout

@@ -10,6 +10,7 @@ from agentlightning.adapter.calls.calls import CallRef, model_calls
 from agentlightning.algorithm.runs.ledger_record import LedgerCall, LedgerEntry, numbers_of
 from agentlightning.field_help import explain_fields
 from agentlightning.store.base import LightningStore
+from agentlightning.store.read_operations import pages_of
 from agentlightning.types import Rollout
 
 _PAGE = 100
@@ -58,14 +59,11 @@ async def check_ledger(store: LightningStore, run_id: str) -> LedgerCheck:
     Reads a rollout at a time, so that the size of the run does not matter. A run that goes on has calls whose step has
     not closed: check it when it has ended.
     """
-    found, offset = LedgerCheck(), 0
-    while True:
-        page = await store.query_rollouts(run_id=run_id or None, sort_by="start_time", limit=_PAGE, offset=offset)
+    found = LedgerCheck()
+    async for page in pages_of(store.query_rollouts, run_id=run_id or None, sort_by="start_time", limit=_PAGE):
         for rollout in page:
             await _check_rollout(store, run_id, rollout, found)
-        offset += len(page)
-        if len(page) < _PAGE:
-            return found
+    return found
 
 
 async def _check_rollout(store: LightningStore, run_id: str, rollout: Rollout, found: LedgerCheck) -> None:

@@ -14,6 +14,7 @@ from agentlightning.algorithm.runs.run_folder import check_writable
 from agentlightning.errors import BadRequestError
 from agentlightning.private_files import open_private
 from agentlightning.store.base import LightningStore
+from agentlightning.store.read_operations import pages_of
 from agentlightning.terminal import json_text
 from agentlightning.types.runs import Run
 
@@ -37,9 +38,7 @@ async def export_run(store: LightningStore, run: Run, folder: Path) -> dict[str,
     vocabularies: set[str] = set()
     with ExitStack() as stack:
         files: dict[str, IO[str]] = {}
-        offset = 0
-        while True:
-            page = await store.query_run_records(run.run_id, limit=PAGE, offset=offset)
+        async for page in pages_of(store.query_run_records, run_id=run.run_id, limit=PAGE):
             for record in page:
                 if record.kind not in files:
                     files[record.kind] = stack.enter_context(open_private(folder / f"{record.kind}.jsonl", "w"))
@@ -47,9 +46,6 @@ async def export_run(store: LightningStore, run: Run, folder: Path) -> dict[str,
                 files[record.kind].write(json_text(line) + "\n")
                 lines[record.kind] = lines.get(record.kind, 0) + 1
                 vocabularies |= {row["vocabulary"] for row in record.data.get("rows", ()) if row.get("vocabulary")}
-            offset += len(page)
-            if not page or offset >= page.total:
-                break
     for name in sorted(vocabularies):
         tokens = await store.get_vocabulary(name) if _FILE_NAME.fullmatch(name) else None
         if tokens is not None:

@@ -10,6 +10,7 @@ from agentlightning.algorithm.runs.ledger_record import LedgerEntry, numbers_of
 from agentlightning.cli.support.output import number, say, show_json, show_table
 from agentlightning.errors import NotFoundError
 from agentlightning.store.base import LightningStore
+from agentlightning.store.read_operations import pages_of
 
 _PAGE = 100
 _CALLS = ("step", "rollout", "call", "ending", "row", "tokens", "advantage", "weights")
@@ -71,16 +72,12 @@ async def show_row(store: LightningStore, run_id: str, step: int, row: int, *, a
         NotFoundError: the step recorded no such row.
     """
     rows: dict[int, tuple[LedgerEntry, dict[str, Any]]] = {}
-    offset = 0
-    while row not in rows:
-        page = await store.query_run_records(
-            run_id, kind_in=["ledger"], step_from=step, step_to=step, limit=_PAGE, offset=offset
-        )
+    of_step: dict[str, Any] = {"run_id": run_id, "kind_in": ["ledger"], "step_from": step, "step_to": step}
+    async for page in pages_of(store.query_run_records, **of_step, limit=_PAGE):
         for record in page:
             entry = cast(LedgerEntry, record.data)
             rows |= {each.get("row", -1): (entry, dict(each)) for each in entry.get("rows", ())}
-        offset += len(page)
-        if not page or offset >= page.total:
+        if row in rows:
             break
     if row not in rows:
         there = f"it has: {', '.join(map(str, sorted(rows)[:20]))}" if rows else "it has none (record_tokens)"

@@ -14,7 +14,7 @@ from typing_extensions import override
 from agentlightning.errors import BadRequestError
 from agentlightning.store.engine.runtime import StoreRuntime
 from agentlightning.store.history_operations import HistoryOperations
-from agentlightning.store.rules.history import History, import_history, import_resources
+from agentlightning.store.rules.history import History, add_up, import_history, import_resources, pieces_of
 from agentlightning.store.rules.values import check_run_id, evolve, public_attempt, public_rollout, to_json, valid
 from agentlightning.store.wrappers.text_check import refuse_broken_texts
 from agentlightning.types import Attempt, HistoryImport, ResourcesUpdate, Rollout, Span
@@ -32,19 +32,19 @@ class HistoryEngine(HistoryOperations):
     @override
     async def import_history(self, *, resources=(), rollouts=(), attempts=(), spans=()) -> HistoryImport:
         # in a thread, so that a server goes on answering while thousands of values are checked and copied
-        updates, history = await asyncio.to_thread(_own, resources, rollouts, attempts, spans)
+        updates, pieces = await asyncio.to_thread(_own, resources, rollouts, attempts, spans)
         of_resources = HistoryImport()
         if updates:
             of_resources = await self._runtime.write(lambda tx: import_resources(tx, updates))
-        if not any(history):
-            return of_resources
-        done = await self._runtime.write(lambda tx: import_history(tx, history))
-        done.resources, done.present = of_resources.resources, done.present + of_resources.present
-        done.refused[:0] = of_resources.refused
+        done = of_resources
+        for piece in pieces:
+            taken = await self._runtime.write(lambda tx, piece=piece: import_history(tx, piece))
+            done = add_up(done, taken)
+            await asyncio.sleep(0)  # a store in memory runs its scripts on the loop
         return done
 
 
-def _own(resources: Any, rollouts: Any, attempts: Any, spans: Any) -> tuple[list[ResourcesUpdate], History]:
+def _own(resources: Any, rollouts: Any, attempts: Any, spans: Any) -> tuple[list[ResourcesUpdate], list[History]]:
     """Return the values of a call, checked and made the store's own."""
     updates = [_resources(update) for update in _valid(_RESOURCES, "resources", resources)]
     history = History(
@@ -52,7 +52,7 @@ def _own(resources: Any, rollouts: Any, attempts: Any, spans: Any) -> tuple[list
         [_attempt(attempt) for attempt in _valid(_ATTEMPTS, "attempts", attempts)],
         [_span(span) for span in _valid(_SPANS, "spans", spans)],
     )
-    return updates, history
+    return updates, pieces_of(history) if any(history) else []
 
 
 def _valid(kind: TypeAdapter[list[Any]], name: str, given: Any) -> list[Any]:

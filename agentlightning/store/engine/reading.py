@@ -14,11 +14,20 @@ from typing_extensions import override
 
 from agentlightning.errors import BadRequestError
 from agentlightning.semconv import CONTROL_PREFIX
+from agentlightning.store.cursors import check_not_both, cursor_behind, place_of
 from agentlightning.store.engine.runtime import StoreRuntime
 from agentlightning.store.engine.waiters import ANY_CHANGE, Key
 from agentlightning.store.read_operations import ReadOperations
 from agentlightning.store.rules.events import ended_rollouts, events
-from agentlightning.store.rules.query import Plan, check_choices, check_page, combine, page_of, text_filter
+from agentlightning.store.rules.query import (
+    Plan,
+    check_choices,
+    check_page,
+    combine,
+    has_texts,
+    page_of,
+    text_filter,
+)
 from agentlightning.store.rules.resources import latest_resources, resources_by_id
 from agentlightning.store.rules.spans import decode_all, read_page, read_spans
 from agentlightning.store.rules.tx import ResourcesRow, WorkerRow
@@ -62,11 +71,16 @@ class ReadingEngine(ReadOperations):
     @override
     async def query_rollouts(
         self, *, status_in=None, rollout_id_in=None, rollout_id_contains=None, filter_logic="and",
-        sort_by=None, sort_order="asc", limit=-1, offset=0, status=None, rollout_ids=None, run_id=UNSET,
+        sort_by=None, sort_order="asc", limit=-1, offset=0, status=None, rollout_ids=None, run_id=UNSET, cursor=None,
     ) -> PaginatedResult[AttemptedRollout | Rollout]:  # fmt: skip
         _warn_old_name("status", status, "status_in")
         _warn_old_name("rollout_ids", rollout_ids, "rollout_id_in")
         combine([], filter_logic)
+        check_not_both(cursor, offset)
+        descending, after, total = _descending(sort_order), None, None
+        if cursor is not None:
+            check_page(Rollout, sort_by, limit, offset)
+            after, (total,) = place_of(cursor, sort_by, sort_order, texts=has_texts(Rollout, sort_by), more=1)
         plan = Plan(
             status_in=status_in if status_in is not None else status,
             ids=rollout_id_in if rollout_id_in is not None else rollout_ids,
@@ -74,15 +88,17 @@ class ReadingEngine(ReadOperations):
             any_of=filter_logic == "or",
             run_id=None if isinstance(run_id, Unset) else (run_id,),
             sort_by=sort_by,
-            descending=_descending(sort_order),
+            descending=descending,
             limit=limit,
             offset=offset,
+            after=after,
+            total=total,
         )
         if self._runtime.settled() is None:
             await self._runtime.scan()
-        records, total = await self._runtime.read(lambda tx: tx.find(plan))
+        records, total, last = await self._runtime.read(lambda tx: tx.find(plan))
         items = [_public(record.rollout, record.latest) for record in records]
-        return _result(items, limit, offset, total)
+        return _result(items, limit, offset, total, last and cursor_behind(sort_by, descending, last, total))
 
     @override
     async def query_attempts(
@@ -242,8 +258,9 @@ def _page(items: list[M], sort_by: str | None, sort_order: str, limit: int, offs
     return _result(page, limit, offset, total)
 
 
-def _result(items: Sequence[M], limit: int, offset: int, total: int) -> PaginatedResult[M]:
-    return build(AnyPage, {"items": items, "limit": limit, "offset": offset, "total": total}, _OF_PAGE)
+def _result(items: Sequence[M], limit: int, offset: int, total: int, cursor: str | None = None) -> PaginatedResult[M]:
+    fields: dict[str, object] = {"items": items, "limit": limit, "offset": offset, "total": total, "cursor": cursor}
+    return build(AnyPage, fields, _OF_PAGE)
 
 
 def _descending(order: str) -> bool:

@@ -26,6 +26,8 @@ from agentlightning.store.base import LightningStore, LightningStoreCapabilities
 from agentlightning.store.http.open_claims import OpenClaims, Question
 from agentlightning.store.http.operations import LONG_POLLS, OPERATIONS, POLL_SECONDS, PREFIX, Arguments, Operation
 from agentlightning.store.http.span_changes import CHANGES, spans_of_answer
+from agentlightning.store.read_operations import pages_of
+from agentlightning.store.rules.query import check_page, page_of
 from agentlightning.store.rules.values import evolve, to_json, valid
 from agentlightning.store.wrappers.forward import forward_operations
 from agentlightning.store.wrappers.text_check import refuse_broken_texts
@@ -40,7 +42,9 @@ from agentlightning.utils.version import VERSION, same_major
 
 logger = logging.getLogger(__name__)
 CHUNK = 2000
-"""Items of a list that is asked for without a limit, per request."""
+"""Items of a list of `_IN_CHUNKS` that is asked for without a limit, per request."""
+_IN_CHUNKS = frozenset(("query_rollouts", "query_spans", "query_run_records"))
+"""Lists that may be too long for one answer; the others are read in one, as they stand at one moment."""
 _BY_ID = 16
 """Rollouts that are asked for by id at the same time."""
 _RETRIED_STATUS = frozenset((408, 429, 502, 503, 504))
@@ -198,7 +202,10 @@ class LightningStoreClient(LightningStore):
         if operation in LONG_POLLS:
             return await self._poll(row, arguments)
         if operation == "query_rollouts":
-            return await self._with_inputs(await self._page(row, arguments))
+            page = await self._page(row, arguments)
+            return page.model_copy(update={"items": await self._with_inputs(page.items)})
+        if operation == "update_rollout":
+            return (await self._with_inputs([await self._request(row, arguments)]))[0]
         return await self._page(row, arguments) if row.is_page else await self._request(row, arguments)
 
     async def _page(self, row: Operation, arguments: Arguments) -> Any:
@@ -207,18 +214,33 @@ class LightningStoreClient(LightningStore):
             return await self._request(row, arguments)
         if limit == 0:  # the wire has no page without items
             page = await self._request(row, {**arguments, "limit": 1})
-            return page.model_copy(update={"items": [], "limit": 0})
-        items: list[object] = []
-        while True:  # without a limit in chunks, of which what changes meanwhile may be missing or in two
-            chunk = {**arguments, "limit": CHUNK, "offset": offset + len(items)}
-            page = await self._request(row, chunk)
-            items += page.items
-            if offset + len(items) >= page.total or not page.items:
-                return page.model_copy(update={"items": items, "limit": -1, "offset": offset})
+            return page.model_copy(update={"items": [], "limit": 0, "cursor": None})
+        if row.name not in _IN_CHUNKS:
+            return await self._request(row, arguments)
+        return await self._chunks(row, arguments, offset)
 
-    async def _with_inputs(self, page: PaginatedResult[Rollout]) -> PaginatedResult[Rollout]:
-        """Return a page with the inputs and metadata of which a list hides parts: a program works with them."""
-        items = list(page.items)
+    async def _chunks(self, row: Operation, arguments: Arguments, offset: int) -> Any:
+        """Return a list without a limit. Rollouts change while they are read: they are read in the order of their
+        insertion, so that none is missing or there twice, and sorted here."""
+        rest = {name: value for name, value in arguments.items() if name not in ("limit", "offset")}
+        sort_by, order = rest.get("sort_by"), rest.get("sort_order", "asc")
+        check_page(Rollout, None, -1, offset)
+        here = row.name == "query_rollouts" and "cursor" not in rest and order in ("asc", "desc")
+        if here:
+            check_page(Rollout, sort_by, -1, offset)
+            rest = {name: value for name, value in rest.items() if name not in ("sort_by", "sort_order")}
+
+        async def ask(**asked: Any) -> PaginatedResult[Any]:
+            return await self._request(row, asked)
+
+        pages = [page async for page in pages_of(ask, limit=CHUNK, **rest)]
+        items = [item for page in pages for item in page]
+        items = page_of(items, sort_by, order == "desc", -1, offset)[0] if here else items[offset:]
+        return pages[-1].model_copy(update={"items": items, "limit": -1, "offset": offset, "cursor": None})
+
+    async def _with_inputs(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
+        """Return rollouts with the inputs and metadata of which an answer hides parts: a program works with them."""
+        items = list(rollouts)
         places = [at for at, each in enumerate(items) if HIDDEN in str((each.input, each.metadata))]
         for first in range(0, len(places), _BY_ID):
             some = places[first : first + _BY_ID]
@@ -226,7 +248,7 @@ class LightningStoreClient(LightningStore):
             for at, whole in zip(some, found, strict=True):
                 if whole is not None:
                     items[at] = evolve(items[at], input=whole.input, metadata=whole.metadata)
-        return page.model_copy(update={"items": items}) if places else page
+        return items
 
     async def _poll(self, row: Operation, arguments: Arguments) -> object:
         """Ask in chunks that the server holds open, until there is something or time is up."""

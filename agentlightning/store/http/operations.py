@@ -8,6 +8,7 @@ answer, what the client sends and how it reads the reply. To add an operation: a
 from __future__ import annotations
 
 import inspect
+import json
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -266,7 +267,9 @@ class Operation:
         if self.is_page and isinstance(value, PaginatedResult):
             page = cast("PaginatedResult[BaseModel]", value)
             items = b",".join(item.__pydantic_serializer__.to_json(item) for item in page.items)
-            return b'{"items":[%s],"limit":%d,"offset":%d,"total":%d}' % (items, page.limit, page.offset, page.total)
+            cursor = b"null" if page.cursor is None else json.dumps(page.cursor).encode()
+            numbers = (page.limit, page.offset, page.total)
+            return b'{"items":[%s],"limit":%d,"offset":%d,"total":%d,"cursor":%s}' % (items, *numbers, cursor)
         encoded = self.answer.dump_json(value, serialize_as_any=True)
         return b'{"%s":%s}' % (self.row.wrap.encode(), encoded) if self.row.wrap else encoded
 

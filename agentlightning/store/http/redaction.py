@@ -19,7 +19,7 @@ from agentlightning.utils.secret_names import without_secrets
 
 _WHOLE = frozenset(
     (
-        *("start_rollout", "start_attempt", "enqueue_many_rollouts", "dequeue_many_rollouts", "update_rollout"),
+        *("start_rollout", "start_attempt", "enqueue_many_rollouts", "dequeue_many_rollouts"),
         *("get_rollout_by_id", "wait_for_rollouts", "get_resources_by_id", "get_latest_resources"),
         *("add_resources", "update_resources"),
         *("get_vocabulary", "get_token_texts"),

@@ -9,7 +9,8 @@ import heapq
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from operator import itemgetter
 from typing import Any, cast
 
 from sortedcontainers import SortedList
@@ -73,29 +74,40 @@ class View:
         if not found:
             del self._groups[group]
 
-    def page(self, plan: Plan) -> tuple[list[str], int]:
-        """Return the ids of a page and the number of matches. The plan asks for runs, statuses and ends only."""
+    def count(self, plan: Plan) -> int:
+        """Return the number of matches. The plan asks for runs, statuses and ends only."""
         bound = None if plan.ended_before is None else (plan.ended_before, -1, "")
-        chosen = [
+        return sum(len(found) if bound is None else found.bisect_left(bound) for found in self._chosen(plan))
+
+    def behind(self, plan: Plan) -> Iterator[Key]:
+        """Yield the keys behind the place where the page begins, in the order of the plan; those of other ids, too."""
+        chosen, descending = self._chosen(plan), plan.descending and plan.sort_by is not None
+        begin, end = (-math.inf,), (math.inf, math.inf) if plan.ended_before is None else (plan.ended_before, -1)
+        ties: list[Iterator[Key]] = []
+        if plan.after is not None:
+            value, number = plan.after
+            value = (math.inf if value is None else value) if plan.sort_by else 0.0
+            begin = (value, number + 1)
+            if descending:
+                ties = [found.irange(begin, min(end, (value, math.inf))) for found in chosen]
+                begin, end = (-math.inf,), (value,)
+        rest = heapq.merge(*(found.irange(begin, end, reverse=descending) for found in chosen), reverse=descending)
+        if descending:  # keys of equal value go back into the order of insertion
+            ties_of_each_value = itertools.groupby(rest, key=itemgetter(0))
+            rest = (key for _, equal in ties_of_each_value for key in sorted(equal))
+        return itertools.chain(heapq.merge(*ties), rest)
+
+    def _chosen(self, plan: Plan) -> list[Any]:
+        return [
             found
             for (run_id, status), found in self._groups.items()
             if (plan.run_id is None or run_id == plan.run_id[0])
-            and (plan.status_in is None or status in plan.status_in)
+            and (plan.status_in is None or plan.any_of or status in plan.status_in)
         ]
-        ends: list[int] = [len(found) if bound is None else found.bisect_left(bound) for found in chosen]
-        ranges: list[Iterable[Key]] = [
-            found.islice(0, end, reverse=plan.descending) for found, end in zip(chosen, ends, strict=True)
-        ]
-        ordered = heapq.merge(*ranges, reverse=plan.descending)
-        if plan.descending:  # keys of equal value go back into the order of insertion
-            ties_of_each_value = itertools.groupby(ordered, key=lambda key: key[0])
-            ordered = (key for _, ties in ties_of_each_value for key in sorted(ties))
-        stop = None if plan.limit == -1 else plan.offset + plan.limit
-        return [key[2] for key in itertools.islice(ordered, plan.offset, stop)], sum(ends)
 
 
 def suits(plan: Plan) -> bool:
-    """True if a view can answer the plan."""
-    if plan.ids is not None or plan.id_contains is not None or plan.sort_by not in ORDERS:
+    """True if a view has the order of the plan."""
+    if plan.sort_by not in ORDERS or (plan.ids is not None and not plan.any_of):
         return False
     return plan.ended_before is None or plan.sort_by == "end_time"

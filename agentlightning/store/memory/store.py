@@ -24,7 +24,19 @@ from agentlightning.store.memory.spans import BULK, DEFAULT_DECODED_BYTES, KeptS
 from agentlightning.store.memory.summaries import shorts_of
 from agentlightning.store.rules.durable import page_of_records
 from agentlightning.store.rules.query import Plan, RecordPlan, read_cursor
-from agentlightning.store.rules.tx import Choice, Counts, Kind, NewRunRecord, Notes, Record, Row, RunRow, SpanBody, Tx
+from agentlightning.store.rules.tx import (
+    Choice,
+    Counts,
+    Found,
+    Kind,
+    NewRunRecord,
+    Notes,
+    Record,
+    Row,
+    RunRow,
+    SpanBody,
+    Tx,
+)
 from agentlightning.store.summaries.aggregate import AggregatePlan
 from agentlightning.store.summaries.plan import SummaryPlan
 from agentlightning.types import RecordKind, RetentionPolicy, RolloutAggregate, Span, SummaryPage
@@ -117,19 +129,32 @@ class MemoryTx:
     def next_available(self, run_id: str | None) -> float | None:
         return self._data.next_available(run_id)
 
-    def find(self, plan: Plan) -> tuple[list[Record], int]:
+    def find(self, plan: Plan) -> Found:
         assert not self._write, "find is for reading scripts"
         slots = self._data.slots
-        if suits(plan):
-            ids, total = self._data.view(plan.sort_by).page(plan)
-            return [slots[rollout_id].record for rollout_id in ids], total
-        by_id = plan.ids is not None and not plan.any_of
-        found = [slots[i] for i in dict.fromkeys(plan.ids or ()) if i in slots] if by_id else slots.values()
-        chosen = sorted(found, key=lambda slot: slot.number)
-        matches = [slot.record for slot in chosen if plan.matches(slot.record.rollout)]
-        if plan.sort_by is None and plan.limit in (-1, 0) and not plan.offset:
-            return [] if plan.limit == 0 else matches, len(matches)
-        return page_of_records(matches, plan)
+        if not suits(plan):
+            by_id = plan.ids is not None and not plan.any_of
+            found = [slots[i] for i in dict.fromkeys(plan.ids or ()) if i in slots] if by_id else slots.values()
+            chosen = sorted(found, key=lambda slot: slot.number)
+            matches = [slot.record for slot in chosen if plan.matches(slot.record.rollout)]
+            if plan.sort_by is None and plan.limit in (-1, 0) and not plan.offset and plan.after is None:
+                return Found([] if plan.limit == 0 else matches, len(matches))
+            return page_of_records(matches, {slot.record.rollout.rollout_id: slot.number for slot in chosen}, plan)
+        view, total, by_name = self._data.view(plan.sort_by), plan.total, plan.id_contains is not None or plan.any_of
+        keys = view.behind(plan)
+        if by_name:
+            keys = (key for key in keys if plan.matches(slots[key[2]].record.rollout))
+        if total is None:
+            total = sum(plan.matches(slot.record.rollout) for slot in slots.values()) if by_name else view.count(plan)
+        if not plan.limit:
+            return Found([], total)
+        end = None if plan.limit == -1 else plan.offset + plan.one_more
+        page, after = list(itertools.islice(keys, plan.offset, end)), None
+        if 0 < plan.limit < len(page):
+            page = page[: plan.limit]
+            value, number, _ = page[-1]
+            after = (None if plan.sort_by is None or value == math.inf else value, number)
+        return Found([slots[key[2]].record for key in page], total, after)
 
     def find_summaries(self, plan: SummaryPlan) -> SummaryPage:
         return shorts_of(self._data).find(plan)

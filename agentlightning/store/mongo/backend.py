@@ -28,7 +28,7 @@ from agentlightning.store.mongo.queue import LEASE_SECONDS
 from agentlightning.store.mongo.run_records import Direct
 from agentlightning.store.mongo.tx import MongoTx, Turns
 from agentlightning.store.rules.tx import Notes, Tx
-from agentlightning.utils.backoff import backoff_delays
+from agentlightning.utils.backoff import Outage, backoff_delays
 
 logger = logging.getLogger(__name__)
 R = TypeVar("R")
@@ -58,23 +58,32 @@ class MongoBackend:
         self._place = place
         self._database = database
         self._partition = partition
-        self._closed = False
+        self._closed = self._opened = False
         self._processes: dict[int, _Process] = {}
         self._clock = SharedClock()
         try:
             self.execute(lambda _: None, write=False)  # an address that is wrong is found out here
+            self._opened = True
             self.set_clock()
         except BaseException:  # nobody else can close what was opened: there is no store yet
             self.close()
             raise
 
     def execute(self, script: Callable[[Tx], R], *, write: bool = True) -> tuple[R, Notes]:
+        outage = Outage(self._place.outage_seconds if self._opened else 0.0)
         try:
             here = self._process()
             if write:
-                return self._write(here, script)
-            tx = MongoTx(here.partition, here.numbers, None)
-            return script(tx), tx.notes
+                return self._write(here, script, outage)
+            for delay in backoff_delays(*_PAUSES):
+                began = time.monotonic()
+                try:
+                    tx = MongoTx(here.partition, here.numbers, None)
+                    return script(tx), tx.notes
+                except AutoReconnect as error:
+                    self._after_try(outage, began, error)
+                time.sleep(delay)
+            raise AssertionError("the delays have no end")
         except PyMongoError as error:
             raise self._place.failed(error) from None  # the cause may quote documents
 
@@ -104,6 +113,12 @@ class MongoBackend:
             if here is not None:
                 here.close()
 
+    def _after_try(self, outage: Outage, began: float, error: AutoReconnect) -> None:
+        """Raise the error of a try that did not reach the server, unless there is to be another one."""
+        if not outage.seconds or outage.failed(began):
+            raise error
+        logger.debug("the MongoDB store %r cannot be reached, trying again", self._place)
+
     def _process(self) -> _Process:
         """Return what belongs to this process."""
         if self._closed:
@@ -114,15 +129,16 @@ class MongoBackend:
             here = self._processes.setdefault(os.getpid(), made)
         return here
 
-    def _write(self, here: _Process, script: Callable[[Tx], R]) -> tuple[R, Notes]:
-        """Run a script and flush its writes, again and again while somebody else is faster."""
+    def _write(self, here: _Process, script: Callable[[Tx], R], outage: Outage) -> tuple[R, Notes]:
+        """Run a script and flush its writes, again and again while somebody else is faster or the server is away."""
         end, delays = time.monotonic() + _TRY_SECONDS, backoff_delays(*_PAUSES)
         careful = reconnected = False
         direct = Direct()
         while True:
-            tx = MongoTx(here.partition, here.numbers, here.turns, careful=careful, direct=direct)
-            flushed, reachable = False, True
+            flushed, reachable, began = False, True, time.monotonic()
+            tx = None
             try:
+                tx = MongoTx(here.partition, here.numbers, here.turns, careful=careful, direct=direct)
                 result = script(tx)
                 flush(tx)
                 flushed = True
@@ -134,11 +150,15 @@ class MongoBackend:
                 raise
             except AutoReconnect as error:
                 reachable = False
-                if reconnected or tx.flushing or isinstance(error, ServerSelectionTimeoutError):
-                    raise
-                reconnected = True  # a connection that the server had closed meanwhile; nothing was written yet
+                if tx is not None and tx.flushing:
+                    raise  # something may have been written
+                if reconnected or isinstance(error, ServerSelectionTimeoutError):
+                    self._after_try(outage, began, error)
+                    end = time.monotonic() + _TRY_SECONDS
+                reconnected = True  # a connection that the server had closed meanwhile
             finally:
-                tx.end(flushed=flushed, reachable=reachable)
+                if tx is not None:
+                    tx.end(flushed=flushed, reachable=reachable)
             if time.monotonic() > end:
                 raise BusyError(
                     f"For {_TRY_SECONDS:.0f} s other writers of the MongoDB store {self._place!r} were faster; "

@@ -29,6 +29,7 @@ from agentlightning.errors import (
     TooLargeError,
 )
 from agentlightning.store.mongo.documents import Document
+from agentlightning.utils.backoff import OUTAGE_SECONDS
 
 DEFAULT_URI = "mongodb://127.0.0.1:27017"
 _DEFAULTS: dict[str, Any] = {
@@ -38,7 +39,7 @@ _DEFAULTS: dict[str, Any] = {
     "w": "majority",
     "appName": "agentlightning",
 }
-"""What neither the URI nor the caller says: an outage is an error within seconds, never a hang."""
+"""What neither the URI nor the caller says. The first limit is that of one try; `OUTAGE_SECONDS` that of an outage."""
 logging.getLogger("pymongo.command").setLevel(logging.INFO)  # its DEBUG lines show documents, which may hold keys
 _REFUSED = (13, 18, 8000)
 """Error codes: not authorized, wrong user or password."""
@@ -59,6 +60,8 @@ class Place:
         given = {name.lower() for name in (*named, *(client_kwargs or ()))}
         defaults = {name: value for name, value in _DEFAULTS.items() if name.lower() not in given}
         self._options = {**defaults, **(client_kwargs or {})}
+        self.outage_seconds = 0.0 if "serverselectiontimeoutms" in given else OUTAGE_SECONDS
+        """How long a server may be away before a call fails; 0 is until the driver gives up, as the user has set it."""
         self._text = "a MongoDB URI"
         self.client().close()
         scheme, address = uri.split("://", 1)

@@ -14,9 +14,9 @@ from agentlightning.errors import BadRequestError
 from agentlightning.store.mongo.change_numbers import ChangeNumbers
 from agentlightning.store.mongo.documents import Document, Key, Partition
 from agentlightning.store.mongo.queue import in_force
-from agentlightning.store.rules.durable import DAMAGED, readable_records, readable_rows
+from agentlightning.store.rules.durable import DAMAGED, page_of_records, readable_records, readable_rows
 from agentlightning.store.rules.query import Plan
-from agentlightning.store.rules.tx import Counts, Notes, Record, RunRow
+from agentlightning.store.rules.tx import Counts, Found, Notes, Record, RunRow
 
 _BODY = {"body": 1, "rollout_id": 1}
 _LOOK_BACK = 1000
@@ -34,21 +34,30 @@ class Queries:
         self.partition = partition
         self.numbers = numbers
 
-    def find(self, plan: Plan) -> tuple[list[Record], int]:
+    def find(self, plan: Plan) -> Found:
         wanted, parts = filter_of(plan, self.partition), parts_of(plan)
-        page: list[Record] = []
-        skip = plan.offset
-        for further, order in parts:
-            left = max(plan.limit - len(page), 0)
+        if plan.limit == -1 and plan.sort_by is not None and plan.after is None:
+            # in the order of what never changes, so that a rollout that changes meanwhile is there, and once
+            documents = list(self.partition.rollouts.find(wanted, {**_BODY, "number": 1}, sort=[("number", ASCENDING)]))
+            numbers = {document["rollout_id"]: document["number"] for document in documents}
+            return page_of_records(self._records(documents), numbers, plan)
+        found: list[Document] = []
+        fields, skip = {**_BODY, "number": 1, plan.sort_by or "number": 1}, plan.offset
+        for further, order in parts if plan.limit else ():
+            left = plan.one_more - len(found)
             if plan.limit >= 0 and not left:
                 break
-            query = {**wanted, **further}
-            page += self._records(self.partition.rollouts.find(query, _BODY, sort=order, skip=skip, limit=left))
+            query = {"$and": [wanted, further]}
+            found += self.partition.rollouts.find(query, fields, sort=order, skip=skip, limit=max(left, 0))
             if skip and len(parts) > 1:
-                skip = 0 if page else max(0, skip - count(self.partition.rollouts, query))
-        if (plan.limit == -1 or len(page) < plan.limit) and (page or not plan.offset):
-            return page, plan.offset + len(page)  # the end is on this page
-        return page, count(self.partition.rollouts, wanted)
+                skip = 0 if found else max(0, skip - count(self.partition.rollouts, query))
+        page = found if plan.limit == -1 else found[: plan.limit]
+        records, after, total = self._records(page), None, plan.total
+        if len(page) < len(found):
+            after = (page[-1][plan.sort_by] if plan.sort_by else None, page[-1]["number"])
+        if total is None and after is None and plan.limit and (page or not plan.offset):
+            total = plan.offset + len(records)  # the end is on this page
+        return Found(records, count(self.partition.rollouts, wanted) if total is None else total, after)
 
     def runs(self) -> list[str | None]:
         groups = [{"$match": {"partition": self.partition.name}}, {"$group": {"_id": "$run_id"}}]
@@ -157,16 +166,26 @@ def filter_of(plan: Plan, partition: Partition) -> Document:
 def parts_of(plan: Plan) -> list[tuple[Document, Key]]:
     """Return the further filter and the order of each part of a plan's answer, one part after the other.
 
-    A rollout without an end comes last by `end_time` (first, when descending), so those are a part of their own.
+    A null time comes last, another null first (both the other way round, when descending). Only the latter is the
+    database's own order. What is equal to the place behind which the page begins is a part of its own, too.
     """
-    in_order: Key = [("number", ASCENDING)]
-    if plan.sort_by is None:
-        return [({}, in_order)]
-    order = [(plan.sort_by, DESCENDING if plan.descending else ASCENDING), *in_order]
-    if plan.sort_by != "end_time" or plan.ended_before is not None:
+    name, in_order = plan.sort_by, list[tuple[str, int]]([("number", ASCENDING)])
+    if name is None:
+        return [({} if plan.after is None else {"number": {"$gt": plan.after[1]}}, in_order)]
+    order = [(name, DESCENDING if plan.descending else ASCENDING), *in_order]
+    nulls: tuple[Document, Key] = ({name: {"$eq": None}}, in_order)
+    nulls_last = name.endswith("_time") != plan.descending
+    if plan.after is None and (name != "end_time" or plan.ended_before is not None):
         return [({}, order)]
-    parts: list[tuple[Document, Key]] = [({"end_time": {"$gte": 0}}, order), ({"end_time": {"$eq": None}}, in_order)]
-    return parts[::-1] if plan.descending else parts
+    known: tuple[Document, Key] = ({name: {"$ne": None}}, order)
+    if plan.after is None:
+        return [known, nulls] if nulls_last else [nulls, known]
+    value, number = plan.after
+    parts: list[tuple[Document, Key]] = [({name: {"$eq": value}, "number": {"$gt": number}}, in_order)]
+    if value is not None:
+        parts.append(({name: {"$lt" if plan.descending else "$gt": value}}, order))
+        return [*parts, nulls] if nulls_last else parts
+    return parts if nulls_last else [*parts, known]
 
 
 def count(collection: Collection[Document], query: Document) -> int:

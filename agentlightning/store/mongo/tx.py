@@ -31,7 +31,7 @@ from agentlightning.store.mongo.rows import Rows
 from agentlightning.store.mongo.run_records import Direct
 from agentlightning.store.rules.durable import DAMAGED
 from agentlightning.store.rules.query import Plan, RecordPlan
-from agentlightning.store.rules.tx import Choice, ClaimRow, Kind, NewRunRecord, Record, Row
+from agentlightning.store.rules.tx import Choice, ClaimRow, Found, Kind, NewRunRecord, Record, Row
 from agentlightning.store.summaries.aggregate import AggregatePlan
 from agentlightning.store.summaries.plan import SummaryPlan
 from agentlightning.types import RecordKind, RolloutAggregate, Span, SummaryPage
@@ -162,7 +162,7 @@ class MongoTx(Queries):
     # --- many rollouts ---------------------------------------------------------------------------------------------
 
     @override
-    def find(self, plan: Plan) -> tuple[list[Record], int]:
+    def find(self, plan: Plan) -> Found:
         assert not self.records, "find is for reading scripts"
         return super().find(plan)
 

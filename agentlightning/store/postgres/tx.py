@@ -16,6 +16,8 @@ from agentlightning.store.postgres import queries, run_records, summaries
 from agentlightning.store.postgres.link import Columns, Link
 from agentlightning.store.postgres.writes import Seen, SpanKey, Writes
 from agentlightning.store.rules.durable import (
+    behind_place,
+    last_place,
     page_of_records,
     read_record,
     read_row_or_none,
@@ -23,7 +25,7 @@ from agentlightning.store.rules.durable import (
     readable_rows,
 )
 from agentlightning.store.rules.query import Plan, RecordPlan
-from agentlightning.store.rules.tx import HEAD, Choice, Counts, Kind, NewRunRecord, Notes, Record, Row, RunRow
+from agentlightning.store.rules.tx import HEAD, Choice, Counts, Found, Kind, NewRunRecord, Notes, Record, Row, RunRow
 from agentlightning.store.summaries.aggregate import AggregatePlan
 from agentlightning.store.summaries.plan import SummaryPlan
 from agentlightning.types import RecordKind, RolloutAggregate, Span, SummaryPage
@@ -135,21 +137,29 @@ class PostgresTx:
         query = "SELECT EXISTS (SELECT 1 FROM agl_rollouts WHERE partition = %s AND worker_id IS NOT NULL)"
         return self._link.fetch(query, (self._partition,))[0][0]
 
-    def find(self, plan: Plan) -> tuple[list[Record], int]:
+    def find(self, plan: Plan) -> Found:
         assert not self._writing, "find is for reading scripts"
         where, values = queries.where(self._partition, plan)
         order = queries.order(plan)
         if order is None:
-            records = self._bodies(f"SELECT body, rollout_id FROM agl_rollouts{where} ORDER BY number", values)
-            return page_of_records(records, plan)
-        total = self._link.fetch(f"SELECT count(*) FROM agl_rollouts{where}", values, once=True)[0][0]
+            query = f"SELECT body, rollout_id, number FROM agl_rollouts{where} ORDER BY number"
+            rows = self._link.fetch(query, values, once=True)
+            return page_of_records(self._readable(rows), {rollout_id: number for _, rollout_id, number in rows}, plan)
+        total = plan.total
+        if total is None:
+            total = int(self._link.fetch(f"SELECT count(*) FROM agl_rollouts{where}", values, once=True)[0][0])
         if plan.limit == 0:
-            return [], total
-        page_values = (*values, None if plan.limit == -1 else min(plan.limit, _MOST), min(plan.offset, _MOST))
+            return Found([], total)
+        behind, of_place = behind_place(plan, "%s")
+        most = None if plan.limit == -1 else min(plan.one_more, _MOST)
         # the bodies are fetched for the page only, not passed over or sorted with the rest
-        numbers = f"SELECT number FROM agl_rollouts{where}{order} LIMIT %s OFFSET %s"
-        query = f"SELECT body, rollout_id FROM agl_rollouts WHERE partition = %s AND number IN ({numbers}){order}"
-        return self._bodies(query, (self._partition, *page_values)), total
+        numbers = f"SELECT number FROM agl_rollouts{where}{behind}{order} LIMIT %s OFFSET %s"
+        columns = f"body, rollout_id, {plan.sort_by or 'NULL'}, number"
+        query = f"SELECT {columns} FROM agl_rollouts WHERE partition = %s AND number IN ({numbers}){order}"
+        page_values = (self._partition, *values, *of_place, most, min(plan.offset, _MOST))
+        rows = self._link.fetch(query, page_values, once=True)
+        page = rows if plan.limit == -1 else rows[: plan.limit]
+        return Found(self._readable(page), total, last_place(page) if len(page) < len(rows) else None)
 
     def find_summaries(self, plan: SummaryPlan) -> SummaryPage:
         return summaries.find(self._link, self._partition, plan)
@@ -171,10 +181,7 @@ class PostgresTx:
         )
         return Counts(*(number or 0 for number in self._link.fetch(query, (self._partition, *values))[0]))
 
-    def _bodies(self, query: str, values: Sequence[object]) -> list[Record]:
-        return self._readable(self._link.fetch(query, values, once=True))
-
-    def _readable(self, rows: Iterable[tuple[bytes | str, str]]) -> list[Record]:
+    def _readable(self, rows: Iterable[Columns]) -> list[Record]:
         """Return the records that can be read out of (body, rollout id); others are set aside, by the next writing
         script if this one reads."""
         return readable_records(rows, self.set_aside if self._writing else self.notes.damaged.append)

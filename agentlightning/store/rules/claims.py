@@ -129,14 +129,13 @@ def queued_ahead(tx: Tx, now: float) -> list[str]:
     For reading scripts."""
     found: list[tuple[float, str]] = []
     for status in ("queuing", "requeuing"):
-        offset = 0
+        plan = Plan(status_in=[status], sort_by="start_time", descending=True, limit=_LOADED_AT_ONCE)
         while True:
-            plan = Plan(status_in=[status], sort_by="start_time", descending=True, limit=_LOADED_AT_ONCE, offset=offset)
-            page = tx.find(plan)[0]
+            page, total, after = tx.find(plan)
             found += [(r.queued_at, r.rollout.rollout_id) for r in page if r.queued_at and r.queued_at > now]
-            offset += len(page)
-            if len(page) < _LOADED_AT_ONCE or (status == "queuing" and page[-1].rollout.start_time <= now):
+            if after is None or (status == "queuing" and page[-1].rollout.start_time <= now):
                 break
+            plan = replace(plan, after=after, total=total)
     found.sort(key=lambda queued: queued[0])  # among equals they are in the order of their numbers
     return [rollout_id for _, rollout_id in found]
 

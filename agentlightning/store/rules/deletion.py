@@ -99,7 +99,7 @@ def surplus(
         oldest = now - policy.max_age
         chosen += _oldest(tx, run_id, PAGE, oldest if ended_before is None else min(oldest, ended_before))
     if policy.keep_last is not None:
-        ended = tx.find(Plan(status_in=sorted(FINISHED), run_id=(run_id,), limit=0))[1]
+        ended = tx.find(Plan(status_in=sorted(FINISHED), run_id=(run_id,), limit=0)).total
         chosen += _oldest(tx, run_id, min(PAGE, ended - policy.keep_last), ended_before)
     if policy.max_bytes is not None:
         over = tx.counts((run_id,)).span_bytes - policy.max_bytes
@@ -116,4 +116,4 @@ def _oldest(tx: Tx, run_id: str | None, limit: int, ended_before: float | None) 
     plan = Plan(
         status_in=sorted(FINISHED), run_id=(run_id,), ended_before=ended_before, sort_by="end_time", limit=limit
     )
-    return tx.find(plan)[0]
+    return tx.find(plan).records

@@ -26,15 +26,17 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Iterable
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple, cast
 
 from pydantic import TypeAdapter, ValidationError
 
 from agentlightning.errors import ConflictError, DamagedRecordError
-from agentlightning.store.rules.query import Plan, page_of
-from agentlightning.store.rules.tx import Kind, Record, Row, row_type
+from agentlightning.store.cursors import Place
+from agentlightning.store.rules.query import Plan, page_of, rank
+from agentlightning.store.rules.tx import Found, Kind, Record, Row, row_type
 from agentlightning.utils.version import VERSION
 
 logger = logging.getLogger(__name__)
@@ -110,10 +112,10 @@ def indexed(record: Record) -> tuple[str | float | None, ...]:
     )
 
 
-def readable_records(rows: Iterable[tuple[bytes | str, str]], set_aside: Callable[[str], None]) -> list[Record]:
-    """Return the records that can be read out of (body, rollout id); the ids of the others go to `set_aside`."""
+def readable_records(rows: Iterable[Sequence[Any]], set_aside: Callable[[str], None]) -> list[Record]:
+    """Return the records that can be read out of (body, rollout id, ...); the ids of the others go to `set_aside`."""
     records: list[Record] = []
-    for body, rollout_id in rows:
+    for body, rollout_id, *_ in rows:
         try:
             records.append(read_record(body, rollout_id))
         except DamagedRecordError:
@@ -121,12 +123,43 @@ def readable_records(rows: Iterable[tuple[bytes | str, str]], set_aside: Callabl
     return records
 
 
-def page_of_records(records: Iterable[Record], plan: Plan) -> tuple[list[Record], int]:
-    """Return the page of a plan that sorts by a field without a column, and the number of records before the cut."""
+def page_of_records(records: Iterable[Record], numbers: Mapping[str, int], plan: Plan) -> Found:
+    """Return the page of a plan out of all records that match it, in the order of their numbers."""
     by_id = {record.rollout.rollout_id: record for record in records}
-    rollouts = [record.rollout for record in by_id.values()]
-    page, total = page_of(rollouts, plan.sort_by, plan.descending, plan.limit, plan.offset)
-    return [by_id[rollout.rollout_id] for rollout in page], total
+    rollouts, total = page_of([record.rollout for record in by_id.values()], plan.sort_by, plan.descending, -1, 0)
+    if plan.after is not None:
+        (value, last), name = plan.after, plan.sort_by or ""
+        at, is_behind = rank(name, value), operator.lt if plan.descending else operator.gt
+        ranks = [rank(name, getattr(rollout, name, None)) for rollout in rollouts]
+        rollouts = [
+            rollout
+            for rollout, own in zip(rollouts, ranks, strict=True)
+            if is_behind(own, at) or (own == at and numbers[rollout.rollout_id] > last)
+        ]
+    page = rollouts[plan.offset :] if plan.limit == -1 else rollouts[plan.offset : plan.offset + plan.limit]
+    after = None
+    if page and len(rollouts) > plan.offset + len(page):
+        value = None if plan.sort_by is None else getattr(page[-1], plan.sort_by)
+        after = (value, numbers[page[-1].rollout_id])
+    return Found([by_id[rollout.rollout_id] for rollout in page], total if plan.total is None else plan.total, after)
+
+
+def behind_place(plan: Plan, mark: str) -> tuple[str, list[object]]:
+    """Return the further condition, in SQL, on rows behind the place where the page begins, and its values."""
+    if plan.after is None:
+        return "", []
+    value, number = plan.after
+    if plan.sort_by is None:
+        return f" AND number > {mark}", [number]
+    value, than = math.inf if value is None else value, "<" if plan.descending else ">"
+    test = f" AND {plan.sort_by} {than}= {mark} AND ({plan.sort_by} {than} {mark} OR number > {mark})"
+    return test, [value, value, number]
+
+
+def last_place(rows: Sequence[Sequence[Any]]) -> Place:
+    """Return the place of the last of these rows, which end with the value that is sorted by and the number."""
+    *_, value, number = rows[-1]
+    return None if value == math.inf else value, number
 
 
 def read_row(kind: Kind, key: str, body: bytes | str) -> Row:

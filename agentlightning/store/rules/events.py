@@ -64,7 +64,7 @@ def load_rollouts(tx: Tx, rollout_ids: Sequence[str]) -> list[Rollout]:
         return [] if record is None else [record.rollout]
     found: dict[str, Rollout] = {}
     for start in range(0, len(rollout_ids), _LOADED_AT_ONCE):
-        records, _ = tx.find(Plan(ids=rollout_ids[start : start + _LOADED_AT_ONCE]))
+        records = tx.find(Plan(ids=rollout_ids[start : start + _LOADED_AT_ONCE])).records
         found.update((record.rollout.rollout_id, record.rollout) for record in records)
     return [found[rollout_id] for rollout_id in rollout_ids if rollout_id in found]
 
@@ -82,9 +82,9 @@ def ended_rollouts(tx: Tx, rollout_ids: Sequence[str]) -> tuple[list[Rollout], l
     count = 0
     for start in range(0, len(wanted), _LOADED_AT_ONCE):
         some = wanted[start : start + _LOADED_AT_ONCE]
-        records, _ = tx.find(Plan(ids=some, status_in=_FINISHED))
+        records = tx.find(Plan(ids=some, status_in=_FINISHED)).records
         ended.update((record.rollout.rollout_id, record.rollout) for record in records)
-        count += tx.find(Plan(ids=some, limit=0))[1]
+        count += tx.find(Plan(ids=some, limit=0)).total
     if count < len(wanted):  # which of them are unknown is worth a look at each only now
         there = {rollout.rollout_id for rollout in load_rollouts(tx, wanted)}
         wanted = [rollout_id for rollout_id in wanted if rollout_id in there]

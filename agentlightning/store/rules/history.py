@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from typing import NamedTuple, cast, get_args
 
 from agentlightning.store.base import FINISHED
 from agentlightning.store.rules import lifecycle
@@ -22,6 +22,9 @@ from agentlightning.types import (
 from agentlightning.types.history import HistoryKind, HistoryReason
 from agentlightning.utils.rewards import as_reward
 
+_COUNTS = ("resources", "rollouts", "attempts", "spans", "present")
+PIECE = 1000
+"""Rollouts, attempts and spans that are taken in at once, beyond which a history is cut between two rollouts."""
 NO_REWARD = "no_reward"
 """Outcome reason of an attempt that succeeded without a reward."""
 _BEHIND_ALL_SPANS = 2**53
@@ -34,6 +37,33 @@ class History(NamedTuple):
     rollouts: Sequence[Rollout]
     attempts: Sequence[Attempt]
     spans: Sequence[Span]
+
+
+def pieces_of(history: History) -> list[History]:
+    """Return a history in pieces that are taken in one after the other, each rollout with all that belongs to it."""
+    if sum(map(len, history)) <= PIECE:
+        return [history]
+    by_rollout: dict[str, History] = {}
+    for kind, values in enumerate(history):
+        for value in values:
+            cast("list[object]", by_rollout.setdefault(value.rollout_id, History([], [], []))[kind]).append(value)
+    pieces, size = [History([], [], [])], 0
+    for of_rollout in by_rollout.values():
+        if size and size + sum(map(len, of_rollout)) > PIECE:
+            pieces.append(History([], [], []))
+            size = 0
+        size += sum(map(len, of_rollout))
+        for whole, part in zip(pieces[-1], of_rollout, strict=True):
+            cast("list[object]", whole).extend(part)
+    return pieces
+
+
+def add_up(one: HistoryImport, other: HistoryImport) -> HistoryImport:
+    """Return what became of two pieces: what was refused of each kind stands together."""
+    kinds = get_args(HistoryKind)
+    refused = sorted([*one.refused, *other.refused], key=lambda each: kinds.index(each.kind))
+    counts = {name: getattr(one, name) + getattr(other, name) for name in _COUNTS}
+    return HistoryImport(**counts, refused=refused)
 
 
 def import_resources(tx: Tx, updates: Sequence[ResourcesUpdate]) -> HistoryImport:

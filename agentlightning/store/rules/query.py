@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 from pydantic import BaseModel
 
 from agentlightning.errors import BadRequestError
+from agentlightning.store.cursors import Place
 from agentlightning.types import RecordKind, Rollout, RolloutStatus, RunRecord
 from agentlightning.types.query import status_hint
 
@@ -37,6 +38,10 @@ class Plan:
     descending: bool = False
     limit: int = -1
     offset: int = 0
+    after: Place | None = None
+    """The page begins behind this one."""
+    total: int | None = None
+    """How many rollouts match, if it is known; counting them may take longer than the page."""
     _chosen: frozenset[str] = field(default=frozenset(), init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -45,6 +50,11 @@ class Plan:
         if isinstance(self.ids, str):
             raise BadRequestError(f"rollout_id_in must be a list of ids; got the text {self.ids!r}")
         object.__setattr__(self, "_chosen", frozenset(self.ids or ()))
+
+    @property
+    def one_more(self) -> int:
+        """How many rollouts tell the page and whether there are more behind it; -1 is all."""
+        return -1 if self.limit == -1 else self.limit + 1
 
     def matches(self, rollout: Rollout) -> bool:
         """True if the rollout passes the filters."""
@@ -73,6 +83,12 @@ class Plan:
 def sortable_fields(model: type[BaseModel]) -> tuple[str, ...]:
     """Return the fields by which a list of `model` may be sorted, in declaration order: texts and numbers."""
     return tuple(name for name, field in model.model_fields.items() if _has_an_order(field.annotation))
+
+
+def has_texts(model: type[BaseModel], sort_by: str | None) -> bool:
+    """True if a field by which a list of `model` may be sorted holds texts, not numbers."""
+    kind = model.model_fields[sort_by].annotation if sort_by else None
+    return any(each is str or get_origin(each) is Literal for each in (kind, *get_args(kind)))
 
 
 def _has_an_order(kind: Any) -> bool:
@@ -156,21 +172,18 @@ def check_page(model: type[BaseModel], sort_by: str | None, limit: int, offset: 
 
 
 def page_of(items: Iterable[M], sort_by: str | None, descending: bool, limit: int, offset: int) -> tuple[list[M], int]:
-    """Sort and cut; returns the page and the number of items before the cut.
-
-    A null time is last, other nulls are first; ties keep their order.
-    """
+    """Sort and cut; returns the page and the number of items before the cut; ties keep their order."""
     found = list(items)
     if sort_by is not None:
-        null_is_last = sort_by.endswith("_time")
-
-        def key(item: M) -> tuple[bool, Any]:
-            value = getattr(item, sort_by)
-            return (null_is_last, 0) if value is None else (not null_is_last, value)
-
-        found.sort(key=key, reverse=descending)
+        found.sort(key=lambda item: rank(sort_by, getattr(item, sort_by)), reverse=descending)
     end = None if limit == -1 else offset + limit
     return found[offset:end], len(found)
+
+
+def rank(sort_by: str, value: Any) -> tuple[bool, Any]:
+    """Return by what an item with this value is sorted: a null time is last, other nulls are first."""
+    null_is_last = sort_by.endswith("_time")
+    return (null_is_last, 0) if value is None else (not null_is_last, value)
 
 
 def read_cursor(text: str, last: int) -> int:

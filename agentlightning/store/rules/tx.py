@@ -15,6 +15,7 @@ from typing import Final, Literal, NamedTuple, Protocol, TypeVar, get_args
 from pydantic import TypeAdapter
 
 from agentlightning.store.base import RUNNING
+from agentlightning.store.cursors import Place
 from agentlightning.store.rules.query import Plan, RecordPlan
 from agentlightning.store.summaries.aggregate import AggregatePlan
 from agentlightning.store.summaries.plan import SummaryPlan
@@ -327,8 +328,8 @@ class Tx(Protocol):
         """Return the earliest `available_at` in the queue of a run; None if the queue is empty."""
         ...
 
-    def find(self, plan: Plan) -> tuple[list[Record], int]:
-        """Return one page of records and the number of matches. Reading scripts only."""
+    def find(self, plan: Plan) -> Found:
+        """Return one page of records. Reading scripts only."""
         ...
 
     def find_summaries(self, plan: SummaryPlan) -> SummaryPage:
@@ -433,6 +434,16 @@ class Tx(Protocol):
     def count_rows(self, kind: Kind) -> int:
         """Return how many rows of a kind there are."""
         ...
+
+
+class Found(NamedTuple):
+    """One page of records."""
+
+    records: list[Record]
+    total: int
+    """How many match."""
+    after: Place | None = None
+    """The place of the last one, if there are more behind it."""
 
 
 @dataclass(slots=True)

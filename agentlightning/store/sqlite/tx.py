@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 from pydantic import TypeAdapter
 
@@ -13,7 +13,9 @@ from agentlightning.errors import DamagedRecordError
 from agentlightning.store.rules.durable import (
     DAMAGED,
     INDEXED,
+    behind_place,
     indexed,
+    last_place,
     page_of_records,
     read_record,
     read_row_or_none,
@@ -23,7 +25,19 @@ from agentlightning.store.rules.durable import (
 )
 from agentlightning.store.rules.lifecycle import ROLLOUT_STATUSES
 from agentlightning.store.rules.query import Plan, RecordPlan, read_cursor
-from agentlightning.store.rules.tx import HEAD, Choice, Counts, Kind, NewRunRecord, Notes, Record, Row, RunRow, row_type
+from agentlightning.store.rules.tx import (
+    HEAD,
+    Choice,
+    Counts,
+    Found,
+    Kind,
+    NewRunRecord,
+    Notes,
+    Record,
+    Row,
+    RunRow,
+    row_type,
+)
 from agentlightning.store.sqlite import run_records, summaries
 from agentlightning.store.sqlite.summaries import Told
 from agentlightning.store.summaries.aggregate import AggregatePlan
@@ -152,38 +166,45 @@ class SQLiteTx:
             "SELECT min(available_at) FROM rollouts WHERE available_at IS NOT NULL AND run_id IS ?", (run_id,)
         ).fetchone()[0]
 
-    def find(self, plan: Plan) -> tuple[list[Record], int]:
+    def find(self, plan: Plan) -> Found:
         where, values = _where(plan)
         if plan.sort_by not in (None, "start_time", "end_time"):
-            records = self._records(f"SELECT body, rollout_id FROM rollouts{where} ORDER BY number", values)
-            return page_of_records(records, plan)
+            query = f"SELECT body, rollout_id, number FROM rollouts{where} ORDER BY number"
+            rows = self._db.execute(query, tuple(values)).fetchall()
+            return page_of_records(self._readable(rows), {rollout_id: number for _, rollout_id, number in rows}, plan)
         direction = "DESC" if plan.descending else "ASC"
         order = "number" if plan.sort_by is None else f"{plan.sort_by} {direction}, number"
-        if plan.limit == -1 and not plan.offset:
+        if plan.limit == -1 and not plan.offset and plan.after is None:
             every = self._records(f"SELECT body, rollout_id FROM rollouts{where} ORDER BY {order}", values)
-            return every, len(every)
-        total = self._db.execute(f"SELECT count(*) FROM rollouts{where}", values).fetchone()[0]
+            return Found(every, len(every))
+        total = plan.total
+        if total is None:
+            total = int(self._db.execute(f"SELECT count(*) FROM rollouts{where}", values).fetchone()[0])
         if not plan.limit:
-            return [], total
+            return Found([], total)
+        behind, of_place = behind_place(plan, "?")
         if plan.sort_by == "start_time" and plan.ids is None and plan.id_contains is None and plan.ended_before is None:
             # the indexes hold that order within each status only: as many rows as the page may need are taken of each
             statuses = ROLLOUT_STATUSES if plan.status_in is None else tuple(dict.fromkeys(plan.status_in)) or ("",)
             run, of_run = ("", ()) if plan.run_id is None else (" AND run_id IS ?", plan.run_id)
-            needed = -1 if plan.limit == -1 else min(plan.offset + plan.limit, _MOST)
-            values = [value for status in statuses for value in (status, *of_run, needed)]
-            first = f"SELECT number, start_time FROM rollouts WHERE status = ?{run} ORDER BY {order} LIMIT ?"
+            needed = -1 if plan.limit == -1 else min(plan.offset + plan.one_more, _MOST)
+            values = [value for status in statuses for value in (status, *of_run, *of_place, needed)]
+            first = f"SELECT number, start_time FROM rollouts WHERE status = ?{run}{behind} ORDER BY {order} LIMIT ?"
             chosen = f"({' UNION ALL '.join([f'SELECT * FROM ({first})'] * len(statuses))})"
         else:
-            chosen = f"rollouts{where}"
+            chosen, values = f"rollouts{where}{behind}", [*values, *of_place]
         # the bodies are fetched for the page only, not sorted with the rest
         numbers = f"SELECT number FROM {chosen} ORDER BY {order} LIMIT ? OFFSET ?"
-        query = f"SELECT body, rollout_id FROM rollouts WHERE number IN ({numbers}) ORDER BY {order}"
-        return self._records(query, [*values, min(plan.limit, _MOST), min(plan.offset, _MOST)]), total
+        value = plan.sort_by or "NULL"
+        query = f"SELECT body, rollout_id, {value}, number FROM rollouts WHERE number IN ({numbers}) ORDER BY {order}"
+        rows = self._db.execute(query, (*values, min(plan.one_more, _MOST), min(plan.offset, _MOST))).fetchall()
+        page = rows if plan.limit == -1 else rows[: plan.limit]
+        return Found(self._readable(page), total, last_place(page) if len(page) < len(rows) else None)
 
     def _records(self, query: str, values: Iterable[object]) -> list[Record]:
         return self._readable(self._db.execute(query, tuple(values)).fetchall())
 
-    def _readable(self, rows: Iterable[tuple[bytes, str]]) -> list[Record]:
+    def _readable(self, rows: Iterable[Sequence[Any]]) -> list[Record]:
         """Return the records that can be read; others are set aside, by the next writing script if this one reads."""
         return readable_records(rows, self.set_aside if self._writing else self.notes.damaged.append)
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import heapq
-import json
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -15,12 +12,12 @@ from typing import Any, Final, NamedTuple, Protocol, cast, get_args
 from pydantic import ValidationError
 
 from agentlightning.errors import BadRequestError
+from agentlightning.store.cursors import LARGEST_NUMBER, Place, check_not_both, cursor_behind, place_of
 from agentlightning.store.summaries.facts import Facts, searched, summary_of, task_text
 from agentlightning.types import RolloutFilter, RolloutSummary, SummaryPage, SummarySort
 
 SORTS: Final[tuple[str, ...]] = get_args(SummarySort)
 LARGEST_PAGE: Final = 1000
-_MOST = 2**53
 
 
 class Input(Protocol):
@@ -43,10 +40,6 @@ class Entry(NamedTuple):
     """Among rollouts that are equal in what they are sorted by; no two have the same."""
     spans: int
     input: Input
-
-
-Place = tuple[Any, int | str]
-"""The value of a rollout in what a page is sorted by, None perhaps, and its place among those equal in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,17 +71,17 @@ class SummaryPlan:
             raise BadRequestError(f"Unsupported sort order {sort_order!r}; expected 'asc' or 'desc'")
         if type(limit) is not int or not 1 <= limit <= LARGEST_PAGE:
             raise BadRequestError(f"limit must be from 1 to {LARGEST_PAGE}; got {limit!r}")
-        if type(offset) is not int or not 0 <= offset <= _MOST:
+        if type(offset) is not int or not 0 <= offset <= LARGEST_NUMBER:
             raise BadRequestError(f"offset must be an integer of at least 0; got {offset!r}")
-        if cursor is not None and offset:
-            raise BadRequestError(f"Give a cursor or an offset; got both (offset={offset})")
-        after = None if cursor is None else _read_cursor(cursor, sort_by, sort_order, places)
+        check_not_both(cursor, offset)
+        after = None
+        if cursor is not None:
+            after, _ = place_of(cursor, sort_by, sort_order, texts=sort_by == "status", places=places)
         return cls(filter_of(chosen), sort_by, sort_order == "desc", limit, offset, after)
 
     def cursor(self, place: Place) -> str:
         """Return the cursor behind a rollout."""
-        text = json.dumps([self.sort_by, "desc" if self.descending else "asc", *place], separators=(",", ":"))
-        return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+        return cursor_behind(self.sort_by, self.descending, place)
 
     def page(self, found: list[tuple[RolloutSummary, Place]], total: int) -> SummaryPage:
         """Return the page with what was found for it, one more than its limit if there are more."""
@@ -120,28 +113,6 @@ def filter_of(chosen: RolloutFilter | dict[str, Any] | None) -> RolloutFilter:
             f"filter{place and f'.{place}'} has a wrong value: {first['msg'][:300]}; got {got}. The fields are: "
             f"{', '.join(RolloutFilter.model_fields)}"
         ) from None
-
-
-def _read_cursor(text: str, sort_by: str, sort_order: str, places: type[int] | type[str]) -> Place:
-    try:
-        found = json.loads(base64.urlsafe_b64decode(text.encode() + b"=" * (-len(text) % 4)))
-        sorted_by, order, value, place = found
-        number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-        if not (value is None or number or isinstance(value, str)) or type(place) is not places:
-            raise ValueError
-        if (sort_by == "status" and number) or (sort_by != "status" and isinstance(value, str)):
-            raise ValueError
-        if (isinstance(value, int) and abs(value) > _MOST) or (isinstance(place, int) and abs(place) > 2**63 - 1):
-            raise ValueError
-    except (ValueError, TypeError, RecursionError, binascii.Error):
-        text = str(text)[:60]
-        raise BadRequestError(f"{text!r} is no cursor of this store; take it from an earlier page") from None
-    if (sorted_by, order) != (sort_by, sort_order):
-        raise BadRequestError(
-            f"The cursor is of a page sorted by {sorted_by!r} {order!r}; this one is sorted by {sort_by!r} "
-            f"{sort_order!r}. Begin again without a cursor"
-        )
-    return value, place
 
 
 # --- in Python -------------------------------------------------------------------------------------------------------

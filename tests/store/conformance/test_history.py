@@ -11,10 +11,12 @@ from agentlightning.errors import BadRequestError
 from agentlightning.semconv import AGL_ANNOTATION
 from agentlightning.store.base import LightningStore
 from agentlightning.store.memory import InMemoryLightningStore
+from agentlightning.store.rules import history
 from agentlightning.store.sqlite import SQLiteLightningStore
 from agentlightning.types import (
     LLM,
     Attempt,
+    AttemptedRollout,
     HistoryImport,
     PromptTemplate,
     ResourcesUpdate,
@@ -296,3 +298,41 @@ async def test_it_is_there_after_a_restart(tmp_path: Any) -> None:
     second = SQLiteLightningStore(place)
     assert await everything(second) == before
     await second.close()
+
+
+def long_history(count: int) -> dict[str, list[Any]]:
+    """Return rollouts with an attempt each, in another order, and one of a rollout that is not there."""
+    names = [f"ro-{number}" for number in range(count)]
+    return {
+        "rollouts": [rollout(name) for name in names],
+        "attempts": [attempt(name) for name in ["ro-x", *names[::-1]]],
+    }
+
+
+async def test_a_long_history_is_taken_in_whole_and_once(
+    store: LightningStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "PIECE", 8)
+    given = long_history(30)
+    done = await store.import_history(**given)
+    assert (done.rollouts, done.attempts, [each.id for each in done.refused]) == (30, 30, ["at-x-1"])
+    for number in range(30):
+        latest = await store.get_latest_attempt(f"ro-{number}")
+        assert latest is not None
+        assert latest.attempt_id == f"at-{number}-1"
+    again = await store.import_history(**given)
+    assert (again.present, again.rollouts, len(again.refused)) == (60, 0, 1)
+
+
+async def test_a_store_in_memory_serves_others_while_a_long_history_is_taken_in() -> None:
+    store, count = InMemoryLightningStore(), 3 * history.PIECE
+    taking, seen = asyncio.create_task(store.import_history(**long_history(count))), set[int]()
+    while not taking.done():
+        total = (await store.query_rollouts(limit=0)).total
+        seen.add(total)
+        if total:
+            last = await store.get_rollout_by_id(f"ro-{total - 1}")
+            assert isinstance(last, AttemptedRollout), "it is there without its attempt"
+        await asyncio.sleep(0)
+    await taking
+    assert seen - {0, count}, "it was taken in all at once"

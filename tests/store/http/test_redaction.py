@@ -79,7 +79,7 @@ async def test_a_state_and_a_prompt_come_back_as_they_were_stored(store: InMemor
 # --- in every text of the interface ----------------------------------------------------------------------------------
 
 PLANTED = "planted-in-every-text"
-SHOWN_URL = f"http://user:{PLANTED}@host/v1?api_key={PLANTED}"
+SHOWN_URL = f"http://user:{PLANTED}@host/v1?api_key={PLANTED} https://{PLANTED}@host https://{PLANTED}:@host"
 FREE = {"api_key": PLANTED, "url": SHOWN_URL, "headers": [["Authorization", f"Bearer {PLANTED}"]], "lr": 1.5}
 IDS = {
     "rollout_id": "ro-p", "attempt_id": "at-p", "worker_id": "w-p", "run_id": "r-p", "resources_id": "rs-p",
@@ -87,7 +87,7 @@ IDS = {
 }  # fmt: skip
 """By these something is asked for again; a record's name is a part of its identity, too."""
 WHOLE = {
-    "start_rollout", "start_attempt", "enqueue_many_rollouts", "dequeue_many_rollouts", "update_rollout",
+    "start_rollout", "start_attempt", "enqueue_many_rollouts", "dequeue_many_rollouts",
     "get_rollout_by_id", "wait_for_rollouts", "get_resources_by_id", "get_latest_resources", "add_resources",
     "update_resources",
 }  # fmt: skip
@@ -249,5 +249,7 @@ async def test_a_program_that_lists_rollouts_works_with_their_inputs_as_they_wer
     assert [rollout.input for rollout in listed] == inputs
     assert [rollout.metadata for rollout in listed] == [{"password": each["token"]} for each in inputs]
     assert (listed.total, listed.limit) == (40, -1)
+    cancelled = await client.update_rollout(listed[3].rollout_id, status="cancelled")
+    assert (cancelled.status, cancelled.input, cancelled.metadata) == ("cancelled", inputs[3], listed[3].metadata)
     await client.close()
     await server.stop()

@@ -26,9 +26,9 @@ from agentlightning.algorithm.grpo.flight.plan import Standing
 from agentlightning.algorithm.ledger.record import ExclusionReason
 from agentlightning.algorithm.runs.log import RunLog
 from agentlightning.algorithm.runs.run_folder import held_folder
-from agentlightning.algorithm.utils import pages_of
 from agentlightning.errors import BadRequestError, ConflictError
 from agentlightning.store.base import FINISHED, LightningStore
+from agentlightning.store.read_operations import pages_of
 from agentlightning.types import Rollout
 from agentlightning.utils.id import generate_id
 
@@ -211,7 +211,7 @@ async def _old_rollouts(store: LightningStore, found: Resumption) -> list[Rollou
     takes = {found.state.get(_OPEN), *(line.get(_OPEN) for line in found.recorded.values()), found.take}
     standing = None if found.state.get("flight") is None else Standing(found.state["flight"])
     old: list[Rollout] = []
-    async for page in pages_of(store, sort_order="desc"):
+    async for page in pages_of(store.query_rollouts, sort_by="start_time", sort_order="desc"):
         steps = [(r, r.metadata or {}) for r in page if r.mode == "train"]
         if standing is not None:  # it knows of groups that were planned before the checkpoint and are still to come
             old += [r for r, about in steps if standing.concerns(about, takes)]

@@ -14,9 +14,9 @@ from agentlightning.algorithm.grpo.chosen.choosing import Candidate, Pick, count
 from agentlightning.algorithm.grpo.chosen.sft_settings import SFTSettings
 from agentlightning.algorithm.grpo.rows import read_records
 from agentlightning.algorithm.ledger.ledger import RolloutRecord
-from agentlightning.algorithm.utils import PAGE
 from agentlightning.errors import BadRequestError, NotFoundError
 from agentlightning.store.base import FINISHED, LightningStore
+from agentlightning.store.read_operations import pages_of
 from agentlightning.store.rules.values import to_json
 from agentlightning.store.unset import UNSET, Unset
 from agentlightning.types import Rollout
@@ -140,9 +140,7 @@ async def _candidates(store: LightningStore, settings: SFTSettings) -> AsyncIter
             yield rollout
         return
     of_run: str | Unset | None = UNSET if settings.from_run is None else settings.from_run or None
-    offset = 0
-    while page := await store.query_rollouts(sort_by="start_time", limit=PAGE, offset=offset, run_id=of_run):
-        offset += len(page)
+    async for page in pages_of(store.query_rollouts, sort_by="start_time", run_id=of_run):
         for rollout in page:
             if rollout.mode not in ("val", "test") and rollout.status in FINISHED:
                 yield rollout

@@ -1,0 +1,71 @@
+"""Cursors: the place in a sorted list behind which its next page begins, as a text for callers."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+from agentlightning.errors import BadRequestError
+
+Place = tuple[Any, Any]
+"""The value of an item in what a page is sorted by, None perhaps, and its place among those equal in it: its number in
+the order of insertion, or its id in a store that has none."""
+LARGEST_NUMBER = 2**53
+"""The largest that every JSON reader takes for itself."""
+
+
+def cursor_behind(sort_by: str | None, descending: bool, place: Place, *more: int) -> str:
+    """Return the cursor behind a place in this order, with what more is to be known there."""
+    text = json.dumps([sort_by, "desc" if descending else "asc", *place, *more], separators=(",", ":"))
+    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+
+def place_of(
+    cursor: str,
+    sort_by: str | None,
+    sort_order: str,
+    *,
+    texts: bool,
+    places: type[int] | type[str] = int,
+    more: int = 0,
+) -> tuple[Place, list[int]]:
+    """Return the place behind which a cursor is, and its further numbers, of which there are `more`.
+
+    `texts`: the values that are sorted by are texts, not numbers.
+
+    Raises:
+        BadRequestError: it is none, or of another order.
+    """
+    try:
+        sorted_by, order, value, place, *numbers = json.loads(
+            base64.urlsafe_b64decode(cursor.encode() + b"=" * (-len(cursor) % 4))
+        )
+    except (ValueError, TypeError, RecursionError):
+        raise _no_cursor(cursor) from None
+    if order in ("asc", "desc") and (sorted_by, order) != (sort_by, sort_order):
+        raise BadRequestError(
+            f"The cursor is of a page sorted by {sorted_by!r} {order!r}; this one is sorted by {sort_by!r} "
+            f"{sort_order!r}. Begin again without a cursor"
+        )
+    right = type(value) in ((str,) if texts else (int, float)) and (texts or abs(value) <= LARGEST_NUMBER)
+    right = (right or value is None) and type(place) is places and len(numbers) == more
+    if not right or (isinstance(place, int) and abs(place) >= 2**63):
+        raise _no_cursor(cursor)
+    if any(type(number) is not int or not 0 <= number <= LARGEST_NUMBER for number in numbers):
+        raise _no_cursor(cursor)
+    return (value, place), numbers
+
+
+def _no_cursor(text: str) -> BadRequestError:
+    return BadRequestError(f"{text[:60]!r} is no cursor of this store; take it from an earlier page")
+
+
+def check_not_both(cursor: str | None, offset: int) -> None:
+    """Check that a page is asked for in one way.
+
+    Raises:
+        BadRequestError: a cursor and an offset.
+    """
+    if cursor is not None and offset:
+        raise BadRequestError(f"Give a cursor or an offset; got both (offset={offset})")

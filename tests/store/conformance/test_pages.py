@@ -1,0 +1,123 @@
+"""Pages of rollouts by cursor, on every store: all of them once, in order, whatever others write meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from agentlightning.errors import BadRequestError
+from agentlightning.store.base import LightningStore
+from agentlightning.store.http import client
+from agentlightning.store.read_operations import pages_of
+from agentlightning.types import EnqueueRolloutRequest, Rollout
+
+SORTED_BY = (None, "start_time", "end_time", "status", "mode", "rollout_id", "priority", "run_id", "not_before")
+
+
+async def _fill(store: LightningStore) -> list[str]:
+    """Add rollouts that are equal in much of what they may be sorted by; some of them have ended."""
+    requests = [
+        EnqueueRolloutRequest(
+            input=number, mode=(None, "train", "val")[number % 3], priority=number % 2, run_id=("a", None)[number % 2],
+            not_before=None if number % 4 else 1e9 + number,
+        )
+        for number in range(23)
+    ]  # fmt: skip
+    ids = [rollout.rollout_id for rollout in await store.enqueue_many_rollouts(requests)]
+    for number, rollout_id in enumerate(ids):
+        if number % 3:
+            await store.update_rollout(rollout_id, status="cancelled" if number % 2 else "failed")
+    return ids
+
+
+def _ids(page: Sequence[Rollout]) -> list[str]:
+    return [rollout.rollout_id for rollout in page]
+
+
+@pytest.mark.parametrize("filters", [
+    {}, {"status_in": ["failed", "queuing"]}, {"run_id": "a"}, {"rollout_id_contains": "a"},
+    {"status_in": ["failed"], "rollout_id_contains": "1", "filter_logic": "or"},
+], ids=str)  # fmt: skip
+async def test_pages_by_cursor_are_the_whole_list_in_its_order(store: LightningStore, filters: dict[str, Any]) -> None:
+    await _fill(store)
+    for sort_by, order in itertools.product(SORTED_BY, ("asc", "desc")):
+        asked: dict[str, Any] = {**filters, "sort_by": sort_by, "sort_order": order}
+        whole = await store.query_rollouts(**asked)
+        assert whole.cursor is None
+        pages = [page async for page in pages_of(store.query_rollouts, **asked, limit=4)]
+        assert [rollout_id for page in pages for rollout_id in _ids(page)] == _ids(whole), asked
+        assert {page.total for page in pages} == {len(whole)}
+        assert [page.cursor is None for page in pages] == [False] * (len(pages) - 1) + [True]
+        if pages[0].cursor is not None:
+            rest = await store.query_rollouts(**asked, cursor=pages[0].cursor)
+            assert _ids(rest) == _ids(whole)[4:], "without a limit it is all that is behind the cursor"
+
+
+async def test_pages_of_chosen_ids_go_on_by_cursor(store: LightningStore) -> None:
+    ids = (await _fill(store))[::-2]
+    for sort_by in (None, "start_time", "status"):
+        pages = [page async for page in pages_of(store.query_rollouts, rollout_id_in=ids, sort_by=sort_by, limit=5)]
+        assert sorted(rollout_id for page in pages for rollout_id in _ids(page)) == sorted(ids)
+
+
+@pytest.mark.parametrize("order", ["asc", "desc"])
+@pytest.mark.parametrize("sort_by", [None, "start_time", "rollout_id"])
+async def test_nothing_is_lost_or_doubled_while_others_add_and_delete(
+    store: LightningStore, sort_by: str | None, order: str
+) -> None:
+    ids = await _fill(store)
+    deleted, read = {rollout_id for number, rollout_id in enumerate(ids) if number % 3}, list[str]()
+    asked: dict[str, Any] = {"sort_by": sort_by, "sort_order": order}
+    async for page in pages_of(store.query_rollouts, **asked, limit=4):
+        read += _ids(page)
+        await store.enqueue_rollout("meanwhile")
+        await store.delete_rollouts(rollout_ids=[rollout_id for rollout_id in _ids(page) if rollout_id in deleted])
+        if len(read) > 3 * len(ids):
+            break  # what is added is read, too, in this order
+    assert len(read) == len(set(read))
+    assert set(ids) <= set(read)
+
+
+async def test_a_whole_list_has_each_rollout_once_while_they_change(
+    store: LightningStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sorted by what changes: a rollout that ends would go to a page that was read, or is to be read once more."""
+    monkeypatch.setattr(client, "CHUNK", 3)
+    ids = await _fill(store)
+    done = asyncio.Event()
+
+    async def change() -> None:
+        while not done.is_set():
+            for rollout_id in ids[::3]:
+                await store.update_rollout(rollout_id, status="failed")
+                await store.update_rollout(rollout_id, status="queuing")
+
+    changing = asyncio.create_task(change())
+    try:
+        for sort_by, order in (("end_time", "asc"), ("end_time", "desc"), ("status", "desc")):
+            asked: dict[str, Any] = {"sort_by": sort_by, "sort_order": order}
+            found = await store.query_rollouts(**asked)
+            assert sorted(_ids(found)) == sorted(ids)
+    finally:
+        done.set()
+        await changing
+
+
+async def test_a_cursor_that_is_none_or_of_another_order_is_refused(store: LightningStore) -> None:
+    await _fill(store)
+    page = await store.query_rollouts(sort_by="start_time", limit=2)
+    assert page.cursor is not None
+    for wrong in ("", "x", "é", "WzEsMl0", page.cursor[:-3], "9" * 400):
+        with pytest.raises(BadRequestError, match="is no cursor of this store; take it from an earlier page"):
+            await store.query_rollouts(sort_by="start_time", limit=2, cursor=wrong)
+    with pytest.raises(BadRequestError, match=r"sorted by 'start_time' 'asc'; this one is sorted by 'end_time' 'desc'"):
+        await store.query_rollouts(sort_by="end_time", sort_order="desc", limit=2, cursor=page.cursor)
+    with pytest.raises(BadRequestError, match=r"Give a cursor or an offset; got both \(offset=3\)"):
+        await store.query_rollouts(sort_by="start_time", limit=2, offset=3, cursor=page.cursor)
+    by_status = await store.query_rollouts(sort_by="status", limit=2)
+    with pytest.raises(BadRequestError, match="Begin again without a cursor"):
+        await store.query_rollouts(limit=2, cursor=by_status.cursor)
