@@ -29,10 +29,9 @@ def rewarded_by(reward: Callable[[int], float], scale: float = 1.0) -> Any:
     def agent(task: str, llm: agl.LLM) -> float:
         nonlocal count
         with lock:
-            count += 1
-            step = (count - 1) // ROLLOUTS + 1
+            number, count = count, count + 1
         ask(llm, [say(task)])
-        return (reward(step) + count % 3 / 100) * scale
+        return (reward(number // ROLLOUTS + 1) + number % 3 / 100) * scale
 
     return agent
 
