@@ -153,11 +153,11 @@ class BeamSearch:
         return [version for version in versions if version.state == "candidate"], reason
 
     def _versions_at_once(self) -> int:
-        """Return how many versions may be between critique and edit: a limit on calls is to pay for whole versions, not
-        for critiques alone."""
-        chat = self.critic.chat
-        left = math.inf if chat.limits.calls is None else chat.limits.calls - chat.bill.requests
-        return int(max(1, min(chat.concurrency, left // _CALLS_OF_VERSION)))
+        """Return how many versions may be between critique and edit: a limit is to pay for whole versions, not for
+        critiques alone."""
+        critic = self.critic
+        left = critic.chat.calls_left(critic.gradient_model, critic.apply_edit_model) // _CALLS_OF_VERSION
+        return int(max(1, min(critic.chat.concurrency, left)))
 
     def _parents(self, number: int, beam: Sequence[PromptVersion]) -> list[PromptVersion]:
         width = self.settings.beam_width
