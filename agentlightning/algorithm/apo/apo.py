@@ -6,13 +6,14 @@ in `search.py`, choice in `choosing.py`, the best in `leading.py`, the model cal
 
 from __future__ import annotations
 
+import copy
 import functools
 import logging
 import random
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from typing_extensions import override
 
@@ -151,6 +152,15 @@ class APO(PromptSearch, Generic[T]):
             raise BadRequestError("limits and prices would have no effect beside an agl.Chat: give them to the Chat")
         self._chat = self._make_chat(None)
         self._player: PromptPlayer | None = None
+
+    @override
+    def with_iterations(self, max_iterations: int) -> Self:
+        """Return a copy that makes so many new versions at most."""
+        twin = copy.copy(self)
+        twin.beam_width = min(self.beam_width, max_iterations)
+        twin.branch_factor = max(1, min(self.branch_factor, max_iterations // twin.beam_width))
+        twin.beam_rounds = max_iterations // (twin.beam_width * twin.branch_factor)
+        return twin
 
     # --- what it works on ------------------------------------------------------------------------------------------
 

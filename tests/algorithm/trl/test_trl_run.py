@@ -211,6 +211,12 @@ def test_settings_that_fight_with_a_run_are_refused_by_name(settings: dict[str, 
         agl.TRL(model="m", **{**SMALL, **settings})
 
 
+def test_iterations_are_steps_with_rollouts_of_their_own() -> None:
+    given = agl.TRL(model="m", **{**SMALL, "num_iterations": 2})
+    assert given.with_iterations(3).settings.max_steps(len(TASKS)) == 3
+    assert given.settings.max_steps(len(TASKS)) == 1
+
+
 def test_an_unknown_setting_names_the_nearest_one_and_one_of_grpo_its_name_here() -> None:
     with pytest.raises(TypeError, match="Did you mean 'num_generations'"):
         agl.TRL(model="m", num_generation=4)

@@ -351,6 +351,12 @@ def test_an_error_in_verls_processes_ends_the_run_with_its_words(untrained_model
     assert _are_gone(), _processes_of_ray()
 
 
+def test_iterations_are_steps(untrained_model: Path, tmp_path: Path) -> None:
+    given = agl.VERL(config(untrained_model, tmp_path))
+    assert given.with_iterations(5).settings.steps(len(TASKS)) == 5
+    assert given.settings.steps(len(TASKS)) == 2
+
+
 @pytest.mark.parametrize(
     ("said", "says"),
     [
