@@ -153,6 +153,15 @@ async def test_the_returned_reward_comes_after_the_emitted_ones(store: InMemoryL
     assert await rewards(store, finished) == [0.1, 0.2, 0.9]
 
 
+async def test_a_truth_value_is_a_reward_with_one_warning(
+    store: InMemoryLightningStore, serve: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    finished = await serve(rollout(lambda task: task == "yes"), "yes", "no", "yes")
+    assert [await rewards(store, one) for one in finished] == [[1.0], [0.0], [1.0]]
+    (line,) = [record for record in caplog.records if "Reward is not a number" in record.getMessage()]
+    assert "True counts as 1. Return a float." in line.getMessage()
+
+
 async def test_none_and_no_reward_is_unscored_with_one_warning(
     store: InMemoryLightningStore, serve: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
