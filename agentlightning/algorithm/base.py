@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from agentlightning.adapter.base import TraceAdapter
 from agentlightning.algorithm.runs.log import Answer, RunLog
@@ -73,6 +73,10 @@ class Algorithm:
     ) -> Any | Awaitable[Any]:
         """Learn; may be a coroutine function. What it returns becomes `trainer.result`."""
         raise NotImplementedError(f"{type(self).__name__} must define run(train_dataset, val_dataset)")
+
+    def with_iterations(self, max_iterations: int) -> Self | None:
+        """Return a copy that runs so many iterations, in the algorithm's own measure of them; None if it has none."""
+        return None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The same as `run`."""

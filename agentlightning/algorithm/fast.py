@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 import warnings
 from collections import Counter
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, get_args
 
 from typing_extensions import override
 
@@ -114,6 +115,13 @@ class Baseline(FastAlgorithm):
         self.max_queue_length = max_queue_length
         self.span_verbosity: SpanVerbosity = span_verbosity
         self.timeout_seconds = timeout_seconds
+
+    @override
+    def with_iterations(self, max_iterations: int) -> Self:
+        """Return a copy of so many passes."""
+        twin = copy.copy(self)
+        twin.n_epochs = max_iterations
+        return twin
 
     @override
     async def run(

@@ -69,6 +69,8 @@ class StepFigures:
     many `updates`; over the `pairs` of rewards the mean `change`, its `p_value`, and the `range` of the rewards."""
     reward_error: float | None = None
     """Standard error of `mean_reward` over the tasks of the step; None where it has less than two rewards."""
+    reward_spread: float | None = None
+    """Standard deviation of the rewards of the step; None where it has less than two."""
     weights: str = ""
     """Digest of the weights after the step: equal ones, equal weights."""
     take: str | None = None

@@ -42,7 +42,8 @@ class Limits:
     """Requests, those that are made again too."""
     tokens: int | None = None
     """Of prompts and completions. A call is made if it fits beside those under way, by the length of its prompt and its
-    `max_tokens`; without that by the longest reply of the model so far, which a longer one may pass."""
+    `max_tokens`. Without `max_tokens` it runs alone unless a reply of 8192 tokens, or four times the longest so far,
+    fits as well; the limit is then passed at most by what the last reply is longer than any before."""
     seconds: float | None = None
     """From the first call on, or from `Chat.start`."""
     cost: float | None = None

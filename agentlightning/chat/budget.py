@@ -1,9 +1,10 @@
 """What model calls may still use: limits, the bill, and what calls under way may come to.
 
-A limit on tokens or money holds for calls that run at the same time, because each reserves what it is expected to use
-before it is sent: its prompt by its length, and of the reply `max_tokens` where the request names it, else the longest
-reply of the model so far. A model that has not answered yet is asked by one call alone. What does not fit waits for
-calls under way, which mostly use less than they reserve; with none under way the limit is reached.
+A limit on tokens or money holds for calls that run at the same time, because each reserves what it needs before it is
+sent: its prompt by its length, and of the reply `max_tokens` where the request names it. Without `max_tokens` it needs
+as much as the longest reply of the model so far, but may need far more. So it runs beside others only where `UNBOUNDED`
+tokens, or four times that reply, fit as well, and else alone: a limit is passed by one call at most, and only by what
+nobody can know of it. What does not fit waits for calls under way; with none under way the limit is reached.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from agentlightning.chat.bill import Bill, BillLine, LimitReached, Limits
 
 CHARACTERS_PER_TOKEN: Final = 4
 """Of a prompt, where no server has counted."""
+UNBOUNDED: Final = 8192
+"""Tokens that a reply without `max_tokens` may have, unless the model has given one of more than a quarter of them."""
 _ROUNDING: Final = 1 + 1e-9
 """Of sums of money: what is equal to the bound is not beyond it."""
 _BOUNDS: Final = ("max_tokens", "max_completion_tokens")
@@ -41,20 +44,23 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a call is expected to use."""
+    """What a call uses, in tokens and in money."""
 
     tokens: float
     cost: float
-    alone: bool
-    """True if its model has not answered yet, so that little is known: no other call may run beside it."""
+
+    def __add__(self, other: Need) -> Need:
+        return Need(self.tokens + other.tokens, self.cost + other.cost)
 
 
 @dataclass(slots=True)
 class _Seen:
-    """What the answers of a model were like."""
+    """What the calls of a model were like."""
 
     tokens_per_character: float = 0.0
     completion_tokens: int = 0
+    characters: int = 0
+    """Of the longest prompt."""
 
 
 class Budget:
@@ -149,12 +155,12 @@ class Budget:
             changed = asyncio.Event()
             with self.lock:
                 self._check()
-                need = self._need(model, messages, fields, price)
-                lacking = self._lacking(need)
-                if lacking is None and not self._must_wait(need):
-                    self._reserved[mark] = need
+                expected, most = self._needs(model, characters_of(messages), fields, price)
+                lacking = self._lacking(most if self._reserved else expected)
+                if lacking is None:
+                    self._reserved[mark] = most
                     return mark
-                if lacking is not None and not self._reserved:
+                if not self._reserved:
                     raise lacking
                 entry = asyncio.get_running_loop(), changed
                 self._waiting.append(entry)
@@ -167,31 +173,43 @@ class Budget:
                     if entry in self._waiting:
                         self._waiting.remove(entry)
 
-    def _need(
-        self, model: str, messages: Sequence[Mapping[str, Any]], fields: Mapping[str, Any], price: Price | None
-    ) -> Need:
+    def calls_left(self, model: str, fields: Mapping[str, Any], price: Price | None) -> float:
+        """Return for how many calls to a model what is left is enough, each with its longest prompt and reply."""
+        with self.lock:
+            characters = self._seen[model].characters if model in self._seen else 0
+            _, most = self._needs(model, characters, fields, price)
+            used = self.bill.requests, self.bill.tokens, self.bill.cost or 0.0
+            bounds = self.limits.calls, self.limits.tokens, self.limits.cost
+            rows = zip(bounds, used, (1, most.tokens, most.cost), strict=True)
+            return min(
+                ((bound - spent) / each for bound, spent, each in rows if bound is not None and each), default=math.inf
+            )
+
+    def _needs(self, model: str, characters: int, fields: Mapping[str, Any], price: Price | None) -> tuple[Need, Need]:
+        """Return what a call is expected to use, and the most that is reserved for it."""
         seen = self._seen.get(model)
-        ratio = max(1 / CHARACTERS_PER_TOKEN, 0.0 if seen is None else seen.tokens_per_character)
-        prompt = math.ceil(characters_of(messages) * ratio)
+        ratio = 1 / CHARACTERS_PER_TOKEN if seen is None else max(1 / CHARACTERS_PER_TOKEN, seen.tokens_per_character)
+        longest = 0 if seen is None else seen.completion_tokens
         bounds = [bound for name in _BOUNDS if isinstance(bound := fields.get(name), (int, float))]
-        completion = min(bounds) if bounds else 0 if seen is None else seen.completion_tokens
-        cost = 0.0 if price is None else price.of(prompt, completion)
-        return Need(prompt + completion, cost, alone=seen is None)
+        replies = (min(bounds), min(bounds)) if bounds else (longest, max(UNBOUNDED, 4 * longest))
+        prompts = math.ceil(characters * ratio), math.ceil(characters * (1.0 if seen is None else ratio))
+        expected, most = (
+            Need(prompt + reply, 0.0 if price is None else price.of(prompt, reply))
+            for prompt, reply in zip(prompts, replies, strict=True)
+        )
+        return expected, most
 
     def _lacking(self, need: Need) -> LimitReached | None:
         """Return what is lacking for a call beside those under way; None if nothing is."""
-        others = list(self._reserved.values())
-        used = self.bill.tokens, self.bill.cost or 0.0
-        reserved = sum(each.tokens for each in others), sum(each.cost for each in others)
+        held = sum(self._reserved.values(), Need(self.bill.tokens, self.bill.cost or 0.0))
+        spent = self.bill.tokens, self.bill.cost or 0.0
         bounds, wanted = (self.limits.tokens, self.limits.cost), (need.tokens, need.cost)
-        for name, spent, held, more, bound in zip(("tokens", "cost"), used, reserved, wanted, bounds, strict=True):
-            if bound is not None and spent + held + more > bound * _ROUNDING:
-                return LimitReached(name, spent, bound, more)
+        for name, used, whole, more, bound in zip(
+            ("tokens", "cost"), spent, (held.tokens, held.cost), wanted, bounds, strict=True
+        ):
+            if bound is not None and whole + more > bound * _ROUNDING:
+                return LimitReached(name, used, bound, more)
         return None
-
-    def _must_wait(self, need: Need) -> bool:
-        under_way = self._reserved.values()
-        return bool(under_way) and (need.alone or any(each.alone for each in under_way))
 
     def settle(self, mark: object | None, line: BillLine, requests: int, characters: int) -> None:
         """Put a call that is over on the bill in the place of its reservation, and let those that wait look again.
@@ -207,6 +225,7 @@ class Budget:
             if line.calls:
                 seen = self._seen.setdefault(line.model, _Seen())
                 seen.completion_tokens = max(seen.completion_tokens, line.completion_tokens)
+                seen.characters = max(seen.characters, characters)
                 if characters:
                     seen.tokens_per_character = max(seen.tokens_per_character, line.prompt_tokens / characters)
             if mark is not None:

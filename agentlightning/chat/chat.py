@@ -191,6 +191,12 @@ class Chat:
         """Return how much time the limit leaves; infinite without one."""
         return self.budget.seconds_left()
 
+    def calls_left(self, *models: str | None) -> float:
+        """Return for how many calls to these models what is left of the limits is enough, however long they are."""
+        fields = getattr(self.source or _from_environment(), "sampling", {})
+        asked = {self.model_asked(model) for model in models}
+        return min(self.budget.calls_left(model, fields, self.prices.get(model)) for model in asked)
+
     # --- calls ---------------------------------------------------------------------------------------------------
 
     async def ask(

@@ -17,7 +17,7 @@ from agentlightning.emitter.reward_values import as_number, checked_reward
 from agentlightning.emitter.target import Target, target_attributes
 from agentlightning.errors import RewardError
 from agentlightning.types import SpanCoreFields, SpanLike
-from agentlightning.utils.attributes import flatten_attributes
+from agentlightning.utils.attributes import check_attributes_sanity, flatten_attributes
 from agentlightning.utils.rewards import REWARD, find_final_reward, get_reward_value, get_rewards_from_span
 
 __all__ = [
@@ -64,17 +64,27 @@ def emit_reward(
 
     Raises:
         RewardError: (a TypeError and a ValueError) the reward is neither a number nor a dictionary; NaN, infinite, or
-            more than 1e15 in size; a dimension that is no number; `primary_key` missing or unknown; an attribute under
-            the keys of the reward.
-        ValueError: a target without its id.
+            more than 1e15 in size; a dimension that is no number; `primary_key` missing or unknown; an attribute that
+            no span can hold or under the keys of the reward; an unknown target, or one without its id.
         RuntimeError: no tracer is active and `propagate` is true.
     """
     payload: dict[str, object] = {REWARD: _dimensions(reward, primary_key, name)}
-    for key in attributes or {}:
-        if key == REWARD or key.startswith(f"{REWARD}."):
-            raise RewardError(f"attributes must not hold the reward key {key}; give all dimensions as a dict")
+    _check_attributes({} if attributes is None else attributes)
     named = target_attributes(target, target_id, source)
     return emit_annotation({**payload, **named, **(attributes or {})}, propagate=propagate)
+
+
+def _check_attributes(attributes: object) -> None:
+    if not isinstance(attributes, Mapping):
+        raise RewardError(f"attributes must be a dict; got {attributes!r}")
+    try:
+        flat = flatten_attributes(cast(Mapping[Any, Any], attributes))
+        check_attributes_sanity(flat)
+    except ValueError as error:
+        raise RewardError(str(error)) from error
+    for key in flat:
+        if key == REWARD or key.startswith(f"{REWARD}."):
+            raise RewardError(f"attributes must not hold the reward key {key}; give all dimensions as a dict")
 
 
 def reward_attributes(value: float) -> dict[str, Any]:
@@ -93,9 +103,10 @@ def rewards_attributes(values: Mapping[str, Any], primary_key: str) -> dict[str,
 
 def _dimensions(reward: Any, primary_key: str | None, name: str | None) -> list[dict[str, Any]]:
     if not isinstance(reward, Mapping):
-        return [{"name": name or PRIMARY, "value": checked_reward(reward)}]
+        return [{"name": _checked_name(name or PRIMARY), "value": checked_reward(reward)}]
     values = cast(Mapping[str, Any], reward)
     for key, value in values.items():
+        _checked_name(key)
         if as_number(value) is None:
             raise RewardError(f"Reward value must be a number, got: {type(value).__name__} for key {key}")
     if name is not None:
@@ -106,6 +117,12 @@ def _dimensions(reward: Any, primary_key: str | None, name: str | None) -> list[
         raise RewardError(f"Primary key '{primary_key}' not found in reward dict keys: {list(values)}")
     order = [primary_key, *(key for key in values if key != primary_key)]
     return [{"name": key, "value": checked_reward(values[key])} for key in order]
+
+
+def _checked_name(name: object) -> str:
+    if not isinstance(name, str):
+        raise RewardError(f"The name of a reward must be a string; got {name!r}")
+    return name
 
 
 # --- reading -----------------------------------------------------------------------------------------------------

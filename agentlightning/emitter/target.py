@@ -15,6 +15,7 @@ from typing import Any, Literal, cast, get_args
 
 from opentelemetry import trace as trace_api
 
+from agentlightning.errors import RewardError
 from agentlightning.field_help import explain_fields
 from agentlightning.semconv import LightningSpanAttributes
 from agentlightning.types import Attributes, SpanLike
@@ -48,17 +49,21 @@ def target_attributes(target: Target | None, target_id: str | None, source: str 
     A step without an id is that of the operation that is open here, if there is one.
 
     Raises:
-        ValueError: an unknown target; one that needs an id and has none; an id where there is nothing to name.
+        RewardError: an unknown target; one that needs an id and has none; an id where there is nothing to name; an id
+            or a source that is no string.
     """
     if target is None and target_id is None and source is None:
         return {}
+    for name, value in (("target_id", target_id), ("source", source)):
+        if not isinstance(value, str | None):
+            raise RewardError(f"{name} must be a string; got {value!r}")
     if target is not None and target not in _TARGETS:
-        raise ValueError(f"target must be one of {', '.join(_TARGETS)}; got {target!r}")
+        raise RewardError(f"target must be one of {', '.join(_TARGETS)}; got {target!r}")
     if target_id is not None and target in (None, "rollout"):
-        raise ValueError(f"target_id={target_id!r} needs a target that has an id: call, step or agent; got {target!r}")
+        raise RewardError(f"target_id={target_id!r} needs a target that has an id: call, step or agent; got {target!r}")
     if target in _NEEDS_ID and not target_id:
         what = "the id of the model's reply (response.id)" if target == "call" else "the name of the agent"
-        raise ValueError(f"target={target!r} needs target_id, {what}")
+        raise RewardError(f"target={target!r} needs target_id, {what}")
     if target == "step" and not target_id:
         context = trace_api.get_current_span().get_span_context()
         target_id = trace_api.format_span_id(context.span_id) if context.is_valid else None

@@ -143,6 +143,7 @@ class AttemptRunner:
     reward_fn: RewardFn | None = None
     reward_dimensions: tuple[str, ...] = ()
     _warned_unscored: bool = False
+    _warned_bool: bool = False
     _endings: dict[str, Ending] = field(default_factory=dict[str, Ending])
     """Of attempts that `run_by` has under way and that have ended, by id."""
 
@@ -263,6 +264,10 @@ class AttemptRunner:
             output = reward_of(value, self.reward_fn)
             if isinstance(output, Mapping) and len(output) == 1:  # the reward, by whatever name
                 dimensions = tuple(output)
+        if isinstance(output, bool) and not self._warned_bool:
+            self._warned_bool = True
+            text = "%s Reward is not a number: %r counts as %g. Return a float. Said once per worker."
+            logger.warning(text, self.log_prefix(rollout.rollout_id), output, output)
         results = spans_of(output, rollout, dimensions)
         if (earned := find_final_reward([*self._trace(), *results])) is not None:
             return _scored(earned), results

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 import sys
 import warnings
 from collections.abc import Callable, Generator
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    ExitStack,
+    asynccontextmanager,
+    contextmanager,
+)
+from contextvars import copy_context
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -99,6 +107,36 @@ class Tracer(ParallelWorkerBase):
         warnings.warn("trace_run_async is deprecated; use trace_context", DeprecationWarning, stacklevel=2)
         async with self.trace_context(func.__name__):
             return await func(*args, **kwargs)
+
+    def trace_run(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Deprecated: run a function inside `trace_context`, on this thread.
+
+        Raises:
+            RuntimeError: an event loop runs on this thread.
+        """
+        warnings.warn("trace_run is deprecated; use trace_context", DeprecationWarning, stacklevel=2)
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            pass
+        else:
+            raise RuntimeError("An event loop runs on this thread: await trace_run_async(...), or use trace_context")
+        context, scope = copy_context(), self.trace_context(func.__name__)
+
+        async def enter() -> None:
+            await scope.__aenter__()
+
+        async def leave(*details: Any) -> bool | None:
+            return await scope.__aexit__(*details)
+
+        with asyncio.Runner() as runner, ExitStack() as stack:
+            runner.run(enter(), context=context)
+
+            def end(*details: Any) -> bool | None:
+                return runner.run(leave(*details), context=context)
+
+            stack.push(end)
+            return context.run(func, *args, **kwargs)
 
     @contextmanager
     def lifespan(self, store: LightningStore | None = None) -> Generator[None]:

@@ -28,7 +28,7 @@ ELSEWHERE: dict[str, str] = {
     "epochs": "it is a setting of the algorithm: algorithm={'type': 'grpo', 'max_steps': ...}",
     "learning_rate": "it is a setting of the algorithm: algorithm={'type': 'grpo', 'learning_rate': ...}",
     "lr": "it is a setting of the algorithm: algorithm={'type': 'grpo', 'learning_rate': ...}",
-    "max_iterations": "it is a setting of the algorithm: algorithm={'type': 'grpo', 'steps': ...}",
+    "max_iterations": "it goes to train(), or is a setting of the algorithm: {'type': 'grpo', 'max_steps': ...}",
     "model": "it is a setting of the algorithm: algorithm={'type': 'grpo', 'model': ...}",
     "agent": "the agent goes to fit(agent, train_dataset=...)",
     "dataset": "datasets go to fit(agent, train_dataset=..., val_dataset=...)",

@@ -6,7 +6,7 @@ import asyncio
 import copy
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from agentlightning.algorithm.base import Algorithm
 from agentlightning.litagent.litagent import LitAgent
@@ -86,13 +86,14 @@ class TrainerShorthand(TrainerParts):
         """Call `fit` and return its result; where an event loop runs, what to await for it.
 
         `runner` is the agent, as `fit` takes it. `reward_fn` comes before that of the constructor. `max_iterations` are
-        the new versions that APO makes at most; other algorithms have a measure of their own. A Trainer without an
-        algorithm that has a prompt template searches with APO. A search over prompts without `val_dataset` chooses by
+        the new versions that APO makes at most, the steps of GRPO, PPO, SFT, TRL and VERL, the passes of Baseline; an
+        algorithm that counts none ignores them with a warning. A Trainer without an algorithm that has a prompt
+        template searches with APO. A search over prompts without `val_dataset` chooses by
         the tasks that it learns from, and a warning says so. As with `fit`, an event loop that runs stands still until
         the training ends.
 
         Raises:
-            TypeError, ValueError: as `fit` and the constructor; the agent is missing; `max_iterations` has no effect.
+            TypeError, ValueError: as `fit` and the constructor; the agent is missing; `max_iterations` is below 1.
         """
         if runner is None:
             raise TypeError("train() needs an agent: train(runner=agent, dataset=tasks), or call fit(agent, tasks)")
@@ -101,8 +102,8 @@ class TrainerShorthand(TrainerParts):
             _check_has_template(twin.initial_resources)
             twin.algorithm = self._make_algorithm("apo")
         if max_iterations is not None:
-            searching: Any = twin.algorithm
-            twin.algorithm = with_iterations(searching, max_iterations)
+            algorithm: Any = twin.algorithm
+            twin.algorithm = _with_iterations(algorithm, max_iterations)
         if reward_fn is not None:
             twin.reward_fn = check_reward_fn(reward_fn)
             twin.runner = twin._make_runner(twin._runner_spec)
@@ -131,26 +132,18 @@ class TrainerShorthand(TrainerParts):
         return twin.result
 
 
-def with_iterations(algorithm: Algorithm, count: int) -> Algorithm:
-    """Return a copy of the algorithm that makes no more than so many iterations.
+def _with_iterations(algorithm: Algorithm, count: int) -> Algorithm:
+    """Return a copy of the algorithm that runs so many iterations; the same, with a warning, if it has none.
 
     Raises:
-        TypeError: it has another measure; says to give it to its constructor.
         ValueError: the number is below 1.
     """
-    from agentlightning.algorithm.apo.apo import APO
-
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ValueError(f"max_iterations must be a whole number of 1 or more; got {count!r}")
-    if not isinstance(algorithm, APO):
-        raise TypeError(
-            f"max_iterations says nothing to {type(algorithm).__name__}: give its constructor how long it goes on"
-        )
-    own: Any = copy.copy(cast("Algorithm", algorithm))
-    own.beam_width = min(own.beam_width, count)
-    own.branch_factor = max(1, min(own.branch_factor, count // own.beam_width))
-    own.beam_rounds = count // (own.beam_width * own.branch_factor)
-    return own
+    limited = algorithm.with_iterations(count)
+    if limited is None:
+        logger.warning("max_iterations=%d has no effect: %s counts no iterations", count, type(algorithm).__name__)
+    return limited or algorithm
 
 
 def _check_has_template(resources: Mapping[str, Any] | None) -> None:

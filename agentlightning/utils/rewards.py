@@ -67,8 +67,8 @@ def may_hold_reward(span: SpanLike) -> bool:
 def get_rewards_from_span(span: SpanLike) -> list[RewardPydanticModel]:
     """Return the dimensions of the reward on this span, the primary one first; none if it has no readable reward."""
     attributes = span.attributes or {}
-    if not any(key.startswith(_PREFIX) for key in attributes):
-        return []
+    if _PREFIX not in "\n".join(attributes) or not any(key.startswith(_PREFIX) for key in attributes):
+        return []  # the first look costs a tenth of the second, and most spans have no reward
     try:
         found = filter_and_unflatten_attributes(cast(Mapping[str, Any], attributes), REWARD)
         return _dimensions_type().validate_python(found)

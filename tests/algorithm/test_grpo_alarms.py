@@ -21,7 +21,7 @@ ROLLOUTS = 8
 """Of a step."""
 
 
-def rewarded_by(reward: Callable[[int], float]) -> Any:
+def rewarded_by(reward: Callable[[int], float], scale: float = 1.0) -> Any:
     """An agent that makes a call and earns what `reward` says for the step in which it runs, 1 being the first."""
     count, lock = 0, threading.Lock()
 
@@ -29,10 +29,9 @@ def rewarded_by(reward: Callable[[int], float]) -> Any:
     def agent(task: str, llm: agl.LLM) -> float:
         nonlocal count
         with lock:
-            count += 1
-            step = (count - 1) // ROLLOUTS + 1
+            number, count = count, count + 1
         ask(llm, [say(task)])
-        return reward(step) + count % 3 / 100
+        return (reward(number // ROLLOUTS + 1) + number % 3 / 100) * scale
 
     return agent
 
@@ -72,11 +71,12 @@ async def test_equal_rewards_and_steps_without_training_are_told_of_once_with_wh
     assert [(line.levelname, line.getMessage().count("\n")) for line in lines] == [("WARNING", 0)]
 
 
+@pytest.mark.parametrize("scale", [0.01, 100.0])
 async def test_a_reward_that_jumps_is_told_of_and_over_once_it_has_a_new_level(
-    untrained_model: Path, tmp_path: Path
+    untrained_model: Path, tmp_path: Path, scale: float
 ) -> None:
     store = agl.InMemoryLightningStore()
-    agent = rewarded_by(lambda step: 0.9 if step > 6 else 0.1)
+    agent = rewarded_by(lambda step: 0.9 if step > 6 else 0.1, scale)
     run(agent, untrained_model, tmp_path / "run", store, max_steps=13)
     assert await told(store, "reward_jump") == [("reward_jump", "raised", 7, 7), ("reward_jump", "over", 12, 7)]
 

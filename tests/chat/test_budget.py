@@ -11,7 +11,7 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.chat.bill import BillLine, Limits
-from agentlightning.chat.budget import Budget, Price
+from agentlightning.chat.budget import UNBOUNDED, Budget, Price
 from tests.stubs.model_server import ModelServer
 
 REPLY = "one two three four five six seven eight"
@@ -59,9 +59,9 @@ async def test_what_may_not_fit_is_not_begun(model: ModelServer) -> None:
     assert not model.calls
 
 
-async def test_a_model_that_has_not_answered_yet_is_asked_by_one_call_alone(model: ModelServer) -> None:
+async def test_a_call_without_max_tokens_runs_alone_where_a_long_reply_would_not_fit(model: ModelServer) -> None:
     model.hold()
-    chat = chat_of(model, {"tokens": 1000})
+    chat = chat_of(model, {"tokens": 2 * UNBOUNDED})
     asked = [asyncio.create_task(chat.ask(PROMPT)) for _ in range(4)]
     await model.until(lambda calls: len(calls) == 1)
     await asyncio.sleep(0.1)
@@ -69,6 +69,26 @@ async def test_a_model_that_has_not_answered_yet_is_asked_by_one_call_alone(mode
     model.release()
     await asyncio.gather(*asked)
     assert len(model.calls) == 4
+
+
+async def test_calls_without_max_tokens_run_together_where_long_replies_fit(model: ModelServer) -> None:
+    model.hold()
+    chat = chat_of(model, {"tokens": 5 * UNBOUNDED})
+    asked = [asyncio.create_task(chat.ask(PROMPT)) for _ in range(4)]
+    await model.until(lambda calls: len(calls) == 4)
+    model.release()
+    await asyncio.gather(*asked)
+
+
+@pytest.mark.parametrize("what", ["tokens", "cost"])
+async def test_replies_that_grow_pass_a_limit_by_one_of_them_at_most(what: str) -> None:
+    """What a reply will be is not known; that the first ones were short is no reason to begin many at once."""
+    with ModelServer(lambda request: " ".join(["word"] * 4 ** len(growing.calls))) as growing:
+        chat = chat_of(growing, {what: 3000 if what == "tokens" else 3000 / 1e6})
+        await asyncio.gather(*(chat.ask(PROMPT) for _ in range(16)), return_exceptions=True)
+        used = [(call.reply or {})["usage"]["total_tokens"] for call in growing.calls]
+    assert len(used) == 6
+    assert sum(used[:-1]) < 3000 < sum(used) == chat.bill.tokens
 
 
 async def test_what_waits_is_sent_when_there_is_room(model: ModelServer) -> None:

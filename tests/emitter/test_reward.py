@@ -21,6 +21,7 @@ from agentlightning.emitter import (
     operation,
     reward,
 )
+from agentlightning.errors import RewardError
 from agentlightning.semconv import RewardPydanticModel
 from agentlightning.tracer.otel import OtelTracer
 from agentlightning.types import Span
@@ -75,10 +76,14 @@ def test_several_dimensions_have_the_primary_one_first() -> None:
         ({"reward": {"a": 1.0}, "primary_key": "a", "name": "n"}, "name= labels a scalar reward"),
         ({"reward": 1.0, "attributes": {"agentlightning.reward.1.name": "x"}}, "must not hold the reward key"),
         ({"reward": 1.0, "attributes": {"k": None}}, "Attribute value must be a string"),
+        ({"reward": 1.0, "attributes": {5: "v"}}, "Only string keys can be flattened; got 5"),
+        ({"reward": 1.0, "attributes": ["tag"]}, r"attributes must be a dict; got \['tag'\]"),
+        ({"reward": 1.0, "name": 5}, "The name of a reward must be a string; got 5"),
+        ({"reward": {5: 1.0}, "primary_key": 5}, "The name of a reward must be a string; got 5"),
     ],
 )
 def test_mistakes_are_named(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(RewardError, match=message):
         emit_reward(**arguments, propagate=False)
 
 
@@ -196,10 +201,13 @@ def test_a_reward_that_names_nothing_says_so() -> None:
         ({"target": "agent"}, "target='agent' needs target_id, the name of the agent"),
         ({"target_id": "x"}, "target_id='x' needs a target that has an id"),
         ({"target": "rollout", "target_id": "x"}, "needs a target that has an id"),
+        ({"target": "call", "target_id": 5}, "target_id must be a string; got 5"),
+        ({"target": "agent", "target_id": 5}, "target_id must be a string; got 5"),
+        ({"source": 5}, "source must be a string; got 5"),
     ],
 )
 def test_mistakes_in_the_target_are_named(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(RewardError, match=message):
         emit_reward(1.0, propagate=False, **arguments)
 
 

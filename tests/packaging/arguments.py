@@ -57,6 +57,7 @@ COMMON: dict[str, str] = {
     "limit": "how many to return at most; -1 is all",
     "llm_call_match": "pattern for names of a tracer's spans that are model calls",
     "llm_proxy": "the gateway of the run; None is none",
+    "max_iterations": "iterations at most, in the measure of the algorithm: versions of a prompt, steps, passes",
     "message": "the text",
     "metadata": "of the user, any JSON object; a change replaces the whole of it",
     "mode": "`train`, `val` or `test`; None is none",

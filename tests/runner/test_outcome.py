@@ -153,6 +153,15 @@ async def test_the_returned_reward_comes_after_the_emitted_ones(store: InMemoryL
     assert await rewards(store, finished) == [0.1, 0.2, 0.9]
 
 
+async def test_a_truth_value_is_a_reward_with_one_warning(
+    store: InMemoryLightningStore, serve: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    finished = await serve(rollout(lambda task: task == "yes"), "yes", "no", "yes")
+    assert [await rewards(store, one) for one in finished] == [[1.0], [0.0], [1.0]]
+    (line,) = [record for record in caplog.records if "Reward is not a number" in record.getMessage()]
+    assert "True counts as 1. Return a float." in line.getMessage()
+
+
 async def test_none_and_no_reward_is_unscored_with_one_warning(
     store: InMemoryLightningStore, serve: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -318,13 +327,23 @@ async def test_exceptions_may_be_declared_the_fault_of_the_policy(store: InMemor
     assert [await rewards(store, one) for one in finished] == [[0.0], [-1.0], []]
 
 
-@pytest.mark.parametrize("emitted", [1e200, float("nan"), "good", {"style": 1.0}])
-async def test_a_reward_that_is_refused_is_no_fault_of_the_policy_by_a_class_above(serve: Any, emitted: Any) -> None:
+@pytest.mark.parametrize(
+    "emitted",
+    [
+        *({"reward": reward} for reward in (1e200, float("nan"), "good", {"style": 1.0})),
+        *({"reward": 1.0, "target": target} for target in ("call", "agent", "everything")),
+        {"reward": 1.0, "attributes": {"score": None}},
+    ],
+    ids=str,
+)
+async def test_a_reward_that_is_refused_is_no_fault_of_the_policy_by_a_class_above(
+    serve: Any, emitted: dict[str, Any]
+) -> None:
     """It is the program that is wrong, as with one that returns such a reward."""
 
     @rollout
     def agent(task: str) -> None:
-        emit_reward(emitted)
+        emit_reward(**emitted)
 
     for named in (ValueError, TypeError, Exception):
         (finished,) = await serve(agent, "x", policy_faults={named: 0.0})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,6 +15,7 @@ from agentlightning.emitter import emit_message
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.tracer.base import Tracer, get_active_tracer, with_active_tracer_context
 from agentlightning.tracer.dummy import DummyTracer
+from agentlightning.tracer.otel import OtelTracer
 
 
 class Listening(DummyTracer):
@@ -77,6 +80,36 @@ async def test_a_coroutine_function_may_still_be_run_in_a_trace() -> None:
 
     with pytest.warns(DeprecationWarning, match="use trace_context"):
         assert await Listening().trace_run_async(double, 4) == 8
+
+
+def test_a_function_may_still_be_run_in_a_trace_on_its_own_thread() -> None:
+    async def later() -> str:
+        return "said"
+
+    def program(x: int, *, fails: bool = False) -> int:
+        emit_message(asyncio.run(later()))
+        if fails:
+            raise KeyError(x)
+        assert threading.current_thread() is threading.main_thread()
+        return 2 * x
+
+    tracer = OtelTracer()
+    with tracer.lifespan():
+        with pytest.warns(DeprecationWarning, match="use trace_context"):
+            assert tracer.trace_run(program, 4) == 8
+        assert [span.name for span in tracer.get_last_trace()] == ["agentlightning.message"]
+        with pytest.warns(DeprecationWarning, match="use trace_context"), pytest.raises(KeyError):
+            tracer.trace_run(program, 4, fails=True)
+        assert len(tracer.get_last_trace()) == 1
+    assert get_active_tracer() is None
+
+
+async def test_a_function_is_not_run_in_a_trace_where_a_loop_runs() -> None:
+    with (
+        pytest.warns(DeprecationWarning, match="use trace_context"),
+        pytest.raises(RuntimeError, match="await trace_run_async"),
+    ):
+        Listening().trace_run(int, 4)
 
 
 def test_the_base_class_says_which_tracer_can() -> None:

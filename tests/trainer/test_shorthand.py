@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
-from agentlightning.trainer.shorthand import with_iterations
 
 TASKS = [{"wants": 0.25}, {"wants": 0.75}]
 
@@ -116,14 +115,30 @@ def test_train_without_an_agent_or_an_algorithm_says_what_is_missing() -> None:
 @pytest.mark.parametrize(("count", "rounds"), [(100, 6), (16, 1), (3, 1), (1, 1)])
 def test_iterations_bound_the_versions_that_are_made(count: int, rounds: int) -> None:
     given = agl.APO[Any]()
-    own: Any = with_iterations(given, count)
+    own = given.with_iterations(count)
     assert own.beam_rounds == rounds
     assert own.beam_width * own.branch_factor * own.beam_rounds <= count
     assert given.beam_rounds == 3
 
 
-def test_iterations_that_say_nothing_are_refused() -> None:
-    with pytest.raises(TypeError, match="max_iterations says nothing to Baseline"):
-        with_iterations(agl.Baseline(), 3)
+def test_iterations_are_the_passes_of_baseline_for_this_call_only() -> None:
+    made = trainer(algorithm="baseline")
+    assert made.train(agent, TASKS, max_iterations=3).rewards == [0.25, 0.75] * 3
+    assert made.train(agent, TASKS).rewards == [0.25, 0.75]
+
+
+def test_iterations_are_the_steps_of_what_trains_weights() -> None:
+    given = agl.GRPO(model="m", max_steps=9), agl.PPO(model="m"), agl.SFT(model="m", min_reward=1.0)
+    assert [algorithm.with_iterations(2).settings.max_steps for algorithm in given] == [2, 2, 2]
+    assert given[0].settings.max_steps == 9
+
+
+def test_iterations_of_an_algorithm_that_counts_none_are_ignored_with_a_line(caplog: pytest.LogCaptureFixture) -> None:
+    @agl.algo
+    def once(train_dataset: Any) -> int:
+        return len(train_dataset)
+
+    assert trainer(algorithm=once).train(agent, TASKS, max_iterations=100) == 2
+    assert "max_iterations=100 has no effect: FunctionalAlgorithm counts no iterations" in caplog.text
     with pytest.raises(ValueError, match="max_iterations must be a whole number of 1 or more; got 0"):
-        with_iterations(agl.APO[Any](), 0)
+        trainer(algorithm=once).train(agent, TASKS, max_iterations=0)

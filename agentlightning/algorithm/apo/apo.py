@@ -6,13 +6,14 @@ in `search.py`, choice in `choosing.py`, the best in `leading.py`, the model cal
 
 from __future__ import annotations
 
+import copy
 import functools
 import logging
 import random
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from typing_extensions import override
 
@@ -53,9 +54,9 @@ _GRADIENT_MODEL, _EDIT_MODEL = _Default("gpt-5-mini"), _Default("gpt-4.1-mini")
 class APO(PromptSearch, Generic[T]):
     """Search for better versions of the prompt templates among the initial resources.
 
-    Beam search: in each round every prompt of the beam is played on training tasks, a model criticises the rollouts, a
-    model edits the prompt by the critique, and the new versions are compared with the beam on validation tasks. The
-    agent is not changed; all other resources stay as they are. Returns a `PromptResult`.
+    Beam search: each round runs the agent with every prompt of the beam on training tasks, a model criticises the
+    rollouts, a model edits the prompt by the critique, and the new versions are compared with the beam on validation
+    tasks. The agent is not changed; all other resources stay as they are. Returns a `PromptResult`.
 
     Subclasses may override `evaluate_prompt_on_batch`, `get_rollout_results`, `compute_textual_gradient` and
     `textual_gradient_and_apply_edit`: the search and the other three call the override.
@@ -73,7 +74,7 @@ class APO(PromptSearch, Generic[T]):
         branch_factor: new versions per parent.
         beam_rounds: rounds.
         rollout_batch_timeout: seconds for the rollouts of one prompt on one batch; those that are late are cancelled.
-        run_initial_validation: whether the seed is played on the whole validation set first.
+        run_initial_validation: whether the seed is evaluated on the whole validation set first.
         gradient_prompt_files: prompts of the critic, one drawn per critique; see `prompt_files.py`. None are ours.
         apply_edit_prompt_files: those of the editor.
         templates: names of the templates to search, edited in turns, one per round. None is all of them.
@@ -81,11 +82,11 @@ class APO(PromptSearch, Generic[T]):
         prices: by model, `(prompt, completion)` of a million tokens each; for the cost in the bill.
         concurrency: calls at the same time.
         retries: of a call that failed and may succeed.
-        missing: what becomes of a task whose rollout earned nothing: see `MissingPolicy`.
+        missing: what happens to a task whose rollout has no reward: see `MissingPolicy`.
         minimum_coverage: share of the tasks that must have earned something for a prompt to be chosen.
-        halving: whether the worse half of the candidates is left out before the whole batch is played.
-        final_candidates: further members of beams that are played on the whole validation set, which the leader of each
-            round was, before the best is chosen: those with the greatest lower bounds. 0 plays none.
+        halving: whether the worse half of the candidates is dropped before the whole batch is run.
+        final_candidates: further members of beams that are evaluated on the whole validation set before the best is
+            chosen, as the leader of each round was: those with the greatest lower bounds. 0 evaluates none.
         seed: of everything that is drawn; an equal one draws the same.
         output_dir: folder for `history.json`, written after each round; None writes none.
 
@@ -151,6 +152,15 @@ class APO(PromptSearch, Generic[T]):
             raise BadRequestError("limits and prices would have no effect beside an agl.Chat: give them to the Chat")
         self._chat = self._make_chat(None)
         self._player: PromptPlayer | None = None
+
+    @override
+    def with_iterations(self, max_iterations: int) -> Self:
+        """Return a copy that makes so many new versions at most."""
+        twin = copy.copy(self)
+        twin.beam_width = min(self.beam_width, max_iterations)
+        twin.branch_factor = max(1, min(self.branch_factor, max_iterations // twin.beam_width))
+        twin.beam_rounds = max_iterations // (twin.beam_width * twin.branch_factor)
+        return twin
 
     # --- what it works on ------------------------------------------------------------------------------------------
 
@@ -263,8 +273,8 @@ class APO(PromptSearch, Generic[T]):
     ) -> tuple[Sequence[RolloutResult], float | None]:
         """Return the results of a prompt on tasks, in their order, and its mean reward; None if nothing earned one.
 
-        Calls made at the same time are played as one round. What was played before is not played again; such results
-        of the mode `val` hold no messages.
+        Calls made at the same time run as one round. What ran before does not run again; such results of the mode `val`
+        hold no messages.
         """
         assert self._player is not None, "evaluate_prompt_on_batch belongs to a run"
         prefix = prefix or f"[Prompt {prompt.version}]"
@@ -325,8 +335,10 @@ class APO(PromptSearch, Generic[T]):
         )
 
     def _make_chat(self, source: object) -> Chat:
-        given = self.async_openai_client
-        if isinstance(given, Chat):
-            return given if source is None else given.at(source)
+        client = self.async_openai_client
+        if isinstance(client, Chat):
+            return client if source is None else client.at(source)
         settings: dict[str, Any] = {"limits": self.limits, "prices": self.prices}
-        return Chat(given if source is None else source, concurrency=self.concurrency, retries=self.retries, **settings)
+        return Chat(
+            client if source is None else source, concurrency=self.concurrency, retries=self.retries, **settings
+        )

@@ -43,9 +43,9 @@ class Chooser:
         ends = ends if settings.halving and len(left) > settings.beam_width else [len(tasks)]
         ranked, failures = list[tuple[float, PromptVersion]](), list[str]()
         for end in ends:
-            found = await all_of([self.judge(number, version, tasks[:end]) for version in left])
-            failures += [why for _, _, results in found for r in results if (why := r["failure"])]
-            ranked = [(mean, version) for version, mean, _ in found if mean is not None]
+            judged = await all_of([self.judge(number, version, tasks[:end]) for version in left])
+            failures += [why for _, _, results in judged for r in results if (why := r["failure"])]
+            ranked = [(mean, version) for version, mean, _ in judged if mean is not None]
             ranked.sort(key=lambda each: (-each[0], each[1].failures / max(1, each[1].tasks), each[1].number))
             if end < len(tasks):
                 ranked = self._better_half(ranked)

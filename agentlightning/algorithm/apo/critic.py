@@ -20,7 +20,7 @@ from agentlightning.types import PromptTemplate
 
 @dataclass
 class Branch:
-    """What the calls for one version use and say."""
+    """The state of the calls for one version."""
 
     rng: random.Random
     prefix: str = ""

@@ -1,8 +1,8 @@
 """The best so far: which version leads, and what it is worth on the whole validation set.
 
 Of many versions that were judged on a few tasks, the one that looks best mostly had luck ("On over-fitting in model
-selection", Cawley and Talbot, JMLR 11, 2010). So the best is only chosen among versions that were played on the whole
-validation set: the leader of each round, and before the end the members of beams that come next.
+selection", Cawley and Talbot, JMLR 11, 2010). So the best is only chosen among versions that were evaluated on the
+whole validation set: the leader of each round, and before the end the members of beams that come next.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Leaders:
 
     @property
     def p_value(self) -> float | None:
-        """Of the best against the seed, times the versions that it was chosen among (Bonferroni), since each might have
-        looked better by luck. None if the two were not compared."""
+        """P-value of the best against the seed, times the versions that it was chosen among (Bonferroni), since each
+        might have looked better by luck. None if the two were not compared."""
         before, after = (self.whole.get(version.version) for version in (self.seed, self.best))
         if before is None or after is None or self.best is self.seed:
             return None
@@ -98,8 +98,8 @@ class Leaders:
 
         `name` is that of their records, of which a round has one of each name.
         """
-        found = await all_of([self.chooser.judge(number, version, self.val) for version in versions])
-        for version, mean, results in found:
+        judged = await all_of([self.chooser.judge(number, version, self.val) for version in versions])
+        for version, mean, results in judged:
             self.whole[version.version] = list(results)
             if mean is not None and mean > self.best_score:
                 logger.info(
@@ -112,7 +112,7 @@ class Leaders:
             data["rollout_ids"] = [r["rollout_id"] for r in results]
             named = name.format(version=version.version)
             await self.log.evaluation(number, named, data, value=mean, counts_for_best=named == "validation")
-        return [mean for _, mean, _ in found]
+        return [mean for _, mean, _ in judged]
 
 
 def leader_of(beam: Sequence[PromptVersion]) -> PromptVersion:

@@ -2,9 +2,9 @@
 
 Sources: ProTeGi (Pryzant et al., EMNLP 2023, arXiv:2305.03495), algorithm 1, and TextGrad (arXiv:2406.07496) for the
 critique and the edit; successive halving (Jamieson and Talwalkar, AISTATS 2016, arXiv:1502.07943, figure 1) for the
-choice. What we changed: a round is played at once; scores are kept per prompt and task; the leader is the one with the
-greatest lower bound of its interval over all validation tasks that it has played, and only a new leader, and at the end
-a few others, are played on the whole validation set.
+choice. What we changed: the rollouts of a round run at once; scores are kept per prompt and task; the leader is the one
+with the greatest lower bound of its interval over all validation tasks that it ran on, and only a new leader, and at
+the end a few others, are evaluated on the whole validation set.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class BeamSearch:
     log: RunLog
     seed: PromptVersion
     names: Sequence[str]
-    """Of the templates, each edited in its turn."""
+    """The names of the templates, each edited in its turn."""
     train: Sequence[Any]
     val: Sequence[Any]
     leaders: Leaders = field(init=False)
@@ -88,7 +88,7 @@ class BeamSearch:
                 reason = str(error)
             except NoCandidateError as error:
                 reason = str(error)
-                if self.critic.chat.seconds_left() <= 0:  # nothing was played because there was no time
+                if self.critic.chat.seconds_left() <= 0:  # nothing ran because there was no time
                     reason = f"The limit on seconds is reached: {self.critic.chat.limits.seconds}"
                 elif self.leaders.best_score == -math.inf:
                     raise
@@ -153,11 +153,11 @@ class BeamSearch:
         return [version for version in versions if version.state == "candidate"], reason
 
     def _versions_at_once(self) -> int:
-        """Return how many versions may be between critique and edit: a limit on calls is to pay for whole versions, not
-        for critiques alone."""
-        chat = self.critic.chat
-        left = math.inf if chat.limits.calls is None else chat.limits.calls - chat.bill.requests
-        return int(max(1, min(chat.concurrency, left // _CALLS_OF_VERSION)))
+        """Return how many versions may be between critique and edit: a limit is to pay for whole versions, not for
+        critiques alone."""
+        critic = self.critic
+        left = critic.chat.calls_left(critic.gradient_model, critic.apply_edit_model) // _CALLS_OF_VERSION
+        return int(max(1, min(critic.chat.concurrency, left)))
 
     def _parents(self, number: int, beam: Sequence[PromptVersion]) -> list[PromptVersion]:
         width = self.settings.beam_width

@@ -1,4 +1,4 @@
-"""What the parts of a search share: its settings, the override points of the algorithm, and how its log lines begin."""
+"""Shared by the parts of a search: its settings, the override points of the algorithm, and how its log lines begin."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Steps(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class SearchSettings:
-    """What a search is told; see `APO`."""
+    """The settings of a search; see `APO`."""
 
     gradient_batch_size: int
     val_batch_size: int

@@ -17,25 +17,25 @@ from agentlightning.algorithm.evaluation.statistics import Verdict
 from agentlightning.field_help import explain_fields
 
 _FRACTIONS = tuple((2 * k + 1) / 32 for k in range(16))
-"""Of the largest bet that cannot lose everything."""
+"""Shares of the largest bet that cannot lose everything."""
 
 
 @explain_fields
 @dataclass(frozen=True)
 class Stopping:
-    """How an evaluation with a sequential test ended."""
+    """The end of an evaluation with a sequential test."""
 
     verdict: Verdict
-    """What it is sure of: against the threshold, or the baseline."""
+    """Against the threshold, or the baseline."""
     p_value: float
-    """Valid at whatever time one looks."""
+    """Valid at any time."""
     tasks_run: int
     tasks_saved: int
     """Tasks that were not run, since the verdict was sure."""
     against: str
     """`baseline` or `threshold 0.8`."""
     reward_range: tuple[float, float] = (0.0, 1.0)
-    """What rewards were taken to lie between."""
+    """The bounds that rewards were assumed to have."""
     note: str = ""
     """Why there was no test; empty if there was one."""
 

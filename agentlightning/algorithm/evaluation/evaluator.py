@@ -70,12 +70,12 @@ class Evaluator(FastAlgorithm):
         resources_id = (await store.add_resources(self.get_initial_resources() or {})).resources_id
         stopping: Stopping | None = None
         if self.stop_early is None:
-            found = await self._sampled(tasks, range(len(tasks)), resources_id)
+            tasks_by_place = await self._sampled(tasks, range(len(tasks)), resources_id)
         else:
-            found, stopping = await self._sampled_in_turn(tasks, self.stop_early, resources_id)
+            tasks_by_place, stopping = await self._sampled_in_turn(tasks, self.stop_early, resources_id)
         run_id = self.get_run_log().run_id or None
         repeats = repeats_of(tasks)
-        in_order = tuple(replace(found[place], repeat=repeats[place]) for place in sorted(found))
+        in_order = tuple(replace(tasks_by_place[place], repeat=repeats[place]) for place in sorted(tasks_by_place))
         result = EvaluationResult(in_order, time.monotonic() - began, run_id, stopping=stopping)
         data = record_of(result, [task.digest for task in in_order])
         await self.get_run_log().evaluation(0, "evaluation", data, value=result.mean_reward)
@@ -96,11 +96,11 @@ class Evaluator(FastAlgorithm):
         rollouts = await collect(self.get_store(), requests, timeout_seconds=seconds * attempts * len(requests))
         samples = await self._read(rollouts)
         inputs = [rollout.input for rollout in rollouts[:: self.n_samples]]
-        found: dict[int, EvaluatedTask] = {}
+        by_place: dict[int, EvaluatedTask] = {}
         for number, (place, task, digest) in enumerate(zip(places, inputs, tasks_of(inputs), strict=True)):
             group = tuple(samples[number * self.n_samples : (number + 1) * self.n_samples])
-            found[place] = EvaluatedTask(task, group, self.slices[place] if self.slices else (), digest)
-        return found
+            by_place[place] = EvaluatedTask(task, group, self.slices[place] if self.slices else (), digest)
+        return by_place
 
     async def _sampled_in_turn(
         self, tasks: Sequence[Any], rule: SequentialStop, resources_id: str
@@ -111,13 +111,13 @@ class Evaluator(FastAlgorithm):
         low, high = rule.reward_range
         base = None if rule.baseline is None else rule.baseline.rewards
         against = "baseline" if base is not None else f"threshold {rule.threshold:g}"
-        found, bets, note = dict[int, EvaluatedTask](), rule.bets(), ""
+        by_place, bets, note = dict[int, EvaluatedTask](), rule.bets(), ""
         verdict: Verdict = "no evidence"
         p_value = 1.0
         for start in range(0, len(places), rule.batch):
             batch = places[start : start + rule.batch]
             fresh = await self._sampled(tasks, batch, resources_id)
-            found |= fresh
+            by_place |= fresh
             changes = list[float]()
             for place in batch:
                 reward, other = fresh[place].reward, rule.threshold if base is None else base[place]
@@ -132,36 +132,36 @@ class Evaluator(FastAlgorithm):
             verdict, p_value = judge(bets, changes, rule.significance)
             if verdict != "no evidence":
                 break
-        saved = len(places) - len(found)
-        return found, Stopping(verdict, p_value, len(found), saved, against, rule.reward_range, note)
+        saved = len(places) - len(by_place)
+        return by_place, Stopping(verdict, p_value, len(by_place), saved, against, rule.reward_range, note)
 
     async def _read(self, rollouts: Sequence[Rollout]) -> list[EvaluatedRollout]:
         store, read = self.get_store(), list[EvaluatedRollout]()
         for start in range(0, len(rollouts), _READ_AT_ONCE):
-            found = await asyncio.gather(
+            records = await asyncio.gather(
                 *(evidence(store, r, note=True) for r in rollouts[start : start + _READ_AT_ONCE])
             )
-            read.extend(map(_sample, found))
+            read.extend(map(_sample, records))
         return read
 
 
-def _sample(found: Evidence) -> EvaluatedRollout:
-    latest, reward = found.latest, found.reward
-    outcome = (latest.outcome if latest else None) or found.rollout.status
+def _sample(record: Evidence) -> EvaluatedRollout:
+    latest, reward = record.latest, record.reward
+    outcome = (latest.outcome if latest else None) or record.rollout.status
     seconds = 0.0 if latest is None else max(0.0, (latest.end_time or latest.start_time) - latest.start_time)
     failure = None
     if outcome not in SCORED or reward is None:
-        unusable = outcome in SCORED and find_final_reward(found.counted) is not None  # such as one from elsewhere
+        unusable = outcome in SCORED and find_final_reward(record.counted) is not None  # such as one from elsewhere
         reason = "invalid_reward" if unusable else None if latest is None else latest.outcome_reason
         failure = latest.error.type if latest is not None and latest.error is not None else reason or outcome
-    dimensions = final_dimensions(found.counted) if reward is not None else {}
+    dimensions = final_dimensions(record.counted) if reward is not None else {}
     if list(dimensions) == [PRIMARY]:  # a plain number
         dimensions = {}
-    tokens = _tokens(found)
-    return EvaluatedRollout(found.rollout.rollout_id, outcome, reward, seconds, failure, dimensions, tokens)
+    tokens = _tokens(record)
+    return EvaluatedRollout(record.rollout.rollout_id, outcome, reward, seconds, failure, dimensions, tokens)
 
 
-def _tokens(found: Evidence) -> int | None:
-    calls = [ExplainedCall(number, call, None, None, None) for number, call in enumerate(model_calls(found.counted))]
+def _tokens(record: Evidence) -> int | None:
+    calls = [ExplainedCall(number, call, None, None, None) for number, call in enumerate(model_calls(record.counted))]
     counts = [count for call in calls for count in (call.prompt_tokens, call.completion_tokens) if count is not None]
     return sum(counts) if counts else None

@@ -21,7 +21,7 @@ class Interval:
     low: float
     high: float
     method: str = ""
-    """How the bounds were found."""
+    """The name of the method."""
 
     def text(self, *, signed: bool = False) -> str:
         """Return it as `0.500 (0.400 to 0.600)`; a single value has a mean only."""

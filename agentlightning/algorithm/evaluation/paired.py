@@ -19,7 +19,7 @@ class PairedComparison:
     """Two evaluations of the same tasks, task by task."""
 
     difference: Interval | None
-    """Of the rewards, the second minus the first; None without a pair. With one pair it is as wide as it can be."""
+    """Mean difference of the rewards, the second minus the first, as wide as it can be with one pair; None without."""
     pairs: int
     """Tasks that have a reward on both sides."""
     unpaired: int

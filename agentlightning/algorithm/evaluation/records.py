@@ -16,7 +16,7 @@ from agentlightning.algorithm.evaluation.betting import Stopping
 from agentlightning.algorithm.evaluation.result import EvaluatedRollout, EvaluatedTask, EvaluationResult
 
 MOST_BYTES = 6 * 1024 * 1024
-"""Of a record, whose own bound is 8 MiB. What does not fit is left out, the samples first, and named in `left_out`."""
+"""Size of a record, whose own bound is 8 MiB. Larger parts are dropped, samples first, and named in `left_out`."""
 _SAMPLES: TypeAdapter[list[list[EvaluatedRollout]]] = TypeAdapter(list[list[EvaluatedRollout]])
 _STOPPING: TypeAdapter[Stopping | None] = TypeAdapter(Stopping | None)
 _NAMES: TypeAdapter[list[str]] = TypeAdapter(list[str])
@@ -56,8 +56,8 @@ def record_of(result: EvaluationResult, tasks: Sequence[str]) -> dict[str, Any]:
 
 
 def _interval(result: EvaluationResult) -> dict[str, Any] | None:
-    found = result.interval()
-    return None if found is None else dataclasses.asdict(found)
+    interval = result.interval()
+    return None if interval is None else dataclasses.asdict(interval)
 
 
 def _sample(rollout: EvaluatedRollout) -> dict[str, Any]:

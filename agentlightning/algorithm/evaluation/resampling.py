@@ -50,7 +50,7 @@ def bootstrap_interval(
         return mean, mean, mean
     rng = random.Random(seed)
     means = sorted(sum(rng.choices(values, k=count)) / count for _ in range(resamples))
-    below = sum(found < mean for found in means) + 0.5 * sum(found == mean for found in means)
+    below = sum(drawn < mean for drawn in means) + 0.5 * sum(drawn == mean for drawn in means)
     normal = NormalDist()
     bias = normal.inv_cdf(min(max(below, 0.5), resamples - 0.5) / resamples)
     spread = math.sqrt(squares)  # divided before the cube, which would be 0 or infinite for very small or large values
@@ -97,7 +97,7 @@ def sign_flip_test(changes: Sequence[float], *, seed: int = 0, flips: int = FLIP
     sizes = [abs(size) for size in sizes]
     if len(sizes) <= _ALL_SIGNS:
         sums = _subset_sums(sizes)
-        return sum(found <= low or found >= high for found in sums) / len(sums), "exact permutation test"
+        return sum(total <= low or total >= high for total in sums) / len(sums), "exact permutation test"
     rng = random.Random(seed)
     rng.shuffle(sizes)
     sizes += [0.0] * (-len(sizes) % _TABLE)
@@ -105,13 +105,13 @@ def sign_flip_test(changes: Sequence[float], *, seed: int = 0, flips: int = FLIP
     tables = [_subset_sums(group) for group in groups]
     extreme = 0
     for _ in range(flips):
-        found = sum(map(getitem, tables, rng.randbytes(len(tables))))
-        extreme += found <= low or found >= high
+        total = sum(map(getitem, tables, rng.randbytes(len(tables))))
+        extreme += total <= low or total >= high
     return (extreme + 1) / (flips + 1), f"permutation test, {flips:,} draws"
 
 
 def _subset_sums(sizes: Sequence[float]) -> list[float]:
     sums = [0.0]
     for size in sizes:
-        sums += [found + size for found in sums]
+        sums += [total + size for total in sums]
     return sums

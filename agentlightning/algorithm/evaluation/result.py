@@ -29,7 +29,7 @@ from agentlightning.utils.rewards import as_reward
 SCORED = ("scored", "policy_fault")
 """Outcomes that count with their reward."""
 SUCCESS = 0.5
-"""Of rewards of 0 and 1: a sample succeeds if its reward is above this."""
+"""A sample succeeds if its reward is above this, where rewards are 0 and 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +38,16 @@ class EvaluatedRollout:
 
     rollout_id: str
     outcome: str
-    """Of its latest attempt; the status of the rollout where nobody claimed it."""
+    """Outcome of the latest attempt; the status of the rollout where nobody claimed it."""
     reward: float | None
     seconds: float
-    """Of its latest attempt, from claim to end; 0 where nobody claimed it."""
+    """Duration of the latest attempt, from claim to end; 0 where nobody claimed it."""
     failure: str | None = None
     """The class of the exception, else the reason in a word; None if it earned a reward."""
     dimensions: dict[str, float] = field(default_factory=dict[str, float])
-    """Of a reward that has names, the primary one first."""
+    """The dimensions of a reward by name, the primary one first."""
     tokens: int | None = None
-    """Of the prompts and answers of its model calls; None where nobody recorded them."""
+    """Tokens of the prompts and answers of its model calls; None where nobody recorded them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class EvaluatedTask:
     digest: str = field(default="", compare=False)
     """The same for equal tasks; the task cannot be read from it."""
     repeat: int | None = field(default=None, compare=False)
-    """How many equal tasks stand before it in the dataset; None: as many as in the result."""
+    """Number of equal tasks before it in the dataset; None: as many as in the result."""
 
     @property
     def reward(self) -> float | None:
@@ -72,7 +72,7 @@ class EvaluatedTask:
 
     @property
     def rewards(self) -> list[float]:
-        """Of the samples that earned something; not those of more than 1e15 in size."""
+        """Rewards of the samples that have one; not those of more than 1e15 in size."""
         return [reward for rollout in self.rollouts if (reward := as_reward(rollout.reward)) is not None]
 
     def is_same(self, other: EvaluatedTask) -> bool:
@@ -89,21 +89,21 @@ class EvaluationResult:
     """The result of `Trainer.evaluate`; prints as a table."""
 
     tasks: tuple[EvaluatedTask, ...] = ()
-    """In the order of the dataset; without those that were saved by stopping early."""
+    """In the order of the dataset; without those that stopping early saved."""
     seconds: float = 0.0
-    """Of the whole evaluation."""
+    """Duration of the whole evaluation."""
     run_id: str | None = None
     """The run that its rollouts belong to; None if it made none."""
     place: str = field(default="", compare=False)
-    """Where its rollouts are kept."""
+    """The store of its rollouts."""
     stopping: Stopping | None = None
-    """What the sequential test says; None without one."""
+    """The verdict of the sequential test; None without one."""
     left_out: tuple[str, ...] = ()
-    """Of one that was read from a record: what did not fit into it, such as `slices`."""
+    """Parts that did not fit into the record that it was read from, such as `slices`."""
 
     @property
     def rewards(self) -> list[float | None]:
-        """Of each task, in order; None where no sample earned anything."""
+        """Reward of each task, in order; None where no sample has one."""
         return [task.reward for task in self.tasks]
 
     @property
@@ -181,8 +181,8 @@ class EvaluationResult:
                 raise ValueError(f"pass@{k} of rewards such as {graded:g} needs threshold=; without it they are 0 or 1")
             threshold = SUCCESS
         enough = [task.rewards for task in self.tasks if len(task.rewards) >= k]
-        found = [pass_at_k(len(earned), sum(reward > threshold for reward in earned), k) for earned in enough]
-        interval = interval_of(found, confidence=confidence)
+        shares = [pass_at_k(len(earned), sum(reward > threshold for reward in earned), k) for earned in enough]
+        interval = interval_of(shares, confidence=confidence)
         return PassAtK(k, interval, len(enough), len(self.tasks) - len(enough), threshold)
 
     @property
@@ -192,7 +192,7 @@ class EvaluationResult:
 
     @property
     def variance(self) -> Variance | None:
-        """How much rewards vary between tasks and between samples of a task; None where no task has two samples."""
+        """Variance of the rewards between tasks and between samples of a task; None where no task has two samples."""
         return variance_components([task.rewards for task in self.tasks])
 
     @property
@@ -283,8 +283,8 @@ class EvaluationResult:
         for name, part in self.slices.items():
             yield part._mean_row(f"  {name}")
         for k in sorted({1, self.n_samples} if self.n_samples > 1 and self._graded is None else ()):
-            found = self.pass_at(k)
-            yield mean_row(f"pass@{k}", found.interval, found.tasks, len(self.tasks))
+            pass_at = self.pass_at(k)
+            yield mean_row(f"pass@{k}", pass_at.interval, pass_at.tasks, len(self.tasks))
         if (variance := self.variance) is not None:
             within = f"within {variance.within**0.5:.3f}, of {self.n_samples} samples each"
             yield "deviation between tasks", f"{variance.between**0.5:.3f}", within

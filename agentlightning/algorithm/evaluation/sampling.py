@@ -31,7 +31,7 @@ class PassAtK:
 
 @dataclass(frozen=True, slots=True)
 class Variance:
-    """How much rewards vary; the square roots are standard deviations."""
+    """Variance of the rewards; the square roots are standard deviations."""
 
     between: float
     """Variance of the tasks' own mean rewards; more tasks make the mean more certain."""

@@ -32,13 +32,13 @@ class SequentialStop:
     threshold: float | None = None
     """The mean reward to beat; inside of the range."""
     significance: float = 0.05
-    """The chance that a verdict is given where there is no difference, at most."""
+    """The greatest probability of a verdict where there is no difference."""
     reward_range: tuple[float, float] = (0.0, 1.0)
     """The least and greatest reward that there can be; a narrow one decides sooner."""
     batch: int = 16
     """Tasks that run between two looks; no less than what the runners run at once."""
     seed: int = 0
-    """Of the order of the tasks."""
+    """Seed of the order of the tasks."""
 
     def __post_init__(self) -> None:
         low, high = self.reward_range

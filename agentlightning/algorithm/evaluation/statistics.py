@@ -140,7 +140,7 @@ def _share_with_tail(hits: int, count: int, tail: float) -> float:
 def holm(p_values: Sequence[float]) -> list[float]:
     """Return the p-values as they count among several tests (Holm's step-down), in the same order.
 
-    Those below a significance are found false by chance, even one of them, at most that often.
+    The probability that even one of those below a significance is false is at most that significance.
     """
     order = sorted(range(len(p_values)), key=p_values.__getitem__)
     adjusted, least = [0.0] * len(p_values), 0.0

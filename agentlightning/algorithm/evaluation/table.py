@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 Row = tuple[str, str, str]
-"""What, the figure, and what is to be said of it."""
+"""Name, figure and remark."""
 
 
 def as_text(shown: object) -> str:
@@ -39,9 +39,9 @@ def table_of(title: str, rows: Iterable[Row]) -> Table:
     return table
 
 
-def mean_row(name: str, found: Interval | None, counted: int, tasks: int) -> Row:
+def mean_row(name: str, interval: Interval | None, counted: int, tasks: int) -> Row:
     """Return the row of a mean over `counted` of the tasks."""
-    if found is None:
+    if interval is None:
         return name, "-", "no task has a reward"
-    spread = "" if counted < 2 else f"95 % interval {found.low:.3f} to {found.high:.3f}, "
-    return name, f"{found.mean:.3f}", f"{spread}{counted} of {tasks} tasks"
+    spread = "" if counted < 2 else f"95 % interval {interval.low:.3f} to {interval.high:.3f}, "
+    return name, f"{interval.mean:.3f}", f"{spread}{counted} of {tasks} tasks"

@@ -1,4 +1,4 @@
-"""What tells the tasks of evaluations apart, and the slices that they belong to."""
+"""Digests that distinguish the tasks of evaluations, and the slices that tasks belong to."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SliceBy: TypeAlias = "str | Callable[[Any], object]"
 MISSING = "(missing)"
 """The slice of the tasks that have no such field."""
 MOST_SLICES = 100
-"""So many of one field; more is a field that tells tasks apart and does not group them."""
+"""Most slices of one field; a field with more values distinguishes tasks and does not group them."""
 _DIGEST = 16
 _LABEL_CHARACTERS = 80
 
@@ -29,11 +29,11 @@ def tasks_of(tasks: Iterable[object]) -> list[str]:
 
 def repeats_of(tasks: Iterable[object]) -> list[int]:
     """Return for each task how many equal ones stand before it."""
-    seen, found = Counter[str](), list[int]()
+    seen, repeats = Counter[str](), list[int]()
     for digest in tasks_of(tasks):
-        found.append(seen[digest])
+        repeats.append(seen[digest])
         seen[digest] += 1
-    return found
+    return repeats
 
 
 def _digest(task: object) -> str:
@@ -87,9 +87,9 @@ def _labels(tasks: Sequence[Any], field: SliceBy, name: str) -> list[str]:
     texts = [None if value is None else str(value) for value in values]
     shown = {text: MISSING if text is None else cut(masked_text(text), _LABEL_CHARACTERS) for text in set(texts)}
     labels = [f"{name}={shown[text]}" for text in texts]
-    if len(found := set(labels)) > MOST_SLICES:
+    if len(slices := set(labels)) > MOST_SLICES:
         raise ValueError(
-            f"slices={name!r} makes {len(found)} slices; {MOST_SLICES} at most. Give a function that groups its values"
+            f"slices={name!r} makes {len(slices)} slices; {MOST_SLICES} at most. Give a function that groups its values"
         )
     return labels
 
@@ -99,10 +99,10 @@ def _field(task: object, path: str) -> object:
     whole = _entry(task, path)
     if whole is not None and not callable(whole):
         return whole
-    found = task
+    value = task
     for name in path.split("."):
-        found = _entry(found, name)
-    return None if callable(found) else found
+        value = _entry(value, name)
+    return None if callable(value) else value
 
 
 def _entry(holder: object, name: str) -> Any:

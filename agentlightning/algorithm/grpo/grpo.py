@@ -8,11 +8,12 @@ formulas are in `losses/`: `advantages.py` (group-relative advantage, DeepSeekMa
 from __future__ import annotations
 
 import asyncio
+import copy
 import dataclasses
 import inspect
 from contextlib import AsyncExitStack, ExitStack, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from typing_extensions import override
 
@@ -86,6 +87,13 @@ class GRPO(Algorithm):
     @override
     def shows_progress(self) -> bool:
         return self.settings.progress != "none"
+
+    @override
+    def with_iterations(self, max_iterations: int) -> Self:
+        """Return a copy of so many steps."""
+        twin = copy.copy(self)
+        twin.settings = dataclasses.replace(self.settings, max_steps=max_iterations)
+        return twin
 
     @override
     def recorded_settings(self) -> dict[str, object]:

@@ -252,6 +252,7 @@ class GRPORun:
             steps=settings.max_steps,
             mean_reward=rows.mean_reward,
             reward_error=rows.reward_error,
+            reward_spread=rows.reward_spread,
             rollouts_done=sum(r.status == "succeeded" for r in rollouts),
             rollouts_failed=sum(r.status != "succeeded" for r in rollouts),
             calls_captured=summary.captured,

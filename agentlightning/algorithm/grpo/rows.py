@@ -42,9 +42,9 @@ class StepRows:
     rewards: list[float] = field(default_factory=list[float])
     """Of every rollout with a usable reward, trained or not."""
     kept_rewards: list[float] = field(default_factory=list[float])
+    """Of those whose group was not replaced by another one."""
     reward_error: float | None = None
     """Standard error of `mean_reward`, tasks being what was drawn; None for less than two rollouts."""
-    """Of those whose group was not replaced by another one."""
     seams: dict[str, int] = field(default_factory=dict[str, int])
     idle: list[Sample] = field(default_factory=list[Sample])
     """Rows that were left out because their group teaches nothing; they count in the mean of the loss."""
@@ -82,6 +82,11 @@ class StepRows:
     def mean_reward(self) -> float | None:
         """Mean over the rollouts with a usable reward, groups left out that others replaced; None without any."""
         return math.fsum(self.kept_rewards) / len(self.kept_rewards) if self.kept_rewards else None
+
+    @property
+    def reward_spread(self) -> float | None:
+        """Standard deviation of the same rewards; None for less than two."""
+        return stdev(self.kept_rewards) if len(self.kept_rewards) > 1 else None
 
     def enter(self, ledger: Ledger, *, trained: Callable[[Sample], bool]) -> None:
         """Enter what became of the rows: they were trained, or the update did not take place."""

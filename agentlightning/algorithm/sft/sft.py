@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from typing_extensions import override
 
@@ -53,6 +53,12 @@ class SFT(GRPO):
                 "rollouts=[ids], or choose=a function (rollout, reward) -> bool"
             )
         self.pick = choose
+
+    @override
+    def with_iterations(self, max_iterations: int) -> Self:
+        twin = super().with_iterations(max_iterations)
+        twin._own = dataclasses.replace(self._own, max_steps=max_iterations)
+        return twin
 
     @override
     def recorded_settings(self) -> dict[str, object]:

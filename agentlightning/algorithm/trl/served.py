@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
+import torch
+from torch import Tensor
+
+from agentlightning.algorithm.grpo.learner.batch import make_batch
 from agentlightning.algorithm.grpo.learner.policy import Policy
+from agentlightning.algorithm.grpo.learner.torch_setup import one_thread
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from agentlightning.adapter.rows.samples import Sample
 
 
 class ServedModel(Policy):
@@ -30,3 +39,22 @@ class ServedModel(Policy):
         self.weight_version = weight_version
         self.lock = threading.RLock()
         self._max_length = None
+
+    def logprobs_of(self, samples: Sequence[Sample], temperature: float) -> Tensor:
+        """Return the natural log-probability of each trained token, row after row: (N,)."""
+        with torch.no_grad(), one_thread() if self.is_small else nullcontext():
+            rows = (make_batch([sample], [0.0], device=self.model.device) for sample in samples)
+            found = [self.logprobs(row, temperature=temperature)[row.mask] for row in rows]
+            return torch.cat(found) if found else torch.zeros(0)
+
+
+def engine_logprobs(samples: Sequence[Sample]) -> Tensor:
+    """Return what the engine gave for each of these tokens when it sampled them: (N,)."""
+    return torch.tensor(
+        [
+            logprob
+            for sample in samples
+            for logprob, trained in zip(sample.logprobs, sample.mask, strict=True)
+            if trained
+        ]
+    )

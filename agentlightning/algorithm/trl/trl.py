@@ -7,8 +7,10 @@ optimizer's steps and the checkpoints; its trainer waits in `rollout_func` until
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from typing_extensions import override
 
@@ -48,6 +50,14 @@ class TRL(Algorithm):
     @override
     def shows_progress(self) -> bool:
         return self.settings.own.get("progress") != "none"
+
+    @override
+    def with_iterations(self, max_iterations: int) -> Self:
+        """Return a copy of so many steps, each with rollouts of its own."""
+        twin, config = copy.copy(self), copy.copy(self.settings.config)
+        config.max_steps = max_iterations * self.settings.updates
+        twin.settings = dataclasses.replace(self.settings, config=config)
+        return twin
 
     @override
     def recorded_settings(self) -> dict[str, object]:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import cast
 
 from typing_extensions import override
 
 from agentlightning.algorithm.grpo.checkpoint.folder import Checkpoint, CheckpointFolder
+from agentlightning.algorithm.grpo.learner.update import measured_rows
 from agentlightning.algorithm.grpo.loop import GRPORun
+from agentlightning.algorithm.grpo.losses.kl import update_figures
 from agentlightning.algorithm.grpo.parts import RunParts
 from agentlightning.algorithm.grpo.policies.updating import StepUpdate
 from agentlightning.algorithm.grpo.rows import StepRows
 from agentlightning.algorithm.grpo.weight_updates import WeightUpdates
 from agentlightning.algorithm.trl.rows import trl_rows
+from agentlightning.algorithm.trl.served import ServedModel, engine_logprobs
 from agentlightning.algorithm.trl.session import TRLSession
 from agentlightning.algorithm.trl.trl_settings import TRLSettings
 
@@ -40,8 +44,14 @@ class TRLUpdates(WeightUpdates):
         given = trl_rows(
             rows, self._trl.rollouts, filler=tokenizer.eos_token_id, masks_idle=self._trl.trains_without_reward
         )
+        measured = [rows.samples[number] for number in measured_rows([len(each.mask) for each in rows.samples])]
+        policy = cast("ServedModel", learners.all[0].policy)
         with learners.swap(settings.step_timeout_seconds), learners.locked():
+            before = policy.logprobs_of(measured, settings.temperature)
             figures = self._session.learn(given)
+            if measured and figures["steps"]:
+                after = policy.logprobs_of(measured, settings.temperature)
+                figures |= update_figures(engine_logprobs(measured).to(after.device), before, after)
         places = [given.places[sample.rollout_id] for sample in rows.samples]
         rows.advantages[:] = [self._session.advantages[place] for place in places]
         tokens = sum(sum(sample.mask) for sample in rows.samples)

@@ -9,12 +9,19 @@ from typing import Any
 import ray
 import transfer_queue as tq
 from omegaconf import open_dict
+from torch import Tensor
 from typing_extensions import override
 from verl.trainer.main_ppo import TaskRunnerV1
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.workers.utils.padding import response_from_nested
+
+from agentlightning.algorithm.grpo.learner.update import measured_rows
+from agentlightning.algorithm.grpo.losses.kl import update_figures
 
 NAME = "agentlightning"
+OURS = "agentlightning/"
+"""Begins the names of figures among VERL's that we measure."""
 
 
 @register_trainer(NAME)
@@ -63,11 +70,15 @@ class StepTrainer(PPOTrainerSync):
             self._told |= {"metrics": {}, "optimizer_steps": 0, "skipped_steps": 0}
             return batch
         workers, norms = self.actor_rollout_wg, list[float]()
+        measured = self._measured(batch)
+        engine, before = self._logprobs(measured)
         self.actor_rollout_wg = _Heard(workers, norms)
         try:
             batch = super()._update_actor(batch, metrics)
         finally:
             self.actor_rollout_wg = workers
+        figures = update_figures(engine, before, self._logprobs(measured)[1])
+        metrics.update({OURS + name: value for name, value in figures.items()})
         self._told["optimizer_steps"] = sum(map(math.isfinite, norms))
         self._told["skipped_steps"] = len(norms) - self._told["optimizer_steps"]
         self._told["metrics"] = {
@@ -76,6 +87,28 @@ class StepTrainer(PPOTrainerSync):
             if isinstance(value, numbers.Real) and math.isfinite(value)
         }
         return batch
+
+    def _measured(self, batch: Any) -> Any:
+        """Return rows of the batch on which the distance of an update is measured, as many for each worker."""
+        mask = self._columns(batch, ["response_mask"])["response_mask"]
+        own = [place for place, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
+        chosen = [own[number] for number in measured_rows(mask.sum(dim=1)[own].tolist())]
+        others = sorted(set(range(len(batch.keys))) - set(chosen))
+        chosen += others[: -len(chosen) % self.actor_rollout_wg.world_size]  # all of them, where there are too few
+        part = batch.select_keys([batch.keys[place] for place in sorted(chosen)])
+        temperature = self.config.actor_rollout_ref.rollout.temperature
+        part.extra_info.update(calculate_entropy=False, compute_loss=False, temperature=temperature)
+        return part
+
+    def _logprobs(self, part: Any) -> tuple[Tensor, Tensor]:
+        """Return the log-probability of each trained token, of the engine and under the workers' weights: (N,) each."""
+        self.actor_rollout_wg.compute_log_prob(part)
+        names = ["log_probs", "response_mask", "rollout_log_probs"]
+        columns = tq.kv_batch_get(keys=part.keys, partition_id=part.partition_id, select_fields=names)
+        mask = columns["response_mask"]
+        own = response_from_nested(columns["log_probs"], mask)
+        engine, before = (each.values()[mask.values().bool()].float() for each in (columns["rollout_log_probs"], own))
+        return engine, before
 
     @override
     def on_step_end(self) -> None:

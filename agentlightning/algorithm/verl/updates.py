@@ -26,6 +26,7 @@ from agentlightning.algorithm.progress import StepFigures
 from agentlightning.algorithm.verl.endpoints import Endpoints
 from agentlightning.algorithm.verl.rows import rows_of_evaluation, rows_of_step
 from agentlightning.algorithm.verl.session import VERLSession
+from agentlightning.algorithm.verl.trainer import OURS
 
 PLACE: Final = "verl.json"
 """File of a checkpoint that says where VERL's own one is."""
@@ -38,6 +39,8 @@ _FIGURES: Final = {
     "actor/entropy": "entropy",
     "actor/grad_norm": "grad_norm",
     "actor/lr": "learning_rate",
+    f"{OURS}update_kl": "update_kl",
+    f"{OURS}first_ratio_error": "first_ratio_error",
     "training/rollout_probs_diff_max": "sampler_difference",
 }
 """VERL's figures of an update, and their names in ours."""

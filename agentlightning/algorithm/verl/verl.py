@@ -6,8 +6,10 @@ and checkpoints on its Ray workers; its agent loops wait for the rows that the l
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from typing_extensions import override
 
@@ -50,6 +52,15 @@ class VERL(Algorithm):
     @override
     def shows_progress(self) -> bool:
         return self.settings.own.get("progress") != "none"
+
+    @override
+    def with_iterations(self, max_iterations: int) -> Self:
+        """Return a copy of so many steps."""
+        twin = copy.copy(self)
+        twin.config = copy.deepcopy(self.config)
+        twin.config.trainer.total_training_steps = max_iterations
+        twin.settings = dataclasses.replace(self.settings, config=twin.config)
+        return twin
 
     @override
     def recorded_settings(self) -> dict[str, object]:

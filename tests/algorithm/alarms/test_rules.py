@@ -22,6 +22,7 @@ def step(number: int = 1, *, update: dict[str, float] | None = None, **changes: 
         "calls_captured": 32, "calls_trained": 32, "calls_excluded": {}, "tokens_per_second": 100.0, "seconds": {},
         "completion_tokens": 20.0, "cut_share": 0.0, "versions_behind": 0.0,
         "groups": {"compared": 4, "equal_rewards": 1}, "reward_error": 0.05,
+        "reward_spread": 0.5,
         "update": {"steps": 1, "entropy": 1.0, "approx_kl": 0.01, "kl": 0.0, "first_ratio_error": 1e-4,
                    "clip_fraction": 0.0, **(update or {})},
     }  # fmt: skip
@@ -76,10 +77,37 @@ def test_replies_that_shrink_and_rewards_that_rise_are_found_as_well() -> None:
     assert risen.text == "mean reward rose to 0.9; the mean of the 5 steps before is 0.5 (limit 0.25 from it)"
 
 
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 100.0, 1e9])
+@pytest.mark.parametrize(
+    ("now", "spread", "bad"), [(0.9, 0.5, True), (0.24, 0.5, True), (0.7, 0.5, False), (0.7, 0.1, True)]
+)
+def test_a_jump_of_the_reward_is_measured_in_spreads_of_the_rewards(
+    scale: float, now: float, spread: float, bad: bool
+) -> None:
+    before = [step(mean_reward=0.5 * scale, reward_spread=spread * scale)] * 5
+    found = measured("reward_jump", *before, step(mean_reward=now * scale, reward_spread=0.01 * scale))
+    assert found is not None
+    assert found.is_bad is bad
+    assert found.threshold == pytest.approx(spread / 2 * scale)
+
+
+def test_one_failure_among_equal_rewards_is_no_jump_and_a_new_level_of_equal_ones_is() -> None:
+    solved = [step(mean_reward=1.0, reward_spread=0.0)] * 5
+    for now, spread, bad in ((15 / 16, 0.25, False), (3 / 4, 0.5, False), (1 / 2, 0.52, True), (0.0, 0.0, True)):
+        found = measured("reward_jump", *solved, step(mean_reward=now, reward_spread=spread))
+        assert found is not None
+        assert found.is_bad is bad, now
+    noise = measured("reward_jump", *solved, step(mean_reward=1.0 - 1e-15, reward_spread=0.0))
+    assert noise is not None
+    assert not noise.is_bad, "what rounding alone makes is no change"
+    unknown = [step(reward_spread=None)] * 5
+    assert measured("reward_jump", *unknown, step(mean_reward=0.0, reward_spread=None)) is None
+
+
 @pytest.mark.parametrize("size", [2.25e307, 1.7e308])
 def test_rewards_at_the_end_of_what_a_float_holds_have_a_finite_limit(size: float) -> None:
     rewards = [size, size, 0.0, -size, size, 0.0]
-    found = measured("reward_jump", *(step(mean_reward=reward) for reward in rewards))
+    found = measured("reward_jump", *(step(mean_reward=reward, reward_spread=size) for reward in rewards))
     assert found is not None
     assert math.isfinite(found.threshold)
     assert math.isfinite(found.value)
@@ -143,14 +171,15 @@ _number = st.one_of(st.floats(), st.just(0.0), st.floats(0, 3))
 _share = st.one_of(st.none(), st.floats())
 _steps = st.lists(
     st.builds(
-        lambda reward, entropy, kl, error, tokens, cut, behind, held, taken, done, failed, calls, equal: step(
-            mean_reward=reward, completion_tokens=tokens, cut_share=cut, versions_behind=behind, held_out=held,
+        lambda reward, spread, entropy, kl, error, tokens, cut, behind, held, taken, done, failed, calls, equal: step(
+            mean_reward=reward, reward_spread=spread, completion_tokens=tokens, cut_share=cut,
+            versions_behind=behind, held_out=held,
             update={"entropy": entropy, "approx_kl": kl, "kl": kl, "first_ratio_error": error, "steps": taken},
             rollouts_done=done, rollouts_failed=failed, calls_captured=calls, calls_trained=calls,
             groups={"compared": equal, "equal_rewards": equal} if equal else {},
         ),
-        _share, _number, _number, _number, _share, _share, _share, _share, st.integers(0, 2), st.integers(0, 20),
-        st.integers(0, 20), st.integers(0, 5), st.integers(0, 4),
+        _share, _share, _number, _number, _number, _share, _share, _share, _share, st.integers(0, 2),
+        st.integers(0, 20), st.integers(0, 20), st.integers(0, 5), st.integers(0, 4),
     ),
     min_size=1, max_size=20,
 )  # fmt: skip

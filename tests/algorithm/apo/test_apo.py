@@ -282,6 +282,36 @@ def test_a_limit_ends_the_search_with_what_it_has(limits: dict[str, Any], said: 
     assert result.bill.cost == pytest.approx(result.bill.tokens / 1e6)
 
 
+@pytest.mark.parametrize("what", ["tokens", "cost"])
+def test_calls_at_the_same_time_pass_a_limit_by_no_more_than_one_reply(what: str) -> None:
+    """Without `max_tokens` nobody knows how long a reply is; that of the first call says little of the others."""
+
+    def talks(request: dict[str, Any]) -> str:
+        return "Too short." if len(server.calls) == 1 else " ".join(["word"] * 3000)
+
+    bound = 2000 if what == "tokens" else 2000 / 1e6
+    wide: dict[str, Any] = {**SMALL, "branch_factor": 8, "concurrency": 16, "prices": {"critic": (1.0, 1.0)}}
+    with asked(talks) as server:
+        result = fit(agl.APO(llm(server), **wide, limits={what: bound}))
+        usages = [(call.reply or {})["usage"] for call in server.calls]
+    used = [usage["prompt_tokens"] + usage["completion_tokens"] for usage in usages]
+    assert f"limit on {what}" in result.stop_reason
+    assert sum(used) == result.bill.tokens
+    assert sum(used) - max(used) < 2000
+
+
+@pytest.mark.parametrize("what", ["tokens", "cost"])
+def test_a_limit_on_tokens_or_cost_pays_for_versions_before_further_critiques(what: str) -> None:
+    bound = 1200 if what == "tokens" else 1200 / 1e6
+    wide: dict[str, Any] = {**SMALL, "beam_width": 4, "branch_factor": 4, "prices": {"critic": (1.0, 1.0)}}
+    with asked() as server:
+        result = fit(agl.APO(llm(server), **wide, limits={what: bound}, concurrency=16))
+        edits = sum(is_edit(call.request) for call in server.calls)
+    assert result.bill.tokens <= 1200
+    assert edits >= len(server.calls) // 2 > 0
+    assert result.best.version != "v0"
+
+
 @pytest.mark.parametrize("calls", [2, 4, 10])
 def test_a_limit_on_calls_pays_for_whole_versions(calls: int) -> None:
     wide = {**SMALL, "beam_width": 4, "branch_factor": 4, "beam_rounds": 1}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import math
 import os
 import signal
 import statistics
@@ -210,6 +211,12 @@ def test_settings_that_fight_with_a_run_are_refused_by_name(settings: dict[str, 
         agl.TRL(model="m", **{**SMALL, **settings})
 
 
+def test_iterations_are_steps_with_rollouts_of_their_own() -> None:
+    given = agl.TRL(model="m", **{**SMALL, "num_iterations": 2})
+    assert given.with_iterations(3).settings.max_steps(len(TASKS)) == 3
+    assert given.settings.max_steps(len(TASKS)) == 1
+
+
 def test_an_unknown_setting_names_the_nearest_one_and_one_of_grpo_its_name_here() -> None:
     with pytest.raises(TypeError, match="Did you mean 'num_generations'"):
         agl.TRL(model="m", num_generation=4)
@@ -305,7 +312,39 @@ def test_agents_have_the_trainers_resources_beside_the_policy(untrained_model: P
         fit(agent, untrained_model, tmp_path, **settings, initial_resources={"prompt": other})
 
 
-def test_metrics_have_what_trl_says_of_its_update(untrained_model: Path, tmp_path: Path) -> None:
-    result = fit(wants_digits, untrained_model, tmp_path, max_steps=1)
+async def test_metrics_have_what_trl_says_of_its_update_and_how_far_it_moved_the_policy(
+    untrained_model: Path, tmp_path: Path
+) -> None:
+    @agl.rollout
+    def agent(task: str, llm: agl.LLM, rollout: agl.Rollout) -> float:
+        ask(llm, [say(task)])
+        return float((rollout.metadata or {})["sample"] % 2)
+
+    store = agl.InMemoryLightningStore()
+    settings: dict[str, Any] = {"max_steps": 1, "learning_rate": 0.1, "temperature": 0.7, "run_id": "moved"}
+    result = await asyncio.to_thread(fit, agent, untrained_model, tmp_path, store=store, **settings)
     (line,) = metrics_of(result)
     assert {"loss", "grad_norm", "learning_rate", "entropy", "clip_fraction"} <= set(line["update"])
+    calls = await calls_of(store, await rollouts_of(store))
+    before, after = (_logprobs(place, calls, 0.7) for place in (untrained_model, result.model_path))
+    moved = [math.exp(b - a) - 1 - (b - a) for a, b in zip(before, after, strict=True)]
+    assert line["update"]["update_kl"] == pytest.approx(statistics.mean(moved), rel=1e-3)
+    assert line["update"]["update_kl"] > 0.5
+    assert line["update"]["first_ratio_error"] < 1e-3, "the engine is over the same weights"
+    alarms = await store.query_run_records("moved", kind_in=["alarm"])
+    assert "policy_shift" in {record.name for record in alarms}
+
+
+def _logprobs(place: Path, calls: Any, temperature: float) -> list[float]:
+    """Return the log-probability of each token of the replies under the model in a folder."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(place).eval()
+    found: list[float] = []
+    for call in calls:
+        prompt, reply = call.prompt_token_ids, call.completion_token_ids
+        with torch.no_grad():
+            logits = model(torch.tensor([[*prompt, *reply]])).logits[0, len(prompt) - 1 : -1]
+        found += (logits / temperature).log_softmax(dim=-1).gather(1, torch.tensor(reply)[:, None])[:, 0].tolist()
+    return found

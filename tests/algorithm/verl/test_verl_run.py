@@ -110,6 +110,7 @@ async def test_two_steps_of_sixteen_rollouts_are_exact_in_rewards_ledger_and_pro
         excluded = sum(step.calls_excluded.values())
         assert step.calls_captured == step.calls_trained + excluded
         assert step.update["sampler_difference"] < 1e-4
+        assert step.update["first_ratio_error"] < 1e-3
         assert step.update["steps"] == math.ceil(step.update["rows"] / 16)  # mini-batches of 4 tasks of 4 rollouts
     captured = sum(step.calls_captured for step in result.metrics) + sum(result.late_calls.values())
     assert captured == len(await calls_of(store, rollouts))
@@ -141,6 +142,10 @@ async def test_two_steps_of_sixteen_rollouts_are_exact_in_rewards_ledger_and_pro
     assert learned == sum(step.calls_trained for step in result.metrics) > 0
     for entry in entries.values():
         _check_tokens(entry)
+    saved = tmp_path / "run" / "verl" / "global_step_1" / "actor" / "huggingface"
+    first = [entries[rollout.rollout_id] for rollout in rollouts if (rollout.metadata or {})["step"] == 1]
+    assert result.metrics[0].update["update_kl"] == pytest.approx(_moved(first, saved), rel=1e-2)
+    assert result.metrics[0].update["update_kl"] != pytest.approx(result.metrics[0].update["approx_kl"], rel=0.1)
     with pytest.raises(GoneError, match="was trained by VERL"):
         await replay(store, "exact", 1)
 
@@ -148,6 +153,23 @@ async def test_two_steps_of_sixteen_rollouts_are_exact_in_rewards_ledger_and_pro
 
     AutoModelForCausalLM.from_pretrained(result.model_path)
     assert (tmp_path / "run" / "checkpoints" / "checkpoint-2" / "verl.json").exists()
+
+
+def _moved(entries: list[dict[str, Any]], saved: Path) -> float:
+    """Return the estimated divergence of the weights before an update from those after it, over all trained tokens."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(saved).eval()
+    moved: list[float] = []
+    for row in (numbers_of(row) for entry in entries for row in entry.get("rows", [])):
+        tokens = torch.tensor([row["tokens"]])
+        with torch.no_grad():
+            every = model(tokens).logits[0].log_softmax(dim=-1)
+        places = [place for place, trained in enumerate(row["mask"]) if trained]
+        after = [float(every[place - 1, tokens[0, place]]) for place in places]
+        moved += [math.exp(b - a) - 1 - (b - a) for a, b in zip(row["trainer_logprobs"], after, strict=True)]
+    return statistics.mean(moved)
 
 
 def _check_tokens(entry: dict[str, Any]) -> None:
@@ -327,6 +349,12 @@ def test_an_error_in_verls_processes_ends_the_run_with_its_words(untrained_model
     with pytest.raises(RuntimeError, match=r"VERL ended with an error: .*no_such_engine"):
         fit(lambda task: 0.0, settings, store=agl.InMemoryLightningStore())
     assert _are_gone(), _processes_of_ray()
+
+
+def test_iterations_are_steps(untrained_model: Path, tmp_path: Path) -> None:
+    given = agl.VERL(config(untrained_model, tmp_path))
+    assert given.with_iterations(5).settings.steps(len(TASKS)) == 5
+    assert given.settings.steps(len(TASKS)) == 2
 
 
 @pytest.mark.parametrize(

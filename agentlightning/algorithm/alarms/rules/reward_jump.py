@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, pstdev
 from typing import Final
@@ -13,7 +13,9 @@ from agentlightning.algorithm.alarms.rule import Measurement, Rule, number
 from agentlightning.algorithm.progress import StepFigures
 
 _LARGEST: Final = 1e300
-"""Rewards beyond are taken for this one, so that sums and deviations of a window stay finite."""
+"""Figures beyond are taken for this one, so that sums and deviations of a window stay finite."""
+_ROUNDING: Final = 1e-9
+"""Share of a mean reward that the order of a sum may make."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,10 +30,11 @@ class RewardJump(Rule):
     )
 
     patience: int = 1
-    least: float = 0.25
-    """Least change, in units of the reward; the default is for rewards between 0 and 1."""
+    effect_size: float = 0.5
+    """Least change, in standard deviations of the rewards within a step: the greatest of the window and the present
+    step."""
     deviations: float = 4.0
-    """And at least so many standard deviations of the window."""
+    """And at least so many standard deviations of the window's mean rewards."""
     window: int = 5
     """Steps before the present one that it is compared with; it is over after so many steps without a jump."""
 
@@ -42,15 +45,25 @@ class RewardJump(Rule):
 
     @override
     def measure(self, steps: Sequence[StepFigures]) -> Measurement | None:
-        rewards = [reward for figures in steps if (reward := number(figures.mean_reward)) is not None]
-        if number(steps[-1].mean_reward) is None or len(rewards) <= self.window:
-            return None
-        now, *before = (
-            max(-_LARGEST, min(_LARGEST, reward)) for reward in (rewards[-1], *rewards[-1 - self.window : -1])
+        means, spreads = (
+            _known(figures.mean_reward for figures in steps),
+            _known(figures.reward_spread for figures in steps),
         )
+        if number(steps[-1].mean_reward) is None or len(means) <= self.window or not spreads:
+            return None
+        *before, now = means[-1 - self.window :]
         mean = fmean(before)
-        threshold = max(self.least, self.deviations * pstdev(before))
+        threshold = max(
+            self.effect_size * max(spreads[-1 - self.window :]),
+            self.deviations * pstdev(before),
+            _ROUNDING * max(abs(mean), abs(now)),
+        )
         verb = "rose" if now >= mean else "fell"
         level = f"the mean of the {self.window} steps before is {mean:.3g}"
         text = f"mean reward {verb} to {now:.3g}; {level} (limit {threshold:.3g} from it)"
         return self.above(abs(now - mean), threshold, text)
+
+
+def _known(figures: Iterable[float | None]) -> list[float]:
+    found = (number(figure) for figure in figures)
+    return [max(-_LARGEST, min(_LARGEST, figure)) for figure in found if figure is not None]

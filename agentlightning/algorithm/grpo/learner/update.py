@@ -31,7 +31,7 @@ from agentlightning.algorithm.grpo.learner.packing import can_pack, microbatches
 from agentlightning.algorithm.grpo.learner.precision import Checkpointing, LearnedWeights
 from agentlightning.algorithm.grpo.learner.reference import Reference
 from agentlightning.algorithm.grpo.learner.row_figures import RowFigures, row_figures, summary
-from agentlightning.algorithm.grpo.losses.kl import MAX_LOG_RATIO, kl_divergence
+from agentlightning.algorithm.grpo.losses.kl import kl_divergence
 from agentlightning.algorithm.grpo.losses.loss_settings import LossSettings
 from agentlightning.algorithm.grpo.losses.objective import LossInputs, is_finite, policy_loss
 from agentlightning.algorithm.grpo.losses.staleness import stale_figures
@@ -88,6 +88,11 @@ class UpdateSettings:
         """Whether the loss compares with the learner before its first optimizer step, and there is more than one."""
         several = self.num_iterations > 1 or self.minibatch_rollouts is not None
         return several and (self.loss.importance_sampling_correction or some_are_stale)
+
+
+def measured_rows(lengths: Sequence[int]) -> list[int]:
+    """Return the numbers of rows, spread over all, that have about `MEASURED_TOKENS` tokens together."""
+    return list(range(0, len(lengths), max(1, -(-sum(lengths) // MEASURED_TOKENS))))
 
 
 class Updater:
@@ -174,18 +179,15 @@ class Updater:
 
     def _moved(self, batch: Batch, seen: Sequence[RowFigures], temperature: float) -> dict[str, float]:
         """Return how far the policy is from that before the first optimizer step, on rows of it that `seen` tells of:
-        the mean of `q - 1 - log q` over their fresh tokens, over all if none is fresh, q being the probability after
-        the update over that before. It estimates KL(before || after)."""
-        lengths = batch.attention.sum(dim=1)
-        rows = list(range(0, len(lengths), -(-int(lengths.sum()) // MEASURED_TOKENS)))
+        the estimate k3 of KL(before || after), its mean over their fresh tokens, over all if none is fresh."""
+        rows = measured_rows(batch.attention.sum(dim=1).tolist())
         part = batch.rows(torch.tensor(rows, device=batch.tokens.device))
         columns = [column for row in rows if (column := seen[row].trainer_logprobs) is not None]
         before = torch.from_numpy(np.concatenate(columns)).to(batch.tokens.device)  # (N,), row by row
-        off = self._logprobs(self._model, part, temperature)[part.mask] - before
+        kl = kl_divergence(before, self._logprobs(self._model, part, temperature)[part.mask])
         if part.stale is not None and (part.mask & ~part.stale).any():
-            off = off[~part.stale[part.mask]]
-        off = off.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-        return {"update_kl": float((off.exp() - 1 - off).mean())}
+            kl = kl[~part.stale[part.mask]]
+        return {"update_kl": float(kl.mean())}
 
     def divergences(self, samples: Sequence[Sample], settings: UpdateSettings) -> list[float]:
         """Return the estimated divergence of each row from the reference, summed over its tokens, by the probabilities

@@ -24,3 +24,13 @@ def kl_divergence(logprobs: Tensor, reference_logprobs: Tensor, estimator: KLEst
     if estimator == "k1":
         return d
     return d.square() / 2 if estimator == "k2" else (-d).exp() + d - 1
+
+
+def update_figures(engine: Tensor, before: Tensor, after: Tensor) -> dict[str, float]:
+    """Return how far apart engine and learner were before an update, and how far the update moved the learner.
+
+    Shapes: (N,) log-probabilities of trained tokens that the weights before the update sampled.
+    """
+    off = (before - engine).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    error = (off.exp() - 1).abs().max()
+    return {"first_ratio_error": float(error), "update_kl": float(kl_divergence(before, after).mean())}
