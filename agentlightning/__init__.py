@@ -15,7 +15,6 @@ _REMOVED: dict[str, str] = {
 
 explain_absent_modules(
     {
-        "agentlightning.operation": "Import operation from agentlightning.",
         "agentlightning.store.redis": f"{_REMOVED['RedisLightningStore']} See docs/how-to/write-a-store.md.",
     }
 )

@@ -290,7 +290,23 @@ class RetentionPolicy(Value):
     """Seconds since the end of a run, after which it goes with its records and resources. None keeps runs for good."""
 
 
-_OFFERED_HERE = (
+_DEFINED_HERE = [
+    "Attempt",
+    "AttemptedRollout",
+    "AttemptError",
+    "AttemptStatus",
+    "EnqueueRolloutRequest",
+    "Outcome",
+    "RetentionPolicy",
+    "Rollout",
+    "RolloutConfig",
+    "RolloutMode",
+    "RolloutStatus",
+    "TaskInput",
+    "Worker",
+    "WorkerStatus",
+]
+_OFFERED_HERE = [
     "Dataset",
     "FilterField",
     "FilterOptions",
@@ -305,11 +321,13 @@ _OFFERED_HERE = (
     "Task",
     "TaskIfAny",
     "Triplet",
-)
+]
 """Names of the neighbouring files, for programs that import them from here."""
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__all__":  # a checker would miss the names that are imported on first use
+        return [*_DEFINED_HERE, *_OFFERED_HERE]
     if name in _OFFERED_HERE:
         return getattr(importlib.import_module("agentlightning.types"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

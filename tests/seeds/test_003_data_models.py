@@ -76,8 +76,12 @@ async def test_a_function_as_an_operation(shown: Shown) -> None:
 
 @pytest.mark.snippet("003/core-exports")
 def test_the_types_that_core_exports(shown: Shown) -> None:
-    for name in shown.run().__all__:
-        assert getattr(core, name) is getattr(agl, name), name
+    names = shown.run().__all__
+    assert set(names) <= set(core.__all__)
+    everything: dict[str, object] = {}
+    exec("from agentlightning.types.core import *", everything)
+    for name in names:
+        assert everything[name] is getattr(core, name) is getattr(agl, name), name
 
 
 @pytest.mark.snippet("003/rollout-request")
