@@ -29,7 +29,6 @@ from agentlightning.types import (
     Attempt,
     AttemptedRollout,
     AttemptError,
-    AttemptStatus,
     EnqueueRolloutRequest,
     FilterOptions,
     NamedResources,
@@ -38,12 +37,13 @@ from agentlightning.types import (
     ResourcesUpdate,
     Rollout,
     RolloutConfig,
-    RolloutMode,
     RolloutStatus,
     Span,
     TaskInput,
     Worker,
 )
+from agentlightning.types.core import AnyAttemptStatus, AnyRolloutStatus
+from agentlightning.types.mode import AnyMode
 
 QUEUING: Final[frozenset[RolloutStatus]] = frozenset(("queuing", "requeuing"))
 RUNNING: Final[frozenset[RolloutStatus]] = frozenset(("preparing", "running"))
@@ -199,7 +199,7 @@ class LightningStore(ReadOperations, RunOperations, SummaryOperations, DetailOpe
     async def start_rollout(
         self,
         input: TaskInput,
-        mode: RolloutMode | None = None,
+        mode: AnyMode | None = None,
         resources_id: str | None = None,
         config: RolloutConfig | None = None,
         metadata: dict[str, Any] | None = None,
@@ -216,7 +216,7 @@ class LightningStore(ReadOperations, RunOperations, SummaryOperations, DetailOpe
     async def enqueue_rollout(
         self,
         input: TaskInput,
-        mode: RolloutMode | None = None,
+        mode: AnyMode | None = None,
         resources_id: str | None = None,
         config: RolloutConfig | None = None,
         metadata: dict[str, Any] | None = None,
@@ -311,9 +311,9 @@ class LightningStore(ReadOperations, RunOperations, SummaryOperations, DetailOpe
         self,
         rollout_id: str,
         input: TaskInput | Unset = UNSET,
-        mode: RolloutMode | Unset | None = UNSET,
+        mode: AnyMode | Unset | None = UNSET,
         resources_id: str | Unset | None = UNSET,
-        status: RolloutStatus | Unset = UNSET,
+        status: AnyRolloutStatus | Unset = UNSET,
         config: RolloutConfig | Unset = UNSET,
         metadata: dict[str, Any] | Unset | None = UNSET,
     ) -> Rollout:
@@ -329,7 +329,7 @@ class LightningStore(ReadOperations, RunOperations, SummaryOperations, DetailOpe
         self,
         rollout_id: str,
         attempt_id: str | Literal["latest"],
-        status: AttemptStatus | Unset = UNSET,
+        status: AnyAttemptStatus | Unset = UNSET,
         worker_id: str | Unset | None = UNSET,
         last_heartbeat_time: float | Unset = UNSET,
         metadata: dict[str, Any] | Unset | None = UNSET,
@@ -408,7 +408,7 @@ class LightningStore(ReadOperations, RunOperations, SummaryOperations, DetailOpe
         return finished[0] if finished else None
 
     async def finish_attempt(
-        self, rollout_id: str, attempt_id: str = "latest", *, status: AttemptStatus = "succeeded"
+        self, rollout_id: str, attempt_id: str = "latest", *, status: AnyAttemptStatus = "succeeded"
     ) -> Attempt:
         """End an attempt; the same as `update_attempt` with a status."""
         return await self.update_attempt(rollout_id, attempt_id, status=status)

@@ -327,7 +327,7 @@ class EngineStore(RunEngine, SummaryEngine, DetailEngine, ReadingEngine, History
             changes |= {} if asked is None else {"mode": asked}
         changes = checked(Rollout, changes)
         if "status" in changes:
-            check_rollout_status(changes["status"])
+            changes["status"] = check_rollout_status(changes["status"])
         now = self._runtime.settled() or await self._runtime.begin()
         call = call_of("update_rollout", **changes)
 
@@ -357,7 +357,7 @@ class EngineStore(RunEngine, SummaryEngine, DetailEngine, ReadingEngine, History
             check_rewards(changes)
         changes = checked(Attempt, changes)
         if "status" in changes:
-            check_attempt_status(changes["status"])
+            changes["status"] = check_attempt_status(changes["status"])
         if changes.get("error") is not None:
             changes["error"] = evolve(changes["error"])
         now = self._runtime.settled() or await self._runtime.begin()

@@ -189,7 +189,7 @@ class CompletedStore(StoreWrapper):
         if all(paging[name] == defaults[name].default for name in unknown):
             return _with_outcomes(await self._call_store(operation, *args, **kwargs))
         sort_by, order, limit, offset = (paging.get(name, defaults[name].default) for name in _PAGE)
-        check_page(_LISTED[operation], sort_by, limit, offset)
+        sort_by = check_page(_LISTED[operation], sort_by, limit, offset)
         rest = {name: value for name, value in kwargs.items() if name not in _PAGE}
         everything = await self._call_store(operation, *args, **rest)
         items, total = page_of(everything, sort_by, order == "desc", limit, offset)
