@@ -413,6 +413,12 @@ class LightningStore(ReadOperations, RunOperations, SummaryOperations, DetailOpe
         """End an attempt; the same as `update_attempt` with a status."""
         return await self.update_attempt(rollout_id, attempt_id, status=status)
 
+    async def register_worker(
+        self, worker_id: str, heartbeat_stats: dict[str, Any] | Unset = UNSET, *, run_id: str | None = None
+    ) -> Worker:
+        """Make a worker known before its first claim; the same as its first heartbeat (`update_worker`)."""
+        return await self.update_worker(worker_id, heartbeat_stats, run_id=run_id)
+
     async def finish_rollout(self, rollout_id: str, attempt_id: str = "latest", response: Any = None) -> Rollout:
         """End a rollout well; `response` goes to the attempt's metadata under the key `response`."""
         metadata: dict[str, Any] | Unset = UNSET if response is None else {"response": response}
