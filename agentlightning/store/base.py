@@ -290,7 +290,11 @@ class LightningStore(ReadOperations, RunOperations, SummaryOperations, DetailOpe
     async def add_otel_span(
         self, rollout_id: str, attempt_id: str, readable_span: ReadableSpan, sequence_id: int | None = None
     ) -> Span | None:
-        """Convert an ended OpenTelemetry span and store it; numbered by the store when `sequence_id` is None."""
+        """Convert an ended OpenTelemetry span, store it and return what is stored, also where it was there already.
+
+        It is numbered by the store when `sequence_id` is None. A request that is repeated because its reply was lost
+        has the same answer.
+        """
         raise NotImplementedError
 
     async def get_next_span_sequence_id(self, rollout_id: str, attempt_id: str) -> int:
