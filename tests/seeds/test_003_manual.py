@@ -67,8 +67,6 @@ def room_selector(task: dict[str, str], main_prompt: agl.PromptTemplate) -> dict
 @pytest.mark.parametrize(
     ("statement", "instead"),
     [
-        ("from agentlightning import SystemPrompt", r"agl\.PromptTemplate"),
-        ("from agentlightning import SamplingParameters", r"agl\.LLM\(sampling_parameters="),
         ("from agentlightning import TrainerLegacy", r"Use agl\.Trainer"),
     ],
 )

@@ -1639,7 +1639,7 @@ export interface components {
             api_key: string | null;
             /**
              * Sampling Parameters
-             * @description Parameters of the request, such as `temperature`, for the agent to pass on.
+             * @description Parameters of the request, such as `temperature`, for the agent to pass on; or `SamplingParameters`.
              */
             sampling_parameters?: {
                 [key: string]: unknown;
@@ -2025,7 +2025,7 @@ export interface components {
             api_key: string | null;
             /**
              * Sampling Parameters
-             * @description Parameters of the request, such as `temperature`, for the agent to pass on.
+             * @description Parameters of the request, such as `temperature`, for the agent to pass on; or `SamplingParameters`.
              */
             sampling_parameters?: {
                 [key: string]: unknown;
@@ -2061,7 +2061,7 @@ export interface components {
              * @description The resources by name.
              */
             resources: {
-                [key: string]: components["schemas"]["LLM"] | components["schemas"]["ProxyLLM"] | components["schemas"]["PromptTemplate"] | components["schemas"]["CustomResource"];
+                [key: string]: components["schemas"]["LLM"] | components["schemas"]["ProxyLLM"] | components["schemas"]["SamplingParameters"] | components["schemas"]["PromptTemplate"] | components["schemas"]["SystemPrompt"] | components["schemas"]["CustomResource"];
             };
             /**
              * Run Id
@@ -2861,6 +2861,37 @@ export interface components {
             };
         };
         /**
+         * SamplingParameters
+         * @description Parameters of model calls, by any name: `client.chat.completions.create(..., **parameters)` takes those given.
+         */
+        SamplingParameters: {
+            /**
+             * @description The tag by which it is read back. (enum property replaced by openapi-typescript)
+             * @enum {string}
+             */
+            resource_type: "sampling_parameters";
+            /**
+             * Temperature
+             * @description How much chance decides; None leaves it to the server.
+             * @default null
+             */
+            temperature: number | null;
+            /**
+             * Top P
+             * @description The share of probability that tokens are sampled from; None leaves it to the server.
+             * @default null
+             */
+            top_p: number | null;
+            /**
+             * Max Tokens
+             * @description Largest number of tokens of a reply; None leaves it to the server.
+             * @default null
+             */
+            max_tokens: number | null;
+        } & {
+            [key: string]: unknown;
+        };
+        /**
          * Span
          * @description One piece of evidence of what an attempt did. Unknown fields are kept.
          */
@@ -3145,6 +3176,29 @@ export interface components {
              * @default null
              */
             cursor: string | null;
+        };
+        /**
+         * SystemPrompt
+         * @description The instructions of a system message: a template like any other, which a search over prompts improves.
+         */
+        SystemPrompt: {
+            /**
+             * @description The tag by which it is read back. (enum property replaced by openapi-typescript)
+             * @enum {string}
+             */
+            resource_type: "system_prompt";
+            /**
+             * Template
+             * @description The text with its gaps: `{name}` for f-string, `{{ name }}` for jinja.
+             */
+            template: string;
+            /**
+             * Engine
+             * @description How the gaps are filled.
+             * @default f-string
+             * @enum {string}
+             */
+            engine: "jinja" | "jinja2" | "f-string" | "poml";
         };
         /**
          * TokenText
@@ -5468,7 +5522,7 @@ export interface operations {
         requestBody: {
             content: {
                 "application/json": {
-                    [key: string]: components["schemas"]["LLM"] | components["schemas"]["ProxyLLM"] | components["schemas"]["PromptTemplate"] | components["schemas"]["CustomResource"];
+                    [key: string]: components["schemas"]["LLM"] | components["schemas"]["ProxyLLM"] | components["schemas"]["SamplingParameters"] | components["schemas"]["PromptTemplate"] | components["schemas"]["SystemPrompt"] | components["schemas"]["CustomResource"];
                 };
             };
         };
@@ -5881,7 +5935,7 @@ export interface operations {
         requestBody: {
             content: {
                 "application/json": {
-                    [key: string]: components["schemas"]["LLM"] | components["schemas"]["ProxyLLM"] | components["schemas"]["PromptTemplate"] | components["schemas"]["CustomResource"];
+                    [key: string]: components["schemas"]["LLM"] | components["schemas"]["ProxyLLM"] | components["schemas"]["SamplingParameters"] | components["schemas"]["PromptTemplate"] | components["schemas"]["SystemPrompt"] | components["schemas"]["CustomResource"];
                 };
             };
         };
@@ -5932,7 +5986,7 @@ export interface operations {
         requestBody: {
             content: {
                 "application/json": {
-                    [key: string]: components["schemas"]["LLM"] | components["schemas"]["ProxyLLM"] | components["schemas"]["PromptTemplate"] | components["schemas"]["CustomResource"];
+                    [key: string]: components["schemas"]["LLM"] | components["schemas"]["ProxyLLM"] | components["schemas"]["SamplingParameters"] | components["schemas"]["PromptTemplate"] | components["schemas"]["SystemPrompt"] | components["schemas"]["CustomResource"];
                 };
             };
         };

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from agentlightning.errors import BadRequestError, NotFoundError
 from agentlightning.store.base import LightningStore, request_token
 from agentlightning.types import (
+    LLM,
     AttemptedRollout,
     CustomResource,
     EnqueueRolloutRequest,
@@ -23,7 +24,9 @@ from agentlightning.types import (
     Rollout,
     RolloutConfig,
     RolloutMode,
+    SamplingParameters,
     SortOptions,
+    SystemPrompt,
 )
 
 
@@ -296,6 +299,25 @@ async def test_aliases_of_statuses_modes_and_times_mean_what_the_store_has(store
     assert [found.worker_id for found in await store.query_workers(status_in=["offline"])] == ["gone"]
     with pytest.raises(BadRequestError, match="succeeded"):
         await store.update_rollout(held.rollout_id, status="succeed")
+
+
+async def test_prompts_of_the_system_and_sampling_parameters_come_back_as_they_are(store: LightningStore) -> None:
+    sampling = SamplingParameters(temperature=0.2, max_tokens=64, stop=["\n"])  # type: ignore[call-arg]  # pyright: ignore
+    resources: Any = {
+        "system": SystemPrompt(template="Answer in {language}."),
+        "sampling": sampling,
+        "llm": LLM(endpoint="http://127.0.0.1:1/v1", model="m", sampling_parameters=sampling),  # type: ignore[arg-type]  # pyright: ignore
+    }
+    made = await store.add_resources(resources)
+    found = await store.get_resources_by_id(made.resources_id)
+    assert found is not None
+    assert found.resources == resources
+    system, read, llm = (found.resources[name] for name in ("system", "sampling", "llm"))
+    assert isinstance(system, SystemPrompt)
+    assert (system.format(language="Dutch"), system.engine) == ("Answer in Dutch.", "f-string")
+    assert isinstance(read, SamplingParameters)
+    assert isinstance(llm, LLM)
+    assert dict(**read) == llm.sampling_parameters == {"temperature": 0.2, "max_tokens": 64, "stop": ["\n"]}
 
 
 class FaissIndex(Resource):
