@@ -210,6 +210,27 @@ class AttemptedRollout(Rollout):
         """The rollout itself, for programs that write `task.rollout.rollout_id`."""
         return self
 
+    @property
+    def worker_id(self) -> str | None:
+        """The worker of the attempt; None if none is known."""
+        return self.attempt.worker_id
+
+    @property
+    def reward(self) -> float | None:
+        """The final reward of the attempt; None if there is none."""
+        return self.attempt.reward
+
+    @property
+    def attempts(self) -> list[Attempt]:
+        """The attempts of the rollout, where this is its only one.
+
+        Raises:
+            AttributeError: there were others before, which the store has (`query_attempts`).
+        """
+        if self.attempt.sequence_id > 1:
+            raise AttributeError  # of which `__getattr__` makes the one that says where they are
+        return [self.attempt]
+
 
 class EnqueueRolloutRequest(Value):
     """One rollout to be enqueued. Unknown fields are refused."""
