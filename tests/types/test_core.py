@@ -176,9 +176,7 @@ def test_what_is_known_of_the_attempt_is_read_from_its_rollout_too() -> None:
     assert (both.worker_id, both.reward, both.attempts) == ("w", 0.5, [both.attempt])
     assert "worker_id" not in both.model_dump()
     again = AttemptedRollout(**dict(rollout()), attempt=attempt(sequence_id=2))
-    with pytest.raises(
-        AttributeError, match="has no 'attempts': read them with store.query_attempts"
-    ):
+    with pytest.raises(AttributeError, match=r"has no 'attempts': read them with store\.query_attempts"):
         again.attempts  # noqa: B018 -- asked for
 
 
