@@ -8,14 +8,11 @@ from agentlightning.lazy import attach_stub, explain_absent_modules
 _REMOVED: dict[str, str] = {
     "CollectionBasedLightningStore": "A new backend is a `Tx` and a `Backend`, see agentlightning/store/rules/tx.py.",
     "RedisLightningStore": "Write a subclass of agl.LightningStore, or use agl.SQLiteLightningStore.",
-    "SamplingParameters": "Use agl.LLM(sampling_parameters={...}).",
-    "SystemPrompt": "Use agl.PromptTemplate.",
     "TrainerLegacy": "Use agl.Trainer: fit(agent, train_dataset=...) in the place of the v0.1 methods.",
 }
 
 explain_absent_modules(
     {
-        "agentlightning.operation": "Import operation from agentlightning.",
         "agentlightning.store.redis": f"{_REMOVED['RedisLightningStore']} See docs/how-to/write-a-store.md.",
     }
 )

@@ -79,18 +79,18 @@ def test_a_misspelt_name_is_told_the_right_one() -> None:
         getattr(agl, "Trainr")  # noqa: B009 -- the checker would see it
 
 
-@pytest.mark.parametrize("name", ["Traner", "SystemPrompt"])
+@pytest.mark.parametrize("name", ["Traner", "TrainerLegacy"])
 def test_a_traceback_suggests_one_name_once(name: str) -> None:
     """Python adds a suggestion of its own to an error that knows where the name was looked for."""
     program = f"import agentlightning as agl; agl.{name}"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
-    assert done.stderr.lower().count("did you mean") == (name != "SystemPrompt"), done.stderr
+    assert done.stderr.lower().count("did you mean") == (name != "TrainerLegacy"), done.stderr
 
 
 @pytest.mark.parametrize(
     "name",
-    ["SystemPrompt", "RedisLightningStore"],
+    ["TrainerLegacy", "RedisLightningStore"],
 )
 def test_a_name_that_is_not_there_says_what_to_use(name: str) -> None:
     with pytest.raises(AttributeError, match=rf"agentlightning.{name} does not exist\. .*agl\."):

@@ -4,7 +4,7 @@ import sys
 
 from agentlightning.process_secrets import protect_early
 
-if sys.argv[1:2] != ["vllm"]:  # see there
+if sys.argv[1:2] != ["vllm"] and "agentlightning.cli.vllm" not in sys.orig_argv:  # see there
     protect_early()
 
 from agentlightning.cli.main import main

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 
 import typer
@@ -67,6 +67,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:  # the boundary: an error becomes a line and an exit code
         return _report(error)
     return code if isinstance(code, int) else ExitCode.DONE
+
+
+def main_of(command: str) -> Callable[..., int]:
+    """Return the `main` of a module that runs one command: `agentlightning.cli.store.main(["--port", "0"])`."""
+
+    def command_main(argv: Sequence[str] | None = None) -> int:
+        return main([command, *(sys.argv[1:] if argv is None else argv)])
+
+    return command_main
 
 
 def _report(error: Exception) -> int:

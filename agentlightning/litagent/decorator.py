@@ -32,6 +32,8 @@ from agentlightning.types import (
     Rollout,
     RolloutMode,
     RolloutRawResult,
+    SamplingParameters,
+    SystemPrompt,
 )
 from agentlightning.types.resources import agents_form
 
@@ -46,6 +48,8 @@ _TYPE_NAMES: dict[str, object] = {
     "LLM": LLM,
     "ProxyLLM": ProxyLLM,
     "PromptTemplate": PromptTemplate,
+    "SamplingParameters": SamplingParameters,
+    "SystemPrompt": SystemPrompt,
     "Rollout": Rollout,
     "AttemptedRollout": AttemptedRollout,
     "NamedResources": NamedResources,
@@ -281,6 +285,8 @@ class Ask(NamedTuple):
         if isinstance(named, self.resource):
             return named
         fitting = [key for key, value in resources.items() if isinstance(value, self.resource) and not self.as_dict]
+        if self.resource is PromptTemplate:  # any other prompt comes before that of the system
+            fitting = [key for key in fitting if not isinstance(resources[key], SystemPrompt)] or fitting
         if len(fitting) > 1:
             logger.warning(
                 "Several resources fit the parameter '%s': %s; taking '%s'. Name the parameter after the one you want.",

@@ -147,7 +147,7 @@ class LitAgentRunner(Runner[T]):
         self._executor = (
             ProcessExecutor(self._parts, whole, worker_id) if processes else ThreadExecutor(self.get_agent())
         )
-        self._attempt_heartbeats = AttemptHeartbeats(whole, self.get_worker_id(), self._heartbeat_mode)
+        self._attempt_heartbeats = AttemptHeartbeats(whole, self.get_worker_label(), self._heartbeat_mode)
         self._attempt_runner = AttemptRunner(
             runner=self,
             agent=self.get_agent(),
@@ -220,9 +220,17 @@ class LitAgentRunner(Runner[T]):
         return self._store
 
     def get_worker_id(self) -> str:
-        """Return the label under which the store knows this worker; whoever sees its process die looks for it, too."""
+        """Return the name of this worker for people: `Worker-0`. The store knows it by `get_worker_label`."""
+        return "Worker-Unknown" if self.worker_id is None else f"Worker-{self.worker_id}"
+
+    def get_worker_label(self) -> str:
+        """Return the unique name by which the store knows this worker; whoever sees its process die looks for it, too.
+
+        Raises:
+            ValueError: before `init_worker`.
+        """
         if self.worker_id is None:
-            return "Worker-Unknown"
+            raise ValueError("The runner has no worker. Call init_worker() first.")
         return worker_label(socket.gethostname(), os.getpid(), self.worker_id)
 
     # --- work --------------------------------------------------------------------------------------------------------
@@ -239,7 +247,7 @@ class LitAgentRunner(Runner[T]):
             StoreUnreachableError: the store was away for longer than `store_unreachable_timeout`.
             AgentProcessDied: with `isolation="process"`, no process can load the agent.
         """
-        store, label = complete(self.get_store()), self.get_worker_id()
+        store, label = complete(self.get_store()), self.get_worker_label()
         self._begun = self._finished = 0
         claims = Claims(store, label, self._held, self._poll_interval, self.store_unreachable_timeout)
         logger.info("%s serves the queue as %s", self._log_prefix(), label)
@@ -272,7 +280,7 @@ class LitAgentRunner(Runner[T]):
         heartbeat.start()
         try:
             rollout = await store.start_rollout(
-                input=input, mode=mode, resources_id=resources_id, worker_id=self.get_worker_id()
+                input=input, mode=mode, resources_id=resources_id, worker_id=self.get_worker_label()
             )
             self._held.add(rollout)
             try:
@@ -297,7 +305,7 @@ class LitAgentRunner(Runner[T]):
     def _new_heartbeat(self, store: LightningStore) -> Heartbeat:
         return Heartbeat(
             store,
-            self.get_worker_id(),
+            self.get_worker_label(),
             self._held,
             interval=self._heartbeat_interval,
             jitter=self._interval_jitter,

@@ -29,7 +29,6 @@ from agentlightning.types import (
     Attempt,
     AttemptedRollout,
     AttemptError,
-    AttemptStatus,
     EnqueueRolloutRequest,
     FilterOptions,
     NamedResources,
@@ -38,12 +37,13 @@ from agentlightning.types import (
     ResourcesUpdate,
     Rollout,
     RolloutConfig,
-    RolloutMode,
     RolloutStatus,
     Span,
     TaskInput,
     Worker,
 )
+from agentlightning.types.core import AnyAttemptStatus, AnyRolloutStatus
+from agentlightning.types.mode import AnyMode
 
 QUEUING: Final[frozenset[RolloutStatus]] = frozenset(("queuing", "requeuing"))
 RUNNING: Final[frozenset[RolloutStatus]] = frozenset(("preparing", "running"))
@@ -199,7 +199,7 @@ class LightningStore(ReadOperations, RunOperations, SummaryOperations, DetailOpe
     async def start_rollout(
         self,
         input: TaskInput,
-        mode: RolloutMode | None = None,
+        mode: AnyMode | None = None,
         resources_id: str | None = None,
         config: RolloutConfig | None = None,
         metadata: dict[str, Any] | None = None,
@@ -216,7 +216,7 @@ class LightningStore(ReadOperations, RunOperations, SummaryOperations, DetailOpe
     async def enqueue_rollout(
         self,
         input: TaskInput,
-        mode: RolloutMode | None = None,
+        mode: AnyMode | None = None,
         resources_id: str | None = None,
         config: RolloutConfig | None = None,
         metadata: dict[str, Any] | None = None,
@@ -290,7 +290,11 @@ class LightningStore(ReadOperations, RunOperations, SummaryOperations, DetailOpe
     async def add_otel_span(
         self, rollout_id: str, attempt_id: str, readable_span: ReadableSpan, sequence_id: int | None = None
     ) -> Span | None:
-        """Convert an ended OpenTelemetry span and store it; numbered by the store when `sequence_id` is None."""
+        """Convert an ended OpenTelemetry span, store it and return what is stored, also where it was there already.
+
+        It is numbered by the store when `sequence_id` is None. A request that is repeated because its reply was lost
+        has the same answer.
+        """
         raise NotImplementedError
 
     async def get_next_span_sequence_id(self, rollout_id: str, attempt_id: str) -> int:
@@ -311,9 +315,9 @@ class LightningStore(ReadOperations, RunOperations, SummaryOperations, DetailOpe
         self,
         rollout_id: str,
         input: TaskInput | Unset = UNSET,
-        mode: RolloutMode | Unset | None = UNSET,
+        mode: AnyMode | Unset | None = UNSET,
         resources_id: str | Unset | None = UNSET,
-        status: RolloutStatus | Unset = UNSET,
+        status: AnyRolloutStatus | Unset = UNSET,
         config: RolloutConfig | Unset = UNSET,
         metadata: dict[str, Any] | Unset | None = UNSET,
     ) -> Rollout:
@@ -329,7 +333,7 @@ class LightningStore(ReadOperations, RunOperations, SummaryOperations, DetailOpe
         self,
         rollout_id: str,
         attempt_id: str | Literal["latest"],
-        status: AttemptStatus | Unset = UNSET,
+        status: AnyAttemptStatus | Unset = UNSET,
         worker_id: str | Unset | None = UNSET,
         last_heartbeat_time: float | Unset = UNSET,
         metadata: dict[str, Any] | Unset | None = UNSET,
@@ -408,10 +412,16 @@ class LightningStore(ReadOperations, RunOperations, SummaryOperations, DetailOpe
         return finished[0] if finished else None
 
     async def finish_attempt(
-        self, rollout_id: str, attempt_id: str = "latest", *, status: AttemptStatus = "succeeded"
+        self, rollout_id: str, attempt_id: str = "latest", *, status: AnyAttemptStatus = "succeeded"
     ) -> Attempt:
         """End an attempt; the same as `update_attempt` with a status."""
         return await self.update_attempt(rollout_id, attempt_id, status=status)
+
+    async def register_worker(
+        self, worker_id: str, heartbeat_stats: dict[str, Any] | Unset = UNSET, *, run_id: str | None = None
+    ) -> Worker:
+        """Make a worker known before its first claim; the same as its first heartbeat (`update_worker`)."""
+        return await self.update_worker(worker_id, heartbeat_stats, run_id=run_id)
 
     async def finish_rollout(self, rollout_id: str, attempt_id: str = "latest", response: Any = None) -> Rollout:
         """End a rollout well; `response` goes to the attempt's metadata under the key `response`."""

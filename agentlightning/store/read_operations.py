@@ -15,11 +15,10 @@ from agentlightning.types import (
     PaginatedResult,
     ResourcesUpdate,
     Rollout,
-    RolloutStatus,
     Span,
     Worker,
-    WorkerStatus,
 )
+from agentlightning.types.core import AnyRolloutStatus, AnyWorkerStatus
 
 FilterLogic = Literal["and", "or"]
 T = TypeVar("T")
@@ -33,7 +32,7 @@ class ReadOperations:
     async def query_rollouts(
         self,
         *,
-        status_in: Sequence[RolloutStatus] | None = None,
+        status_in: Sequence[AnyRolloutStatus] | None = None,
         rollout_id_in: Sequence[str] | None = None,
         rollout_id_contains: str | None = None,
         filter_logic: FilterLogic = "and",
@@ -41,7 +40,7 @@ class ReadOperations:
         sort_order: SortOrder = "asc",
         limit: int = -1,
         offset: int = 0,
-        status: Sequence[RolloutStatus] | None = None,
+        status: Sequence[AnyRolloutStatus] | None = None,
         rollout_ids: Sequence[str] | None = None,
         run_id: str | Unset | None = UNSET,
         cursor: str | None = None,
@@ -110,7 +109,7 @@ class ReadOperations:
     async def query_workers(
         self,
         *,
-        status_in: Sequence[WorkerStatus] | None = None,
+        status_in: Sequence[AnyWorkerStatus] | None = None,
         worker_id_contains: str | None = None,
         filter_logic: FilterLogic = "and",
         sort_by: str | None = None,

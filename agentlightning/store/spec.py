@@ -175,7 +175,9 @@ def _mongo(address: str, settings: _Settings) -> LightningStore:
 
     if "partition" in settings:
         settings["partition_id"] = settings.pop("partition")
-    return MongoLightningStore(mongo_uri=address, **settings)
+    made = MongoLightningStore(mongo_uri=address, **settings)
+    made.connect()  # whoever serves or reads an address learns at once that nobody is there
+    return made
 
 
 def _postgres(address: str, settings: _Settings) -> LightningStore:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from agentlightning.store.run_operations import SortOrder
-from agentlightning.types import AggregateBy, RolloutAggregate, RolloutFilter, SummaryPage, SummarySort
+from agentlightning.types import AggregateBy, RolloutAggregate, RolloutFilter, SummaryPage
+from agentlightning.types.summaries import AnySummarySort
 
 if TYPE_CHECKING:
     from agentlightning.store.read_operations import ReadOperations
@@ -22,7 +23,7 @@ class SummaryOperations:
         self,
         *,
         filter: RolloutFilter | None = None,
-        sort_by: SummarySort = "start_time",
+        sort_by: AnySummarySort = "start_time",
         sort_order: SortOrder = "desc",
         limit: int = 100,
         offset: int = 0,

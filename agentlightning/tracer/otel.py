@@ -273,7 +273,9 @@ class OtelTracer(ManualTracing):
 
     @override
     def _bound_store(self) -> LightningStore | None:
-        return self._store if self._store is not None else self._default_store
+        if self._store is not None or self._default_store is None:
+            return self._store
+        return complete(self._default_store)
 
     @override
     def _is_initialised(self) -> bool:

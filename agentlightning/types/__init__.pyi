@@ -69,6 +69,8 @@ from agentlightning.types.resources import (
     Resource as Resource,
     ResourcesUpdate as ResourcesUpdate,
     ResourceUnion as ResourceUnion,
+    SamplingParameters as SamplingParameters,
+    SystemPrompt as SystemPrompt,
 )
 from agentlightning.types.runs import (
     BestFigure as BestFigure,

@@ -8,7 +8,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from pydantic import AliasChoices, ConfigDict, Field
 
 from agentlightning.field_help import Value
-from agentlightning.types.core import Rollout, RolloutMode, TaskInput
+from agentlightning.types.core import AnyMode, Rollout, TaskInput
 from agentlightning.types.tracer import Span, SpanCoreFields
 
 T_co = TypeVar("T_co", covariant=True)
@@ -36,7 +36,7 @@ class Task(Value):
     """The rollout that carries out the task; also called `task_id`."""
     input: TaskInput
     """What the agent is asked to do."""
-    mode: RolloutMode | None = None
+    mode: AnyMode | None = None
     """Training, validation or test; None if it does not matter."""
     resources_id: str | None = None
     """The resources to work with; None is the latest."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast
 
 from pydantic import ConfigDict, Field, model_validator
 
 from agentlightning.errors import BadRequestError
 from agentlightning.field_help import Value
-from agentlightning.types.mode import RolloutMode
+from agentlightning.types.mode import AnyMode, RolloutMode, aliases
 
 LARGEST = 2**53
 """The largest integer that every JSON reader takes for itself."""
@@ -35,6 +35,10 @@ AttemptStatus = Literal["preparing", "running", "failed", "succeeded", "unrespon
 """`unresponsive`: its worker was silent for too long; `timeout`: it ran for too long."""
 WorkerStatus = Literal["idle", "busy", "unknown"]
 """`unknown`: the worker has not been heard of for too long."""
+AnyRolloutStatus = Annotated[RolloutStatus, aliases(pending="queuing", completed="succeeded")]
+AnyAttemptStatus = Annotated[AttemptStatus, aliases(pending="preparing", completed="succeeded")]
+AnyWorkerStatus = Annotated[WorkerStatus, aliases(offline="unknown")]
+"""A status, or another word for it: what comes in. What a store keeps and answers is the status itself."""
 Outcome = Literal["scored", "policy_fault", "infrastructure_fault", "cancelled", "unscored"]
 """How an attempt ended. Only `scored` and `policy_fault` are trained by default."""
 
@@ -60,7 +64,7 @@ class RolloutConfig(Value):
     """By how much the pause grows with each further retry."""
     retry_delay_max_seconds: float = Field(default=300.0, ge=0, le=LONGEST, allow_inf_nan=False)
     """Longest pause before a retry."""
-    mode: RolloutMode | None = Field(default=None, exclude=True, repr=False)
+    mode: AnyMode | None = Field(default=None, exclude=True, repr=False)
     """The same as the mode of the request or rollout that it is given with, to which it moves."""
 
 
@@ -122,7 +126,7 @@ class Attempt(_Signposted):
     """When it was claimed."""
     end_time: float | None = Field(default=None, **MOMENT)
     """When it ended; None while it runs."""
-    status: AttemptStatus = "preparing"
+    status: AnyAttemptStatus = "preparing"
     """Where it stands; `failed` and `succeeded` are final."""
     worker_id: str | None = None
     """The worker that claimed it; None if none is known."""
@@ -161,11 +165,11 @@ class Rollout(_Signposted):
     """When it was enqueued or started."""
     end_time: float | None = Field(default=None, **MOMENT)
     """When it ended; None before."""
-    mode: RolloutMode | None = None
+    mode: AnyMode | None = None
     """Training, validation or test; None if it does not matter."""
     resources_id: str | None = None
     """The resources that the agent gets, chosen at enqueue; None if none were published then."""
-    status: RolloutStatus = "queuing"
+    status: AnyRolloutStatus = "queuing"
     """Where it stands; `succeeded`, `failed` and `cancelled` are ends."""
     config: RolloutConfig = Field(default_factory=RolloutConfig)
     """Its limits and retries."""
@@ -206,6 +210,27 @@ class AttemptedRollout(Rollout):
         """The rollout itself, for programs that write `task.rollout.rollout_id`."""
         return self
 
+    @property
+    def worker_id(self) -> str | None:
+        """The worker of the attempt; None if none is known."""
+        return self.attempt.worker_id
+
+    @property
+    def reward(self) -> float | None:
+        """The final reward of the attempt; None if there is none."""
+        return self.attempt.reward
+
+    @property
+    def attempts(self) -> list[Attempt]:
+        """The attempts of the rollout, where this is its only one.
+
+        Raises:
+            AttributeError: there were others before, which the store has (`query_attempts`).
+        """
+        if self.attempt.sequence_id > 1:
+            raise AttributeError  # of which `__getattr__` makes the one that says where they are
+        return [self.attempt]
+
 
 class EnqueueRolloutRequest(Value):
     """One rollout to be enqueued. Unknown fields are refused."""
@@ -214,7 +239,7 @@ class EnqueueRolloutRequest(Value):
 
     input: TaskInput
     """What the agent is asked to do: any JSON value. Left out beside a `task_id`, it is that."""
-    mode: RolloutMode | None = None
+    mode: AnyMode | None = None
     """Training, validation or test; None if it does not matter."""
     resources_id: str | None = None
     """The resources that the agent gets; None is the latest of the run."""
@@ -255,7 +280,7 @@ class Worker(Value):
 
     worker_id: str
     """Chosen by the worker."""
-    status: WorkerStatus = "unknown"
+    status: AnyWorkerStatus = "unknown"
     """`busy` while it has an attempt; `unknown` once it is silent or its attempt lapsed."""
     heartbeat_stats: dict[str, Any] | None = None
     """What it said of its machine at its last heartbeat; see `system_snapshot`."""
@@ -290,7 +315,23 @@ class RetentionPolicy(Value):
     """Seconds since the end of a run, after which it goes with its records and resources. None keeps runs for good."""
 
 
-_OFFERED_HERE = (
+_DEFINED_HERE = [
+    "Attempt",
+    "AttemptedRollout",
+    "AttemptError",
+    "AttemptStatus",
+    "EnqueueRolloutRequest",
+    "Outcome",
+    "RetentionPolicy",
+    "Rollout",
+    "RolloutConfig",
+    "RolloutMode",
+    "RolloutStatus",
+    "TaskInput",
+    "Worker",
+    "WorkerStatus",
+]
+_OFFERED_HERE = [
     "Dataset",
     "FilterField",
     "FilterOptions",
@@ -305,11 +346,13 @@ _OFFERED_HERE = (
     "Task",
     "TaskIfAny",
     "Triplet",
-)
+]
 """Names of the neighbouring files, for programs that import them from here."""
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__all__":  # a checker would miss the names that are imported on first use
+        return [*_DEFINED_HERE, *_OFFERED_HERE]
     if name in _OFFERED_HERE:
         return getattr(importlib.import_module("agentlightning.types"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,8 +1,22 @@
-"""`RolloutMode`: the three modes of a rollout, as a type for annotations and as names for programs."""
+"""Words of which a value is one: aliases that mean one of them, and `RolloutMode`, the three modes of a rollout, as a
+type for annotations and as names for programs."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args, get_origin
+
+from pydantic import BeforeValidator
+
+
+def aliases(**meanings: str) -> BeforeValidator:
+    """Return the part of an `Annotated` type that replaces an alias by the word that it means."""
+    return BeforeValidator(lambda word: meanings.get(word, word) if isinstance(word, str) else word)
+
+
+def meant(kind: Any, word: Any) -> Any:
+    """Return what an alias means in such a type; any other value as it is."""
+    return get_args(kind)[1].func(word) if get_origin(kind) is Annotated else word
+
 
 if TYPE_CHECKING:
     RolloutMode = Literal["train", "val", "test"]
@@ -23,8 +37,11 @@ else:
                 TRAINING: Final = "train"
                 VAL: Final = "val"
                 VALIDATION: Final = "val"
+                EVAL: Final = "val"
+                EVALUATION: Final = "val"
                 TEST: Final = "test"
                 TESTING: Final = "test"
+                INFERENCE: Final = "test"
 
                 def __getattr__(self, name: str) -> Any:
                     if name.startswith("_"):
@@ -46,4 +63,7 @@ else:
 
     RolloutMode = _with_names(Literal["train", "val", "test"])
 
-__all__ = ["RolloutMode"]
+AnyMode = Annotated[RolloutMode, aliases(eval="val", inference="test")]
+"""A mode, or another word for it."""
+
+__all__ = ["AnyMode", "RolloutMode", "aliases", "meant"]

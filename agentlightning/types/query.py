@@ -10,7 +10,8 @@ from typing_extensions import override
 
 from agentlightning.errors import BadRequestError
 from agentlightning.field_help import Value
-from agentlightning.types.core import RolloutStatus, WorkerStatus
+from agentlightning.types.core import AnyRolloutStatus, AnyWorkerStatus, RolloutStatus, WorkerStatus
+from agentlightning.types.mode import meant
 
 T = TypeVar("T")
 
@@ -27,18 +28,15 @@ _ARGUMENTS: dict[tuple[str, Operator], str] = {
 """The argument of a store's query for each field that it can be asked for, by operator."""
 _STATUSES = (*get_args(RolloutStatus), *get_args(WorkerStatus))  # a value that cannot be hashed may be looked for
 _MEANT: dict[str, str] = {
-    "pending": "queuing",
     "queued": "queuing",
     "enqueued": "queuing",
     "in_progress": "running",
-    "completed": "succeeded",
     "finished": "succeeded",
     "success": "succeeded",
     "succeed": "succeeded",
     "done": "succeeded",
     "error": "failed",
     "canceled": "cancelled",
-    "offline": "unknown",
 }
 """Words that programs use for a status, and the status."""
 
@@ -70,7 +68,7 @@ class FilterField(Value):
             raise BadRequestError(f"{self.name} in: the value must be a list; got {self.value!r}")
         values = cast("Sequence[object]", self.value) if self.operator == "in" else [cast("object", self.value)]
         for value in values if self.name == "status" else ():
-            if value not in _STATUSES:
+            if meant(AnyWorkerStatus, meant(AnyRolloutStatus, value)) not in _STATUSES:
                 statuses = ", ".join(map(repr, get_args(RolloutStatus)))
                 raise BadRequestError(f"No rollout has the status {value!r}, but {statuses}{status_hint(value)}")
         return self

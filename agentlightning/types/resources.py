@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 from urllib.parse import quote
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 from typing_extensions import override
 
 from agentlightning.errors import BadRequestError
@@ -52,6 +52,33 @@ class Resource(Value):
             _own_classes.setdefault(field.default, {})[f"{cls.__module__}.{cls.__qualname__}"] = cls
 
 
+class SamplingParameters(Resource):
+    """Parameters of model calls, by any name: `client.chat.completions.create(..., **parameters)` takes those given."""
+
+    model_config = ConfigDict(extra="allow")
+
+    resource_type: Literal["sampling_parameters"] = "sampling_parameters"  # pyright: ignore[reportIncompatibleVariableOverride] -- narrowed tag
+    """The tag by which it is read back."""
+    temperature: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    """How much chance decides; None leaves it to the server."""
+    top_p: float | None = Field(default=None, ge=0, le=1)
+    """The share of probability that tokens are sampled from; None leaves it to the server."""
+    max_tokens: int | None = Field(default=None, ge=1)
+    """Largest number of tokens of a reply; None leaves it to the server."""
+
+    def keys(self) -> Sequence[str]:
+        """Return the names of the parameters that are given."""
+        values = {**self.__dict__, **(self.__pydantic_extra__ or {})}
+        return [name for name, value in values.items() if value is not None and name != "resource_type"]
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)
+
+
+def _as_dict(parameters: object) -> object:
+    return dict(parameters) if isinstance(parameters, SamplingParameters) else parameters
+
+
 class LLM(Resource):
     """A model behind an OpenAI-compatible endpoint."""
 
@@ -63,8 +90,8 @@ class LLM(Resource):
     """The name to be sent with each request."""
     api_key: str | None = Field(default=None, repr=False)
     """Comes back only from get-by-id and latest, with a runner's token; null elsewhere, and not in `repr`."""
-    sampling_parameters: dict[str, Any] = Field(default_factory=dict)
-    """Parameters of the request, such as `temperature`, for the agent to pass on."""
+    sampling_parameters: Annotated[dict[str, Any], BeforeValidator(_as_dict)] = Field(default_factory=dict)
+    """Parameters of the request, such as `temperature`, for the agent to pass on; or `SamplingParameters`."""
 
     def get_base_url(self, *args: Any, **kwargs: Any) -> str:
         """Return the endpoint; arguments are accepted so that LLM and ProxyLLM are called alike."""
@@ -163,6 +190,15 @@ class PromptTemplate(Resource):
         raise NotImplementedError(f"Rendering with engine {self.engine!r} is not supported; use f-string or jinja")
 
 
+class SystemPrompt(PromptTemplate):
+    """The instructions of a system message: a template like any other, which a search over prompts improves."""
+
+    resource_type: Literal["system_prompt"] = "system_prompt"  # pyright: ignore[reportIncompatibleVariableOverride] -- narrowed tag
+    """The tag by which it is read back."""
+    engine: Annotated[Literal["jinja", "jinja2", "f-string", "poml"], AfterValidator(_engine)] = "f-string"
+    """How the gaps are filled."""
+
+
 class CustomResource(Resource):
     """Settings of your own: a dictionary, or the fields of a class of your own. Read by key, `resource["top_k"]`."""
 
@@ -188,13 +224,16 @@ class CustomResource(Resource):
         return self.values.get(name, default)
 
 
-ResourceUnion = Annotated[LLM | ProxyLLM | PromptTemplate | CustomResource, Field(discriminator="resource_type")]
+ResourceUnion = Annotated[
+    LLM | ProxyLLM | SamplingParameters | PromptTemplate | SystemPrompt | CustomResource,
+    Field(discriminator="resource_type"),
+]
 """What a set of resources holds."""
 NamedResources = dict[str, ResourceUnion]
 """Resources by the name under which the agent asks for them."""
 
-_STORED = (LLM, PromptTemplate, CustomResource)
-_TAGS = ("llm", "proxy_llm", "prompt_template", "custom")
+_STORED = (LLM, SamplingParameters, PromptTemplate, CustomResource)
+_TAGS = ("llm", "proxy_llm", "sampling_parameters", "prompt_template", "system_prompt", "custom")
 
 
 def stored_form(name: str, resource: object) -> object:

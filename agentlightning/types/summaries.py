@@ -6,16 +6,19 @@ names, where they are whole numbers (a task may be a text of at most 200 charact
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from agentlightning.field_help import Value
-from agentlightning.types.core import COUNT, AttemptStatus, Outcome, RolloutMode, RolloutStatus
+from agentlightning.types.core import COUNT, AnyRolloutStatus, AttemptStatus, Outcome, RolloutMode, RolloutStatus
+from agentlightning.types.mode import AnyMode, aliases
 from agentlightning.types.query import PaginatedResult
 
 SummarySort = Literal["start_time", "end_time", "duration", "reward", "step", "status", "attempts", "spans"]
 """What summaries may be sorted by; `duration` is `end_time - start_time`."""
+AnySummarySort = Annotated[SummarySort, aliases(create_time="start_time")]
+"""The same, or another word for it."""
 AggregateBy = Literal["step", "outcome", "status", "mode", "resources", "worker", "task", "none"]
 """What rollouts may be grouped by; `none` is one group of all."""
 
@@ -80,9 +83,9 @@ class RolloutFilter(Value):
 
     run_id: str | None = None
     """Of this run; None or an empty text given: of no run. Not given: of any."""
-    status_in: list[RolloutStatus] | None = None
+    status_in: list[AnyRolloutStatus] | None = None
     """Whose status is one of these."""
-    mode_in: list[RolloutMode] | None = None
+    mode_in: list[AnyMode] | None = None
     """Whose mode is one of these."""
     outcome_in: list[Outcome] | None = None
     """Whose outcome is one of these."""

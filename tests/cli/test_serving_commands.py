@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -30,8 +31,10 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
     """Starts a command that serves; returns its process and the first lines that it prints."""
     servers: list[subprocess.Popen[str]] = []
 
-    def start(*arguments: str, lines: int = 1, **environment: str) -> tuple[subprocess.Popen[str], list[str]]:
-        command = [sys.executable, "-m", "agentlightning.cli", *arguments, "--port", "0"]
+    def start(
+        *arguments: str, lines: int = 1, module: str = "agentlightning.cli", **environment: str
+    ) -> tuple[subprocess.Popen[str], list[str]]:
+        command = [sys.executable, "-m", module, *arguments, "--port", "0"]
         server = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=tmp_path,
             env={**os.environ, **environment},
@@ -152,6 +155,34 @@ def test_arguments_go_to_vllm_as_they_are(tmp_path: Path, version: str, code: in
 def test_vllm_that_is_not_installed_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["vllm", "serve"]) == 2
     assert capsys.readouterr().err.startswith("agl: agl vllm runs the package 'vllm', which is not installed")
+    assert main(["vllm", "serve", "--help"]) == 2  # the options of vLLM are its own
+
+
+@pytest.mark.parametrize("option", ["--help", "-h"])
+def test_the_help_of_vllm_needs_no_vllm(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["vllm", option]) == 0
+    assert "agl vllm serve my-org/my-model --port 8000" in capsys.readouterr().out
+
+
+# --- commands as modules ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("module", "command"),
+    [("store", "store"), ("vllm", "vllm"), ("prometheus", "prometheus"), ("agentops_server", "agentops")],
+)
+def test_a_command_is_a_module_of_its_own(module: str, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert importlib.import_module(f"agentlightning.cli.{module}").main(["--help"]) == 0
+    assert f"Usage: agl {command}" in capsys.readouterr().out
+    name = f"agentlightning.cli.{module}"
+    done = subprocess.run([sys.executable, "-m", name, "--no-such-option"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2, done.stderr
+
+
+def test_a_store_that_is_started_as_a_module_serves(serve: Serve) -> None:
+    _, [line] = serve(module="agentlightning.cli.store")
+    url = re.findall(r"http://\S+", line)[0]
+    assert json.loads(fetch(f"{url}/health"))["status"] == "ok"
 
 
 # --- doctor ----------------------------------------------------------------------------------------------------------

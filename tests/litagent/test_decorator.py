@@ -14,7 +14,16 @@ import pytest
 from agentlightning.litagent import LitAgent, llm_rollout, prompt_rollout, rollout
 from agentlightning.litagent.decorator import FunctionalLitAgent, as_agent
 from agentlightning.store.memory import InMemoryLightningStore
-from agentlightning.types import LLM, AttemptedRollout, NamedResources, PromptTemplate, ProxyLLM, Rollout
+from agentlightning.types import (
+    LLM,
+    AttemptedRollout,
+    NamedResources,
+    PromptTemplate,
+    ProxyLLM,
+    Rollout,
+    SamplingParameters,
+    SystemPrompt,
+)
 
 if TYPE_CHECKING:
     from agentlightning.types import LLM as OnlyForTheChecker
@@ -103,6 +112,26 @@ def test_a_type_imported_for_the_checker_only_is_read_as_text(attempt: Attempted
 
     agent.__annotations__["model"] = "agl.LLM"
     assert given(rollout(agent), {"main": MAIN}, attempt) is MAIN
+
+
+def test_prompts_of_the_system_and_sampling_parameters_are_asked_for_by_type(
+    attempt: AttemptedRollout, caplog: pytest.LogCaptureFixture
+) -> None:
+    @rollout
+    def both(task: str, system: SystemPrompt, parameters: SamplingParameters, prompt_template: PromptTemplate) -> Any:
+        return system.template, dict(**parameters), prompt_template.template
+
+    @prompt_rollout
+    def of_prompts(task: str, prompt_template: PromptTemplate) -> Any:
+        return prompt_template.format(x=1)
+
+    system, sampling = SystemPrompt(template="Be {x}"), SamplingParameters(top_p=0.5)
+    resources = {"instructions": system, "sampling": sampling}
+    assert given(of_prompts, resources, attempt) == "Be 1"
+    assert given(both, {**resources, "prompt": PROMPT}, attempt) == ("Be {x}", {"top_p": 0.5}, "Say {x}")
+    assert not caplog.records
+    with pytest.raises(ValueError, match="No SystemPrompt resource found for the parameter 'system'"):
+        given(both, {"prompt": PROMPT}, attempt)
 
 
 def test_an_optional_resource_may_be_missing(attempt: AttemptedRollout) -> None:

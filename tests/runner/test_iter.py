@@ -426,12 +426,14 @@ async def test_runners_of_a_run_take_its_rollouts_only(store: InMemoryLightningS
 async def test_the_label_of_a_worker_names_host_process_and_index(store: InMemoryLightningStore) -> None:
     runner = runner_of()
     assert runner.get_worker_id() == "Worker-Unknown"
+    with pytest.raises(ValueError, match=r"Call init_worker\(\) first"):
+        runner.get_worker_label()
     await store.enqueue_rollout(input="x")
     with runner.run_context(agent=one, store=store, worker_id=3):
-        assert runner.worker_id == 3
+        assert (runner.worker_id, runner.get_worker_id()) == (3, "Worker-3")
         await runner.iter(exit_when_idle=0.05)
-    (worker,) = await store.query_workers()
-    assert worker.worker_id == f"{socket.gethostname()}-{os.getpid()}-3"
+        (worker,) = await store.query_workers()
+        assert worker.worker_id == runner.get_worker_label() == f"{socket.gethostname()}-{os.getpid()}-3"
 
 
 def _serve_in_child(runner: LitAgentRunner[Any], address: str) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import re
+import socket
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -25,8 +28,6 @@ from tests.seeds.parts import TASKS, agent
 from tests.seeds.shown import Shown
 from tests.stubs.model_server import ModelServer
 from tests.stubs.ports import free_port
-
-COLLECTION = "a store keeps several collections, for which one name is none"
 
 
 @pytest.mark.snippet("000/trainer-parts")
@@ -61,15 +62,20 @@ def test_the_settings_of_the_client_server_strategy(shown: Shown) -> None:
     assert (read.role, read.n_runners) == (made.role, made.n_runners)
 
 
-@pytest.mark.snippet("000/mongo-store", because=COLLECTION)
+@pytest.mark.snippet("000/mongo-store", because="the page lost password and host of the address; with them it runs")
 def test_a_store_in_mongodb_as_shown(shown: Shown) -> None:
-    with shown.explains(TypeError, "'collection'", "partition_id"):
+    with shown.explains(agentlightning.BadRequestError, r"expected mongodb://user:password@host:27017"):
         shown.run()
+    made: dict[str, Any] = {}
+    exec(re.sub(r"\[email.protected\]", "secret@mongo", shown.text), made)
+    store = made["store"]
+    assert (store.database_name, store.capabilities["thread_safe"]) == ("agent_lightning", True)
+    asyncio.run(store.close())
 
 
 @pytest.mark.heavy
 def test_a_store_in_mongodb_keeps_a_run(mongo_uri: str) -> None:
-    store = MongoLightningStore(uri=mongo_uri, database="agl_seed_000", thread_safe=True)
+    store = MongoLightningStore(uri=mongo_uri, database="agl_seed_000", collection="spans", thread_safe=True)
     trainer = Trainer(algorithm="baseline", store=store, strategy="shm", n_runners=2, initial_resources={})
     trainer.fit(agent, train_dataset=TASKS)
     asyncio.run(store.close())
@@ -153,34 +159,23 @@ def test_metrics_at_the_end_of_a_trace_by_the_hook_that_the_text_names(caplog: p
     assert "rollout_latency" in caplog.text
 
 
-@pytest.mark.snippet("000/multi-process-training", because=COLLECTION)
-def test_the_configuration_for_many_processes(shown: Shown) -> None:
-    with shown.explains(TypeError, "'collection'", "partition_id"):
-        shown.run(MyAsyncAlgorithm=agentlightning.Baseline)
-
-
 @pytest.mark.heavy
-def test_the_configuration_for_many_processes_without_a_collection(
-    mongo_uri: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.snippet("000/multi-process-training")
+def test_the_configuration_for_many_processes(shown: Shown, mongo_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGL_TOKEN", "a-token-for-this-test-alone")
-    store = MongoLightningStore(uri=mongo_uri, database="agl_seed_000_many", thread_safe=True)
-    strategy = ClientServerExecutionStrategy(
-        role="both",
-        n_runners=12,
-        graceful_timeout=20.0,
-        terminate_timeout=10.0,
-        main_process="algorithm",
-        managed_store=True,
-        server_host="0.0.0.0",
-        server_port=free_port(),
-    )
-    algorithm = agentlightning.Baseline()
-    trainer = Trainer(algorithm=algorithm, store=store, strategy=strategy, n_runners=12, initial_resources={})
-    assert trainer.strategy is strategy
-    trainer.fit(agent, train_dataset=TASKS)
-    assert trainer.result.rewards == [0.25, 0.75]
-    asyncio.run(store.close())
+    monkeypatch.setenv("AGL_SERVER_PORT", str(free_port()))
+    asked, server = socket.getaddrinfo, urlsplit(mongo_uri)
+
+    def look_up(host: Any, port: Any, *rest: Any, **more: Any) -> Any:  # `mongo` is the machine of the test
+        here = (server.hostname, server.port or 27017) if host == "mongo" else (host, port)
+        return asked(*here, *rest, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    made = shown.run(MyAsyncAlgorithm=agentlightning.Baseline)
+    assert made.trainer.strategy is made.strategy
+    made.trainer.fit(agent, train_dataset=TASKS)
+    assert made.trainer.result.rewards == [0.25, 0.75]
+    asyncio.run(made.store.close())
 
 
 TRAIN = """

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import agentlightning as agl
+from agentlightning import emitter
 from agentlightning.utils.otel import extract_links_from_attributes
 from tests.seeds.shown import Shown
 
@@ -59,12 +59,9 @@ async def test_a_span_made_by_hand(shown: Shown) -> None:
     assert (found.sequence_id, found.attributes["tool"]) == (3, "web_search")
 
 
-@pytest.mark.snippet("003/operation-module", because="agentlightning.operation is the decorator, and no module too")
+@pytest.mark.snippet("003/operation-module")
 def test_a_module_called_as_the_decorator(shown: Shown) -> None:
-    with shown.explains(ModuleNotFoundError, "Import operation from agentlightning"):
-        shown.run()
-    importlib.invalidate_caches()
-    assert callable(agl.operation)
+    assert shown.run().operation is agl.operation is emitter.operation
 
 
 @pytest.mark.snippet("003/classify-ticket")

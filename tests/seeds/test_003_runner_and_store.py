@@ -53,6 +53,7 @@ async def test_what_a_runner_knows(shown: Shown) -> None:
             getattr(runner, accessor.__name__)()
     assert listed.get_worker_id(runner) == runner.get_worker_id() == "Worker-Unknown"
     with runner.run_context(agent=agl.rollout(agent), store=store):
+        assert listed.get_worker_id(runner) == runner.get_worker_id() == "Worker-0"
         assert listed.get_agent(runner) is runner.get_agent()
         assert listed.get_store(runner) is runner.get_store() is store
 

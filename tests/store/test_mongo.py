@@ -34,6 +34,7 @@ from agentlightning.store.rules.resources import publish
 from agentlightning.store.rules.spans import add_spans
 from agentlightning.store.rules.tx import Tx
 from agentlightning.store.rules.updates import update_attempt
+from agentlightning.store.spec import store_from_spec
 from agentlightning.types import LLM, AttemptedRollout, EnqueueRolloutRequest, PromptTemplate, Rollout, Span
 from tests.stubs.mongo_server import MongoServer
 
@@ -48,6 +49,7 @@ from agentlightning.store.mongo import flush as mongo_flush
 from agentlightning.store.mongo import queue as mongo_queue
 from agentlightning.store.mongo import tx as mongo_tx
 from agentlightning.store.mongo.change_numbers import FOREIGN_SECONDS, Horizon
+from agentlightning.store.mongo.check import read_all
 from agentlightning.store.mongo.documents import Partition
 from agentlightning.store.mongo.link import Place
 
@@ -349,6 +351,7 @@ async def test_a_waiting_claim_hears_of_work_from_another_process(
 async def test_where_the_server_tells_of_changes_it_is_listened_to(
     store: MongoLightningStore, second_store: MongoLightningStore
 ) -> None:
+    store.connect()
     here = store._backend._process()  # type: ignore[attr-defined]
     if os.environ.get("AGL_TEST_MONGO_URI") and not here._streams:
         pytest.skip("a single server tells nobody of changes")
@@ -404,6 +407,7 @@ async def test_a_new_process_begins_with_the_present(
 
 
 def test_an_index_for_every_query_begins_with_the_partition(store: MongoLightningStore, database: Any) -> None:
+    store.connect()
     firsts = {
         name: [next(iter(index["key"])) for index in database[name].list_indexes()]
         for name in ("agl_rollouts", "agl_spans", "agl_rows")
@@ -424,10 +428,13 @@ async def test_a_document_has_every_field_by_which_rollouts_are_sorted(
 def test_many_processes_may_open_a_new_database_at_once(mongo_uri: str) -> None:
     name = f"agl_test_{uuid.uuid4().hex}"
     made: list[MongoLightningStore] = []
-    threads = [
-        threading.Thread(target=lambda: made.append(MongoLightningStore(mongo_uri, database_name=name)))
-        for _ in range(6)
-    ]
+
+    def open_one() -> None:
+        store = MongoLightningStore(mongo_uri, database_name=name)
+        store.connect()
+        made.append(store)
+
+    threads = [threading.Thread(target=open_one) for _ in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -535,10 +542,45 @@ def _ids(page: Iterable[Rollout]) -> list[str]:
 # --- the client -----------------------------------------------------------------------------------------------------
 
 
-def test_a_server_that_is_not_there_is_an_error_soon_and_the_password_stays_secret() -> None:
+async def test_the_first_operation_connects(tmp_path: Path) -> None:
+    server = MongoServer(tmp_path)
+    store = MongoLightningStore(uri=server.uri, database="db", collection="spans", thread_safe=True)
+    copy = pickle.loads(pickle.dumps(store))
+    with server:  # only here
+        queued = await copy.enqueue_rollout("x")
+        claim = await store.dequeue_rollout()
+        assert claim.rollout_id == queued.rollout_id
+        assert abs(claim.attempt.start_time - time.time()) < 60
+        await store.close()
+        await copy.close()
+
+
+async def test_a_collection_is_that_of_the_spans_and_stays_it(mongo_uri: str, partition: str, database: Any) -> None:
+    store = MongoLightningStore(mongo_uri, partition_id=partition, collection="spans")
+    started = await store.start_rollout("x")
+    await store.add_many_spans([a_span(started), a_span(started)])
+    mine = {"partition": partition}
+    assert (database["spans"].count_documents(mine), database["agl_spans"].count_documents(mine)) == (2, 0)
+    assert (await store.query_spans(started.rollout_id)).total == 2
+    other = MongoLightningStore(mongo_uri, partition_id=partition)
+    with pytest.raises(ConflictError, match="are in the collection 'spans', not in 'agl_spans'; open it with"):
+        await other.query_rollouts()
+    await other.close()
+    with read_all(mongo_uri, partition) as stored:
+        assert stored.span_count == 2
+    await store.delete_rollouts(rollout_ids=[started.rollout_id], force=True)
+    assert database["spans"].count_documents(mine) == 0
+    await store.close()
+
+
+async def test_a_server_that_is_not_there_is_an_error_soon_and_the_password_stays_secret() -> None:
     uri = "mongodb://anna:top%3Asecret@127.0.0.1:1/x?serverSelectionTimeoutMS=300"
+    store = MongoLightningStore(uri)
     with pytest.raises(StoreUnreachableError) as caught:
-        MongoLightningStore(uri)
+        await store.enqueue_rollout("x")
+    await store.close()
+    with pytest.raises(StoreUnreachableError):
+        store_from_spec(uri)
     text = f"{caught.value}{caught.value!r}{caught.value.__cause__!r}"
     assert "mongodb://anna@127.0.0.1:1" in text
     assert "refused" in text
@@ -584,7 +626,8 @@ async def test_each_name_of_an_argument_is_understood(mongo_uri: str, partition:
 @pytest.mark.parametrize(
     ("wrong", "expected"),
     [
-        ({"collection": "spans"}, "partition_id='spans'"),
+        ({"collection": "agl_rollouts"}, "collection='agl_rollouts' cannot hold the spans"),
+        ({"collection": "$x"}, "for example 'spans'"),
         ({"thread_safe": False}, "always thread-safe"),
         ({"mongo_uri": "mongodb://a", "uri": "mongodb://b"}, "another name of mongo_uri"),
         ({"partition_id": ""}, "not empty"),

@@ -110,6 +110,68 @@ async def test_lists_are_sorted_and_cut(store: LightningStore) -> None:
         await store.query_rollouts(sort_by="colour")
 
 
+class PlainLists(RedisLikeStore):
+    """Takes a limit and answers with a list; gives spans no numbers."""
+
+    async def query_rollouts(self, *, limit: int = -1) -> Any:
+        found = list(await super().query_rollouts())
+        return found if limit == -1 else found[:limit]
+
+    get_next_span_sequence_id = LightningStore.get_next_span_sequence_id
+
+
+class PlainListsInMemory(agl.InMemoryLightningStore):
+    """One of ours, of which a list is overridden."""
+
+    async def query_rollouts(self, **filters: Any) -> Any:
+        return list(await super().query_rollouts(**filters))
+
+
+@pytest.mark.parametrize("kind", [PlainLists, PlainListsInMemory])
+async def test_a_plain_list_reaches_every_caller_as_a_page(kind: type[Any], server: KeyValueServer) -> None:
+    own: LightningStore = kind() if kind is PlainListsInMemory else kind(server.url)
+    for number in range(3):
+        await own.enqueue_rollout(number)
+    threaded = LightningStoreThreaded(own)
+    served = LightningStoreServer(own, port=0)
+    await served.start()
+    client = LightningStoreClient(served.endpoint, deadline=5.0)
+    for store in (complete(own), threaded, client):
+        page = await store.query_rollouts(limit=1, sort_by="start_time", sort_order="desc")
+        assert ([found.input for found in page], page.limit, page.total) == ([2], 1, 3)
+        assert (await store.query_rollouts()).total == 3
+    await client.close()
+    await served.stop()
+    await threaded.close()
+
+
+async def test_spans_of_a_store_that_gives_no_numbers_follow_those_that_it_has(server: KeyValueServer) -> None:
+    own = PlainLists(server.url)
+    claimed = await own.start_rollout("x")
+    store = complete(own)
+    await store.add_span(span(claimed, 4))
+    pair = (claimed.rollout_id, claimed.attempt.attempt_id)
+    assert await store.get_many_span_sequence_ids([pair, pair]) == [5, 6]
+    stored = await asyncio.gather(*(store.add_span(span(claimed)) for _ in range(5)))
+    assert sorted(each.sequence_id for each in stored if each is not None) == [7, 8, 9, 10, 11]
+
+
+async def test_a_tracer_by_hand_takes_a_store_of_ones_own(server: KeyValueServer) -> None:
+    own = PlainLists(server.url)
+    claimed = await own.start_rollout("x")
+    tracer = agl.OtelTracer(store=own)
+
+    def trace() -> None:
+        tracer.open_rollout(claimed.rollout_id)
+        tracer.open_attempt()
+        tracer.emit_span("by hand")
+        tracer.close_attempt()
+        tracer.close_rollout()
+
+    await asyncio.to_thread(trace)
+    assert [(found.name, found.sequence_id) for found in await own.query_spans(claimed.rollout_id)] == [("by hand", 1)]
+
+
 async def test_how_an_attempt_ended_is_kept(store: LightningStore) -> None:
     started = await store.start_rollout("x")
     error = AttemptError(type="builtins.ValueError", message="no")
@@ -316,11 +378,13 @@ class OwnTrainer(agl.Trainer):
     """A Trainer whose store is the user's, made where the Trainer makes its store."""
 
     url = ""
+    kind: type[RedisLikeStore] = RedisLikeStore
 
     def _make_store(self, store: Any, strategy: ExecutionStrategy) -> LightningStore:
-        return RedisLikeStore(url=self.url, thread_safe=False)
+        return self.kind(url=self.url, thread_safe=False)
 
 
+@pytest.mark.parametrize("store", [RedisLikeStore, PlainLists])
 @pytest.mark.parametrize(
     "strategy",
     [
@@ -330,9 +394,12 @@ class OwnTrainer(agl.Trainer):
     ],
     ids=["threads", "threads, as it is", "processes"],
 )
-def test_fit_runs_to_its_end_over_it(server: KeyValueServer, strategy: dict[str, Any]) -> None:
+def test_fit_runs_to_its_end_over_it(
+    server: KeyValueServer, strategy: dict[str, Any], store: type[RedisLikeStore]
+) -> None:
     class Mine(OwnTrainer):
         url = server.url
+        kind = store
 
     trainer = Mine(algorithm=agl.Baseline(), strategy=strategy, n_runners=1)
     trainer.fit(tenth, train_dataset=[1, 2, 3, 4])

@@ -21,6 +21,9 @@ class Made:
     def __init__(self, *args: Any, **settings: Any) -> None:
         self.args, self.settings = args, settings
 
+    def connect(self) -> None:
+        """There is nothing to connect to."""
+
 
 @pytest.fixture
 def databases(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,6 +95,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "get_worker_by_id": {"worker_id": NEEDED},
     "update_worker": {"worker_id": NEEDED, "heartbeat_stats": UNSET},
+    "register_worker": {"worker_id": NEEDED, "heartbeat_stats": UNSET},
     "wait_for_rollout": {"rollout_id": NEEDED, "timeout": None},
     "finish_rollout": {"rollout_id": NEEDED, "attempt_id": "latest", "response": None},
     "fail_rollout": {"rollout_id": NEEDED, "attempt_id": "latest", "reason": None},
@@ -214,7 +215,7 @@ async def test_the_first_program_of_a_newcomer_runs(store: LightningStore) -> No
 
 
 WRONG_TYPES: dict[str, Callable[[LightningStore, str], Any]] = {
-    "mode": lambda store, i: store.update_rollout(i, mode="eval"),  # type: ignore[arg-type]
+    "mode": lambda store, i: store.update_rollout(i, mode="training"),  # type: ignore[arg-type]
     "metadata": lambda store, i: store.update_rollout(i, metadata=[1]),  # type: ignore[arg-type]
     "resources_id": lambda store, i: store.update_rollout(i, resources_id=5),  # type: ignore[arg-type]
     "status": lambda store, i: store.update_rollout(i, status=None),  # type: ignore[arg-type]

@@ -180,7 +180,7 @@ ERRORS: list[tuple[str, str, Any, int, str]] = [
     ("GET", "/workers?offset=-1", None, 400, "Offset must be greater than or equal to 0"),
     ("GET", "/rollouts?sort_order=up", None, 422, "sort_order"),
     ("GET", "/rollouts?filter_logic=xor", None, 422, "filter_logic"),
-    ("GET", "/workers?status_in=offline", None, 422, "status_in"),
+    ("GET", "/workers?status_in=gone", None, 422, "status_in"),
     ("GET", "/spans", None, 422, "rollout_id"),
     ("POST", "/rollouts", {}, 422, "input"),
     ("POST", "/rollouts", {"input": 1, "config": {"max_attempts": 0}}, 422, "max_attempts"),
@@ -195,11 +195,34 @@ ERRORS: list[tuple[str, str, Any, int, str]] = [
     ("POST", "/resources/latest", {}, 400, "latest"),
     ("DELETE", "/rollouts/ID", None, 405, "Method Not Allowed"),
     ("GET", "/nothing", None, 404, "Not Found"),
-    ("POST", "/rollouts/ID/start", None, 404, "POST /v1/agl/queues/rollouts/dequeue"),
-    ("POST", "/rollouts/ID/attempt", None, 404, "/attempts"),
-    ("POST", "/rollouts/ID/attempt/at-1/finish", None, 404, "/finish"),
-    ("POST", "/workers", {"worker_id": "w"}, 404, "heartbeat"),
+    ("POST", "/rollouts/ro-no/start", None, 404, "ro-no"),
+    ("POST", "/rollouts/ro-no/attempt", {"worker_id": "w"}, 404, "ro-no"),
+    ("POST", "/rollouts/ID/attempt/at-no/finish", None, 404, "at-no"),
+    ("POST", "/rollouts/ID/attempt/latest/finish", {"status": "done"}, 422, "'preparing', 'running'"),
+    ("POST", "/workers", {}, 422, "worker_id"),
 ]
+
+
+async def test_the_routes_of_the_manual_start_and_finish_attempts_and_register_workers(wire: Wire) -> None:
+    code, worker = await wire("POST", "/workers", {"worker_id": "w", "heartbeat_stats": {"queue_depth": 1}})
+    assert (code, worker["worker_id"], worker["heartbeat_stats"]) == (200, "w", {"queue_depth": 1})
+    queued = await wire.store.enqueue_rollout("x", mode="val")
+    code, started = await wire("POST", f"/rollouts/{queued.rollout_id}/start", {"worker_id": "w"})
+    assert (code, started["status"], started["attempt"]["worker_id"]) == (201, "preparing", "w")
+    code, again = await wire("POST", f"/rollouts/{queued.rollout_id}/attempt")
+    assert (code, again["attempt"]["sequence_id"]) == (201, 2)
+    finish = f"/rollouts/{queued.rollout_id}/attempt/{again['attempt']['attempt_id']}/finish"
+    code, finished = await wire("POST", finish)
+    assert (code, finished["status"], finished["attempt_id"]) == (200, "succeeded", again["attempt"]["attempt_id"])
+    assert (await wire("POST", finish, {"status": "completed"}))[0] == 200  # the same again
+    assert (await wire("POST", finish, {"status": "failed"}))[0] == 409
+    code, found = await wire("GET", "/rollouts?status_in=completed&sort_by=create_time")
+    assert [each["rollout_id"] for each in found["items"]] == [queued.rollout_id]
+    failing = await wire.store.start_rollout("y", worker_id="w")
+    path = f"/rollouts/{failing.rollout_id}/attempt/latest/finish"
+    assert (await wire("POST", path, {"status": "timeout"}))[1]["status"] == "timeout"
+    code, workers = await wire("GET", "/workers?status_in=offline")
+    assert [(each["worker_id"], each["status"]) for each in workers["items"]] == [("w", "unknown")]
 
 
 @pytest.mark.parametrize(("method", "path", "body", "code", "text"), ERRORS)

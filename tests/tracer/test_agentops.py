@@ -132,6 +132,32 @@ def test_token_ids_are_kept_plain_streamed_and_raw(seen: dict[str, Any]) -> None
         assert len(json_list(plain["logprobs.content"])) == len(plain["response_token_ids"])
 
 
+OWN_STORE = """
+import asyncio
+from agentlightning.tracer.agentops import AgentOpsTracer
+from agentlightning.emitter import emit_reward
+from tests.stubs.redis_like_store import KeyValueServer, RedisLikeStore
+
+async def main():
+    with KeyValueServer() as server:
+        store, tracer = RedisLikeStore(server.url), AgentOpsTracer()
+        rollout = await store.start_rollout("x")
+        with tracer.lifespan(store):
+            ids = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
+            async with tracer.trace_context("own", **ids):
+                emit_reward(1.0)
+        spans = await store.query_spans(rollout.rollout_id)
+        print(json.dumps(sorted((span.sequence_id, span.name) for span in spans)))
+
+asyncio.run(main())
+"""
+
+
+@needs_agentops
+def test_a_store_of_ones_own_with_the_single_forms_alone_gets_its_spans() -> None:
+    assert run_offline(OWN_STORE) == [[1, "agentlightning.annotation"], [2, "own.session"]]
+
+
 def json_list(text: str) -> list[Any]:
     import json
 

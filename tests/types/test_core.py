@@ -171,6 +171,15 @@ def test_a_rollout_waits_runs_or_has_ended(status: Any) -> None:
     assert is_finished(found) == (status in ("failed", "succeeded", "cancelled"))
 
 
+def test_what_is_known_of_the_attempt_is_read_from_its_rollout_too() -> None:
+    both = AttemptedRollout(**dict(rollout()), attempt=attempt(worker_id="w", reward=0.5))
+    assert (both.worker_id, both.reward, both.attempts) == ("w", 0.5, [both.attempt])
+    assert "worker_id" not in both.model_dump()
+    again = AttemptedRollout(**dict(rollout()), attempt=attempt(sequence_id=2))
+    with pytest.raises(AttributeError, match=r"has no 'attempts': read them with store\.query_attempts"):
+        again.attempts  # noqa: B018 -- asked for
+
+
 def test_a_rollout_and_its_attempt_belong_together() -> None:
     both = AttemptedRollout(**dict(rollout()), attempt=attempt())
     assert isinstance(both, Rollout)
@@ -207,12 +216,12 @@ def test_values_survive_copies_and_pickles() -> None:
     ("model", "fields", "name"),
     [
         (RolloutConfig, {"max_attempts": 0}, "max_attempts"),
-        (RolloutConfig, {"mode": "eval"}, "mode"),
+        (RolloutConfig, {"mode": "training"}, "mode"),
         (RolloutConfig, {"retry_condition": ["lost"]}, "retry_condition"),
         (RolloutConfig, {"retry_backoff": 0.5}, "retry_backoff"),
         (EnqueueRolloutRequest, {"input": 1, "user_id": "x"}, "user_id"),
         (EnqueueRolloutRequest, {"mode": "train"}, "input"),
-        (EnqueueRolloutRequest, {"input": 1, "mode": "eval"}, "'train', 'val' or 'test'"),
+        (EnqueueRolloutRequest, {"input": 1, "mode": "training"}, "'train', 'val' or 'test'"),
         (EnqueueRolloutRequest, {"input": 1, "not_before": math.inf}, "not_before"),
         (PromptTemplate, {"template": "x", "engine": "mustache"}, "engine"),
         (PromptTemplate, {"template": "x"}, "engine"),

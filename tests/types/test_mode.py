@@ -20,12 +20,12 @@ Modes: Any = agl.RolloutMode
 
 def test_each_mode_has_its_names() -> None:
     assert {Modes.TRAIN, Modes.TRAINING} == {"train"}
-    assert {Modes.VAL, Modes.VALIDATION} == {"val"}
-    assert {Modes.TEST, Modes.TESTING} == {"test"}
+    assert {Modes.VAL, Modes.VALIDATION, Modes.EVAL, Modes.EVALUATION} == {"val"}
+    assert {Modes.TEST, Modes.TESTING, Modes.INFERENCE} == {"test"}
     assert core.RolloutMode is agl.RolloutMode
 
 
-@pytest.mark.parametrize("name", ["EVAL", "EVALUATION", "INFERENCE", "train"])
+@pytest.mark.parametrize("name", ["VALUATION", "train"])
 def test_another_mode_is_refused_with_those_there_are(name: str) -> None:
     with pytest.raises(AttributeError, match=f"no '{name}'.*RolloutMode.TRAINING.*RolloutMode.VALIDATION.*'test'"):
         getattr(Modes, name)

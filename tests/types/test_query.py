@@ -56,8 +56,8 @@ def test_a_sort_has_two_words_for_each_of_its_fields() -> None:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: field(name="status", operator="eq", value="completed"), "'succeeded', 'cancelled'.*write 'succeeded'"),
-        (lambda: field(name="status", operator="in", value=["failed", "Pending"]), "'Pending'.*write 'queuing'"),
+        (lambda: field(name="status", operator="eq", value="done"), "'succeeded', 'cancelled'.*write 'succeeded'"),
+        (lambda: field(name="status", operator="in", value=["failed", "Queued"]), "'Queued'.*write 'queuing'"),
         (lambda: field(name="status", value=["failed"]), r"No rollout has the status \['failed'\], but 'queuing'"),
         (lambda: field(name="status", value="lost"), "No rollout has the status 'lost', but 'queuing'.*'requeuing'"),
         (lambda: field(name="status", operator="in", value="failed"), "the value must be a list; got 'failed'"),

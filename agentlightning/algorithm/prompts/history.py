@@ -21,7 +21,7 @@ from agentlightning.chat.bill import Bill
 from agentlightning.errors import BadRequestError
 from agentlightning.field_help import explain_fields
 from agentlightning.private_files import open_private, private_folder
-from agentlightning.types import NamedResources, PromptTemplate
+from agentlightning.types import NamedResources, PromptTemplate, SystemPrompt
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class PromptVersion:
     def as_json(self) -> dict[str, Any]:
         """Return it as JSON data; `from_json` reads it back."""
         plain = {name: getattr(self, name) for name in _PLAIN}
-        templates = {name: {"engine": t.engine, "template": t.template} for name, t in self.templates.items()}
+        templates = {name: _as_json(template) for name, template in self.templates.items()}
         more = {"problems": list(self.problems), "interval": self.interval and list(self.interval)}
         return {**plain, **more, "templates": templates, "digest": self.digest, "bill": self.bill.as_json()}
 
@@ -98,9 +98,17 @@ class PromptVersion:
             **{name: data[name] for name in _PLAIN},
             problems=tuple(data["problems"]),
             interval=None if low_high is None else (low_high[0], low_high[1]),
-            templates={name: PromptTemplate(**fields) for name, fields in data["templates"].items()},
+            templates={
+                name: (SystemPrompt if "resource_type" in fields else PromptTemplate)(**fields)
+                for name, fields in data["templates"].items()
+            },
             bill=Bill.from_json(data["bill"]),
         )
+
+
+def _as_json(template: PromptTemplate) -> dict[str, Any]:
+    kind = {"resource_type": template.resource_type} if isinstance(template, SystemPrompt) else {}
+    return {"engine": template.engine, "template": template.template, **kind}
 
 
 ReadPublished = Callable[[str], Awaitable[NamedResources | None]]

@@ -25,6 +25,9 @@ def vllm(context: typer.Context) -> int:
     try:
         version = metadata.version("vllm")
     except metadata.PackageNotFoundError:
+        if context.args in (["--help"], ["-h"]):  # with vLLM installed, its own help follows
+            typer.echo(context.get_help())
+            return 0
         raise ImportError("agl vllm runs the package 'vllm', which is not installed: pip install vllm") from None
     numbers = tuple(int(number) for number in re.findall(r"\d+", version.partition("+")[0])[:3])
     if numbers < _FIRST_WITH_TOKEN_IDS:

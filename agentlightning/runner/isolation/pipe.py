@@ -164,7 +164,8 @@ class PipeStore(LightningStore):
     @override
     async def add_otel_span(self, rollout_id: str, attempt_id: str, readable_span: Any, sequence_id: Any = None) -> Any:
         number = -1 if sequence_id is None else sequence_id
-        return await self.add_span(Span.from_opentelemetry(readable_span, rollout_id, attempt_id, number))
+        span = Span.from_opentelemetry(readable_span, rollout_id, attempt_id, number)
+        return await self.add_span(span) or span
 
     async def _call(self, operation: str, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         return await self._carry(operation, args, kwargs)

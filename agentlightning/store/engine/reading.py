@@ -51,8 +51,8 @@ from agentlightning.types import (
     Rollout,
     Span,
     Worker,
-    WorkerStatus,
 )
+from agentlightning.types.core import AnyWorkerStatus
 from agentlightning.types.query import AnyPage
 
 M = TypeVar("M", bound=BaseModel)
@@ -104,7 +104,7 @@ class ReadingEngine(ReadOperations):
     async def query_attempts(
         self, rollout_id, *, sort_by="sequence_id", sort_order="asc", limit=-1, offset=0
     ) -> PaginatedResult[Attempt]:
-        check_page(Attempt, sort_by, limit, offset)
+        sort_by = check_page(Attempt, sort_by, limit, offset)
         if self._runtime.settled() is None:
             await self._runtime.scan()
         record = await self._runtime.read(lambda tx: tx.load(rollout_id))
@@ -118,7 +118,7 @@ class ReadingEngine(ReadOperations):
         parent_id=None, parent_id_contains=None, name=None, name_contains=None, filter_logic="and",
         limit=-1, offset=0, sort_by="sequence_id", sort_order="asc",
     ) -> PaginatedResult[Span]:  # fmt: skip
-        check_page(Span, sort_by, limit, offset)
+        sort_by = check_page(Span, sort_by, limit, offset)
         combine([], filter_logic)
 
         def keep(span: Span) -> bool:
@@ -142,7 +142,7 @@ class ReadingEngine(ReadOperations):
     async def query_resources(
         self, *, resources_id=None, resources_id_contains=None, sort_by=None, sort_order="asc", limit=-1, offset=0
     ) -> PaginatedResult[ResourcesUpdate]:
-        check_page(ResourcesUpdate, sort_by, limit, offset)
+        sort_by = check_page(ResourcesUpdate, sort_by, limit, offset)
         rows = await self._runtime.read(lambda tx: tx.scan("resources"))
         updates = [
             cast("ResourcesRow", row).update.model_copy(deep=True)
@@ -159,8 +159,8 @@ class ReadingEngine(ReadOperations):
         self, *, status_in=None, worker_id_contains=None, filter_logic="and",
         sort_by=None, sort_order="asc", limit=-1, offset=0,
     ) -> PaginatedResult[Worker]:  # fmt: skip
-        check_page(Worker, sort_by, limit, offset)
-        check_choices("status_in", status_in, WorkerStatus)
+        sort_by = check_page(Worker, sort_by, limit, offset)
+        status_in = check_choices("status_in", status_in, AnyWorkerStatus)
         combine([], filter_logic)
         if self._runtime.settled() is None:
             await self._runtime.scan()

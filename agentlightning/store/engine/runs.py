@@ -71,7 +71,7 @@ class RunEngine(RunOperations):
         self, *, state_in=None, algorithm=None, run_id_contains=None, sort_by="start_time", sort_order="asc",
         limit=-1, offset=0,
     ) -> PaginatedResult[Run]:  # fmt: skip
-        check_page(Run, sort_by, limit, offset)
+        sort_by = check_page(Run, sort_by, limit, offset)
         check_choices("state_in", state_in, RunState)
         rows = await self._runtime.read(lambda tx: tx.scan("run"))
         runs = [cast("RunRow", row).run for _, row in rows]

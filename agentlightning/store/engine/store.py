@@ -299,7 +299,8 @@ class EngineStore(RunEngine, SummaryEngine, DetailEngine, ReadingEngine, History
     @override
     async def add_otel_span(self, rollout_id, attempt_id, readable_span, sequence_id=None) -> Span | None:
         number = -1 if sequence_id is None else sequence_id
-        return await self.add_span(Span.from_opentelemetry(readable_span, rollout_id, attempt_id, number))
+        span = Span.from_opentelemetry(readable_span, rollout_id, attempt_id, number)
+        return await self.add_span(span) or await self.get_span(rollout_id, attempt_id, span.span_id)
 
     @override
     async def get_next_span_sequence_id(self, rollout_id, attempt_id) -> int:
@@ -327,7 +328,7 @@ class EngineStore(RunEngine, SummaryEngine, DetailEngine, ReadingEngine, History
             changes |= {} if asked is None else {"mode": asked}
         changes = checked(Rollout, changes)
         if "status" in changes:
-            check_rollout_status(changes["status"])
+            changes["status"] = check_rollout_status(changes["status"])
         now = self._runtime.settled() or await self._runtime.begin()
         call = call_of("update_rollout", **changes)
 
@@ -357,7 +358,7 @@ class EngineStore(RunEngine, SummaryEngine, DetailEngine, ReadingEngine, History
             check_rewards(changes)
         changes = checked(Attempt, changes)
         if "status" in changes:
-            check_attempt_status(changes["status"])
+            changes["status"] = check_attempt_status(changes["status"])
         if changes.get("error") is not None:
             changes["error"] = evolve(changes["error"])
         now = self._runtime.settled() or await self._runtime.begin()

@@ -186,8 +186,9 @@ class LightningStoreClient(LightningStore):
     @override
     async def add_otel_span(self, rollout_id, attempt_id, readable_span, sequence_id=None) -> Span | None:
         number = -1 if sequence_id is None else sequence_id
-        stored = await self.add_many_spans([Span.from_opentelemetry(readable_span, rollout_id, attempt_id, number)])
-        return stored[0] if stored else None
+        span = Span.from_opentelemetry(readable_span, rollout_id, attempt_id, number)
+        stored = await self.add_many_spans([span])
+        return stored[0] if stored else await self.get_span(rollout_id, attempt_id, span.span_id)
 
     # --- every operation -------------------------------------------------------------------------------------------
 

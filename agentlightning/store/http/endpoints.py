@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Awaitable, Callable
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 from pydantic import BaseModel
 
-from agentlightning.errors import BadRequestError, NotFoundError
+from agentlightning.errors import BadRequestError
 from agentlightning.store.base import LightningStore, RequestToken, request_token
 from agentlightning.store.http.operations import (
-    ELSEWHERE,
     LONG_POLLS,
     NO_NAME,
     OPERATIONS,
@@ -42,16 +41,12 @@ _PLAIN_MODELS = frozenset((AttemptedRollout, Rollout, Attempt, Worker))
 
 
 def operation_endpoints(store: Callable[[], LightningStore]) -> list[Endpoint]:
-    """Return every way to call every operation, and signposts at paths that programs try.
-
-    `store` is asked for once per request.
-    """
-    endpoints = [
+    """Return every way to call every operation. `store` is asked for once per request."""
+    return [
         _endpoint(store, operation, method, path)
         for operation in OPERATIONS.values()
         for method, path in ((operation.row.method, operation.row.path), *operation.row.also)
     ]
-    return endpoints + [_signpost(method, PREFIX + path, way) for (method, path), way in ELSEWHERE.items()]
 
 
 def _endpoint(store: Callable[[], LightningStore], operation: Operation, method: str, path: str) -> Endpoint:
@@ -103,16 +98,6 @@ async def _store_spans(operation: Callable[..., Awaitable[Any]], arguments: Argu
     if "span" in arguments:
         return StoredSpans([arguments["span"]], [] if answer is None else [answer])
     return StoredSpans(arguments["spans"], answer)
-
-
-def _signpost(method: str, path: str, way: str) -> Endpoint:
-    def refuse(request: Request) -> Arguments:
-        raise NotFoundError(f"There is no such path: {way}")
-
-    def unreachable(*_: object) -> NoReturn:
-        raise AssertionError(path)
-
-    return Endpoint(method, path, refuse, unreachable, unreachable)
 
 
 def _check_known(operation: Operation, method: str, request: Request) -> None:

@@ -77,7 +77,14 @@ ROWS: tuple[Row, ...] = (
     Row("start_rollout", "POST", "/rollouts", status=201, retry="token"),
     Row("enqueue_many_rollouts", "POST", "/queues/rollouts/enqueue", status=201, retry="token"),
     Row("dequeue_many_rollouts", "POST", "/queues/rollouts/dequeue", retry="token"),
-    Row("start_attempt", "POST", "/rollouts/{rollout_id}/attempts", status=201, retry="token"),
+    Row(
+        "start_attempt",
+        "POST",
+        "/rollouts/{rollout_id}/attempts",
+        status=201,
+        retry="token",
+        also=(("POST", "/rollouts/{rollout_id}/attempt"), ("POST", "/rollouts/{rollout_id}/start")),
+    ),
     Row("add_span", "POST", "/spans", body="span", status=201),
     Row("add_many_spans", "POST", "/spans/batch", status=201),
     Row("get_next_span_sequence_id", "POST", "/spans/next", wrap="sequence_id"),
@@ -149,25 +156,10 @@ ROWS: tuple[Row, ...] = (
     Row("import_history", "POST", "/history", status=201, slow=True),
     Row("query_events", "POST", "/events/search"),
     Row("wait_for_rollouts", "POST", "/waits/rollouts"),
+    Row("finish_attempt", "POST", "/rollouts/{rollout_id}/attempt/{attempt_id}/finish", retry="token"),
     Row("finish_rollout", "POST", "/rollouts/{rollout_id}/finish", retry="token"),
+    Row("register_worker", "POST", "/workers", retry="token"),
 )
-
-ELSEWHERE: dict[tuple[Literal["GET", "POST"], str], str] = {
-    (
-        "POST",
-        "/rollouts/{rollout_id}/start",
-    ): f"a worker claims the next rollout by POST {PREFIX}/queues/rollouts/dequeue",
-    ("POST", "/rollouts/{rollout_id}/attempt"): f"begin an attempt by POST {PREFIX}/rollouts/{{rollout_id}}/attempts",
-    ("POST", "/rollouts/{rollout_id}/attempt/{attempt_id}/finish"): (
-        f"end an attempt by POST {PREFIX}/rollouts/{{rollout_id}}/attempts/{{attempt_id}} with a status, "
-        f"or by POST {PREFIX}/rollouts/{{rollout_id}}/finish"
-    ),
-    ("POST", "/workers"): (
-        "a worker appears with its first claim or heartbeat, "
-        f"POST {PREFIX}/workers/{{worker_id}}/heartbeat; list workers by GET {PREFIX}/workers"
-    ),
-}
-"""Paths that programs try, and what does it here; they are answered with 404 and this text."""
 
 LONG_POLLS = frozenset(("dequeue_many_rollouts", "query_events", "wait_for_rollouts"))
 """Operations that may wait at the server; the client asks in chunks of at most `POLL_SECONDS`."""
@@ -347,7 +339,6 @@ OPERATIONS: dict[str, Operation] = {row.operation: Operation(row) for row in ROW
 
 __all__ = [
     "API_AGL_PREFIX",
-    "ELSEWHERE",
     "LONG_POLLS",
     "OPERATIONS",
     "POLL_SECONDS",

@@ -21,7 +21,7 @@ from pymongo.errors import AutoReconnect, OperationFailure, PyMongoError, Server
 from agentlightning.errors import AgentLightningError, BadRequestError, BusyError, ConflictError, NotFoundError
 from agentlightning.store.engine.clock import SharedClock
 from agentlightning.store.mongo.change_numbers import ChangeNumbers
-from agentlightning.store.mongo.documents import Document, LostRace, Partition
+from agentlightning.store.mongo.documents import SPANS, Document, LostRace, Partition, check_spans
 from agentlightning.store.mongo.flush import flush
 from agentlightning.store.mongo.link import Place
 from agentlightning.store.mongo.queue import LEASE_SECONDS
@@ -42,7 +42,7 @@ _LOOKS = (0.02, 0.25)
 
 
 class MongoBackend:
-    """A client and a few threads per process, made with the first use. Usable from any thread.
+    """A client and a few threads per process, made with the first use, which connects. Usable from any thread.
 
     A process that inherits the backend over a fork makes its own, and leaves those of its parent alone.
     """
@@ -50,7 +50,7 @@ class MongoBackend:
     shared = True
     persistent = True
 
-    def __init__(self, place: Place, database: str, partition: str) -> None:
+    def __init__(self, place: Place, database: str, partition: str, spans: str = SPANS) -> None:
         if not partition or "\0" in partition:
             raise BadRequestError(
                 f"partition_id must be a text that is not empty, without null bytes; got {partition!r}"
@@ -58,28 +58,28 @@ class MongoBackend:
         self._place = place
         self._database = database
         self._partition = partition
-        self._closed = self._opened = False
+        self._spans = check_spans(spans)
+        self._closed = False
+        self._opened = False
+        """True once an operation has reached the server: until then a wrong address fails at once."""
         self._processes: dict[int, _Process] = {}
         self._clock = SharedClock()
-        try:
-            self.execute(lambda _: None, write=False)  # an address that is wrong is found out here
-            self._opened = True
-            self.set_clock()
-        except BaseException:  # nobody else can close what was opened: there is no store yet
-            self.close()
-            raise
 
     def execute(self, script: Callable[[Tx], R], *, write: bool = True) -> tuple[R, Notes]:
         outage = Outage(self._place.outage_seconds if self._opened else 0.0)
         try:
             here = self._process()
             if write:
-                return self._write(here, script, outage)
+                result = self._write(here, script, outage)
+                self._opened = True
+                return result
             for delay in backoff_delays(*_PAUSES):
                 began = time.monotonic()
                 try:
                     tx = MongoTx(here.partition, here.numbers, None)
-                    return script(tx), tx.notes
+                    result = script(tx)
+                    self._opened = True
+                    return result, tx.notes
                 except AutoReconnect as error:
                     self._after_try(outage, began, error)
                 time.sleep(delay)
@@ -125,7 +125,7 @@ class MongoBackend:
             raise ConflictError(f"The MongoDB store {self._place!r} is closed")
         here = self._processes.get(os.getpid())
         if here is None:
-            made = _Process(self._place, self._database, self._partition)
+            made = _Process(self._place, self._database, self._partition, self._spans, self._clock)
             here = self._processes.setdefault(os.getpid(), made)
         return here
 
@@ -170,13 +170,14 @@ class MongoBackend:
 class _Process:
     """The client, threads and numbers of one process. Connects with the first use."""
 
-    def __init__(self, place: Place, database: str, partition: str) -> None:
+    def __init__(self, place: Place, database: str, partition: str, spans: str, clock: SharedClock) -> None:
+        self._clock = clock
         self._client = place.client()
         self._preparing = threading.Lock()
         self._prepared = False
         self.turns = Turns()
         self._partition = Partition(
-            self._client.get_database(database, read_preference=ReadPreference.PRIMARY), partition
+            self._client.get_database(database, read_preference=ReadPreference.PRIMARY), partition, spans
         )
         self.numbers = ChangeNumbers(self._partition.counters, self._partition.id("counters"))
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="agl-mongo")
@@ -197,6 +198,7 @@ class _Process:
                     hello = self._client.admin.command("hello")
                     self._streams = "setName" in hello or hello.get("msg") == "isdbgrid"
                     self._partition.prepare()
+                    self._clock.set(self.server_time)
                     self._prepared = True
         return self._partition
 
@@ -225,6 +227,7 @@ class _Process:
 
     def others_wrote(self, timeout: float) -> bool:
         """Wait for that long; True if other processes may have changed something since the last time."""
+        assert self.partition  # connected
         woken = self._wait(timeout)
         if not woken and time.monotonic() < self._next_look:
             return False

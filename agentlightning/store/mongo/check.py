@@ -37,6 +37,7 @@ def read_all(uri: str, name: str) -> Generator[Stored]:
             if partition.counters.find_one({"_id": "schema"}) is None:
                 raise ConflictError(f"There is no store in the database {database.name!r} of {place!r}")
             known = check_version(partition.counters)
+            partition.spans = database[partition.recorded_spans()]
             version = known.get("from", known["version"])
             yield Stored(
                 version,
@@ -46,7 +47,7 @@ def read_all(uri: str, name: str) -> Generator[Stored]:
                 (
                     (
                         f"{each['span_id']} of rollout {each['rollout_id']}",
-                        f"db.agl_spans.deleteOne({{_id: {each['_id']!r}}})",
+                        f"db.{partition.spans.name}.deleteOne({{_id: {each['_id']!r}}})",
                         each.get("body", ""),
                     )
                     for each in partition.spans.find(here)

@@ -17,7 +17,7 @@ from pymongo.collection import Collection
 from pymongo.database import Database
 from pymongo.errors import BulkWriteError
 
-from agentlightning.errors import TooLargeError
+from agentlightning.errors import BadRequestError, ConflictError, TooLargeError
 from agentlightning.store.mongo.schema import Document, prepare
 from agentlightning.store.mongo.summaries import fields_of
 from agentlightning.store.rules.durable import damaged, read_record, record_type
@@ -29,6 +29,25 @@ RECENT = 32
 MAX_BODY = 16 * 1024 * 1024 - 64 * 1024
 """Bytes; a document holds 16 MiB, with its other fields."""
 _DUPLICATE = 11000
+
+
+SPANS = "agl_spans"
+"""The collection of the spans, unless another one is named."""
+_OTHERS = ("agl_rollouts", "agl_rows", "agl_run_records", "agl_counters")
+
+
+def check_spans(name: str) -> str:
+    """Return the name of a collection for spans.
+
+    Raises:
+        BadRequestError: MongoDB takes no such name, or other things of a store are there.
+    """
+    if not name or name in _OTHERS or name.startswith("system.") or "$" in name or "\0" in name:
+        raise BadRequestError(
+            f"collection={name!r} cannot hold the spans of a store; expected a name without '$', for example 'spans', "
+            f"and none of {', '.join(_OTHERS)}"
+        )
+    return name
 
 
 class LostRace(Exception):
@@ -69,10 +88,10 @@ class StoredRow:
 class Partition:
     """The collections of a database and the place of one partition in them."""
 
-    def __init__(self, database: Database[Document], name: str) -> None:
+    def __init__(self, database: Database[Document], name: str, spans: str = SPANS) -> None:
         self.name = name
         self.rollouts: Collection[Document] = database["agl_rollouts"]
-        self.spans: Collection[Document] = database["agl_spans"]
+        self.spans: Collection[Document] = database[spans]
         self.rows: Collection[Document] = database["agl_rows"]
         self.run_records: Collection[Document] = database["agl_run_records"]
         self.counters: Collection[Document] = database["agl_counters"]
@@ -87,15 +106,26 @@ class Partition:
         died has left; any number of processes may do so at once.
 
         Raises:
-            ConflictError: a newer version wrote the database.
+            ConflictError: a newer version wrote the database, or the spans of the partition are in another collection.
         """
-        prepare(self.counters.database, self.counters, self.id("counters"))
+        counter = {"_id": self.id("counters"), "change": 0, "number": 0, "spans": self.spans.name}
+        prepare(self.counters.database, self.counters, counter)
+        recorded = self.recorded_spans()
+        if recorded != self.spans.name:
+            raise ConflictError(
+                f"The spans of the partition {self.name!r} are in the collection {recorded!r}, not in "
+                f"{self.spans.name!r}; open it with collection={recorded!r}"
+            )
         for collection, indexes in (
             *((self.rollouts, _ROLLOUTS), (self.spans, _SPANS)),
             *((self.rows, _ROWS), (self.run_records, _RUN_RECORDS)),
         ):
             collection.create_indexes(indexes)
         self.finish_deletions(list(self.rollouts.find({"deleted": self.name})))
+
+    def recorded_spans(self) -> str:
+        """Return the name of the collection that holds the spans of the partition."""
+        return (self.counters.find_one({"_id": self.id("counters")}) or {}).get("spans", SPANS)
 
     def finish_deletions(self, marks: Sequence[Document]) -> None:
         """Remove the spans of deleted rollouts, then the marks that stand in their places; may be done twice."""

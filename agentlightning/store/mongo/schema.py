@@ -38,9 +38,9 @@ STEPS: list[tuple[int, Callable[[Database[Document]], None]]] = [
 """What leads to each version from an earlier one: repeatable, and harmless where it is done already."""
 
 
-def prepare(database: Database[Document], counters: Collection[Document], counter_id: str) -> None:
-    """Bring a database up to date and note its version in the counter of a partition; any number of processes may do
-    so at once.
+def prepare(database: Database[Document], counters: Collection[Document], counter: Document) -> None:
+    """Bring a database up to date and note its version in the counter of a partition, which is made if it is not there;
+    any number of processes may do so at once.
 
     Raises:
         ConflictError: a newer version wrote the database.
@@ -50,8 +50,8 @@ def prepare(database: Database[Document], counters: Collection[Document], counte
         counters.insert_one({"_id": "schema", "version": SCHEMA_VERSION})
     check_version(counters)
     with contextlib.suppress(DuplicateKeyError):
-        counters.insert_one({"_id": counter_id, "change": 0, "number": 0})
-    mark = {"_id": counter_id, "$or": [{"schema": {"$exists": False}}, {"schema": {"$lt": SCHEMA_VERSION}}]}
+        counters.insert_one(counter)
+    mark = {"_id": counter["_id"], "$or": [{"schema": {"$exists": False}}, {"schema": {"$lt": SCHEMA_VERSION}}]}
     counters.update_one(mark, {"$set": {"schema": SCHEMA_VERSION}})
     end = time.monotonic() + 2 * LEASE_SECONDS
     while True:

@@ -24,6 +24,7 @@ if importlib.util.find_spec("pymongo") is None:
     raise MissingExtraError("MongoDB store", "mongo", "pymongo")
 
 from agentlightning.store.mongo.backend import MongoBackend
+from agentlightning.store.mongo.documents import SPANS
 from agentlightning.store.mongo.link import DEFAULT_URI, Place
 
 if TYPE_CHECKING:
@@ -33,15 +34,17 @@ DATABASE = "agentlightning"
 
 
 class MongoLightningStore(EngineStore):
-    """A durable store in a MongoDB database; its collections and indexes are made if they are not there.
+    """A durable store in a MongoDB database. The first operation connects, and makes collections and indexes.
 
     `mongo_uri` is mongodb://user:password@host:27017/database, `database_name` wins over the one in it. `partition_id`
     tells stores in one database apart: two stores share their data if they have the same. `uri` and `database` are
-    other names of the first two. `mongo_client_kwargs` goes to `pymongo.MongoClient`. The store is always thread-safe.
+    other names of the first two. `collection` names the collection of the spans, `agl_spans` by default; a partition
+    keeps the one with which it was made. `mongo_client_kwargs` goes to `pymongo.MongoClient`. The store is always
+    thread-safe.
 
     Raises:
         BadRequestError: an argument has a wrong value, or two names of one are given.
-        StoreUnreachableError: the server does not answer.
+        StoreUnreachableError (operations): the server does not answer.
     """
 
     def __init__(
@@ -60,11 +63,6 @@ class MongoLightningStore(EngineStore):
         retention: RetentionPolicy | None = None,
         tracker: MetricsBackend | None = None,
     ) -> None:
-        if collection is not None:
-            raise TypeError(
-                "MongoLightningStore has no argument 'collection': a store is several collections. To keep stores "
-                f"apart in one database, give each a partition_id, for example partition_id={collection!r}"
-            )
         if not thread_safe:
             raise BadRequestError("MongoLightningStore is always thread-safe; leave thread_safe out")
         place = Place(_one("mongo_uri", mongo_uri, "uri", uri) or DEFAULT_URI, mongo_client_kwargs)
@@ -80,9 +78,24 @@ class MongoLightningStore(EngineStore):
             "database_name": self.database_name,
             "partition_id": self.partition_id,
             "mongo_client_kwargs": mongo_client_kwargs,
+            "collection": collection,
             **engine,
         }
-        super().__init__(MongoBackend(place, self.database_name, self.partition_id), tracker=tracker, **engine)
+        spans = SPANS if collection is None else collection
+        backend = MongoBackend(place, self.database_name, self.partition_id, spans)
+        super().__init__(backend, tracker=tracker, **engine)
+
+    def connect(self) -> None:
+        """Connect as the first operation does; blocks. A store that cannot connect is closed.
+
+        Raises:
+            StoreUnreachableError: the server does not answer.
+        """
+        try:
+            self._runtime.backend.execute(lambda _: None, write=False)
+        except BaseException:
+            self._runtime.backend.close()
+            raise
 
     @override
     def __reduce__(self) -> tuple[object, ...]:

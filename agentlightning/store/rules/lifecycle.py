@@ -18,11 +18,13 @@ never moves a terminal rollout, and only the latest attempt moves a rollout at a
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, get_args
+from typing import Any, Final, get_args
 
 from agentlightning.errors import BadRequestError, ConflictError
 from agentlightning.store.base import FINISHED, QUEUING
 from agentlightning.types import Attempt, AttemptStatus, Outcome, RolloutConfig, RolloutStatus, WorkerStatus
+from agentlightning.types.core import AnyAttemptStatus, AnyRolloutStatus
+from agentlightning.types.mode import meant
 
 ATTEMPT_STATUSES: Final[tuple[AttemptStatus, ...]] = get_args(AttemptStatus)
 ROLLOUT_STATUSES: Final[tuple[RolloutStatus, ...]] = get_args(RolloutStatus)
@@ -44,24 +46,28 @@ _LOST: Final = frozenset((LEASE_EXPIRED, RUNNER_DIED, SPANS_LOST, STORE_UNREACHA
 """Reasons that say nothing of the attempt: it is made again, beside `max_attempts`."""
 
 
-def check_attempt_status(status: object) -> None:
-    """Check that an attempt can have a status.
+def check_attempt_status(status: object) -> Any:
+    """Return the status of an attempt that a word means.
 
     Raises:
         BadRequestError: there is no such status.
     """
-    if status not in ATTEMPT_STATUSES:
+    meaning = meant(AnyAttemptStatus, status)
+    if meaning not in ATTEMPT_STATUSES:
         raise BadRequestError(f"Invalid attempt status: {status!r}; expected one of {', '.join(ATTEMPT_STATUSES)}")
+    return meaning
 
 
-def check_rollout_status(status: object) -> None:
-    """Check that a rollout can have a status.
+def check_rollout_status(status: object) -> Any:
+    """Return the status of a rollout that a word means.
 
     Raises:
         BadRequestError: there is no such status.
     """
-    if status not in ROLLOUT_STATUSES:
+    meaning = meant(AnyRolloutStatus, status)
+    if meaning not in ROLLOUT_STATUSES:
         raise BadRequestError(f"Invalid rollout status: {status!r}; expected one of {', '.join(ROLLOUT_STATUSES)}")
+    return meaning
 
 
 def check_attempt_change(attempt: Attempt, to: AttemptStatus) -> bool:

@@ -7,13 +7,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
 from agentlightning.errors import BadRequestError
 from agentlightning.store.cursors import Place
-from agentlightning.types import RecordKind, Rollout, RolloutStatus, RunRecord
+from agentlightning.types import RecordKind, Rollout, RunRecord
+from agentlightning.types.core import AnyRolloutStatus
+from agentlightning.types.mode import meant
 from agentlightning.types.query import status_hint
 
 M = TypeVar("M", bound=BaseModel)
@@ -45,8 +47,8 @@ class Plan:
     _chosen: frozenset[str] = field(default=frozenset(), init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        check_page(Rollout, self.sort_by, self.limit, self.offset)
-        check_choices("status_in", self.status_in, RolloutStatus)
+        object.__setattr__(self, "sort_by", check_page(Rollout, self.sort_by, self.limit, self.offset))
+        object.__setattr__(self, "status_in", check_choices("status_in", self.status_in, AnyRolloutStatus))
         if isinstance(self.ids, str):
             raise BadRequestError(f"rollout_id_in must be a list of ids; got the text {self.ids!r}")
         object.__setattr__(self, "_chosen", frozenset(self.ids or ()))
@@ -94,7 +96,7 @@ def has_texts(model: type[BaseModel], sort_by: str | None) -> bool:
 def _has_an_order(kind: Any) -> bool:
     if get_origin(kind) in (Union, UnionType):
         return all(map(_has_an_order, get_args(kind)))
-    return get_origin(kind) is Literal or kind in (str, int, float, type(None))
+    return get_origin(kind) in (Annotated, Literal) or kind in (str, int, float, type(None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,27 +140,31 @@ class RecordPlan:
         return count
 
 
-def check_choices(name: str, chosen: Sequence[str] | None, known: object) -> None:
-    """Check a filter that takes a list of words of a `Literal`.
+def check_choices(name: str, chosen: Sequence[str] | None, known: object) -> list[str] | None:
+    """Return what a filter that takes a list of words of a `Literal` holds, aliases replaced.
 
     Raises:
         BadRequestError: it is no list, or holds another word.
     """
-    words = get_args(known)
+    words = get_args(get_args(known)[0] if get_origin(known) is Annotated else known)
     if isinstance(chosen, str):
         raise BadRequestError(f"{name} must be a list of {', '.join(words)}; got the text {chosen!r}")
-    for word in chosen or ():
+    meanings = None if chosen is None else [meant(known, word) for word in chosen]
+    for word in meanings or ():
         if word not in words:
             raise BadRequestError(f"{name} holds {word!r}; expected any of {', '.join(words)}{status_hint(word)}")
+    return meanings
 
 
-def check_page(model: type[BaseModel], sort_by: str | None, limit: int, offset: int) -> None:
-    """Check the arguments of a list.
+def check_page(model: type[BaseModel], sort_by: str | None, limit: int, offset: int) -> str | None:
+    """Check the arguments of a list and return the field to sort by: `create_time` is the start of what has one.
 
     Raises:
         BadRequestError: an unknown or unsortable field, a limit below -1, a negative offset.
     """
     allowed = sortable_fields(model)
+    if sort_by == "create_time" and sort_by not in allowed and "start_time" in allowed:
+        sort_by = "start_time"
     if sort_by is not None and sort_by not in allowed:
         known = "cannot be ordered" if sort_by in model.model_fields else "field does not exist"
         raise BadRequestError(
@@ -169,6 +175,7 @@ def check_page(model: type[BaseModel], sort_by: str | None, limit: int, offset: 
         raise BadRequestError(f"Limit must be greater than 0 or -1 for no limit; got {limit}")
     if offset < 0:
         raise BadRequestError(f"Offset must be greater than or equal to 0; got {offset}")
+    return sort_by
 
 
 def page_of(items: Iterable[M], sort_by: str | None, descending: bool, limit: int, offset: int) -> tuple[list[M], int]:

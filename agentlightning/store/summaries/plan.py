@@ -15,6 +15,8 @@ from agentlightning.errors import BadRequestError
 from agentlightning.store.cursors import LARGEST_NUMBER, Place, check_not_both, cursor_behind, place_of
 from agentlightning.store.summaries.facts import Facts, searched, summary_of, task_text
 from agentlightning.types import RolloutFilter, RolloutSummary, SummaryPage, SummarySort
+from agentlightning.types.mode import meant
+from agentlightning.types.summaries import AnySummarySort
 
 SORTS: Final[tuple[str, ...]] = get_args(SummarySort)
 LARGEST_PAGE: Final = 1000
@@ -65,6 +67,7 @@ class SummaryPlan:
         Raises:
             BadRequestError: an argument is wrong, or the cursor is of another order.
         """
+        sort_by = meant(AnySummarySort, sort_by)
         if sort_by not in SORTS:
             raise BadRequestError(f"Summaries cannot be sorted by {sort_by!r}; expected one of {', '.join(SORTS)}")
         if sort_order not in ("asc", "desc"):

@@ -105,7 +105,8 @@ def complete(store: LightningStore, *, one_at_a_time: bool = False) -> Lightning
     left_out = {*(RUN_OPERATIONS if without_runs else ()), *(DEFAULTED if isinstance(store, LightningStore) else ())}
     needed = [name for name in FORWARDED if accepted[name] or name not in left_out]
     known = all(accepted[name].issuperset(_PARAMETERS[name]) for name in needed)
-    used_as_is = known and not any(_preferred(store).values())
+    own_lists = any(accepted[name] and not _is_ours(store, name) for name in _LISTED)  # which may be plain lists
+    used_as_is = known and not own_lists and not any(_preferred(store).values())
     return store if used_as_is else CompletedStore(store, one_at_a_time=one_at_a_time)
 
 
@@ -123,6 +124,10 @@ def _several_calls() -> Generator[None]:
         yield
     finally:
         request_token.reset(outer)
+
+
+def _is_ours(store: LightningStore, operation: str) -> bool:
+    return getattr(type(store), operation).__module__.startswith("agentlightning.")
 
 
 def _accepted(store: LightningStore, operation: str) -> frozenset[str]:
@@ -179,6 +184,8 @@ class CompletedStore(StoreWrapper):
         self._preferred = _preferred(store)
         self._turn = asyncio.Lock() if one_at_a_time else None
         self._warned_of_runs = False
+        self._numbers: dict[str, int] = {}
+        """The last number of a span of each rollout, for a store that gives none."""
 
     async def _call(self, operation: str, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         if operation in DEFAULTED and not self._has(operation):
@@ -186,12 +193,18 @@ class CompletedStore(StoreWrapper):
         paging: dict[str, Any] = {name: kwargs[name] for name in _PAGE if operation in _LISTED and name in kwargs}
         defaults = _signature(operation).parameters
         unknown = [name for name in paging if name not in self._accepts[operation]]
+        everything: Any = None
         if all(paging[name] == defaults[name].default for name in unknown):
-            return _with_outcomes(await self._call_store(operation, *args, **kwargs))
+            answer = await self._call_store(operation, *args, **kwargs)
+            if operation not in _LISTED or not isinstance(answer, list):
+                return _with_outcomes(answer)
+            everything = None if paging else cast("list[Any]", answer)
+        # a store that does not page, or returns a plain list, which does not say how many there are in all
         sort_by, order, limit, offset = (paging.get(name, defaults[name].default) for name in _PAGE)
-        check_page(_LISTED[operation], sort_by, limit, offset)
+        sort_by = check_page(_LISTED[operation], sort_by, limit, offset)
         rest = {name: value for name, value in kwargs.items() if name not in _PAGE}
-        everything = await self._call_store(operation, *args, **rest)
+        if everything is None:
+            everything = await self._call_store(operation, *args, **rest)
         items, total = page_of(everything, sort_by, order == "desc", limit, offset)
         return _with_outcomes(AnyPage(items=items, limit=limit, offset=offset, total=total))
 
@@ -337,7 +350,8 @@ class CompletedStore(StoreWrapper):
     @override
     async def add_otel_span(self, rollout_id, attempt_id, readable_span, sequence_id=None) -> Span | None:
         number = -1 if sequence_id is None else sequence_id
-        return await self.add_span(Span.from_opentelemetry(readable_span, rollout_id, attempt_id, number))
+        span = Span.from_opentelemetry(readable_span, rollout_id, attempt_id, number)
+        return await self.add_span(span) or await self.get_span(rollout_id, attempt_id, span.span_id)
 
     @override
     async def get_next_span_sequence_id(self, rollout_id, attempt_id) -> int:
@@ -345,9 +359,17 @@ class CompletedStore(StoreWrapper):
 
     @override
     async def get_many_span_sequence_ids(self, rollout_attempt_ids) -> list[int]:
+        if not self._has("get_many_span_sequence_ids") and not self._has("get_next_span_sequence_id"):
+            return [await self._next_number(rollout_id) for rollout_id, _ in rollout_attempt_ids]
         if self._form("get_many_span_sequence_ids") == "get_many_span_sequence_ids":
             return await self._call_store("get_many_span_sequence_ids", rollout_attempt_ids)
         return [await self._call_store("get_next_span_sequence_id", *pair) for pair in rollout_attempt_ids]
+
+    async def _next_number(self, rollout_id: str) -> int:
+        """Return a number after those of the stored spans and those that were given."""
+        stored = [span.sequence_id for span in await self._call_store("query_spans", rollout_id)]
+        number = self._numbers[rollout_id] = max(0, self._numbers.get(rollout_id, 0), *stored) + 1
+        return number
 
     async def _numbered(self, spans: Sequence[Span]) -> list[Span]:
         """Return the spans, those that ask for a number with one; as they are for a store that numbers them itself."""

@@ -26,7 +26,9 @@ from agentlightning.store.read_operations import ReadOperations
 from agentlightning.store.run_operations import RunOperations
 from agentlightning.store.summary_operations import SummaryOperations
 
-COMPOSED = frozenset(("wait_for_rollout", "finish_attempt", "finish_rollout", "fail_rollout", "list_rollouts"))
+COMPOSED = frozenset(
+    ("wait_for_rollout", "finish_attempt", "finish_rollout", "fail_rollout", "list_rollouts", "register_worker")
+)
 """Short forms that `base.py` builds out of other operations."""
 
 RUN_OPERATIONS, DEFAULTED, FORWARDED = (

@@ -96,6 +96,7 @@ def _reply(
     headers: dict[str, str] = {}
     if retry_after is not None:
         headers["retry-after"] = str(max(1, round(retry_after)))
-    if body and "gzip" in request.headers.get("accept-encoding", ""):
+    # a sender that names no encodings can read the one that it used
+    if "gzip" in request.headers.get("accept-encoding", request.headers.get("content-encoding", "")):
         body, headers["content-encoding"] = gzip.compress(body, compresslevel=1), "gzip"
     return Response(body, status, headers, media_type=form)

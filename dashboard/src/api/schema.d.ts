@@ -91,6 +91,40 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/agl/rollouts/{rollout_id}/attempt": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Begin a further attempt whatever the rollout's status; the one way out of a terminal status besides queuing. */
+        post: operations["start_attempt_2"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/agl/rollouts/{rollout_id}/start": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Begin a further attempt whatever the rollout's status; the one way out of a terminal status besides queuing. */
+        post: operations["start_attempt_3"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/agl/spans": {
         parameters: {
             query?: never;
@@ -307,7 +341,8 @@ export interface paths {
         /** Return workers. Notes of runs (`semconv.CONTROL_PREFIX`) only if `worker_id_contains` begins like them. */
         get: operations["query_workers_2"];
         put?: never;
-        post?: never;
+        /** Make a worker known before its first claim; the same as its first heartbeat (`update_worker`). */
+        post: operations["register_worker"];
         delete?: never;
         options?: never;
         head?: never;
@@ -707,6 +742,23 @@ export interface paths {
         put?: never;
         /** Return those of the rollouts that are at an end, in the order given, waiting until all are or time is up. */
         post: operations["wait_for_rollouts"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/agl/rollouts/{rollout_id}/attempt/{attempt_id}/finish": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** End an attempt; the same as `update_attempt` with a status. */
+        post: operations["finish_attempt"];
         delete?: never;
         options?: never;
         head?: never;
@@ -1587,7 +1639,7 @@ export interface components {
             api_key: string | null;
             /**
              * Sampling Parameters
-             * @description Parameters of the request, such as `temperature`, for the agent to pass on.
+             * @description Parameters of the request, such as `temperature`, for the agent to pass on; or `SamplingParameters`.
              */
             sampling_parameters?: {
                 [key: string]: unknown;
@@ -1973,7 +2025,7 @@ export interface components {
             api_key: string | null;
             /**
              * Sampling Parameters
-             * @description Parameters of the request, such as `temperature`, for the agent to pass on.
+             * @description Parameters of the request, such as `temperature`, for the agent to pass on; or `SamplingParameters`.
              */
             sampling_parameters?: {
                 [key: string]: unknown;
@@ -2009,7 +2061,7 @@ export interface components {
              * @description The resources by name.
              */
             resources: {
-                [key: string]: components["schemas"]["LLM"] | components["schemas"]["ProxyLLM"] | components["schemas"]["PromptTemplate"] | components["schemas"]["CustomResource"];
+                [key: string]: components["schemas"]["LLM"] | components["schemas"]["ProxyLLM"] | components["schemas"]["SamplingParameters"] | components["schemas"]["PromptTemplate"] | components["schemas"]["SystemPrompt"] | components["schemas"]["CustomResource"];
             };
             /**
              * Run Id
@@ -2809,6 +2861,37 @@ export interface components {
             };
         };
         /**
+         * SamplingParameters
+         * @description Parameters of model calls, by any name: `client.chat.completions.create(..., **parameters)` takes those given.
+         */
+        SamplingParameters: {
+            /**
+             * @description The tag by which it is read back. (enum property replaced by openapi-typescript)
+             * @enum {string}
+             */
+            resource_type: "sampling_parameters";
+            /**
+             * Temperature
+             * @description How much chance decides; None leaves it to the server.
+             * @default null
+             */
+            temperature: number | null;
+            /**
+             * Top P
+             * @description The share of probability that tokens are sampled from; None leaves it to the server.
+             * @default null
+             */
+            top_p: number | null;
+            /**
+             * Max Tokens
+             * @description Largest number of tokens of a reply; None leaves it to the server.
+             * @default null
+             */
+            max_tokens: number | null;
+        } & {
+            [key: string]: unknown;
+        };
+        /**
          * Span
          * @description One piece of evidence of what an attempt did. Unknown fields are kept.
          */
@@ -3093,6 +3176,29 @@ export interface components {
              * @default null
              */
             cursor: string | null;
+        };
+        /**
+         * SystemPrompt
+         * @description The instructions of a system message: a template like any other, which a search over prompts improves.
+         */
+        SystemPrompt: {
+            /**
+             * @description The tag by which it is read back. (enum property replaced by openapi-typescript)
+             * @enum {string}
+             */
+            resource_type: "system_prompt";
+            /**
+             * Template
+             * @description The text with its gaps: `{name}` for f-string, `{{ name }}` for jinja.
+             */
+            template: string;
+            /**
+             * Engine
+             * @description How the gaps are filled.
+             * @default f-string
+             * @enum {string}
+             */
+            engine: "jinja" | "jinja2" | "f-string" | "poml";
         };
         /**
          * TokenText
@@ -4374,6 +4480,106 @@ export interface operations {
             507: components["responses"]["507"];
         };
     };
+    start_attempt_2: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description A request that is repeated with the same key is answered again, not done again */
+                "Idempotency-Key"?: components["parameters"]["idempotency-key"];
+            };
+            path: {
+                rollout_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: {
+            content: {
+                "application/json": {
+                    /** Worker Id */
+                    worker_id?: string | null;
+                };
+            };
+        };
+        responses: {
+            /** @description Done */
+            201: {
+                headers: {
+                    "x-agl-version": components["headers"]["x-agl-version"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["AttemptedRollout"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            408: components["responses"]["408"];
+            409: components["responses"]["409"];
+            410: components["responses"]["410"];
+            413: components["responses"]["413"];
+            414: components["responses"]["414"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            429: components["responses"]["429"];
+            431: components["responses"]["431"];
+            500: components["responses"]["500"];
+            501: components["responses"]["501"];
+            503: components["responses"]["503"];
+            507: components["responses"]["507"];
+        };
+    };
+    start_attempt_3: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description A request that is repeated with the same key is answered again, not done again */
+                "Idempotency-Key"?: components["parameters"]["idempotency-key"];
+            };
+            path: {
+                rollout_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: {
+            content: {
+                "application/json": {
+                    /** Worker Id */
+                    worker_id?: string | null;
+                };
+            };
+        };
+        responses: {
+            /** @description Done */
+            201: {
+                headers: {
+                    "x-agl-version": components["headers"]["x-agl-version"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["AttemptedRollout"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            408: components["responses"]["408"];
+            409: components["responses"]["409"];
+            410: components["responses"]["410"];
+            413: components["responses"]["413"];
+            414: components["responses"]["414"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            429: components["responses"]["429"];
+            431: components["responses"]["431"];
+            500: components["responses"]["500"];
+            501: components["responses"]["501"];
+            503: components["responses"]["503"];
+            507: components["responses"]["507"];
+        };
+    };
     query_spans_2: {
         parameters: {
             query: {
@@ -5202,6 +5408,60 @@ export interface operations {
             507: components["responses"]["507"];
         };
     };
+    register_worker: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description A request that is repeated with the same key is answered again, not done again */
+                "Idempotency-Key"?: components["parameters"]["idempotency-key"];
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": {
+                    /** Worker Id */
+                    worker_id: string;
+                    /** Heartbeat Stats */
+                    heartbeat_stats?: {
+                        [key: string]: unknown;
+                    } | null;
+                    /** Run Id */
+                    run_id?: string | null;
+                };
+            };
+        };
+        responses: {
+            /** @description Done */
+            200: {
+                headers: {
+                    "x-agl-version": components["headers"]["x-agl-version"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Worker"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            408: components["responses"]["408"];
+            409: components["responses"]["409"];
+            410: components["responses"]["410"];
+            413: components["responses"]["413"];
+            414: components["responses"]["414"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            429: components["responses"]["429"];
+            431: components["responses"]["431"];
+            500: components["responses"]["500"];
+            501: components["responses"]["501"];
+            503: components["responses"]["503"];
+            507: components["responses"]["507"];
+        };
+    };
     query_resources: {
         parameters: {
             query?: {
@@ -5262,7 +5522,7 @@ export interface operations {
         requestBody: {
             content: {
                 "application/json": {
-                    [key: string]: components["schemas"]["LLM"] | components["schemas"]["ProxyLLM"] | components["schemas"]["PromptTemplate"] | components["schemas"]["CustomResource"];
+                    [key: string]: components["schemas"]["LLM"] | components["schemas"]["ProxyLLM"] | components["schemas"]["SamplingParameters"] | components["schemas"]["PromptTemplate"] | components["schemas"]["SystemPrompt"] | components["schemas"]["CustomResource"];
                 };
             };
         };
@@ -5675,7 +5935,7 @@ export interface operations {
         requestBody: {
             content: {
                 "application/json": {
-                    [key: string]: components["schemas"]["LLM"] | components["schemas"]["ProxyLLM"] | components["schemas"]["PromptTemplate"] | components["schemas"]["CustomResource"];
+                    [key: string]: components["schemas"]["LLM"] | components["schemas"]["ProxyLLM"] | components["schemas"]["SamplingParameters"] | components["schemas"]["PromptTemplate"] | components["schemas"]["SystemPrompt"] | components["schemas"]["CustomResource"];
                 };
             };
         };
@@ -5726,7 +5986,7 @@ export interface operations {
         requestBody: {
             content: {
                 "application/json": {
-                    [key: string]: components["schemas"]["LLM"] | components["schemas"]["ProxyLLM"] | components["schemas"]["PromptTemplate"] | components["schemas"]["CustomResource"];
+                    [key: string]: components["schemas"]["LLM"] | components["schemas"]["ProxyLLM"] | components["schemas"]["SamplingParameters"] | components["schemas"]["PromptTemplate"] | components["schemas"]["SystemPrompt"] | components["schemas"]["CustomResource"];
                 };
             };
         };
@@ -6749,6 +7009,60 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Rollout"][];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            408: components["responses"]["408"];
+            409: components["responses"]["409"];
+            410: components["responses"]["410"];
+            413: components["responses"]["413"];
+            414: components["responses"]["414"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            429: components["responses"]["429"];
+            431: components["responses"]["431"];
+            500: components["responses"]["500"];
+            501: components["responses"]["501"];
+            503: components["responses"]["503"];
+            507: components["responses"]["507"];
+        };
+    };
+    finish_attempt: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description A request that is repeated with the same key is answered again, not done again */
+                "Idempotency-Key"?: components["parameters"]["idempotency-key"];
+            };
+            path: {
+                rollout_id: string;
+                attempt_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: {
+            content: {
+                "application/json": {
+                    /**
+                     * Status
+                     * @enum {string}
+                     */
+                    status?: "preparing" | "running" | "failed" | "succeeded" | "unresponsive" | "timeout";
+                };
+            };
+        };
+        responses: {
+            /** @description Done */
+            200: {
+                headers: {
+                    "x-agl-version": components["headers"]["x-agl-version"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Attempt"];
                 };
             };
             400: components["responses"]["400"];

@@ -33,6 +33,8 @@ def test_a_version_goes_through_json() -> None:
     whole.interval, whole.tasks, whole.failures = (0.25, 0.75), 8, 1
     whole.bill.add(BillLine("edit", "m", calls=1))
     assert PromptVersion.from_json(json.loads(json.dumps(whole.as_json()))) == whole
+    whole.templates["main_prompt"] = agl.SystemPrompt(template="Answer {question}")
+    assert PromptVersion.from_json(json.loads(json.dumps(whole.as_json()))) == whole
 
 
 async def test_what_was_written_down_is_there_for_the_next_start() -> None:

@@ -296,6 +296,11 @@ STORIES = [
         lambda s, i: s.update_attempt(i["queued"], "latest", status="failed"), refused=NotFoundError,
     ),
     Story(
+        "finish_attempt", "begun anew since", started,
+        lambda s, i: s.finish_attempt(i["started"]), _restarted,
+        lambda s, i: s.finish_attempt(i["started"], status="failed"),
+    ),
+    Story(
         "finish_rollout", "begun anew since", started,
         lambda s, i: s.finish_rollout(i["started"], response="a"), _restarted,
         lambda s, i: s.finish_rollout(i["started"], response="b"),
@@ -330,6 +335,11 @@ STORIES = [
         "update_worker", "newer ones since", nothing,
         lambda s, i: s.update_worker("w", {"beat": -1}), _newer_beats,
         lambda s, i: s.update_worker("w", {"beat": -2}),
+    ),
+    Story(
+        "register_worker", "newer heartbeats since", nothing,
+        lambda s, i: s.register_worker("w", {"beat": -1}), _newer_beats,
+        lambda s, i: s.register_worker("w", {"beat": -2}),
     ),
     Story("add_span", "ended since", _with_attempt, lambda s, i: s.add_span(_span(i)), _ended_now, None),
     Story(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
 
 from agentlightning.errors import NotFoundError
 from agentlightning.semconv import STALE
@@ -43,6 +45,31 @@ async def test_a_span_is_stored_once(store: LightningStore, span: MakeSpan, capl
     stored = await store.add_many_spans([span(rollout, "before"), first, new, new])
     assert [s.name for s in stored] == ["before", "new"]
     assert (await store.query_spans(rollout.rollout_id)).total == 3
+
+
+async def test_spans_that_come_at_the_same_time_are_all_answered_with_themselves(
+    store: LightningStore, span: MakeSpan
+) -> None:
+    rollouts = [await store.start_rollout(number) for number in range(2)]
+    spans = [span(rollouts[number % 2], f"{number}") for number in range(20)]
+    stored = await asyncio.gather(*(store.add_span(each) for each in spans))
+    assert [found and (found.name, found.span_id) for found in stored] == [(s.name, s.span_id) for s in spans]
+
+
+async def test_a_span_of_opentelemetry_is_answered_with_what_is_stored_however_often_it_comes(
+    store: LightningStore,
+) -> None:
+    rollout = await store.start_rollout("x")
+    ids = rollout.rollout_id, rollout.attempt.attempt_id
+    tracer = TracerProvider().get_tracer("tests")
+    spans = [tracer.start_span(f"{number}") for number in range(20)]
+    for each in spans:
+        each.end()
+    stored = await asyncio.gather(*(store.add_otel_span(*ids, each) for each in (*spans, *spans[:5])))  # type: ignore[arg-type]
+    kept = {found.span_id: found for found in await store.query_spans(rollout.rollout_id)}
+    assert len(kept) == 20
+    assert [found and found.name for found in stored] == [f"{number}" for number in (*range(20), *range(5))]
+    assert all(found == kept[found.span_id] for found in stored if found is not None)
 
 
 async def test_a_span_of_nobody_is_refused_and_nothing_of_its_batch_is_kept(

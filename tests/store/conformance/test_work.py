@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from agentlightning.errors import BadRequestError, NotFoundError
 from agentlightning.store.base import LightningStore, request_token
 from agentlightning.types import (
+    LLM,
     AttemptedRollout,
     CustomResource,
     EnqueueRolloutRequest,
@@ -23,7 +24,9 @@ from agentlightning.types import (
     Rollout,
     RolloutConfig,
     RolloutMode,
+    SamplingParameters,
     SortOptions,
+    SystemPrompt,
 )
 
 
@@ -260,13 +263,61 @@ async def test_filter_options_unpack_into_the_arguments_of_a_query(store: Lightn
         sort=SortOptions(name="start_time"),
     )
     assert [rollout.input for rollout in await store.query_rollouts(**either)] == [0, "queued"]
-    with pytest.raises(BadRequestError, match="'create_time': field does not exist on Rollout"):
-        await store.query_rollouts(**FilterOptions(sort=SortOptions(name="create_time")))
+    with pytest.raises(BadRequestError, match="'made': field does not exist on Rollout"):
+        await store.query_rollouts(**FilterOptions(sort=SortOptions(name="made")))
     with pytest.raises(TypeError, match="worker_id_contains"):
         await store.query_rollouts(
             **FilterOptions(fields=[FilterField(name="worker_id", operator="contains", value="w")])
         )
     assert len(await store.query_workers(**FilterOptions(fields=[FilterField(name="status", value="busy")]))) == 0
+
+
+async def test_aliases_of_statuses_modes_and_times_mean_what_the_store_has(store: Any) -> None:
+    later = time.time() + 60
+    done = await store.start_rollout("done", mode="eval")
+    await store.enqueue_many_rollouts([EnqueueRolloutRequest(input="next", mode="inference")])  # type: ignore[arg-type]
+    held = await store.enqueue_rollout("held", not_before=later)
+    ended = await store.update_attempt(done.rollout_id, "latest", status="completed")
+    changed = await store.update_rollout(held.rollout_id, status="pending", mode="eval")
+    assert (ended.status, changed.status, changed.mode) == ("succeeded", "queuing", "val")
+    lists: dict[str, Any] = {
+        "completed": await store.query_rollouts(status_in=["completed"]),
+        "pending": await store.query_rollouts(status_in=["pending", "running"], sort_by="create_time"),
+        "summaries": await store.query_rollout_summaries(
+            filter={"mode_in": ["eval", "inference"], "status_in": ["pending", "completed"]}, sort_by="create_time"
+        ),
+    }
+    assert [found.rollout_id for found in lists["completed"]] == [done.rollout_id]
+    assert [found.input for found in lists["pending"]] == ["next", "held"]
+    assert [found.mode for found in lists["summaries"]] == ["val", "test", "val"]
+    newest_first = await store.query_rollouts(sort_by="create_time", sort_order="desc")
+    assert [found.input for found in newest_first] == ["held", "next", "done"]
+    assert [found.sequence_id for found in await store.query_attempts(done.rollout_id, sort_by="create_time")] == [1]
+    late = await store.start_rollout("late", worker_id="gone")
+    await store.start_rollout("running", worker_id="here")
+    await store.update_attempt(late.rollout_id, "latest", status="timeout")
+    assert [found.worker_id for found in await store.query_workers(status_in=["offline"])] == ["gone"]
+    with pytest.raises(BadRequestError, match="succeeded"):
+        await store.update_rollout(held.rollout_id, status="succeed")
+
+
+async def test_prompts_of_the_system_and_sampling_parameters_come_back_as_they_are(store: LightningStore) -> None:
+    sampling = SamplingParameters(temperature=0.2, max_tokens=64, stop=["\n"])  # type: ignore[call-arg]  # pyright: ignore
+    resources: Any = {
+        "system": SystemPrompt(template="Answer in {language}."),
+        "sampling": sampling,
+        "llm": LLM(endpoint="http://127.0.0.1:1/v1", model="m", sampling_parameters=sampling),  # type: ignore[arg-type]  # pyright: ignore
+    }
+    made = await store.add_resources(resources)
+    found = await store.get_resources_by_id(made.resources_id)
+    assert found is not None
+    assert found.resources == resources
+    system, read, llm = (found.resources[name] for name in ("system", "sampling", "llm"))
+    assert isinstance(system, SystemPrompt)
+    assert (system.format(language="Dutch"), system.engine) == ("Answer in Dutch.", "f-string")
+    assert isinstance(read, SamplingParameters)
+    assert isinstance(llm, LLM)
+    assert dict(**read) == llm.sampling_parameters == {"temperature": 0.2, "max_tokens": 64, "stop": ["\n"]}
 
 
 class FaissIndex(Resource):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
 
 from agentlightning.errors import (
     BadRequestError,
@@ -31,6 +32,7 @@ from agentlightning.store.http.operations import OPERATIONS, PREFIX
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.store.wrappers.forward import FORWARDED
 from agentlightning.utils.server_launcher import PythonServerLauncherArgs
+from tests.chaos.proxy import FaultyProxy
 
 ONE_BY_ONE = {"enqueue_rollout", "dequeue_rollout", "add_otel_span"}
 """Operations that the client sends in another form."""
@@ -226,3 +228,23 @@ async def test_fields_of_a_filter_may_stand_in_a_query_string() -> None:
     fields = {p["name"] for p in openapi_document()["paths"][f"{PREFIX}/rollouts/summaries"]["get"]["parameters"]}
     assert {"mode_in", "step_from", "limit", "cursor"} <= fields
     assert "filter" not in fields
+
+
+async def test_a_span_whose_reply_was_lost_is_answered_all_the_same() -> None:
+    server = LightningStoreServer(InMemoryLightningStore(), port=0)
+    await server.start()
+    tracer = TracerProvider().get_tracer("tests")
+    async with FaultyProxy(server.server_launcher.port, 0, chances={"pass": 1.0}) as proxy:
+        client = LightningStoreClient(proxy.endpoint, retry_delays=(0.01,))
+        rollout = await client.start_rollout("x")
+        ids = rollout.rollout_id, rollout.attempt.attempt_id
+        spans = [tracer.start_span(f"{number}") for number in range(20)]
+        for span in spans:
+            span.end()
+        proxy.plan_nth("/v1/agl/spans/batch", "lost answer", 3, 11)
+        stored = await asyncio.gather(*(client.add_otel_span(*ids, span) for span in spans))  # type: ignore[arg-type]
+        assert proxy.seen["lost answer"] == 2
+        assert [span and span.name for span in stored] == [f"{number}" for number in range(20)]
+        assert (await client.query_spans(rollout.rollout_id)).total == 20
+        await client.close()
+    await server.stop()

@@ -253,7 +253,16 @@ async def test_a_body_beyond_the_bound_is_413_whether_its_length_is_told_or_not(
 
 
 async def test_a_reply_is_compressed_when_the_sender_can_read_it(served: Served) -> None:
-    assert (await served.post(b"", accept_encoding="gzip, deflate"))[2] == b""
+    attempted = await served.store.start_rollout(input={})
+    body = gzip.compress(encode_spans([span(attempted, "a")]))
+    status, headers, reply = await served.post(body, content_encoding="gzip", accept_encoding="gzip, deflate")
+    assert (status, headers["content-encoding"], gzip.decompress(reply)) == (200, "gzip", b"")
+    unsaid = {"content-type": PROTOBUF_CT, "content-encoding": "gzip"}
+    url = f"{served.endpoint}/v1/traces"
+    async with served.session.post(url, data=body, headers=unsaid, skip_auto_headers=["Accept-Encoding"]) as answer:
+        assert (answer.status, answer.headers["content-encoding"]) == (200, "gzip")
+    _, headers, _ = await served.post(body, content_encoding="gzip")  # which accepts "identity" alone
+    assert "content-encoding" not in headers
     _, headers, reply = await served.post(b"\xff", accept_encoding="gzip, deflate")
     assert headers["content-encoding"] == "gzip"
     assert "Unable to parse" in Status.FromString(gzip.decompress(reply)).message
