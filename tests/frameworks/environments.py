@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import fcntl
 import hashlib
 import os
 import re
@@ -130,10 +131,12 @@ def uv(*arguments: str | Path) -> None:
     Raises:
         subprocess.CalledProcessError: it failed; it has said why.
     """
-    if not UV.exists():
-        subprocess.run([sys.executable, "-m", "venv", UV.parents[1]], check=True)
-        pip = [UV.with_name("python"), "-m", "pip", "install", "--quiet"]
-        subprocess.run([*pip, "-c", ROOT / "constraints-frameworks.txt", "uv"], check=True)
+    with Path(__file__).open() as this_file:
+        fcntl.flock(this_file, fcntl.LOCK_EX)  # the examples may make their environments at the same time
+        if not UV.exists():
+            subprocess.run([sys.executable, "-m", "venv", UV.parents[1]], check=True)
+            pip = [UV.with_name("python"), "-m", "pip", "install", "--quiet"]
+            subprocess.run([*pip, "-c", ROOT / "constraints-frameworks.txt", "uv"], check=True)
     pip = [UV.with_name("python"), "-m", "pip", "config", "list"]
     told = subprocess.run(pip, check=True, capture_output=True, text=True).stdout
     environment = {"UV_HTTP_TIMEOUT": "180", **index_settings(told), **os.environ}
