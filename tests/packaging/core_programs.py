@@ -1,7 +1,7 @@
 """Programs of the core, which run on every system: `python -m tests.packaging.core_programs NAME ...`.
 
-What the system in `AGL_TEST_SYSTEM` has not is hidden before our package is imported; without one they run on the system
-that there is. The last line of the output says how each ended, as JSON: its traceback, or "done".
+What the system in `AGL_TEST_SYSTEM` has not is hidden before our package is imported; without one they run on the
+system that there is. The last line of the output says how each ended, as JSON: its traceback, or "done".
 """
 
 from __future__ import annotations
