@@ -31,8 +31,11 @@ DEV_STAMP := $(VENV)/.agl-setup-dev
 TORCH_INDEX ?=
 # A failed test runs once more, alone, at the end of its stage (tests/unsteady.py).
 PYTEST := python -m pytest -p tests.unsteady
-# Test processes side by side; each file stays in one. WORKERS=0 runs all in this process.
-WORKERS ?= 2
+MADE_BY_UV := $(PYTHON) -m tests.frameworks.environments --make
+# Test processes side by side; each file stays in one. WORKERS=0 runs all in this process. Many tests wait for something: three use two cores.
+WORKERS ?= 3
+# Tests start Python some thousand times: it keeps what it has compiled, also where the environment says otherwise.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup setup-dev demo check lint types layers test test-heavy test-heavy-in-turn test-frameworks test-framework test-frameworks-in-turn test-first-frameworks test-vendors test-trackers test-extras test-oldest test-newest test-engine test-trl test-verl test-trainers-in-turn test-golden golden test-examples test-example test-examples-in-turn test-chaos soak documents reference docs docs-versions bench bench-store bench-trainer bench-gateway bench-learning bench-prompts bench-pretrained bench-gpu bench-trl dashboard test-dashboard check-dashboard picture-dashboard bench-dashboard wheel clean
 
@@ -76,8 +79,11 @@ layers: setup-dev
 check: lint types layers
 	$(BIN)/$(PYTEST) -q -m "not slow and not heavy and not dashboard" -n $(WORKERS) --dist loadfile
 
-test: lint types layers
-	$(BIN)/$(PYTEST) -m "not heavy and not dashboard" -n $(WORKERS) --dist loadfile
+# The types are checked beside the tests, and their errors printed at the end; either fails the target.
+test: lint layers
+	@mkdir -p build; $(BIN)/basedpyright > build/types.txt 2>&1 & types=$$!; trap "kill $$types" INT TERM; \
+	$(BIN)/$(PYTEST) -m "not heavy and not dashboard" -n $(WORKERS) --dist loadfile; tests=$$?; \
+	wait $$types; code=$$?; echo "types:"; cat build/types.txt; exit $$((tests ? tests : code))
 
 test-heavy: setup-dev $(PROMPT_DATA)/.fetched
 	$(BIN)/$(PYTEST) -m heavy -n $(WORKERS) --dist worksteal $(ARGS)
@@ -139,8 +145,7 @@ bench-gpu: setup-dev $(PROMPT_DATA)/.fetched
 	$(GPU_PYTHON) -m bench.pretrained.on_gpu --data $(PROMPT_DATA) $(ARGS)
 
 $(FRAMEWORKS_STAMP): pyproject.toml constraints-frameworks.txt tests/frameworks/requirements.txt
-	$(PYTHON) -m venv $(FRAMEWORKS)
-	$(FRAMEWORKS)/bin/python -m pip install --quiet -c constraints-frameworks.txt -r tests/frameworks/requirements.txt --editable .
+	$(MADE_BY_UV) $(FRAMEWORKS) -- -c constraints-frameworks.txt -r tests/frameworks/requirements.txt --editable .
 	@touch $@
 
 # What has an environment from the first day: the frameworks beside tests/frameworks/harness.py, Ray, the schemas.
@@ -159,13 +164,11 @@ test-frameworks-in-turn: test-first-frameworks
 	$(PYTHON) -m tests.frameworks.environments --in-turn 3
 
 $(VENDORS_STAMP): pyproject.toml constraints-vendors.txt tests/tracer/requirements.txt
-	$(PYTHON) -m venv $(VENDORS)
-	$(VENDORS)/bin/python -m pip install --quiet -c constraints-vendors.txt -r tests/tracer/requirements.txt --editable .
+	$(MADE_BY_UV) $(VENDORS) -- -c constraints-vendors.txt -r tests/tracer/requirements.txt --editable .
 	@touch $@
 
 $(TRACKERS_STAMP): pyproject.toml tests/trackers/requirements.txt
-	$(PYTHON) -m venv $(TRACKERS)
-	$(TRACKERS)/bin/python -m pip install --quiet -r tests/trackers/requirements.txt --editable .
+	$(MADE_BY_UV) $(TRACKERS) -- -r tests/trackers/requirements.txt --editable .
 	@touch $@
 
 # TensorBoard, W&B, MLflow and SwanLab, offline: what they wrote is read back

@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import os
 import signal
 from collections.abc import Generator, Iterator
 
@@ -17,6 +18,10 @@ __all__ = ["mongo_uri", "postgres_server", "postgres_uri"]
 
 settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy machine")
+
+# Test processes share the cores: torch with a thread for each core in each of them waits for its own threads. The
+# programs that tests start inherit it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a shell's background jobs; the tests of interrupts send it
     signal.signal(signal.SIGINT, signal.default_int_handler)

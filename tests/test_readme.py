@@ -72,6 +72,6 @@ def test_the_two_commands_of_the_first_screen_are_there() -> None:
 
 def test_make_clean_removes_every_environment_that_a_target_makes() -> None:
     makefile = (ROOT / "Makefile").read_text()
-    made = set(re.findall(r"-m venv (\S+)", makefile))
+    made = set(re.findall(r"(?:-m venv|\(MADE_BY_UV\)) (\S+)", makefile))
     removed = makefile[makefile.index("\nclean:") :].split()
     assert made <= set(removed), f"clean leaves {sorted(made - set(removed))}"

@@ -83,7 +83,7 @@ async def test_a_run_that_is_killed_at_ten_points_has_the_curve_and_the_ledger_o
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 async def test_a_run_whose_stored_rewards_are_too_large_goes_on_without_them(
     untrained_model: Path, tmp_path: Path
 ) -> None:

@@ -1,7 +1,7 @@
-"""Programs of the core, which run on every system: `python -m tests.packaging.core_programs NAME [SYSTEM]`.
+"""Programs of the core, which run on every system: `python -m tests.packaging.core_programs NAME ...`.
 
-Each hides what SYSTEM has not, before it imports our package; without SYSTEM it runs on the system that there is. A
-program ends with code 0, or a test fails.
+What the system in `AGL_TEST_SYSTEM` has not is hidden before our package is imported; without one they run on the
+system that there is. The last line of the output says how each ended, as JSON: its traceback, or "done".
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import sys
 import tempfile
 import threading
+import traceback
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -186,4 +187,11 @@ def command() -> None:
 PROGRAMS = {program.__name__: program for program in (names, stores, gateway, threads, processes, command)}
 
 if __name__ == "__main__":
-    PROGRAMS[sys.argv[1]]()
+    ends = dict[str, str]()
+    for program in sys.argv[1:]:
+        try:
+            PROGRAMS[program]()
+            ends[program] = "done"
+        except Exception:
+            ends[program] = traceback.format_exc()
+    print(json.dumps(ends))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PROGRAMS = ("names", "stores", "gateway", "threads", "processes", "command")
+PROGRAMS = ("stores", "gateway", "threads", "processes", "names", "command")
 HIDDEN = ("darwin", "win32") if sys.platform == "linux" else ()
 
 
@@ -23,11 +24,17 @@ def run(*arguments: str, system: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
-@pytest.mark.parametrize("system", ["", *HIDDEN])
-def test_each_part_of_the_core_runs(program: str, system: str) -> None:
-    done = run("-m", "tests.packaging.core_programs", program, system=system)
+@pytest.fixture(scope="module", params=["", *HIDDEN])
+def ends(request: pytest.FixtureRequest) -> dict[str, str]:
+    """How each program ended on a system, in one process: the traceback, or "done"."""
+    done = run("-m", "tests.packaging.core_programs", *PROGRAMS, system=request.param)
     assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_each_part_of_the_core_runs(program: str, ends: dict[str, str]) -> None:
+    assert ends[program] == "done", ends[program]
 
 
 LOOKS = """

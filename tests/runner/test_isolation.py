@@ -378,19 +378,21 @@ async def test_an_agent_in_a_process_has_the_store_for_its_own_attempt_only(stor
     assert refused == dict.fromkeys(attacks(other), "BadRequestError")
 
 
-@pytest.mark.parametrize("name", [*attacks(["", ""]), "close", "_call", "engine"])
-async def test_and_also_when_it_speaks_to_the_runner_itself(store: InMemoryLightningStore, name: str) -> None:
+async def test_and_also_when_it_speaks_to_the_runner_itself(store: InMemoryLightningStore) -> None:
     other = await _other(store)
-    operation, args = attacks(other).get(name, (name, []))
-    by_name = dict(zip(inspect.signature(getattr(store, operation, print)).parameters, args, strict=False))
-    arguments = json.loads(pydantic_core.to_json(by_name))
-    [finished] = await run_tasks(store, Intruder(), ("ask", [operation, arguments]))
-    assert said(finished) == ("infrastructure_fault", "exception", "agentlightning.errors.BadRequestError")
+    calls = {**attacks(other), **{name: (name, []) for name in ("close", "_call", "engine")}}
+    tasks: list[Any] = []
+    for operation, args in calls.values():
+        by_name = dict(zip(inspect.signature(getattr(store, operation, print)).parameters, args, strict=False))
+        tasks.append(("ask", [operation, json.loads(pydantic_core.to_json(by_name))]))
+    finished = dict(zip(calls, await run_tasks(store, Intruder(), *tasks), strict=True))
+    refused = ("infrastructure_fault", "exception", "agentlightning.errors.BadRequestError")
+    assert {name: said(one) for name, one in finished.items()} == dict.fromkeys(calls, refused)
     untouched = await store.get_rollout_by_id(other[0])
     assert untouched is not None
     assert untouched.status == "preparing"
     assert (await store.query_spans(other[0])).total == 0
-    assert (await store.query_rollouts()).total == 2
+    assert (await store.query_rollouts()).total == 1 + len(calls)
 
 
 @pytest.mark.parametrize("what", ["return", "raise", "send pickle"])
@@ -405,30 +407,23 @@ async def test_nothing_that_an_agent_sends_is_unpickled_by_the_runner(
     assert said(after)[0] == "scored"
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "",
-        "7",
-        "[]",
-        "{}",
-        '"ready"',
-        "[" * 100_000,
-        '{"operation": "add_span"}',
-        '{"operation": 5, "number": "x", "arguments": []}',
-        '{"value": null, "error": null}',
-        '{"value": ["spans", [{"name": 1}]], "error": null, "traceback": ""}',
-        '{"value": ["program", {}], "error": null, "traceback": ""}',
-        '{"value": ["json", [{}]], "error": null, "traceback": "", "more": ' + "9" * 5000 + "}",
-        '{"value": null, "error": {"module": 1}, "traceback": ""}',
-    ],
-    ids=lambda line: ascii(line[:50]),
+NO_MESSAGES = (
+    *("", "7", "[]", "{}", '"ready"', "[" * 100_000, '{"operation": "add_span"}'),
+    '{"operation": 5, "number": "x", "arguments": []}',
+    '{"value": null, "error": null}',
+    '{"value": ["spans", [{"name": 1}]], "error": null, "traceback": ""}',
+    '{"value": ["program", {}], "error": null, "traceback": ""}',
+    '{"value": ["json", [{}]], "error": null, "traceback": "", "more": ' + "9" * 5000 + "}",
+    '{"value": null, "error": {"module": 1}, "traceback": ""}',
 )
-async def test_what_is_no_message_ends_the_process_and_the_runner_goes_on(
-    store: InMemoryLightningStore, line: str
-) -> None:
-    finished, after = await run_tasks(store, Intruder(), ("send", line), ("nothing", None))
-    assert said(finished)[:2] == ("infrastructure_fault", "exception")
+
+
+async def test_what_is_no_message_ends_the_process_and_the_runner_goes_on(store: InMemoryLightningStore) -> None:
+    tasks = [("send", line) for line in NO_MESSAGES]
+    *finished, after = await run_tasks(store, Intruder(), *tasks, ("nothing", None))
+    assert {line[:50]: said(one)[:2] for line, one in zip(NO_MESSAGES, finished, strict=True)} == dict.fromkeys(
+        [line[:50] for line in NO_MESSAGES], ("infrastructure_fault", "exception")
+    )
     assert said(after)[0] == "scored"
 
 
