@@ -33,7 +33,8 @@ class AlgorithmBundle(Protocol):
 class RunnerBundle(Protocol):
     """What one runner runs; called once per worker.
 
-    It may also offer `run_id`, and `store_unreachable_timeout`: how long the store may be away, in seconds.
+    It may also offer `run_id`; `store_unreachable_timeout`: how long the store may be away, in seconds; and
+    `wants_main_thread`: True if it has calls for the main thread, so that its event loop runs in another one.
     """
 
     async def __call__(self, store: LightningStore, worker_id: int, event: ExecutionEvent) -> Any:

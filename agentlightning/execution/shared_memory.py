@@ -110,7 +110,11 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
             store = LightningStoreThreaded(store)
         threads: list[LoopThread] = []
         try:
-            return run(lambda i: self._conduct(algorithm, runner, store, i, threads), terminable=True)
+            return run(
+                lambda i: self._conduct(algorithm, runner, store, i, threads),
+                terminable=True,
+                beside=self.main_thread == "runner" and getattr(runner, "wants_main_thread", False),
+            )
         finally:
             note_interrupt(self, algorithm)
             timeout = 0.1 if self.interrupted else self.join_timeout

@@ -46,6 +46,9 @@ T = TypeVar("T")
 class LitAgentRunner(Runner[T]):
     """The runner. Up to `concurrency` rollouts run at once: asynchronous agents as tasks, others in threads.
 
+    With `concurrency=1` a synchronous agent has the main thread of the process, where the runner's loop runs beside it:
+    in the processes of `cs`, and in `shm` with one runner. There a time limit raises in the agent.
+
     Args:
         tracer: records what the agent does; the worker's own.
         max_rollouts: end after this many rollouts (of this worker); failed ones count.
@@ -145,7 +148,9 @@ class LitAgentRunner(Runner[T]):
         self._tracer.init_worker(worker_id, whole)
         processes = self._isolation == "process"
         self._executor = (
-            ProcessExecutor(self._parts, whole, worker_id) if processes else ThreadExecutor(self.get_agent())
+            ProcessExecutor(self._parts, whole, worker_id)
+            if processes
+            else ThreadExecutor(self.get_agent(), self._concurrency)
         )
         self._attempt_heartbeats = AttemptHeartbeats(whole, self.get_worker_id(), self._heartbeat_mode)
         self._attempt_runner = AttemptRunner(
@@ -224,6 +229,13 @@ class LitAgentRunner(Runner[T]):
         if self.worker_id is None:
             return "Worker-Unknown"
         return worker_label(socket.gethostname(), os.getpid(), self.worker_id)
+
+    def wants_main_thread(self, agent: LitAgent[T]) -> bool:
+        """True if the runner's event loop should leave the main thread to this agent.
+
+        Agents with a synchronous method run there, one rollout at once. An asynchronous agent runs on the loop.
+        """
+        return self._concurrency == 1 and self._isolation == "thread" and agent.has_sync_method()
 
     # --- work --------------------------------------------------------------------------------------------------------
 

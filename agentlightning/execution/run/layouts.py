@@ -115,7 +115,7 @@ class Layout:
 
         algorithm = AlgorithmTask(self.algorithm, self.store, self.address, self.patience, self.stall, released, report)
         with self._children(algorithm, event, "algorithm", 1) as child:
-            return run(main, terminable=True)
+            return run(main, terminable=True, beside=self._runner_task(None).wants_main_thread)
 
     def only_runners(self) -> Any:
         """Runners of a remote algorithm, in children; one runs in this process where no child can be made."""
@@ -128,7 +128,11 @@ class Layout:
                 obstacle,
             )
             event = ThreadingEvent()
-            return run(lambda i: self._main_runners(task, task(0, event), event, i), terminable=True)
+            return run(
+                lambda i: self._main_runners(task, task(0, event), event, i),
+                terminable=True,
+                beside=task.wants_main_thread,
+            )
         shared = MultiprocessingEvent()
         with self._children(task, shared, "runner-", self.n_runners) as team:
             team.alone = True
