@@ -15,12 +15,12 @@ from agentlightning.env_var import LightningEnvVar, resolve_bool_env_var
 from agentlightning.execution.base import (
     AlgorithmBundle,
     ExecutionStrategy,
+    OpenWork,
     RunnerBundle,
     check_choice,
     check_count,
     check_seconds,
     note_interrupt,
-    open_work_counter,
 )
 from agentlightning.execution.events import ThreadingEvent
 from agentlightning.execution.processes.dead_workers import end_attempts
@@ -154,7 +154,7 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
             patience=Patience(ask=self.graceful_delay, interrupt=self.graceful_delay),
             hasty=Patience(ask=0.0, interrupt=INTERRUPT_SECONDS),
             poll_interval=self.poll_interval,
-            count_open_work=open_work_counter(algorithm, store),
+            open_work=[OpenWork.of(algorithm, store, runner)],
             watchers=algorithm_watchers(opened_run, store, event, stall, aside.stack if aside else None),
         )
         async with opened_run.ending(store, lambda: supervision.interrupted):

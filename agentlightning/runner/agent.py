@@ -190,6 +190,11 @@ class LitAgentRunner(Runner[T]):
         self._tracer.teardown()
 
     @property
+    def max_rollouts(self) -> int | None:
+        """After how many rollouts `iter` ends, or None."""
+        return self._max_rollouts
+
+    @property
     def tracer(self) -> Tracer:
         """The tracer."""
         return self._tracer

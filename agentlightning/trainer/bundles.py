@@ -179,6 +179,11 @@ class RunnerSide:
         return float(getattr(self.runners[0], "store_unreachable_timeout", DEFAULT_OUTAGE_SECONDS))
 
     @property
+    def max_rollouts(self) -> int | None:
+        """After how many rollouts each runner ends; None: it serves for good."""
+        return getattr(self.runners[0], "max_rollouts", None)
+
+    @property
     def wants_main_thread(self) -> bool:
         """True if the agent should have the main thread, and the runner's loop another one."""
         wants: Callable[[LitAgent[Any]], bool] | None = getattr(self.runners[0], "wants_main_thread", None)
