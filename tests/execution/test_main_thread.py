@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
+from agentlightning.store import LightningStore
 from tests.execution import fit_parts
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
@@ -147,3 +148,33 @@ def test_a_fit_in_another_thread_runs_its_agents_in_threads() -> None:
     thread.start()
     thread.join()
     assert made.result == [["succeeded", None, 0.0]]
+
+
+@pytest.mark.parametrize("layout", [{"n_runners": 2}, {"strategy": {"type": "shm", "main_thread": "algorithm"}}])
+def test_ctrl_c_on_an_algorithm_beside_runner_threads_lets_them_finish_their_rollouts(layout: dict[str, Any]) -> None:
+    store, cancelled = agl.InMemoryLightningStore(), threading.Event()
+
+    @agl.algo
+    async def waits(*, store: LightningStore) -> None:
+        await store.add_resources({})
+        for number in range(9):
+            await store.enqueue_rollout(number)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    @agl.rollout
+    def agent(task: int) -> float:
+        if task == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+        assert cancelled.wait(20)
+        return 1.0
+
+    made = agl.Trainer(algorithm=waits, store=store, **{"strategy": "shm", **layout})
+    with pytest.raises(KeyboardInterrupt):
+        made.fit(agent)
+    rollouts = asyncio.run(store.query_rollouts())
+    attempts = [a for r in rollouts if (a := asyncio.run(store.get_latest_attempt(r.rollout_id))) is not None]
+    assert 1 <= len(attempts) <= made.n_runners
+    assert {(attempt.status, attempt.outcome) for attempt in attempts} == {("succeeded", "scored")}

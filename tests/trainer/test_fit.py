@@ -16,6 +16,7 @@ import pytest
 import agentlightning as agl
 from agentlightning.errors import NoScoredRolloutError
 from agentlightning.execution import ExecutionEvent
+from agentlightning.execution.run import supervisor
 from agentlightning.store import LightningStore
 from agentlightning.types import AttemptedRollout, Dataset, EnqueueRolloutRequest
 from tests.trainer.parts import run_tasks, tenth
@@ -262,7 +263,11 @@ def test_a_smoke_test_ends_after_max_rollouts_of_each_runner_and_says_what_was_n
 
 
 @pytest.mark.parametrize("where", LIMITED)
-def test_an_algorithm_that_asks_for_more_after_max_rollouts_is_ended(where: str) -> None:
+def test_an_algorithm_that_asks_for_more_after_max_rollouts_is_ended(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "IDLE_SECONDS", 0.1)
+
     @agl.algo
     async def steps(*, store: LightningStore) -> None:
         await store.add_resources({})
@@ -271,7 +276,7 @@ def test_an_algorithm_that_asks_for_more_after_max_rollouts_is_ended(where: str)
             await store.wait_for_rollouts(rollout_ids=[made.rollout_id], timeout=30)
             attempt = await store.get_latest_attempt(made.rollout_id)
             if attempt is None:  # it was cancelled: as long as a step of a training takes
-                await asyncio.sleep(1.5)
+                await asyncio.sleep(1.0)
 
     store = agl.InMemoryLightningStore()
     trainer = agl.Trainer(algorithm=steps, store=store, run_id="smoke", max_rollouts=2, **STRATEGIES[where])

@@ -23,6 +23,7 @@ from agentlightning.execution.base import OpenWork, StrandedWorkError
 from agentlightning.execution.events import ExecutionEvent
 from agentlightning.execution.run.stop_note import stop_run
 from agentlightning.utils.concurrency.interrupts import Interrupts
+from agentlightning.utils.concurrency.loops import within
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -37,6 +38,8 @@ CANCEL_POLL_SECONDS = 0.02
 """The same while an algorithm enqueues what is cancelled."""
 IDLE_SECONDS = 3.0
 """An algorithm that has enqueued nothing for so long, and then does, asks for more than what is left of a batch."""
+LAST_CANCEL_SECONDS = 2.0
+"""How long the store may take to cancel what the algorithm has enqueued up to its end."""
 ENQUEUING_SECONDS = 10.0
 """How long an algorithm may go on enqueuing what is cancelled."""
 
@@ -119,6 +122,9 @@ class Supervision:
             ask = self.patience.ask
             last = await self._end(algorithm_task, min(FAILURE_GRACE_SECONDS, ask) if first or runners.done() else ask)
             self._note_interrupt(failure_of(algorithm_task))
+            if self._spent and not self.interrupted:  # what was enqueued since
+                with contextlib.suppress(Exception):  # the store was that of the algorithm's process, and ended with it
+                    await within(LAST_CANCEL_SECONDS, self.open_work[0].cancel())
             return self._verdict(algorithm_task, first, last)
         except asyncio.CancelledError:  # this process is to end: the algorithm may still clean up
             algorithm_task.cancel()
