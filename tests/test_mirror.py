@@ -35,7 +35,8 @@ FILES = {
         algorithm/test_game algorithm/grpo/engine/test_families algorithm/grpo/losses/test_golden
         algorithm/apo/test_resumed algorithm/grpo/engine/test_prefixes algorithm/grpo/engine/test_smolagents
         algorithm/prompts/test_proof execution/test_several_machines execution/test_endings
-        execution/test_endings_table execution/test_lone_runner execution/test_never_hangs legacy/test_legacy
+        execution/test_endings_table execution/test_lone_runner execution/test_main_thread
+        execution/test_never_hangs legacy/test_legacy
         emitter/test_values runner/test_hostile runner/test_iter runner/test_killed runner/test_left_behind
         runner/test_lost_replies runner/test_threads runner/test_tracers test_architecture test_dependencies
         test_documents test_imports test_mirror test_one_rollout test_readme test_secrets_apart

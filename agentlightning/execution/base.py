@@ -6,13 +6,23 @@ are open, the exit codes of processes, and the checks of settings."""
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
-from agentlightning.errors import AgentLightningError, StoreUnreachableError, UnauthorizedError
+from agentlightning.errors import (
+    AgentLightningError,
+    ConflictError,
+    NotFoundError,
+    StoreUnreachableError,
+    UnauthorizedError,
+)
 from agentlightning.exit_codes import ExitCode
 from agentlightning.store.base import QUEUING, RUNNING, LightningStore
+
+_OPEN = sorted(QUEUING | RUNNING)
 
 if TYPE_CHECKING:
     from agentlightning.execution.events import ExecutionEvent
@@ -33,7 +43,9 @@ class AlgorithmBundle(Protocol):
 class RunnerBundle(Protocol):
     """What one runner runs; called once per worker.
 
-    It may also offer `run_id`, and `store_unreachable_timeout`: how long the store may be away, in seconds.
+    It may also offer `run_id`; `max_rollouts`, after which each runner ends; `store_unreachable_timeout`: how long the
+    store may be away, in seconds; and `wants_main_thread`: True if it has calls for the main thread, so that its event
+    loop runs in another one.
     """
 
     async def __call__(self, store: LightningStore, worker_id: int, event: ExecutionEvent) -> Any:
@@ -86,18 +98,34 @@ def view_of(algorithm: AlgorithmBundle, store: LightningStore) -> LightningStore
     return scope(store) if scope is not None else store
 
 
-def open_work_counter(algorithm: AlgorithmBundle, store: LightningStore) -> Callable[[], Awaitable[int]]:
-    """Return a coroutine function that counts the rollouts of this run that are not at an end."""
-    view = view_of(algorithm, store)
-    unfinished = sorted(QUEUING | RUNNING)
+@dataclass(frozen=True)
+class OpenWork:
+    """The rollouts of one run that are not at an end."""
 
-    async def count() -> int:
+    view: LightningStore
+    """The store as the run sees it."""
+    run_id: str | None = None
+    max_rollouts: int | None = None
+    """After how many rollouts each runner ends, so that what is open then is not run; None: they serve for good."""
+
+    @classmethod
+    def of(cls, algorithm: AlgorithmBundle, store: LightningStore, runner: RunnerBundle | None = None) -> OpenWork:
+        """Return the open work of a run."""
+        limit: int | None = getattr(runner, "max_rollouts", None)
+        return cls(view_of(algorithm, store), getattr(algorithm, "run_id", None), limit)
+
+    async def count(self) -> int:
+        """Return how many there are."""
         try:
-            return (await view.query_rollouts(status_in=unfinished, limit=1)).total
+            return (await self.view.query_rollouts(status_in=_OPEN, limit=1)).total
         except NotImplementedError:  # a store of the user's that cannot tell
             return 0
 
-    return count
+    async def cancel(self) -> None:
+        """Cancel all of them."""
+        for rollout in await self.view.query_rollouts(status_in=_OPEN):
+            with contextlib.suppress(ConflictError, NotFoundError):  # at an end, or deleted, meanwhile
+                await self.view.update_rollout(rollout.rollout_id, status="cancelled")
 
 
 def exit_code_of(error: BaseException) -> int:

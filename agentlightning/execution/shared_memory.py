@@ -15,12 +15,12 @@ from agentlightning.env_var import LightningEnvVar, resolve_bool_env_var
 from agentlightning.execution.base import (
     AlgorithmBundle,
     ExecutionStrategy,
+    OpenWork,
     RunnerBundle,
     check_choice,
     check_count,
     check_seconds,
     note_interrupt,
-    open_work_counter,
 )
 from agentlightning.execution.events import ThreadingEvent
 from agentlightning.execution.processes.dead_workers import end_attempts
@@ -41,7 +41,9 @@ logger = logging.getLogger(__name__)
 
 MainThread = Literal["algorithm", "runner"]
 
-INTERRUPT_SECONDS = 3.0
+INTERRUPTED_ASK_SECONDS = 2.0
+"""How long runners beside the algorithm may take to finish their rollouts after Ctrl+C; it is for the algorithm."""
+INTERRUPT_SECONDS = 2.0
 """How long coroutines may take to end after Ctrl+C cancelled them."""
 
 
@@ -55,7 +57,8 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
         n_runners: number of runner threads.
         main_thread: which side has the calling thread. None means the runner if there is one, else the algorithm.
         join_timeout: seconds to wait at the end for a thread whose bundle does not give way.
-        graceful_delay: seconds between the stop event and cancellation, and again after cancellation.
+        graceful_delay: seconds between the stop event and cancellation, and again after cancellation. Ctrl+C has 5 s in
+            all: with the algorithm on the main thread runners have 2 s of them to finish their rollouts.
         poll_interval: how often the stop event is looked at, in seconds.
         managed_store: wrap the store in `LightningStoreThreaded`; None reads `AGL_MANAGED_STORE`, true by default.
         stall_timeout: seconds without progress after which the run says what each part waits for; None is never.
@@ -110,7 +113,11 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
             store = LightningStoreThreaded(store)
         threads: list[LoopThread] = []
         try:
-            return run(lambda i: self._conduct(algorithm, runner, store, i, threads), terminable=True)
+            return run(
+                lambda i: self._conduct(algorithm, runner, store, i, threads),
+                terminable=True,
+                beside=self.main_thread == "runner" and getattr(runner, "wants_main_thread", False),
+            )
         finally:
             note_interrupt(self, algorithm)
             timeout = 0.1 if self.interrupted else self.join_timeout
@@ -148,9 +155,12 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
             event=event,
             interrupts=interrupts,
             patience=Patience(ask=self.graceful_delay, interrupt=self.graceful_delay),
-            hasty=Patience(ask=0.0, interrupt=INTERRUPT_SECONDS),
+            hasty=Patience(
+                ask=min(INTERRUPTED_ASK_SECONDS, self.graceful_delay) if self.main_thread == "algorithm" else 0.0,
+                interrupt=INTERRUPT_SECONDS,
+            ),
             poll_interval=self.poll_interval,
-            count_open_work=open_work_counter(algorithm, store),
+            open_work=[OpenWork.of(algorithm, store, runner)],
             watchers=algorithm_watchers(opened_run, store, event, stall, aside.stack if aside else None),
         )
         async with opened_run.ending(store, lambda: supervision.interrupted):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import warnings
 import weakref
@@ -113,6 +114,14 @@ class LitAgent(Generic[T]):
         raise NotImplementedError(
             f"{type(self).__name__} has no method for mode {mode!r}; override one of: {', '.join(_METHODS[mode])}"
         )
+
+    def has_sync_method(self) -> bool:
+        """True if rollouts of some mode are run by a method that is no coroutine function."""
+        for mode in _METHODS:
+            with contextlib.suppress(NotImplementedError):
+                if not inspect.iscoroutinefunction(self.method_for(mode)):
+                    return True
+        return False
 
     # --- where it runs ---------------------------------------------------------------------------------------------
 

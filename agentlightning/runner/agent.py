@@ -46,6 +46,9 @@ T = TypeVar("T")
 class LitAgentRunner(Runner[T]):
     """The runner. Up to `concurrency` rollouts run at once: asynchronous agents as tasks, others in threads.
 
+    With `concurrency=1` a synchronous agent has the main thread of the process, where the runner's loop runs beside it:
+    in the processes of `cs`, and in `shm` with one runner. There a time limit raises in the agent.
+
     Args:
         tracer: records what the agent does; the worker's own.
         max_rollouts: end after this many rollouts (of this worker); failed ones count.
@@ -145,7 +148,9 @@ class LitAgentRunner(Runner[T]):
         self._tracer.init_worker(worker_id, whole)
         processes = self._isolation == "process"
         self._executor = (
-            ProcessExecutor(self._parts, whole, worker_id) if processes else ThreadExecutor(self.get_agent())
+            ProcessExecutor(self._parts, whole, worker_id)
+            if processes
+            else ThreadExecutor(self.get_agent(), self._concurrency)
         )
         self._attempt_heartbeats = AttemptHeartbeats(whole, self.get_worker_label(), self._heartbeat_mode)
         self._attempt_runner = AttemptRunner(
@@ -183,6 +188,11 @@ class LitAgentRunner(Runner[T]):
         self._agent = self._store = self.worker_id = self._attempt_runner = None
         self._hooks = Hooks(None)
         self._tracer.teardown()
+
+    @property
+    def max_rollouts(self) -> int | None:
+        """After how many rollouts `iter` ends, or None."""
+        return self._max_rollouts
 
     @property
     def tracer(self) -> Tracer:
@@ -232,6 +242,13 @@ class LitAgentRunner(Runner[T]):
         if self.worker_id is None:
             raise ValueError("The runner has no worker. Call init_worker() first.")
         return worker_label(socket.gethostname(), os.getpid(), self.worker_id)
+
+    def wants_main_thread(self, agent: LitAgent[T]) -> bool:
+        """True if the runner's event loop should leave the main thread to this agent.
+
+        Agents with a synchronous method run there, one rollout at once. An asynchronous agent runs on the loop.
+        """
+        return self._concurrency == 1 and self._isolation == "thread" and agent.has_sync_method()
 
     # --- work --------------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Runs an agent's method: a coroutine as a task, a plain function in a thread, both within a time limit."""
+"""Runs an agent's method within a time limit: a coroutine as a task, a plain function on the main thread, or in one."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ from collections.abc import Callable
 from typing import Any
 
 from agentlightning.runner.outcome import AgentCancelled, TimeLimitExceeded
-from agentlightning.utils.concurrency.threads import Done, Threads
+from agentlightning.utils.concurrency.main_thread import Done, Interrupted, MainCall
+from agentlightning.utils.concurrency.threads import Threads
 from agentlightning.utils.exceptions import readable
 
 logger = logging.getLogger(__name__)
 
 UNWIND_SECONDS = 0.5
-"""How long a cancelled coroutine may take to end before it is left behind."""
+"""How long a cancelled coroutine, or an interrupted call, may take to end before it is left behind."""
 
 
 async def invoke(call: Callable[[], object], *, threads: Threads | None, limit: float | None, label: str) -> Any:
     """Call `call` and return what it gives; an awaitable is awaited. Any exception of it is raised.
 
-    With `threads` the call runs in one of them with a copy of the context. A thread cannot be ended from outside: one
-    that outlives the limit (seconds) or a cancellation is left behind, with a warning.
+    With `threads` the call runs in one of them, or on the main thread, with a copy of the context. On the main thread
+    `Interrupted` is raised in a call that outlives the limit (seconds) or a cancellation. A thread cannot be ended from
+    outside. What goes on is left behind, with a warning, and whatever it gives is ignored.
 
     Raises:
         TimeLimitExceeded: it did not end within `limit` seconds.
@@ -52,7 +54,10 @@ async def _settle(future: asyncio.Future[Done], limit: float | None, end: float 
         raise
     if not future.done():
         await _end(future, label, f"ran past its limit of {limit} s")
-        raise TimeLimitExceeded(f"The attempt ran past the timeout_seconds={limit} of its rollout")
+        error = TimeLimitExceeded(f"The attempt ran past the timeout_seconds={limit} of its rollout")
+        if isinstance(future, MainCall) and future.done() and isinstance(cause := future.result().error, Interrupted):
+            error = error.with_traceback(cause.__traceback__)  # where it was
+        raise error
     return outcome_of(future.result())
 
 
@@ -67,8 +72,8 @@ def outcome_of(done: Done) -> Any:
 
 
 async def _end(future: asyncio.Future[Done], label: str, why: str) -> None:
-    future.cancel()
-    if isinstance(future, asyncio.Task):
+    future.interrupt() if isinstance(future, MainCall) else future.cancel()
+    if isinstance(future, (asyncio.Task, MainCall)):
         await asyncio.wait({future}, timeout=UNWIND_SECONDS)
         if future.done():
             return

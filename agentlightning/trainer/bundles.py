@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
@@ -177,6 +177,17 @@ class RunnerSide:
     def store_unreachable_timeout(self) -> float:
         """How long the runner bears a store that is away, in seconds."""
         return float(getattr(self.runners[0], "store_unreachable_timeout", DEFAULT_OUTAGE_SECONDS))
+
+    @property
+    def max_rollouts(self) -> int | None:
+        """After how many rollouts each runner ends; None: it serves for good."""
+        return getattr(self.runners[0], "max_rollouts", None)
+
+    @property
+    def wants_main_thread(self) -> bool:
+        """True if the agent should have the main thread, and the runner's loop another one."""
+        wants: Callable[[LitAgent[Any]], bool] | None = getattr(self.runners[0], "wants_main_thread", None)
+        return wants is not None and wants(self.agent)
 
     async def __call__(self, store: LightningStore, worker_id: int, event: ExecutionEvent) -> None:
         """Serve until the event."""

@@ -12,6 +12,9 @@ from agentlightning.store.base import FINISHED
 from agentlightning.terminal import one_line
 from agentlightning.types import RolloutEvent
 
+_UNCLAIMED = {"cancelled": "not run"}
+"""How the statuses of rollouts are called that ended without an attempt, if not by themselves."""
+
 
 class EndedRollout(NamedTuple):
     """A rollout of the run that has ended."""
@@ -44,7 +47,9 @@ class RunReport:
             return
         self.statuses.pop(event.rollout_id, None)
         seconds = max(0.0, (event.end_time or event.start_time) - event.start_time)
-        self.ended[event.rollout_id] = EndedRollout(event.outcome or event.status, seconds, reward)
+        self.ended[event.rollout_id] = EndedRollout(
+            event.outcome or _UNCLAIMED.get(event.status, event.status), seconds, reward
+        )
 
     @property
     def outcomes(self) -> Counter[str]:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
+import socket
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -133,3 +137,80 @@ async def raises_meanwhile(*, store: LightningStore, train_dataset: Dataset[int]
     """Raise while the rollouts are in the hands of the runners."""
     await leaves_them_running(store=store, train_dataset=train_dataset)
     raise TimeoutError("the algorithm gave up")
+
+
+# --- synchronous agents ----------------------------------------------------------------------------------------------
+
+
+def on_main_thread() -> float:
+    """Return 1.0 on the main thread, 0.0 elsewhere."""
+    return float(threading.current_thread() is threading.main_thread())
+
+
+@agl.rollout
+def rings(task: int) -> float:
+    """A synchronous agent that sets an alarm, which only the main thread may, and earns 1.0 there."""
+    rang = threading.Event()
+    signal.signal(signal.SIGALRM, lambda *_: rang.set())
+    signal.setitimer(signal.ITIMER_REAL, 0.01)
+    assert rang.wait(20)
+    return on_main_thread()
+
+
+@agl.rollout
+def blocks(task: str) -> float:
+    """A synchronous agent that blocks in a system call, and writes what ended the call to the file that is its task."""
+    try:
+        if task.endswith("socket"):
+            near, far = socket.socketpair()
+            with near, far:
+                near.recv(1)
+        else:
+            time.sleep(600)
+    except BaseException as error:
+        Path(task).write_text(type(error).__name__)
+        raise
+    return 1.0
+
+
+@agl.rollout
+def swallows(task: int) -> float:
+    """A synchronous agent that ignores so many interrupts as its task says; it earns 1.0 on the main thread."""
+    for _ in range(task):
+        with contextlib.suppress(BaseException):
+            time.sleep(600)
+    return on_main_thread()
+
+
+@agl.rollout
+def presses_ctrl_c(task: tuple[int, str]) -> float:
+    """A synchronous agent that presses Ctrl+C in the process of its task, and blocks as `blocks`."""
+    os.kill(task[0], signal.SIGINT)
+    return blocks(task[1])
+
+
+class Both(agl.LitAgent[int]):
+    """An agent that trains by a synchronous method and validates by an asynchronous one."""
+
+    def training_rollout(self, task: int, resources: Any, rollout: Any) -> float:
+        return on_main_thread()
+
+    async def validation_rollout_async(self, task: int, resources: Any, rollout: Any) -> float:
+        return on_main_thread()
+
+
+@agl.algo
+async def ends_of(*, store: LightningStore, train_dataset: Dataset[Any]) -> list[Any]:
+    """Run every task, one after another; returns the status of each attempt, its reason and the final reward."""
+    await store.add_resources({})
+    seen: list[Any] = []
+    for i in range(len(train_dataset)):
+        rollout = await store.enqueue_rollout(train_dataset[i])
+        await store.wait_for_rollouts(rollout_ids=[rollout.rollout_id], timeout=60)
+        attempt = await store.get_latest_attempt(rollout.rollout_id)
+        if attempt is None:
+            seen.append(["not run", None, None])
+            continue
+        reward = agl.find_final_reward(list(await store.query_spans(rollout.rollout_id)))
+        seen.append([attempt.status, attempt.outcome_reason, reward])
+    return seen

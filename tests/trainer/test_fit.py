@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import threading
@@ -13,7 +14,9 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
-from agentlightning.execution import ExecutionEvent, StrandedWorkError
+from agentlightning.errors import NoScoredRolloutError
+from agentlightning.execution import ExecutionEvent
+from agentlightning.execution.run import supervisor
 from agentlightning.store import LightningStore
 from agentlightning.types import AttemptedRollout, Dataset, EnqueueRolloutRequest
 from tests.trainer.parts import run_tasks, tenth
@@ -243,11 +246,86 @@ def test_hooks_reward_fn_and_policy_faults_reach_the_runner() -> None:
     assert trainer.result.rewards[0] == 4.0
 
 
-@pytest.mark.parametrize("where", ["shm, one runner", "shm, three runners", "cs, two runners", "cs, runner here"])
-def test_runners_at_their_limit_with_work_left_end_the_run_with_an_error(where: str) -> None:
-    settings = {**STRATEGIES[where], "max_rollouts": 1}
-    with pytest.raises(StrandedWorkError, match="Raise max_rollouts"):
-        agl.Trainer(algorithm=run_tasks, **settings).fit(tenth, train_dataset=list(range(5)))
+LIMITED = ["shm, one runner", "shm, three runners", "cs, two runners", "cs, runner here"]
+
+
+@pytest.mark.parametrize("where", LIMITED)
+def test_a_smoke_test_ends_after_max_rollouts_of_each_runner_and_says_what_was_not_run(
+    where: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    settings = {**STRATEGIES[where], "max_rollouts": 3, "initial_resources": {}, "progress": "plain"}
+    trainer = agl.Trainer(algorithm="baseline", **settings)
+    trainer.fit(tenth, train_dataset=list(range(50)), val_dataset=[1])
+    runs = 3 * trainer.n_runners
+    assert trainer.result.outcomes == {"scored": runs, "cancelled": 51 - runs}
+    assert "51 rollouts in " in (line := capfd.readouterr().err)
+    assert f"({51 - runs} not run, {runs} scored)" in line
+
+
+@pytest.mark.parametrize("where", LIMITED)
+def test_an_algorithm_that_asks_for_more_after_max_rollouts_is_ended(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "IDLE_SECONDS", 0.1)
+
+    @agl.algo
+    async def steps(*, store: LightningStore) -> None:
+        await store.add_resources({})
+        while True:
+            made = await store.enqueue_rollout(1)
+            await store.wait_for_rollouts(rollout_ids=[made.rollout_id], timeout=30)
+            attempt = await store.get_latest_attempt(made.rollout_id)
+            if attempt is None:  # it was cancelled: as long as a step of a training takes
+                await asyncio.sleep(1.0)
+
+    store = agl.InMemoryLightningStore()
+    trainer = agl.Trainer(algorithm=steps, store=store, run_id="smoke", max_rollouts=2, **STRATEGIES[where])
+    trainer.fit(tenth)
+    assert trainer.result is None
+    if where != "cs, runner here":  # there the store is in the child
+        run = asyncio.run(store.get_run_by_id("smoke"))
+        assert run is not None
+        assert (run.state, run.stop_reason) == ("stopped", "every runner has run max_rollouts=2")
+        ended = asyncio.run(store.query_rollouts())
+        assert sum(rollout.status == "succeeded" for rollout in ended) == 2 * trainer.n_runners
+        assert {rollout.status for rollout in ended} == {"succeeded", "cancelled"}
+
+
+@pytest.mark.parametrize(("error", "raised"), [(NoScoredRolloutError, False), (LookupError, True)])
+def test_an_algorithm_that_max_rollouts_left_nothing_to_learn_from_has_not_failed(
+    error: type[Exception], raised: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    @agl.algo
+    async def learns(*, store: LightningStore) -> None:
+        await store.add_resources({})
+        made = [await store.enqueue_rollout(number) for number in range(9)]
+        done = await store.wait_for_rollouts(rollout_ids=[each.rollout_id for each in made], timeout=30)
+        if any(rollout.status == "cancelled" for rollout in done):
+            raise error("nothing to learn from")
+
+    trainer = agl.Trainer(algorithm=learns, strategy="shm", max_rollouts=2)
+    with pytest.raises(error) if raised else contextlib.nullcontext():
+        trainer.fit(tenth)
+    assert ("max_rollouts left the algorithm too little: nothing to learn from" in caplog.text) != raised
+
+
+def test_a_failed_rollout_counts_and_its_retries_too() -> None:
+    def fails(task: int) -> float:
+        raise KeyError(task)
+
+    trainer = agl.Trainer(
+        algorithm="baseline",
+        strategy="shm",
+        max_rollouts=2,
+        initial_resources={},
+        rollout_config={"max_attempts": 5, "retry_condition": ["failed"]},
+    )
+    trainer.fit(fails, train_dataset=[1])
+    [rollout] = asyncio.run(trainer.store.query_rollouts())
+    assert rollout.status == "cancelled"
+    assert [attempt.status for attempt in asyncio.run(trainer.store.query_attempts(rollout.rollout_id))] == [
+        "failed"
+    ] * 2
 
 
 def test_fit_without_an_algorithm_serves_the_open_rollouts_of_the_store() -> None:

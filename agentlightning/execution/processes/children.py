@@ -54,7 +54,10 @@ ProcessContext = ForkContext | SpawnContext | ForkServerContext
 
 
 class ChildTask(Protocol):
-    """What children do; `index` says which one this is. Picklable if children are to be spawned."""
+    """What children do; `index` says which one this is. Picklable if children are to be spawned.
+
+    One with a true attribute `wants_main_thread` is run by an event loop beside the main thread.
+    """
 
     async def __call__(self, index: int, event: ExecutionEvent) -> Any:
         """Work until done or until `event` is set."""
@@ -146,7 +149,11 @@ def child_main(
     reports.send(Begun(os.getpid()))
     name = multiprocessing.current_process().name
     try:
-        result = run(lambda interrupts: _until_interrupted(task, index, event, interrupts), always_interruptible=True)
+        result = run(
+            lambda interrupts: _until_interrupted(task, index, event, interrupts),
+            always_interruptible=True,
+            beside=getattr(task, "wants_main_thread", False),
+        )
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # what is left to do is the exit
         logger.warning("%s was interrupted", name)

@@ -14,13 +14,13 @@ from agentlightning.execution.address import DEFAULT_PORT, Address
 from agentlightning.execution.base import (
     AlgorithmBundle,
     ExecutionStrategy,
+    OpenWork,
     RunnerBundle,
     check_choice,
     check_count,
     check_port,
     check_seconds,
     note_interrupt,
-    open_work_counter,
 )
 from agentlightning.execution.processes.dead_workers import EndAttempts
 from agentlightning.execution.processes.team import ProcessTeam
@@ -150,7 +150,7 @@ class RayExecutionStrategy(ExecutionStrategy):
             event = AskingEvent(actors.ask)
             team = ActorTeam(actors, self.n_runners, event, max_restarts=self.max_runner_restarts)
             try:
-                return run(lambda interrupts: self._conduct(algorithm, store, server, team, interrupts))
+                return run(lambda interrupts: self._conduct(algorithm, runner, store, server, team, interrupts))
             finally:
                 note_interrupt(self, algorithm)
                 event.set()
@@ -159,6 +159,7 @@ class RayExecutionStrategy(ExecutionStrategy):
     async def _conduct(
         self,
         algorithm: AlgorithmBundle,
+        runner: RunnerBundle,
         store: LightningStore,
         server: LightningStoreServer | None,
         team: ProcessTeam,
@@ -175,7 +176,7 @@ class RayExecutionStrategy(ExecutionStrategy):
                 interrupts=interrupts,
                 patience=Patience(self.graceful_timeout, *[self.terminate_timeout] * 3),
                 hasty=INTERRUPTED,
-                count_open_work=open_work_counter(algorithm, connection),
+                open_work=[OpenWork.of(algorithm, connection, runner)],
                 watchers=algorithm_watchers(opened_run, connection, team.event, stall),
             )
             team.settle = EndAttempts(connection)

@@ -7,12 +7,12 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from agentlightning.execution.address import Address, PortReport
-from agentlightning.execution.base import AlgorithmBundle, AlgorithmDiedError, RunnerBundle, open_work_counter
+from agentlightning.execution.base import AlgorithmBundle, AlgorithmDiedError, OpenWork, RunnerBundle
 from agentlightning.execution.events import ExecutionEvent, MultiprocessingEvent, ThreadingEvent
 from agentlightning.execution.processes.children import ChildTask
 from agentlightning.execution.processes.dead_workers import EndAttempts
@@ -86,10 +86,9 @@ class Layout:
             self.address.check_free()
         report = None if self.address is None else PortReport()
         event, released = MultiprocessingEvent(), MultiprocessingEvent()
-        count: Callable[[], Awaitable[int]] | None = None
+        open_work: list[OpenWork] = []
 
         async def serve(connections: contextlib.AsyncExitStack) -> Any:
-            nonlocal count
             try:
                 address = self.address
                 if address is not None and report is not None:
@@ -99,23 +98,20 @@ class Layout:
                     address = address.at(port)
                 task = self._runner_task(address)
                 store = await connections.enter_async_context(connected(task.url, task.store, outage_of(self.runner)))
-                count = open_work_counter(self.algorithm, store)
+                open_work.append(OpenWork.of(self.algorithm, store, self.runner))
                 return await task(0, event)
             finally:
                 released.set()
-
-        async def count_open_work() -> int:
-            return await count() if count else 0
 
         async def main(interrupts: Interrupts) -> Any:
             async with contextlib.AsyncExitStack() as connections:
                 team = TaskTeam({"runner-0": serve(connections)})
                 work = until_ended(child, INTERRUPTED)
-                return await self._conduct(work, team, event, interrupts, ONE_SIDE_INTERRUPTED, count_open_work)
+                return await self._conduct(work, team, event, interrupts, ONE_SIDE_INTERRUPTED, open_work)
 
         algorithm = AlgorithmTask(self.algorithm, self.store, self.address, self.patience, self.stall, released, report)
         with self._children(algorithm, event, "algorithm", 1) as child:
-            return run(main, terminable=True)
+            return run(main, terminable=True, beside=self._runner_task(None).wants_main_thread)
 
     def only_runners(self) -> Any:
         """Runners of a remote algorithm, in children; one runs in this process where no child can be made."""
@@ -128,7 +124,11 @@ class Layout:
                 obstacle,
             )
             event = ThreadingEvent()
-            return run(lambda i: self._main_runners(task, task(0, event), event, i), terminable=True)
+            return run(
+                lambda i: self._main_runners(task, task(0, event), event, i),
+                terminable=True,
+                beside=task.wants_main_thread,
+            )
         shared = MultiprocessingEvent()
         with self._children(task, shared, "runner-", self.n_runners) as team:
             team.alone = True
@@ -153,14 +153,14 @@ class Layout:
             opened_run = OpenedRun(self.algorithm)
             if server is not None:
                 await opened_run.open(store)
-            count = open_work_counter(self.algorithm, store) if runners_here else None
+            open_work = [OpenWork.of(self.algorithm, store, self.runner)] if runners_here else []
             watchers = algorithm_watchers(opened_run, store, event, self.stall)
             if isinstance(team, ProcessTeam):
                 team.settle, team.settle_stopped = EndAttempts(store), EndAttempts(store, stopped=True)
             ending = opened_run.ending(store, lambda: self.interrupted, all_are_away=not runners_here)
             async with served(server), ending:
                 work = opened_run(store, event)
-                return await self._conduct(work, team, event, interrupts, INTERRUPTED, count, watchers)
+                return await self._conduct(work, team, event, interrupts, INTERRUPTED, open_work, watchers)
 
     async def _main_runners(
         self,
@@ -204,12 +204,10 @@ class Layout:
         event: ExecutionEvent,
         interrupts: Interrupts,
         hasty: Patience,
-        count_open_work: Callable[[], Awaitable[int]] | None = None,
+        open_work: Sequence[OpenWork] = (),
         watchers: Sequence[Callable[[], Coroutine[object, object, None]]] = (),
     ) -> Any:
-        supervision = Supervision(
-            team, event, interrupts, self.patience, hasty, count_open_work=count_open_work, watchers=watchers
-        )
+        supervision = Supervision(team, event, interrupts, self.patience, hasty, open_work=open_work, watchers=watchers)
         try:
             return await supervision.conduct(work)
         finally:

@@ -14,8 +14,9 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
+from types import FrameType
 
 from agentlightning.errors import BusyError, StoreUnreachableError, UnauthorizedError
 from agentlightning.execution.events import ExecutionEvent
@@ -24,6 +25,7 @@ from agentlightning.execution.run.supervisor import until_set
 from agentlightning.store.base import LightningStore
 from agentlightning.utils.backoff import OUTAGE_SECONDS, Outage
 from agentlightning.utils.concurrency.loops import within
+from agentlightning.utils.concurrency.main_thread import on_main_thread
 
 logger = logging.getLogger(__name__)
 
@@ -167,8 +169,8 @@ PARENT_SECONDS = 1.0
 """How long the parent, which gets the same signal, may take to set the event."""
 
 
-@contextlib.contextmanager
-def term_left_to_parent(event: ExecutionEvent) -> Generator[None]:
+@contextlib.asynccontextmanager
+async def term_left_to_parent(event: ExecutionEvent) -> AsyncGenerator[None]:
     """Let SIGTERM end this child process only if the event is not set within a second; in no child, do nothing.
 
     Whoever takes a machine away signals every process of a service. The parent answers by setting the event, and
@@ -177,20 +179,27 @@ def term_left_to_parent(event: ExecutionEvent) -> Generator[None]:
     if multiprocessing.parent_process() is None or sys.platform == "win32":  # where SIGTERM ends a process at once
         yield
         return
-    loop = asyncio.get_running_loop()
-    decisions: set[asyncio.Task[None]] = set()
+    loop, asked = asyncio.get_running_loop(), asyncio.Event()
+    is_left = True
+
+    def on_term(signum: int, frame: FrameType | None) -> None:
+        if is_left and not asked.is_set():
+            loop.call_soon_threadsafe(asked.set)
+        else:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
 
     async def decide() -> None:
+        await asked.wait()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(until_set(event, 0.02), PARENT_SECONDS)
         if not event.is_set():
-            loop.remove_signal_handler(signal.SIGTERM)
             os.kill(os.getpid(), signal.SIGTERM)
 
-    loop.add_signal_handler(signal.SIGTERM, lambda: decisions.add(loop.create_task(decide())))
+    await on_main_thread(lambda: signal.signal(signal.SIGTERM, on_term))
+    deciding = asyncio.create_task(decide())
     try:
         yield
     finally:
-        loop.remove_signal_handler(signal.SIGTERM)
-        for task in decisions:
-            task.cancel()
+        is_left = False
+        deciding.cancel()

@@ -41,12 +41,17 @@ class RunnerTask:
     remote: RemoteRunners | None = None
     """Of a process that runs no algorithm: wait for the store first, which may start later than this."""
 
+    @property
+    def wants_main_thread(self) -> bool:
+        """True if the loop that runs this leaves the main thread to the agent."""
+        return bool(getattr(self.runner, "wants_main_thread", False))
+
     async def __call__(self, index: int, event: ExecutionEvent) -> Any:
         """Run the bundle as worker `index`."""
         async with connected(self.url, self.store, outage_of(self.runner)) as store:
             if self.remote is None:
                 return None if event.is_set() else await self.runner(store, index, event)
-            with term_left_to_parent(event):
+            async with term_left_to_parent(event):
                 await until_known(self.remote, store, event)
                 return None if event.is_set() else await self.runner(store, index, event)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from agentlightning.execution.base import AlgorithmBundle, StalledError, open_work_counter, view_of
+from agentlightning.execution.base import AlgorithmBundle, OpenWork, StalledError, view_of
 from agentlightning.semconv import CONTROL_PREFIX
 from agentlightning.store.base import QUEUING, RUNNING, LightningStore
 from agentlightning.types import AttemptedRollout, Rollout, Worker
@@ -61,7 +61,7 @@ class StallDetector:
         if self.policy.seconds is None:
             return
         view, run_id = view_of(self.algorithm, self.store), getattr(self.algorithm, "run_id", None)
-        count_open_work = open_work_counter(self.algorithm, self.store)
+        open_work = OpenWork.of(self.algorithm, self.store)
         cursor: str | None = None
         recorded: dict[str, object] = {}
         cpu, reported = 0.0, False
@@ -80,7 +80,7 @@ class StallDetector:
                     used, now = time.process_time(), time.monotonic()
                     computes = used - cpu > COMPUTING_SHARE * max(now - looked_at, 1e-9)
                     cpu, looked_at = used, now
-                    moved = computes and not await count_open_work()
+                    moved = computes and not await open_work.count()
                 if moved:
                     moved_at, reported = time.monotonic(), False
                 elif not reported and time.monotonic() - moved_at >= self.policy.seconds:

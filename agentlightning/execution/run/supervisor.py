@@ -1,23 +1,29 @@
 """The course of a run and of its ending, the same for threads and processes.
 
 A run ends when the algorithm is done, a bundle or a watcher fails, someone sets the stop event, every runner has ended
-while work is open, or Ctrl+C. Then algorithm and runners are asked, interrupted, terminated and killed, each step with
-a time of its own. Ctrl+C uses a shorter patience, and a second one uses none.
+while work is open, or Ctrl+C. Where runners end after `max_rollouts`, what is open then is cancelled instead, and the
+run ends when the algorithm asks for more. Then algorithm and runners are asked, interrupted, terminated and killed,
+each step with a time of its own. Ctrl+C uses a shorter patience, and a second one uses none.
 """
 
 from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import gc
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from agentlightning.execution.base import StrandedWorkError
+from agentlightning.errors import NoScoredRolloutError, NotFoundError
+from agentlightning.execution.base import OpenWork, StrandedWorkError
 from agentlightning.execution.events import ExecutionEvent
+from agentlightning.execution.run.stop_note import stop_run
 from agentlightning.utils.concurrency.interrupts import Interrupts
+from agentlightning.utils.concurrency.loops import within
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -28,6 +34,14 @@ NOTICE_SECONDS = 0.1
 """How long a cancelled task may take to run its clean-up before its owner goes on."""
 STRANDED_POLL_SECONDS = 0.25
 """How often a store is asked for open work once every runner has ended."""
+CANCEL_POLL_SECONDS = 0.02
+"""The same while an algorithm enqueues what is cancelled."""
+IDLE_SECONDS = 3.0
+"""An algorithm that has enqueued nothing for so long, and then does, asks for more than what is left of a batch."""
+LAST_CANCEL_SECONDS = 2.0
+"""How long the store may take to cancel what the algorithm has enqueued up to its end."""
+ENQUEUING_SECONDS = 10.0
+"""How long an algorithm may go on enqueuing what is cancelled."""
 
 
 @dataclass(frozen=True)
@@ -81,11 +95,13 @@ class Supervision:
     """The patience after Ctrl+C."""
     poll_interval: float = 0.05
     """How often the stop event is looked at, in seconds."""
-    count_open_work: Callable[[], Awaitable[int]] | None = None
-    """Number of rollouts that are not at an end; None leaves stranded work undetected."""
+    open_work: Sequence[OpenWork] = ()
+    """The rollouts that are not at an end; empty before they are known, and where others may run them."""
     watchers: Sequence[Callable[[], Coroutine[object, object, None]]] = ()
     """Run beside algorithm and runners. What one raises ends the run; one that returns ends nothing."""
     interrupted: bool = field(default=False, init=False)
+    _spent: bool = field(default=False, init=False)
+    """True once every runner has run its `max_rollouts` and what was left was cancelled."""
 
     async def conduct(self, algorithm: Coroutine[object, object, T]) -> T | None:
         """Run the algorithm beside the team, bring both to an end, and return the algorithm's result.
@@ -94,18 +110,21 @@ class Supervision:
         What failed first is raised; a later failure is logged.
         """
         algorithm_task = asyncio.create_task(algorithm, name="algorithm")
-        runners = asyncio.create_task(self._until_runners_fail(), name="runners")
+        runners = asyncio.create_task(self._until_runners_end(), name="runners")
         asked = asyncio.create_task(self.interrupts.asked(), name="asked")
         flagged = asyncio.create_task(until_set(self.event, self.poll_interval), name="flagged")
         watched = asyncio.create_task(_until_one_fails(self.watchers), name="watched")
         try:
             await asyncio.wait([algorithm_task, runners, asked, flagged, watched], return_when=asyncio.FIRST_COMPLETED)
-            first = failure_of(algorithm_task) or failure_of(runners) or failure_of(watched)
+            first = self._failure_of(algorithm_task) or failure_of(runners) or failure_of(watched)
             self._note_interrupt(first)
             self.event.set()
             ask = self.patience.ask
-            last = await self._end(algorithm_task, min(FAILURE_GRACE_SECONDS, ask) if first else ask)
+            last = await self._end(algorithm_task, min(FAILURE_GRACE_SECONDS, ask) if first or runners.done() else ask)
             self._note_interrupt(failure_of(algorithm_task))
+            if self._spent and not self.interrupted:  # what was enqueued since
+                with contextlib.suppress(Exception):  # the store was that of the algorithm's process, and ended with it
+                    await within(LAST_CANCEL_SECONDS, self.open_work[0].cancel())
             return self._verdict(algorithm_task, first, last)
         except asyncio.CancelledError:  # this process is to end: the algorithm may still clean up
             algorithm_task.cancel()
@@ -121,19 +140,48 @@ class Supervision:
             self.interrupted = True
             atexit.register(gc.freeze)  # else the last collection of the interpreter walks over all that torch has made
 
-    async def _until_runners_fail(self) -> None:
-        """Return never: raise when a runner has failed, or when nobody is left to do the work that is open."""
+    def _failure_of(self, algorithm_task: asyncio.Task[Any]) -> BaseException | None:
+        error = failure_of(algorithm_task)
+        if not (self._spent and isinstance(error, NoScoredRolloutError)):
+            return error
+        logger.warning("max_rollouts left the algorithm too little: %s", error)
+        return None
+
+    async def _until_runners_end(self) -> None:
+        """Return when every runner has run its `max_rollouts` and the algorithm asks for more than that.
+
+        What is open when they have ended is cancelled; an algorithm that is still enqueuing it may go on.
+
+        Raises:
+            Exception: a runner has failed.
+            StrandedWorkError: nobody is left to do the work that is open, and there is no `max_rollouts`.
+        """
         await self.team.watch()
+        began = latest = 0.0
         while True:
             # With the stop event set they have ended because the run ends; the store may then be gone already.
-            asks = self.count_open_work is not None and not self.event.is_set()
-            count = await self.count_open_work() if asks and self.count_open_work else 0
-            if count and not self.event.is_set():
-                raise StrandedWorkError(
-                    f"Every runner has ended, and {count} rollout(s) are still open that nobody would run. "
-                    "Raise max_rollouts (it counts per runner) or n_runners, or give the algorithm less to do."
-                )
-            await asyncio.sleep(STRANDED_POLL_SECONDS)
+            work = self.open_work[0] if self.open_work and not self.event.is_set() else None
+            count, now = await work.count() if work is not None else 0, time.monotonic()
+            if work is not None and count and not self.event.is_set():
+                if work.max_rollouts is None:
+                    raise StrandedWorkError(
+                        f"Every runner has ended, and {count} rollout(s) are still open that nobody would run. "
+                        "Raise n_runners, or give the algorithm less to do."
+                    )
+                reason = f"every runner has run max_rollouts={work.max_rollouts}"
+                if not self._spent:
+                    logger.info("%s; what is open is cancelled", reason.capitalize())
+                    self._spent, began, latest = True, now, now
+                asks_for_more = now - latest > IDLE_SECONDS or now - began > ENQUEUING_SECONDS
+                if asks_for_more:
+                    logger.info("%s, and the algorithm asks for more; the run ends", reason.capitalize())
+                    with contextlib.suppress(NotImplementedError, NotFoundError):
+                        await stop_run(work.view, work.run_id, reason=reason)
+                await work.cancel()
+                if asks_for_more:
+                    return
+                latest = time.monotonic()
+            await asyncio.sleep(CANCEL_POLL_SECONDS if now - latest < IDLE_SECONDS else STRANDED_POLL_SECONDS)
 
     async def _end(self, algorithm_task: asyncio.Task[object], grace: float) -> BaseException | None:
         """End algorithm and runners and return what went wrong with the team while it ended."""
@@ -157,7 +205,7 @@ class Supervision:
     def _verdict(
         self, algorithm_task: asyncio.Task[T], first: BaseException | None, last: BaseException | None
     ) -> T | None:
-        failures = [error for error in (first, failure_of(algorithm_task), last) if error is not None]
+        failures = [error for error in (first, self._failure_of(algorithm_task), last) if error is not None]
         if self.interrupted:
             for error in failures:
                 if not isinstance(error, KeyboardInterrupt):
@@ -168,7 +216,8 @@ class Supervision:
                 logger.warning("The run has failed already; besides: %s", error)
         if failures:
             raise failures[0]
-        return algorithm_task.result() if algorithm_task.done() and not algorithm_task.cancelled() else None
+        gave = algorithm_task.done() and not algorithm_task.cancelled() and algorithm_task.exception() is None
+        return algorithm_task.result() if gave else None
 
 
 class TaskTeam:

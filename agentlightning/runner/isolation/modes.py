@@ -17,11 +17,15 @@ from agentlightning.runner.outcome import TimeLimitExceeded
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer.scope import current_scope
 from agentlightning.types import AttemptedRollout, NamedResources, ProxyLLM
-from agentlightning.utils.concurrency.threads import Done, Threads
+from agentlightning.utils.concurrency.main_thread import Done
+from agentlightning.utils.concurrency.threads import Threads
 
 logger = logging.getLogger(__name__)
 
 Isolation = Literal["thread", "process"]
+
+FREE_SECONDS = 5.0
+"""How long a runner waits for an interrupted agent to let go of the main thread."""
 
 
 def check_isolation(isolation: str) -> Isolation:
@@ -44,8 +48,10 @@ def check_isolation(isolation: str) -> Isolation:
 class AgentExecutor(Protocol):
     """Calls the agent for attempts."""
 
-    prepares: bool
-    """True if a lane has to `prepare` before it claims, so that no claimed attempt waits for a process."""
+    @property
+    def prepares(self) -> bool:
+        """True if a lane has to `prepare` before it claims, so that no claimed attempt waits for a process."""
+        ...
 
     async def prepare(self) -> None:
         """Get ready for one more attempt.
@@ -76,16 +82,23 @@ class AgentExecutor(Protocol):
 
 
 class ThreadExecutor:
-    """This process: coroutines on the event loop, other agents in a thread each."""
+    """This process: coroutines on the event loop, other agents on the main thread if it is free for them, else in a
+    thread each. It is free where the loop runs beside it and the runner has one rollout at once."""
 
-    prepares = False
-
-    def __init__(self, agent: LitAgent[Any]) -> None:
+    def __init__(self, agent: LitAgent[Any], concurrency: int = 1) -> None:
         self._agent = agent
-        self.threads = Threads()
+        self.threads = Threads(on_main=concurrency == 1)
+
+    @property
+    def prepares(self) -> bool:
+        """True while an agent that was interrupted still has the main thread."""
+        return (main_thread := self.threads.main_thread) is not None and not main_thread.is_free
 
     async def prepare(self) -> None:
-        """Nothing to do."""
+        """Wait for the main thread for a while; after that agents run in threads until it is free."""
+        main_thread = self.threads.main_thread
+        if main_thread is not None and not await main_thread.until_free(FREE_SECONDS):
+            logger.warning("The agent does not let go of the main thread: rollouts run in other threads until it does")
 
     def spare(self) -> None:
         """Nothing to do."""

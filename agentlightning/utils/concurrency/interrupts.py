@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import _thread
 import asyncio
+import ctypes
 import os
 import signal
 import threading
 from types import FrameType
 from typing import Any, Self
 
+from agentlightning.exit_codes import ExitCode
+
 REACTION_SECONDS = 1.0
 """How long a loop may ignore Ctrl+C before the call that blocks it is broken off."""
+LAST_SECONDS = 3.0
+"""How long a loop beside the main thread may go on ignoring it; then the process ends."""
 
 
 class Interrupts:
     """Ctrl+C (SIGINT) while a loop runs on the main thread: the first asks for an end, the second for haste.
 
-    On another thread, and where the user has SIGINT ignored, it delivers nothing; `always=True` delivers there too.
-    With `terminable=True` SIGTERM counts as well, unless the user has a handler of their own for it.
+    The same for a loop in a thread beside it, once `runs_in` was called. On another thread, and where the user has
+    SIGINT ignored, it delivers nothing; `always=True` delivers there too. With `terminable=True` SIGTERM counts as
+    well, unless the user has a handler of their own for it.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, always: bool = False, terminable: bool = False) -> None:
@@ -77,6 +83,16 @@ class Interrupts:
                 self._previous_term = signal.signal(signal.SIGTERM, self._on_sigterm)
         return self
 
+    def runs_in(self, thread: threading.Thread) -> None:
+        """Say that the loop runs in this thread, beside the main one; once the thread runs."""
+        if self._watchdog is not None:
+            self._watchdog.loop_thread = thread.ident
+
+    @property
+    def count(self) -> int:
+        """How often Ctrl+C was pressed."""
+        return self._count
+
     def __exit__(self, *_: object) -> None:
         if self._watchdog is not None:
             signal.signal(signal.SIGINT, signal.SIG_DFL if self._previous is None else self._previous)
@@ -106,15 +122,22 @@ class Interrupts:
         self._tell()
 
 
+def raise_in(thread: int, error: type[BaseException]) -> None:
+    """Raise an exception in the thread of that ident, at its next Python instruction."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))
+
+
 class _Watchdog:
-    """Breaks off a synchronous call that blocks the main thread's loop after Ctrl+C.
+    """Breaks off a synchronous call that blocks the loop after Ctrl+C.
 
     A signal handler may not start threads or take locks, so the thread is there from the start and is woken by a byte
-    in a pipe. It sends SIGINT once more; the handler then raises in the middle of what blocks.
+    in a pipe. It sends SIGINT once more; the handler then raises in the middle of what blocks. In a loop beside the
+    main thread it raises itself, and ends the process if that does not help: no signal ends a system call there.
     """
 
     def __init__(self) -> None:
         self.fired = False
+        self.loop_thread: int | None = None
         self._disarmed = threading.Event()
         self._closed = False
         self._reader, self._writer = os.pipe()
@@ -141,7 +164,13 @@ class _Watchdog:
 
     def _watch(self) -> None:
         while os.read(self._reader, 1) == b"!":
-            if not self._disarmed.wait(REACTION_SECONDS) and not self._closed:
+            if self._disarmed.wait(REACTION_SECONDS) or self._closed:
+                pass
+            elif self.loop_thread is not None:
+                raise_in(self.loop_thread, KeyboardInterrupt)
+                if not self._disarmed.wait(LAST_SECONDS):
+                    os._exit(ExitCode.INTERRUPTED)
+            else:
                 self.fired = True
                 if hasattr(signal, "pthread_kill"):
                     signal.pthread_kill(self._main, signal.SIGINT)

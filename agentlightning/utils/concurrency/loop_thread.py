@@ -6,13 +6,12 @@ import asyncio
 import concurrent.futures
 import contextlib
 import contextvars
-import ctypes
 import logging
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from agentlightning.utils.concurrency.interrupts import Interrupts
+from agentlightning.utils.concurrency.interrupts import Interrupts, raise_in
 from agentlightning.utils.concurrency.loops import fulfil, run
 from agentlightning.utils.concurrency.where_blocked import task_stack
 
@@ -104,8 +103,7 @@ async def call_in_thread(function: Callable[..., T], *args: object, name: str, g
         return await asyncio.shield(ended)
     except asyncio.CancelledError:
         if thread.ident is not None and thread.is_alive():
-            error = ctypes.py_object(asyncio.CancelledError)
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), error)
+            raise_in(thread.ident, asyncio.CancelledError)
         await asyncio.wait([ended], timeout=grace)
         if not ended.done():
             logger.error("%s is in a blocking call that did not end when it was cancelled; it is left behind", name)

@@ -1,13 +1,18 @@
 """Event loops that can always be left: `run` for a coroutine on this thread, the executor of such a loop, a time limit.
 
 `run` is `asyncio.run` with three differences. Ctrl+C does not cancel blindly, it is delivered as `Interrupts`. A loop
-that is blocked by a synchronous call is interrupted. What refuses to end is abandoned instead of waited for.
+that is blocked by a synchronous call is interrupted. What refuses to end is abandoned instead of waited for. It can
+also leave the main thread to synchronous agents, and run the loop in a thread beside it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextvars
+import logging
+import os
+import signal
 import threading
 from collections.abc import Callable, Coroutine
 from typing import TypeVar
@@ -16,8 +21,11 @@ from typing_extensions import override
 
 from agentlightning.exit_codes import ExitCode
 from agentlightning.utils.concurrency.interrupts import Interrupts
+from agentlightning.utils.concurrency.main_thread import AGAIN_SECONDS, MainThread, can_serve
+from agentlightning.utils.concurrency.where_blocked import thread_stack
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
 LEFTOVERS_SECONDS = 1.0
 """How long tasks that outlive the main coroutine may take to end when they are cancelled."""
@@ -31,8 +39,13 @@ def run(
     *,
     always_interruptible: bool = False,
     terminable: bool = False,
+    beside: bool = False,
 ) -> T:
     """Run `main(interrupts)` on a fresh event loop of this thread and return its result.
+
+    With `beside`, and on the main thread, the loop runs in another thread and this one takes calls (`MainThread`). A
+    call that does not let go of it keeps this from returning: Ctrl+C then ends the process, and a child
+    (`always_interruptible`) ends by itself.
 
     Raises:
         RuntimeError: a loop is running in this thread already.
@@ -49,6 +62,12 @@ def run(
         )
     loop = asyncio.new_event_loop()
     loop.set_default_executor(DaemonExecutor())
+    if beside and can_serve():
+        with Interrupts(loop, always=always_interruptible, terminable=terminable) as interrupts:
+            result = _beside(loop, main, interrupts, always_interruptible)
+        if interrupts.terminated:
+            raise SystemExit(TERMINATED)
+        return result
     try:
         asyncio.set_event_loop(loop)
         with Interrupts(loop, always=always_interruptible, terminable=terminable) as interrupts:
@@ -59,6 +78,49 @@ def run(
     if interrupts.terminated:
         raise SystemExit(TERMINATED)
     return result
+
+
+def _beside(
+    loop: asyncio.AbstractEventLoop,
+    main: Callable[[Interrupts], Coroutine[object, object, T]],
+    interrupts: Interrupts,
+    is_child: bool,
+) -> T:
+    main_thread = MainThread(loop)
+    future: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+    def complete() -> T:
+        interrupts.runs_in(threading.current_thread())
+        asyncio.set_event_loop(loop)
+        try:
+            return _complete(loop, loop.create_task(main(interrupts)), interrupts)
+        finally:
+            _close(loop)
+
+    def work() -> None:
+        fulfil(future, complete, (), {})
+        main_thread.close()
+        if not main_thread.served.wait(AGAIN_SECONDS):
+            _wrest(main_thread, interrupts, is_child)
+
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(work,), name="agl-loop", daemon=True)
+    thread.start()
+    main_thread.serve()
+    thread.join()
+    return future.result()
+
+
+def _wrest(main_thread: MainThread, interrupts: Interrupts, is_child: bool) -> None:
+    """Interrupt a call that still has the main thread, until it ends or the process does."""
+    where = " > ".join(thread_stack("MainThread"))
+    logger.error("The agent does not let go of the main thread, which waits for it; Ctrl+C ends the process: %s", where)
+    while not main_thread.served.is_set():
+        if is_child:  # all that matters was reported
+            os.kill(os.getpid(), signal.SIGTERM)
+        elif interrupts.count:
+            os._exit(TERMINATED if interrupts.terminated else ExitCode.INTERRUPTED)
+        main_thread.interrupt()
+        main_thread.served.wait(AGAIN_SECONDS)
 
 
 def _complete(loop: asyncio.AbstractEventLoop, task: asyncio.Task[T], interrupts: Interrupts) -> T:

@@ -12,9 +12,10 @@ import contextvars
 import os
 import threading
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import TypeVar
+
+from agentlightning.utils.concurrency.main_thread import Done, MainThread, main_thread_beside
 
 T = TypeVar("T")
 CLOSE_SECONDS = 0.5
@@ -75,14 +76,6 @@ class BackgroundLoop:
             loop.close()
 
 
-@dataclass(slots=True)
-class Done:
-    """What a call gave: a value, or an exception of any class."""
-
-    value: Any = None
-    error: BaseException | None = None
-
-
 _Job = Callable[[], None]
 _Jobs = SimpleQueue[_Job | None]
 
@@ -91,16 +84,25 @@ class Threads:
     """As many daemon threads as calls run at the same time. A pool would not do: its threads keep the process alive,
     and one that never returns would be missed by the others.
 
-    `call` belongs to an event loop; `close` ends the threads that have nothing to do, and may be called twice.
+    With `on_main` the main thread comes first, where the event loop runs beside it and no other call has it. `call`
+    belongs to an event loop; `close` ends the threads that have nothing to do, and may be called twice.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, on_main: bool = False) -> None:
+        self._on_main = on_main
         self._idle: list[tuple[_Jobs, threading.Thread]] = []
         self._closed = False
         self._lock = threading.Lock()
 
+    @property
+    def main_thread(self) -> MainThread | None:
+        """The main thread, if calls of this loop may run on it."""
+        return main_thread_beside(asyncio.get_running_loop()) if self._on_main else None
+
     def call(self, call: Callable[[], object], label: str) -> asyncio.Future[Done]:
         """Call `call` in a thread with a copy of the context, and return what it will give."""
+        if (main_thread := self.main_thread) is not None and main_thread.is_free:
+            return main_thread.call(call)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Done] = loop.create_future()
         context = contextvars.copy_context()

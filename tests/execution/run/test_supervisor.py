@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from typing import Any
 
+from agentlightning.execution.base import OpenWork
 from agentlightning.execution.events import ThreadingEvent
 from agentlightning.execution.run.supervisor import INTERRUPTED, Supervision, TaskTeam
+from agentlightning.store import InMemoryLightningStore
 from agentlightning.utils.concurrency.interrupts import Interrupts
 
 
@@ -19,8 +22,9 @@ async def test_a_store_is_not_asked_for_open_work_once_the_run_is_stopped() -> N
         await asyncio.sleep(0.01)  # the event has been looked at once by then
         event.set()
 
-    async def count_open_work() -> int:
-        raise ConnectionError("the store is closed")
+    class Closed(InMemoryLightningStore):
+        async def query_rollouts(self, **_: Any) -> Any:
+            raise ConnectionError("the store is closed")
 
     async def algorithm() -> str:
         await asyncio.sleep(0.2)
@@ -32,7 +36,7 @@ async def test_a_store_is_not_asked_for_open_work_once_the_run_is_stopped() -> N
         Interrupts(asyncio.get_running_loop()),
         INTERRUPTED,
         INTERRUPTED,
-        count_open_work=count_open_work,
+        open_work=[OpenWork(Closed())],
     )
     assert await supervision.conduct(algorithm()) == "done"
 

@@ -1,0 +1,180 @@
+"""A synchronous agent has the main thread of its runner's process, and a time limit ends what it does there."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import agentlightning as agl
+from agentlightning.store import LightningStore
+from tests.execution import fit_parts
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
+
+CS: dict[str, Any] = {"type": "cs", "server_port": 0}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "shm": {"strategy": "shm"},
+    "cs-fork": {"strategy": CS, "n_runners": 2},
+    "cs-spawn": {"strategy": {**CS, "start_method": "spawn"}},
+    "cs-runner-here": {"strategy": {**CS, "main_process": "runner"}},
+}
+
+each_layout = pytest.mark.parametrize("layout", LAYOUTS)
+
+
+def trainer(layout: str, **settings: Any) -> agl.Trainer:
+    return agl.Trainer(algorithm=fit_parts.ends_of, **LAYOUTS[layout], **settings)
+
+
+@each_layout
+def test_a_synchronous_agent_runs_on_the_main_thread_and_may_use_signals(layout: str) -> None:
+    made = trainer(layout)
+    before = [signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGURG)]
+    made.fit(fit_parts.rings, train_dataset=[1, 2])
+    assert made.result == [["succeeded", None, 1.0]] * 2
+    assert [signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGURG)] == before
+
+
+@each_layout
+@pytest.mark.parametrize("call", ["sleep", "socket"])
+def test_a_time_limit_breaks_off_a_system_call_of_the_agent(layout: str, call: str, tmp_path: Path) -> None:
+    made = trainer(layout, rollout_config={"timeout_seconds": 0.3})
+    made.fit(fit_parts.blocks, train_dataset=[str(tmp_path / call)])
+    assert made.result == [["timeout", "timeout", None]]
+    assert (tmp_path / call).read_text() == "Interrupted"
+
+
+def test_the_error_of_a_time_limit_shows_where_the_agent_was(tmp_path: Path) -> None:
+    made = trainer("shm", store=agl.InMemoryLightningStore(), rollout_config={"timeout_seconds": 0.3})
+    made.fit(fit_parts.blocks, train_dataset=[str(tmp_path / "x")])
+    [rollout] = asyncio.run(made.store.query_rollouts())
+    attempt = asyncio.run(made.store.get_latest_attempt(rollout.rollout_id))
+    assert attempt is not None
+    assert attempt.error is not None
+    assert "timeout_seconds=0.3" in attempt.error.message
+    assert "time.sleep(600)" in (attempt.error.traceback or "")
+
+
+@each_layout
+def test_an_agent_that_ignores_the_interrupt_has_timed_out_and_the_next_one_has_the_main_thread(layout: str) -> None:
+    made = trainer(layout, rollout_config={"timeout_seconds": 0.3})
+    made.fit(fit_parts.swallows, train_dataset=[2, 0])
+    assert made.result == [["timeout", "timeout", None], ["succeeded", None, 1.0]]
+
+
+def test_an_agent_that_ignores_every_interrupt_leaves_the_others_threads(caplog: pytest.LogCaptureFixture) -> None:
+    made = trainer("shm", rollout_config={"timeout_seconds": 0.3})
+    with caplog.at_level(logging.WARNING, "agentlightning"):
+        made.fit(fit_parts.swallows, train_dataset=[8, 0])
+    assert made.result == [["timeout", "timeout", None], ["succeeded", None, 0.0]]
+    assert "does not let go of the main thread: rollouts run in other threads" in caplog.text
+    assert "Ctrl+C ends the process" in caplog.text  # which waits for it at the end
+
+
+@each_layout
+def test_ctrl_c_ends_a_synchronous_agent_and_the_fit(layout: str, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        trainer(layout).fit(fit_parts.presses_ctrl_c, train_dataset=[(os.getpid(), str(tmp_path / "seen"))])
+    assert (tmp_path / "seen").read_text() == "Interrupted"
+
+
+def test_heartbeats_go_on_while_a_synchronous_agent_blocks_and_may_run_loops_of_its_own() -> None:
+    store = agl.InMemoryLightningStore()
+
+    @agl.rollout
+    def agent(task: int) -> float:
+        async def beats() -> set[Any]:
+            return {worker.last_heartbeat_time for worker in await store.query_workers()}
+
+        seen: set[Any] = set()
+        for _ in range(3000):
+            seen |= asyncio.run(beats())
+            if len(seen) >= 3:
+                return fit_parts.on_main_thread()
+            threading.Event().wait(0.01)
+        return -1.0
+
+    made = trainer("shm", store=store, runner={"heartbeat_interval": 0.05, "interval_jitter": 0.0})
+    made.fit(agent, train_dataset=[1])
+    assert made.result == [["succeeded", None, 1.0]]
+
+
+def test_a_reward_function_has_the_main_thread_too() -> None:
+    @agl.rollout
+    def agent(task: int) -> str:
+        return "answer"
+
+    made = trainer("shm", reward_fn=lambda output, task: fit_parts.on_main_thread())
+    made.fit(agent, train_dataset=[1])
+    assert made.result == [["succeeded", None, 1.0]]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"n_runners": 2}, {"runner": {"concurrency": 2}}, {"strategy": {"type": "shm", "main_thread": "algorithm"}}],
+)
+def test_several_at_once_in_one_process_or_an_algorithm_there_run_in_threads(settings: dict[str, Any]) -> None:
+    made = agl.Trainer(algorithm=fit_parts.ends_of, **{"strategy": "shm", **settings})
+    made.fit(lambda task: fit_parts.on_main_thread(), train_dataset=[1])
+    assert made.result == [["succeeded", None, 0.0]]
+
+
+def test_an_asynchronous_agent_keeps_the_main_thread_with_the_loop() -> None:
+    @agl.rollout
+    async def agent(task: int) -> float:
+        return fit_parts.on_main_thread()
+
+    made = trainer("shm")
+    made.fit(agent, train_dataset=[1])
+    assert made.result == [["succeeded", None, 1.0]]
+
+
+def test_of_an_agent_with_both_kinds_of_methods_the_synchronous_one_has_the_main_thread() -> None:
+    made = agl.Trainer(algorithm="baseline", strategy="shm", initial_resources={})
+    made.fit(fit_parts.Both(), train_dataset=[1], val_dataset=[2])
+    assert made.result.rewards == [1.0, 0.0]
+
+
+def test_a_fit_in_another_thread_runs_its_agents_in_threads() -> None:
+    made = trainer("shm")
+    thread = threading.Thread(target=made.fit, args=(lambda task: fit_parts.on_main_thread(), [1]))
+    thread.start()
+    thread.join()
+    assert made.result == [["succeeded", None, 0.0]]
+
+
+@pytest.mark.parametrize("layout", [{"n_runners": 2}, {"strategy": {"type": "shm", "main_thread": "algorithm"}}])
+def test_ctrl_c_on_an_algorithm_beside_runner_threads_lets_them_finish_their_rollouts(layout: dict[str, Any]) -> None:
+    store, cancelled = agl.InMemoryLightningStore(), threading.Event()
+
+    @agl.algo
+    async def waits(*, store: LightningStore) -> None:
+        await store.add_resources({})
+        for number in range(9):
+            await store.enqueue_rollout(number)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    @agl.rollout
+    def agent(task: int) -> float:
+        if task == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+        assert cancelled.wait(20)
+        return 1.0
+
+    made = agl.Trainer(algorithm=waits, store=store, **{"strategy": "shm", **layout})
+    with pytest.raises(KeyboardInterrupt):
+        made.fit(agent)
+    rollouts = asyncio.run(store.query_rollouts())
+    attempts = [a for r in rollouts if (a := asyncio.run(store.get_latest_attempt(r.rollout_id))) is not None]
+    assert 1 <= len(attempts) <= made.n_runners
+    assert {(attempt.status, attempt.outcome) for attempt in attempts} == {("succeeded", "scored")}
