@@ -2,8 +2,11 @@
 
 A folder beside this file that has a `requirements.txt` is a group: frameworks whose packages fit into one environment.
 It holds that file, the versions that were found to fit (`constraints.txt`), for Node a `package.json` with its lock
-file, and `test_<framework>.py` for each framework. The environment is `.venv-frameworks-<group>` in the root of the
-repository; it is made again when one of these files or `pyproject.toml` changes. Packages come by uv and its cache.
+file, and `test_<framework>.py` for each framework. A `commands-<name>.txt` holds the versions of a program that fits
+into no environment with others; it gets one of its own, within that of the group. No script of a Node package is run;
+the script `link` of the `package.json` does what those of its commands would do. The environment is
+`.venv-frameworks-<group>` in the root of the repository; it is made again when one of these files or `pyproject.toml`
+changes. Packages come by uv and its cache.
 
     python -m tests.frameworks.environments                      every framework
     python -m tests.frameworks.environments dspy crewai          these
@@ -83,6 +86,7 @@ class Group:
         """Return a hash of all that decides what is in the environment."""
         names = ("requirements.txt", "constraints.txt", "package.json", "package-lock.json")
         files = [self.folder / name for name in names if (self.folder / name).exists()]
+        files += sorted(self.folder.glob("commands-*.txt"))
         parts = [path.read_bytes() for path in (*files, TESTING, ROOT / "pyproject.toml")]
         return hashlib.sha256(b"\0".join([sys.version.encode(), *parts])).hexdigest()
 
@@ -161,14 +165,20 @@ def prepare(group: Group) -> Path:
     if (group.folder / "package.json").exists():
         for name in ("package.json", "package-lock.json"):
             shutil.copy(group.folder / name, group.environment)
-        npm = ["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts", "--loglevel", "error"]
-        subprocess.run(npm, cwd=group.environment, check=True, timeout=900)
+        # not `ci`, which fails where a registry lacks a package that only other platforms need
+        npm = ["npm", "install", "--no-save", "--no-audit", "--no-fund", "--ignore-scripts", "--loglevel", "error"]
+        for command in (npm, ["npm", "run", "--silent", "--if-present", "link"]):
+            subprocess.run(command, cwd=group.environment, check=True, timeout=900)
+    for file in group.folder.glob("commands-*.txt"):
+        own = group.environment / file.stem
+        uv("venv", "--quiet", "--python", sys.executable, own)
+        uv("pip", "install", "--quiet", "--python", own / "bin/python", "-r", file)
     stamp.write_text(group.state())
     return python
 
 
 def lock(group: Group) -> None:
-    """Write the newest versions that fit together into `constraints.txt`."""
+    """Write the newest versions that fit together into `constraints.txt`, and into `commands-<name>.txt`."""
     out = group.folder / "constraints.txt"
     out.unlink(missing_ok=True)
     chosen = [part for name in group.extras.strip("[]").split(",") if name for part in ("--extra", name)]
@@ -177,6 +187,13 @@ def lock(group: Group) -> None:
     out.write_text(
         f"# The versions that this folder's tests ran with, on Python {PYTHON}.\n{_anywhere(out.read_text())}"
     )
+    for wanted in group.folder.glob("commands-*.in"):
+        own = wanted.with_suffix(".txt")
+        _, _, versions_of_python = wanted.read_text().partition(";")
+        options = ["--no-header", "--no-annotate", "--quiet", "--python-version", PYTHON, "--output-file"]
+        uv("pip", "compile", *options, own, wanted)
+        lines = _anywhere(own.read_text()).splitlines()
+        own.write_text("".join(f"{line} ;{versions_of_python.rstrip()}\n" for line in lines))
 
 
 def _anywhere(versions: str) -> str:
@@ -201,7 +218,14 @@ def run(framework: str, group: Group, arguments: Sequence[str]) -> bool:
         guide,
         *arguments,
     ]
-    told = {**QUIET, "AGL_TEST_FRAMEWORK": framework, "AGL_TEST_NODE_MODULES": str(group.environment / "node_modules")}
+    modules = group.environment / "node_modules"
+    folders = (modules / ".bin", group.environment / "bin", *group.environment.glob("commands-*/bin"))
+    told = {
+        **QUIET,
+        "AGL_TEST_FRAMEWORK": framework,
+        "AGL_TEST_NODE_MODULES": str(modules),
+        "PATH": os.pathsep.join([*map(str, folders), os.environ["PATH"]]),
+    }
     return subprocess.run(command, cwd=ROOT, env={**os.environ, **told}, check=False).returncode == 0
 
 

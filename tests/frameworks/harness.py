@@ -7,9 +7,16 @@ demands the key of the attempt, so every test also shows that the program's own 
 from __future__ import annotations
 
 import asyncio
+import os
+import re
+import shutil
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 import agentlightning as agl
 from agentlightning.adapter import TracerTraceToTriplet, TraceTree, model_calls
@@ -24,6 +31,17 @@ from tests.stubs.model_server import Exchange, Json, logprobs_of
 TASKS = ("What is 6 times 7?", "What is 8 times 9?")
 ADDED = ("return_token_ids", "logprobs")
 """Fields that the gateway adds to a request."""
+GUIDES = Path(__file__).parents[2] / "docs/how-to/frameworks"
+COMMANDS = {
+    "aider": "aider",
+    "claude-code": "claude",
+    "codex": "codex",
+    "mini-swe-agent": "mini",
+    "opencode": "opencode",
+    "pi": "pi",
+    "qwen-code": "qwen",
+}
+"""The guides whose agent runs the command of a coding agent."""
 _TOKENS = (
     LightningCallAttributes.PROMPT_TOKEN_IDS,
     LightningCallAttributes.COMPLETION_TOKEN_IDS,
@@ -73,6 +91,24 @@ class TaskResult:
         return [places[number] for number in sorted(places)]
 
 
+def blocks(guide: str, language: str) -> list[str]:
+    text = (GUIDES / f"{guide}.md").read_text()
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+def agent_of_guide(guide: str) -> Any:
+    """Return the agent of a guide's program, as it is printed; skip the test where its command is not installed."""
+    if guide in COMMANDS:
+        if guide == "aider" and sys.version_info >= (3, 13):
+            pytest.skip("aider needs Python below 3.13")
+        if "AGL_TEST_FRAMEWORK" not in os.environ or shutil.which(COMMANDS[guide]) is None:
+            pytest.skip(f"{guide} is not installed: make test-frameworks")
+    (program,) = blocks(guide, "python")
+    names: dict[str, Any] = {}
+    exec(compile(program, f"{guide}.md", "exec"), names)
+    return names["agent"]
+
+
 def run_agent(
     agent: Any,
     answer: Callable[[Json], str | Json] = calculator,
@@ -119,7 +155,7 @@ async def _collect(*, store: LightningStore, llm_proxy: agl.LLMProxy, train_data
     await store.add_resources({"main_llm": llm_proxy.as_resource()})
     requests = [EnqueueRolloutRequest(input=train_dataset[i], mode="train") for i in range(len(train_dataset))]
     rollouts = await store.enqueue_many_rollouts(requests)
-    ended = await store.wait_for_rollouts(rollout_ids=[r.rollout_id for r in rollouts], timeout=60)
+    ended = await store.wait_for_rollouts(rollout_ids=[r.rollout_id for r in rollouts], timeout=300)
     await llm_proxy.stop()
     by_id = {rollout.rollout_id: rollout for rollout in ended}
     return [await evidence(store, by_id[rollout.rollout_id]) for rollout in rollouts]

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from pathlib import Path
 
 import pytest
 
 from tests.frameworks.engine import call
-from tests.frameworks.harness import run_agent
+from tests.frameworks.harness import COMMANDS, GUIDES, agent_of_guide, blocks, run_agent
 
-GUIDES = Path(__file__).parents[2] / "docs/how-to/frameworks"
 MODULES = Path(os.environ.get("AGL_TEST_NODE_MODULES", "not set"))
 PACKAGES = {
     "openai": "openai",
@@ -36,7 +34,7 @@ PACKAGES = {
     "node": "agentlightning",
     "agents-js": "agentlightning",
     "vercel": "agentlightning",
-    "codex": "agentlightning",
+    **dict.fromkeys(COMMANDS, "agentlightning"),
     "agno": "agno",
     "deepagents": "deepagents",
     "strands": "strands",
@@ -48,13 +46,9 @@ ANSWERS = {
     "dspy": "[[ ## answer ## ]]\nIt is 42.\n\n[[ ## completed ## ]]",
     "instructor": call("Answer", value=42),
     "smolagents": call("final_answer", answer="42"),
+    "mini-swe-agent": call("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; echo 42"),
 }
 """What the model says where a framework expects a form."""
-
-
-def blocks(guide: str, language: str) -> list[str]:
-    text = (GUIDES / f"{guide}.md").read_text()
-    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
 @pytest.mark.parametrize("guide", PACKAGES)
@@ -66,22 +60,17 @@ def test_the_program_of_a_guide_is_captured(guide: str, tmp_path: Path, monkeypa
     in_node = blocks(guide, "javascript")
     if in_node and not (MODULES.is_dir() and shutil.which("node")):
         pytest.skip("node or its packages are not installed here: make test-frameworks")
-    if guide == "codex":
-        if not (MODULES / ".bin/codex").exists():
-            pytest.skip("codex is not installed: make test-frameworks")
-        monkeypatch.setenv("PATH", f"{MODULES / '.bin'}:{os.environ['PATH']}")
     if in_node:
         (tmp_path / "node_modules").symlink_to(MODULES)
     monkeypatch.chdir(tmp_path)
-    (program,) = blocks(guide, "python")
     scripts = [("agent.sh", text) for text in blocks(guide, "bash")] + [("agent.mjs", text) for text in in_node]
     for name, script in scripts or [("none", "")]:
         (tmp_path / name).write_text(script)
-        names: dict[str, object] = {}
-        exec(compile(program, f"{guide}.md", "exec"), names)
-        for result in run_agent(names["agent"], lambda _: ANSWERS.get(guide, "It is 42."), direct=False):
+        agent, exact = agent_of_guide(guide), guide not in COMMANDS
+        for result in run_agent(agent, lambda _: ANSWERS.get(guide, "It is 42."), direct=False, exact=exact):
             assert result.output == 1.0
-            assert len(result.exchanges) == 1
+            assert set(result.record.exclusions.values()) <= {"helper"}
+            assert len(result.exchanges) == 1 + len(result.record.exclusions)
 
 
 def test_every_guide_is_run_and_listed() -> None:

@@ -57,6 +57,29 @@ async def test_what_is_not_served_for_an_attempt_is_404_that_lists_what_is(harne
     assert all(served in message for served in ("POST chat/completions", "POST messages", "GET models"))
 
 
+@pytest.mark.parametrize(
+    "tail",
+    [
+        "/v1beta/models/policy:generateContent",
+        "/v1/v1beta/models/policy%3AstreamGenerateContent?alt=sse",
+        "/v1/models/policy:countTokens",
+        "/v1beta1/projects/p/locations/l/publishers/google/models/policy:generateContent",
+    ],
+)
+async def test_geminis_api_is_refused_with_what_to_use_instead(harness: GatewayHarness, tail: str) -> None:
+    answer = await harness.post(harness.url(await harness.attempt(), tail), {"contents": []})
+    assert answer[0] == 404
+    error = error_of(answer)
+    assert error["code"] == "unsupported_api"
+    assert "is a route of Gemini's API, which this gateway does not serve. Use a client" in error["message"]
+
+
+async def test_a_models_name_may_have_a_colon(harness: GatewayHarness) -> None:
+    harness.proxy.update_model_list([harness.model.entry("qwen:7b")])
+    async with harness.session.get(harness.url(await harness.attempt(), "/v1/models/qwen:7b")) as reply:
+        assert (reply.status, (await reply.json())["id"]) == (200, "qwen:7b")
+
+
 @pytest.mark.parametrize("rollout_id", ["a%2Fb", "..", "%2e%2e", "a%20b", "r%C3%B6", "a.b", "%00", "%", "x" * 129])
 async def test_an_id_outside_the_grammar_is_404(harness: GatewayHarness, rollout_id: str) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", harness.proxy.server_launcher.port)

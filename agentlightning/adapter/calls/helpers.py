@@ -31,7 +31,15 @@ _SYSTEM: Final = (
     "Write a short summary label describing what these tool calls accomplished",  # Claude Code: a row of a list
 )
 """Texts anywhere in a system message; plain texts, since a pattern of them takes a millisecond for 20 KB."""
-_SYSTEM_OPENING: Final = "You are a title generator. You output ONLY a thread title"  # opencode
+_SYSTEM_OPENINGS: Final = (
+    "You are a title generator. You output ONLY a thread title",  # opencode
+    "You are a context summarization agent. You are given a conversation",  # opencode: compaction
+    "You are a context summarization assistant. Your task is to read a conversation",  # pi: compaction
+    "You are the component that summarizes internal chat history into a given structure",  # qwen-code: compaction
+    "You are now acting as the managed memory extraction subagent",  # qwen-code
+    "You are an expert software engineer that generates concise, one-line Git commit messages",  # aider
+    "*Briefly* summarize this partial conversation about programming",  # aider: compaction
+)
 _LAST_OPENINGS: Final = (
     "Your task is to create a detailed summary of the conversation so far",  # Claude Code: compaction
     "CRITICAL: Respond with TEXT ONLY. Do NOT call any tools.",  # Claude Code 2.1.300: compaction
@@ -40,6 +48,7 @@ _LAST_OPENINGS: Final = (
     "[SUGGESTION MODE: Suggest what the user might naturally type next",  # Claude Code
     "Please write a 5-10 word title for the following conversation",  # Claude Code
     "Generate a title for this conversation:",  # opencode
+    "Analyze *only* the content and structure of your immediately preceding response",  # qwen-code: who speaks next
 )
 _BLOCK_OPENINGS: Final = ('"text": "', '"text":"')
 """What stands before the text of a block, in a message that is a list of blocks."""
@@ -105,7 +114,7 @@ def _says_helper(attributes: Mapping[str, object]) -> bool:
         if attributes.get(role) not in ("system", "developer"):
             break
         text = str(attributes.get(content))
-        if text.startswith(_SYSTEM_OPENING) or any(known in text for known in _SYSTEM):
+        if text.startswith(_SYSTEM_OPENINGS) or any(known in text for known in _SYSTEM):
             return True
     if _SECOND_ROLE not in attributes and first in ("quota", '[{"type": "text", "text": "quota"}]'):
         return attributes.get("gen_ai.request.max_tokens") == 1  # Claude Code: whether there is quota left

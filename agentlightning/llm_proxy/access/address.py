@@ -29,6 +29,10 @@ _LONGEST_ROUTE = max(route.count("/") for route in ROUTES) + 1
 """Segments."""
 _PREFIXES = ("v1", "openai", "anthropic")
 """What may stand before a route."""
+_GEMINI = re.compile(
+    r"(?:.*/)?models/.+:(?:generateContent|streamGenerateContent|countTokens|embedContent|batchEmbedContents)"
+)
+"""Routes of Gemini's API, which is not served."""
 _ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _TRACEPARENT = re.compile(rb"(?!ff)[0-9a-f]{2}-((?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16})-[0-9a-f]{2}(-.*)?")
 _RIGHT_FORM = (
@@ -61,7 +65,7 @@ def parse_address(raw_path: bytes, method: str) -> CallAddress:
     Azure's `openai/deployments/<model>`.
 
     Raises:
-        CallFailed: 404 that shows the right form, 405 with the right method.
+        CallFailed: 404 that shows the right form or what to use instead of Gemini's API, 405 with the right method.
     """
     segments = [unquote_to_bytes(part).decode("utf-8", "replace") for part in raw_path.split(b"/") if part]
     role, segments = (segments[1], segments[2:]) if segments[:1] == ["role"] and len(segments) > 1 else (None, segments)
@@ -70,6 +74,13 @@ def parse_address(raw_path: bytes, method: str) -> CallAddress:
             404, f"{raw_path[:200].decode('latin-1')!r} names no attempt. {_RIGHT_FORM}", code="unknown_url"
         )
     rollout_id, attempt_id = _id(segments[1], "rollout"), _id(segments[3], "attempt")
+    if _GEMINI.fullmatch("/".join(segments[4:])):
+        text = (
+            f"{'/'.join(segments[4:])[:200]!r} is a route of Gemini's API, which this gateway does not serve. Use a "
+            "client or a setting with which the agent speaks OpenAI's chat completions or responses or Anthropic's "
+            "messages, with the attempt's URL as its base URL"
+        )
+        raise CallFailed(404, text, code="unsupported_api")
     rest = list(dropwhile(_PREFIXES.__contains__, segments[4:]))
     model, rest = _deployment(rest) if rest[:1] == ["deployments"] else (None, rest)
     route, named = _route("/".join(rest))

@@ -44,6 +44,17 @@ COMPACTION = "Your task is to create a detailed summary of the conversation so f
         call(("user", f"  \n{COMPACTION}")),
         call(("user", f'[{{"type":"text","text":"the files"}}, {{"type":"text","text":"\n {COMPACTION}"}}]')),
         call(("system", "You are a title generator. You output ONLY a thread title. Nothing else."), ("user", "hi")),
+        call(("system", "You are a context summarization agent. You are given a conversation between"), ("user", "hi")),
+        call(("system", "You are a context summarization assistant. Your task is to read a conversation between a")),
+        call(("system", "You are the component that summarizes internal chat history into a given structure.")),
+        call(("system", "You are now acting as the managed memory extraction subagent for an AI"), ("user", "hi")),
+        call(("system", "You are an expert software engineer that generates concise, one-line Git commit messages ba")),
+        call(
+            ("system", "*Briefly* summarize this partial conversation about programming.\nInclude"), ("user", "# USER")
+        ),
+        call(
+            ("user", "hi"), ("user", "Analyze *only* the content and structure of your immediately preceding response")
+        ),
     ],
 )
 def test_helper_calls_of_known_programs_are_recognised(known: ModelCall) -> None:
@@ -62,6 +73,7 @@ def test_helper_calls_of_known_programs_are_recognised(known: ModelCall) -> None
         call(("system", "See: You are a title generator. You output ONLY a thread title"), ("user", "hi")),
         call(("user", COMPACTION), ("assistant", "A summary."), ("user", "go on")),
         call(("system", "Write a title for the user's poem."), ("user", "hi")),
+        call(("system", "You are an expert software engineer."), ("user", "Write a one-line Git commit message.")),
     ],
 )
 def test_the_work_of_an_agent_is_not_taken_for_a_helper_call(work: ModelCall) -> None:

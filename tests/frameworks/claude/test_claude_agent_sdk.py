@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import socket
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +12,7 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.integrations import claude_agent_options
+from tests.frameworks.conftest import Listener
 from tests.frameworks.engine import Json, both_ways, calculator, last, numbers, offered, said
 from tests.frameworks.harness import run_agent
 
@@ -239,43 +237,6 @@ def test_the_summary_of_a_session_is_no_part_of_the_agents_work() -> None:
 
 
 # --- what the options add --------------------------------------------------------------------------------------------
-
-
-class Listener:
-    """A proxy that lets nothing through and remembers what was asked of it."""
-
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-        self._socket = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._thread.start()
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                connection, _ = self._socket.accept()
-            except OSError:  # closed
-                return
-            with connection:
-                self.asked.append(connection.recv(1000).decode(errors="replace").partition("\r\n")[0])
-
-    def close(self) -> None:
-        self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
-        self._thread.join()
-
-
-@pytest.fixture
-def outside(monkeypatch: pytest.MonkeyPatch) -> Iterator[Listener]:
-    """What is sent to any other machine goes here."""
-    listener = Listener()
-    for name in ("HTTPS_PROXY", "HTTP_PROXY", "https_proxy", "http_proxy"):
-        monkeypatch.setenv(name, listener.url)
-    for name in ("NO_PROXY", "no_proxy"):
-        monkeypatch.delenv(name, raising=False)
-    yield listener
-    listener.close()
 
 
 def test_nothing_but_the_agents_own_calls_is_made(outside: Listener) -> None:
