@@ -107,8 +107,8 @@ class LLMProxy(BatchQueries, WeightChanges):
     ) -> None:
         config = read_litellm_config(litellm_config) if litellm_config else LiteLLMSettings()
         both = ((model_list, config.model_list), (fallbacks, config.fallbacks), (aliases, config.aliases))
-        for name, (own, told) in zip(("model_list", "fallbacks", "aliases"), both, strict=True):
-            if own and told:
+        for name, (argument, setting) in zip(("model_list", "fallbacks", "aliases"), both, strict=True):
+            if argument and setting:
                 raise ValueError(f"{name} is given twice: as an argument and in litellm_config")
         model_list = model_list or config.model_list
         num_retries = num_retries if config.num_retries is None else config.num_retries

@@ -247,7 +247,7 @@ def _routing(place: str, parameters: Mapping[str, object]) -> dict[str, Any]:
 def _headers(place: str, value: object) -> Iterator[tuple[str, str]]:
     """Yield the headers of an entry. Errors never show their values."""
     seen: set[str] = set()
-    for name, given in _mapping(place, value).items():
+    for name, entry in _mapping(place, value).items():
         lower = str(name).lower()
         if not _HEADER_NAME.fullmatch(lower):
             raise ValueError(f"{place}: {name!r} is no name of an HTTP header")
@@ -257,7 +257,7 @@ def _headers(place: str, value: object) -> Iterator[tuple[str, str]]:
             why = "is there twice" if lower in seen else "must not be set: the gateway sets it for each request"
             raise ValueError(f"{place}.{name} {why}")
         seen.add(lower)
-        yield lower, _secret_text(f"{place}.{name}", given, _HEADER_VALUE)
+        yield lower, _secret_text(f"{place}.{name}", entry, _HEADER_VALUE)
     if seen.difference(_PUBLIC_HEADERS):
         protect()
 
@@ -324,8 +324,8 @@ def _url(place: str, value: object) -> str:
 
 
 def _prices(place: str, parameters: Mapping[str, object]) -> list[float]:
-    given = ((name, parameters.get(name)) for name in _PRICES)
-    return [_number(f"{place}.{name}", 0 if value is None else value, "") for name, value in given]
+    prices = ((name, parameters.get(name)) for name in _PRICES)
+    return [_number(f"{place}.{name}", 0 if price is None else price, "") for name, price in prices]
 
 
 def _mapping(place: str, value: object) -> Mapping[str, object]:

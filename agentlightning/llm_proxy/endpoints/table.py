@@ -171,15 +171,15 @@ def read_fallbacks(place: str, value: object) -> dict[str, tuple[str, ...]]:
     for part in cast("list[object]", value) if isinstance(value, list) else [] if value is None else [value]:
         if not isinstance(part, Mapping):
             raise ValueError(f"{place} must be a dict such as {{'a': ['b']}}; got {part!r}")
-        for name, given in cast("Mapping[object, object]", part).items():
-            targets = (given,) if isinstance(given, str) else given
+        for name, listed in cast("Mapping[object, object]", part).items():
+            targets = (listed,) if isinstance(listed, str) else listed
             names = tuple(cast("Sequence[object]", targets)) if isinstance(targets, (list, tuple)) else ()
             if not names or not all(isinstance(each, str) and each for each in (name, *names)):
-                raise ValueError(f"{place}[{name!r}] must be a list of names of models; got {given!r}")
+                raise ValueError(f"{place}[{name!r}] must be a list of names of models; got {listed!r}")
             if name in names or name in read or len(set(names)) < len(names):
                 why = "is its own fallback" if name in names else "names a model twice"
                 why = "is there twice" if name in read else why
-                raise ValueError(f"{place}[{name!r}] {why}: {given!r}")
+                raise ValueError(f"{place}[{name!r}] {why}: {listed!r}")
             read[cast(str, name)] = cast("tuple[str, ...]", names)
     return read
 
@@ -210,15 +210,15 @@ def read_litellm_config(config: object) -> LiteLLMSettings:
     place = "litellm_config"
     if not isinstance(config, Mapping):
         raise ValueError(f"{place} must be a dict such as {{'router_settings': {{...}}}}; got {config!r}")
-    told = dict(cast("Mapping[str, Any]", config))
-    models, settings = told.pop("model_list", None), dict[str, Any]()
-    for section, given in told.items():
+    sections = dict(cast("Mapping[str, Any]", config))
+    models, settings = sections.pop("model_list", None), dict[str, Any]()
+    for section, entries in sections.items():
         if section not in _SETTINGS:
             known = hint(str(section), ("model_list", *_SETTINGS))
             raise ValueError(f"{place}[{section!r}] is not supported: this gateway does not run on LiteLLM{known}")
-        if not isinstance(given, Mapping):
-            raise ValueError(f"{place}[{section!r}] must be a dict; got {given!r}")
-        for name, value in cast("Mapping[str, Any]", given).items():
+        if not isinstance(entries, Mapping):
+            raise ValueError(f"{place}[{section!r}] must be a dict; got {entries!r}")
+        for name, value in cast("Mapping[str, Any]", entries).items():
             if name not in _SETTINGS[section]:
                 instead = f"; {_INSTEAD[name]}" if name in _INSTEAD else hint(str(name), _SETTINGS[section])
                 raise ValueError(

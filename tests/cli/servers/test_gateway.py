@@ -91,8 +91,8 @@ def test_a_file_names_fallbacks_and_aliases_as_litellm_does(tmp_path: Path) -> N
         (tmp_path / "gateway.json").write_text(json.dumps({"litellm_config": config}))
         process, urls = _start(tmp_path, "--config", "gateway.json", "--store", "memory")
         said = (_ask(urls["OPENAI_BASE_URL"], "hello", name) for name in ("tiny", "gpt-4o"))
-        told = [answer["choices"][0]["message"]["content"] for answer in said]
-        assert told == ["the backup", "you said hello"]
+        answers = [answer["choices"][0]["message"]["content"] for answer in said]
+        assert answers == ["the backup", "you said hello"]
         assert _end(process)["calls"] == {"ok": 2}
 
 

@@ -40,8 +40,8 @@ def gateway(backup: ModelServer, *more: Any, **options: Any) -> GatewayHarness:
 async def asked_and_answered(harness: GatewayHarness, attempt: AttemptedRollout) -> Json:
     """Return what the record of the last call says of its models."""
     request, call = (await harness.spans(attempt))[-2].attributes, (await harness.raw(attempt))[-1]
-    told = {name: call.get(name) for name in ("model", "policy", "policy_kind", "state")}
-    return {"asked": request["gen_ai.request.model"], **told}
+    names = ("model", "policy", "policy_kind", "state")
+    return {"asked": request["gen_ai.request.model"], **{name: call.get(name) for name in names}}
 
 
 async def trained(harness: GatewayHarness, attempt: AttemptedRollout, policy: str | None = None) -> int:
@@ -71,8 +71,8 @@ async def test_a_fallback_answers_where_the_servers_of_a_model_fail(
                 said = (await create(**HI)).choices[0].message.content
         assert said == "the backup says so"
         assert backup.calls[0].request["model"] == "backup"
-        told = await asked_and_answered(harness, attempt)
-        assert (told["asked"], told["model"], told["state"]) == ("policy", "backup", "ok")
+        record = await asked_and_answered(harness, attempt)
+        assert (record["asked"], record["model"], record["state"]) == ("policy", "backup", "ok")
         assert await trained(harness, attempt) == 0
         harness.model.faults.clear()
         assert (await harness.ask(attempt))[0] == 200
@@ -127,8 +127,8 @@ async def test_where_all_fail_the_first_one_is_heard_and_all_are_named(
         error = (await harness.spans(attempt))[0].attributes["error.message"]
         assert str(error).startswith("The model server of 'policy' answered 500")
         assert str(error).endswith("; the fallback 'backup' failed, too (401)")
-        told = await asked_and_answered(harness, attempt)
-        assert (told["asked"], told["model"], told["state"]) == ("policy", None, "upstream_error")
+        record = await asked_and_answered(harness, attempt)
+        assert (record["asked"], record["model"], record["state"]) == ("policy", None, "upstream_error")
         assert "the model servers of 'policy' failed; asking backup instead" in caplog.text
 
 
@@ -252,8 +252,8 @@ async def test_what_the_policy_answered_as_the_fallback_of_another_model_is_the_
         backup.faults = [Fault(500)] * 2
         attempt = await harness.attempt()
         assert (await harness.ask(attempt, model="backup"))[0] == 200
-        told = await asked_and_answered(harness, attempt)
-        assert (told["asked"], told["model"], told["policy"]) == ("backup", "policy", "learner")
+        record = await asked_and_answered(harness, attempt)
+        assert (record["asked"], record["model"], record["policy"]) == ("backup", "policy", "learner")
         assert await trained(harness, attempt, "learner") == 1
         url = harness.proxy.as_resource(*_ids(attempt), role="critic").endpoint + "/chat/completions"
         assert (await harness.post(url, {**HI, "model": "backup"}))[0] == 200
@@ -330,8 +330,8 @@ async def test_an_alias_has_the_fallbacks_of_its_model_and_may_be_one(backup: Mo
         attempt = await harness.attempt()
         for name in ("gpt-4o", "policy"):
             assert (await harness.ask(attempt, model=name))[0] == 200
-            told = await asked_and_answered(harness, attempt)
-            assert (told["asked"], told["model"]) == (name, "backup")
+            record = await asked_and_answered(harness, attempt)
+            assert (record["asked"], record["model"]) == (name, "backup")
 
 
 # --- the configuration of LiteLLM's router ---------------------------------------------------------------------------
