@@ -233,10 +233,15 @@ def _matched_by_clients(
         if own is None or own is call:
             continue
         tellers[id(call)] = _teller(call.client)
-        if own.record is None and call.seen is None:
+        of_other_replies = own.seen is not None and None not in (response_id(call.record), response_id(own.seen))
+        if own.record is None and not of_other_replies:
             taken[id(own)] = (call, own)
     for call, own in taken.values():
-        call.seen, call.matched_by, call.also = own.seen, "traceparent", own.also
+        if call.seen is None:
+            call.seen, call.matched_by = own.seen, "traceparent"
+        else:
+            call.also.extend(own.certain[:1])
+        call.also.extend(own.also)
     matched = {id(own.seen) for _, own in taken.values()}
     left = [call for call in alone if id(call.seen) not in matched]
     return left, [span for span in nameless if id(span) not in matched], tellers

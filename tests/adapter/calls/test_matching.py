@@ -124,6 +124,19 @@ def test_a_request_that_was_retried_and_answered_is_known_by_its_reply() -> None
     assert told(model_calls(spans)) == [("g1", "gateway", None), ("g2", "both", "response_id")]
 
 
+def test_a_span_that_a_request_names_and_that_has_another_reply_is_another_call() -> None:
+    spans = [*naming("g", 1, "t", state="ok", response_id="r1"), chat("t", None, 4, 9, response_id="r2")]
+    assert told(model_calls(spans)) == [("r2", "tracer", None), ("g", "gateway", None)]
+
+
+def test_spans_of_two_instrumentations_are_of_one_call_by_its_reply_and_by_its_request() -> None:
+    by_name = seen("t", 4, 9, said(ASKED), status="ERROR").model_copy(update={"scope": {"name": "other"}})
+    spans = [*naming("g", 1, "t", state="ok", response_id="r"), by_name, chat("u", None, 4, 9, response_id="r")]
+    (call,) = model_calls(spans)
+    assert call.spans is not None
+    assert [each.span_id for each in call.spans.certain] == ["u", "t"]
+
+
 @pytest.mark.parametrize("named", ["missing", "", "t-t", "around"])
 def test_a_span_that_is_not_there_or_tells_of_no_call_proves_nothing(named: str) -> None:
     spans = [*naming("g", 1, named), span("around", "agent", None, 0, 9), seen("t", 4.9, 5.6, said(ASKED))]

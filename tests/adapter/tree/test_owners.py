@@ -271,6 +271,9 @@ def _add_call(
     made = record(call, number, began + quarter, ended - quarter, words, answer, response_id=f"reply-{number}")
     if not gateway_keeps_words:
         made = [_without_words(each) for each in made]
+    clients = [None, parent, *(f"{tool.scope}-{number}" for tool in tools)]
+    if (client := draw(st.sampled_from(clients))) is not None:
+        made[1] = with_attributes(made[1], {"agentlightning.call.client_span": f"{'t' * 32}-{client}"})
     trace.spans += made
     for tool in tools:
         attributes = {"gen_ai.response.id": f"reply-{number}"} if tool.has_ids else {}
