@@ -54,11 +54,11 @@ def make_rules(settings: object) -> list[Rule]:
             "alarms must be 'default', 'none', or thresholds by rule such as {'entropy_collapse': {'share': 0.05}, "
             f"'token_drift': None}}; got {settings!r}"
         )
-    given = cast("Mapping[Any, Any]", settings)
-    for name in given:
+    of_rules = cast("Mapping[Any, Any]", settings)
+    for name in of_rules:
         if name not in RULES:
             raise BadRequestError(f"alarms: there is no rule {name!r}{_hint(name, list(RULES))}")
-    return [_make(kind, given.get(name, {})) for name, kind in RULES.items() if given.get(name, {}) is not None]
+    return [_make(kind, of_rules.get(name, {})) for name, kind in RULES.items() if of_rules.get(name, {}) is not None]
 
 
 def _make(kind: type[Rule], thresholds: object) -> Rule:
@@ -67,11 +67,11 @@ def _make(kind: type[Rule], thresholds: object) -> Rule:
         raise BadRequestError(
             f"alarms: {kind.name} takes thresholds by name, of {', '.join(known)}, or None; got {thresholds!r}"
         )
-    given = cast("Mapping[Any, Any]", thresholds)
-    for name in given:
+    values = cast("Mapping[Any, Any]", thresholds)
+    for name in values:
         if name not in known:
             raise BadRequestError(f"alarms: {kind.name} has no threshold {name!r}{_hint(name, known)}")
-    return kind(**given)
+    return kind(**values)
 
 
 def _hint(name: object, known: list[str]) -> str:
@@ -96,7 +96,7 @@ class Alarms:
         return [dataclasses.replace(alarm, what_to_try=self._named(alarm.what_to_try)) for alarm in seen]
 
     def _named(self, what_to_try: str) -> str:
-        """Return the text with the names that the algorithm has; two that are one here are told once."""
+        """Return the text with the names that the algorithm has; two that are one here are named once."""
         for name, own in self._other_names.items():
             what_to_try = re.sub(rf"\b{name}\b", own, what_to_try)
         return re.sub(r"\b(\w+) and \1\b", r"\1", what_to_try)

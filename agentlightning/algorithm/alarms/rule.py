@@ -14,7 +14,7 @@ from agentlightning.errors import BadRequestError
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What a rule finds after a step."""
+    """The finding of a rule after a step."""
 
     value: float
     """The figure that is compared."""
@@ -66,8 +66,8 @@ class Rule:
         return self.patience
 
     def measure(self, steps: Sequence[StepFigures]) -> Measurement | None:
-        """Return what is found after the last of `steps`: all steps of the run so far, in order and at least one. None
-        where its figures do not tell."""
+        """Return the measurement after the last of `steps`: all steps of the run so far, in order and at least one.
+        None where the figures do not tell."""
         raise NotImplementedError
 
     def above(self, value: float, threshold: float, text: str) -> Measurement:
@@ -94,5 +94,5 @@ def updated(figures: StepFigures, name: str) -> float | None:
 def start_of(values: Sequence[float | None], count: int) -> float | None:
     """Return the mean of the first `count` values that there are, to which later ones are compared; None before there
     is a later one."""
-    found = [value for value in values if value is not None]
-    return math.fsum(found[:count]) / count if len(found) > count else None
+    known = [value for value in values if value is not None]
+    return math.fsum(known[:count]) / count if len(known) > count else None

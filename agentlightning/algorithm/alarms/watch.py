@@ -21,7 +21,7 @@ class Alarm:
     state: AlarmState
     """`raised`: it began. `over`: it has ended."""
     step: int
-    """After which this was found."""
+    """After which it began or ended."""
     since: int
     """The step after which it was raised; for `raised` the same as `step`."""
     value: float
@@ -29,7 +29,7 @@ class Alarm:
     threshold: float
     """What it was compared with."""
     text: str
-    """What was found, with its values, in one sentence."""
+    """The finding with its values, in one sentence."""
     what_to_try: str
     """What to look at or to change; empty for `over`."""
 
@@ -57,10 +57,13 @@ class Watch:
 
     def see(self, steps: Sequence[StepFigures]) -> Alarm | None:
         """Return an alarm if the last of `steps` (all so far) begins one or ends it."""
-        found = self.rule.measure(steps)
-        if found is None:
-            return None  # nothing was found out: neither a step more in a row nor one that breaks it
-        turns, needed = (found.is_bad, self.rule.patience) if self.since is None else (found.is_fine, self.rule.rest)
+        measurement = self.rule.measure(steps)
+        if measurement is None:
+            return None  # the figures do not tell: the count of steps in a row stays
+        if self.since is None:
+            turns, needed = measurement.is_bad, self.rule.patience
+        else:
+            turns, needed = measurement.is_fine, self.rule.rest
         self._in_a_row = self._in_a_row + 1 if turns else 0
         if self._in_a_row < needed:
             return None
@@ -72,8 +75,8 @@ class Watch:
             state="raised" if since is None else "over",
             step=step,
             since=step if since is None else since,
-            value=found.value,
-            threshold=found.threshold,
-            text=found.text,
+            value=measurement.value,
+            threshold=measurement.threshold,
+            text=measurement.text,
             what_to_try=self.rule.what_to_try if since is None else "",
         )

@@ -30,7 +30,7 @@ class ReadRollouts:
     """The rollouts of a step at their end: (N,) each, in one order."""
 
     rollouts: list[Rollout] = field(default_factory=list[Rollout])
-    found: list[Evidence] = field(default_factory=list[Evidence])
+    collected: list[Evidence] = field(default_factory=list[Evidence])
     records: list[RolloutRecord] = field(default_factory=list[RolloutRecord])
     groups: list[int] = field(default_factory=list[int])
     """The group of each; -1 for one that was enqueued once more."""
@@ -38,13 +38,13 @@ class ReadRollouts:
     def add(
         self,
         rollouts: Sequence[Rollout],
-        found: Sequence[Evidence],
+        collected: Sequence[Evidence],
         records: Sequence[RolloutRecord],
         groups: Sequence[int],
     ) -> None:
         """Take in further ones."""
         self.rollouts += rollouts
-        self.found += found
+        self.collected += collected
         self.records += records
         self.groups += groups
 
@@ -76,11 +76,11 @@ class RolloutCollection:
             first = len(seen) - len(tasks)
             ended = await self._run_tasks(step, tasks, resources_id, first=first)
             in_hand = max(in_hand, self._parts.proxy.stats()["in_hand"])
-            found = [await evidence(self._parts.store, rollout, note=True) for rollout in ended]
+            collected = [await evidence(self._parts.store, rollout, note=True) for rollout in ended]
             wanted = len(tasks) * settings.num_generations  # those that were enqueued once more come after these
             numbers = [first + i // settings.num_generations if i < wanted else -1 for i in range(len(ended))]
-            found = await self._judged(found, numbers)
-            read.add(ended, found, self._records(found), numbers)
+            collected = await self._judged(collected, numbers)
+            read.add(ended, collected, self._records(collected), numbers)
             if batch == settings.max_num_gen_batches:
                 break
             equal = [g for g in groups_of_equal_rewards(read.records, read.groups, settings) if g not in replaced]
@@ -123,20 +123,20 @@ class RolloutCollection:
 
     # --- what both do ------------------------------------------------------------------------------------------------
 
-    async def _judged(self, found: list[Evidence], groups: Sequence[int]) -> list[Evidence]:
+    async def _judged(self, collected: list[Evidence], groups: Sequence[int]) -> list[Evidence]:
         """Return rollouts with the rewards that were given to their groups, if the run has such."""
         if (group_reward := self._parts.group_reward) is None:
-            return found
+            return collected
         asked: dict[str, Questions] = {}
-        found = await with_group_rewards(group_reward, found, groups, self._tell_not_judged, asked)
-        await store_group_rewards(self._parts.store, found, asked)
-        self._look_at(found)
-        return found
+        collected = await with_group_rewards(group_reward, collected, groups, self._tell_not_judged, asked)
+        await store_group_rewards(self._parts.store, collected, asked)
+        self._look_at(collected)
+        return collected
 
-    def _records(self, found: Sequence[Evidence]) -> list[RolloutRecord]:
+    def _records(self, collected: Sequence[Evidence]) -> list[RolloutRecord]:
         """Return what each rollout gives to a step."""
         return read_records(
-            found,
+            collected,
             self._parts.adapter,
             decode=self._parts.guard.decode,
             train_refused=self._parts.settings.refused_calls == "train",
@@ -154,7 +154,7 @@ class RolloutCollection:
     ) -> StepRows:
         """Choose the rows of a step, and let the watchers of the run see what became of its rollouts."""
         rows = choose_rows(read.records, read.groups, ledger, self._parts.settings, replaced=replaced, kl=kl)
-        self._watch(ledger.step, read.found, rows, in_hand)
+        self._watch(ledger.step, read.collected, rows, in_hand)
         return rows
 
     def _tell_not_judged(self, text: str) -> None:
@@ -210,22 +210,22 @@ class RolloutCollection:
             with parts.learners.swap(settings.step_timeout_seconds):
                 return parts.learners.divergences(samples)
 
-        found: dict[str, float] = {}
+        sums: dict[str, float] = {}
         for sample, value in zip(samples, await asyncio.to_thread(compute), strict=True):
-            found[sample.rollout_id] = found.get(sample.rollout_id, 0.0) + value
-        return found
+            sums[sample.rollout_id] = sums.get(sample.rollout_id, 0.0) + value
+        return sums
 
-    def _watch(self, step: int, found: Sequence[Evidence], rows: StepRows, in_hand: int) -> None:
+    def _watch(self, step: int, collected: Sequence[Evidence], rows: StepRows, in_hand: int) -> None:
         """Let the watchers of the run see what became of a step's rollouts."""
-        self.endings.add(found, rows)
-        self.late.expect(found, in_hand=in_hand)
+        self.endings.add(collected, rows)
+        self.late.expect(collected, in_hand=in_hand)
         self._parts.guard.count_drift(rows.records)
         if (report := self._parts.guard.untrainable(rows.records)) is not None:
             self._parts.alarm(f"step {step}: {report}", "untrainable")
         if (report := self._parts.guard.refusals(rows.records)) is not None:
             self._parts.alarm(f"step {step}: {report}", "refused_calls")
         if not rows.rewards:
-            self._report_failure(step, found)
+            self._report_failure(step, collected)
 
     async def _look_at_first(self, ended: Sequence[Rollout]) -> None:
         """Look at the first rollout with a reward as soon as it is there."""
@@ -234,11 +234,12 @@ class RolloutCollection:
                 return
             self._look_at([await evidence(self._parts.store, rollout)])
 
-    def _look_at(self, found: Sequence[Evidence]) -> None:
-        for one in found:
+    def _look_at(self, collected: Sequence[Evidence]) -> None:
+        for one in collected:
             if (report := self._parts.guard.first_look(one)) is not None:
                 self._parts.alarm(report, "first_rollout")
 
-    def _report_failure(self, step: int, found: Sequence[Evidence]) -> None:
-        text = f"step {step}: none of {len(found)} rollouts has a reward to learn from; most often: {why_failed(found)}"
+    def _report_failure(self, step: int, collected: Sequence[Evidence]) -> None:
+        reason = why_failed(collected)
+        text = f"step {step}: none of {len(collected)} rollouts has a reward to learn from; most often: {reason}"
         self._parts.alarm(text, "no_reward")

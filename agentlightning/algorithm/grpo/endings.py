@@ -1,4 +1,4 @@
-"""How the rollouts of a whole run ended: a run that found nothing to learn from does not end as if it were well."""
+"""The endings of the rollouts of a whole run: one without a rollout to learn from ends with an error."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Endings:
         self._counts = Counter(state["counts"])
         self._scored, self._first_error = state["scored"], state["first_error"]
 
-    def add(self, found: Sequence[Evidence], rows: StepRows) -> None:
+    def add(self, collected: Sequence[Evidence], rows: StepRows) -> None:
         """Take in the rollouts of a step and what was read of them, in the same order."""
         self._scored += len(rows.rewards)
         self._counts.update(rows.excluded_rollouts)
-        for one, record in zip(found, rows.records, strict=True):
+        for one, record in zip(collected, rows.records, strict=True):
             if self._first_error is not None:
                 return
             if one.latest is not None and one.latest.error is not None:

@@ -1,4 +1,4 @@
-"""Rewards that are given to the rollouts of one task together, such as by a judge that ranks them."""
+"""Rewards of all rollouts of a task together, such as by a judge that ranks them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Ranker(Protocol):
 
 GroupReward = Ranker | Callable[[object, Sequence[object]], Any]
 """A ranker, or a function `(task, answers) -> rewards`; a plain one runs on threads, an async one on the loop of the
-run. An answer is what the agent said and was told after its first prompt, as chat messages."""
+run. An answer is the agent's conversation after its first prompt, as chat messages."""
 Questions = Sequence[Mapping[str, object]]
 """What a judge was asked of a group, and what it said; see `Ranking.questions`."""
 _AT_ONCE = 8
@@ -44,69 +44,69 @@ _GIVEN = ("group_reward", "not_judged")
 """Outcome reasons of attempts whose reward is the group's, and of those whose judge failed."""
 
 
-def check_group_reward(given: object, size: int) -> GroupReward | None:
+def check_group_reward(group_reward: object, size: int) -> GroupReward | None:
     """Return it; `size` is that of a group.
 
     Raises:
         TypeError: it is neither a ranker nor a function.
         BadRequestError: it cannot rank so many answers.
     """
-    if isinstance(given, RankingReward) and size > MOST_ANSWERS:
+    if isinstance(group_reward, RankingReward) and size > MOST_ANSWERS:
         raise BadRequestError(f"num_generations={size}: a judge ranks {MOST_ANSWERS} answers of a task at most")
-    if given is None or isinstance(given, Ranker) or callable(given):
-        return cast("GroupReward | None", given)
+    if group_reward is None or isinstance(group_reward, Ranker) or callable(group_reward):
+        return cast("GroupReward | None", group_reward)
     raise TypeError(
-        f"group_reward must be an agl.RankingReward or a function (task, answers) -> rewards; got {given!r}"
+        f"group_reward must be an agl.RankingReward or a function (task, answers) -> rewards; got {group_reward!r}"
     )
 
 
-def name_of_group_reward(given: GroupReward) -> str:
+def name_of_group_reward(group_reward: GroupReward) -> str:
     """Return how a run records it: the same in every process, and without what it was made with."""
-    if isinstance(given, RankingReward):
-        return repr(given)
-    named: Any = given if hasattr(given, "__qualname__") else type(given)
+    if isinstance(group_reward, RankingReward):
+        return repr(group_reward)
+    named: Any = group_reward if hasattr(group_reward, "__qualname__") else type(group_reward)
     return f"{named.__module__}.{named.__qualname__}"
 
 
 async def with_group_rewards(
-    given: GroupReward,
-    found: Sequence[Evidence],
+    group_reward: GroupReward,
+    collected: Sequence[Evidence],
     groups: Sequence[int],
     note: Callable[[str], None],
     asked: dict[str, Questions] | None = None,
 ) -> list[Evidence]:
-    """Return rollouts with the rewards that were given to their groups, in the place of their own.
+    """Return rollouts with the rewards of their groups in the place of their own.
 
     Only rollouts that succeeded are judged; a policy fault keeps its reward. Those of a group whose judge failed have
-    no reward, rather than a low one, and `note` is told once. Nor have those without a group, whose number is -1.
+    no reward, rather than a low one, and `note` is called once. Nor have those without a group, whose number is -1.
 
     What a judge was asked and said goes into `asked`, under the rollout of a group that comes first.
     """
     members: dict[int, list[int]] = {}
-    for place, (one, group) in enumerate(zip(found, groups, strict=True)):
+    for place, (one, group) in enumerate(zip(collected, groups, strict=True)):
         if _can_be_judged(one):
             members.setdefault(group, []).append(place)
-    slots, judged = asyncio.Semaphore(_AT_ONCE), list(found)
+    slots, judged = asyncio.Semaphore(_AT_ONCE), list(collected)
     failed: list[tuple[int, str]] = []  # rollouts of a group that was not judged, and why
 
     async def judge(places: Sequence[int]) -> None:
-        task, answers = found[places[0]].rollout.input, [answer_of(found[place]) for place in places]
+        task, answers = collected[places[0]].rollout.input, [answer_of(collected[place]) for place in places]
         rewards: Sequence[float | None] = [None] * len(places)
         if any(answers):
             try:
                 async with slots:
-                    rewards, questions = await _rewards(given, task, answers)
+                    rewards, questions = await _rewards(group_reward, task, answers)
                 if asked is not None and questions:
-                    asked[found[places[0]].rollout.rollout_id] = questions
+                    asked[collected[places[0]].rollout.rollout_id] = questions
             except ServiceError as error:
                 failed.append((len(places), str(error)))
         else:
             failed.append((len(places), "no words of theirs were recorded"))
         for place, reward in zip(places, rewards, strict=True):
-            judged[place] = _with_reward(found[place], reward)
+            judged[place] = _with_reward(collected[place], reward)
 
     for place in members.pop(-1, []):
-        judged[place] = _with_reward(found[place], None)
+        judged[place] = _with_reward(collected[place], None)
     await all_of(*(judge(places) for places in members.values()))
     if failed:
         tasks = "a task" if len(failed) == 1 else f"{len(failed)} tasks"
@@ -145,10 +145,10 @@ async def store_group_rewards(
     await all_of(*(write(attempt) for attempt in changed))
 
 
-def answer_of(found: Evidence) -> list[Mapping[str, Any]]:
+def answer_of(rollout: Evidence) -> list[Mapping[str, Any]]:
     """Return the chat messages of a rollout from the first reply on: its longest conversation."""
     try:
-        calls = TraceToMessages().adapt(found.counted)
+        calls = TraceToMessages().adapt(rollout.counted)
     except ValueError:
         return []
     messages = max((call["messages"] for call in calls), key=len, default=[])
@@ -161,16 +161,16 @@ def _can_be_judged(one: Evidence) -> bool:
     return latest is not None and latest.status == "succeeded" and latest.outcome in ("scored", "unscored", None)
 
 
-async def _rewards(given: GroupReward, task: object, answers: Sequence[object]) -> tuple[list[float], Questions]:
-    if len(answers) == 1 and isinstance(given, Ranker):
+async def _rewards(group_reward: GroupReward, task: object, answers: Sequence[object]) -> tuple[list[float], Questions]:
+    if len(answers) == 1 and isinstance(group_reward, Ranker):
         return [0.5], ()
     said: Any
-    if isinstance(given, Ranker):
-        said = given.rank(task, answers)
-    elif inspect.iscoroutinefunction(given):
-        said = given(task, answers)
+    if isinstance(group_reward, Ranker):
+        said = group_reward.rank(task, answers)
+    elif inspect.iscoroutinefunction(group_reward):
+        said = group_reward(task, answers)
     else:  # it may wait for a server, and the gateway is not to wait with it
-        said = await asyncio.to_thread(given, task, answers)
+        said = await asyncio.to_thread(group_reward, task, answers)
     if inspect.isawaitable(said):
         said = await said
     rewards: Any = getattr(said, "rewards", said)

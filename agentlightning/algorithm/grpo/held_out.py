@@ -57,24 +57,24 @@ class HeldOut:
         return bool(self._tasks) and (last or bool(every and step % every == 0))
 
     async def measure(self, step: int, *, greedy: bool, earlier: Sequence[Evaluation] = ()) -> list[Evaluation]:
-        """Run the tasks at the training temperature and, if wanted, greedily; record and return what was found, the
-        former first; nothing without any task. `earlier`: those of the run so far."""
+        """Run the tasks at the training temperature and, if wanted, greedily; record and return the evaluations, the
+        former first; none without a task. `earlier`: those of the run so far."""
         if not self._tasks:
             return []
         parts = self._parts
-        found = [await self._measure_one(step, "sampled", parts.settings.temperature, earlier)]
+        evaluations = [await self._measure_one(step, "sampled", parts.settings.temperature, earlier)]
         if greedy:
-            found.append(await self._measure_one(step, "greedy", 0.0, [*earlier, *found]))
-        for evaluation in found:
+            evaluations.append(await self._measure_one(step, "greedy", 0.0, [*earlier, *evaluations]))
+        for evaluation in evaluations:
             await parts.recorder.evaluation(step, evaluation, self._tasks)
-        if parts.group_reward is not None and all(e.failed == len(e.rewards) for e in found):
+        if parts.group_reward is not None and all(e.failed == len(e.rewards) for e in evaluations):
             parts.alarm(
                 "no held-out rollout has a reward: group_reward compares the rollouts of a task, and a held-out task "
                 "has one. Let the agent return a number too, or give the Trainer a reward_fn, or leave val_dataset out",
                 "held_out_without_reward",
             )
-        parts.note(f"held-out after {parts.learners.weight_version} updates: {', '.join(map(str, found))}")
-        return found
+        parts.note(f"held-out after {parts.learners.weight_version} updates: {', '.join(map(str, evaluations))}")
+        return evaluations
 
     async def _measure_one(
         self, step: int, sampling: str, temperature: float, earlier: Sequence[Evaluation]

@@ -200,10 +200,10 @@ class GRPORun:
     async def _evaluate_if_due(self, figures: StepFigures, result: GRPOResult) -> None:
         if self._held_out.is_due(figures.step):
             last = figures.step == self.parts.settings.max_steps
-            found = await self._held_out.measure(figures.step, greedy=last, earlier=result.evaluations)
-            figures.held_out, figures.held_out_solved = found[0].mean_reward, found[0].accuracy
-            figures.held_out_change = found[0].change_from_best(result.evaluations)
-            result.evaluations += found
+            evaluations = await self._held_out.measure(figures.step, greedy=last, earlier=result.evaluations)
+            figures.held_out, figures.held_out_solved = evaluations[0].mean_reward, evaluations[0].accuracy
+            figures.held_out_change = evaluations[0].change_from_best(result.evaluations)
+            result.evaluations += evaluations
 
     async def _report(self, figures: StepFigures, result: GRPOResult) -> None:
         result.metrics.append(figures)
@@ -288,15 +288,15 @@ class GRPORun:
         """Say once that calls were constrained, and by what."""
         if summary.constrained and not self._told_constrained:
             self._told_constrained = True
-            found = ", ".join(f"{name} ({count})" for name, count in summary.constrained.items())
+            names = ", ".join(f"{name} ({count})" for name, count in summary.constrained.items())
             self.parts.note(
-                f"step {step}: some of {summary.trained} trained calls were constrained by {found}: their tokens were "
+                f"step {step}: some of {summary.trained} trained calls were constrained by {names}: their tokens were "
                 "drawn from another distribution than the one that learns from them"
             )
 
     async def late_calls(self) -> dict[str, int]:
         """Account for the calls that ended after the last step; return them by the reason of their exclusion. To be
-        called when no further call can come in."""
+        called when no further call can arrive."""
         ledger = Ledger(step=self.parts.settings.max_steps + 1)
         await self._enter_late_calls(ledger, [], is_last=True)
         summary = ledger.close()

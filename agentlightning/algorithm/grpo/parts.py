@@ -41,7 +41,7 @@ class RunParts:
     rollout_config: RolloutConfig | None = None
     """What the Trainer says of attempts, time limits and retries."""
     beside: NamedResources = field(default_factory=dict[str, ResourceUnion])
-    """What agents are given beside the policy: the Trainer's `initial_resources`."""
+    """Resources of agents beside the policy: the Trainer's `initial_resources`."""
     group_reward: GroupReward | None = None
     """Gives the rollouts of a task their rewards together; None leaves each its own."""
     pick: Pick | None = None

@@ -59,22 +59,22 @@ class RunRecorder:
         if entries:
             await self._log.ledger(ledger.step, entries)
 
-    async def evaluation(self, step: int, found: Evaluation, tasks: Sequence[object]) -> None:
+    async def evaluation(self, step: int, evaluation: Evaluation, tasks: Sequence[object]) -> None:
         """Record an evaluation after a step, task by task; tasks as digests, so that runs can be compared in pairs."""
         data = {
-            "sampling": found.sampling,
-            "weight_version": found.step,
-            "failed": found.failed,
-            "rewards": found.rewards,
-            "rollout_ids": found.rollout_ids,
+            "sampling": evaluation.sampling,
+            "weight_version": evaluation.step,
+            "failed": evaluation.failed,
+            "rewards": evaluation.rewards,
+            "rollout_ids": evaluation.rollout_ids,
             "tasks": tasks_of(tasks),
-            "seconds": found.seconds,
+            "seconds": evaluation.seconds,
         }
-        if found.solved is not None:
-            data["solved"] = sum(found.solved)
-        counts = found.sampling == "sampled"
-        name = f"held_out_{found.sampling}"
-        await self._log.evaluation(step, name, data, value=found.mean_reward, counts_for_best=counts)
+        if evaluation.solved is not None:
+            data["solved"] = sum(evaluation.solved)
+        counts = evaluation.sampling == "sampled"
+        name = f"held_out_{evaluation.sampling}"
+        await self._log.evaluation(step, name, data, value=evaluation.mean_reward, counts_for_best=counts)
 
     def alarm(self, step: int, name: str, text: str, **data: object) -> None:
         """Record something that somebody should look at, see `RunLog.alarm`; stored before the run ends."""

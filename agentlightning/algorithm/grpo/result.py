@@ -1,4 +1,4 @@
-"""What a run leaves behind, and the clock that its figures come from."""
+"""The result of a run, and the clock of its figures."""
 
 from __future__ import annotations
 
@@ -77,12 +77,12 @@ class Evaluation:
         both: see `StepFigures.held_out_change`. Empty without such a task."""
         known = [(e.mean_reward, e) for e in earlier if e.sampling == self.sampling and e.mean_reward is not None]
         mean, best = max(known, key=itemgetter(0), default=(0.0, None))
-        found = None if best is None else best.compare(self)
-        if best is None or found is None or found.difference is None:
+        pairs = None if best is None else best.compare(self)
+        if best is None or pairs is None or pairs.difference is None:
             return {}
         rewards = [reward for reward in (*best.rewards, *self.rewards) if reward is not None]
-        figures = {"best": mean, "updates": best.step, "change": found.difference.mean}
-        return {**figures, "range": max(rewards) - min(rewards), "p_value": found.p_value, "pairs": found.pairs}
+        figures = {"best": mean, "updates": best.step, "change": pairs.difference.mean}
+        return {**figures, "range": max(rewards) - min(rewards), "p_value": pairs.p_value, "pairs": pairs.pairs}
 
     @override
     def __str__(self) -> str:
@@ -98,7 +98,7 @@ class Evaluation:
 @explain_fields
 @dataclass
 class GRPOResult:
-    """What a run leaves behind; the Trainer offers it as `trainer.result`."""
+    """The result of a run, which the Trainer offers as `trainer.result`."""
 
     output_dir: Path
     """Where model and metrics lie."""
@@ -120,8 +120,8 @@ class GRPOResult:
 
     def evaluation(self, sampling: str, *, last: bool) -> Evaluation | None:
         """Return the first or the last evaluation with this `sampling` (`sampled` or `greedy`)."""
-        found = [e for e in self.evaluations if e.sampling == sampling]
-        return (found[-1] if last else found[0]) if found else None
+        matches = [e for e in self.evaluations if e.sampling == sampling]
+        return (matches[-1] if last else matches[0]) if matches else None
 
     @override
     def __str__(self) -> str:
@@ -130,8 +130,8 @@ class GRPOResult:
         if rewards:
             lines[0] += f", mean reward of a step {rewards[0]:.3f} -> {rewards[-1]:.3f}"
         for sampling in dict.fromkeys(each.sampling for each in self.evaluations):
-            found = [each for each in self.evaluations if each.sampling == sampling]
-            first, last = found[0], found[-1]
+            matches = [each for each in self.evaluations if each.sampling == sampling]
+            first, last = matches[0], matches[-1]
             means, paired = f"mean reward {_mean(first)} -> {_mean(last)}", first.compare(last)
             if first.accuracy is not None and last.accuracy is not None:
                 means += f" ({first.accuracy:.1%} -> {last.accuracy:.1%} solved)"

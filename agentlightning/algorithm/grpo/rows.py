@@ -98,7 +98,7 @@ class StepRows:
 
 
 def read_records(
-    found: Sequence[Evidence],
+    collected: Sequence[Evidence],
     adapter: TraceToTripletBase,
     *,
     decode: Decode | None = None,
@@ -108,7 +108,7 @@ def read_records(
     """Return what each rollout gives to a step. `decode` turns token ids into their text: it is asked where rows part.
     `train_refused`, `policies`: see `read_rollout`."""
     how: dict[str, Any] = {"decode": decode, "train_refused": train_refused, "policies": policies}
-    return [read_rollout(one.rollout, one.attempts, one.spans, adapter, **how) for one in found]
+    return [read_rollout(one.rollout, one.attempts, one.spans, adapter, **how) for one in collected]
 
 
 def _standard_error(rewards: Sequence[tuple[float, int]]) -> float | None:
@@ -238,13 +238,13 @@ def _advantages(
         return {record.rollout_id: _reward(record, settings) for record in records}
     if settings.multi_objective_aggregation == "normalize_then_sum":
         assert settings.reward_weights is not None
-        found = several_advantages([record.dimensions for record in records], settings.reward_weights, groups)
+        advantages = several_advantages([record.dimensions for record in records], settings.reward_weights, groups)
     else:
         rewards = [_reward(record, settings) - settings.beta * kl.get(record.rollout_id, 0.0) for record in records]
         tokens = [sum(sum(sample.mask) for sample in record.samples) for record in records]
         by = settings.scales_by
-        found = rollout_advantages(rewards, groups, advantage=settings.advantage, scale_rewards=by, tokens=tokens)
-    return {record.rollout_id: value for record, value in zip(records, found, strict=True)}
+        advantages = rollout_advantages(rewards, groups, advantage=settings.advantage, scale_rewards=by, tokens=tokens)
+    return {record.rollout_id: value for record, value in zip(records, advantages, strict=True)}
 
 
 def _teach_nothing(
@@ -277,15 +277,15 @@ def seams_of(records: Sequence[RolloutRecord]) -> dict[str, int]:
     return dict(counts)
 
 
-def why_failed(found: Sequence[Evidence]) -> str:
+def why_failed(collected: Sequence[Evidence]) -> str:
     """Return the commonest way in which the rollouts ended, in words."""
-    ways = Counter(_way_of(one) for one in found)
+    ways = Counter(_way_of(one) for one in collected)
     [(way, number)] = ways.most_common(1)
-    return f"{way} ({number} of {len(found)})"
+    return f"{way} ({number} of {len(collected)})"
 
 
-def _way_of(found: Evidence) -> str:
-    latest = found.latest
+def _way_of(rollout: Evidence) -> str:
+    latest = rollout.latest
     if latest is None:
         return "nobody claimed it in time"
     error = f": {latest.error.type}: {latest.error.message}" if latest.error else ""
@@ -314,11 +314,11 @@ class LateCalls:
         """Return the rollouts that may still come to have calls, with the calls that were counted, as JSON data."""
         return [[one.rollout.rollout_id, sorted(map(list, one.counted))] for one in self._watched]
 
-    def expect(self, found: Sequence[Evidence], *, in_hand: int) -> None:
+    def expect(self, collected: Sequence[Evidence], *, in_hand: int) -> None:
         """Remember the rollouts of a step that may still come to have calls, and those that the step has counted."""
         self._watched += [
             _Watched(one.rollout, {call.ref for call in model_calls(one.spans)}, time.monotonic())
-            for one in found
+            for one in collected
             if in_hand or _was_given_up(one)
         ]
 
@@ -335,6 +335,6 @@ class LateCalls:
             self._watched = [one for one in self._watched if one.since > end]
 
 
-def _was_given_up(found: Evidence) -> bool:
-    latest = found.latest
-    return len(found.attempts) > 1 or (latest is not None and latest.status not in ("succeeded", "failed"))
+def _was_given_up(rollout: Evidence) -> bool:
+    latest = rollout.latest
+    return len(rollout.attempts) > 1 or (latest is not None and latest.status not in ("succeeded", "failed"))

@@ -1,4 +1,4 @@
-"""The settings of a GRPO run: checked when they are given, written down with the run."""
+"""The settings of a GRPO run: checked when it is made, recorded with the run."""
 
 from __future__ import annotations
 
@@ -263,7 +263,7 @@ class GRPOSettings(LossSettings, RewardSettings, LearnerSettings, VLLMSettings, 
         return {**dataclasses.asdict(self), "output_dir": output_dir}
 
 
-def make_settings(model: str | Path | None, given: Mapping[str, Any]) -> GRPOSettings:
+def make_settings(model: str | Path | None, settings: Mapping[str, Any]) -> GRPOSettings:
     """Return checked settings.
 
     Raises:
@@ -271,7 +271,7 @@ def make_settings(model: str | Path | None, given: Mapping[str, Any]) -> GRPOSet
         BadRequestError: a value out of its range.
     """
     known = [field.name for field in dataclasses.fields(GRPOSettings)]
-    for name in given:
+    for name in settings:
         if name in _OTHER_NAMES:
             raise TypeError(f"GRPO has no setting {name!r}. Its name is {_OTHER_NAMES[name]}")
         if name not in known:
@@ -279,10 +279,10 @@ def make_settings(model: str | Path | None, given: Mapping[str, Any]) -> GRPOSet
             hint = f"Did you mean {near!r}?" if near else f"The settings are: {', '.join(known)}"
             raise TypeError(f"GRPO has no setting {name!r}. {hint}")
     if model is None:
-        named = [own.get("model") for own in (read_policies(given.get("policies")) or {}).values()]
+        named = [own.get("model") for own in (read_policies(settings.get("policies")) or {}).values()]
         if not named or None in named:
             raise BadRequestError(
                 "model must be a text, the folder of a transformers model, or each of policies must name one; got None"
             )
         model = str(named[0])
-    return GRPOSettings(model=str(model) if isinstance(model, Path) else model, **given)
+    return GRPOSettings(model=str(model) if isinstance(model, Path) else model, **settings)

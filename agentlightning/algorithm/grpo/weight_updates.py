@@ -1,4 +1,4 @@
-"""The weights of a training step: changed while no call is served; then the ledger is told what became of the rows."""
+"""The weights of a training step: changed while no call is served; then the rows are entered into the ledger."""
 
 from __future__ import annotations
 

@@ -55,15 +55,15 @@ def trl_rows(rows: StepRows, wanted: int, *, filler: int, masks_idle: bool) -> T
     """
     chosen = {sample.rollout_id for sample in rows.samples}
     idle = {sample.rollout_id for sample in rows.idle}
-    found = TRLRows()
+    trl = TRLRows()
     for place, record in enumerate(rows.records[:wanted]):
-        found.places[record.rollout_id] = place
+        trl.places[record.rollout_id] = place
         is_trained = record.rollout_id in chosen
         if is_trained or (record.rollout_id in idle and not masks_idle):
-            _add(found, _only_row(record), record.reward, trained=is_trained)
+            _add(trl, _only_row(record), record.reward, trained=is_trained)
         else:
-            _add_masked(found, filler)
-    return found
+            _add_masked(trl, filler)
+    return trl
 
 
 def _only_row(record: RolloutRecord) -> Sample:
@@ -77,23 +77,23 @@ def _only_row(record: RolloutRecord) -> Sample:
     )
 
 
-def _add(found: TRLRows, sample: Sample, reward: float | None, *, trained: bool) -> None:
+def _add(rows: TRLRows, sample: Sample, reward: float | None, *, trained: bool) -> None:
     first = sample.mask.index(1)
-    found.prompt_ids.append(sample.token_ids[:first])
-    found.completion_ids.append(sample.token_ids[first:])
-    found.logprobs.append(sample.logprobs[first:])
-    found.env_mask.append(sample.mask[first:])
-    found.agl_reward.append(reward)
-    found.trained.append(trained)
+    rows.prompt_ids.append(sample.token_ids[:first])
+    rows.completion_ids.append(sample.token_ids[first:])
+    rows.logprobs.append(sample.logprobs[first:])
+    rows.env_mask.append(sample.mask[first:])
+    rows.agl_reward.append(reward)
+    rows.trained.append(trained)
 
 
-def _add_masked(found: TRLRows, filler: int) -> None:
-    found.prompt_ids.append([filler])
-    found.completion_ids.append([filler])
-    found.logprobs.append([0.0])
-    found.env_mask.append([0])
-    found.agl_reward.append(None)
-    found.trained.append(False)
+def _add_masked(rows: TRLRows, filler: int) -> None:
+    rows.prompt_ids.append([filler])
+    rows.completion_ids.append([filler])
+    rows.logprobs.append([0.0])
+    rows.env_mask.append([0])
+    rows.agl_reward.append(None)
+    rows.trained.append(False)
 
 
 def rewards_of(completions: Sequence[object], agl_reward: Sequence[float | None], **_: object) -> list[float | None]:

@@ -44,8 +44,8 @@ class ServedModel(Policy):
         """Return the natural log-probability of each trained token, row after row: (N,)."""
         with torch.no_grad(), one_thread() if self.is_small else nullcontext():
             rows = (make_batch([sample], [0.0], device=self.model.device) for sample in samples)
-            found = [self.logprobs(row, temperature=temperature)[row.mask] for row in rows]
-            return torch.cat(found) if found else torch.zeros(0)
+            logprobs = [self.logprobs(row, temperature=temperature)[row.mask] for row in rows]
+            return torch.cat(logprobs) if logprobs else torch.zeros(0)
 
 
 def engine_logprobs(samples: Sequence[Sample]) -> Tensor:

@@ -87,12 +87,12 @@ class _Watch(TrainerCallback):
 
     def figures(self) -> dict[str, float]:
         """Return the means over the optimizer steps of what TRL has logged, under our names."""
-        found: dict[str, float] = {}
+        means: dict[str, float] = {}
         for theirs, ours in _FIGURES.items():
             values = [float(log[theirs]) for log in self.logs if theirs in log]
             if values:
-                found[ours] = sum(values) / len(values)
-        return found
+                means[ours] = sum(values) / len(values)
+        return means
 
 
 class TRLSession:

@@ -41,18 +41,18 @@ class TRLUpdates(WeightUpdates):
     def _update(self, step: int, rows: StepRows) -> StepUpdate:
         learners, settings = self._parts.learners, self._parts.settings
         tokenizer = self._session.tokenizer
-        given = trl_rows(
+        trl = trl_rows(
             rows, self._trl.rollouts, filler=tokenizer.eos_token_id, masks_idle=self._trl.trains_without_reward
         )
         measured = [rows.samples[number] for number in measured_rows([len(each.mask) for each in rows.samples])]
         policy = cast("ServedModel", learners.all[0].policy)
         with learners.swap(settings.step_timeout_seconds), learners.locked():
             before = policy.logprobs_of(measured, settings.temperature)
-            figures = self._session.learn(given)
+            figures = self._session.learn(trl)
             if measured and figures["steps"]:
                 after = policy.logprobs_of(measured, settings.temperature)
                 figures |= update_figures(engine_logprobs(measured).to(after.device), before, after)
-        places = [given.places[sample.rollout_id] for sample in rows.samples]
+        places = [trl.places[sample.rollout_id] for sample in rows.samples]
         rows.advantages[:] = [self._session.advantages[place] for place in places]
         tokens = sum(sum(sample.mask) for sample in rows.samples)
         figures |= {"rows": len(rows.samples), "rollouts": len(rows.samples), "tokens": tokens}

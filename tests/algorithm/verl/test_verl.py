@@ -13,6 +13,8 @@ import pytest
 import agentlightning as agl
 from agentlightning.errors import BadRequestError
 
+pytestmark = pytest.mark.timeout(900)  # each test starts a process that loads VERL
+
 
 def test_a_bare_name_says_which_setting_is_missing_and_loads_no_training_stack() -> None:
     program = (
@@ -21,7 +23,7 @@ def test_a_bare_name_says_which_setting_is_missing_and_loads_no_training_stack()
         "except TypeError as error:\n    print(error)\n"
         "print([name for name in ('torch', 'verl', 'ray', 'transformers') if name in sys.modules])\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=600)
     message, loaded = done.stdout.splitlines()
     assert "config" in message
     assert "missing" in message
@@ -58,7 +60,7 @@ def test_without_verl_the_extra_is_named() -> None:
     with pytest.raises(ImportError, match=r"agl-framework\[verl\]"):
         agl.VERL({})
     done = subprocess.run(
-        [sys.executable, "-m", "agentlightning.verl", "trainer.nnodes=1"], capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "agentlightning.verl", "trainer.nnodes=1"], capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 2
     assert "agl-framework[verl]" in done.stderr
@@ -67,7 +69,7 @@ def test_without_verl_the_extra_is_named() -> None:
 
 def test_an_argument_that_is_no_pair_is_told() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "agentlightning.verl", "trainer.nnodes"], capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "agentlightning.verl", "trainer.nnodes"], capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 2
     assert "'trainer.nnodes': expected key=value" in done.stderr
@@ -79,7 +81,7 @@ def test_the_script_for_a_gpu_says_what_the_machine_lacks(trainer: str) -> None:
     if importlib.util.find_spec("vllm") is not None:
         pytest.skip("vllm is installed here: the script would train, see make bench-gpu")
     command = [sys.executable, "-m", "bench.pretrained.on_gpu", "--trainer", trainer]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("skipped: ")
     assert "vllm" in done.stdout

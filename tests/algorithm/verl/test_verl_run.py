@@ -29,9 +29,11 @@ from tests.algorithm.parts import ask, calls_of, rollouts_of, save_untrained_mod
 
 pytest.importorskip("verl", reason="verl is in an environment of its own: make test-verl")
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(3600)]
 
 TASKS = ["one", "two", "three", "four"]
+_PATIENCE = 1200
+"""Seconds for a run on a busy machine, where it takes ten times as long as on a quiet one."""
 
 
 @pytest.fixture(scope="module")
@@ -295,33 +297,33 @@ def test_ctrl_c_leaves_no_process_and_the_run_goes_on_from_verls_checkpoint(
     program.write_text(PROGRAM)
     first = start(program, untrained_model, tmp_path, 4)
     metrics = tmp_path / "run" / "metrics.jsonl"
-    end = time.monotonic() + 300
+    end = time.monotonic() + _PATIENCE
     while not (metrics.exists() and len(metrics.read_text().splitlines()) >= 2):
         assert first.poll() is None, first.stdout and first.stdout.read()
         assert time.monotonic() < end
         time.sleep(0.2)
     os.kill(first.pid, signal.SIGINT)
-    told, _ = first.communicate(timeout=120)
+    told, _ = first.communicate(timeout=_PATIENCE)
     assert first.returncode != 0, told
     taken = len(metrics.read_text().splitlines())
     assert 2 <= taken < 4, told
     assert _are_gone(), _processes_of_ray()
 
     second = start(program, untrained_model, tmp_path, 4)
-    told, _ = second.communicate(timeout=400)
+    told, _ = second.communicate(timeout=_PATIENCE)
     assert "RESULT 4 [1, 2, 3, 4]" in told, told
     steps = [json.loads(line)["step"] for line in metrics.read_text().splitlines()]
     assert steps == [1, 2, 3, 4]
     assert _are_gone(), _processes_of_ray()
 
     third = start(program, untrained_model, tmp_path, 4)  # nothing is left to do: the same result, and no Ray
-    told, _ = third.communicate(timeout=400)
+    told, _ = third.communicate(timeout=_PATIENCE)
     assert "RESULT 4 [1, 2, 3, 4]" in told, told
 
 
 def _are_gone() -> bool:
     """Return whether all processes of a program's Ray end within the time that Ray takes for it."""
-    end = time.monotonic() + 30
+    end = time.monotonic() + 120
     while _processes_of_ray():
         if time.monotonic() > end:
             return False

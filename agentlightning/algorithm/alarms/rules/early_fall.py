@@ -45,5 +45,5 @@ class EarlyFall(Rule):
         text = f"mean reward fell to {after:.3g}, in the first step it was {before:.3g} (limit {threshold:.3g} below)"
         if not (math.isfinite(threshold) and math.isfinite(fall)):
             return None
-        found = self.above(fall, threshold, text)
-        return found if len(steps) <= self.window + 1 else replace(found, is_bad=False)
+        measurement = self.above(fall, threshold, text)
+        return measurement if len(steps) <= self.window + 1 else replace(measurement, is_bad=False)

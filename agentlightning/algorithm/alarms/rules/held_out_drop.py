@@ -50,6 +50,6 @@ class HeldOutDrop(Rule):
             f"held-out mean reward is {now:.4g}, its best was {change['best']:.4g} after {change['updates']} updates "
             f"(limit {limit:.3g} below), p = {change['p_value']:.2g} over {change['pairs']} tasks"
         )
-        found = self.above(-change["change"], limit, text)
+        measurement = self.above(-change["change"], limit, text)
         is_chance = change["pairs"] >= _LEAST_PAIRS and change["p_value"] >= self.significance
-        return replace(found, is_bad=found.is_bad and not is_chance)
+        return replace(measurement, is_bad=measurement.is_bad and not is_chance)

@@ -34,8 +34,8 @@ class PolicyShift(Rule):
     @override
     def measure(self, steps: Sequence[StepFigures]) -> Measurement | None:
         # where the trainer does not measure it after the last step: the mean over its steps, of fresh tokens if known
-        found = (updated(steps[-1], name) for name in ("update_kl", "fresh_kl", "approx_kl"))
-        kl = next((value for value in found if value is not None), None)
+        distances = (updated(steps[-1], name) for name in ("update_kl", "fresh_kl", "approx_kl"))
+        kl = next((value for value in distances if value is not None), None)
         if kl is None:
             return None
         clipped = updated(steps[-1], "clip_fraction") or 0.0

@@ -65,5 +65,5 @@ class RewardJump(Rule):
 
 
 def _known(figures: Iterable[float | None]) -> list[float]:
-    found = (number(figure) for figure in figures)
-    return [max(-_LARGEST, min(_LARGEST, figure)) for figure in found if figure is not None]
+    numbers = (number(figure) for figure in figures)
+    return [max(-_LARGEST, min(_LARGEST, figure)) for figure in numbers if figure is not None]

@@ -30,11 +30,11 @@ class StaleWeights(Rule):
     @override
     def measure(self, steps: Sequence[StepFigures]) -> Measurement | None:
         behind, far = number(steps[-1].versions_behind), updated(steps[-1], "first_stale_kl")
-        found: list[Measurement] = []
+        measurements: list[Measurement] = []
         if behind is not None:
             text = f"trained calls are {behind:.2g} updates old on average (limit {self.limit:g})"
-            found.append(self.above(behind, self.limit, text))
+            measurements.append(self.above(behind, self.limit, text))
         if far is not None:
             text = f"stale tokens are {far:.3g} nats each from the weights that learn from them"
-            found.append(self.above(far, self.divergence, f"{text} (limit {self.divergence:g})"))
-        return max(found, key=lambda each: (each.is_bad, not each.is_fine), default=None)
+            measurements.append(self.above(far, self.divergence, f"{text} (limit {self.divergence:g})"))
+        return max(measurements, key=lambda each: (each.is_bad, not each.is_fine), default=None)

@@ -105,7 +105,7 @@ class ChosenCollection(RolloutCollection):
             self._parts.alarm(
                 f"step {ledger.step}: none of {len(rows.rewards)} scored rollouts was chosen: {told}", "none_chosen"
             )
-        self._watch(ledger.step, read.found, rows, in_hand)
+        self._watch(ledger.step, read.collected, rows, in_hand)
         return rows
 
     def _choose(self, read: ReadRollouts, ledger: Ledger) -> tuple[StepRows, dict[str, str]]:

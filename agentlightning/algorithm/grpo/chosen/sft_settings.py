@@ -130,7 +130,7 @@ def sft_setting_names() -> list[str]:
     return [name for name in names if name not in {"model", *_WITHOUT_MEANING}]
 
 
-def make_sft_settings(model: str | Path | None, given: Mapping[str, Any]) -> SFTSettings:
+def make_sft_settings(model: str | Path | None, settings: Mapping[str, Any]) -> SFTSettings:
     """Return checked settings.
 
     Raises:
@@ -138,7 +138,7 @@ def make_sft_settings(model: str | Path | None, given: Mapping[str, Any]) -> SFT
         BadRequestError: a value out of its range, or no model.
     """
     known = sft_setting_names()
-    for name in given:
+    for name in settings:
         if name in _BY_ANOTHER_NAME:
             raise TypeError(f"SFT has no setting {name!r}. Its name is {_BY_ANOTHER_NAME[name]}")
         if name in _WITHOUT_MEANING:
@@ -152,4 +152,4 @@ def make_sft_settings(model: str | Path | None, given: Mapping[str, Any]) -> SFT
             "SFT needs model, the folder of a transformers model: agl.SFT(model='path/to/model', min_reward=1.0); "
             "got None"
         )
-    return SFTSettings(model=str(model) if isinstance(model, Path) else model, **given)
+    return SFTSettings(model=str(model) if isinstance(model, Path) else model, **settings)

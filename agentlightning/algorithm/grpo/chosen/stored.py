@@ -82,7 +82,7 @@ async def choose_stored(
     return Choice(chosen, reasons)
 
 
-def check_tokens(found: Evidence, record: RolloutRecord, policy: Policy) -> bool:
+def check_tokens(rollout: Evidence, record: RolloutRecord, policy: Policy) -> bool:
     """Return whether the text of a rollout shows that its token ids are those of the model's tokenizer; false where it
     has no text.
 
@@ -102,7 +102,7 @@ def check_tokens(found: Evidence, record: RolloutRecord, policy: Policy) -> bool
         _plain(tokenizer.decode(sample.token_ids, clean_up_tokenization_spaces=False)) for sample in record.samples
     )
     replies = [
-        call["messages"][-1].get("content") for call in TraceToMessages().adapt(found.counted) if call["messages"]
+        call["messages"][-1].get("content") for call in TraceToMessages().adapt(rollout.counted) if call["messages"]
     ]
     said = [text for reply in replies if isinstance(reply, str) and (text := _plain(reply))]
     if said and not any(text in spelt for text in said):

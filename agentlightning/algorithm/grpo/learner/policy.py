@@ -261,10 +261,10 @@ class Policy:
         """
         with self.lock, torch.no_grad():
             own = self.state()
-            have, given = own.weights | own.optimizer, state.weights | state.optimizer  # no name is in both
-            _check_same(have, given)
+            have, wanted = own.weights | own.optimizer, state.weights | state.optimizer  # no name is in both
+            _check_same(have, wanted)
             for name, value in have.items():
-                value.copy_(given[name])
+                value.copy_(wanted[name])
             self._updater.weights.publish()
             self._updater.set_random_state(state.random)
             self._updater.max_tokens = state.max_tokens_per_forward
@@ -291,9 +291,9 @@ def load_model(path: str | Path, *, bf16: bool = False, device: str = "cpu") -> 
         )
 
 
-def _check_same(have: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
-    for name in sorted(have.keys() | given.keys()):
-        one, other = have.get(name), given.get(name)
+def _check_same(have: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
+    for name in sorted(have.keys() | wanted.keys()):
+        one, other = have.get(name), wanted.get(name)
         if one is None or other is None or one.shape != other.shape:
             shapes = [None if tensor is None else tuple(tensor.shape) for tensor in (one, other)]
             raise ValueError(

@@ -2,7 +2,7 @@
 
 What an update does is a function of the learned weights, the optimizer's state, the random state and the rows as a
 multiset: rollouts are brought into an order of their own, by content, before anything is drawn or summed. On a CPU,
-with the same number of threads, equal inputs give equal bits, in whatever order the rows come and in whatever process.
+with the same number of threads, equal inputs give equal bits, whatever the order of the rows and the process.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class UpdateResult:
 
     Attributes:
         figures: see `Policy.update`.
-        rows: (B,) what the loss used of each row, in the order in which they were given.
+        rows: (B,) figures of each row that the loss used, in the order of the samples.
         notes: what the user should hear of, such as a lack of memory.
     """
 
@@ -196,8 +196,8 @@ class Updater:
         batch = make_batch(samples, [0.0] * len(samples), pad_id=self._pad_id, device=self._model.device)
         with self._reference_model() as model:
             reference = self._logprobs(model, batch, settings.temperature)
-        found = kl_divergence(batch.logprobs, reference, settings.loss.kl_estimator)  # (B, T)
-        return torch.where(batch.mask, found, 0.0).sum(dim=1).tolist()
+        divergence = kl_divergence(batch.logprobs, reference, settings.loss.kl_estimator)  # (B, T)
+        return torch.where(batch.mask, divergence, 0.0).sum(dim=1).tolist()
 
     def _reference_model(self) -> AbstractContextManager[PreTrainedModel]:
         if self._reference is None:
@@ -233,7 +233,7 @@ class Updater:
         self, model: PreTrainedModel, batch: Batch, temperature: float, head: ValueHead | None = None
     ) -> Scores:
         """Return the scores of all rows, without gradient: (B, T) each."""
-        found = Scores(*(torch.zeros_like(batch.logprobs) for _ in Scores._fields))
+        result = Scores(*(torch.zeros_like(batch.logprobs) for _ in Scores._fields))
         lengths: list[int] = batch.attention.sum(dim=1).tolist()
         packed = self._packed and can_pack(model)  # a copy has an attention of its own
 
@@ -243,9 +243,9 @@ class Updater:
                 part = batch.rows(torch.tensor(rows, device=batch.tokens.device))
                 in_hand.append(part)
                 scores = score(model, part, temperature, packed=packed, head=head)
-                for whole, one in zip(found, scores, strict=True):
+                for whole, one in zip(result, scores, strict=True):
                     whole[rows, : part.tokens.shape[1]] = one
-            return found
+            return result
 
         return self._in_the_memory_there_is(attempt)
 
@@ -377,8 +377,8 @@ class Updater:
                 entropy_gradient=rewarded,
                 head=None if settings.critic is None else self._head,
             )
-            found = policy_loss(settings.loss, inputs, logprobs, entropy)
-            whole, figures = found.loss, found.figures()
+            of_policy = policy_loss(settings.loss, inputs, logprobs, entropy)
+            whole, figures = of_policy.loss, of_policy.figures()
             if part.stale is not None:
                 figures |= stale_figures(logprobs, part.logprobs, part.mask, part.stale, tokens)
             if (critic := settings.critic) is not None:
@@ -394,7 +394,7 @@ class Updater:
                 figures["loss"] = float(whole.detach())
             whole.backward()
             parts.append(figures)
-            seen |= zip(rows, row_figures(part, logprobs, entropy, found), strict=True)
+            seen |= zip(rows, row_figures(part, logprobs, entropy, of_policy), strict=True)
         learned = self.weights.masters.values()
         grad_norm = torch.nn.utils.clip_grad_norm_(learned, settings.max_grad_norm)
         if self._head is not None:  # of its own: a critic that is far off must not hold the policy back

@@ -97,13 +97,13 @@ def _by_group(
     members: defaultdict[Hashable, list[int]] = defaultdict(list)
     for position, group in enumerate(groups):
         members[group].append(position)
-    found = [0.0] * len(rewards)
+    results = [0.0] * len(rewards)
     for positions in members.values():
         values = [rewards[position] for position in positions]
         if min(values) != max(values):
             for position, value in zip(positions, function(values), strict=True):
-                found[position] = value
-    return found
+                results[position] = value
+    return results
 
 
 def _centred(values: Sequence[float]) -> list[float]:

@@ -140,7 +140,7 @@ class LossSettings:
 
     @property
     def aggregates_by(self) -> Aggregation:
-        """What `aggregation` is, given or not."""
+        """The value of `aggregation`, or its default."""
         return self.aggregation or _AGGREGATIONS[self.loss_type]
 
     @property

@@ -50,7 +50,7 @@ class RewardSettings:
     """What a call of full length costs. [`overlong_buffer_cfg.penalty_factor`]"""
     max_num_gen_batches: int = 1
     """How many times a step may sample: groups whose rewards are all equal are replaced by groups of other tasks, and
-    stay excluded (DAPO). 1 takes the groups as they come. [`algorithm.filter_groups.max_num_gen_batches`]"""
+    stay excluded (DAPO). 1 takes the groups as they are. [`algorithm.filter_groups.max_num_gen_batches`]"""
 
     def __post_init__(self) -> None:
         self.check_rewards()
@@ -102,7 +102,7 @@ class RewardSettings:
 
     @property
     def scales_by(self) -> ScaleRewards:
-        """What `scale_rewards` is, given or not."""
+        """The value of `scale_rewards`, or its default."""
         return self.scale_rewards or _SCALES[self.advantage]
 
     @property

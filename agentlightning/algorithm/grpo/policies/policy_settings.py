@@ -13,25 +13,25 @@ OWN_SETTINGS: Final = ("model", "lora", "learning_rate", "lr_scheduler_type", "m
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
 
-def read_policies(given: object) -> dict[str, dict[str, object]] | None:
-    """Return what `policies=` was given, each policy with its own settings; None for one policy without a name.
+def read_policies(policies: object) -> dict[str, dict[str, object]] | None:
+    """Return the settings of each policy of `policies=` by name; None for one policy without a name.
 
     A list of names is policies that differ in nothing but what they learn.
 
     Raises:
         BadRequestError: it is neither, a name cannot stand in a URL, or a policy has a setting that is the run's.
     """
-    if given is None:
+    if policies is None:
         return None
-    if isinstance(given, (list, tuple)):
-        given = {name: dict[str, object]() for name in cast("list[object]", given)}
-    if not isinstance(given, Mapping) or not given:
+    if isinstance(policies, (list, tuple)):
+        policies = {name: dict[str, object]() for name in cast("list[object]", policies)}
+    if not isinstance(policies, Mapping) or not policies:
         raise BadRequestError(
             "policies must name the policies that learn, such as ['planner', 'solver'] or "
-            f"{{'planner': {{'model': 'folder'}}, 'solver': {{}}}}; got {given!r}"
+            f"{{'planner': {{'model': 'folder'}}, 'solver': {{}}}}; got {policies!r}"
         )
-    found: dict[str, dict[str, object]] = {}
-    for name, own in cast("Mapping[object, object]", given).items():
+    by_name: dict[str, dict[str, object]] = {}
+    for name, own in cast("Mapping[object, object]", policies).items():
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise BadRequestError(f"policies: {name!r} is no name: 1 to 128 letters, digits, '-' and '_'")
         if not isinstance(own, Mapping):
@@ -42,5 +42,5 @@ def read_policies(given: object) -> dict[str, dict[str, object]] | None:
                 near = closest_name(str(field), OWN_SETTINGS)
                 hint = f"did you mean {near!r}?" if near else f"its own can be {', '.join(OWN_SETTINGS)}"
                 raise BadRequestError(f"policies[{name!r}] has no setting {field!r} of its own: {hint}")
-        found[name] = {key: str(value) if key == "model" else value for key, value in fields.items()}
-    return found
+        by_name[name] = {key: str(value) if key == "model" else value for key, value in fields.items()}
+    return by_name

@@ -61,7 +61,7 @@ def entry_of(engine: PolicyEngine, settings: GRPOSettings) -> Any:
 
 
 def _policies_of(names: Sequence[str] | None) -> dict[str, PolicyConfig] | None:
-    """Return what a gateway is told of the policies: each has a role and a model of its name."""
+    """Return the settings of the policies for a gateway: each has a role and a model of its name."""
     return None if names is None else {name: _policy_of(name) for name in names}
 
 

@@ -26,7 +26,7 @@ class StepUpdate:
     """Of the whole: counts are sums, errors the largest one, all others means over the policies, weighted by their
     trained tokens. Where there are several policies, those of each beside, under `NAME/FIGURE`."""
     rows: list[RowFigures]
-    """(B,) what the loss used of each row, in the order in which they were given."""
+    """(B,) figures of each row that the loss used, in the order of the samples."""
     changed: frozenset[str | None]
     """The policies whose weights took a step."""
     notes: list[str] = field(default_factory=list[str])
@@ -76,10 +76,10 @@ def update_learners(
     )
 
 
-def _combined(found: Mapping[str | None, UpdateResult]) -> dict[str, float]:
-    if None in found:
-        return found[None].figures
-    each = {str(name): result.figures for name, result in found.items()}
+def _combined(results: Mapping[str | None, UpdateResult]) -> dict[str, float]:
+    if None in results:
+        return results[None].figures
+    each = {str(name): result.figures for name, result in results.items()}
     combined: dict[str, float] = {}
     for key in next(iter(each.values())):
         if any(key not in figures for figures in each.values()):  # not every policy had stale tokens
