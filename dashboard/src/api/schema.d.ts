@@ -1737,9 +1737,15 @@ export interface components {
             offset: number;
             /**
              * Total
-             * @description Matches before paging.
+             * @description Matches before paging; of a page behind a cursor those that there were when the first page was read.
              */
             total: number;
+            /**
+             * Cursor
+             * @description To be given back for the page after this one; None at the end, and of a list that takes no cursor.
+             * @default null
+             */
+            cursor: string | null;
         };
         /**
          * PaginatedResult[ResourcesUpdate]
@@ -1763,9 +1769,15 @@ export interface components {
             offset: number;
             /**
              * Total
-             * @description Matches before paging.
+             * @description Matches before paging; of a page behind a cursor those that there were when the first page was read.
              */
             total: number;
+            /**
+             * Cursor
+             * @description To be given back for the page after this one; None at the end, and of a list that takes no cursor.
+             * @default null
+             */
+            cursor: string | null;
         };
         /**
          * PaginatedResult[RunRecord]
@@ -1789,9 +1801,15 @@ export interface components {
             offset: number;
             /**
              * Total
-             * @description Matches before paging.
+             * @description Matches before paging; of a page behind a cursor those that there were when the first page was read.
              */
             total: number;
+            /**
+             * Cursor
+             * @description To be given back for the page after this one; None at the end, and of a list that takes no cursor.
+             * @default null
+             */
+            cursor: string | null;
         };
         /**
          * PaginatedResult[Run]
@@ -1815,9 +1833,15 @@ export interface components {
             offset: number;
             /**
              * Total
-             * @description Matches before paging.
+             * @description Matches before paging; of a page behind a cursor those that there were when the first page was read.
              */
             total: number;
+            /**
+             * Cursor
+             * @description To be given back for the page after this one; None at the end, and of a list that takes no cursor.
+             * @default null
+             */
+            cursor: string | null;
         };
         /**
          * PaginatedResult[SpanOutline]
@@ -1841,9 +1865,15 @@ export interface components {
             offset: number;
             /**
              * Total
-             * @description Matches before paging.
+             * @description Matches before paging; of a page behind a cursor those that there were when the first page was read.
              */
             total: number;
+            /**
+             * Cursor
+             * @description To be given back for the page after this one; None at the end, and of a list that takes no cursor.
+             * @default null
+             */
+            cursor: string | null;
         };
         /**
          * PaginatedResult[Span]
@@ -1867,9 +1897,15 @@ export interface components {
             offset: number;
             /**
              * Total
-             * @description Matches before paging.
+             * @description Matches before paging; of a page behind a cursor those that there were when the first page was read.
              */
             total: number;
+            /**
+             * Cursor
+             * @description To be given back for the page after this one; None at the end, and of a list that takes no cursor.
+             * @default null
+             */
+            cursor: string | null;
         };
         /**
          * PaginatedResult[Union[AttemptedRollout, Rollout]]
@@ -1893,9 +1929,15 @@ export interface components {
             offset: number;
             /**
              * Total
-             * @description Matches before paging.
+             * @description Matches before paging; of a page behind a cursor those that there were when the first page was read.
              */
             total: number;
+            /**
+             * Cursor
+             * @description To be given back for the page after this one; None at the end, and of a list that takes no cursor.
+             * @default null
+             */
+            cursor: string | null;
         };
         /**
          * PaginatedResult[Worker]
@@ -1919,9 +1961,15 @@ export interface components {
             offset: number;
             /**
              * Total
-             * @description Matches before paging.
+             * @description Matches before paging; of a page behind a cursor those that there were when the first page was read.
              */
             total: number;
+            /**
+             * Cursor
+             * @description To be given back for the page after this one; None at the end, and of a list that takes no cursor.
+             * @default null
+             */
+            cursor: string | null;
         };
         /**
          * PromptTemplate
@@ -3064,7 +3112,7 @@ export interface components {
         };
         /**
          * SummaryPage
-         * @description One page of summaries, and where the next one begins.
+         * @description One page of summaries.
          */
         SummaryPage: {
             /**
@@ -3084,12 +3132,12 @@ export interface components {
             offset: number;
             /**
              * Total
-             * @description Matches before paging.
+             * @description Matches before paging; of a page behind a cursor those that there were when the first page was read.
              */
             total: number;
             /**
              * Cursor
-             * @description To be given back for the page after this one; None at the end. Stays right while rollouts come and go.
+             * @description To be given back for the page after this one; None at the end, and of a list that takes no cursor.
              * @default null
              */
             cursor: string | null;
@@ -4080,6 +4128,7 @@ export interface operations {
                 status?: ("queuing" | "preparing" | "running" | "failed" | "succeeded" | "cancelled" | "requeuing")[] | null;
                 rollout_ids?: string[] | null;
                 run_id?: string | null;
+                cursor?: string | null;
             };
             header?: never;
             path?: never;
@@ -4655,6 +4704,8 @@ export interface operations {
                     rollout_ids?: string[] | null;
                     /** Run Id */
                     run_id?: string | null;
+                    /** Cursor */
+                    cursor?: string | null;
                 };
             };
         };
