@@ -23,6 +23,10 @@ export interface Follower {
 }
 
 const LONGEST_PAUSE_MS = 10_000;
+/** The server writes at least this often. */
+const KEEP_ALIVE_MS = 15_000;
+/** After so many such spans without a byte the connection is dead. They are counted, since a page that stood still has heard nothing. */
+const MOST_QUIET = 4;
 
 /** Split what has come so far into whole events and the rest. */
 export function parseEvents(text: string): { events: StoreEvent[]; rest: string } {
@@ -53,17 +57,32 @@ export function parseEvents(text: string): { events: StoreEvent[]; rest: string 
 }
 
 /** Follow the store until the returned function is called. */
-export function follow(follower: Follower): () => void {
+export function follow(follower: Follower, keepAliveMs = KEEP_ALIVE_MS): () => void {
   const stop = new AbortController();
   let cursor = "";
   let pause = 250;
 
   async function once(): Promise<void> {
+    const dead = new AbortController();
+    let quiet = 0;
+    const ticks = setInterval(() => {
+      quiet += 1;
+      if (quiet >= MOST_QUIET) dead.abort();
+    }, keepAliveMs);
+    try {
+      await read(AbortSignal.any([stop.signal, dead.signal]), () => (quiet = 0));
+    } finally {
+      clearInterval(ticks);
+    }
+  }
+
+  async function read(signal: AbortSignal, heard: () => void): Promise<void> {
     const reply = await fetch(addressOf("/events"), {
       headers: headers(cursor ? { "Last-Event-ID": cursor } : {}),
-      signal: stop.signal,
+      signal,
       cache: "no-store",
     });
+    heard();
     if (!reply.ok || !reply.body) {
       if (reply.status === 400 && cursor) {
         cursor = "";
@@ -78,6 +97,7 @@ export function follow(follower: Follower): () => void {
     for (;;) {
       const { done, value } = await reader.read();
       if (done) return;
+      heard();
       const parsed = parseEvents(rest + value);
       rest = parsed.rest;
       const last = parsed.events.at(-1);

@@ -1789,9 +1789,15 @@ export interface components {
             offset: number;
             /**
              * Total
-             * @description Matches before paging.
+             * @description Matches before paging; of a page behind a cursor those that there were when the first page was read.
              */
             total: number;
+            /**
+             * Cursor
+             * @description To be given back for the page after this one; None at the end, and of a list that takes no cursor.
+             * @default null
+             */
+            cursor: string | null;
         };
         /**
          * PaginatedResult[ResourcesUpdate]
@@ -1815,9 +1821,15 @@ export interface components {
             offset: number;
             /**
              * Total
-             * @description Matches before paging.
+             * @description Matches before paging; of a page behind a cursor those that there were when the first page was read.
              */
             total: number;
+            /**
+             * Cursor
+             * @description To be given back for the page after this one; None at the end, and of a list that takes no cursor.
+             * @default null
+             */
+            cursor: string | null;
         };
         /**
          * PaginatedResult[RunRecord]
@@ -1841,9 +1853,15 @@ export interface components {
             offset: number;
             /**
              * Total
-             * @description Matches before paging.
+             * @description Matches before paging; of a page behind a cursor those that there were when the first page was read.
              */
             total: number;
+            /**
+             * Cursor
+             * @description To be given back for the page after this one; None at the end, and of a list that takes no cursor.
+             * @default null
+             */
+            cursor: string | null;
         };
         /**
          * PaginatedResult[Run]
@@ -1867,9 +1885,15 @@ export interface components {
             offset: number;
             /**
              * Total
-             * @description Matches before paging.
+             * @description Matches before paging; of a page behind a cursor those that there were when the first page was read.
              */
             total: number;
+            /**
+             * Cursor
+             * @description To be given back for the page after this one; None at the end, and of a list that takes no cursor.
+             * @default null
+             */
+            cursor: string | null;
         };
         /**
          * PaginatedResult[SpanOutline]
@@ -1893,9 +1917,15 @@ export interface components {
             offset: number;
             /**
              * Total
-             * @description Matches before paging.
+             * @description Matches before paging; of a page behind a cursor those that there were when the first page was read.
              */
             total: number;
+            /**
+             * Cursor
+             * @description To be given back for the page after this one; None at the end, and of a list that takes no cursor.
+             * @default null
+             */
+            cursor: string | null;
         };
         /**
          * PaginatedResult[Span]
@@ -1919,9 +1949,15 @@ export interface components {
             offset: number;
             /**
              * Total
-             * @description Matches before paging.
+             * @description Matches before paging; of a page behind a cursor those that there were when the first page was read.
              */
             total: number;
+            /**
+             * Cursor
+             * @description To be given back for the page after this one; None at the end, and of a list that takes no cursor.
+             * @default null
+             */
+            cursor: string | null;
         };
         /**
          * PaginatedResult[Union[AttemptedRollout, Rollout]]
@@ -1945,9 +1981,15 @@ export interface components {
             offset: number;
             /**
              * Total
-             * @description Matches before paging.
+             * @description Matches before paging; of a page behind a cursor those that there were when the first page was read.
              */
             total: number;
+            /**
+             * Cursor
+             * @description To be given back for the page after this one; None at the end, and of a list that takes no cursor.
+             * @default null
+             */
+            cursor: string | null;
         };
         /**
          * PaginatedResult[Worker]
@@ -1971,9 +2013,15 @@ export interface components {
             offset: number;
             /**
              * Total
-             * @description Matches before paging.
+             * @description Matches before paging; of a page behind a cursor those that there were when the first page was read.
              */
             total: number;
+            /**
+             * Cursor
+             * @description To be given back for the page after this one; None at the end, and of a list that takes no cursor.
+             * @default null
+             */
+            cursor: string | null;
         };
         /**
          * PromptTemplate
@@ -3147,7 +3195,7 @@ export interface components {
         };
         /**
          * SummaryPage
-         * @description One page of summaries, and where the next one begins.
+         * @description One page of summaries.
          */
         SummaryPage: {
             /**
@@ -3167,12 +3215,12 @@ export interface components {
             offset: number;
             /**
              * Total
-             * @description Matches before paging.
+             * @description Matches before paging; of a page behind a cursor those that there were when the first page was read.
              */
             total: number;
             /**
              * Cursor
-             * @description To be given back for the page after this one; None at the end. Stays right while rollouts come and go.
+             * @description To be given back for the page after this one; None at the end, and of a list that takes no cursor.
              * @default null
              */
             cursor: string | null;
@@ -4186,6 +4234,7 @@ export interface operations {
                 status?: ("queuing" | "preparing" | "running" | "failed" | "succeeded" | "cancelled" | "requeuing")[] | null;
                 rollout_ids?: string[] | null;
                 run_id?: string | null;
+                cursor?: string | null;
             };
             header?: never;
             path?: never;
@@ -4861,6 +4910,8 @@ export interface operations {
                     rollout_ids?: string[] | null;
                     /** Run Id */
                     run_id?: string | null;
+                    /** Cursor */
+                    cursor?: string | null;
                 };
             };
         };
