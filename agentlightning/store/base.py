@@ -144,7 +144,6 @@ class LightningStoreStatistics(TypedDict, total=False):
 
 
 _ELSEWHERE: Final[dict[str, str]] = {
-    "record_metric": "counters and histograms are kept by a metrics backend (inc_counter, observe_histogram)",
     "collections": (
         "each operation is a transaction of its own, such as await store.update_resources(resources_id, resources); "
         "rules and storage meet in `Backend` and `Tx` (agentlightning/store/rules/tx.py)"

@@ -5,7 +5,8 @@ What is here works over any store that answers the contract's other questions. S
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, cast
 
 from agentlightning.store.run_operations import SortOrder
@@ -16,8 +17,41 @@ if TYPE_CHECKING:
     from agentlightning.store.run_operations import RunOperations
 
 
+recording: set[asyncio.Task[None]] = set()
+"""Metrics on their way to the store."""
+
+
 class DetailOperations:
-    """Outlines of spans, one span, the versions of a set of resources, tokens as texts."""
+    """Outlines of spans, one span, the versions of a set of resources, tokens as texts, metrics of programs."""
+
+    def record_metric(self, name: str, value: float, tags: Mapping[str, str] | None = None) -> asyncio.Task[None]:
+        """Begin `observe_metric` from code that cannot await it, on the running loop; return its task.
+
+        Raises:
+            RuntimeError: no event loop runs here.
+        """
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            raise RuntimeError(
+                "record_metric needs a running event loop; elsewhere: asyncio.run(store.observe_metric(...))"
+            ) from None
+        task = loop.create_task(self.observe_metric(name, value, tags))
+        recording.add(task)
+        task.add_done_callback(recording.discard)
+        return task
+
+    async def observe_metric(self, name: str, value: float, tags: Mapping[str, str] | None = None) -> None:
+        """Add a value to a histogram of the program's own, which the store's page of metrics shows (`/v1/prometheus`).
+
+        A name has the same tags each time. A repeated call counts again.
+
+        Raises:
+            BadRequestError: the name or a tag is no name, other tags than before, or too many of either.
+        """
+        from agentlightning.store.details.metrics import observe
+
+        observe(name, value, tags)
 
     async def query_span_outlines(
         self,

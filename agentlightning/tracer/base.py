@@ -36,6 +36,26 @@ T = TypeVar("T")
 C = TypeVar("C", bound="Tracer")
 
 
+class TraceAdapter:
+    """An observer of traces, given to a tracer by `add_observer`; override `on_trace_end`.
+
+    What turns spans into training data is another one, `agl.TraceAdapter`.
+    """
+
+    store: LightningStore
+    """The store of the trace."""
+
+    def on_trace_end(self, span: Span) -> None:
+        """Take a span of a trace that has ended, for each span once, in the order in which they ended. Must not block.
+
+        What it raises is logged.
+        """
+
+    def __getstate__(self) -> dict[str, object]:
+        """Leave out the store, which belongs to a process."""
+        return {name: value for name, value in self.__dict__.items() if name != "store"}
+
+
 class Tracer(ParallelWorkerBase):
     """Turns what runs inside `trace_context` into spans.
 
@@ -44,6 +64,7 @@ class Tracer(ParallelWorkerBase):
     """
 
     _store: LightningStore | None = None
+    _observers: tuple[TraceAdapter, ...] = ()
     store_unreachable_timeout: float = OUTAGE_SECONDS
     """Seconds for which the spans of an attempt are kept while the store is away; a runner sets its own."""
 
@@ -52,6 +73,10 @@ class Tracer(ParallelWorkerBase):
         """Remember the worker and its store; subclasses install their backend here."""
         super().init_worker(worker_id)
         self._store = None if store is None else complete(store)
+
+    def add_observer(self, observer: TraceAdapter) -> None:
+        """Have an observer see the spans of each trace that ends, once the store has them."""
+        self._observers = (*self._observers, observer)
 
     def trace_context(
         self,
@@ -210,16 +235,3 @@ def with_active_tracer_context(
             scope.close()
 
     return wrapper
-
-
-if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> object:
-        if name == "TraceAdapter":
-            raise AttributeError(
-                "agentlightning.tracer.base.TraceAdapter does not exist. For metrics at the end of each trace write a "
-                "hook: class Metrics(agl.Hook) with on_rollout_end(self, rollout, spans), given as "
-                "Trainer(hooks=[Metrics()]); keep numbers in a metrics backend (agentlightning.utils.metrics). What "
-                "turns spans into training data is agl.TraceAdapter, with adapt(spans)."
-            )
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from agentlightning.errors import AgentLightningError, BusyError
 from agentlightning.store.base import LightningStore
+from agentlightning.store.detail_operations import recording
 from agentlightning.tracer.export.exporter import is_mirroring, mirror_spans
 from agentlightning.tracer.mending import mended_span, span_without_keys
 from agentlightning.tracer.scope import TraceScope
@@ -17,6 +18,7 @@ from agentlightning.utils.backoff import Outage, retry_for
 
 logger = logging.getLogger(__name__)
 
+_METRICS_SECONDS = 5.0
 BATCH = 512
 """Spans per request: keeps a request below the store's bound on bodies."""
 
@@ -62,6 +64,26 @@ async def deliver(scope: TraceScope, seconds: float) -> None:
     for piece in pieces:
         if isinstance(piece.span, Span) and piece.span.span_id in numbered:
             piece.span = numbered[piece.span.span_id]
+    await _show_observers(scope, scope.store)
+
+
+async def _show_observers(scope: TraceScope, store: LightningStore) -> None:
+    """Hand the spans to the observers of the tracer; return when the metrics that they record are in the store."""
+    earlier = set(recording)
+    for observer in getattr(scope.tracer, "_observers", ()):
+        observer.store = store
+        for span in scope.spans():
+            try:
+                observer.on_trace_end(span)
+            except Exception:  # the boundary: an observer must not spoil the attempt
+                logger.exception("[Rollout %s] %s failed", scope.rollout_id, type(observer).__name__)
+    here = asyncio.get_running_loop()
+    if mine := {task for task in recording - earlier if task.get_loop() is here}:
+        done, late = await asyncio.wait(mine, timeout=_METRICS_SECONDS)
+        failed = [error for task in done if (error := task.exception()) is not None]
+        if failed or late:
+            text = "[Rollout %s] %d metrics were not recorded; the first error: %r"
+            logger.warning(text, scope.rollout_id, len(failed) + len(late), next(iter(failed), "no answer in time"))
 
 
 async def deliver_spans(store: LightningStore, spans: Sequence[Span], seconds: float) -> list[Span]:

@@ -233,6 +233,11 @@ class Span(Value):
     flags: int | None = Field(default=None, **COUNT)
     """OTLP flags: the low byte is the W3C trace flags; 0x100 says that 0x200 tells whether the parent is remote."""
 
+    @property
+    def exception(self) -> Attributes | None:
+        """The attributes of its last exception (`exception.type`, `exception.message`); None if it recorded none."""
+        return next((event.attributes for event in reversed(self.events) if event.name == "exception"), None)
+
     @classmethod
     def from_opentelemetry(cls, src: ReadableSpan, rollout_id: str, attempt_id: str, sequence_id: int) -> Span:
         """Convert an ended OpenTelemetry span. Tolerates any object with the same attributes."""

@@ -8,11 +8,14 @@ import logging
 import re
 import socket
 import subprocess
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
+from urllib.request import urlopen
 
+import prometheus_client
 import pytest
 
 import agentlightning
@@ -135,12 +138,30 @@ def test_what_such_an_algorithm_lacks_is_said(settings: dict[str, Any], tasks: A
         Trainer(algorithm=Asks(), strategy="shm", **settings).fit(agent, train_dataset=tasks)
 
 
-@pytest.mark.snippet(
-    "000/minimal-adapter", because="on_trace_end is a hook's (004), and an adapter makes training data (001)"
-)
-def test_metrics_at_the_end_of_a_trace_as_shown(shown: Shown) -> None:
-    with shown.explains(AttributeError, r"class Metrics\(agl\.Hook\) with on_rollout_end\(self, rollout, spans\)"):
-        shown.run(agentlightning=agentlightning)
+@pytest.mark.parametrize("strategy", ["shm", "cs"])
+@pytest.mark.snippet("000/minimal-adapter")
+def test_metrics_at_the_end_of_a_trace_as_shown(shown: Shown, strategy: str) -> None:
+    tracer = agentlightning.OtelTracer()
+    tracer.add_observer(shown.run(agentlightning=agentlightning).MinimalAdapter())
+    count = partial(prometheus_client.REGISTRY.get_sample_value, "rollout_latency_count", {"status": "ok"})
+    before = count() or 0.0
+    spec: dict[str, Any] = {"type": strategy} | ({"server_port": 0} if strategy == "cs" else {})
+    store = agentlightning.InMemoryLightningStore()
+    trainer = Trainer(algorithm="baseline", strategy=spec, store=store, tracer=tracer, initial_resources={})
+    trainer.fit(agent, train_dataset=TASKS)
+    spans = asyncio.run(store.statistics())["total_spans"]
+    assert (count() or 0.0) - before == spans > 0
+
+
+async def test_the_page_of_a_store_shows_the_metrics_of_programs() -> None:
+    server = agentlightning.LightningStoreServer(agentlightning.InMemoryLightningStore(), port=0)
+    await server.start()
+    client = agentlightning.LightningStoreClient(server.endpoint)
+    await client.record_metric("seen.on_page", 2.0, {"kind": "x"})
+    page = await asyncio.to_thread(lambda: urlopen(f"{server.endpoint}/v1/prometheus", timeout=30).read().decode())
+    assert 'seen_on_page_sum{kind="x"} 2.0' in page
+    await client.close()
+    await server.stop()
 
 
 def test_metrics_at_the_end_of_a_trace_by_the_hook_that_the_text_names(caplog: pytest.LogCaptureFixture) -> None:
@@ -249,9 +270,9 @@ def test_what_an_algorithm_is_thought_to_have_names_what_it_has(attribute: str, 
         getattr(agentlightning.Algorithm(), attribute)
 
 
-def test_metrics_are_recorded_elsewhere_than_in_a_store() -> None:
-    with pytest.raises(AttributeError, match="metrics backend"):
-        agentlightning.InMemoryLightningStore().record_metric  # type: ignore[attr-defined]  # noqa: B018 -- asked for
+def test_a_metric_is_recorded_on_an_event_loop() -> None:
+    with pytest.raises(RuntimeError, match=r"asyncio\.run\(store\.observe_metric"):
+        agentlightning.InMemoryLightningStore().record_metric("x", 1.0)
 
 
 @pytest.mark.heavy

@@ -197,7 +197,6 @@ def test_a_rollout_and_its_attempt_belong_together() -> None:
         (rollout(), "worker_id", "get_latest_attempt"),
         (attempt(), "spans", "query_spans"),
         (rollout(), "reward", "get_latest_attempt"),
-        (InMemoryLightningStore(), "record_metric", "metrics backend"),
         (InMemoryLightningStore(), "collections", "Backend"),
         (InMemoryLightningStore(), "cancel_rollout", "status='cancelled'"),
     ],

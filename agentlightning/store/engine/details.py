@@ -10,6 +10,7 @@ from typing import cast
 from typing_extensions import override
 
 from agentlightning.store.detail_operations import DetailOperations
+from agentlightning.store.details.metrics import observe
 from agentlightning.store.details.outlines import check_outline_page, outline_of_json, outline_of_span
 from agentlightning.store.details.token_texts import check_token_ids, texts_of
 from agentlightning.store.details.versions import page_of_versions, without_keys
@@ -65,6 +66,10 @@ class DetailEngine(DetailOperations):
         check_token_ids(token_ids)
         row = await self._runtime.read(lambda tx: tx.get("vocabulary", vocabulary_id))
         return None if row is None else texts_of(cast("VocabularyRow", row).tokens, token_ids)
+
+    @override
+    async def observe_metric(self, name, value, tags=None) -> None:
+        observe(name, value, tags)
 
 
 def _outline_of(body: SpanBody, rollout_id: str) -> SpanOutline:

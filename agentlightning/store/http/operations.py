@@ -153,6 +153,7 @@ ROWS: tuple[Row, ...] = (
     Row("add_vocabulary", "POST", "/vocabularies/{vocabulary_id}", body="tokens", wrap="added"),
     Row("get_vocabulary", "GET", "/vocabularies/{vocabulary_id}"),
     Row("get_token_texts", "POST", "/vocabularies/{vocabulary_id}/texts"),
+    Row("observe_metric", "POST", "/metrics/observations"),  # one that is repeated counts twice, and no more
     Row("import_history", "POST", "/history", status=201, slow=True),
     Row("query_events", "POST", "/events/search"),
     Row("wait_for_rollouts", "POST", "/waits/rollouts"),

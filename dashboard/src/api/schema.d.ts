@@ -697,6 +697,23 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/agl/metrics/observations": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Add a value to a histogram of the program's own, which the store's page of metrics shows (`/v1/prometheus`). */
+        post: operations["observe_metric"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/agl/history": {
         parameters: {
             query?: never;
@@ -6911,6 +6928,57 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["TokenText"][] | null;
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            408: components["responses"]["408"];
+            409: components["responses"]["409"];
+            410: components["responses"]["410"];
+            413: components["responses"]["413"];
+            414: components["responses"]["414"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            429: components["responses"]["429"];
+            431: components["responses"]["431"];
+            500: components["responses"]["500"];
+            501: components["responses"]["501"];
+            503: components["responses"]["503"];
+            507: components["responses"]["507"];
+        };
+    };
+    observe_metric: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": {
+                    /** Name */
+                    name: string;
+                    /** Value */
+                    value: number;
+                    /** Tags */
+                    tags?: {
+                        [key: string]: string;
+                    } | null;
+                };
+            };
+        };
+        responses: {
+            /** @description Done */
+            200: {
+                headers: {
+                    "x-agl-version": components["headers"]["x-agl-version"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": null;
                 };
             };
             400: components["responses"]["400"];

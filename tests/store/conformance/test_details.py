@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from typing import Any
+from uuid import uuid4
 
+import prometheus_client
 import pytest
 
 from agentlightning.errors import BadRequestError
 from agentlightning.semconv import STALE, LightningCallAttributes
 from agentlightning.store.base import LightningStore
+from agentlightning.store.details import metrics
+from agentlightning.store.details.metrics import MOST_SERIES
 from agentlightning.types import LLM, Span, SpanOutline, TraceStatus
 
 
@@ -142,3 +146,31 @@ async def test_pages_out_of_range_are_refused(store: LightningStore, limit: int,
         await store.query_resource_versions("x", limit=limit, offset=offset)
     with pytest.raises(BadRequestError, match="'asc' or 'desc'"):
         await store.query_resource_versions("x", sort_order="down")  # type: ignore[arg-type]
+
+
+async def test_metrics_of_programs_are_histograms_with_the_same_tags_each_time(store: LightningStore) -> None:
+    name = f"seconds_{uuid4().hex}"
+    await store.observe_metric(name, 0.5, {"status": "ok"})
+    await store.record_metric(name, 1.5, {"status": "ok"})
+    await store.observe_metric(name, 4, {"status": "error"})
+
+    def total(status: str) -> float | None:
+        return prometheus_client.REGISTRY.get_sample_value(f"{name}_sum", {"status": status})
+
+    assert (total("ok"), total("error")) == (2.0, 4.0)
+    for wrong, text in (
+        (lambda: store.observe_metric(name, 1.0), r"has the tags \['status'\]; got \[\]"),
+        (lambda: store.observe_metric("no name", 1.0), "'no name' is no name of a metric or a tag"),
+        (lambda: store.observe_metric(name, 1.0, {"a b": "c"}), "'a b' is no name of a metric or a tag"),
+    ):
+        with pytest.raises(BadRequestError, match=text):
+            await wrong()
+
+
+async def test_tags_have_a_bounded_number_of_values(store: LightningStore) -> None:
+    name = f"bounded_{uuid4().hex}"
+    for number in range(MOST_SERIES):
+        metrics.observe(name, 1.0, {"task": str(number)})
+    with pytest.raises(BadRequestError, match=r"is one too many.* Give tags few values"):
+        await store.observe_metric(name, 1.0, {"task": "another"})
+    await store.observe_metric(name, 1.0, {"task": "1"})

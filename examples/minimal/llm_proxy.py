@@ -1,6 +1,9 @@
 """What the gateway records of a model call that a plain OpenAI client makes: the tokens, which training needs.
 
-The model is the demo's, untrained, so that no download and no key are needed: its replies are noise with real tokens.
+    python examples/minimal/llm_proxy.py
+
+Each attempt calls the gateway under an address of its own, `/rollout/<id>/attempt/<id>`. The model is the demo's,
+untrained, so that no download and no key are needed: its replies are noise with real tokens.
 """
 
 from __future__ import annotations

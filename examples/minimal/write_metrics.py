@@ -1,14 +1,28 @@
-"""What a run counts and measures: a page for Prometheus, without a Prometheus, and a metric of one's own beside it."""
+"""What a run counts and measures: a page for Prometheus, without a Prometheus, and a metric of one's own beside it.
+
+    python examples/minimal/write_metrics.py
+
+With `--console` each metric is logged to the terminal at the same time. Runners in processes of their own share a page
+if `PROMETHEUS_MULTIPROC_DIR` names a folder for them.
+"""
 
 from __future__ import annotations
 
+import argparse
+import logging
 import random
 import time
 
 from prometheus_client import generate_latest
 
 import agentlightning as agl
-from agentlightning.utils.metrics import PrometheusMetricsBackend, get_prometheus_registry
+from agentlightning.utils.metrics import (
+    ConsoleMetricsBackend,
+    MetricsBackend,
+    MultiMetricsBackend,
+    PrometheusMetricsBackend,
+    get_prometheus_registry,
+)
 
 metrics = PrometheusMetricsBackend()
 metrics.register_counter("shop.coins", ["coin"])
@@ -25,7 +39,13 @@ def flips_coins(task: int) -> float:
 
 
 def main() -> None:
-    store = agl.InMemoryLightningStore(tracker=metrics)
+    parser = argparse.ArgumentParser(description="Run twenty tasks and print what was counted.")
+    parser.add_argument("--console", action="store_true", help="log each metric, too")
+    tracker: MetricsBackend = metrics
+    if parser.parse_args().console:
+        logging.basicConfig(level=logging.INFO)
+        tracker = MultiMetricsBackend([metrics, ConsoleMetricsBackend()])
+    store = agl.InMemoryLightningStore(tracker=tracker)
     trainer = agl.Trainer(store=store, strategy="shm", n_runners=4, algorithm="baseline", initial_resources={})
     trainer.fit(flips_coins, train_dataset=list(range(20)))
     wanted = ("agl_rollouts_total", "agl_attempts_total", "agl_rollouts_duration_count", "shop_coins_total")

@@ -1,4 +1,9 @@
-"""What a rollout leaves behind: the spans of one attempt, as a tree, and the rewards in them."""
+"""What a rollout leaves behind: the spans of one attempt, as a tree, and the rewards in them.
+
+    python examples/minimal/write_traces.py
+
+With `AGENT_LIGHTNING_OTLP_ENDPOINT=http://host:4318` a collector gets a copy of the spans.
+"""
 
 from __future__ import annotations
 
