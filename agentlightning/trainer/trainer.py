@@ -364,12 +364,13 @@ class Trainer(TrainerShorthand, TrainerLegacy):
         return self.run_id or os.environ.get(LightningEnvVar.AGL_RUN_ID.value) or None
 
     def _run_id(self, algorithm: Algorithm | None, purpose: str | None = None) -> str | None:
-        """Return the run that begins: a new one without a name; none where the other side is elsewhere and has no name.
+        """Return the run that begins: a new one without a name; none where a side without one is, or may be, elsewhere.
 
         With a `purpose` it is a run of its own beside the named one, so that neither goes on with what the other did.
         """
         name = self._name()
-        if algorithm is None or getattr(self.strategy, "role", "both") != "both":
+        elsewhere = getattr(self.strategy, "role", "both") != "both" or getattr(self.strategy, "may_be_joined", False)
+        if algorithm is None or elsewhere:
             return name
         if purpose is not None:
             return f"{name or purpose}-{generate_id(12)}"
