@@ -39,7 +39,7 @@ from agentlightning.trainer.arguments import (
 )
 from agentlightning.trainer.datasets import as_dataset
 from agentlightning.trainer.init_utils import ComponentSpec
-from agentlightning.trainer.interactive import check_children_can_import, outside_of_running_loop
+from agentlightning.trainer.interactive import check_children_can_import
 from agentlightning.trainer.parts import check_serves, check_settings_are_used, replicas
 from agentlightning.trainer.recorded import settings_of
 from agentlightning.trainer.report import RunReport
@@ -47,6 +47,7 @@ from agentlightning.trainer.shorthand import TrainerShorthand
 from agentlightning.trainer.stores import check_shared, place_of
 from agentlightning.trainer.v0 import TrainerLegacy
 from agentlightning.types import Dataset, Hook, NamedResources, RolloutConfig
+from agentlightning.utils.concurrency.main_thread import outside_of_running_loop
 from agentlightning.utils.id import generate_id
 
 if TYPE_CHECKING:

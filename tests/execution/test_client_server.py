@@ -408,7 +408,7 @@ def test_a_server_on_all_addresses_is_known_by_the_variable_and_is_that_of_anoth
         strategy={"type": "cs", "server_host": "0.0.0.0", "server_port": free_port()},
         runner={"store_unreachable_timeout": 0.2},
     )
-    with caplog.at_level("WARNING", "agentlightning"), pytest.raises(StoreUnreachableError, match="192.0.2.1"):
+    with caplog.at_level("WARNING", "agentlightning"), pytest.raises(StoreUnreachableError, match=r"192\.0\.2\.1"):
         made.fit(lambda task: 1.0, train_dataset=[1])
     assert "192.0.2.1 is no address of this machine: this process joins the run at http://192.0.2.1" in caplog.text
 
