@@ -84,7 +84,8 @@ class Trainer(TrainerShorthand, TrainerLegacy):
         algorithm: who learns; short names `apo`, `baseline`, `gepa`, `grpo`, `ppo`, `sft`, `trl`,
             `verl`. None makes `fit` serve runners only.
         n_runners: runner replicas; 1 by default.
-        max_rollouts: rollouts per runner, after which it ends.
+        max_rollouts: rollouts per runner, after which it ends. What is open when all have ended is cancelled, and an
+            algorithm that asks for more is ended: for smoke tests.
         initial_resources: handed to the algorithm before it runs.
         tracer: None is `OtelTracer()`.
         adapter: None is `TracerTraceToTriplet()`; a dict without `type` holds settings of that.

@@ -211,8 +211,6 @@ def test_the_script_for_a_cluster(shown: Shown, tmp_path: Path) -> None:
     shown.patch.setenv("AGL_TOKEN", "a-token-for-this-test-alone")
     said = ended(shown.script(tmp_path))
     assert "result 2 rollouts (2 scored), mean reward 0.500" in said
-    [warning] = [line for line in said.splitlines() if "another process with role='both'" in line]
-    shown.tells(warning, "with it, for a second node,")
 
 
 # --- what the prose says -----------------------------------------------------------------------------------------
