@@ -26,6 +26,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "cs-fork": {"strategy": CS, "n_runners": 2},
     "cs-spawn": {"strategy": {**CS, "start_method": "spawn"}},
     "cs-runner-here": {"strategy": {**CS, "main_process": "runner"}},
+    "process": {"strategy": "shm", "n_runners": 2, "runner": {"isolation": "process", "concurrency": 2}},
 }
 
 each_layout = pytest.mark.parametrize("layout", LAYOUTS)
