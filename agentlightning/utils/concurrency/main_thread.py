@@ -123,6 +123,7 @@ class MainThread:
         After `limit` seconds it is interrupted, again and again. Ctrl+C raises in it.
         """
         now, ended = MainCall(self, call, KEPT_SIGNALS), threading.Event()
+        is_ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
         def watch() -> None:
             pause = limit
@@ -135,7 +136,7 @@ class MainThread:
         with (
             outside_of_running_loop(),
             _handling(SIGNAL, self._on_signal),
-            _handling(signal.SIGINT, signal.default_int_handler),
+            _handling(signal.SIGINT, signal.SIG_IGN if is_ignored else signal.default_int_handler),
         ):
             try:
                 done = self._perform(now)
