@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import http.client
 import logging
 from collections.abc import Callable
 from multiprocessing import get_context
@@ -23,8 +24,13 @@ logger = logging.getLogger(__name__)
 LOOPBACK = "127.0.0.1"
 DEFAULT_PORT = 4747
 POLL_SECONDS = 0.01
+ANSWER_SECONDS = 5.0
 _LOCAL = {"0.0.0.0": LOOPBACK, "localhost": LOOPBACK, "::": "::1"}
 """Where a process of this machine connects when a server binds the key."""
+
+
+class HeldElsewhereError(RuntimeError):
+    """The address is that of another process with the role `both`, on this machine or another, whose run this joins."""
 
 
 class Address(NamedTuple):
@@ -36,8 +42,16 @@ class Address(NamedTuple):
     """Leave the port for a free one if it is in use: nobody asked for it."""
     connect_host: str | None = None
     """None is `host`, or the loopback address where that is none to connect to."""
+    joins: str | None = None
+    """The address by which others find the server, if a process that cannot have it joins the run of the one that has;
+    None: whoever has the port is in the way."""
     on_listening: Callable[[str], None] | None = None
     """Told the URL of a server once its port is taken; its page is there too."""
+
+    @property
+    def of_the_other(self) -> Address:
+        """The address of the process whose run this one joins."""
+        return self._replace(connect_host=self.connect_host or self.joins, joins=None)
 
     @property
     def target(self) -> str:
@@ -59,10 +73,39 @@ class Address(NamedTuple):
         Raises:
             RuntimeError: the port is in use, the address cannot be bound, or it is beyond loopback and there is no
                 token; says what to do.
+            HeldElsewhereError: this process joins the run of the one that has the address.
         """
         check_bind(self.host, server_token())
+        self.check_ours()
         if self.port and not self.may_move:
-            listen(self.host, self.port).close()
+            try:
+                listen(self.host, self.port).close()
+            except RuntimeError as error:
+                self.check_in_the_way(error)
+                raise
+
+    def check_ours(self) -> None:
+        """Return if the address by which others find the server is one of this machine.
+
+        Raises:
+            HeldElsewhereError: it is another's.
+        """
+        if self.joins is not None and self.port:
+            try:
+                listen(self.joins, 0).close()
+            except RuntimeError as error:
+                if getattr(error.__cause__, "errno", None) == errno.EADDRNOTAVAIL:
+                    raise HeldElsewhereError(f"{self.joins} is no address of this machine") from error
+
+    def check_in_the_way(self, error: RuntimeError) -> None:
+        """Return if what has the port is no store server, so that the error says what to do.
+
+        Raises:
+            HeldElsewhereError: it is one.
+        """
+        taken = getattr(error.__cause__, "errno", None) == errno.EADDRINUSE
+        if self.joins is not None and not self.may_move and taken and _is_store(self.target, self.port):
+            raise HeldElsewhereError(f"another process of this machine has port {self.port}") from error
 
     def bound_server(self, store: LightningStore) -> LightningStoreServer:
         """Return a store server whose port is taken and which does not serve yet.
@@ -70,13 +113,16 @@ class Address(NamedTuple):
         Raises:
             RuntimeError: the port is in use, or `host` is beyond loopback and there is no token; says what to do.
             ValueError: the store may not be called concurrently.
+            HeldElsewhereError: this process joins the run of the one that has the address.
         """
         from agentlightning.store.client_server import LightningStoreServer  # a web stack that other roles do not need
 
         server = LightningStoreServer(store, self.host, self.port)
+        self.check_ours()
         try:
             server.bind()
         except RuntimeError as error:
+            self.check_in_the_way(error)
             if not (self.may_move and getattr(error.__cause__, "errno", None) == errno.EADDRINUSE):
                 raise
             server = LightningStoreServer(store, self.host, 0)
@@ -85,6 +131,21 @@ class Address(NamedTuple):
         if self.on_listening is not None:
             self.on_listening(server.endpoint)
         return server
+
+
+def _is_store(host: str, port: int) -> bool:
+    """True if what listens there answers as a store server does, or has not begun to answer."""
+    connection = http.client.HTTPConnection(host, port, timeout=ANSWER_SECONDS)
+    try:
+        connection.request("GET", "/v1/agl/health")
+        answer = connection.getresponse()
+        return answer.status == 200 and answer.getheader("x-agl-version") is not None
+    except TimeoutError:
+        return True
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
 
 
 class PortReport:

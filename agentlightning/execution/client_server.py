@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 from typing_extensions import override
 
 from agentlightning.env_var import LightningEnvVar, resolve_bool_env_var, resolve_int_env_var, resolve_str_env_var
-from agentlightning.execution.address import DEFAULT_PORT, LOOPBACK, Address
+from agentlightning.execution.address import DEFAULT_PORT, LOOPBACK, Address, HeldElsewhereError
 from agentlightning.execution.base import (
     AlgorithmBundle,
     ExecutionStrategy,
@@ -39,7 +39,9 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
     """Runs the algorithm beside a store server and every runner in a process of its own.
 
     Args:
-        role: the side of this process; None reads `AGL_CURRENT_ROLE`, which is `both` by default.
+        role: the side of this process; None reads `AGL_CURRENT_ROLE`, which is `both` by default. Where a process with
+            the role `both` cannot have an address beyond loopback, because it is another machine's or another such
+            process has the port, it joins the run there with its runners and runs no algorithm.
         server_host: address to bind, and to connect to; None reads `AGL_SERVER_HOST`, 127.0.0.1 by default.
         server_port: None reads `AGL_SERVER_PORT`, 4747 by default. The role `both` may also be given 0, a free one, and
             leaves a default port that is in use for a free one.
@@ -130,12 +132,6 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
     def execute(self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore) -> Any:
         self.interrupted = False
         self._check_sides()
-        if self.role == "both" and self.managed_store and not is_loopback(self.server_host):
-            logger.warning(
-                "role='both' listens on %s: another process with role='both' has a store of its own. "
-                "For several machines use the roles 'algorithm' and 'runner'.",
-                self.server_host,
-            )
         layout = Layout(
             algorithm=algorithm,
             runner=runner,
@@ -155,11 +151,35 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
                 return layout.alone()
             if self.role == "runner":
                 return layout.only_runners()
-            return layout.with_main_algorithm() if self.main_process == "algorithm" else layout.with_main_runner()
+            try:
+                return layout.with_main_algorithm() if self.main_process == "algorithm" else layout.with_main_runner()
+            except HeldElsewhereError as held:
+                assert layout.address is not None
+                layout.address = layout.address.of_the_other
+                logger.warning(
+                    "%s: this process joins the run at %s, with %d runner(s) and without an algorithm",
+                    held,
+                    layout.address.url,
+                    self.n_runners,
+                )
+                return layout.only_runners()
         finally:
             self.interrupted = layout.interrupted
             note_interrupt(self, algorithm)
 
     def _address(self) -> Address:
         may_move = self._port is None and self.role == "both"
-        return Address(self.server_host, self.server_port, may_move, self.connect_host, self.on_listening)
+        joins = self.known_address if self.may_be_joined else None
+        return Address(self.server_host, self.server_port, may_move, self.connect_host, joins, self.on_listening)
+
+    @property
+    def known_address(self) -> str:
+        """The address by which other machines know the server: `AGL_SERVER_HOST` where it listens on all addresses."""
+        everywhere = self.server_host in ("0.0.0.0", "::")
+        return (resolve_str_env_var(LightningEnvVar.AGL_SERVER_HOST) if everywhere else None) or self.server_host
+
+    @property
+    def may_be_joined(self) -> bool:
+        """True for the role `both` on an address beyond loopback: a process that cannot have the address joins the run,
+        which therefore has no name of its own making."""
+        return self.role == "both" and self.managed_store and not is_loopback(self.server_host)

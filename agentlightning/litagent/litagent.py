@@ -51,7 +51,7 @@ class LitAgent(Generic[T]):
     """An agent that can be trained. Override one of `rollout` and `rollout_async`, or a pair of more special ones.
 
     A method gets the task, the resources by name and the attempt, and returns what the attempt has earned: a number;
-    None if it emitted rewards itself; or spans. Synchronous methods run in a thread of their own.
+    None if it emitted rewards itself; or spans. Synchronous methods run on the main thread, or in a thread.
     """
 
     needs_resources: bool = True

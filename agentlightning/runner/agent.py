@@ -37,6 +37,7 @@ from agentlightning.tracer.base import Tracer
 from agentlightning.tracer.otel import OtelTracer
 from agentlightning.types import AttemptedRollout, Hook, NamedResources, Rollout, RolloutMode
 from agentlightning.utils.backoff import OUTAGE_SECONDS
+from agentlightning.utils.concurrency.main_thread import has_main_thread_to_itself
 
 logger = logging.getLogger(__name__)
 
@@ -271,6 +272,7 @@ class LitAgentRunner(Runner[T]):
         heartbeat = self._new_heartbeat(store)
         await heartbeat.announce()
         heartbeat.start()
+        self._note_whether_alone()
         stopping = Stopping(event)
         lanes = [asyncio.create_task(self._lane(claims, stopping, exit_when_idle)) for _ in range(self._concurrency)]
         try:
@@ -295,6 +297,7 @@ class LitAgentRunner(Runner[T]):
         heartbeat = self._new_heartbeat(complete(store))
         await heartbeat.announce()
         heartbeat.start()
+        self._note_whether_alone(event)
         try:
             rollout = await store.start_rollout(
                 input=input, mode=mode, resources_id=resources_id, worker_id=self.get_worker_label()
@@ -318,6 +321,13 @@ class LitAgentRunner(Runner[T]):
         if finished is None:
             raise RuntimeError(f"Failed to fetch completed rollout by id after step: {rollout.rollout_id}")
         return finished
+
+    def _note_whether_alone(self, event: StopEvent | None = None) -> None:
+        """Let a synchronous agent hold the loop on the main thread if nothing else needs it: no task or server beside
+        the caller's, no heartbeat, and no event that would end the attempt."""
+        if self._executor is not None:
+            needed = self._heartbeat_mode == "asyncio" or event is not None
+            self._executor.threads.may_hold_loop = not needed and has_main_thread_to_itself()
 
     def _new_heartbeat(self, store: LightningStore) -> Heartbeat:
         return Heartbeat(

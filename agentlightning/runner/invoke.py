@@ -31,7 +31,7 @@ async def invoke(call: Callable[[], object], *, threads: Threads | None, limit: 
     """
     loop = asyncio.get_running_loop()
     end = None if limit is None else loop.time() + limit
-    value = await _settle(threads.call(call, label), limit, end, label) if threads is not None else call()
+    value = await _settle(threads.call(call, label, limit), limit, end, label) if threads is not None else call()
     if not inspect.isawaitable(value):
         return value
 
@@ -52,8 +52,10 @@ async def _settle(future: asyncio.Future[Done], limit: float | None, end: float 
     except asyncio.CancelledError:
         await _end(future, label, "was cancelled")
         raise
-    if not future.done():
-        await _end(future, label, f"ran past its limit of {limit} s")
+    in_time = future.done() and not (isinstance(future, MainCall) and future.was_interrupted)
+    if not in_time:
+        if not future.done():
+            await _end(future, label, f"ran past its limit of {limit} s")
         error = TimeLimitExceeded(f"The attempt ran past the timeout_seconds={limit} of its rollout")
         if isinstance(future, MainCall) and future.done() and isinstance(cause := future.result().error, Interrupted):
             error = error.with_traceback(cause.__traceback__)  # where it was

@@ -2,40 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import pickle
 import sys
-from collections.abc import Generator
 from io import BytesIO
 from types import FunctionType
 from typing import Any
 
 from typing_extensions import override
-
-
-@contextlib.contextmanager
-def outside_of_running_loop() -> Generator[None]:
-    """Let the body run event loops of its own on this thread although one runs already, as it does in a notebook.
-
-    The loop that runs stands still until the body ends, as for any other call that takes its time. The body is on the
-    same thread, so that Ctrl+C (in a notebook: interrupt) reaches it.
-    """
-    loop = asyncio._get_running_loop()
-    if loop is None:
-        yield
-        return
-    task = asyncio.current_task(loop)
-    if task is not None:
-        asyncio.tasks._leave_task(loop, task)
-    asyncio.events._set_running_loop(None)
-    try:
-        yield
-    finally:
-        asyncio.events._set_running_loop(loop)
-        asyncio.set_event_loop(loop)  # the body's loops were entered there, and have taken it with them
-        if task is not None:
-            asyncio.tasks._enter_task(loop, task)
 
 
 def check_children_can_import(method: str | None, *parts: object) -> None:

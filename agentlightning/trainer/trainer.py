@@ -39,7 +39,7 @@ from agentlightning.trainer.arguments import (
 )
 from agentlightning.trainer.datasets import as_dataset
 from agentlightning.trainer.init_utils import ComponentSpec
-from agentlightning.trainer.interactive import check_children_can_import, outside_of_running_loop
+from agentlightning.trainer.interactive import check_children_can_import
 from agentlightning.trainer.parts import check_serves, check_settings_are_used, replicas
 from agentlightning.trainer.recorded import settings_of
 from agentlightning.trainer.report import RunReport
@@ -47,6 +47,7 @@ from agentlightning.trainer.shorthand import TrainerShorthand
 from agentlightning.trainer.stores import check_shared, place_of
 from agentlightning.trainer.v0 import TrainerLegacy
 from agentlightning.types import Dataset, Hook, NamedResources, RolloutConfig
+from agentlightning.utils.concurrency.main_thread import outside_of_running_loop
 from agentlightning.utils.id import generate_id
 
 if TYPE_CHECKING:
@@ -83,7 +84,8 @@ class Trainer(TrainerShorthand, TrainerLegacy):
         algorithm: who learns; short names `apo`, `baseline`, `gepa`, `grpo`, `ppo`, `sft`, `trl`,
             `verl`. None makes `fit` serve runners only.
         n_runners: runner replicas; 1 by default.
-        max_rollouts: rollouts per runner, after which it ends.
+        max_rollouts: rollouts per runner, after which it ends. What is open when all have ended is cancelled, and an
+            algorithm that asks for more is ended: for smoke tests.
         initial_resources: handed to the algorithm before it runs.
         tracer: None is `OtelTracer()`.
         adapter: None is `TracerTraceToTriplet()`; a dict without `type` holds settings of that.
@@ -364,12 +366,13 @@ class Trainer(TrainerShorthand, TrainerLegacy):
         return self.run_id or os.environ.get(LightningEnvVar.AGL_RUN_ID.value) or None
 
     def _run_id(self, algorithm: Algorithm | None, purpose: str | None = None) -> str | None:
-        """Return the run that begins: a new one without a name; none where the other side is elsewhere and has no name.
+        """Return the run that begins: a new one without a name; none where a side without one is, or may be, elsewhere.
 
         With a `purpose` it is a run of its own beside the named one, so that neither goes on with what the other did.
         """
         name = self._name()
-        if algorithm is None or getattr(self.strategy, "role", "both") != "both":
+        elsewhere = getattr(self.strategy, "role", "both") != "both" or getattr(self.strategy, "may_be_joined", False)
+        if algorithm is None or elsewhere:
             return name
         if purpose is not None:
             return f"{name or purpose}-{generate_id(12)}"

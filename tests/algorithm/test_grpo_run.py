@@ -241,3 +241,23 @@ def test_two_hundred_parallel_calls_of_one_attempt_are_answered_and_trained(
     result = fit(many, ["one"], model=untrained_model, output_dir=tmp_path, **settings)
     [line] = metrics_of(result)
     assert (line["calls_captured"], line["calls_trained"], line["calls_excluded"]) == (400, 400, {})
+
+
+@pytest.mark.parametrize(("limit", "val_dataset"), [(3, ["held out"] * 9), (12, None)])
+def test_a_smoke_test_by_max_rollouts_ends_without_an_error(
+    untrained_model: Path, tmp_path: Path, limit: int, val_dataset: list[str] | None
+) -> None:
+    store = agl.InMemoryLightningStore()
+    fit(
+        wants_digits,
+        TASKS,
+        store=store,
+        model=untrained_model,
+        output_dir=tmp_path,
+        val_dataset=val_dataset,
+        max_steps=20,
+        trainer_max_rollouts=limit,
+    )
+    ended = asyncio.run(store.query_rollouts())
+    assert {rollout.status for rollout in ended} == {"succeeded", "cancelled"}
+    assert sum(rollout.status == "succeeded" for rollout in ended) == limit

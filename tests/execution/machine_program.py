@@ -2,7 +2,8 @@
 
 `python -m tests.execution.machine_program` prints `rewards [...]` when the algorithm has its rollouts, and at the end
 `<role> <result>`. `ALGORITHM=stays` runs every task and then never ends; `OUTAGE` and `N_RUNNERS` are settings; `SLOW`
-is how many seconds a rollout takes. Each prints `running` at its start.
+is how many seconds a rollout takes; with a folder `MEET` it waits until two have begun there. Each prints `running` at
+its start.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import agentlightning as agl
@@ -24,6 +26,10 @@ def tenth(task: int) -> float:
     """An agent: the reward is a tenth of the task."""
     print("running", task, flush=True)
     time.sleep(float(os.environ.get("SLOW", "0")))
+    if folder := os.environ.get("MEET"):
+        (Path(folder) / str(task)).touch()
+        while len(os.listdir(folder)) < 2:
+            time.sleep(0.02)
     return task / 10
 
 

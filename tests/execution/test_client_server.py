@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
+import agentlightning as agl
 from agentlightning.errors import RunnerDiedError, StoreUnreachableError
 from agentlightning.execution import (
     AlgorithmDiedError,
@@ -394,3 +395,25 @@ class FreshStore(InMemoryLightningStore):
 
     def __reduce__(self) -> Any:
         return (FreshStore, ())
+
+
+def test_a_server_on_all_addresses_is_known_by_the_variable_and_is_that_of_another_machine(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("AGL_SERVER_HOST", "192.0.2.1")  # TEST-NET-1: nobody's
+    monkeypatch.setenv("AGL_TOKEN", "a-token-of-this-test-and-of-no-other")
+    made = agl.Trainer(
+        algorithm="baseline",
+        initial_resources={},
+        strategy={"type": "cs", "server_host": "0.0.0.0", "server_port": free_port()},
+        runner={"store_unreachable_timeout": 0.2},
+    )
+    with caplog.at_level("WARNING", "agentlightning"), pytest.raises(StoreUnreachableError, match=r"192\.0\.2\.1"):
+        made.fit(lambda task: 1.0, train_dataset=[1])
+    assert "192.0.2.1 is no address of this machine: this process joins the run at http://192.0.2.1" in caplog.text
+
+
+def test_the_role_both_on_loopback_joins_nobody() -> None:
+    assert not ClientServerExecutionStrategy(role="both").may_be_joined
+    assert not ClientServerExecutionStrategy(role="algorithm", server_host="10.0.0.1").may_be_joined
+    assert not ClientServerExecutionStrategy(role="both", server_host="10.0.0.1", managed_store=False).may_be_joined

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -14,6 +15,7 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.store import LightningStore
+from agentlightning.types import RolloutConfig
 from tests.execution import fit_parts
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
@@ -24,6 +26,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "cs-fork": {"strategy": CS, "n_runners": 2},
     "cs-spawn": {"strategy": {**CS, "start_method": "spawn"}},
     "cs-runner-here": {"strategy": {**CS, "main_process": "runner"}},
+    "process": {"strategy": "shm", "n_runners": 2, "runner": {"isolation": "process", "concurrency": 2}},
 }
 
 each_layout = pytest.mark.parametrize("layout", LAYOUTS)
@@ -178,3 +181,74 @@ def test_ctrl_c_on_an_algorithm_beside_runner_threads_lets_them_finish_their_rol
     attempts = [a for r in rollouts if (a := asyncio.run(store.get_latest_attempt(r.rollout_id))) is not None]
     assert 1 <= len(attempts) <= made.n_runners
     assert {(attempt.status, attempt.outcome) for attempt in attempts} == {("succeeded", "scored")}
+
+
+# --- a runner in a program of the user's -----------------------------------------------------------------------------
+
+
+async def stepped(agent: Any, task: Any, *, event: Any = None, **settings: Any) -> list[Any]:
+    """Run a task by `runner.step`; return the status of the attempt, and the reward."""
+    store = agl.InMemoryLightningStore()
+    with agl.LitAgentRunner[Any](agl.OtelTracer(), **settings).run_context(agent=agent, store=store) as runner:
+        rollout = await runner.step(task, event=event)
+    return [rollout.status, agl.find_final_reward(list(await store.query_spans(rollout.rollout_id)))]
+
+
+async def served(agent: Any, *tasks: Any) -> list[str]:
+    """Run tasks by `runner.iter`, with a time limit; return the statuses of their attempts."""
+    store = agl.InMemoryLightningStore()
+    made = [await store.enqueue_rollout(task, config=RolloutConfig(timeout_seconds=0.3)) for task in tasks]
+    runner = agl.LitAgentRunner[Any](agl.OtelTracer(), max_rollouts=len(made))
+    with runner.run_context(agent=agent, store=store):
+        await runner.iter()
+    attempts = [await store.get_latest_attempt(each.rollout_id) for each in made]
+    return [attempt.status for attempt in attempts if attempt is not None]
+
+
+def test_asyncio_run_of_a_step_runs_a_synchronous_agent_on_the_main_thread() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    assert asyncio.run(stepped(fit_parts.rings, 1)) == ["succeeded", 1.0]
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_such_an_agent_may_run_a_loop_of_its_own() -> None:
+    @agl.rollout
+    def agent(task: int) -> float:
+        return asyncio.run(asyncio.sleep(0, fit_parts.on_main_thread()))
+
+    assert asyncio.run(stepped(agent, 1)) == ["succeeded", 1.0]
+
+
+def test_asyncio_run_of_iter_breaks_off_a_synchronous_agent_at_its_limit_also_one_that_ignores_it(
+    tmp_path: Path,
+) -> None:
+    assert asyncio.run(served(fit_parts.blocks, str(tmp_path / "seen"))) == ["timeout"]
+    assert (tmp_path / "seen").read_text() == "Interrupted"
+    assert asyncio.run(served(fit_parts.swallows, 2, 0)) == ["timeout", "succeeded"]
+
+
+def test_ctrl_c_during_a_step_ends_the_agent(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(stepped(fit_parts.presses_ctrl_c, (os.getpid(), str(tmp_path / "seen"))))
+    assert (tmp_path / "seen").read_text() == "KeyboardInterrupt"
+
+
+@pytest.mark.parametrize("needs", ["another task", "a server", "an event", "heartbeats on the loop", "several at once"])
+def test_a_step_whose_loop_is_needed_runs_the_agent_in_a_thread(needs: str) -> None:
+    async def program() -> list[Any]:
+        settings: dict[str, Any] = {}
+        async with contextlib.AsyncExitStack() as stack:
+            if needs == "another task":
+                other = asyncio.create_task(asyncio.sleep(600))
+                stack.callback(other.cancel)
+            elif needs == "a server":
+                await stack.enter_async_context(await asyncio.start_server(lambda *_: None, "127.0.0.1", 0))
+            elif needs == "an event":
+                settings["event"] = threading.Event()
+            elif needs == "heartbeats on the loop":
+                settings["heartbeat_launch_mode"] = "asyncio"
+            else:
+                settings["concurrency"] = 2
+            return await stepped(lambda task: fit_parts.on_main_thread(), 1, **settings)
+
+    assert asyncio.run(program()) == ["succeeded", 0.0]

@@ -6,8 +6,10 @@ import asyncio
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +19,7 @@ import pytest
 
 from agentlightning.execution import stop_run
 from agentlightning.store import InMemoryLightningStore, LightningStoreClient, LightningStoreServer
+from agentlightning.utils.http.sockets import listen
 from tests.stubs.ports import free_port
 
 pytestmark = pytest.mark.slow
@@ -243,3 +246,82 @@ def test_algorithm_and_runners_find_each_other_across_two_networks(
     began = time.monotonic()
     assert runners.end()[0] == 0
     assert time.monotonic() - began < LIMIT_SECONDS
+
+
+# --- the role `both` on several machines -----------------------------------------------------------------------------
+
+TOKEN = "a-token-for-the-machines-of-this-test"
+
+
+@pytest.fixture
+def nodes() -> Iterator[list[tuple[str, ...]]]:
+    """Two network namespaces, 10.79.5.1 and 10.79.5.2, as prefixes of commands that run there."""
+    names = [f"agl{os.getpid()}{letter}" for letter in "ab"]
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("network namespaces need root and the command ip")
+
+    def ip(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["ip", *words], capture_output=True, text=True)
+
+    if (made := ip("netns", "add", names[0])).returncode:
+        pytest.skip(f"no network namespace can be made here: {made.stderr}")
+    try:
+        ip("netns", "add", names[1])
+        ip("link", "add", "near", "netns", names[0], "type", "veth", "peer", "name", "far", "netns", names[1])
+        for name, device, address in zip(names, ("near", "far"), ("10.79.5.1/24", "10.79.5.2/24"), strict=True):
+            ip("-n", name, "addr", "add", address, "dev", device)
+            for each in ("lo", device):
+                assert ip("-n", name, "link", "set", each, "up").returncode == 0
+        yield [("ip", "netns", "exec", name) for name in names]
+    finally:
+        for name in names:
+            ip("netns", "del", name)
+
+
+@pytest.mark.parametrize("head_first", [True, pytest.param(False, marks=pytest.mark.heavy)])
+def test_of_two_nodes_with_both_roles_the_one_that_has_the_address_serves_and_the_other_joins(
+    start: Callable[..., Machine], nodes: list[tuple[str, ...]], tmp_path: Path, head_first: bool
+) -> None:
+    shared = {"AGL_SERVER_HOST": "10.79.5.1", "AGL_TOKEN": TOKEN, "N_RUNNERS": "1", "MEET": str(tmp_path)}
+    machines: dict[bool, Machine] = {}
+    for is_head in (head_first, not head_first):
+        machines[is_head] = start("both", 4747, prefix=nodes[0 if is_head else 1], **shared)
+        if len(machines) == 1:
+            machines[is_head].until("running 1" if is_head else "does not answer yet")
+    code, said = machines[True].end()
+    assert (code, f"both {REWARDS}\n" in said, "running" in said) == (0, True, True), said
+    code, heard = machines[False].end()
+    line = "10.79.5.1 is no address of this machine: this process joins the run at http://10.79.5.1:4747, with 1 runner"
+    assert (code, heard.count(line), "running" in heard) == (0, 1, True), heard
+    assert heard.endswith("both None\n")
+
+
+def test_of_two_processes_with_both_roles_the_second_joins_the_one_that_has_the_port(
+    start: Callable[..., Machine], tmp_path: Path
+) -> None:
+    port = free_port()
+    shared = {"AGL_SERVER_HOST": "0.0.0.0", "AGL_TOKEN": TOKEN, "N_RUNNERS": "1", "MEET": str(tmp_path)}
+    first = start("both", port, **shared)
+    first.until("running")
+    second = start("both", port, **shared)
+    code, said = first.end()
+    assert (code, f"both {REWARDS}\n" in said) == (0, True), said
+    code, heard = second.end()
+    assert (code, f"another process of this machine has port {port}: this process joins" in heard) == (0, True), heard
+    assert "running" in heard
+
+
+def test_a_program_that_is_no_store_is_not_joined(start: Callable[..., Machine]) -> None:
+    with listen("0.0.0.0", 0) as other:
+        port = other.getsockname()[1]
+        threading.Thread(target=_answers_something_else, args=(other,), daemon=True).start()
+        code, said = start("both", port, AGL_SERVER_HOST="0.0.0.0", AGL_TOKEN=TOKEN).end()
+    assert (code, "Another program has this port" in said) == (1, True), said
+
+
+def _answers_something_else(listening: socket.socket) -> None:
+    listening.setblocking(True)
+    connection, _ = listening.accept()
+    with connection:
+        connection.recv(1000)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")

@@ -407,7 +407,7 @@ async def test_an_async_agent_is_cancelled_at_its_time_limit(serve: Any) -> None
     assert ended.is_set()
 
 
-async def test_a_sync_agent_past_its_time_limit_is_left_behind_with_a_warning(
+async def test_a_sync_agent_in_a_thread_past_its_time_limit_is_left_behind_with_a_warning(
     store: InMemoryLightningStore, serve: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     release, late = threading.Event(), threading.Event()
@@ -422,7 +422,7 @@ async def test_a_sync_agent_past_its_time_limit_is_left_behind_with_a_warning(
         return 1.0
 
     with caplog.at_level(logging.WARNING):
-        (finished,) = await serve(agent, "x", config=RolloutConfig(timeout_seconds=0.05))
+        (finished,) = await serve(agent, "x", config=RolloutConfig(timeout_seconds=0.05), concurrency=2)
     release.set()
     assert said(finished) == ("failed", "timeout", "cancelled", "timeout")
     assert "left behind" in caplog.text

@@ -22,7 +22,7 @@ async def test_one_thread_runs_one_rollout_after_another_and_ends_with_the_worke
         threads.append(threading.current_thread())
         return 1.0
 
-    with LitAgentRunner[Any](OtelTracer()).run_context(agent=agent, store=store) as runner:
+    with LitAgentRunner[Any](OtelTracer(), concurrency=2).run_context(agent=agent, store=store) as runner:
         for task in "abc":
             await runner.step(task)
         assert threads[0].is_alive()

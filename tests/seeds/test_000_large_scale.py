@@ -227,8 +227,6 @@ def test_the_script_for_a_cluster(shown: Shown, tmp_path: Path) -> None:
     shown.patch.setenv("AGL_TOKEN", "a-token-for-this-test-alone")
     said = ended(shown.script(tmp_path))
     assert "result 2 rollouts (2 scored), mean reward 0.500" in said
-    [warning] = [line for line in said.splitlines() if "another process with role='both'" in line]
-    shown.tells(warning, "with it, for a second node,")
 
 
 # --- what the prose says -----------------------------------------------------------------------------------------
@@ -276,15 +274,11 @@ def test_a_metric_is_recorded_on_an_event_loop() -> None:
 
 
 @pytest.mark.heavy
-def test_a_node_that_has_both_roles_and_is_reachable_is_told_that_others_do_not_join_it(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_one_node_that_has_both_roles_and_is_reachable_runs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGL_CURRENT_ROLE", "both")
     monkeypatch.setenv("AGL_SERVER_HOST", "0.0.0.0")
     monkeypatch.setenv("AGL_SERVER_PORT", "0")
     monkeypatch.setenv("AGL_TOKEN", "a-token-of-this-test")
-    with caplog.at_level(logging.WARNING, "agentlightning"):
-        trainer = Trainer(algorithm="baseline", initial_resources={})
-        trainer.fit(agent, train_dataset=TASKS)
-    assert "another process with role='both' has a store of its own" in caplog.text
+    trainer = Trainer(algorithm="baseline", initial_resources={})
+    trainer.fit(agent, train_dataset=TASKS)
     assert trainer.result.rewards == [0.25, 0.75]

@@ -95,6 +95,16 @@ async def remote_runners(store: LightningStore, run_id: str | None) -> list[Work
     return [row for row in rows if row.heartbeat_stats is not None and row.heartbeat_stats.get("run") == run_id]
 
 
+async def are_served_elsewhere(store: LightningStore, run_id: str | None) -> bool:
+    """True while a process with remote runners serves the run."""
+    try:
+        rows = await remote_runners(store, run_id)
+    except NotImplementedError:  # a store of the user's that keeps no workers
+        return False
+    now = StopNote("", time.time())
+    return any(_lives(row, now) and not (row.heartbeat_stats or {}).get("told") for row in rows)
+
+
 async def until_told(
     store: LightningStore, run_id: str | None, note: StopNote, *, seconds: float, all_are_away: bool
 ) -> None:

@@ -21,7 +21,7 @@ from typing import Any, Protocol, TypeVar
 from agentlightning.errors import NoScoredRolloutError, NotFoundError
 from agentlightning.execution.base import OpenWork, StrandedWorkError
 from agentlightning.execution.events import ExecutionEvent
-from agentlightning.execution.run.stop_note import stop_run
+from agentlightning.execution.run.stop_note import are_served_elsewhere, stop_run
 from agentlightning.utils.concurrency.interrupts import Interrupts
 from agentlightning.utils.concurrency.loops import within
 
@@ -162,6 +162,8 @@ class Supervision:
             # With the stop event set they have ended because the run ends; the store may then be gone already.
             work = self.open_work[0] if self.open_work and not self.event.is_set() else None
             count, now = await work.count() if work is not None else 0, time.monotonic()
+            if work is not None and count and await are_served_elsewhere(work.view, work.run_id):
+                count = 0
             if work is not None and count and not self.event.is_set():
                 if work.max_rollouts is None:
                     raise StrandedWorkError(

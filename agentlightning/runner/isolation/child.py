@@ -13,6 +13,7 @@ import signal
 import threading
 import traceback
 from socket import socket
+from types import FrameType
 from typing import Any, cast
 
 from agentlightning.litagent.litagent import LitAgent
@@ -31,6 +32,8 @@ from agentlightning.runner.isolation.pipe import (
 from agentlightning.runner.outcome import AttemptFault, InvalidResult
 from agentlightning.runner.results import is_result, spans_of
 from agentlightning.tracer.export.settings import ENDPOINT as COLLECTOR_VARIABLE
+from agentlightning.utils.concurrency.loops import run
+from agentlightning.utils.concurrency.main_thread import on_main_thread
 from agentlightning.utils.concurrency.threads import Threads
 from agentlightning.utils.exceptions import message_of, readable
 
@@ -43,12 +46,13 @@ def main(pipe: socket, parts: bytes, worker_id: int) -> None:
     os.environ.pop(COLLECTOR_VARIABLE, None)  # the runner mirrors the spans
     logging.getLogger(invoke.__module__).setLevel(logging.ERROR)  # no thread is left behind here: the process is killed
     agent, runner = pickle.loads(parts)
-    asyncio.run(_AttemptServer(pipe, agent, runner).serve(worker_id))
+    run(lambda _: _AttemptServer(pipe, agent, runner).serve(worker_id), beside=agent.has_sync_method())
 
 
 class _AttemptServer:
-    """One event loop in the main thread; a second thread reads the pipe, and ends the process when the runner goes.
-    An idle one ends in order, so that what the agent has registered for its end is done."""
+    """One event loop, in the main thread or, for a synchronous agent, beside it; another thread reads the pipe, and
+    ends the process when the runner goes. An idle one ends in order, so that what the agent has registered for its end
+    is done."""
 
     def __init__(self, pipe: socket, agent: LitAgent[Any], runner: Runner[Any]) -> None:
         self._pipe = pipe
@@ -57,12 +61,16 @@ class _AttemptServer:
         self._orders: asyncio.Queue[Order | None] = asyncio.Queue()
         self._pending: dict[int, asyncio.Future[Any]] = {}
         self._numbers = itertools.count()
-        self._threads = Threads()
+        self._threads = Threads(on_main=True)
         self._attempt: asyncio.Task[Outcome] | None = None
 
     async def serve(self, worker_id: int) -> None:
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGTERM, self._interrupt)
+
+        def on_term(signum: int, frame: FrameType | None) -> None:
+            loop.call_soon_threadsafe(self._interrupt)
+
+        await on_main_thread(lambda: signal.signal(signal.SIGTERM, on_term))
         threading.Thread(target=self._read, args=(loop,), name="agent-orders", daemon=True).start()
         with self._runner.run_context(agent=self._agent, store=PipeStore(self._ask), worker_id=worker_id):
             self._send(READY)

@@ -21,7 +21,7 @@ from typing_extensions import override
 
 from agentlightning.exit_codes import ExitCode
 from agentlightning.utils.concurrency.interrupts import Interrupts
-from agentlightning.utils.concurrency.main_thread import AGAIN_SECONDS, MainThread, can_serve
+from agentlightning.utils.concurrency.main_thread import AGAIN_SECONDS, MainThread, can_serve, set_beside
 from agentlightning.utils.concurrency.where_blocked import thread_stack
 
 T = TypeVar("T")
@@ -87,6 +87,7 @@ def _beside(
     is_child: bool,
 ) -> T:
     main_thread = MainThread(loop)
+    set_beside(loop, main_thread)
     future: concurrent.futures.Future[T] = concurrent.futures.Future()
 
     def complete() -> T:

@@ -1,4 +1,4 @@
-"""Calls on the main thread, while an event loop runs beside it in a thread of its own.
+"""Calls on the main thread: while an event loop runs beside it in another thread, or while its own loop stands still.
 
 Signal handlers, debuggers and some libraries work on the main thread alone. Only there can a call be broken off: by a
 signal whose handler raises, which ends a system call that waits, too.
@@ -9,11 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import os
 import signal
+import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
+from selectors import BaseSelector
 from types import FrameType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -47,12 +50,14 @@ class MainCall(asyncio.Future[Done]):
     def __init__(self, main_thread: MainThread, call: Callable[[], object], kept_signals: Sequence[int]) -> None:
         super().__init__(loop=main_thread.loop)
         self.kept_signals = kept_signals
+        self.was_interrupted = False
         self._main_thread = main_thread
         self._call = call
         self._context = contextvars.copy_context()
 
     def interrupt(self) -> None:
         """Raise `Interrupted` in the call, if it has not ended; from any thread but the main one."""
+        self.was_interrupted = True
         self._main_thread.interrupt(self)
 
     def run(self) -> Any:
@@ -76,8 +81,6 @@ class MainThread:
         self._latest: MainCall | None = None
         self._running: MainCall | None = None
         self._unwanted: MainCall | None = None
-        self._previous: Any = None
-        _beside[loop] = self
 
     @property
     def is_free(self) -> bool:
@@ -107,19 +110,46 @@ class MainThread:
 
     def serve(self) -> None:
         """Run calls until `close`."""
-        self._previous = signal.signal(SIGNAL, self._on_signal)
-        try:
+        with _handling(SIGNAL, self._on_signal):
             while (call := self._jobs.get()) is not None:
-                self._perform(call)
-        finally:
-            signal.signal(SIGNAL, signal.SIG_DFL if self._previous is None else self._previous)
-            self.served.set()
+                done = self._perform(call)
+                with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                    self.loop.call_soon_threadsafe(call.deliver, done)
+        self.served.set()
+
+    def call_now(self, call: Callable[[], object], limit: float | None) -> MainCall:
+        """Run a call on this thread, which the loop has to itself and which stands still meanwhile, and return it done.
+
+        After `limit` seconds it is interrupted, again and again. Ctrl+C raises in it.
+        """
+        now, ended = MainCall(self, call, KEPT_SIGNALS), threading.Event()
+        is_ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+        def watch() -> None:
+            pause = limit
+            while not ended.wait(pause):
+                now.interrupt()
+                pause = AGAIN_SECONDS
+
+        if limit is not None:
+            threading.Thread(target=watch, name="agl-limit", daemon=True).start()
+        with (
+            outside_of_running_loop(),
+            _handling(SIGNAL, self._on_signal),
+            _handling(signal.SIGINT, signal.SIG_IGN if is_ignored else signal.default_int_handler),
+        ):
+            try:
+                done = self._perform(now)
+            finally:
+                ended.set()
+        now.deliver(done)
+        return now
 
     def close(self) -> None:
         """Let `serve` return, after the call that is under way."""
         self._jobs.put(None)
 
-    def _perform(self, call: MainCall) -> None:
+    def _perform(self, call: MainCall) -> Done:
         handlers = [(signum, signal.getsignal(signum)) for signum in call.kept_signals]
         try:
             try:
@@ -133,13 +163,45 @@ class MainThread:
         for signum, handler in handlers:
             if signal.getsignal(signum) is not handler and handler is not None:
                 signal.signal(signum, handler)
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            self.loop.call_soon_threadsafe(call.deliver, done)
+        return done
 
     def _on_signal(self, _signum: int, _frame: FrameType | None) -> None:
         unwanted, self._unwanted = self._unwanted, None
         if unwanted is not None and unwanted is self._running:
             raise Interrupted("the call is to end")
+
+
+@contextlib.contextmanager
+def _handling(signum: int, handler: Any) -> Generator[None]:
+    previous = signal.signal(signum, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signum, signal.SIG_DFL if previous is None else previous)
+
+
+@contextlib.contextmanager
+def outside_of_running_loop() -> Generator[None]:
+    """Let the body run event loops of its own on this thread although one runs already, as it does in a notebook.
+
+    The loop that runs stands still until the body ends, as for any other call that takes its time. The body is on the
+    same thread, so that Ctrl+C (in a notebook: interrupt) reaches it.
+    """
+    loop = asyncio._get_running_loop()
+    if loop is None:
+        yield
+        return
+    task = asyncio.current_task(loop)
+    if task is not None:
+        asyncio.tasks._leave_task(loop, task)
+    asyncio.events._set_running_loop(None)
+    try:
+        yield
+    finally:
+        asyncio.events._set_running_loop(loop)
+        asyncio.set_event_loop(loop)  # the body's loops were entered there, and have taken it with them
+        if task is not None:
+            asyncio.tasks._enter_task(loop, task)
 
 
 _beside: WeakKeyDictionary[asyncio.AbstractEventLoop, MainThread] = WeakKeyDictionary()
@@ -157,6 +219,32 @@ async def on_main_thread(call: Callable[[], object]) -> None:
         call()
     elif (error := (await main_thread.call(call, kept_signals=())).error) is not None:
         raise error
+
+
+def set_beside(loop: asyncio.AbstractEventLoop, main_thread: MainThread) -> None:
+    """Say that the loop runs beside the main thread."""
+    _beside[loop] = main_thread
+
+
+def has_main_thread_to_itself() -> bool:
+    """True if the caller's loop is on the main thread, and nothing but the caller's task needs it to go on.
+
+    Other tasks and servers would stand still while a call has the main thread. Where the loop does not show its servers
+    (no selector of Python's own), there may be some.
+    """
+    loop = asyncio.get_running_loop()
+    selector: BaseSelector | None = getattr(loop, "_selector", None)
+    if not can_serve() or selector is None or len(asyncio.all_tasks(loop)) > 1:
+        return False
+    return not any(_listens(key.fd) for key in selector.get_map().values())
+
+
+def _listens(fileno: int) -> bool:
+    try:
+        with socket.socket(fileno=os.dup(fileno)) as copy:
+            return bool(copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+    except OSError:  # no socket
+        return False
 
 
 def can_serve() -> bool:

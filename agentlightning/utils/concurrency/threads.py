@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine
 from queue import SimpleQueue
 from typing import TypeVar
 
-from agentlightning.utils.concurrency.main_thread import Done, MainThread, main_thread_beside
+from agentlightning.utils.concurrency.main_thread import Done, MainThread, can_serve, main_thread_beside
 
 T = TypeVar("T")
 CLOSE_SECONDS = 0.5
@@ -84,12 +84,15 @@ class Threads:
     """As many daemon threads as calls run at the same time. A pool would not do: its threads keep the process alive,
     and one that never returns would be missed by the others.
 
-    With `on_main` the main thread comes first, where the event loop runs beside it and no other call has it. `call`
-    belongs to an event loop; `close` ends the threads that have nothing to do, and may be called twice.
+    With `on_main` the main thread comes first, where the event loop runs beside it and no other call has it, or where
+    the loop has it and stands still meanwhile (`may_hold_loop`). `call` belongs to an event loop; `close` ends the
+    threads that have nothing to do, and may be called twice.
     """
 
     def __init__(self, *, on_main: bool = False) -> None:
         self._on_main = on_main
+        self.may_hold_loop = False
+        """Set by the owner while nothing else needs the loop of the calls."""
         self._idle: list[tuple[_Jobs, threading.Thread]] = []
         self._closed = False
         self._lock = threading.Lock()
@@ -99,8 +102,13 @@ class Threads:
         """The main thread, if calls of this loop may run on it."""
         return main_thread_beside(asyncio.get_running_loop()) if self._on_main else None
 
-    def call(self, call: Callable[[], object], label: str) -> asyncio.Future[Done]:
-        """Call `call` in a thread with a copy of the context, and return what it will give."""
+    def call(self, call: Callable[[], object], label: str, limit: float | None = None) -> asyncio.Future[Done]:
+        """Call `call` in a thread with a copy of the context, and return what it will give.
+
+        `limit` (seconds) is for a call that holds the loop; any other one is ended by who waits for it.
+        """
+        if self._on_main and self.may_hold_loop and can_serve():
+            return MainThread(asyncio.get_running_loop()).call_now(call, limit)
         if (main_thread := self.main_thread) is not None and main_thread.is_free:
             return main_thread.call(call)
         loop = asyncio.get_running_loop()
