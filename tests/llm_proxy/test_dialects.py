@@ -174,7 +174,8 @@ WITHOUT_EFFECT_OF_RESPONSES = {
     r"truncation='disabled'|reasoning\.(context='auto'|mode='standard')|stream=False": "says what holds anyway",
     r".*\.caller=\{'type': 'direct'\}|.*\.allowed_callers=\['direct'\]": "says what holds anyway",
     r"input\[0\]\.type='(message|item_reference)'": "says what holds anyway",
-    r"(text|reasoning)=\{\}|text\.format=\{'type': 'text'\}": "says what holds anyway",
+    r"(text|reasoning)=\{\}|(text|.*tools\[0\])\.format=\{'type': 'text'\}": "says what holds anyway",
+    r".*tools\[0\]\.format\.type='text'": "says what holds anyway",
 }
 
 
