@@ -432,6 +432,23 @@ async def test_a_custom_tool_of_a_namespace_and_one_of_free_text(agent: Agent) -
     assert [tool["function"]["name"] for tool in agent.asked["tools"]] == ["note"]
 
 
+async def test_additional_tools_are_tools_of_the_request_and_the_last_of_a_name_counts(agent: Agent) -> None:
+    agent.harness.model.answer = lambda request: custom_call('{"input": "x"}')
+    later = [{**TOOL, "description": "later"}, PATCH, {"type": "web_search"}]
+    items = [
+        {"type": "additional_tools", "id": "at_1", "role": "developer", "tools": later},
+        {"role": "user", "content": "hi"},
+    ]
+    response = await agent.ask(input=items, tools=[TOOL])
+    assert (response.output[0].type, response.output[0].input) == ("custom_tool_call", "x")
+    assert [tool["function"]["description"] for tool in agent.asked["tools"]] == ["later", "Apply a patch."]
+    assert [message["role"] for message in agent.asked["messages"]] == ["user"]
+    _, call = await agent.recorded()
+    assert call["left_out_tools"] == ["web_search"]
+    await agent.ask(input="go on", previous_response_id=response.id, reasoning={"context": "all_turns"})
+    assert [tool["function"]["name"] for tool in agent.asked["tools"]] == ["add", "patch"]
+
+
 @pytest.mark.parametrize("kind", ["web_search", "file_search", "code_interpreter", "image_generation", "mcp"])
 async def test_a_tool_that_only_a_vendors_server_can_run_is_not_shown_to_the_model(agent: Agent, kind: str) -> None:
     response = await agent.ask(tools=[{"type": kind}], parallel_tool_calls=True)
@@ -464,9 +481,11 @@ async def test_a_tool_that_only_a_vendors_server_can_run_is_not_shown_to_the_mod
         ({"tools": [{"type": "custom", "name": "x", "format": {"type": "grammar"}}]}, "tools[0].format.syntax"),
         ({"tools": [{"type": "custom", "name": "add"}, TOOL]}, "tools[1].name"),
         ({"tools": [TOOL, {"type": "custom", "name": "add"}]}, "tools[1].name"),
+        ({"input": [{"type": "additional_tools", "role": "developer"}]}, "input[0].tools"),
         ({"input": [{"type": "custom_tool_call", "call_id": "c", "name": "f"}]}, "input[0].input"),
         ({"text": {"format": {"type": "grammar"}}}, "text.format.type"),
         ({"reasoning": {"mode": "pro"}}, "reasoning.mode"),
+        ({"reasoning": {"context": "current_turn"}}, "reasoning.context"),
         ({"input": [{"type": "item_reference", "id": 3}]}, "input[0].id"),
         ({"input": [{"type": "item_reference", "id": "x", "content": "y"}]}, "input[0].content"),
         ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"),

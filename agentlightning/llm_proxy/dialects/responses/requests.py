@@ -20,6 +20,7 @@ Source: https://platform.openai.com/docs/api-reference/responses. What is not on
 - A `custom` tool, to which free text is said, is a function with one string, `input`; its grammar stands in the
   description of that and is not enforced. A call comes back as a `custom_tool_call`; in a stream its text comes in one
   piece when the call is whole.
+- Tools of an `additional_tools` item are tools of the request; of several with one name the last one counts.
 - Of `allowed_tools` the model sees no others: most servers do not know that choice.
 - A tool's result may hold images, which not every model server takes in that place; it says so itself.
 """
@@ -43,7 +44,13 @@ from agentlightning.llm_proxy.dialects.fields import (
 )
 from agentlightning.llm_proxy.dialects.json_values import Json, entries_of, is_list, objects, wrong_type
 from agentlightning.llm_proxy.dialects.sealed import unsealed
-from agentlightning.llm_proxy.dialects.server_tools import is_run_by_server, no_such_choice, server_tools, with_choice
+from agentlightning.llm_proxy.dialects.server_tools import (
+    adds_tools,
+    is_run_by_server,
+    no_such_choice,
+    server_tools,
+    with_choice,
+)
 from agentlightning.llm_proxy.replies import CallFailed
 
 SAME = ("model", "temperature", "top_p", "stream", "parallel_tool_calls", "user")
@@ -117,10 +124,10 @@ def chat_request(request: Json) -> Json:
     chat["messages"] = [*messages, *_messages(request["input"])]
     if request.get("max_output_tokens") is not None:
         chat["max_tokens"] = request["max_output_tokens"]
-    if request.get("tools"):
+    if given := _tools_of(request):
         tools: list[Json] = []
         is_special: dict[str, bool] = {}
-        for tool, place, space in _flat(as_objects(request["tools"], "tools")):
+        for tool, place, space in _flat(given):
             if is_run_by_server(tool):
                 continue
             if tool.get("type") not in ("function", "custom"):
@@ -142,7 +149,7 @@ def chat_request(request: Json) -> Json:
         chat.pop("parallel_tool_calls", None)  # servers refuse it without tools
     if request.get("tool_choice") is not None:
         chat.update(_tool_choice(request["tool_choice"], chat.get("tools", [])))
-    chat = with_choice(chat, (kind for kind, _ in server_tools(request.get("tools"))))
+    chat = with_choice(chat, (kind for kind, _ in server_tools(request)))
     for name, read in (("text", _text_config), ("reasoning", _reasoning)):
         if request.get(name) is not None:
             chat.update(read(as_object(request[name], name)))
@@ -158,9 +165,23 @@ def flat_name(space: object, name: str) -> str:
 
 def agent_tools(request: Json) -> dict[str, AgentTool]:
     """Return the tools that the model sees otherwise than the agent, by the names that the model sees."""
-    flat = _flat([(tool, "") for tool in objects(request.get("tools"))])
+    flat = _flat(_tools_of(request))
     tools = [AgentTool(str(tool.get("name")), space, tool.get("type") == "custom") for tool, _, space in flat]
     return {flat_name(tool.space, tool.name): tool for tool in tools if tool.space is not None or tool.is_custom}
+
+
+def _tools_of(request: Json) -> list[tuple[Json, str]]:
+    """Return the tools of the request, each with its place."""
+    tools = as_objects(request.get("tools") or [], "tools")
+    items = [
+        (item, f"input[{index}]") for index, item in enumerate(entries_of(request.get("input"))) if adds_tools(item)
+    ]
+    if not items:
+        return tools
+    for item, place in items:
+        refuse_unknown(item, ("type", "id", "role", "tools"), f"{place}.")
+        tools += as_objects(item.get("tools"), f"{place}.tools")
+    return list({(str(tool.get("type")), str(tool.get("name"))): (tool, place) for tool, place in tools}.values())
 
 
 def _text_parameter(tool: Json, place: str) -> Json:
@@ -201,6 +222,8 @@ def _messages(given: object) -> list[Json]:
     messages: list[Json] = []
     turn: _Turn | None = None
     for item, place in as_objects(given, "input"):
+        if adds_tools(item):
+            continue
         kind = item.get("type") or ("message" if "role" in item else None)
         if kind not in ("function_call", "custom_tool_call", "reasoning") and not (
             kind == "message" and item.get("role") == "assistant"
@@ -377,6 +400,6 @@ def _text_config(text: Json) -> Json:
 
 
 def _reasoning(reasoning: Json) -> Json:
-    harmless = {"context": ("auto",), "mode": ("standard",)}
+    harmless = {"context": ("auto", "all_turns"), "mode": ("standard",)}
     refuse_unknown(reasoning, ("effort", "summary", "generate_summary"), "reasoning.", harmless)
     return {} if reasoning.get("effort") is None else {"reasoning_effort": reasoning["effort"]}
