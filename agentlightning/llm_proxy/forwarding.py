@@ -338,8 +338,8 @@ def _upstream_request(
         if translated is None and (wire is not CHAT or bought or any(e.provider not in _OURS for e in endpoints)):
             return _UpstreamRequest(asked, wire, asked, wire.prompt_of(asked), endpoints)
         if policy is not None and policy.server_tools == "refuse":
-            refuse_server_tools(asked.get("tools"))
-        left_out = tuple(sorted({kind for kind, _ in server_tools(asked.get("tools"))}))
+            refuse_server_tools(asked)
+        left_out = tuple(sorted({kind for kind, _ in server_tools(asked)}))
         chat = without_server_tools(asked) if translated is None else translated.to_chat(asked)
         return _UpstreamRequest(asked, wire, chat, wire.prompt_of(chat), endpoints, translated, left_out)
 

@@ -118,12 +118,14 @@ def run_agent(
     in_order: bool = True,
     refused: int = 0,
     exact: bool = True,
+    model: str = "policy",
 ) -> list[TaskResult]:
     """Run the agent on each task and return what happened, after checking that every call was captured exactly.
 
     With `direct` the agent is also run against the model server itself: it must ask the same and return the same.
     `in_order` says that it makes one call after the other, so that there is an order to check; `refused` how many calls
     of each task the gateway is to refuse, which the program must get over. Without `exact` neither is checked.
+    `model` is its name, from which some programs conclude what the model knows.
     """
     outputs: dict[str, Any] = {}
 
@@ -132,7 +134,7 @@ def run_agent(
         return 1.0
 
     with Engine(answer) as engine:
-        proxy = agl.LLMProxy(model_list=[engine.entry("policy")])
+        proxy = agl.LLMProxy(model_list=[engine.entry(model)])
         trainer = agl.Trainer(
             algorithm=_collect, llm_proxy=proxy, strategy="shm", runner={"concurrency": len(tasks)}, reward_fn=judge
         )
@@ -144,7 +146,7 @@ def run_agent(
         for one in results if exact else ():
             check_capture(one, refused)
         if direct and exact:
-            asyncio.run(_check_direct(agent, engine, results))
+            asyncio.run(_check_direct(agent, engine, model, results))
     return results
 
 
@@ -213,9 +215,9 @@ def _check_rows(record: RolloutRecord, tokens: list[tuple[list[int], list[int]]]
         assert produced == [token for _, completion in own for token in completion]
 
 
-async def _check_direct(agent: Any, engine: Engine, results: list[TaskResult]) -> None:
+async def _check_direct(agent: Any, engine: Engine, model: str, results: list[TaskResult]) -> None:
     """Without the gateway the agent asks the model server the same, and returns the same."""
-    llm = agl.LLM(endpoint=engine.base_url, model="policy", api_key="none")
+    llm = agl.LLM(endpoint=engine.base_url, model=model, api_key="none")
     for one in results:
         before = len(engine.calls)
         output = await (agent(one.task, llm=llm) if agent.is_async() else asyncio.to_thread(agent, one.task, llm=llm))

@@ -171,10 +171,12 @@ WITHOUT_EFFECT_OF_RESPONSES = {
     r"parallel_tool_calls": "a wish for parallel calls where there are no tools",
     r"tools\[0\]\.tools\[0\]\.defer_loading": "`defer_loading` of a tool: all tools are shown at once",
     r"tools\[0\]\.description": "the `description` of a `namespace`",
-    r"truncation='disabled'|reasoning\.(context='auto'|mode='standard')|stream=False": "says what holds anyway",
+    r"truncation='disabled'|reasoning\.mode='standard'|stream=False": "says what holds anyway",
+    r"reasoning\.context='(auto|all_turns)'": "says what holds anyway",
     r".*\.caller=\{'type': 'direct'\}|.*\.allowed_callers=\['direct'\]": "says what holds anyway",
-    r"input\[0\]\.type='(message|item_reference)'": "says what holds anyway",
-    r"(text|reasoning)=\{\}|text\.format=\{'type': 'text'\}": "says what holds anyway",
+    r"input\[0\]\.(type='(message|item_reference)'|role='developer')": "says what holds anyway",
+    r"(text|reasoning)=\{\}|(text|.*tools\[0\])\.format=\{'type': 'text'\}": "says what holds anyway",
+    r".*tools\[0\]\.format\.type='text'": "says what holds anyway",
 }
 
 
@@ -184,10 +186,10 @@ def unanswered(found: list[Case], to_chat: Callable[[Json], Json], without_effec
     for case in found:
         answer = answer_to(case, to_chat)
         value = repr(_at(case.value, case.path))
-        known = any(
-            re.fullmatch(known, text) for known in without_effect for text in (case.path, f"{case.path}={value}")
-        )
-        of_server = case.path.startswith("tools[0].") and is_run_by_server(case.value["tools"][0])
+        path = re.sub(r"^input\[0\]\.tools\b", "tools", case.path)  # tools that are added have the same fields
+        known = any(re.fullmatch(known, text) for known in without_effect for text in (path, f"{path}={value}"))
+        tool = _at(case.value, case.path[: -len(path)] + "tools[0]") if path.startswith("tools[0].") else {}
+        of_server = is_run_by_server(tool)
         if answer not in ("served", "refused") and not (answer == "nothing" and (known or of_server)):
             lost.append(f"{case.path}={value}: {answer}")
     return lost

@@ -20,7 +20,7 @@ _DATED = re.compile(
 _TYPES = frozenset(
     (
         *("web_search", "web_search_preview", "file_search", "code_interpreter", "image_generation"),
-        *("computer_use", "computer_use_preview", "local_shell", "mcp", "mcp_toolset"),
+        *("computer_use", "computer_use_preview", "local_shell", "mcp", "mcp_toolset", "tool_search"),
     )
 )
 
@@ -31,25 +31,37 @@ def is_run_by_server(tool: Json) -> bool:
     return isinstance(kind, str) and (kind in _TYPES or _DATED.fullmatch(kind) is not None)
 
 
-def server_tools(tools: object, place: str = "tools") -> list[tuple[str, str]]:
-    """Return type and place of each such tool in a list of tools, also of those in a namespace."""
+def adds_tools(item: object) -> bool:
+    """True for an item of the Responses API that adds tools to those of the request."""
+    return fields_of(item).get("type") == "additional_tools"
+
+
+def server_tools(request: Json) -> list[tuple[str, str]]:
+    """Return type and place of each such tool of a request, also of those in a namespace."""
+    found = _server_tools(request.get("tools"), "tools")
+    for index, item in enumerate(entries_of(request.get("input"))):
+        found += _server_tools(fields_of(item).get("tools"), f"input[{index}].tools") if adds_tools(item) else []
+    return found
+
+
+def _server_tools(tools: object, place: str) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     for index, tool in enumerate(fields_of(entry) for entry in entries_of(tools)):
         where = f"{place}[{index}]"
         if is_run_by_server(tool):
             found.append((tool["type"], where))
         elif tool.get("type") == "namespace":
-            found += server_tools(tool.get("tools"), f"{where}.tools")
+            found += _server_tools(tool.get("tools"), f"{where}.tools")
     return found
 
 
-def refuse_server_tools(tools: object) -> None:
+def refuse_server_tools(request: Json) -> None:
     """Let a request pass that has no such tool.
 
     Raises:
         CallFailed: 400 that names the first one.
     """
-    for kind, place in server_tools(tools):
+    for kind, place in server_tools(request):
         text = (
             f"'{place}.type' cannot be served: only a vendor's server can run {kind!r}, and this policy refuses such "
             "tools; leave it out, or give the policy server_tools='drop'"
@@ -94,7 +106,7 @@ def without_server_tools(request: Json) -> Json:
     Raises:
         CallFailed: as `with_choice`.
     """
-    if not (left_out := server_tools(request.get("tools"))):
+    if not (left_out := server_tools(request)):
         return request
     choice = fields_of(request.get("tool_choice"))
     if is_run_by_server(choice):

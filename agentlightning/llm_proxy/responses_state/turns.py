@@ -38,7 +38,14 @@ NOT_REMEMBERED = (
     "or remembered_bytes, is not known. Send the items of the conversation again in 'input'"
 )
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
-_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
+_PREFIXES = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+}
 
 
 @dataclass(slots=True)

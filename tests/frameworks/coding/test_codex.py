@@ -28,3 +28,16 @@ def test_what_the_model_calls_is_run_and_the_run_is_one_row(coder: Callable[[str
         assert "exec_command" in names
         assert any("__" in name for name in names)
         assert not any("search" in name for name in names)
+
+
+def test_a_patch_of_free_text_is_applied_where_codex_knows_the_model(coder: Callable[[str], Any]) -> None:
+    patch = "*** Begin Patch\n*** Add File: made.txt\n+42\n*** End Patch\n"
+
+    def patching(request: Json) -> str | Json:
+        is_first = last(request)["role"] != "tool"
+        return call("apply_patch", 0, input=patch) if is_first else model(request)
+
+    for result in run_agent(coder("codex"), patching, direct=False, model="gpt-5.5"):
+        assert result.output == 1.0
+        assert said(last(result.exchanges[-1].request)).strip().endswith("42")
+        assert [len(row.call_ids) for row in result.record.samples] == [3]

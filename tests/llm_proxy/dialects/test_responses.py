@@ -351,6 +351,104 @@ async def test_functions_of_a_namespace_are_flat_for_the_model_and_named_in_full
     assert agent.asked["messages"][0]["tool_calls"][0]["function"]["name"] == "files__add"
 
 
+PATCH = {
+    "type": "custom",
+    "name": "patch",
+    "description": "Apply a patch.",
+    "format": {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"},
+}
+DIFF = '*** Begin "Patch" ü\n+x\n'
+
+
+def custom_call(arguments: str, name: str = "patch") -> Json:
+    return {
+        "content": None,
+        "tool_calls": [{"id": "c-1", "type": "function", "function": {"name": name, "arguments": arguments}}],
+    }
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_custom_tool_is_a_function_with_one_text_for_the_model(agent: Agent, streamed: bool) -> None:
+    arguments = json.dumps({"input": DIFF}, ensure_ascii=False)
+    agent.harness.model.answer = lambda request: custom_call(arguments)
+    first: Json = {"input": "go", "tools": [TOOL, PATCH], "tool_choice": {"type": "custom", "name": "patch"}}
+    if streamed:
+        events = [event async for event in await agent.ask(**first, stream=True)]
+        assert [event.type for event in events[2:-1]] == [
+            "response.output_item.added",
+            "response.custom_tool_call_input.delta",
+            "response.custom_tool_call_input.done",
+            "response.output_item.done",
+        ]
+        added, delta, done = events[2:5]
+        assert (added.item.type, added.item.input) == ("custom_tool_call", "")
+        assert (delta.delta, done.input, done.item_id) == (DIFF, DIFF, added.item.id)
+        response = events[-1].response
+    else:
+        response = await agent.ask(**first)
+    (call,) = response.output
+    assert (call.type, call.call_id, call.name, call.input) == ("custom_tool_call", "c-1", "patch", DIFF)
+    text = {"type": "string", "description": "Text that follows this lark grammar:\nstart: /.+/"}
+    shown = agent.asked["tools"][1]["function"]
+    assert (shown["name"], shown["description"]) == ("patch", "Apply a patch.")
+    assert shown["parameters"]["properties"] == {"input": text}
+    assert agent.asked["tool_choice"] == {"type": "function", "function": {"name": "patch"}}
+
+    result = {"type": "custom_tool_call_output", "call_id": "c-1", "output": "done"}
+    agent.harness.model.answer = lambda request: "It is made."
+    await agent.ask(input=[result], tools=[TOOL, PATCH], previous_response_id=response.id)
+    _, turn, tool = agent.asked["messages"]
+    assert turn["tool_calls"][0]["function"] == {"name": "patch", "arguments": arguments}
+    assert (tool["role"], tool["tool_call_id"], tool["content"]) == ("tool", "c-1", "done")
+    echoed = [{"role": "user", "content": "go"}, call.model_dump(exclude_none=True), result]
+    before = agent.asked["messages"]
+    await agent.ask(input=echoed, tools=[TOOL, PATCH])
+    assert agent.asked["messages"] == before
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("arguments", ['{"input": "cut', "plain text", '{"other": "x"}', '{"input": 3}', ""])
+async def test_a_custom_call_of_another_form_comes_as_the_model_wrote_it(
+    agent: Agent, arguments: str, streamed: bool
+) -> None:
+    agent.harness.model.answer = lambda request: custom_call(arguments)
+    if streamed:
+        response = [event async for event in await agent.ask(tools=[PATCH], stream=True)][-1].response
+    else:
+        response = await agent.ask(tools=[PATCH])
+    assert [item.input for item in response.output] == [arguments]
+
+
+async def test_a_custom_tool_of_a_namespace_and_one_of_free_text(agent: Agent) -> None:
+    agent.harness.model.answer = lambda request: custom_call('{"input": "x"}', "files__note")
+    note = {"type": "custom", "name": "note", "format": {"type": "text"}}
+    tools = [{"type": "namespace", "name": "files", "description": "d", "tools": [note]}, note]
+    allowed = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "custom", "name": "note"}]}
+    (call,) = (await agent.ask(tools=tools)).output
+    assert (call.namespace, call.name, call.input) == ("files", "note", "x")
+    assert [tool["function"]["name"] for tool in agent.asked["tools"]] == ["files__note", "note"]
+    agent.harness.model.answer = lambda request: "hi"
+    await agent.ask(tools=tools, tool_choice=allowed)
+    assert [tool["function"]["name"] for tool in agent.asked["tools"]] == ["note"]
+
+
+async def test_additional_tools_are_tools_of_the_request_and_the_last_of_a_name_counts(agent: Agent) -> None:
+    agent.harness.model.answer = lambda request: custom_call('{"input": "x"}')
+    later = [{**TOOL, "description": "later"}, PATCH, {"type": "web_search"}]
+    items = [
+        {"type": "additional_tools", "id": "at_1", "role": "developer", "tools": later},
+        {"role": "user", "content": "hi"},
+    ]
+    response = await agent.ask(input=items, tools=[TOOL])
+    assert (response.output[0].type, response.output[0].input) == ("custom_tool_call", "x")
+    assert [tool["function"]["description"] for tool in agent.asked["tools"]] == ["later", "Apply a patch."]
+    assert [message["role"] for message in agent.asked["messages"]] == ["user"]
+    _, call = await agent.recorded()
+    assert call["left_out_tools"] == ["web_search"]
+    await agent.ask(input="go on", previous_response_id=response.id, reasoning={"context": "all_turns"})
+    assert [tool["function"]["name"] for tool in agent.asked["tools"]] == ["add", "patch"]
+
+
 @pytest.mark.parametrize("kind", ["web_search", "file_search", "code_interpreter", "image_generation", "mcp"])
 async def test_a_tool_that_only_a_vendors_server_can_run_is_not_shown_to_the_model(agent: Agent, kind: str) -> None:
     response = await agent.ask(tools=[{"type": kind}], parallel_tool_calls=True)
@@ -369,7 +467,7 @@ async def test_a_tool_that_only_a_vendors_server_can_run_is_not_shown_to_the_mod
         ({"extra_body": {"seed": 3}}, "seed"),
         ({"extra_body": {"input": 3}}, "input"),
         ({"tools": [{"type": "some_search"}]}, "tools[0].type"),
-        ({"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "custom"}]}]}, "tools[0].tools[0].type"),
+        ({"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "custom"}]}]}, "tools[0].tools[0].name"),
         ({"tools": [{**TOOL, "output_schema": {"type": "object"}}]}, "tools[0].output_schema"),
         ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, "tool_choice"),
         ({"tool_choice": {"type": "allowed_tools", "mode": "none", "tools": []}}, "tool_choice.mode"),
@@ -378,9 +476,16 @@ async def test_a_tool_that_only_a_vendors_server_can_run_is_not_shown_to_the_mod
             "tool_choice",
         ),
         ({"tool_choice": {"type": "hosted"}}, "tool_choice.type"),
-        ({"tools": [{"type": "custom", "name": "x"}]}, "tools[0].type"),
+        ({"tools": [{"type": "custom", "name": "x", "parameters": {}}]}, "tools[0].parameters"),
+        ({"tools": [{"type": "custom", "name": "x", "format": {"type": "json"}}]}, "tools[0].format.type"),
+        ({"tools": [{"type": "custom", "name": "x", "format": {"type": "grammar"}}]}, "tools[0].format.syntax"),
+        ({"tools": [{"type": "custom", "name": "add"}, TOOL]}, "tools[1].name"),
+        ({"tools": [TOOL, {"type": "custom", "name": "add"}]}, "tools[1].name"),
+        ({"input": [{"type": "additional_tools", "role": "developer"}]}, "input[0].tools"),
+        ({"input": [{"type": "custom_tool_call", "call_id": "c", "name": "f"}]}, "input[0].input"),
         ({"text": {"format": {"type": "grammar"}}}, "text.format.type"),
         ({"reasoning": {"mode": "pro"}}, "reasoning.mode"),
+        ({"reasoning": {"context": "current_turn"}}, "reasoning.context"),
         ({"input": [{"type": "item_reference", "id": 3}]}, "input[0].id"),
         ({"input": [{"type": "item_reference", "id": "x", "content": "y"}]}, "input[0].content"),
         ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"),

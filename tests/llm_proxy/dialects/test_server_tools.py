@@ -27,7 +27,7 @@ TYPES = {
     ),
     "responses": (
         *("web_search", "web_search_2025_08_26", "file_search", "code_interpreter", "image_generation"),
-        *("computer_use_preview", "local_shell", "mcp"),
+        *("computer_use_preview", "local_shell", "mcp", "tool_search"),
     ),
 }
 CASES = [(route, kind) for route, kinds in TYPES.items() for kind in kinds]

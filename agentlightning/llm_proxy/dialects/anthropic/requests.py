@@ -102,7 +102,7 @@ def chat_request(request: Json) -> Json:
     for name, read in _OBJECTS.items():
         if request.get(name) is not None:
             chat.update(read(as_object(request[name], name)))
-    chat = with_choice(chat, (kind for kind, _ in server_tools(request.get("tools"))))
+    chat = with_choice(chat, (kind for kind, _ in server_tools(request)))
     if chat.get("stream"):
         chat["stream_options"] = {"include_usage": True}
     return chat

@@ -23,7 +23,7 @@ from agentlightning.llm_proxy.dialects.base import (
 )
 from agentlightning.llm_proxy.dialects.json_values import Json, object_in, objects, read_json, read_model_request
 from agentlightning.llm_proxy.dialects.responses.replies import ResponseEvents, chat_of, items_of, response_of
-from agentlightning.llm_proxy.dialects.responses.requests import chat_request, namespaces
+from agentlightning.llm_proxy.dialects.responses.requests import agent_tools, chat_request
 from agentlightning.llm_proxy.replies import CallFailed
 
 _WHOLE = ("response.completed", "response.incomplete")
@@ -125,7 +125,7 @@ class Responses(TranslatedDialect):
     def from_chat(self, reply: Json, request: Json) -> Json:
         choice = cast(Json, reply["choices"][0])
         reason = choice.get("finish_reason") or "stop"
-        items = items_of(object_in(choice, "message"), reply.get("id"), reason, namespaces(request))
+        items = items_of(object_in(choice, "message"), reply.get("id"), reason, agent_tools(request))
         return response_of(request, reply, items, reason)
 
     @override

@@ -13,9 +13,9 @@ from typing_extensions import override
 from agentlightning.llm_proxy.access.limits import count_of
 from agentlightning.llm_proxy.dialects.base import StreamWriter, event
 from agentlightning.llm_proxy.dialects.chat import thought_in
-from agentlightning.llm_proxy.dialects.json_values import Json, is_object, object_in, objects, text_of
+from agentlightning.llm_proxy.dialects.json_values import Json, is_object, object_in, objects, read_json, text_of
 from agentlightning.llm_proxy.dialects.pieces import Text
-from agentlightning.llm_proxy.dialects.responses.requests import namespaces
+from agentlightning.llm_proxy.dialects.responses.requests import AgentTool, agent_tools
 from agentlightning.llm_proxy.dialects.sealed import sealed
 from agentlightning.llm_proxy.dialects.tool_calls import MessageToolCall, ToolCallStream, tool_calls_of
 
@@ -25,7 +25,7 @@ _ECHOED = (
 )
 _CUT = {"length": "max_output_tokens", "content_filter": "content_filter"}
 _PREFIX = {"reasoning": "rs", "message": "msg", "refusal": "msg", "function_call": "fc"}
-NO_SPACES: Mapping[str, tuple[str, str]] = {}
+NO_TOOLS: Mapping[str, AgentTool] = {}
 _PART = {"reasoning": "reasoning_text", "message": "output_text", "refusal": "refusal"}
 """Kinds of items that have a part with a text: the type of the part, and the name of the events that fill it."""
 
@@ -37,20 +37,29 @@ def item_of(
     text: str = "",
     call: MessageToolCall | None = None,
     status: str = "completed",
-    spaces: Mapping[str, tuple[str, str]] = NO_SPACES,
+    tools: Mapping[str, AgentTool] = NO_TOOLS,
 ) -> Json:
     """Return one item; `place` is its index in the output. One without text is empty, as a stream begins it."""
     head: Json = {"id": f"{_PREFIX[kind]}_{reply_id}_{place}", "type": "message" if kind == "refusal" else kind}
     if call is not None:
-        named: Json = {"name": call.name}
-        if call.name in spaces:
-            named["namespace"], named["name"] = spaces[call.name]
-        return {**head, "call_id": call.id, **named, "arguments": text, "status": status}
+        tool = tools.get(call.name) or AgentTool(call.name)
+        named: Json = {"call_id": call.id, "name": tool.name}
+        named.update({"namespace": tool.space} if tool.space is not None else {})
+        if tool.is_custom:
+            own = {"id": f"ctc_{reply_id}_{place}", "type": "custom_tool_call"}
+            return {**own, **named, "input": free_text(text), "status": status}
+        return {**head, **named, "arguments": text, "status": status}
     parts = [part_of(kind, text)] if text or (kind == "message" and status != "in_progress") else []
     if kind == "reasoning":
         kept = {"encrypted_content": sealed(text)} if text else {}
         return {**head, "summary": [], "content": parts, **kept, "status": status}
     return {**head, "role": "assistant", "status": status, "content": parts}
+
+
+def free_text(arguments: str) -> str:
+    """Return what is said to a custom tool; arguments of another form as the model wrote them."""
+    said = (read_json(arguments) or {}).get("input")
+    return said if isinstance(said, str) else arguments
 
 
 def part_of(kind: str, text: str) -> Json:
@@ -67,9 +76,9 @@ def last_status(finish_reason: object) -> str:
 
 
 def items_of(
-    message: Json, reply_id: object, finish_reason: object, spaces: Mapping[str, tuple[str, str]] = NO_SPACES
+    message: Json, reply_id: object, finish_reason: object, tools: Mapping[str, AgentTool] = NO_TOOLS
 ) -> list[Json]:
-    """Return the items of a whole message: thoughts, words, tool calls; `spaces` as `requests.namespaces` gives."""
+    """Return the items of a whole message: thoughts, words, tool calls; `tools` as `requests.agent_tools` gives."""
     texts = {"reasoning": thought_in(message), "message": text_of(message.get("content"))}
     texts["refusal"] = text_of(message.get("refusal"))
     said: list[tuple[str, str, MessageToolCall | None]] = [(kind, text, None) for kind, text in texts.items() if text]
@@ -77,7 +86,7 @@ def items_of(
     last = last_status(finish_reason)
     statuses = ["completed"] * (len(said) - 1) + [last]
     return [
-        item_of(kind, reply_id, place, text, call, statuses[place], spaces)
+        item_of(kind, reply_id, place, text, call, statuses[place], tools)
         for place, (kind, text, call) in enumerate(said or [("message", "", None)])
     ]
 
@@ -131,9 +140,12 @@ def chat_of(response: Json) -> Json:
     for kind, part, name in (("message", "refusal", "refusal"), ("reasoning", "text", "reasoning_content")):
         if text := _texts(items, kind, part):
             said[name] = text
-    if calls := [item for item in items if item.get("type") == "function_call"]:
+    if calls := [item for item in items if item.get("type") in ("function_call", "custom_tool_call")]:
         said["tool_calls"] = [
-            {"id": call.get("call_id"), "function": {"name": call.get("name"), "arguments": call.get("arguments")}}
+            {
+                "id": call.get("call_id"),
+                "function": {"name": call.get("name"), "arguments": call.get("arguments", call.get("input"))},
+            }
             for call in calls
         ]
     why = object_in(response, "incomplete_details").get("reason")
@@ -158,7 +170,7 @@ class ResponseEvents(StreamWriter):
 
     def __init__(self, request: Json) -> None:
         self._request = request
-        self._spaces = namespaces(request)
+        self._tools = agent_tools(request)
         self._reply: Json = {}
         self._number = 0
         self._items: list[Json] = []
@@ -225,6 +237,8 @@ class ResponseEvents(StreamWriter):
     def _fill(self, text: str) -> bytes:
         assert self._open is not None
         self._text.add(text)
+        if self._is_custom:  # its text is known once the arguments are whole
+            return b""
         if self._call is not None:
             place = {**self._index, "item_id": self._name}
             return self._event("response.function_call_arguments.delta", {**place, "delta": text})
@@ -235,7 +249,11 @@ class ResponseEvents(StreamWriter):
         if self._open is None:
             return b""
         kind = self._open[0]
-        if self._call is not None:
+        if self._is_custom:
+            said, fields = free_text(str(self._text)), {**self._index, "item_id": self._name}
+            events = self._event("response.custom_tool_call_input.delta", {**fields, "delta": said})
+            events += self._event("response.custom_tool_call_input.done", {**fields, "input": said})
+        elif self._call is not None:
             fields = {**self._index, "item_id": self._name, "name": self._call.name, "arguments": str(self._text)}
             events = self._event("response.function_call_arguments.done", fields)
         else:
@@ -247,6 +265,11 @@ class ResponseEvents(StreamWriter):
         self._items.append(item)
         self._open = self._call = None
         return events
+
+    @property
+    def _is_custom(self) -> bool:
+        """True if the open item is a call of a custom tool."""
+        return self._call is not None and self._call.name in self._tools and self._tools[self._call.name].is_custom
 
     @property
     def _name(self) -> str:
@@ -263,7 +286,7 @@ class ResponseEvents(StreamWriter):
     def _item(self, status: str) -> Json:
         assert self._open is not None
         text = "" if status == "in_progress" else str(self._text)
-        return item_of(self._open[0], self._reply.get("id"), len(self._items), text, self._call, status, self._spaces)
+        return item_of(self._open[0], self._reply.get("id"), len(self._items), text, self._call, status, self._tools)
 
     def _event(self, kind: str, fields: Json) -> bytes:
         self._number += 1

@@ -17,14 +17,20 @@ Source: https://platform.openai.com/docs/api-reference/responses. What is not on
 - Tools that only a vendor's server can run (`server_tools`) are not shown to the model, which is said once in the log.
   The functions of a `namespace` are shown one by one, as `<namespace>__<name>`; a call of one comes back with both;
   the `description` of a `namespace` is not shown.
+- A `custom` tool, to which free text is said, is a function with one string, `input`; its grammar stands in the
+  description of that and is not enforced. A call comes back as a `custom_tool_call`; in a stream its text comes in one
+  piece when the call is whole.
+- Tools of an `additional_tools` item are tools of the request; of several with one name the last one counts.
 - Of `allowed_tools` the model sees no others: most servers do not know that choice.
 - A tool's result may hold images, which not every model server takes in that place; it says so itself.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from agentlightning.llm_proxy.access.limits import shown
 from agentlightning.llm_proxy.dialects.fields import (
@@ -38,7 +44,13 @@ from agentlightning.llm_proxy.dialects.fields import (
 )
 from agentlightning.llm_proxy.dialects.json_values import Json, entries_of, is_list, objects, wrong_type
 from agentlightning.llm_proxy.dialects.sealed import unsealed
-from agentlightning.llm_proxy.dialects.server_tools import is_run_by_server, no_such_choice, server_tools, with_choice
+from agentlightning.llm_proxy.dialects.server_tools import (
+    adds_tools,
+    is_run_by_server,
+    no_such_choice,
+    server_tools,
+    with_choice,
+)
 from agentlightning.llm_proxy.replies import CallFailed
 
 SAME = ("model", "temperature", "top_p", "stream", "parallel_tool_calls", "user")
@@ -72,6 +84,16 @@ _DIRECT: Harmless = {"caller": ({"type": "direct"},), "async": (False,)}
 _TOOL = ("type", "name", "description", "parameters", "strict")
 _HARMLESS_TOOL: Harmless = {"async": (False,), "defer_loading": (False,), "allowed_callers": (["direct"], [])}
 _IGNORED_OF_TOOL = ("defer_loading",)
+_CUSTOM_TOOL = ("type", "name", "description", "format")
+
+
+class AgentTool(NamedTuple):
+    """A tool as the agent knows it."""
+
+    name: str
+    space: str | None = None
+    """Its namespace."""
+    is_custom: bool = False
 
 
 def chat_request(request: Json) -> Json:
@@ -102,32 +124,32 @@ def chat_request(request: Json) -> Json:
     chat["messages"] = [*messages, *_messages(request["input"])]
     if request.get("max_output_tokens") is not None:
         chat["max_tokens"] = request["max_output_tokens"]
-    if request.get("tools"):
+    if given := _tools_of(request):
         tools: list[Json] = []
-        for tool, place, space in _flat(as_objects(request["tools"], "tools")):
+        is_special: dict[str, bool] = {}
+        for tool, place, space in _flat(given):
             if is_run_by_server(tool):
                 continue
-            if tool.get("type") == "custom":
-                why = (
-                    "what is said to a 'custom' tool is free text; give it as a 'function' with one string for its "
-                    "parameters"
-                )
-                raise untranslatable(f"{place}.type", why)
-            if tool.get("type") != "function":
+            if tool.get("type") not in ("function", "custom"):
                 raise untranslatable(f"{place}.type", f"the tool {shown(tool.get('type'))} has no counterpart there")
-            refuse_unknown(tool, _TOOL, f"{place}.", _HARMLESS_TOOL, _IGNORED_OF_TOOL)
+            is_custom = tool["type"] == "custom"
+            known = _CUSTOM_TOOL if is_custom else _TOOL
+            refuse_unknown(tool, known, f"{place}.", _HARMLESS_TOOL, _IGNORED_OF_TOOL)
             name = flat_name(space, as_text(tool.get("name"), f"{place}.name"))
-            if any(name == other["function"]["name"] for other in tools if space is not None):
-                raise untranslatable(f"{place}.name", f"another tool is named {shown(name)} without namespaces too")
+            special = is_custom or space is not None
+            if name in is_special and (special or is_special[name]):
+                raise untranslatable(f"{place}.name", f"the model sees another tool as {shown(name)} too")
+            is_special[name] = special
             function: Json = {"name": name}
             function.update({name: tool[name] for name in _TOOL[2:] if tool.get(name) is not None})
+            function.update({"parameters": _text_parameter(tool, place)} if is_custom else {})
             tools.append({"type": "function", "function": function})
         chat.update({"tools": tools} if tools else {})
     if "tools" not in chat:
         chat.pop("parallel_tool_calls", None)  # servers refuse it without tools
     if request.get("tool_choice") is not None:
         chat.update(_tool_choice(request["tool_choice"], chat.get("tools", [])))
-    chat = with_choice(chat, (kind for kind, _ in server_tools(request.get("tools"))))
+    chat = with_choice(chat, (kind for kind, _ in server_tools(request)))
     for name, read in (("text", _text_config), ("reasoning", _reasoning)):
         if request.get(name) is not None:
             chat.update(read(as_object(request[name], name)))
@@ -141,10 +163,42 @@ def flat_name(space: object, name: str) -> str:
     return f"{space}{'' if space.endswith('__') else '__'}{name}" if isinstance(space, str) and space else name
 
 
-def namespaces(request: Json) -> dict[str, tuple[str, str]]:
-    """Return namespace and name of the functions in namespaces, by the names that the model sees."""
-    flat = _flat([(tool, "") for tool in objects(request.get("tools"))])
-    return {flat_name(space, tool["name"]): (space, tool["name"]) for tool, _, space in flat if space is not None}
+def agent_tools(request: Json) -> dict[str, AgentTool]:
+    """Return the tools that the model sees otherwise than the agent, by the names that the model sees."""
+    flat = _flat(_tools_of(request))
+    tools = [AgentTool(str(tool.get("name")), space, tool.get("type") == "custom") for tool, _, space in flat]
+    return {flat_name(tool.space, tool.name): tool for tool in tools if tool.space is not None or tool.is_custom}
+
+
+def _tools_of(request: Json) -> list[tuple[Json, str]]:
+    """Return the tools of the request, each with its place."""
+    tools = as_objects(request.get("tools") or [], "tools")
+    items = [
+        (item, f"input[{index}]") for index, item in enumerate(entries_of(request.get("input"))) if adds_tools(item)
+    ]
+    if not items:
+        return tools
+    for item, place in items:
+        refuse_unknown(item, ("type", "id", "role", "tools"), f"{place}.")
+        tools += as_objects(item.get("tools"), f"{place}.tools")
+    return list({(str(tool.get("type")), str(tool.get("name"))): (tool, place) for tool, place in tools}.values())
+
+
+def _text_parameter(tool: Json, place: str) -> Json:
+    """Return the parameters of the function that stands for a custom tool: its free text."""
+    text: Json = {"type": "string"}
+    if tool.get("format") is not None:
+        wanted = as_object(tool["format"], f"{place}.format")
+        is_grammar = wanted.get("type") == "grammar"
+        if not is_grammar and wanted.get("type") != "text":
+            why = f"{shown(wanted.get('type'))} is neither 'text' nor 'grammar'"
+            raise untranslatable(f"{place}.format.type", why)
+        names = ("syntax", "definition") if is_grammar else ()
+        refuse_unknown(wanted, ("type", *names), f"{place}.format.")
+        if is_grammar:
+            syntax, definition = (as_text(wanted.get(name), f"{place}.format.{name}") for name in names)
+            text["description"] = f"Text that follows this {syntax} grammar:\n{definition}"
+    return {"type": "object", "properties": {"input": text}, "required": ["input"], "additionalProperties": False}
 
 
 def _flat(tools: list[tuple[Json, str]]) -> Iterator[tuple[Json, str, str | None]]:
@@ -168,19 +222,29 @@ def _messages(given: object) -> list[Json]:
     messages: list[Json] = []
     turn: _Turn | None = None
     for item, place in as_objects(given, "input"):
+        if adds_tools(item):
+            continue
         kind = item.get("type") or ("message" if "role" in item else None)
-        if kind not in ("function_call", "reasoning") and not (kind == "message" and item.get("role") == "assistant"):
+        if kind not in ("function_call", "custom_tool_call", "reasoning") and not (
+            kind == "message" and item.get("role") == "assistant"
+        ):
             messages += [turn.message, _other(item, kind, place)] if turn is not None else [_other(item, kind, place)]
             turn = None
             continue
         turn = turn or _Turn()
-        if kind == "function_call":
+        if kind == "custom_tool_call":
+            refuse_unknown(item, (*_ECHO, "call_id", "name", "namespace", "input"), f"{place}.", _DIRECT)
+            call_id, name, said = (
+                as_text(item.get(field), f"{place}.{field}") for field in ("call_id", "name", "input")
+            )
+            arguments = json.dumps({"input": said}, ensure_ascii=False)
+            turn.call(call_id, flat_name(item.get("namespace"), name), arguments)
+        elif kind == "function_call":
             known = (*_ECHO, "call_id", "name", "namespace", "arguments", "parsed_arguments")
             refuse_unknown(item, known, f"{place}.", _DIRECT)
             names = ("call_id", "name", "arguments")
             call_id, name, arguments = (as_text(item.get(field), f"{place}.{field}") for field in names)
-            function = {"name": flat_name(item.get("namespace"), name), "arguments": arguments}
-            turn.calls.append({"id": call_id, "type": "function", "function": function})
+            turn.call(call_id, flat_name(item.get("namespace"), name), arguments)
         elif kind == "reasoning":
             refuse_unknown(item, (*_ECHO, "summary", "content", "encrypted_content"), f"{place}.")
             turn.thoughts.append(_thought(item, place))
@@ -196,6 +260,10 @@ class _Turn:
     thoughts: list[str] = field(default_factory=list[str])
     texts: list[str] = field(default_factory=list[str])
     calls: list[Json] = field(default_factory=list[Json])
+
+    def call(self, call_id: str, name: str, arguments: str) -> None:
+        """Add a call of a tool."""
+        self.calls.append({"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}})
 
     @property
     def message(self) -> Json:
@@ -247,7 +315,7 @@ def _text(part: Json, place: str) -> str:
 
 def _other(item: Json, kind: object, place: str) -> Json:
     """Return a message that is none of the assistant's."""
-    if kind == "function_call_output":
+    if kind in ("function_call_output", "custom_tool_call_output"):
         refuse_unknown(item, (*_ECHO, "call_id", "output", "name"), f"{place}.", _DIRECT)
         output = item.get("output")
         content = output if isinstance(output, str) else _content(output, f"{place}.output")
@@ -307,7 +375,7 @@ def _tool_choice(choice: object, tools: list[Json]) -> Json:
         return {"tools": [given[name] for name in names], "tool_choice": named["mode"]}
     if is_run_by_server(named):
         raise no_such_choice(named["type"], [named["type"]])
-    if named.get("type") != "function":
+    if named.get("type") not in ("function", "custom"):
         raise untranslatable("tool_choice.type", f"{shown(named.get('type'))} has no counterpart there")
     refuse_unknown(named, ("type", "name", "namespace"), "tool_choice.")
     name = flat_name(named.get("namespace"), as_text(named.get("name"), "tool_choice.name"))
@@ -332,6 +400,6 @@ def _text_config(text: Json) -> Json:
 
 
 def _reasoning(reasoning: Json) -> Json:
-    harmless = {"context": ("auto",), "mode": ("standard",)}
+    harmless = {"context": ("auto", "all_turns"), "mode": ("standard",)}
     refuse_unknown(reasoning, ("effort", "summary", "generate_summary"), "reasoning.", harmless)
     return {} if reasoning.get("effort") is None else {"reasoning_effort": reasoning["effort"]}
