@@ -54,7 +54,7 @@ class LitAgentRunner(Runner[T]):
         tracer: records what the agent does; the worker's own.
         max_rollouts: end after this many rollouts (of this worker); failed ones count.
         poll_interval: seconds that one question for work is held open; up to 20 while nothing comes.
-        heartbeat_interval: seconds; 0 or less means no heartbeats, and then no lease.
+        heartbeat_interval: seconds, twice as many without work; 0 or less means no heartbeats, and then no lease.
         interval_jitter: seconds by which an interval may be longer or shorter.
         heartbeat_launch_mode: `thread`, or `asyncio` on the runner's loop.
         heartbeat_include_gpu: heartbeats carry the state of the GPUs.

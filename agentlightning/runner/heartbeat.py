@@ -40,7 +40,8 @@ def check_mode(mode: str) -> HeartbeatMode:
 
 
 class Heartbeat:
-    """Beats from `start` to `stop`, at once and then every `interval` seconds, more or less `jitter`.
+    """Beats from `start` to `stop`, at once and then every `interval` seconds, more or less `jitter`; every second time
+    while the worker holds nothing, when its questions for work say that it lives.
 
     Mode `thread` beats on an event loop in a thread of its own, so an agent that blocks the runner's loop does not
     lose its lease; mode `asyncio` beats on the runner's loop. An interval of 0 or less means no heartbeats.
@@ -103,21 +104,27 @@ class Heartbeat:
             await asyncio.to_thread(store_thread.close)
 
     async def _beat(self, store: LightningStore) -> None:
+        rested = True
         while True:
-            stats: dict[str, object] = {}
-            try:
-                if self._mode == "thread":
-                    stats = system_snapshot(self._include_gpu)
-                else:
-                    stats = await within(self._interval, asyncio.to_thread(system_snapshot, self._include_gpu))
-            except Exception as error:  # figures are a courtesy; the sign of life is what counts
-                logger.warning("[%s] heartbeat: system_snapshot failed: %s", self._worker_id, error)
-            try:
-                beat = store.update_worker(self._worker_id, stats, attempts=self._held.ids())
-                await within(self._interval, beat)
-            except Exception as error:  # the next beat may get through; the lease tells if none does
-                logger.warning("[%s] heartbeat: update failed: %s: %s", self._worker_id, type(error).__name__, error)
+            rested = not rested and not self._held.ids()
+            if not rested:
+                await self._beat_once(store)
             await asyncio.sleep(max(SHORTEST_WAIT, self._interval + random.uniform(-self._jitter, self._jitter)))
+
+    async def _beat_once(self, store: LightningStore) -> None:
+        stats: dict[str, object] = {}
+        try:
+            if self._mode == "thread":
+                stats = system_snapshot(self._include_gpu)
+            else:
+                stats = await within(self._interval, asyncio.to_thread(system_snapshot, self._include_gpu))
+        except Exception as error:  # figures are a courtesy; the sign of life is what counts
+            logger.warning("[%s] heartbeat: system_snapshot failed: %s", self._worker_id, error)
+        try:
+            beat = store.update_worker(self._worker_id, stats, attempts=self._held.ids())
+            await within(self._interval, beat)
+        except Exception as error:  # the next beat may get through; the lease tells if none does
+            logger.warning("[%s] heartbeat: update failed: %s: %s", self._worker_id, type(error).__name__, error)
 
 
 class HeldAttempts:

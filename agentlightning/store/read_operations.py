@@ -165,7 +165,11 @@ class ReadOperations:
 
 
 async def pages_of(
-    query: Callable[..., Awaitable[PaginatedResult[T]]], *, limit: int = PAGE, cursor: str | None = None, **filters: Any
+    query: Callable[..., Awaitable[PaginatedResult[T]]],
+    *,
+    limit: int | None = None,
+    cursor: str | None = None,
+    **filters: Any,
 ) -> AsyncGenerator[PaginatedResult[T]]:
     """Yield the pages of a list, `store.query_rollouts` for example; the first one even if it is empty.
 
@@ -173,7 +177,7 @@ async def pages_of(
     """
     where: dict[str, Any] = {} if cursor is None else {"cursor": cursor}
     while True:
-        page = await query(**filters, limit=limit, **where)
+        page = await query(**filters, limit=PAGE if limit is None else limit, **where)
         yield page
         if page.cursor is not None:
             where = {"cursor": page.cursor}

@@ -13,7 +13,8 @@ import pytest
 from typing_extensions import override
 
 from agentlightning.litagent import LitAgent, rollout
-from agentlightning.runner import LitAgentRunner
+from agentlightning.runner import LitAgentRunner, heartbeat
+from agentlightning.runner.heartbeat import Heartbeat, HeldAttempts
 from agentlightning.store.base import UNSET
 from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
 from agentlightning.store.memory import InMemoryLightningStore
@@ -87,6 +88,28 @@ async def test_a_heartbeat_that_fails_does_not_end_the_others(caplog: pytest.Log
     store.failing = True
     await serve_until(store, store.third, heartbeat_interval=0.03, interval_jitter=0.0)
     assert "update failed: ConnectionError: away" in caplog.text
+    await store.close()
+
+
+async def test_a_worker_without_work_beats_every_second_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, held, beats = Counting(), HeldAttempts(), list[int]()
+    claimed = await store.start_rollout("x")
+    nine = asyncio.Event()
+
+    def jitter(low: float, high: float) -> float:  # asked for once between two times at which a beat is due
+        beats.append(len(store.beats))
+        if len(beats) == 6:
+            held.add(claimed)
+        if len(beats) == 9:
+            nine.set()
+        return 0.0
+
+    monkeypatch.setattr(heartbeat.random, "uniform", jitter)
+    beating = Heartbeat(store, "w", held, interval=0.05, jitter=0.0, mode="asyncio", include_gpu=False)
+    beating.start()
+    await asyncio.wait_for(nine.wait(), 60)
+    await beating.stop()
+    assert beats[:9] == [1, 1, 2, 2, 3, 3, 4, 5, 6]
     await store.close()
 
 

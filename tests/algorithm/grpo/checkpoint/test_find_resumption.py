@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from agentlightning.algorithm import utils
 from agentlightning.algorithm.grpo.checkpoint.begin import write_run_file
 from agentlightning.algorithm.grpo.checkpoint.folder import CheckpointFolder
 from agentlightning.algorithm.grpo.checkpoint.resume import CHECKPOINTS, STATE_NAME, Resumption, find_resumption
 from agentlightning.algorithm.runs.log import RunLog
-from agentlightning.store import InMemoryLightningStore
+from agentlightning.store import InMemoryLightningStore, read_operations
 from agentlightning.types import EnqueueRolloutRequest
 
 _SETTINGS = {"model": "m", "lr_scheduler_type": "constant", "max_steps": 9}
@@ -100,7 +99,7 @@ async def test_an_old_rollout_that_ends_while_it_is_cancelled_stays_as_it_ended(
 
 
 async def test_only_the_rollouts_after_the_checkpoint_are_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(utils, "PAGE", 4)
+    monkeypatch.setattr(read_operations, "PAGE", 4)
     store = InMemoryLightningStore()
     await store.start_run("r")
     for step in (1, 2, 3, 4, 5):
