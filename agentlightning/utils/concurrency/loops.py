@@ -13,6 +13,7 @@ import contextvars
 import logging
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Coroutine
 from typing import TypeVar
@@ -21,7 +22,7 @@ from typing_extensions import override
 
 from agentlightning.exit_codes import ExitCode
 from agentlightning.utils.concurrency.interrupts import Interrupts
-from agentlightning.utils.concurrency.main_thread import AGAIN_SECONDS, MainThread, can_serve, set_beside
+from agentlightning.utils.concurrency.main_thread import AGAIN_SECONDS, MainThread, can_serve
 from agentlightning.utils.concurrency.where_blocked import thread_stack
 
 T = TypeVar("T")
@@ -87,7 +88,7 @@ def _beside(
     is_child: bool,
 ) -> T:
     main_thread = MainThread(loop)
-    set_beside(loop, main_thread)
+    main_thread.open()
     future: concurrent.futures.Future[T] = concurrent.futures.Future()
 
     def complete() -> T:
@@ -119,6 +120,8 @@ def _wrest(main_thread: MainThread, interrupts: Interrupts, is_child: bool) -> N
         if is_child:  # all that matters was reported
             os.kill(os.getpid(), signal.SIGTERM)
         elif interrupts.count:
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
             os._exit(TERMINATED if interrupts.terminated else ExitCode.INTERRUPTED)
         main_thread.interrupt()
         main_thread.served.wait(AGAIN_SECONDS)

@@ -19,7 +19,6 @@ from queue import SimpleQueue
 from selectors import BaseSelector
 from types import FrameType
 from typing import Any
-from weakref import WeakKeyDictionary
 
 AGAIN_SECONDS = 1.0
 """How often a call that goes on is interrupted again."""
@@ -108,6 +107,10 @@ class MainThread:
         if SIGNAL and self._unwanted is not None:
             signal.pthread_kill(threading.main_thread().ident or 0, SIGNAL)
 
+    def open(self) -> None:
+        """Let the loop find it, until `close`."""
+        _beside[self.loop] = self
+
     def serve(self) -> None:
         """Run calls until `close`."""
         with _handling(SIGNAL, self._on_signal):
@@ -147,6 +150,7 @@ class MainThread:
 
     def close(self) -> None:
         """Let `serve` return, after the call that is under way."""
+        _beside.pop(self.loop, None)
         self._jobs.put(None)
 
     def _perform(self, call: MainCall) -> Done:
@@ -204,7 +208,8 @@ def outside_of_running_loop() -> Generator[None]:
             asyncio.tasks._enter_task(loop, task)
 
 
-_beside: WeakKeyDictionary[asyncio.AbstractEventLoop, MainThread] = WeakKeyDictionary()
+_beside: dict[asyncio.AbstractEventLoop, MainThread] = {}
+"""Those that are served, by their loops."""
 
 
 def main_thread_beside(loop: asyncio.AbstractEventLoop) -> MainThread | None:
@@ -219,11 +224,6 @@ async def on_main_thread(call: Callable[[], object]) -> None:
         call()
     elif (error := (await main_thread.call(call, kept_signals=())).error) is not None:
         raise error
-
-
-def set_beside(loop: asyncio.AbstractEventLoop, main_thread: MainThread) -> None:
-    """Say that the loop runs beside the main thread."""
-    _beside[loop] = main_thread
 
 
 def has_main_thread_to_itself() -> bool:
