@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import agentlightning as agl
+from agentlightning.types import RolloutFilter
 from tests.algorithm.parts import save_untrained_model
 from tests.examples.shown import run
 
@@ -39,7 +40,7 @@ async def test_a_store_on_another_machine_has_the_run(tmp_path: Path) -> None:
     printed = await asyncio.to_thread(run, command)
     assert curve(printed) == {0: 0}
     [trained] = await server.query_runs()
-    chosen = agl.RolloutFilter(run_id=trained.run_id, mode_in=["train"])
+    chosen = RolloutFilter(run_id=trained.run_id, mode_in=["train"])
     rollouts = await server.query_rollout_summaries(filter=chosen, limit=1)
     assert (trained.algorithm, rollouts.total) == ("GRPO", 128)  # 16 tasks, eight rollouts of each
     await server.stop()
