@@ -13,7 +13,7 @@ from agentlightning.demo.imitation import make_policy
 from agentlightning.demo.tasks import make_tasks
 
 
-def train(model: Path, folder: Path, steps: int, measured: int) -> None:
+def train(model: Path, folder: Path, steps: int, measured: int, store: str | None) -> None:
     """Train, and draw how many held-out tasks were solved after how many updates."""
     tasks, held_out = make_tasks(train=512, held_out=measured)
     trainer = agl.Trainer(
@@ -30,6 +30,7 @@ def train(model: Path, folder: Path, steps: int, measured: int) -> None:
             eval_steps=2,
             output_dir=folder,
         ),
+        store=store,
         runner={"concurrency": 8},
         n_runners=1,
     )
@@ -47,6 +48,7 @@ def main() -> None:
     parser.add_argument("--held-out", type=int, default=128, help="tasks to measure on")
     parser.add_argument("--model", type=Path, help="folder of a model of your own")
     parser.add_argument("--out", type=Path, help="an empty folder to keep the trained model in")
+    parser.add_argument("--external-store-address", metavar="URL", help="of a store server (agl store) to train on")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model = options.model
@@ -54,7 +56,9 @@ def main() -> None:
             model = Path(folder) / "model"
             started = make_policy(model)
             print(f"a new model, right in {started.accuracy:.0%} of tasks of its own", flush=True)
-        train(model, options.out or Path(folder) / "run", options.steps, options.held_out)
+        train(
+            model, options.out or Path(folder) / "run", options.steps, options.held_out, options.external_store_address
+        )
     if options.out is not None:
         print(f"the run lies in {options.out}, the trained model in {options.out / 'model'}")
 

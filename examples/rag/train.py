@@ -13,7 +13,7 @@ from first_model import STEPS, make_first_model
 import agentlightning as agl
 
 
-def train(model: Path, index: Path, folder: Path, steps: int, held_out: int) -> None:
+def train(model: Path, index: Path, folder: Path, steps: int, held_out: int, store: str | None) -> None:
     """Train, and print how many held-out questions were answered after how many updates."""
     trainer = agl.Trainer(
         algorithm=agl.GRPO(
@@ -29,6 +29,7 @@ def train(model: Path, index: Path, folder: Path, steps: int, held_out: int) -> 
             eval_steps=max(1, steps // 4),
             output_dir=folder,
         ),
+        store=store,
         runner={"concurrency": 8},
     )
     questions = tasks("held_out", index)[:held_out]
@@ -47,6 +48,7 @@ def main() -> None:
     parser.add_argument("--imitation-steps", type=int, default=STEPS, help="how long the small model is prepared")
     parser.add_argument("--model", type=Path, help="folder of a model of your own")
     parser.add_argument("--out", type=Path, help="an empty folder to keep the trained model in")
+    parser.add_argument("--external-store-address", metavar="URL", help="of a store server (agl store) to train on")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         index = Path(folder) / "facts.db"
@@ -55,7 +57,14 @@ def main() -> None:
         if model is None:
             model = Path(folder) / "model"
             make_first_model(model, steps=options.imitation_steps)
-        train(model, index, options.out or Path(folder) / "run", options.steps, options.held_out)
+        train(
+            model,
+            index,
+            options.out or Path(folder) / "run",
+            options.steps,
+            options.held_out,
+            options.external_store_address,
+        )
 
 
 if __name__ == "__main__":

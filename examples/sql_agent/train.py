@@ -13,7 +13,7 @@ from first_model import STEPS, make_first_model
 import agentlightning as agl
 
 
-def train(model: Path, database: Path, folder: Path, steps: int, held_out: int) -> None:
+def train(model: Path, database: Path, folder: Path, steps: int, held_out: int, store: str | None) -> None:
     """Train, and print how many held-out questions were answered after how many updates."""
     trainer = agl.Trainer(
         algorithm=agl.GRPO(
@@ -30,7 +30,7 @@ def train(model: Path, database: Path, folder: Path, steps: int, held_out: int) 
             output_dir=folder,
         ),
         adapter=agl.TracerTraceToTriplet(agent_match="^writer$"),
-        store=agl.InMemoryLightningStore(),
+        store=store or agl.InMemoryLightningStore(),
         strategy="shm",
         runner={"concurrency": 8},
     )
@@ -50,6 +50,7 @@ def main() -> None:
     parser.add_argument("--imitation-steps", type=int, default=STEPS, help="how long the small model is prepared")
     parser.add_argument("--model", type=Path, help="folder of a model of your own")
     parser.add_argument("--out", type=Path, help="an empty folder to keep the trained model in")
+    parser.add_argument("--external-store-address", metavar="URL", help="of a store server (agl store) to train on")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         database = Path(folder) / "airports.db"
@@ -58,7 +59,14 @@ def main() -> None:
         if model is None:
             model = Path(folder) / "model"
             make_first_model(model, database, steps=options.imitation_steps)
-        train(model, database, options.out or Path(folder) / "run", options.steps, options.held_out)
+        train(
+            model,
+            database,
+            options.out or Path(folder) / "run",
+            options.steps,
+            options.held_out,
+            options.external_store_address,
+        )
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ def worth(output: agl.ProgramOutput, task: Task) -> float:
     return 0.0 if bought is None else value(task, catalogue().get(bought["id"]), bought["size"])
 
 
-def train(model: Path, shop: str, folder: Path, steps: int, held_out: int) -> None:
+def train(model: Path, shop: str, folder: Path, steps: int, held_out: int, store: str | None) -> None:
     """Train, and print what purchases for held-out wishes were worth after how many updates."""
     trainer = agl.Trainer(
         algorithm=agl.GRPO(
@@ -40,7 +40,7 @@ def train(model: Path, shop: str, folder: Path, steps: int, held_out: int) -> No
             eval_steps=max(1, steps // 3),
             output_dir=folder,
         ),
-        store=agl.InMemoryLightningStore(),
+        store=store or agl.InMemoryLightningStore(),
         strategy="shm",
         runner={"concurrency": 8},
         reward_fn=worth,
@@ -63,6 +63,7 @@ def main() -> None:
     parser.add_argument("--imitation-steps", type=int, default=STEPS, help="how long the small model is prepared")
     parser.add_argument("--model", type=Path, help="folder of a model of your own")
     parser.add_argument("--out", type=Path, help="an empty folder to keep the trained model in")
+    parser.add_argument("--external-store-address", metavar="URL", help="of a store server (agl store) to train on")
     options = parser.parse_args()
     if shutil.which("node") is None:
         parser.error("the agent is a Node program, and there is no node (20 or newer) on the PATH")
@@ -73,7 +74,14 @@ def main() -> None:
         if model is None:
             model = Path(folder) / "model"
             make_first_model(model, steps=options.imitation_steps)
-        train(model, shop, options.out or Path(folder) / "run", options.steps, options.held_out)
+        train(
+            model,
+            shop,
+            options.out or Path(folder) / "run",
+            options.steps,
+            options.held_out,
+            options.external_store_address,
+        )
 
 
 if __name__ == "__main__":
