@@ -89,8 +89,15 @@ def sortable_fields(model: type[BaseModel]) -> tuple[str, ...]:
 
 def has_texts(model: type[BaseModel], sort_by: str | None) -> bool:
     """True if a field by which a list of `model` may be sorted holds texts, not numbers."""
-    kind = model.model_fields[sort_by].annotation if sort_by else None
-    return any(each is str or get_origin(each) is Literal for each in (kind, *get_args(kind)))
+    return sort_by is not None and _is_text(model.model_fields[sort_by].annotation)
+
+
+def _is_text(kind: Any) -> bool:
+    if get_origin(kind) in (Union, UnionType):
+        return any(map(_is_text, get_args(kind)))
+    if get_origin(kind) is Annotated:
+        return _is_text(get_args(kind)[0])
+    return kind is str or get_origin(kind) is Literal
 
 
 def _has_an_order(kind: Any) -> bool:
