@@ -131,6 +131,7 @@ async def test_creating_answers_201_and_the_rest_200(wire: Wire) -> None:
         ("POST", "/vocabularies/v", ["a", "b"], 200),
         ("GET", "/vocabularies/v", None, 200),
         ("POST", "/workers/search", {}, 200),
+        ("POST", "/metrics/observations", {"name": "latency", "value": 1.5}, 200),
         ("GET", "/workers/w", None, 200),
         ("POST", "/workers/w", {"heartbeat_stats": {}}, 200),
         ("POST", "/workers/w/heartbeat", None, 200),

@@ -72,11 +72,11 @@ class Rule:
 
     def above(self, value: float, threshold: float, text: str) -> Measurement:
         """Return a measurement that is bad above the threshold."""
-        return Measurement(value, threshold, value > threshold, value <= threshold * (1 - self.margin), text)
+        return Measurement(value, threshold, value > threshold, value <= threshold - abs(threshold) * self.margin, text)
 
     def below(self, value: float, threshold: float, text: str) -> Measurement:
         """Return a measurement that is bad below the threshold."""
-        return Measurement(value, threshold, value < threshold, value >= threshold * (1 + self.margin), text)
+        return Measurement(value, threshold, value < threshold, value >= threshold + abs(threshold) * self.margin, text)
 
 
 def number(value: object) -> float | None:

@@ -228,7 +228,7 @@ class LightningStoreClient(LightningStore):
         check_page(Rollout, None, -1, offset)
         here = row.name == "query_rollouts" and "cursor" not in rest and order in ("asc", "desc")
         if here:
-            check_page(Rollout, sort_by, -1, offset)
+            sort_by = check_page(Rollout, sort_by, -1, offset)
             rest = {name: value for name, value in rest.items() if name not in ("sort_by", "sort_order")}
 
         async def ask(**asked: Any) -> PaginatedResult[Any]:

@@ -106,6 +106,8 @@ class Interrupts:
             self._watchdog.fired = False
             raise KeyboardInterrupt
         self._count += 1
+        if self._loop.is_closed():  # it ended in this moment
+            raise KeyboardInterrupt
         self._watchdog.arm()
         self._loop.call_soon_threadsafe(self._react)
 

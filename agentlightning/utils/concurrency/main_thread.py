@@ -15,13 +15,15 @@ import socket
 import threading
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from selectors import BaseSelector
 from types import FrameType
 from typing import Any
 
 AGAIN_SECONDS = 1.0
 """How often a call that goes on is interrupted again."""
+SIGNAL_SECONDS = 0.5
+"""How long a signal that another thread received may wait for its handler, which runs on the main thread."""
 SIGNAL: int = getattr(signal, "SIGURG", 0)
 """What interrupts a call. Programs rarely use it, and without a handler it does nothing."""
 KEPT_SIGNALS = (signal.SIGINT, signal.SIGTERM, *([signal.Signals(SIGNAL)] if SIGNAL else []))
@@ -113,12 +115,20 @@ class MainThread:
 
     def serve(self) -> None:
         """Run calls until `close`."""
-        with _handling(SIGNAL, self._on_signal):
-            while (call := self._jobs.get()) is not None:
-                done = self._perform(call)
-                with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                    self.loop.call_soon_threadsafe(call.deliver, done)
-        self.served.set()
+        try:
+            with _handling(SIGNAL, self._on_signal):
+                while (call := self._next_job()) is not None:
+                    done = self._perform(call)
+                    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                        self.loop.call_soon_threadsafe(call.deliver, done)
+        finally:
+            self.served.set()
+
+    def _next_job(self) -> MainCall | None:
+        """Wait for the next call in short pieces: a signal that another thread received is handled between them."""
+        while True:
+            with contextlib.suppress(Empty):
+                return self._jobs.get(timeout=SIGNAL_SECONDS)
 
     def call_now(self, call: Callable[[], object], limit: float | None) -> MainCall:
         """Run a call on this thread, which the loop has to itself and which stands still meanwhile, and return it done.
