@@ -231,11 +231,14 @@ def test_agents_have_the_trainers_resources_beside_the_policy(
 def test_two_hundred_parallel_calls_of_one_attempt_are_answered_and_trained(
     untrained_model: Path, tmp_path: Path
 ) -> None:
+    rewards = iter((0.0, 1.0))  # a group of equal rewards would train nothing
+
     @agl.rollout
     def many(task: str, llm: agl.LLM) -> float:
         with ThreadPoolExecutor(200) as pool:
             texts = list(pool.map(lambda number: ask(llm, [say(f"{task} {number}")])["content"], range(200)))
-        return sum(text.isdigit() for text in texts) / len(texts)
+        assert len(texts) == 200
+        return next(rewards)
 
     settings = {"max_steps": 1, "batch_size": 1, "num_generations": 2, "max_completion_length": 2}
     result = fit(many, ["one"], model=untrained_model, output_dir=tmp_path, **settings)
