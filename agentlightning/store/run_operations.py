@@ -100,11 +100,15 @@ class RunOperations:
         sort_order: SortOrder = "asc",
         limit: int = -1,
         offset: int = 0,
+        cursor: str | None = None,
     ) -> PaginatedResult[RunRecord]:
         """Return records that pass every filter, by step and then as they were stored; none of an unknown run.
 
         Both bounds of the step are inclusive. A page with a `limit` ends early where its records take more than 16 MiB;
-        `total` says whether there are more.
+        its `cursor` is then where the next page of the same filters and order begins, as after every page but the last.
+
+        Raises:
+            BadRequestError: an argument is wrong, the cursor is of another order, or it is given beside an `offset`.
         """
         raise keeps_no_runs(self)
 

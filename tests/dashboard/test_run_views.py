@@ -268,12 +268,13 @@ def test_a_step_before_the_last_ones_is_reached_by_keyboard_and_parts_of_bars_di
     async def make() -> None:
         store = SQLiteLightningStore(tmp_path / "steps.db", synchronous="NORMAL")
         await store.start_run("many steps")
-        data = {"seconds": {"generate": 1.0, "train": 2.0}, "update": {"approx_kl": 0.0001}}
+        data = {"seconds": {"generate": 1.0, "train": 2.0}, "update": {"approx_kl": 0.0001, "update_kl": 0.02}}
         await store.add_run_records("many steps", [RunRecord(kind="step", step=n, data=data) for n in range(1, 31)])
         await store.close()
 
     run_async(make)
     page = open_view("/runs/many%20steps", address=serve(tmp_path / "steps.db").address)
+    expect(page.locator('[data-chart^="KL of an update"]')).to_be_visible()
     swatches = page.locator('[data-chart="Time of a step by phase"] .u-marker')
     expect(swatches.last).to_be_visible()
     drawn = swatches.evaluate_all("all => all.map(each => each.style.background).filter(Boolean)")

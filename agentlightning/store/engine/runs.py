@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from typing_extensions import override
 
 from agentlightning.errors import BadRequestError
+from agentlightning.store.cursors import check_not_both, cursor_behind, place_of
 from agentlightning.store.engine.calls import call_of
 from agentlightning.store.engine.runtime import StoreRuntime
 from agentlightning.store.rules.durable import damaged
@@ -93,13 +94,19 @@ class RunEngine(RunOperations):
 
     @override
     async def query_run_records(
-        self, run_id, *, kind_in=None, step_from=None, step_to=None, name=None, sort_order="asc", limit=-1, offset=0
-    ) -> PaginatedResult[RunRecord]:
+        self, run_id, *, kind_in=None, step_from=None, step_to=None, name=None, sort_order="asc", limit=-1, offset=0,
+        cursor=None,
+    ) -> PaginatedResult[RunRecord]:  # fmt: skip
+        descending, after, total = _descending(sort_order), None, None
+        check_not_both(cursor, offset)
+        if cursor is not None:
+            after, (total,) = place_of(cursor, "step", sort_order, texts=False, more=1)
         plan = RecordPlan(
-            check_run_id(run_id), kind_in, step_from, step_to, name, _descending(sort_order), limit, offset
+            check_run_id(run_id), kind_in, step_from, step_to, name, descending, limit, offset, total, after
         )
-        bodies, total = await self._runtime.read(lambda tx: find_run_records(tx, plan))
-        return _result([_record(run_id, body) for body in bodies], limit, offset, total)
+        bodies, total, last = await self._runtime.read(lambda tx: find_run_records(tx, plan))
+        behind = last and cursor_behind("step", descending, last, total)
+        return _result([_record(run_id, body) for body in bodies], limit, offset, total, behind)
 
     @override
     async def rewind_run(self, run_id, step) -> int:
@@ -159,5 +166,5 @@ def _descending(order: str) -> bool:
     return order == "desc"
 
 
-def _result(items: list[Any], limit: int, offset: int, total: int) -> PaginatedResult[Any]:
-    return PaginatedResult[Any].model_construct(items=items, limit=limit, offset=offset, total=total)
+def _result(items: list[Any], limit: int, offset: int, total: int, cursor: str | None = None) -> PaginatedResult[Any]:
+    return PaginatedResult[Any].model_construct(items=items, limit=limit, offset=offset, total=total, cursor=cursor)

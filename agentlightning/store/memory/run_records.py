@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import Any
 
 from agentlightning.errors import BusyError
-from agentlightning.store.rules.query import RecordPlan
+from agentlightning.store.rules.query import FoundRecords, RecordPlan
 from agentlightning.store.rules.tx import NewRunRecord
 from agentlightning.types import RecordKind
 
@@ -101,11 +101,11 @@ class RunRecords:
             self._evict()
         return fresh
 
-    def find(self, plan: RecordPlan) -> tuple[list[bytes | str], int]:
-        """Return one page of records and the number of matches."""
+    def find(self, plan: RecordPlan) -> FoundRecords:
+        """Return one page of records."""
         run = self._runs.get(plan.run_id)
         if run is None:
-            return [], 0
+            return FoundRecords([], 0, None)
         kinds = None if plan.kind_in is None else set(plan.kind_in)
         if plan.name is not None:
             entries = run.names.get(plan.name, [])
@@ -118,10 +118,16 @@ class RunRecords:
         if kinds is not None:
             entries = [stored for stored in entries[first:end] if stored.kind in kinds]
             first, end = 0, len(entries)
+        total = max(0, end - first) if plan.total is None or plan.after is None else plan.total
+        if plan.after is not None and plan.descending:
+            end = min(end, bisect_left(entries, plan.after, key=_PLACE))
+        elif plan.after is not None:
+            first = max(first, bisect_right(entries, plan.after, key=_PLACE))
         chosen = range(first, max(first, end))
         page = (chosen[::-1] if plan.descending else chosen)[plan.offset :]
-        count = plan.cut(len(entries[index].body) for index in page)
-        return [entries[index].body for index in islice(page, count)], len(chosen)
+        taken = plan.cut(len(entries[index].body) for index in page)
+        last = entries[page[taken - 1]].place if taken and taken < len(page) and plan.limit != -1 else None
+        return FoundRecords([entries[index].body for index in islice(page, taken)], total, last)
 
     def drop(self, run_id: str, after_step: int) -> int:
         """Remove the records of a run with a greater step; returns how many."""

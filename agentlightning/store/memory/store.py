@@ -23,7 +23,7 @@ from agentlightning.store.memory.run_records import DEFAULT_BYTES, RunRecords
 from agentlightning.store.memory.spans import BULK, DEFAULT_DECODED_BYTES, KeptSpan, Rows, row_of
 from agentlightning.store.memory.summaries import shorts_of
 from agentlightning.store.rules.durable import page_of_records
-from agentlightning.store.rules.query import Plan, RecordPlan, read_cursor
+from agentlightning.store.rules.query import FoundRecords, Plan, RecordPlan, read_cursor
 from agentlightning.store.rules.tx import (
     Choice,
     Counts,
@@ -258,7 +258,7 @@ class MemoryTx:
     def add_run_records(self, run_id: str, records: Sequence[NewRunRecord]) -> list[bool]:
         return self._data.run_records.add(run_id, records)
 
-    def find_run_records(self, plan: RecordPlan) -> tuple[list[bytes | str], int]:
+    def find_run_records(self, plan: RecordPlan) -> FoundRecords:
         return self._data.run_records.find(plan)
 
     def drop_run_records(self, run_id: str, after_step: int) -> int:

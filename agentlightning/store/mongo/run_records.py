@@ -16,7 +16,7 @@ from pymongo.errors import BulkWriteError
 from agentlightning.errors import StoreWriteError
 from agentlightning.store.mongo.documents import Document, Partition, only_duplicates
 from agentlightning.store.mongo.queries import count
-from agentlightning.store.rules.query import RecordPlan
+from agentlightning.store.rules.query import FoundRecords, RecordPlan
 from agentlightning.store.rules.tx import NewRunRecord
 from agentlightning.types import RecordKind
 
@@ -71,8 +71,8 @@ def add(partition: Partition, run_id: str, records: Sequence[NewRunRecord], dire
     return [new and (run_id, record[:3]) in direct.added for new, record in zip(fresh, records, strict=True)]
 
 
-def find(partition: Partition, plan: RecordPlan) -> tuple[list[bytes | str], int]:
-    """Return one page of records and the number of matches."""
+def find(partition: Partition, plan: RecordPlan) -> FoundRecords:
+    """Return one page of records."""
     query = _of_run(partition, plan.run_id)
     if plan.kind_in is not None:
         query["kind"] = {"$in": list(plan.kind_in)}
@@ -81,17 +81,26 @@ def find(partition: Partition, plan: RecordPlan) -> tuple[list[bytes | str], int
         query["step"] = steps
     if plan.name is not None:
         query["name"] = plan.name
-    total = count(partition.run_records, query)  # the row may not have counted what a process that died has stored
-    most = max(0, total - plan.offset) if plan.limit == -1 else plan.limit
-    if not most or plan.offset >= total:
-        return [], total
-    way = -1 if plan.descending else 1  # never from the other end: the total may be another by now
-    order = [("step", way), ("number", way)]
-    found = list(partition.run_records.find(query, {"size": 1}, sort=order, skip=plan.offset, limit=most))
-    ids = [document["_id"] for document in found[: plan.cut(document["size"] for document in found)]]
+    total = plan.total if plan.after is not None else None
+    if total is None:  # the row may not have counted what a process that died has stored
+        total = count(partition.run_records, query)
+    skip, most = plan.offset, max(0, total - plan.offset) if plan.limit == -1 else plan.limit
+    if plan.after is not None:
+        way, (step, number) = "$lt" if plan.descending else "$gt", plan.after
+        query = {"$and": [query, {"$or": [{"step": {way: step}}, {"step": step, "number": {way: number}}]}]}
+        skip, most, _ = plan.window(total)
+    if not most or skip > total:
+        return FoundRecords([], total, None)
+    sign = -1 if plan.descending else 1  # never from the other end: the total may be another by now
+    order, fields = [("step", sign), ("number", sign)], {"step": 1, "number": 1, "size": 1}
+    found = list(partition.run_records.find(query, fields, sort=order, skip=skip, limit=most))
+    places = [(document["step"], document["number"]) for document in found]
+    taken = plan.cut(document["size"] for document in found)
+    ids = [document["_id"] for document in found[:taken]]
     chosen = partition.run_records.find({"_id": {"$in": ids}}, {"body": 1})
     bodies = {document["_id"]: document["body"] for document in chosen}
-    return [bodies[place] for place in ids if place in bodies], total  # some may have been removed just now
+    there = [bodies[place] for place in ids if place in bodies]  # some may have been removed just now
+    return FoundRecords(there, total, plan.ends_at(places, taken, total))
 
 
 def drop(partition: Partition, run_id: str, after_step: int, direct: Direct) -> int:

@@ -30,7 +30,7 @@ from agentlightning.store.mongo.queue import CLOCKS_DIFFER_SECONDS, Leases, in_f
 from agentlightning.store.mongo.rows import Rows
 from agentlightning.store.mongo.run_records import Direct
 from agentlightning.store.rules.durable import DAMAGED
-from agentlightning.store.rules.query import Plan, RecordPlan
+from agentlightning.store.rules.query import FoundRecords, Plan, RecordPlan
 from agentlightning.store.rules.tx import Choice, ClaimRow, Found, Kind, NewRunRecord, Record, Row
 from agentlightning.store.summaries.aggregate import AggregatePlan
 from agentlightning.store.summaries.plan import SummaryPlan
@@ -247,7 +247,7 @@ class MongoTx(Queries):
     def add_run_records(self, run_id: str, records: Sequence[NewRunRecord]) -> list[bool]:
         return run_records.add(self.partition, run_id, records, self._direct)
 
-    def find_run_records(self, plan: RecordPlan) -> tuple[list[bytes | str], int]:
+    def find_run_records(self, plan: RecordPlan) -> FoundRecords:
         return run_records.find(self.partition, plan)
 
     def drop_run_records(self, run_id: str, after_step: int) -> int:

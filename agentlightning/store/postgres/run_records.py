@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agentlightning.store.postgres.link import Link
-from agentlightning.store.rules.query import RecordPlan
+from agentlightning.store.rules.query import FoundRecords, RecordPlan
 from agentlightning.store.rules.tx import NewRunRecord
 from agentlightning.types import RecordKind
 
@@ -33,8 +33,8 @@ def add(link: Link, partition: str, run_id: str, records: Sequence[NewRunRecord]
     return new
 
 
-def find(link: Link, partition: str, plan: RecordPlan) -> tuple[list[bytes | str], int]:
-    """Return one page of records and the number of matches."""
+def find(link: Link, partition: str, plan: RecordPlan) -> FoundRecords:
+    """Return one page of records."""
     where, values = _OF_RUN, list[object]([partition, plan.run_id])
     for test, value in (("step >= %s", plan.step_from), ("step <= %s", plan.step_to), ("name = %s", plan.name)):
         if value is not None:
@@ -49,23 +49,28 @@ def find(link: Link, partition: str, plan: RecordPlan) -> tuple[list[bytes | str
     total = plan.total
     if total is None:
         total = int(link.fetch(f"SELECT count(*) {where}", values, once=True)[0][0])
+    if plan.after is not None:
+        where += f" AND (step, number) {'<' if plan.descending else '>'} (%s, %s)"
+        values.extend(plan.after)
     skip, count, backwards = plan.window(total)
     if not count:
-        return [], total
+        return FoundRecords([], total, None)
     way = "DESC" if backwards else "ASC"
-    page = f"SELECT number, size {where} ORDER BY step {way}, number {way} LIMIT %s OFFSET %s"
+    page = f"SELECT step, number, size {where} ORDER BY step {way}, number {way} LIMIT %s OFFSET %s"
     for setting in _IN_ORDER:
         link.send(setting)
     found = link.fetch(page, (*values, count, skip), once=True)
     found = found if backwards == plan.descending else found[::-1]
-    numbers = [number for number, _ in found[: plan.cut(size for _, size in found)]]
+    places = [(step, number) for step, number, _ in found]
+    taken = plan.cut(size for *_, size in found)
+    numbers = [number for _, number in places[:taken]]
     bodies = dict(
         link.fetch(
             "SELECT number, body FROM agl_run_records WHERE partition = %s AND number = ANY(%s::bigint[])",
             (partition, numbers),
         )
     )
-    return [bodies[number] for number in numbers], total
+    return FoundRecords([bodies[number] for number in numbers], total, plan.ends_at(places, taken, total))
 
 
 def drop(link: Link, partition: str, run_id: str, after_step: int) -> int:

@@ -24,7 +24,7 @@ from agentlightning.store.rules.durable import (
     readable_records,
     readable_rows,
 )
-from agentlightning.store.rules.query import Plan, RecordPlan
+from agentlightning.store.rules.query import FoundRecords, Plan, RecordPlan
 from agentlightning.store.rules.tx import HEAD, Choice, Counts, Found, Kind, NewRunRecord, Notes, Record, Row, RunRow
 from agentlightning.store.summaries.aggregate import AggregatePlan
 from agentlightning.store.summaries.plan import SummaryPlan
@@ -270,7 +270,7 @@ class PostgresTx:
         self._mark()
         return run_records.add(self._link, self._partition, run_id, records)
 
-    def find_run_records(self, plan: RecordPlan) -> tuple[list[bytes | str], int]:
+    def find_run_records(self, plan: RecordPlan) -> FoundRecords:
         return run_records.find(self._link, self._partition, plan)
 
     def drop_run_records(self, run_id: str, after_step: int) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
@@ -19,6 +19,7 @@ from agentlightning.types.mode import meant
 from agentlightning.types.query import status_hint
 
 M = TypeVar("M", bound=BaseModel)
+_ALL = 2**31 - 1
 PAGE_BYTES = 16 << 20
 """Of a page of records, beyond which it ends early: below what a request or an answer may have."""
 
@@ -106,6 +107,16 @@ def _has_an_order(kind: Any) -> bool:
     return get_origin(kind) in (Annotated, Literal) or kind in (str, int, float, type(None))
 
 
+class FoundRecords(NamedTuple):
+    """One page of the records of a run."""
+
+    bodies: list[bytes | str]
+    total: int
+    """How many match."""
+    last: tuple[int, int] | None
+    """The step and the number of the last one on the page; None if no other page follows."""
+
+
 @dataclass(frozen=True, slots=True)
 class RecordPlan:
     """Which records of a run are asked for, in what order, which page."""
@@ -119,7 +130,9 @@ class RecordPlan:
     limit: int = -1
     offset: int = 0
     total: int | None = None
-    """How many records match, if the run's row says so; counting them takes longer than the page."""
+    """How many records match, if the run's row or a cursor says so; counting them takes longer than the page."""
+    after: tuple[int, int] | None = None
+    """The step and the number of the record behind which the page begins."""
 
     def __post_init__(self) -> None:
         check_page(RunRecord, None, self.limit, self.offset)
@@ -128,6 +141,8 @@ class RecordPlan:
     def window(self, total: int) -> tuple[int, int, bool]:
         """Return how many of so many matches to skip and to take, and if they are taken from the end: from where it is
         nearer, so that the last page takes no longer than the first."""
+        if self.after is not None:  # one more than asked for, which shows that there is another page
+            return 0, _ALL if self.limit == -1 else self.limit + 1, self.descending
         left = max(0, total - self.offset)
         count = left if self.limit == -1 else min(self.limit, left)
         behind = left - count
@@ -145,6 +160,11 @@ class RecordPlan:
                 break
             count += 1
         return count
+
+    def ends_at(self, places: Sequence[tuple[int, int]], taken: int, total: int) -> tuple[int, int] | None:
+        """Return the place of the last record of a page that takes so many of those found; None if none follows it."""
+        more = len(places) > taken if self.after is not None else self.offset + taken < total
+        return places[taken - 1] if taken and more and self.limit != -1 else None
 
 
 def check_choices(name: str, chosen: Sequence[str] | None, known: object) -> list[str] | None:

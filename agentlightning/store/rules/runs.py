@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from agentlightning.errors import BadRequestError, ConflictError, GoneError, NotFoundError
 from agentlightning.store.rules.idempotency import Call, recall, recall_row, remember, remember_row
-from agentlightning.store.rules.query import RecordPlan
+from agentlightning.store.rules.query import FoundRecords, RecordPlan
 from agentlightning.store.rules.tx import NewRunRecord, RunRow, TokenRow, Tx, VocabularyRow
 from agentlightning.store.rules.values import LONGEST_NAME, evolve, to_json, valid
 from agentlightning.types import BestFigure, RetentionPolicy, Run, RunRecord
@@ -141,9 +141,9 @@ def rewind_run(tx: Tx, now: float, run_id: str, step: int, call: Call | None) ->
     return removed
 
 
-def find_run_records(tx: Tx, plan: RecordPlan) -> tuple[list[bytes | str], int]:
-    """Return one page of the records of a run, and how many there are."""
-    if plan.name is None and plan.step_from is None and plan.step_to is None:
+def find_run_records(tx: Tx, plan: RecordPlan) -> FoundRecords:
+    """Return one page of the records of a run."""
+    if plan.total is None and plan.name is None and plan.step_from is None and plan.step_to is None:
         row = load_run(tx, plan.run_id)
         counts: dict[str, int] = {} if row is None else {**row.records}
         kinds = counts if plan.kind_in is None else set(plan.kind_in)

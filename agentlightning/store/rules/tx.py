@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 
 from agentlightning.store.base import RUNNING
 from agentlightning.store.cursors import Place
-from agentlightning.store.rules.query import Plan, RecordPlan
+from agentlightning.store.rules.query import FoundRecords, Plan, RecordPlan
 from agentlightning.store.summaries.aggregate import AggregatePlan
 from agentlightning.store.summaries.plan import SummaryPlan
 from agentlightning.types import (
@@ -403,8 +403,8 @@ class Tx(Protocol):
         """
         ...
 
-    def find_run_records(self, plan: RecordPlan) -> tuple[list[bytes | str], int]:
-        """Return one page of records, as they were given, and the number of matches. Reading scripts only."""
+    def find_run_records(self, plan: RecordPlan) -> FoundRecords:
+        """Return one page of records, as they were given. Reading scripts only."""
         ...
 
     def drop_run_records(self, run_id: str, after_step: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 
-from agentlightning.store.rules.query import RecordPlan
+from agentlightning.store.rules.query import FoundRecords, RecordPlan
 from agentlightning.store.rules.tx import NewRunRecord
 from agentlightning.types import RecordKind
 
@@ -18,8 +18,8 @@ def add(db: sqlite3.Connection, run_id: str, records: Sequence[NewRunRecord]) ->
     return [db.execute(_ADD, (run_id, *r[:3], len(r.body), r.body)).rowcount == 1 for r in records]
 
 
-def find(db: sqlite3.Connection, plan: RecordPlan) -> tuple[list[bytes | str], int]:
-    """Return one page of records and the number of matches."""
+def find(db: sqlite3.Connection, plan: RecordPlan) -> FoundRecords:
+    """Return one page of records."""
     tests, values = ["run_id = ?"], list[object]([plan.run_id])
     for test, value in (("step >= ?", plan.step_from), ("step <= ?", plan.step_to), ("name = ?", plan.name)):
         if value is not None:
@@ -33,18 +33,25 @@ def find(db: sqlite3.Connection, plan: RecordPlan) -> tuple[list[bytes | str], i
     total = plan.total
     if total is None:
         total = int(db.execute(f"SELECT count(*) FROM run_records WHERE {where}", values).fetchone()[0])
+    if plan.after is not None:
+        where += f" AND (step, number) {'<' if plan.descending else '>'} (?, ?)"
+        values.extend(plan.after)
     skip, count, backwards = plan.window(total)
     if not count:
-        return [], total
+        return FoundRecords([], total, None)
     way = "DESC" if backwards else "ASC"
-    page = f"SELECT number, size FROM run_records WHERE {where} ORDER BY step {way}, number {way} LIMIT ? OFFSET ?"
+    page = (
+        f"SELECT step, number, size FROM run_records WHERE {where} ORDER BY step {way}, number {way} LIMIT ? OFFSET ?"
+    )
     found = db.execute(page, (*values, count, skip)).fetchall()
     found = found if backwards == plan.descending else found[::-1]
+    places = [(step, number) for step, number, _ in found]
+    taken = plan.cut(size for *_, size in found)
     bodies = (
-        db.execute("SELECT body FROM run_records WHERE number = ?", found[index][:1]).fetchone()[0]
-        for index in range(plan.cut(size for _, size in found))
+        db.execute("SELECT body FROM run_records WHERE number = ?", (number,)).fetchone()[0]
+        for _, number in places[:taken]
     )
-    return list(bodies), total
+    return FoundRecords(list(bodies), total, plan.ends_at(places, taken, total))
 
 
 def drop(db: sqlite3.Connection, run_id: str, after_step: int) -> int:

@@ -24,7 +24,7 @@ from agentlightning.store.rules.durable import (
     record_type,
 )
 from agentlightning.store.rules.lifecycle import ROLLOUT_STATUSES
-from agentlightning.store.rules.query import Plan, RecordPlan, read_cursor
+from agentlightning.store.rules.query import FoundRecords, Plan, RecordPlan, read_cursor
 from agentlightning.store.rules.tx import (
     HEAD,
     Choice,
@@ -286,7 +286,7 @@ class SQLiteTx:
     def add_run_records(self, run_id: str, records: Sequence[NewRunRecord]) -> list[bool]:
         return run_records.add(self._db, run_id, records)
 
-    def find_run_records(self, plan: RecordPlan) -> tuple[list[bytes | str], int]:
+    def find_run_records(self, plan: RecordPlan) -> FoundRecords:
         return run_records.find(self._db, plan)
 
     def drop_run_records(self, run_id: str, after_step: int) -> int:

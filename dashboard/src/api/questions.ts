@@ -48,15 +48,16 @@ export async function allRecords(
   from: number,
   signal?: AbortSignal,
 ): Promise<RunRecord[]> {
-  const found: RunRecord[] = [];
-  for (;;) {
+  const records: RunRecord[] = [];
+  for (let cursor: string | null | undefined; cursor !== null; ) {
     const page = await call<Page<RunRecord>>(`/runs/${part(runId)}/records`, {
-      query: { kind_in: kinds, step_from: from, limit: MOST_RECORDS, offset: found.length },
+      query: { kind_in: kinds, step_from: from, limit: MOST_RECORDS, cursor },
       signal,
     });
-    found.push(...page.items);
-    if (!page.items.length || found.length >= page.total) return found;
+    records.push(...page.items);
+    cursor = page.cursor ?? null;
   }
+  return records;
 }
 
 /** The steps of a run. Those that are known are kept: a live run asks for the new ones only. */

@@ -6557,6 +6557,7 @@ export interface operations {
                 sort_order?: "asc" | "desc";
                 limit?: number;
                 offset?: number;
+                cursor?: string | null;
             };
             header?: never;
             path: {
@@ -6679,6 +6680,8 @@ export interface operations {
                     limit?: number;
                     /** @default 0 */
                     offset?: number;
+                    /** Cursor */
+                    cursor?: string | null;
                 };
             };
         };

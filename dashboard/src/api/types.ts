@@ -32,6 +32,7 @@ export interface Page<T> {
   total: number;
   limit: number;
   offset: number;
+  cursor?: string | null;
 }
 
 /** What an algorithm writes down of a training step; other algorithms than GRPO have fewer of these. */

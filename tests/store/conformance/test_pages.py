@@ -1,4 +1,4 @@
-"""Pages of rollouts by cursor, on every store: all of them once, in order, whatever others write meanwhile."""
+"""Pages of rollouts and records by cursor, on every store: each item once, in order, whatever is written meanwhile."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agentlightning.errors import BadRequestError
 from agentlightning.store.base import LightningStore
 from agentlightning.store.http import client
 from agentlightning.store.read_operations import pages_of
-from agentlightning.types import EnqueueRolloutRequest, Rollout
+from agentlightning.types import EnqueueRolloutRequest, Rollout, RunRecord
 
 SORTED_BY = (None, "start_time", "end_time", "status", "mode", "rollout_id", "priority", "run_id", "not_before")
 
@@ -121,3 +121,69 @@ async def test_a_cursor_that_is_none_or_of_another_order_is_refused(store: Light
     by_status = await store.query_rollouts(sort_by="status", limit=2)
     with pytest.raises(BadRequestError, match="Begin again without a cursor"):
         await store.query_rollouts(limit=2, cursor=by_status.cursor)
+
+
+# --- records of runs -------------------------------------------------------------------------------------------------
+
+
+def _record(step: int, number: int) -> RunRecord:
+    kind = ("step", "ledger", "alarm")[number]
+    return RunRecord(kind=kind, step=step, name="" if number == 0 else f"name {number}", data={"of": step})
+
+
+async def _add_records(store: LightningStore) -> None:
+    await store.start_run("run")
+    for step in (3, 1, 2, 5, 4):
+        await store.add_run_records("run", [_record(step, number) for number in range(3)])
+
+
+def _places(page: Sequence[RunRecord]) -> list[tuple[int, str]]:
+    return [(record.step, record.name) for record in page]
+
+
+@pytest.mark.parametrize("order", ["asc", "desc"])
+@pytest.mark.parametrize("filters", [
+    {}, {"kind_in": ["ledger"]}, {"kind_in": ["step", "alarm"]}, {"step_from": 2, "step_to": 4}, {"name": "name 2"},
+    {"kind_in": ["ledger"], "step_from": 2, "name": "name 1"}, {"step_from": 9},
+], ids=str)  # fmt: skip
+async def test_pages_of_records_are_the_whole_list(store: LightningStore, filters: dict[str, Any], order: str) -> None:
+    await _add_records(store)
+    asked: dict[str, Any] = {**filters, "sort_order": order}
+    whole = await store.query_run_records("run", **asked)
+    assert whole.cursor is None
+    for limit in (1, 2, 4, len(whole) or 1):
+        pages = [page async for page in pages_of(store.query_run_records, run_id="run", **asked, limit=limit)]
+        assert [place for page in pages for place in _places(page)] == _places(whole)
+        assert {page.total for page in pages} == {len(whole)}
+        assert len(pages) == max(1, -(-len(whole) // limit)), "the last page says that it is the last"
+    first = await store.query_run_records("run", **asked, limit=2)
+    if first.cursor is not None:
+        assert _places(await store.query_run_records("run", **asked, cursor=first.cursor)) == _places(whole)[2:]
+
+
+@pytest.mark.parametrize("order", ["asc", "desc"])
+async def test_no_record_is_lost_or_doubled_while_a_run_goes_on_or_back(store: LightningStore, order: str) -> None:
+    await _add_records(store)
+    read, later = list[tuple[int, str]](), itertools.count(6)
+    async for page in pages_of(store.query_run_records, run_id="run", sort_order=order, limit=2):
+        read += _places(page)
+        if len(read) == 2:
+            await store.add_run_records("run", [_record(next(later), 0), _record(0, 0)])
+        if len(read) == 6:
+            await store.rewind_run("run", 4)
+    assert len(read) == len(set(read))
+    assert {(step, name) for step, name in read if 1 <= step <= 4} == {
+        (step, record.name) for step in range(1, 5) for record in (_record(step, number) for number in range(3))
+    }
+
+
+async def test_a_wrong_cursor_of_records_is_refused(store: LightningStore) -> None:
+    await _add_records(store)
+    cursor = (await store.query_run_records("run", limit=2)).cursor
+    assert cursor is not None
+    with pytest.raises(BadRequestError, match=r"sorted by 'step' 'asc'; this one is sorted by 'step' 'desc'"):
+        await store.query_run_records("run", limit=2, cursor=cursor, sort_order="desc")
+    with pytest.raises(BadRequestError, match=r"Give a cursor or an offset; got both \(offset=3\)"):
+        await store.query_run_records("run", limit=2, offset=3, cursor=cursor)
+    with pytest.raises(BadRequestError, match="is no cursor of this store"):
+        await store.query_run_records("run", limit=2, cursor="x")

@@ -23,6 +23,7 @@ interface Props {
 const singles: [string, string, string][] = [
   ["update.entropy", "Entropy", "nats"],
   ["update.approx_kl", "KL engine to trainer", "nats"],
+  ["update.update_kl", "KL of an update: weights before it to weights after it", "nats"],
   ["update.clip_fraction", "Clipped tokens", "share"],
   ["update.grad_norm", "Gradient norm", ""],
   ["update.loss", "Loss", ""],
