@@ -37,7 +37,7 @@ WORKERS ?= 3
 # Tests start Python some thousand times: it keeps what it has compiled, also where the environment says otherwise.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup setup-dev demo check lint types layers test test-heavy test-heavy-in-turn test-frameworks test-framework test-frameworks-in-turn test-first-frameworks test-vendors test-trackers test-extras test-oldest test-newest test-engine test-trl test-verl test-trainers-in-turn test-golden golden test-examples test-example test-examples-in-turn test-chaos soak documents reference docs docs-versions bench bench-store bench-trainer bench-gateway bench-learning bench-prompts bench-pretrained bench-gpu bench-trl dashboard test-dashboard check-dashboard picture-dashboard bench-dashboard wheel clean
+.PHONY: setup setup-dev demo check lint types layers test test-heavy test-heavy-in-turn test-frameworks test-framework test-frameworks-in-turn test-first-frameworks test-vendors test-trackers test-extras test-oldest test-newest test-engine test-trl test-verl test-trainers-in-turn test-golden golden golden-runs test-examples test-example test-examples-in-turn test-chaos soak documents reference docs docs-versions bench bench-store bench-trainer bench-gateway bench-learning bench-prompts bench-pretrained bench-gpu bench-trl dashboard test-dashboard check-dashboard picture-dashboard bench-dashboard wheel clean
 
 setup: $(STAMP)
 
@@ -242,6 +242,10 @@ test-golden: $(GOLDEN_STAMP)
 
 golden: $(GOLDEN_STAMP)
 	$(GOLDEN)/bin/python $(GOLDEN_FILES)/make.py
+
+# What whole runs of each algorithm come to, to the last bit: ARGS="make build/golden" before a change, ARGS="check build/golden" after it
+golden-runs: setup-dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.algorithm.golden_runs $(ARGS)
 
 $(ON_TRL_STAMP): pyproject.toml constraints.txt bench/trl/requirements.txt
 	$(PYTHON) -m venv $(ON_TRL)
