@@ -16,7 +16,7 @@ from tests.deploy.recipes import COMPOSE, DOCKERFILE, ROOT, SBATCH
 RECIPE = ROOT / "contrib/recipes/webshop"
 IMAGES = {DOCKERFILE: ROOT, RECIPE / "Dockerfile": RECIPE}
 """Each Dockerfile, and the folder that it is built in."""
-SCRIPTS = (SBATCH, RECIPE / "scripts/run_stack.sh", RECIPE / "agl/setup.sh")
+SCRIPTS = (SBATCH, ROOT / "scripts/install_test_programs.sh", RECIPE / "scripts/run_stack.sh", RECIPE / "agl/setup.sh")
 
 each_image = pytest.mark.parametrize("image", IMAGES, ids=lambda path: path.parent.name)
 each_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)

@@ -10,7 +10,7 @@
 #   AGL_TOKEN                            beyond 127.0.0.1; without one, a token is made and written to STACK_FOLDER/token
 #   AGENT_LIGHTNING_OTLP_ENDPOINT, AGL_EMITTER_DEBUG  as everywhere
 # Everything ends with the training, at Ctrl+C (once more: at once), or when a part ends too early. Exit codes: 0 trained,
-# 2 something is missing, 3 the store ended, 4 the shop, 5 the algorithm, 6 a runner, 130 Ctrl+C, 143 SIGTERM.
+# 2 something is missing, 3 the store ended, 4 the shop, 5 the algorithm, 6 a runner, 130 Ctrl+C, 143 SIGTERM, 137 the second of these.
 set -euo pipefail
 set -m # each part in a process group of its own: Ctrl+C reaches this script alone, which ends the parts in order
 umask 077
@@ -24,6 +24,7 @@ needs() { # needs COMMAND ADVICE
   command -v "$1" >/dev/null || refuse "there is no $1 on the PATH: $2"
 }
 
+((BASH_VERSINFO[0] >= 4)) || refuse "bash 4 or newer is needed; this is $BASH_VERSION"
 recipe=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.." && pwd)
 host=${AGL_SERVER_HOST:-127.0.0.1}
 runners=${RUNNERS:-2}
