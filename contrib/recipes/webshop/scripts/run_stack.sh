@@ -7,10 +7,11 @@
 #   STACK_STORE=mongodb://host/database  where the store keeps its data instead, as `agl store --db` takes it
 #   AGL_SERVER_HOST, AGL_SERVER_PORT     where the store listens: 127.0.0.1, 4747
 #   GATEWAY_PORT=8000, SHOP_PORT=8080    where the model and the shop are, on the same host
-#   AGL_TOKEN                            beyond 127.0.0.1; without one, a token is made and written to STACK_FOLDER/token
+#   AGL_TOKEN                            beyond 127.0.0.1; without one it is made and written to STACK_FOLDER/token
 #   AGENT_LIGHTNING_OTLP_ENDPOINT, AGL_EMITTER_DEBUG  as everywhere
 # Everything ends with the training, at Ctrl+C (once more: at once), or when a part ends too early. Exit codes: 0 trained,
-# 2 something is missing, 3 the store ended, 4 the shop, 5 the algorithm, 6 a runner, 130 Ctrl+C, 143 SIGTERM, 137 the second of these.
+# 2 something is missing, 3 the store ended, 4 the shop, 5 the algorithm, 6 a runner, 130 Ctrl+C, 143 SIGTERM, 137 the
+# second of these.
 set -euo pipefail
 set -m # each part in a process group of its own: Ctrl+C reaches this script alone, which ends the parts in order
 umask 077
@@ -28,7 +29,9 @@ needs() { # needs COMMAND ADVICE
 recipe=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.." && pwd)
 host=${AGL_SERVER_HOST:-127.0.0.1}
 runners=${RUNNERS:-2}
-declare -A ports=([AGL_SERVER_PORT]=${AGL_SERVER_PORT:-4747} [GATEWAY_PORT]=${GATEWAY_PORT:-8000} [SHOP_PORT]=${SHOP_PORT:-8080})
+declare -A ports=(
+  [AGL_SERVER_PORT]=${AGL_SERVER_PORT:-4747} [GATEWAY_PORT]=${GATEWAY_PORT:-8000} [SHOP_PORT]=${SHOP_PORT:-8080}
+)
 here=$host # the address for clients on this machine
 [[ $host == 0.0.0.0 ]] && here=127.0.0.1
 
