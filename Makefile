@@ -281,7 +281,7 @@ $(FOR_VERL_STAMP): pyproject.toml tests/algorithm/verl/requirements.txt
 test-verl: $(FOR_VERL_STAMP)
 	$(FOR_VERL)/bin/$(PYTEST) tests/algorithm/verl $(ARGS)
 
-# The programs of examples/, against what their READMEs show; those with constraints.txt in environments of their own
+# The programs of examples/ and contrib/recipes/, against what their READMEs show; those with constraints.txt in environments of their own
 test-examples: setup-dev $(PROMPT_DATA)/.fetched
 	$(BIN)/$(PYTEST) tests/examples $(ARGS)
 	$(BIN)/python -m tests.examples.environments -- $(ARGS)

@@ -29,7 +29,7 @@ from tests.test_one_rollout import agent as two_calls
 
 ROOT = Path(__file__).parents[1]
 OF_THE_ROOT = ("README", "CONTRIBUTING", "AGENTS", "CODE_OF_CONDUCT", "SECURITY")
-PAGES = (path for folder in ("docs", "examples") for path in (ROOT / folder).rglob("*.md"))
+PAGES = (path for folder in ("contrib", "docs", "examples") for path in (ROOT / folder).rglob("*.md"))
 BELOW = sorted(path for path in PAGES if "node_modules" not in path.parts)
 DOCUMENTS = (*(ROOT / f"{name}.md" for name in OF_THE_ROOT), *BELOW)
 MIGRATION = ROOT / "docs/reference/migration.md"

@@ -11,7 +11,7 @@ FOLDERS = {
     "chaos": "kills, cuts and fills up whole servers and runs",
     "deploy": "the recipes of deploy/",
     "drift": "tokenizers, templates and agents against the adapter and the gateway together",
-    "examples": "the programs of examples/, and what their READMEs show",
+    "examples": "the programs of examples/ and contrib/recipes/, and what their READMEs show",
     "frameworks": "agents of other frameworks, through gateway, runner and adapter",
     "packaging": "the wheel, its installation, and the files of the repository around the package",
     "seeds": "the documents, snippet by snippet, word for word",

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = (
     *(ROOT / "README.md", ROOT / "CONTRIBUTING.md"),
-    *sorted((*(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md"))),
+    *sorted(path for folder in ("contrib", "docs", "examples") for path in (ROOT / folder).rglob("*.md")),
 )
 
 

@@ -1,7 +1,8 @@
 """Make the environments of examples that have one, and run their tests there: part of `make test-examples`.
 
 An example whose folder has `constraints.txt` beside `requirements.txt` has an environment of its own: the first file
-holds the exact versions of all that is in it, the second what the example asks for. The environment is
+holds the exact versions of all that is in it, the second what the example asks for. Of a recipe (`contrib/recipes/`)
+they are in its folder `agl/`, and it counts as an example here. The environment is
 `.venv-examples-<name>` in the root of the repository, with this package and its extra `demo`; it is made again when one
 of these files or `pyproject.toml` changes. For Node see `tests/frameworks/environments.py`, which this builds on.
 
@@ -24,11 +25,12 @@ from collections.abc import Sequence
 from tests.frameworks.environments import QUIET, ROOT, Group, commit, in_turn, lock, prepare
 
 
-def examples() -> dict[str, Group]:
-    """Return the examples that have an environment, by name."""
-    found = sorted((ROOT / "examples").glob("*/requirements.txt"))
+def examples(*, locked: bool = True) -> dict[str, Group]:
+    """Return the examples and recipes that have an environment, by name; or those that could have one."""
+    found = [*ROOT.glob("examples/*/requirements.txt"), *ROOT.glob("contrib/recipes/*/agl/requirements.txt")]
     groups = [Group(path.parent, prefix=".venv-examples", extras="[demo]") for path in found]
-    return {group.name: group for group in groups if (group.folder / "constraints.txt").exists()}
+    named = {group.name: group for group in groups if not locked or (group.folder / "constraints.txt").exists()}
+    return dict(sorted(named.items()))
 
 
 def run(group: Group, arguments: Sequence[str]) -> bool:
@@ -58,10 +60,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--lock", metavar="EXAMPLE", help="find the versions of an example anew")
     given = parser.parse_args(own)
     if given.lock:
-        folder = ROOT / "examples" / given.lock
-        if not (folder / "requirements.txt").exists():
-            parser.error(f"examples/{given.lock} has no requirements.txt")
-        lock(Group(folder, prefix=".venv-examples", extras="[demo]"))
+        if not (group := examples(locked=False).get(given.lock)):
+            parser.error(f"no example or recipe {given.lock} has a requirements.txt")
+        lock(group)
         return 0
     if unknown := [name for name in given.names if name not in known]:
         parser.error(f"no environment of {', '.join(unknown)}; there are those of {', '.join(known) or 'no example'}")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
+RECIPES = ROOT / "contrib/recipes"
 _SHOWN = re.compile(r"^```bash\n([^`]*?)\n```\n\n```text\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _NUMBER = re.compile(r"(-?\d+\.\d+)")
 

@@ -7,10 +7,12 @@ import re
 import pytest
 
 from tests.examples.environments import examples, main
-from tests.examples.shown import EXAMPLES
+from tests.examples.shown import EXAMPLES, RECIPES
 from tests.frameworks.environments import in_turn
 
-NAMES = sorted(path.parent.name for path in EXAMPLES.glob("*/constraints.txt"))
+FOLDERS = {path.parent.name: path.parent for path in EXAMPLES.glob("*/constraints.txt")}
+FOLDERS |= {path.parents[1].name: path.parent for path in RECIPES.glob("*/agl/constraints.txt")}
+NAMES = sorted(FOLDERS)
 
 
 def test_an_example_with_constraints_has_an_environment_and_asks_for_something() -> None:
@@ -21,7 +23,7 @@ def test_an_example_with_constraints_has_an_environment_and_asks_for_something()
 @pytest.mark.parametrize("name", NAMES)
 def test_all_that_is_asked_for_is_pinned_to_one_version_that_any_machine_is_offered(name: str) -> None:
     def lines(file: str) -> list[str]:
-        return [line for line in (EXAMPLES / name / file).read_text().splitlines() if not line.startswith("#")]
+        return [line for line in (FOLDERS[name] / file).read_text().splitlines() if not line.startswith("#")]
 
     pinned = lines("constraints.txt")
     assert [line for line in pinned if not re.fullmatch(r"[\w.-]+==[\w.]+( ;.*)?", line)] == []

@@ -7,9 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.examples.shown import EXAMPLES, ROOT, same
+from tests.examples.shown import EXAMPLES, RECIPES, ROOT, same
 
-FOLDERS = sorted(path for path in EXAMPLES.iterdir() if path.is_dir() and not path.name.startswith(("_", ".")))
+LISTS = {EXAMPLES / "README.md": EXAMPLES, RECIPES.parent / "README.md": RECIPES}
+FOLDERS = {
+    path: page
+    for page, folder in LISTS.items()
+    for path in sorted(folder.iterdir())
+    if path.is_dir() and not path.name.startswith(("_", "."))
+}
+"""Each example and recipe, and the page with its line."""
 
 
 def test_numbers_may_differ_within_the_tolerance_and_nothing_else() -> None:
@@ -23,9 +30,12 @@ def test_numbers_may_differ_within_the_tolerance_and_nothing_else() -> None:
 def test_every_example_has_a_readme_a_test_and_a_line_in_the_list(folder: Path) -> None:
     assert (folder / "README.md").is_file()
     assert (ROOT / f"tests/examples/test_{folder.name}.py").is_file()
-    assert f"]({folder.name}/README.md)" in (EXAMPLES / "README.md").read_text()
+    page = FOLDERS[folder]
+    assert f"]({folder.relative_to(page.parent)}/README.md)" in page.read_text()
 
 
-def test_the_list_names_no_example_that_is_not_there() -> None:
-    named = re.findall(r"\]\((\w+)/README\.md\)", (EXAMPLES / "README.md").read_text())
-    assert sorted(named) == [folder.name for folder in FOLDERS]
+@pytest.mark.parametrize("page", LISTS, ids=lambda path: path.parent.name)
+def test_a_list_names_no_example_that_is_not_there(page: Path) -> None:
+    prefix = LISTS[page].relative_to(page.parent).as_posix().replace(".", "")
+    named = re.findall(rf"^\| \[\w+\]\(({prefix}/?\w+)/README\.md\)", page.read_text(), re.MULTILINE)
+    assert sorted(named) == [str(path.relative_to(page.parent)) for path, listed in FOLDERS.items() if listed == page]

@@ -1,22 +1,29 @@
-"""examples/webshop: the TypeScript agent, built and run by the real Node, in the real shop; what training brings."""
+"""contrib/recipes/webshop: the TypeScript agent, built and run by the real Node, in the real shop; its training; and
+all parts as processes, started by its script."""
 
 from __future__ import annotations
 
 import os
 import re
 import shutil
+import signal
+import socket
 import subprocess
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import agentlightning as agl
-from tests.examples.shown import EXAMPLES, run
+from tests.examples.shown import RECIPES, run
 from tests.frameworks.engine import Engine, Json, call, calls, last, said
+from tests.stubs.ports import free_port
 
-FOLDER = EXAMPLES / "webshop"
+FOLDER = RECIPES / "webshop"
 MODULES = Path(os.environ.get("AGL_TEST_NODE_MODULES", FOLDER / "node_modules"))
 WORDS = ("kind", "colour", "material")
 
@@ -28,7 +35,7 @@ needs_node = pytest.mark.skipif(
 
 @pytest.fixture
 def shop(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(FOLDER)
+    monkeypatch.syspath_prepend(FOLDER / "agl")
     import shop  # type: ignore[import-not-found]
 
     return shop
@@ -37,7 +44,7 @@ def shop(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The example, its types checked and its agent built by its own `npm run build`."""
-    folder = tmp_path_factory.mktemp("examples") / "webshop"
+    folder = tmp_path_factory.mktemp("recipes") / "webshop"
     shutil.copytree(FOLDER, folder, ignore=shutil.ignore_patterns("node_modules", "dist", "__pycache__"))
     (folder / "node_modules").symlink_to(MODULES)
     done = subprocess.run(["npm", "run", "build"], cwd=folder, capture_output=True, text=True, check=False)
@@ -48,20 +55,17 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def play(built: Path, shop: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[float, list[Json]]]:
     """Runs the agent once on a scripted model; gives its reward and what the model was asked."""
-    pytest.importorskip("torch", reason="torch is not installed: make test-example NAMES=webshop")
-    monkeypatch.syspath_prepend(built)
-    from train import worth  # type: ignore[import-not-found]
+    monkeypatch.syspath_prepend(built / "agl")
+    from run_rollouts import customer, worth  # type: ignore[import-not-found]
 
     def run_on(model: Callable[[Json], str | Json], task: Json) -> tuple[float, list[Json]]:
         with Engine(model) as engine, shop.serve() as url:
-            command = ["node", str(built / "dist/agent.cjs")]
-            agent = agl.CommandAgent(command, env={"SHOP_URL": url}, reward="reward_fn", timeout_seconds=60)
             sampling = {"temperature": 0.5, "max_tokens": 24}
             llm = agl.LLM(endpoint=engine.base_url, model="policy", sampling_parameters=sampling)
             trainer = agl.Trainer(
                 algorithm="baseline", strategy="shm", initial_resources={"main_llm": llm}, reward_fn=worth
             )
-            trainer.fit(agent, train_dataset=[task])
+            trainer.fit(customer(url), train_dataset=[task])
             assert engine.trouble == []
             return trainer.result.mean_reward, [exchange.request for exchange in engine.calls]
 
@@ -136,10 +140,9 @@ def test_a_model_that_makes_mistakes_buys_nothing_and_earns_nothing(play: Any, s
 @needs_node
 def test_a_program_that_was_not_built_is_named_with_what_to_do(built: Path, tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed: make test-example NAMES=webshop")
-    for file in built.glob("*.py"):
-        shutil.copy(file, tmp_path)
+    shutil.copytree(built / "agl", tmp_path / "agl")
     with pytest.raises(AssertionError, match=r"is not built: run `npm ci && npm run build` in"):
-        run(f"python {tmp_path / 'train.py'}")
+        run(f"python {tmp_path / 'agl/train.py'}")
 
 
 def curve(printed: str) -> dict[int, int]:
@@ -152,7 +155,7 @@ def curve(printed: str) -> dict[int, int]:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_it_runs_whole_and_a_model_that_earns_nothing_learns_nothing(built: Path) -> None:
-    printed = run(f"python {built / 'train.py'} --imitation-steps 1 --steps 1 --held-out 4", timeout=250)
+    printed = run(f"python {built / 'agl/train.py'} --imitation-steps 1 --steps 1 --held-out 4", timeout=250)
     assert curve(printed) == {0: 0}
     assert "equal_rewards 128" in printed
 
@@ -161,6 +164,177 @@ def test_it_runs_whole_and_a_model_that_earns_nothing_learns_nothing(built: Path
 @pytest.mark.heavy
 @pytest.mark.timeout(1200)
 def test_the_agent_learns_to_heed_the_whole_wish(built: Path) -> None:
-    found = curve(run(f"python {built / 'train.py'}", timeout=1100))
+    found = curve(run(f"python {built / 'agl/train.py'}", timeout=1100))
     assert found[0] <= 30
     assert found[max(found)] >= found[0] + 40
+
+
+# --- the stack -------------------------------------------------------------------------------------------------------
+
+SMALL = ("--imitation-steps", "1", "--steps", "1", "--held-out", "4")
+
+
+class Stack:
+    """`scripts/run_stack.sh` in a session of its own, as a terminal starts it."""
+
+    def __init__(self, recipe: Path, folder: Path, *options: str, **settings: str) -> None:
+        self.folder = folder / "stack"
+        self.ports = {name: str(free_port()) for name in ("AGL_SERVER_PORT", "GATEWAY_PORT", "SHOP_PORT")}
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(("AGL_", "OPENAI_"))}
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+        own = {"PATH": path, "PYTHONPATH": str(RECIPES.parents[1]), "STACK_FOLDER": str(self.folder)}
+        self.process = subprocess.Popen(
+            [recipe / "scripts/run_stack.sh", *options],
+            env={**clean, **own, **self.ports, **settings},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self.shop = f"http://127.0.0.1:{self.ports['SHOP_PORT']}"
+
+    def until(self, word: str) -> str:
+        """Return what it says, up to the line with this word."""
+        assert self.process.stdout is not None
+        lines: list[str] = []
+        for line in self.process.stdout:
+            lines.append(line)
+            if word in line:
+                return "".join(lines)
+        raise AssertionError("".join(lines))
+
+    def ended(self) -> tuple[int, str]:
+        """Return its exit code and the rest of what it says."""
+        rest = self.process.communicate()[0]
+        return self.process.returncode, rest
+
+    def part(self, command: str) -> psutil.Process:
+        """Return the process of one part, by a word of its command."""
+        below = psutil.Process(self.process.pid).children(recursive=True)
+        own = [one for one in below if one.cmdline()[1:] and command in " ".join(one.cmdline()[1:3])]
+        return next(one for one in own if (parent := one.parent()) and parent.name() in ("bash", "run_stack.sh"))
+
+    def left(self) -> list[list[str]]:
+        """Return the commands of processes that it, or a part of it, has started and that still run."""
+        found: list[list[str]] = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if process.environ().get("SHOP_URL") == self.shop or process.environ().get("STACK_FOLDER") == str(
+                    self.folder
+                ):
+                    found.append(process.cmdline())
+        return found
+
+
+@pytest.fixture
+def stack(built: Path, tmp_path: Path) -> Iterator[Callable[..., Stack]]:
+    pytest.importorskip("torch", reason="torch is not installed: make test-example NAMES=webshop")
+    started: list[Stack] = []
+
+    def start(*options: str, **settings: str) -> Stack:
+        started.append(Stack(built, tmp_path, *options, **settings))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.process.terminate()
+        one.process.communicate()
+
+
+@needs_node
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_stack_runs_every_part_as_a_process_and_ends_with_the_training(stack: Callable[..., Stack]) -> None:
+    one = stack(*SMALL)
+    code, printed = one.ended()
+    assert code == 0, printed
+    for port in one.ports.values():
+        assert f"http://127.0.0.1:{port}" in printed
+    assert curve(printed) == {0: 0}
+    assert "rollouts 128 done 0 failed" in printed
+    logs = {path.stem: path.read_text() for path in one.folder.glob("*.log")}
+    assert set(logs) == {"store", "shop", "algorithm", "runner-1", "runner-2"}
+    done = [int(number) for text in logs.values() for number in re.findall(r"finished after (\d+) rollouts", text)]
+    assert len(done) == 2
+    assert sum(done) == 128 + 2 * 2 * 4, "a step, and what is held out before and after it, in two ways"
+    assert one.left() == []
+
+
+def ctrl_c(stack: Stack) -> None:
+    os.killpg(stack.process.pid, signal.SIGINT)
+
+
+def kill(command: str) -> Callable[[Stack], None]:
+    return lambda stack: stack.part(command).kill()
+
+
+@needs_node
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("end", "code", "said"),
+    [
+        pytest.param(ctrl_c, 130, "", id="ctrl-c", marks=pytest.mark.slow),
+        pytest.param(
+            kill("run_rollouts.py"), 6, r"runner-\d was ended by SIGKILL", id="runner", marks=pytest.mark.slow
+        ),
+        pytest.param(kill("agl store"), 3, "store was ended by SIGKILL", id="store", marks=pytest.mark.heavy),
+        pytest.param(kill("shop.py"), 4, "shop was ended by SIGKILL", id="shop", marks=pytest.mark.heavy),
+        pytest.param(kill("train.py"), 5, "algorithm was ended by SIGKILL", id="algorithm", marks=pytest.mark.heavy),
+    ],
+)
+def test_the_end_of_one_part_is_reported_and_leaves_no_process(
+    stack: Callable[..., Stack], end: Callable[[Stack], None], code: int, said: str
+) -> None:
+    one = stack(*SMALL)
+    one.until("held-out after 0 updates")
+    end(one)
+    ended, printed = one.ended()
+    assert ended == code, printed
+    assert re.search(said, printed)
+    assert one.left() == []
+
+
+@needs_node
+@pytest.mark.heavy
+@pytest.mark.timeout(900)
+def test_the_stack_beyond_loopback_needs_a_token_and_trains(stack: Callable[..., Stack]) -> None:
+    one = stack("--steps", "3", "--held-out", "48", AGL_SERVER_HOST="0.0.0.0")
+    printed = one.until("logs ")
+    token = (one.folder / "token").read_text().strip()
+    assert token not in printed
+    code, rest = one.ended()
+    assert code == 0, printed + rest
+    found = curve(rest)
+    assert found[3] > found[0] + 10
+
+
+def refused(recipe: Path, folder: Path, **settings: str) -> str:
+    """Return what the script says as it refuses to start."""
+    one = Stack(recipe, folder, **settings)
+    code, printed = one.ended()
+    assert code == 2, printed
+    assert not one.folder.exists()
+    return printed
+
+
+def test_the_stack_names_what_is_missing_before_it_starts_anything(tmp_path: Path) -> None:
+    commands = tmp_path / "commands"
+    commands.mkdir()
+
+    def offer(*names: str) -> None:
+        for name in names:
+            (commands / name).symlink_to(shutil.which(name) or sys.executable)
+
+    offer("bash", "dirname", "env", "readlink")
+    for name in ("agl", "python", "node"):
+        assert f"there is no {name} on the PATH" in refused(FOLDER, tmp_path, PATH=str(commands))
+        offer(name)
+    (tmp_path / "scripts").mkdir()
+    shutil.copy(FOLDER / "scripts/run_stack.sh", tmp_path / "scripts")
+    assert "there is no npm on the PATH" in refused(tmp_path, tmp_path, PATH=str(commands)), "it is not built there"
+    assert "RUNNERS must be a number of processes" in refused(FOLDER, tmp_path, PATH=str(commands), RUNNERS="0")
+    assert "SHOP_PORT must be a port" in refused(FOLDER, tmp_path, PATH=str(commands), SHOP_PORT="many")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        said = refused(FOLDER, tmp_path, PATH=str(commands), GATEWAY_PORT=port)
+    assert f"port {port} of 127.0.0.1 is in use: set GATEWAY_PORT" in said

@@ -65,8 +65,13 @@ class Group:
     extras: str = ""
 
     @property
+    def whole(self) -> Path:
+        """The folder with its package.json; of a recipe the folder above its Python part."""
+        return self.folder.parent if self.folder.name == "agl" else self.folder
+
+    @property
     def name(self) -> str:
-        return self.folder.name
+        return self.whole.name
 
     @property
     def environment(self) -> Path:
@@ -75,7 +80,7 @@ class Group:
     @property
     def missing(self) -> str:
         """What this machine lacks for the group and pip cannot bring; "" for nothing."""
-        wanted = ("node", "npm") if (self.folder / "package.json").exists() else ()
+        wanted = ("node", "npm") if (self.whole / "package.json").exists() else ()
         return ", ".join(name for name in wanted if shutil.which(name) is None)
 
     @property
@@ -84,8 +89,9 @@ class Group:
 
     def state(self) -> str:
         """Return a hash of all that decides what is in the environment."""
-        names = ("requirements.txt", "constraints.txt", "package.json", "package-lock.json")
-        files = [self.folder / name for name in names if (self.folder / name).exists()]
+        files = [self.folder / name for name in ("requirements.txt", "constraints.txt")]
+        files += [self.whole / name for name in ("package.json", "package-lock.json")]
+        files = [path for path in files if path.exists()]
         files += sorted(self.folder.glob("commands-*.txt"))
         parts = [path.read_bytes() for path in (*files, TESTING, ROOT / "pyproject.toml")]
         return hashlib.sha256(b"\0".join([sys.version.encode(), *parts])).hexdigest()
@@ -162,9 +168,9 @@ def prepare(group: Group) -> Path:
         return python
     files = ["-c", group.folder / "constraints.txt", "-r", group.folder / "requirements.txt", "-r", TESTING]
     make(group.environment, *files, "--editable", f"{ROOT}{group.extras}")
-    if (group.folder / "package.json").exists():
+    if (group.whole / "package.json").exists():
         for name in ("package.json", "package-lock.json"):
-            shutil.copy(group.folder / name, group.environment)
+            shutil.copy(group.whole / name, group.environment)
         # not `ci`, which fails where a registry lacks a package that only other platforms need
         npm = ["npm", "install", "--no-save", "--no-audit", "--no-fund", "--ignore-scripts", "--loglevel", "error"]
         for command in (npm, ["npm", "run", "--silent", "--if-present", "link"]):

@@ -1,8 +1,9 @@
 """Lay the pages out for the site: `python -m tests.packaging.pages FOLDER`.
 
 The site takes its pages from one folder. `docs/` goes there as it is, the pages of the root (README, CONTRIBUTING and
-others) into `project/`, those of `examples/` into `examples/`; links between them are written anew. `reference/api/`
-gets a page for each package, on which mkdocstrings puts what the docstrings of its public names say.
+others) into `project/`, those of `contrib/` and `examples/` into folders of the same names; links between them are
+written anew. `reference/api/` gets a page for each package, on which mkdocstrings puts what the docstrings of its
+public names say.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from tests.packaging.names import PACKAGE, pages_of_packages, public_definitions
 
 ROOT = Path(__file__).parents[2]
 OF_THE_ROOT = ("README", "CONTRIBUTING", "CHANGELOG", "SECURITY", "CODE_OF_CONDUCT", "AGENTS")
-PAGES = {
+_ALL = {
     *(ROOT / "docs").rglob("*.md"),
     *(ROOT / f"{name}.md" for name in OF_THE_ROOT),
-    *(ROOT / "examples").glob("**/README.md"),
+    *(path for folder in ("contrib", "examples") for path in (ROOT / folder).rglob("README.md")),
 }
+PAGES = {page for page in _ALL if "node_modules" not in page.parts}
 _LINK = re.compile(r"(?<=\]\()([^)#:\s]+)(?=[)#])")
 
 

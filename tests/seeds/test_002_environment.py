@@ -6,6 +6,7 @@ import asyncio
 import importlib.util
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from agentlightning.store.client_server import API_AGL_PREFIX
 from agentlightning.utils.env import resolve_bool_env_var, resolve_int_env_var, resolve_str_env_var
 from agentlightning.utils.server_launcher import PythonServerLauncherArgs
 from tests.seeds.parts import TASKS, agent
-from tests.seeds.shown import Shown
+from tests.seeds.shown import Shown, snippets
 from tests.tracer.collector import Collector
 
 GRPC = "the port 4317 is one for gRPC, which is an extra of the package; it runs with that extra, and with port 4318"
@@ -110,8 +111,6 @@ def _ended(*programs: subprocess.Popen[str]) -> list[str]:
 
 def _nodes(shown: Shown, folder: Path, store_url: str, collector: str) -> list[subprocess.Popen[str]]:
     """Start the script of the test beside the one of the other node."""
-    from tests.seeds.shown import snippets
-
     started: list[subprocess.Popen[str]] = []
     for name, program in (("002/algorithm-node", "train_my_agent"), ("002/runner-node", "run_rollouts")):
         script = shown if name == shown.snippet.id else Shown(snippets()[name], "", shown.patch)
@@ -166,6 +165,22 @@ def test_the_helpers_read_and_convert(shown: Shown) -> None:
     shown.patch.setenv("AGL_SERVER_PORT", "4848")
     found = shown.run()
     assert (found.use_managed, found.store_url) == (False, "10.0.0.4:4848")
+
+
+RECIPE = Path(__file__).parents[2] / "contrib/recipes/webshop"
+
+
+def test_the_recipe_sets_the_variables_of_the_document(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`contrib/recipes/webshop/scripts/run_stack.sh` and `contrib/recipes/webshop/Dockerfile`, which it refers to."""
+    dockerfile, *nodes = (
+        Shown(snippets()[f"002/{name}"], "", monkeypatch) for name in ("dockerfile", "algorithm-node", "runner-node")
+    )
+    assert dockerfile.exports
+    recipe = Shown(replace(dockerfile.snippet, text=(RECIPE / "Dockerfile").read_text()), "", monkeypatch)
+    assert dockerfile.exports.items() <= recipe.exports.items()
+    script = (RECIPE / "scripts/run_stack.sh").read_text()
+    assert sorted(name for node in nodes for name in node.exports if name not in script) == []
+    assert '--external-store-address "$AGENT_LIGHTNING_STORE_URL"' in script
 
 
 # --- what the prose says -----------------------------------------------------------------------------------------

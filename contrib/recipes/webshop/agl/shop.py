@@ -7,8 +7,10 @@ first model.
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
+import signal
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -125,17 +127,18 @@ def tasks(part: Part) -> list[Task]:
 
 
 @contextmanager
-def serve() -> Generator[str]:
-    """Serve the shop on a free port of this machine until the context ends; gives its address.
+def serve(host: str = "127.0.0.1", port: int = 0) -> Generator[str]:
+    """Serve the shop until the context ends, by default on a free port of this machine; gives its address.
 
     `GET /search?query=red+shirt&at_most=30` and `GET /products/412` answer with text, `POST /orders` with
     `{"id": "412", "size": "small"}` takes an order; 400 and 404 say what was wrong.
+    `GET /health` answers when the shop is open.
     """
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Shop)
+    server = ThreadingHTTPServer((host, port), _Shop)
     thread = threading.Thread(target=server.serve_forever, name="shop", daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
+        yield f"http://{host}:{server.server_address[1]}"
     finally:
         server.shutdown()
         server.server_close()
@@ -155,6 +158,8 @@ class _Shop(BaseHTTPRequestHandler):
             except ValueError:
                 return self._answer(400, f"at_most is a number of dollars, not {at_most!r}")
             return self._answer(200, shown(search(self.products, given.get("query", [""])[0], limit)))
+        if address.path == "/health":
+            return self._answer(200, "open")
         found = self.products.get(address.path.removeprefix("/products/"))
         return self._answer(200, page(found)) if found else self._answer(404, "no such product")
 
@@ -181,3 +186,19 @@ class _Shop(BaseHTTPRequestHandler):
     @override
     def log_message(self, format: str, *args: object) -> None:
         """Say nothing: a line for each request would hide those of training."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0 for agents on other machines")
+    parser.add_argument("--port", type=int, default=8080)
+    options = parser.parse_args()
+    ends = {signal.SIGINT, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, ends)  # else they end the process where it stands
+    with serve(options.host, options.port) as address:
+        print(f"The shop listens on {address}", flush=True)
+        signal.sigwait(ends)
+
+
+if __name__ == "__main__":
+    main()
