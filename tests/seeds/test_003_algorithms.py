@@ -179,13 +179,13 @@ def three_terminals(shown: Shown, terminal: Terminal, folder: Path) -> None:
 
 
 @pytest.mark.heavy
-@pytest.mark.snippet("003/three-terminals")
+@pytest.mark.snippet("003/three-terminals", differs="the test serves on a free port")
 def test_store_algorithm_and_runner_in_three_terminals(shown: Shown, terminal: Terminal, tmp_path: Path) -> None:
     three_terminals(shown, terminal, tmp_path)
 
 
 @pytest.mark.heavy
-@pytest.mark.snippet("003/training-commands")
+@pytest.mark.snippet("003/training-commands", differs="the test serves on a free port")
 def test_the_same_by_a_training_script(shown: Shown, terminal: Terminal, tmp_path: Path) -> None:
     three_terminals(shown, terminal, tmp_path)
 
@@ -201,7 +201,9 @@ def test_the_script_alone(shown: Shown, terminal: Terminal, tmp_path: Path) -> N
 
 
 @pytest.mark.heavy
-@pytest.mark.snippet("003/store-commands")
+@pytest.mark.snippet(
+    "003/store-commands", differs="the test's ports; `agl prometheus` is told the folder that the processes share"
+)
 def test_a_store_and_a_page_of_metrics(shown: Shown, terminal: Terminal, tmp_path: Path) -> None:
     store, prometheus = shown.commands
     served = terminal([store[0], store[1], *store[4:]], "--port", str(free_port()))

@@ -23,7 +23,7 @@ def test_the_registry_of_strategies(shown: Shown) -> None:
     assert type(agl.Trainer(strategy="shm").strategy) is SharedMemoryExecutionStrategy
 
 
-@pytest.mark.snippet("003/grpo-by-name", because="GRPO trains a model, which must be named")
+@pytest.mark.snippet("003/grpo-by-name", instead="GRPO trains a model, which must be named")
 def test_grpo_by_its_name_alone(shown: Shown) -> None:
     runner = agl.LitAgentRunner[Any](tracer=agl.OtelTracer())
     with shown.explains(TypeError, "GRPO needs settings that are missing: model"):
@@ -37,7 +37,7 @@ def test_an_algorithm_of_ones_own(shown: Shown) -> None:
     assert made.trainer.result == {"policy": 2}
 
 
-@pytest.mark.snippet("003/parallel-workers", because="PPO trains a model, which must be named")
+@pytest.mark.snippet("003/parallel-workers", instead="PPO trains a model, which must be named")
 def test_four_workers_in_shared_memory(shown: Shown) -> None:
     with shown.explains(TypeError, "PPO needs settings that are missing: model"):
         shown.run(runner=agl.LitAgentRunner[Any](tracer=agl.OtelTracer()))
@@ -48,7 +48,7 @@ def test_four_workers_in_shared_memory(shown: Shown) -> None:
         trainer.train()
 
 
-@pytest.mark.snippet("003/agent-os-training", because="GRPO trains a model, which must be named")
+@pytest.mark.snippet("003/agent-os-training", instead="GRPO trains a model, which must be named")
 def test_training_below_a_kernel(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
     class SQLPolicy:
         """What another project has under this name."""
