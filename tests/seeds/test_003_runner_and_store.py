@@ -14,6 +14,7 @@ import pytest
 import agentlightning as agl
 from agentlightning import runner as runners
 from agentlightning.store import LightningStoreClient
+from agentlightning.trainer.v0 import TrainerLegacy
 from agentlightning.types import Hook
 from tests.seeds.parts import TASKS, agent
 from tests.seeds.shown import Shown
@@ -68,11 +69,12 @@ async def test_the_prefix_of_a_log_line(shown: Shown) -> None:
         assert runner._log_prefix("ro-1") == "[Worker-0] [ro-1]"
 
 
-@pytest.mark.snippet("003/trainer-fields", differs="`agl.Trainer` stands for `TrainerLegacy`, which there is not")
+@pytest.mark.snippet("003/trainer-fields")
 def test_the_fields_of_a_trainer(shown: Shown) -> None:
     types: dict[str, Any] = {"Optional": Optional, "Sequence": Sequence, "Hook": Hook, "Tracer": agl.Tracer}
-    made = shown.run(TrainerLegacy=agl.Trainer, ExecutionStrategy=agl.ExecutionStrategy, **types)
-    trainer = made.Trainer(strategy="shm")
+    made = shown.run(TrainerLegacy=TrainerLegacy, ExecutionStrategy=agl.ExecutionStrategy, **types)
+    assert issubclass(agl.Trainer, made.Trainer.__base__)
+    trainer = agl.Trainer(strategy="shm")
     for name in made.Trainer.__annotations__:
         assert hasattr(trainer, name), name
 
