@@ -238,6 +238,13 @@ class Shown:
             text = text.replace(value, f"<{word}>")
         self.said.append(f"`{type(caught.value).__name__}: {text.replace('`', chr(39))}`")
 
+    @contextmanager
+    def warns_of(self, name: str) -> Iterator[None]:
+        """Expect a deprecation warning that has this name in it. Its text goes into the table."""
+        with pytest.warns(DeprecationWarning, match=re.escape(name)) as warned:
+            yield
+        self.tells(warned[0].message)
+
     def tells(self, text: object, when: str = "") -> None:
         """Keep for the table what the snippet says although it runs: a warning, or an error (`when` something is not
         as it runs)."""

@@ -101,7 +101,6 @@ def test_the_options_of_a_program(shown: Shown) -> None:
 
 
 @pytest.mark.heavy
-@pytest.mark.filterwarnings("ignore:.*n_workers:DeprecationWarning")
 @pytest.mark.snippet("003/integrated-trainer")
 def test_algorithm_and_runner_in_one_trainer(shown: Shown) -> None:
     def apo_rollout(task: str, prompt_template: agl.PromptTemplate) -> float:
@@ -117,7 +116,8 @@ def test_algorithm_and_runner_in_one_trainer(shown: Shown) -> None:
         return rewards
 
     given: dict[str, Any] = {"apo_algorithm": apo_algorithm, "LightningStore": agl.LightningStore}
-    made = shown.run(after=["003/algo-wrapper"], apo_rollout=apo_rollout, **given)
+    with shown.warns_of("n_workers"):
+        made = shown.run(after=["003/algo-wrapper"], apo_rollout=apo_rollout, **given)
     assert made.trainer.result == [0.0, 1.0]
 
 

@@ -99,15 +99,16 @@ def test_the_strategy_wraps_the_store_of_both_bundles(strategy: Any, classes: tu
 
 
 def test_as_many_agents_run_at_once_as_there_are_runners() -> None:
-    both = threading.Barrier(2)
+    all_of_them = threading.Barrier(8)
 
     def meets(task: Any) -> float:
-        both.wait(30)
+        all_of_them.wait(30)
         return 1.0
 
-    trainer = agl.Trainer(algorithm="baseline", n_runners=2, strategy="shm", initial_resources={})
-    trainer.fit(meets, TASKS)
-    assert trainer.result.rewards == [1.0, 1.0]
+    algorithm = agl.Baseline(max_queue_length=8)
+    trainer = agl.Trainer(algorithm=algorithm, n_runners=8, strategy="shm", initial_resources={})
+    trainer.fit(meets, list(range(8)))
+    assert trainer.result.rewards == [1.0] * 8
 
 
 def test_the_settings_of_client_server_are_those_of_the_documents() -> None:

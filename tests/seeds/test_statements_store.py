@@ -245,6 +245,14 @@ async def test_the_routes_of_workers_and_statistics(served: agl.LightningStoreSe
         assert (await rest("GET", "/statistics"))["total_rollouts"] == 0
 
 
+async def test_a_server_describes_its_routes(served: agl.LightningStoreServer) -> None:
+    async with aiohttp.ClientSession() as session:
+        async with session.get(f"{served.endpoint}/openapi.json") as answer:
+            assert "/v1/agl/rollouts/{rollout_id}/start" in (await answer.json())["paths"]
+        async with session.get(f"{served.endpoint}/docs") as answer:
+            assert answer.status == 404
+
+
 async def test_a_server_in_another_process_is_a_client(served: agl.LightningStoreServer) -> None:
     away = pickle.loads(pickle.dumps(served))
     made = await served.enqueue_rollout("x")
