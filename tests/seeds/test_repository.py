@@ -77,7 +77,15 @@ def test_the_classes_of_the_introduction_are_in_the_package() -> None:
 
 def test_the_folders_of_the_project() -> None:
     parts = ("algorithm", "cli", "contrib", "runner", "store", "tracer", "types")
-    folders = [*(f"agentlightning/{name}" for name in parts), "dashboard", "docs", "examples", "tests"]
+    folders = [
+        *(f"agentlightning/{name}" for name in parts),
+        "contrib/recipes",
+        "dashboard",
+        "docs",
+        "examples",
+        "scripts",
+        "tests",
+    ]
     assert [folder for folder in folders if not (ROOT / folder).is_dir()] == []
 
 

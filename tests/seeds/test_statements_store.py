@@ -82,6 +82,8 @@ async def test_a_rollout_from_the_queue_to_its_end() -> None:
     ended = await store.get_rollout_by_id(queued.rollout_id)
     assert ended is not None
     assert ended.status == "succeeded"
+    assert isinstance(ended, agl.AttemptedRollout)
+    assert (ended.worker_id, [attempt.status for attempt in ended.attempts]) == ("worker-1", ["succeeded"])
 
 
 async def test_the_words_of_the_life_of_a_rollout_are_operations() -> None:
