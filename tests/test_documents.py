@@ -36,7 +36,7 @@ MIGRATION = ROOT / "docs/reference/migration.md"
 ABSENT = "## Not in this release"
 
 SNIPPETS = ROOT / "docs/reference/documents.md"
-"""Made by tests/seeds; what it says of names is that they are not there."""
+"""Made by tests/seeds; it quotes names of others, and says that they are not there."""
 
 
 def kept() -> frozenset[Path]:
@@ -72,6 +72,8 @@ def test_every_file_and_folder_that_a_document_names_exists(document: Path) -> N
 
     What a build leaves behind does not count: in a fresh clone it is not there.
     """
+    if document == SNIPPETS:
+        return
     missing: list[str] = []
     for line in prose(document).splitlines():
         paths = [span for span in re.findall(r"`([^`]+)`", line) if re.fullmatch(r"[\w.-]+(/[\w.-]+)*/?", span)]

@@ -7,6 +7,7 @@ import copy
 import logging
 import os
 import socket
+import threading
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -37,7 +38,8 @@ from agentlightning.tracer.base import Tracer
 from agentlightning.tracer.otel import OtelTracer
 from agentlightning.types import AttemptedRollout, Hook, NamedResources, Rollout, RolloutMode
 from agentlightning.utils.backoff import OUTAGE_SECONDS
-from agentlightning.utils.concurrency.main_thread import has_main_thread_to_itself
+from agentlightning.utils.concurrency.main_thread import has_loop_to_itself, has_main_thread_to_itself
+from agentlightning.utils.server_launcher import SERVER_THREAD
 
 logger = logging.getLogger(__name__)
 
@@ -258,6 +260,9 @@ class LitAgentRunner(Runner[T]):
         """Run rollouts of the queue until `event` is set, `max_rollouts` have been run, or (with
         `exit_when_idle`) nothing came for that many seconds.
 
+        Without both arguments it also returns once the queue is empty and nothing could fill it: the store is in the
+        memory of this process, which has no server, no other task and no other thread but daemons.
+
         Rollouts that run when the event is set are finished. When the call is cancelled they are cancelled too, and
         reported as such.
 
@@ -267,6 +272,8 @@ class LitAgentRunner(Runner[T]):
         """
         store, label = complete(self.get_store()), self.get_worker_label()
         self._begun = self._finished = 0
+        if event is None and exit_when_idle is None and _nothing_else_enqueues(store):
+            exit_when_idle = 0.0
         claims = Claims(store, label, self._held, self._poll_interval, self.store_unreachable_timeout)
         logger.info("%s serves the queue as %s", self._log_prefix(), label)
         heartbeat = self._new_heartbeat(store)
@@ -378,10 +385,20 @@ class LitAgentRunner(Runner[T]):
                 logger.info("%s %d rollouts done", self._log_prefix(), self._finished)
 
     def _log_prefix(self, rollout_id: str | None = None) -> str:
-        """Return `[Worker 0 | Rollout ro-...]`, without what is not known."""
-        worker = f"Worker {self.worker_id}" if self.worker_id is not None else None
-        known = " | ".join(part for part in (worker, f"Rollout {rollout_id}" if rollout_id else None) if part)
-        return f"[{known or 'Default Worker'}]"
+        """Return `[Worker-0] [ro-...]`, or `[Worker-0]` without a rollout."""
+        return f"[{self.get_worker_id()}]" + (f" [{rollout_id}]" if rollout_id else "")
+
+
+def _nothing_else_enqueues(store: LightningStore) -> bool:
+    """True if the store is in the memory of this process, where only the caller's task is at work."""
+    is_shared = store.capabilities.get("distributed", True)
+    others = set(threading.enumerate()) - {threading.current_thread()}
+    return not is_shared and not any(map(_may_enqueue, others)) and has_loop_to_itself()
+
+
+def _may_enqueue(thread: threading.Thread) -> bool:
+    """True for servers and for threads of the program; those of a loop's executor work for its tasks."""
+    return thread.name == SERVER_THREAD or not (thread.daemon or thread.name.startswith("asyncio_"))
 
 
 def _check_at_least(name: str, value: object, least: int) -> None:

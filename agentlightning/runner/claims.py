@@ -79,7 +79,7 @@ class Claims:
                     asked = await self._ask(wait, stopping, began)
                     if self._claimed:
                         continue
-                    if idle_until is not None and time.monotonic() >= idle_until:
+                    if idle_until is not None and not self._outage.tries and time.monotonic() >= idle_until:
                         return None
                     if time.monotonic() - began < wait / 2:  # it was not held open
                         await stopping.pause(max(asked, next(delays)))

@@ -29,6 +29,8 @@ from agentlightning.utils.http.uvicorn_server import AsgiServer
 logger = logging.getLogger(__name__)
 
 LaunchMode = Literal["asyncio", "thread"]
+SERVER_THREAD = "agl-server"
+"""Name of the thread of a server with one of its own."""
 _Serving = concurrent.futures.Future[Exception | None] | asyncio.Task[Exception | None]
 """Resolves when serving has ended, to what ended it if that was an error."""
 
@@ -171,7 +173,7 @@ class PythonServerLauncher:
         else:
             done = concurrent.futures.Future[Exception | None]()
             arguments = (self._server, self._socket, done)
-            self._thread = threading.Thread(target=self._run_thread, args=arguments, name="agl-server", daemon=True)
+            self._thread = threading.Thread(target=self._run_thread, args=arguments, name=SERVER_THREAD, daemon=True)
             self._thread.start()
             self._serving = done
         await self._until_ready(self._server, self._serving)

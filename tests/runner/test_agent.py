@@ -183,8 +183,7 @@ async def test_what_happens_around_a_rollout_may_be_overridden(store: InMemoryLi
 
 async def test_log_prefixes_name_what_is_known(store: InMemoryLightningStore) -> None:
     runner = runner_of()
-    assert runner._log_prefix() == "[Default Worker]"
-    assert runner._log_prefix("ro-1") == "[Rollout ro-1]"
+    assert runner._log_prefix() == "[Worker-Unknown]"
     with runner.run_context(agent=rollout(lambda task: 1.0), store=store):
-        assert runner._log_prefix() == "[Worker 0]"
-        assert runner._log_prefix("ro-1") == "[Worker 0 | Rollout ro-1]"
+        assert runner._log_prefix() == "[Worker-0]"
+        assert runner._log_prefix("ro-1") == "[Worker-0] [ro-1]"

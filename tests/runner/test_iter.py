@@ -8,6 +8,8 @@ import multiprocessing
 import os
 import pickle
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -235,6 +237,53 @@ async def test_an_idle_runner_may_go_home(store: InMemoryLightningStore) -> None
     with runner.run_context(agent=one, store=store):
         await asyncio.wait_for(runner.iter(exit_when_idle=0.1), 10)
     assert len(await store.query_rollouts(status_in=["succeeded"])) == 1
+
+
+ALONE = """
+import asyncio, sys, threading
+import agentlightning as agl
+from agentlightning.utils.server_launcher import PythonServerLauncherArgs
+
+
+async def main(beside):
+    store, server, ended = agl.InMemoryLightningStore(), None, threading.Event()
+    ids = [(await store.enqueue_rollout(task)).rollout_id for task in "abc"]
+    if beside == "task":
+        other = asyncio.create_task(asyncio.sleep(60))
+    elif beside == "thread":
+        threading.Thread(target=ended.wait, args=(60,)).start()
+    elif beside == "server":
+        args = PythonServerLauncherArgs(host="127.0.0.1", port=0, launch_mode="thread")
+        server = agl.LightningStoreServer(store, launcher_args=args)
+        await server.start()
+    runner = agl.LitAgentRunner(tracer=agl.OtelTracer(), concurrency=2)
+    with runner.run_context(agent=agl.rollout(lambda task: 1.0), store=store):
+        serving = runner.iter()
+        if beside == "nothing":
+            await serving
+            await runner.iter()  # a second time, with nothing to do
+        else:
+            serving = asyncio.create_task(serving)
+            await store.wait_for_rollouts(rollout_ids=ids)
+            print("serves on:", not (await asyncio.wait([serving], timeout=0.5))[0])
+            serving.cancel()
+    print([rollout.status for rollout in await store.query_rollouts()])
+    ended.set()
+    if server is not None:
+        await server.stop()
+
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("beside", ["nothing", "task", "thread", "server"])
+def test_alone_with_a_store_in_memory_a_runner_ends_with_the_queue(beside: str) -> None:
+    command = [sys.executable, "-c", ALONE, beside]
+    program = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert program.returncode == 0, program.stderr
+    serves = [] if beside == "nothing" else ["serves on: True"]
+    assert program.stdout.splitlines() == [*serves, str(["succeeded"] * 3)]
 
 
 class Asked(InMemoryLightningStore):

@@ -16,7 +16,7 @@ def shown(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Sh
     """The snippet that the test's mark `snippet` names."""
     mark = request.node.get_closest_marker("snippet")
     assert mark is not None, "mark the test with @pytest.mark.snippet('<document>/<name>')"
-    return Shown(snippets()[mark.args[0]], mark.kwargs.get("because", ""), monkeypatch)
+    return Shown(snippets()[mark.args[0]], monkeypatch, **mark.kwargs)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -26,9 +26,9 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
     if shown is None:
         return
     assert shown.used, f"the test of {shown.snippet.id} never ran it"
-    assert bool(shown.because) <= bool(shown.said), f"{shown.snippet.id} ran: take its because= away"
+    assert bool(shown.instead) <= bool(shown.said), f"{shown.snippet.id} ran: take its instead= away"
     if os.environ.get(table.WRITES):
         table.write(shown.snippet, shown.outcome)
     else:
-        now, written = table.row(shown.snippet, shown.outcome), table.rows().get(shown.snippet.id)
+        now, written = table.cell(shown.outcome), table.outcomes().get(shown.snippet.id)
         assert now == written, f"{table.PAGE.name} is out of date; `make documents` writes it again"

@@ -11,14 +11,22 @@ with `make documents`, which writes docs/reference/documents.md:
         trainer = shown.run(n_runners=2).trainer    # names that the text around the snippet gives
         ...                                         # use what it made, and assert what it did
 
-    @pytest.mark.snippet("004/own-store", because="a store in Redis is not part of the release")
+    @pytest.mark.snippet("001/client-server-port", differs="the test listens on a free port")
+    def test_settings_of_client_server_in_a_dict(shown: Shown) -> None:
+        ...
+
+    @pytest.mark.snippet("004/own-store", instead="a store in Redis is not part of the release")
     def test_a_store_of_ones_own(shown: Shown) -> None:
         with shown.explains(ModuleNotFoundError, "write-a-store"):
             shown.run()
 
+The mark has one of three verdicts. Without a word the snippet runs as it is written, and the test asserts what the
+document says of it. `differs` says what the test changed, or what a user adds: a port, an address, a package that is
+replaced. `instead` is the reason why the snippet ends in an error that says what to write.
+
 A test of a snippet takes the fixture `shown` and calls `run` (`await shown.start(...)` in an event loop), or reads
-`text`, `exports` and `commands` of a shell's snippet. `explains` is for an error that tells what to write instead; it
-needs the reason `because`. `tells` adds what a snippet that runs says beside it. A test over two seconds is `heavy`.
+`text`, `exports` and `commands` of a shell's snippet. `explains` is for an error that tells what to write instead.
+`tells` adds what a snippet that runs says beside it. A test over two seconds is `heavy`.
 """
 
 from __future__ import annotations
@@ -100,10 +108,11 @@ def snippets() -> dict[str, Snippet]:
 class Shown:
     """A snippet in a test: runs it, and keeps what it said for the table."""
 
-    def __init__(self, snippet: Snippet, because: str, patch: pytest.MonkeyPatch) -> None:
+    def __init__(self, snippet: Snippet, patch: pytest.MonkeyPatch, *, differs: str = "", instead: str = "") -> None:
         self.snippet = snippet
         self.text = snippet.text
-        self.because = because
+        self.differs = differs
+        self.instead = instead
         self.used = False
         self.said: list[str] = []
         self.patch = patch
@@ -140,6 +149,13 @@ class Shown:
             module.__name__ = name if snippet is self.snippet else "snippet"
             yield eval(code, vars(module))
 
+    def module_text(self) -> str:
+        """Return the snippet as the text of a module that awaits what it awaits at its top level."""
+        self.used = True
+        return f"import ast, asyncio\nTEXT = {self.text!r}\n" + (
+            "code = compile(TEXT, 'snippet', 'exec', flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)\nasyncio.run(eval(code))\n"
+        )
+
     def project(self, module: str, **names: Any) -> None:
         """Let the snippet import these names from a module of its own project."""
         parts = module.split(".")
@@ -160,6 +176,7 @@ class Shown:
     def export(self, **instead: str) -> None:
         """Set the variables that the snippet exports; `instead` gives those that only its own machines can have."""
         assert instead.keys() <= self.exports.keys()
+        self._check_is_told(instead)
         for variable, value in (self.exports | instead).items():
             self.patch.setenv(variable, value)
 
@@ -196,10 +213,14 @@ class Shown:
 
     def named(self, instead: dict[str, str]) -> Shown:
         """Put addresses of this machine in the place of those that only the snippet's own machines have."""
+        self._check_is_told(instead)
         for name, value in instead.items():
             assert name in self.text
             self.text = self.text.replace(name, value)
         return self
+
+    def _check_is_told(self, changes: dict[str, str]) -> None:
+        assert not changes or self.differs or self.instead, f"{self.snippet.id}: say with differs= what is changed"
 
     @contextmanager
     def explains(self, error: type[BaseException], *said: str, **hidden: str) -> Iterator[None]:
@@ -207,7 +228,7 @@ class Shown:
 
         `hidden` is what differs from run to run: `port="4747"` lets the table say `<port>` in its place.
         """
-        assert self.because, f"{self.snippet.id} does not run: say why, because=..."
+        assert self.instead, f"{self.snippet.id} does not run: say why, instead=..."
         with pytest.raises(error) as caught:
             yield
         assert self.used
@@ -216,6 +237,13 @@ class Shown:
         for word, value in hidden.items():
             text = text.replace(value, f"<{word}>")
         self.said.append(f"`{type(caught.value).__name__}: {text.replace('`', chr(39))}`")
+
+    @contextmanager
+    def warns_of(self, name: str) -> Iterator[None]:
+        """Expect a deprecation warning that has this name in it. Its text goes into the table."""
+        with pytest.warns(DeprecationWarning, match=re.escape(name)) as warned:
+            yield
+        self.tells(warned[0].message)
 
     def tells(self, text: object, when: str = "") -> None:
         """Keep for the table what the snippet says although it runs: a warning, or an error (`when` something is not
@@ -226,9 +254,13 @@ class Shown:
     @property
     def outcome(self) -> str:
         """The snippet's cell in the table."""
-        if self.because:
-            return f"says {'; '.join(self.said)}, because {self.because}"
-        return f"runs; says {'; '.join(self.said)}" if self.said else "runs"
+        if self.instead:
+            return f"{INSTEAD}: {'; '.join(self.said)}, because {self.instead}"
+        verdict = f"{DIFFERS}: {self.differs}" if self.differs else AS_WRITTEN
+        return f"{verdict}; says {'; '.join(self.said)}" if self.said else verdict
 
+
+AS_WRITTEN, DIFFERS, INSTEAD = "as written", "differs", "write this instead"
+"""The verdicts on a row of the page."""
 
 _NUMBERS = itertools.count()

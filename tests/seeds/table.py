@@ -1,65 +1,123 @@
-"""The page on the documents' snippets, docs/reference/documents.md: made of what the tests found, row by row."""
+"""The page on the documents, docs/reference/documents.md: programs by what their tests found, and statements."""
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+from functools import cache
 from pathlib import Path
 
-from tests.seeds.shown import Document, Snippet, documents
+from tests.seeds.shown import AS_WRITTEN, DIFFERS, INSTEAD, Document, Snippet, documents
+from tests.seeds.statements import Statement, statements
 
 PAGE = Path(__file__).parents[2] / "docs/reference/documents.md"
 WRITES = "WRITE_DOCUMENTS"
 """Variable of the environment that lets the tests write the page in the place of comparing it."""
 NOT_TRIED = "not tried"
 
-_HEAD = """# The documents' snippets
+_HEAD = """# The documents, line by line
 
-Five documents describe the programming model. Their programs are run word for word by the tests in `tests/seeds`; only
-what the text around them gives is added: imports, names, and the indentation that a page lost. A snippet that
-contradicts another one, or names something that there is not, ends in an error that says what to write.
+Five documents describe the programming model. Each of their programs, and each statement of their sentences, lists and
+tables that can be tried, has a verdict here:
 
-This page is made by those tests: `make documents` writes it again.
+- **as written**: the lines run as they stand, and do what the document says of them. Only what the text around a
+  program gives is added: imports, names, and the indentation that a page lost.
+- **differs**: it works, with the change that is named: a port that the test chooses, a token that a server beyond this
+  machine needs, a word that is taken for another.
+- **write this instead**: two documents contradict each other, a version has ended, or the words name the internals of
+  another project. An error or the row says what to write.
 
+| document | programs as written | differ | write instead | statements as written | differ | write instead |
+| --- | --- | --- | --- | --- | --- | --- |
 {totals}
+
+Each row names the test that asserts it, a path below `tests/`; those without a folder are in `tests/seeds`. The page is
+made by `make documents`. [Migration](migration.md) says what else is not as in v0.3.
 """
+_HEADINGS = {INSTEAD: "Write this instead", DIFFERS: "Differs", AS_WRITTEN: "As written", NOT_TRIED: "Not tried"}
+_COLUMNS = ["| what | place | note | test |", "| --- | --- | --- | --- |"]
 
 
-def row(snippet: Snippet, outcome: str) -> str:
-    """Return the line of the table for a snippet."""
-    return f"| {snippet.name} | {snippet.place} | {outcome.replace('|', chr(92) + '|')} |"
-
-
-def rows() -> dict[str, str]:
-    """Return the rows of the page by the ids of their snippets."""
+def outcomes() -> dict[str, str]:
+    """Return the outcomes of the page by the ids of their snippets."""
     lines = PAGE.read_text(encoding="utf-8").splitlines() if PAGE.exists() else []
-    found, number = dict[str, str](), ""
+    found, number, verdict = dict[str, str](), "", ""
+    verdicts = {heading: verdict for verdict, heading in _HEADINGS.items()}
     for line in lines:
-        if line.startswith("## "):
+        if line.startswith("### "):
+            verdict = verdicts[line.removeprefix("### ")]
+        elif line.startswith("## "):
             number = line.split()[1].rstrip(":")
-        elif line.startswith("| ") and not line.startswith(("| snippet |", "| --- |")):
-            found[f"{number}/{line.split(' | ')[0].removeprefix('| ')}"] = line
+        elif line.startswith("| program "):
+            name, _, note, _ = re.split(r" (?<!\\)\| ", line.removeprefix("| program "))
+            found[f"{number}/{name}"] = f"{verdict}{_between(verdict) if note else ''}{note}"
     return found
 
 
+def cell(outcome: str) -> str:
+    """Return an outcome as the page has it in a cell."""
+    return outcome.replace("|", "\\|")
+
+
 def page(found: dict[str, str]) -> str:
-    """Return the page with these rows; a snippet without one was not tried."""
-    every = {
-        snippet.id: found.get(snippet.id, row(snippet, NOT_TRIED))
-        for document in documents()
-        for snippet in document.snippets
-    }
-    outcomes = [line.split(" | ")[2] for line in every.values()]
-    ran, said = (sum(outcome.startswith(word) for outcome in outcomes) for word in ("runs", "says"))
-    totals = f"{len(every)} snippets: {ran} run, {said} say what to write."
-    return "\n".join([_HEAD.format(totals=totals), *(_section(document, every) for document in documents())])
-
-
-def _section(document: Document, every: dict[str, str]) -> str:
-    lines = [every[snippet.id] for snippet in document.snippets]
-    table = ["| snippet | place | outcome |", "| --- | --- | --- |", *lines]
-    left_out = [f"Left out: {document.left_out}", ""] if document.left_out else []
-    return "\n".join([f"## {document.number}: {document.title}", "", *table, "", *left_out])
+    """Return the page with these outcomes; a snippet without one was not tried."""
+    every = {snippet.id: found.get(snippet.id, NOT_TRIED) for one in documents() for snippet in one.snippets}
+    counts = [_counts(document, every) for document in documents()]
+    names = [*(f"{document.number}: {document.title}" for document in documents()), "all"]
+    counts.append([sum(column) for column in zip(*counts, strict=True)])
+    totals = [" | ".join([f"| {name}", *map(str, count)]) + " |" for name, count in zip(names, counts, strict=True)]
+    sections = [_section(document, every) for document in documents()]
+    return "\n".join([_HEAD.format(totals="\n".join(totals)), *sections])
 
 
 def write(snippet: Snippet, outcome: str) -> None:
-    """Write the page again with this row in it."""
-    PAGE.write_text(page(rows() | {snippet.id: row(snippet, outcome)}), encoding="utf-8")
+    """Write the page again with this outcome in it."""
+    PAGE.write_text(page(outcomes() | {snippet.id: cell(outcome)}), encoding="utf-8")
+
+
+def _counts(document: Document, every: dict[str, str]) -> list[int]:
+    programs = Counter(_verdict(every[snippet.id]) for snippet in document.snippets)
+    said = Counter(_verdict(statement.verdict) for statement in _of(document))
+    return [count[verdict] for count in (programs, said) for verdict in (AS_WRITTEN, DIFFERS, INSTEAD)]
+
+
+def _section(document: Document, every: dict[str, str]) -> str:
+    tests = _snippet_tests()
+    rows = [(f"program {one.name}", one.place, every[one.id], (tests[one.id],)) for one in document.snippets]
+    rows += [(said.words, said.place, said.verdict, said.tests) for said in _of(document)]
+    parts = [f"## {document.number}: {document.title}", ""]
+    for verdict, heading in _HEADINGS.items():
+        if chosen := [_line(*row) for row in rows if _verdict(row[2]) == verdict]:
+            parts += [f"### {heading}", "", *_COLUMNS, *chosen, ""]
+    return "\n".join([*parts, *([f"Left out: {document.left_out}", ""] if document.left_out else [])])
+
+
+def _line(words: str, place: str, outcome: str, tests: tuple[str, ...]) -> str:
+    verdict = _verdict(outcome)
+    note = outcome.removeprefix(verdict).removeprefix(_between(verdict))
+    names = ", ".join(f"`{test.removeprefix('seeds/')}`" for test in tests)
+    return f"| {words} | {place} | {note} | {names} |"
+
+
+def _verdict(outcome: str) -> str:
+    return next(verdict for verdict in _HEADINGS if outcome.startswith(verdict))
+
+
+def _between(verdict: str) -> str:
+    """Return what stands between a verdict and its note."""
+    return "; " if verdict == AS_WRITTEN else ": "
+
+
+def _of(document: Document) -> list[Statement]:
+    return [statement for statement in statements() if statement.document == document.number]
+
+
+@cache
+def _snippet_tests() -> dict[str, str]:
+    """Return the test of each snippet, by its mark."""
+    marked = re.compile(r"^@pytest\.mark\.snippet\(\s*\"([\w/-]+)\".*?^(?:async )?def (\w+)", re.MULTILINE | re.DOTALL)
+    return {
+        name: f"seeds/{path.name}::{function}"
+        for path in sorted(Path(__file__).parent.glob("test_*.py"))
+        for name, function in marked.findall(path.read_text(encoding="utf-8"))
+    }

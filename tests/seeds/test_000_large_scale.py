@@ -56,7 +56,7 @@ def test_the_settings_of_the_shared_memory_strategy(shown: Shown) -> None:
     assert read.managed_store is SharedMemoryExecutionStrategy().managed_store is False
 
 
-@pytest.mark.snippet("000/client-server-settings", because="`...` stands for arguments that the page left out")
+@pytest.mark.snippet("000/client-server-settings", instead="`...` stands for arguments that the page left out")
 def test_the_settings_of_the_client_server_strategy(shown: Shown) -> None:
     read = SimpleNamespace()
     with shown.explains(TypeError, "the first argument names the variable, such as LightningEnvVar.AGL_MANAGED_STORE"):
@@ -65,9 +65,9 @@ def test_the_settings_of_the_client_server_strategy(shown: Shown) -> None:
     assert (read.role, read.n_runners) == (made.role, made.n_runners)
 
 
-@pytest.mark.snippet("000/mongo-store", because="the page lost password and host of the address; with them it runs")
+@pytest.mark.snippet("000/mongo-store", differs="password and host of the address, which the page lost, are put back")
 def test_a_store_in_mongodb_as_shown(shown: Shown) -> None:
-    with shown.explains(agentlightning.BadRequestError, r"expected mongodb://user:password@host:27017"):
+    with pytest.raises(agentlightning.BadRequestError, match=r"expected mongodb://user:password@host:27017"):
         shown.run()
     made: dict[str, Any] = {}
     exec(re.sub(r"\[email.protected\]", "secret@mongo", shown.text), made)
@@ -181,7 +181,7 @@ def test_metrics_at_the_end_of_a_trace_by_the_hook_that_the_text_names(caplog: p
 
 
 @pytest.mark.heavy
-@pytest.mark.snippet("000/multi-process-training")
+@pytest.mark.snippet("000/multi-process-training", differs="`AGL_TOKEN` is set beside it; the test's port and MongoDB")
 def test_the_configuration_for_many_processes(shown: Shown, mongo_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGL_TOKEN", "a-token-for-this-test-alone")
     monkeypatch.setenv("AGL_SERVER_PORT", str(free_port()))
@@ -210,7 +210,7 @@ print("result", trainer.result)
 
 
 @pytest.mark.heavy
-@pytest.mark.snippet("000/slurm")
+@pytest.mark.snippet("000/slurm", differs="`AGL_TOKEN` is set beside it; the test's port and `hostname`")
 def test_the_script_for_a_cluster(shown: Shown, tmp_path: Path) -> None:
     commands = tmp_path / "commands"
     commands.mkdir()

@@ -19,7 +19,7 @@ from tests.stubs.ports import free_port
 TOKEN = "a-token-for-this-test-alone"
 
 
-@pytest.mark.snippet("001/parallel-rollouts", because="VERL is an extra, which these tests do without")
+@pytest.mark.snippet("001/parallel-rollouts", instead="VERL is an extra of the package")
 def test_parallel_rollouts_with_the_trainer(shown: Shown) -> None:
     class Rows:
         """The little of `datasets.Dataset` that the program uses."""
@@ -71,7 +71,7 @@ def test_every_form_of_the_shared_memory_strategy(shown: Shown) -> None:
 
 
 @pytest.mark.heavy
-@pytest.mark.snippet("001/client-server-port")
+@pytest.mark.snippet("001/client-server-port", differs="the test serves on a free port")
 def test_settings_of_client_server_in_a_dict(shown: Shown) -> None:
     trainer = shown.run(agl=agl, algorithm=agl.Baseline()).trainer
     assert type(trainer.strategy) is agl.ClientServerExecutionStrategy
@@ -100,7 +100,7 @@ def test_the_environment_configures_client_server(shown: Shown) -> None:
 
 
 @pytest.mark.heavy
-@pytest.mark.snippet("001/client-server-settings")
+@pytest.mark.snippet("001/client-server-settings", differs="`AGL_TOKEN` is set beside it; the test's port")
 def test_a_server_for_other_machines_and_a_runner_to_debug(shown: Shown) -> None:
     trainer = shown.run(agl=agl, algorithm=agl.Baseline()).trainer
     with pytest.raises(RuntimeError, match=r"Refusing to listen on 0\.0\.0\.0.*AGL_TOKEN") as refused:
@@ -146,7 +146,7 @@ def _started(shown: Shown, folder: Path, port: int) -> subprocess.Popen[str]:
 
 
 def _other(shown: Shown, name: str) -> Shown:
-    return Shown(snippets()[name], "", shown.patch)
+    return Shown(snippets()[name], shown.patch, differs=shown.differs)
 
 
 def _both_end(algorithm: subprocess.Popen[str], runner: subprocess.Popen[str]) -> None:
@@ -157,7 +157,7 @@ def _both_end(algorithm: subprocess.Popen[str], runner: subprocess.Popen[str]) -
 
 
 @pytest.mark.heavy
-@pytest.mark.snippet("001/algorithm-machine")
+@pytest.mark.snippet("001/algorithm-machine", differs="`AGL_TOKEN` is set on both machines; the test's port")
 def test_the_algorithm_on_a_machine_of_its_own(shown: Shown, machines: Path) -> None:
     shown.patch.delenv("AGL_TOKEN")
     refused, _ = _started(shown, machines / "algorithm", port := free_port()).communicate(timeout=60)
@@ -168,7 +168,7 @@ def test_the_algorithm_on_a_machine_of_its_own(shown: Shown, machines: Path) -> 
 
 
 @pytest.mark.heavy
-@pytest.mark.snippet("001/runner-machine")
+@pytest.mark.snippet("001/runner-machine", differs="`AGL_TOKEN` is set on both machines; the test's address")
 def test_runners_on_a_machine_of_their_own(shown: Shown, machines: Path) -> None:
     port = free_port()
     runner = _started(shown, machines / "runner", port)

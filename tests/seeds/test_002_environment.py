@@ -23,6 +23,7 @@ from tests.seeds.shown import Shown, snippets
 from tests.tracer.collector import Collector
 
 GRPC = "the port 4317 is one for gRPC, which is an extra of the package; it runs with that extra, and with port 4318"
+ADDRESS = "the test's addresses stand in the place of those of the cluster"
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def statuses(url: str) -> list[str]:
 
 
 @pytest.mark.heavy
-@pytest.mark.snippet("002/store-url")
+@pytest.mark.snippet("002/store-url", differs=ADDRESS)
 def test_both_roles_use_the_store_that_the_environment_names(shown: Shown, store_url: str) -> None:
     shown.export(AGENT_LIGHTNING_STORE_URL=store_url)
     trainer = agl.Trainer(algorithm="baseline", n_runners=2, initial_resources={})
@@ -63,16 +64,21 @@ def test_both_roles_use_the_store_that_the_environment_names(shown: Shown, store
     assert statuses(store_url) == ["succeeded", "succeeded"]
 
 
-@pytest.mark.heavy
 @pytest.mark.snippet("002/server-address")
-def test_host_and_port_say_where_a_server_listens_and_where_a_store_is(shown: Shown, store_url: str) -> None:
+def test_host_and_port_say_where_a_server_listens(shown: Shown) -> None:
     shown.export()
     strategy = agl.Trainer().strategy
     assert isinstance(strategy, agl.ClientServerExecutionStrategy)
     assert (strategy.server_host, strategy.server_port) == ("0.0.0.0", 4747)
 
-    shown.export(AGL_SERVER_PORT=store_url.rpartition(":")[2])
-    shown.patch.setenv("AGL_MANAGED_STORE", "0")
+
+@pytest.mark.heavy
+def test_host_and_port_say_where_a_store_is_that_nobody_manages(
+    store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AGL_SERVER_HOST", "127.0.0.1")
+    monkeypatch.setenv("AGL_SERVER_PORT", store_url.rpartition(":")[2])
+    monkeypatch.setenv("AGL_MANAGED_STORE", "0")
     trainer = agl.Trainer(algorithm="baseline", n_runners=2, initial_resources={})
     trainer.fit(agent, train_dataset=TASKS)
     assert trainer.result.rewards == [0.25, 0.75]
@@ -80,7 +86,7 @@ def test_host_and_port_say_where_a_server_listens_and_where_a_store_is(shown: Sh
 
 
 @pytest.mark.usefixtures("without_grpc")
-@pytest.mark.snippet("002/collector", because=GRPC)
+@pytest.mark.snippet("002/collector", instead=GRPC)
 def test_a_collector_that_speaks_grpc_is_told_when_the_trainer_is_made(shown: Shown) -> None:
     shown.export()
     with shown.explains(MissingExtraError, "http://otel-collector:4318", r"agl-framework\[otlp-grpc\]"):
@@ -113,7 +119,7 @@ def _nodes(shown: Shown, folder: Path, store_url: str, collector: str) -> list[s
     """Start the script of the test beside the one of the other node."""
     started: list[subprocess.Popen[str]] = []
     for name, program in (("002/algorithm-node", "train_my_agent"), ("002/runner-node", "run_rollouts")):
-        script = shown if name == shown.snippet.id else Shown(snippets()[name], "", shown.patch)
+        script = shown if name == shown.snippet.id else Shown(snippets()[name], shown.patch, differs=ADDRESS)
         script.text = script.snippet.text
         here = {"http://mongo-store:4747": store_url, "http://otel-collector:4317": collector}
         script.named({word: address for word, address in here.items() if word in script.text})
@@ -124,7 +130,7 @@ def _nodes(shown: Shown, folder: Path, store_url: str, collector: str) -> list[s
 
 @pytest.mark.heavy
 @pytest.mark.usefixtures("without_grpc")
-@pytest.mark.snippet("002/algorithm-node", because=GRPC)
+@pytest.mark.snippet("002/algorithm-node", instead=GRPC)
 def test_the_algorithm_on_a_node_of_its_own(shown: Shown, tmp_path: Path, store_url: str) -> None:
     with shown.explains(MissingExtraError, r"agl-framework\[otlp-grpc\]"):
         shown.export()
@@ -139,7 +145,7 @@ def test_the_algorithm_on_a_node_of_its_own(shown: Shown, tmp_path: Path, store_
 
 
 @pytest.mark.heavy
-@pytest.mark.snippet("002/runner-node")
+@pytest.mark.snippet("002/runner-node", differs=ADDRESS)
 def test_runners_on_a_node_of_their_own(shown: Shown, tmp_path: Path, store_url: str) -> None:
     with Collector() as collector:
         algorithm, runner = _ended(*_nodes(shown, tmp_path, store_url, collector.url))
@@ -149,7 +155,7 @@ def test_runners_on_a_node_of_their_own(shown: Shown, tmp_path: Path, store_url:
 
 
 @pytest.mark.usefixtures("without_grpc")
-@pytest.mark.snippet("002/dockerfile", because=f"{GRPC}. What pip installs here is agl-framework")
+@pytest.mark.snippet("002/dockerfile", instead=f"{GRPC}. What pip installs here is agl-framework")
 def test_an_image_with_the_variables_set(shown: Shown) -> None:
     shown.export()
     with shown.explains(MissingExtraError, r"agl-framework\[otlp-grpc\]"):

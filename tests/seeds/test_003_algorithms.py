@@ -101,7 +101,6 @@ def test_the_options_of_a_program(shown: Shown) -> None:
 
 
 @pytest.mark.heavy
-@pytest.mark.filterwarnings("ignore:.*n_workers:DeprecationWarning")
 @pytest.mark.snippet("003/integrated-trainer")
 def test_algorithm_and_runner_in_one_trainer(shown: Shown) -> None:
     def apo_rollout(task: str, prompt_template: agl.PromptTemplate) -> float:
@@ -117,7 +116,8 @@ def test_algorithm_and_runner_in_one_trainer(shown: Shown) -> None:
         return rewards
 
     given: dict[str, Any] = {"apo_algorithm": apo_algorithm, "LightningStore": agl.LightningStore}
-    made = shown.run(after=["003/algo-wrapper"], apo_rollout=apo_rollout, **given)
+    with shown.warns_of("n_workers"):
+        made = shown.run(after=["003/algo-wrapper"], apo_rollout=apo_rollout, **given)
     assert made.trainer.result == [0.0, 1.0]
 
 
@@ -179,13 +179,13 @@ def three_terminals(shown: Shown, terminal: Terminal, folder: Path) -> None:
 
 
 @pytest.mark.heavy
-@pytest.mark.snippet("003/three-terminals")
+@pytest.mark.snippet("003/three-terminals", differs="the test serves on a free port")
 def test_store_algorithm_and_runner_in_three_terminals(shown: Shown, terminal: Terminal, tmp_path: Path) -> None:
     three_terminals(shown, terminal, tmp_path)
 
 
 @pytest.mark.heavy
-@pytest.mark.snippet("003/training-commands")
+@pytest.mark.snippet("003/training-commands", differs="the test serves on a free port")
 def test_the_same_by_a_training_script(shown: Shown, terminal: Terminal, tmp_path: Path) -> None:
     three_terminals(shown, terminal, tmp_path)
 
@@ -201,7 +201,9 @@ def test_the_script_alone(shown: Shown, terminal: Terminal, tmp_path: Path) -> N
 
 
 @pytest.mark.heavy
-@pytest.mark.snippet("003/store-commands")
+@pytest.mark.snippet(
+    "003/store-commands", differs="the test's ports; `agl prometheus` is told the folder that the processes share"
+)
 def test_a_store_and_a_page_of_metrics(shown: Shown, terminal: Terminal, tmp_path: Path) -> None:
     store, prometheus = shown.commands
     served = terminal([store[0], store[1], *store[4:]], "--port", str(free_port()))

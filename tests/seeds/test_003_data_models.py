@@ -15,7 +15,10 @@ from tests.seeds.shown import Shown
 CORE: dict[str, Any] = {"BaseModel": BaseModel, "List": list, "Dict": dict, "Any": Any, "Optional": Optional}
 
 
-@pytest.mark.snippet("003/attempted-rollout")
+@pytest.mark.snippet(
+    "003/attempted-rollout",
+    differs="the class is the program's: `agl.AttemptedRollout` has one attempt, `query_attempts` gives all",
+)
 async def test_a_rollout_with_all_its_attempts(shown: Shown) -> None:
     made = shown_class(shown, Rollout=agl.Rollout, Attempt=agl.Attempt).AttemptedRollout
     store = agl.InMemoryLightningStore()

@@ -85,7 +85,7 @@ async def _spans(store: agl.LightningStore) -> list[agl.Span]:
 
 
 @pytest.mark.heavy
-@pytest.mark.snippet("003/store-command")
+@pytest.mark.snippet("003/store-command", differs="the test serves on a free port")
 def test_a_store_server_from_the_command_line(shown: Shown, tmp_path: Any) -> None:
     [[program, *arguments]] = shown.commands
     assert program == "agl"
@@ -151,7 +151,7 @@ async def test_the_life_of_a_runner_by_hand() -> None:
     runner.init_worker(worker_id=0, store=store)
     done = await runner.step(TASKS[0], resources={})
     assert done.status == "succeeded"
-    assert runner._log_prefix(done.rollout_id) == f"[Worker 0 | Rollout {done.rollout_id}]"
+    assert runner._log_prefix(done.rollout_id) == f"[Worker-0] [{done.rollout_id}]"
     runner.teardown_worker(0)
     runner.teardown()
     with pytest.raises(ValueError, match=r"Call init_worker\(\) first"):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Optional, TypeVar
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 import agentlightning as agl
 from agentlightning import runner as runners
 from agentlightning.store import LightningStoreClient
+from agentlightning.trainer.v0 import TrainerLegacy
 from agentlightning.types import Hook
 from tests.seeds.parts import TASKS, agent
 from tests.seeds.shown import Shown
@@ -63,42 +66,55 @@ async def test_the_prefix_of_a_log_line(shown: Shown) -> None:
     assert (await shown.start(Optional=Optional))._log_prefix.__doc__
     runner = agl.LitAgentRunner[Any](tracer=agl.OtelTracer())
     with runner.run_context(agent=agl.rollout(agent), store=agl.InMemoryLightningStore()):
-        assert runner._log_prefix("ro-1") == "[Worker 0 | Rollout ro-1]"
+        assert runner._log_prefix("ro-1") == "[Worker-0] [ro-1]"
 
 
 @pytest.mark.snippet("003/trainer-fields")
 def test_the_fields_of_a_trainer(shown: Shown) -> None:
     types: dict[str, Any] = {"Optional": Optional, "Sequence": Sequence, "Hook": Hook, "Tracer": agl.Tracer}
-    made = shown.run(TrainerLegacy=agl.Trainer, ExecutionStrategy=agl.ExecutionStrategy, **types)
-    trainer = made.Trainer(strategy="shm")
+    made = shown.run(TrainerLegacy=TrainerLegacy, ExecutionStrategy=agl.ExecutionStrategy, **types)
+    assert issubclass(agl.Trainer, made.Trainer.__base__)
+    trainer = agl.Trainer(strategy="shm")
     for name in made.Trainer.__annotations__:
         assert hasattr(trainer, name), name
 
 
-@pytest.mark.snippet("003/standalone-runner")
-async def test_a_runner_outside_of_the_trainer(shown: Shown, capsys: pytest.CaptureFixture[str]) -> None:
-    seen: list[str] = []
+BEFORE = """
+import asyncio, sys, threading
+import agentlightning as agl
+from agentlightning import OtelTracer as AgentOpsTracer
 
-    class MyLitAgent(agl.LitAgent[Any]):
-        """An agent that queues a task once it is made, and ends its runner, which would serve for ever."""
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.queueing = asyncio.ensure_future(self.queue(sys.modules["snippet"].store))
+class MyLitAgent(agl.LitAgent):
+    def __init__(self):
+        super().__init__()
+        queueing = threading.Thread(target=lambda: asyncio.run(self.queue(vars(sys.modules["__main__"])["store"])))
+        queueing.start()
+        queueing.join()
 
-        async def queue(self, store: agl.LightningStore) -> None:
-            await store.add_resources({})
-            await store.enqueue_rollout("x")
+    async def queue(self, store):
+        await store.add_resources({})
+        self.queued = [await store.enqueue_rollout(task) for task in "xyz"]
 
-        async def rollout_async(self, task: Any, resources: Any, rollout: agl.Rollout) -> float:
-            seen.append(task)
-            serving.cancel()
-            return 1.0
+    def rollout(self, task, resources, rollout):
+        print("ran", task)
+        return 1.0
 
-    serving = asyncio.ensure_future(shown.start(MyLitAgent=MyLitAgent, AgentOpsTracer=agl.OtelTracer))
-    await asyncio.wait([serving], timeout=30)
-    assert (serving.cancelled(), seen) == (True, ["x"])
-    assert capsys.readouterr().out.startswith("Running on ")
+
+"""
+"""What the text around the program gives: an agent, here one that has a queue of tasks."""
+
+
+@pytest.mark.heavy
+@pytest.mark.snippet(
+    "003/standalone-runner", differs="`OtelTracer` traces: `AgentOpsTracer` needs the extra `agentops`"
+)
+def test_a_runner_outside_of_the_trainer_runs_until_all_is_done(shown: Shown, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(BEFORE + shown.module_text())
+    command = [sys.executable, str(tmp_path / "program.py")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines() == ["Running on Worker-0", "ran x", "ran y", "ran z"]
 
 
 # --- store -----------------------------------------------------------------------------------------------------------
@@ -130,7 +146,7 @@ async def test_a_store_made_safe_for_threads(shown: Shown) -> None:
     await threaded.close()
 
 
-@pytest.mark.snippet("003/atomic-write", because="the storage below a store has no transactions of the program's")
+@pytest.mark.snippet("003/atomic-write", instead="the storage below a store has no transactions of the program's")
 async def test_a_transaction_of_the_programs(shown: Shown) -> None:
     store = agl.InMemoryLightningStore()
     with shown.explains(AttributeError, r"await store\.update_resources\(resources_id, resources\)", "`?'?Backend"):
@@ -156,7 +172,7 @@ async def test_the_operations_of_a_store(shown: Shown) -> None:
     assert (finished.status, finished.attempt.metadata) == ("succeeded", {"response": {"answer": "42"}})
 
 
-@pytest.mark.snippet("003/client-rollouts")
+@pytest.mark.snippet("003/client-rollouts", differs="the client asks a server on a port of the test")
 async def test_rollouts_by_a_client(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
     served = agl.LightningStoreServer(agl.InMemoryLightningStore(), port=0)
     await served.start()

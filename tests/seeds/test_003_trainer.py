@@ -14,8 +14,6 @@ from agentlightning.trainer import registry
 from tests.seeds.parts import TASKS, CustomStrategy, agent
 from tests.seeds.shown import Shown
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*n_workers:DeprecationWarning")
-
 
 @pytest.mark.snippet("003/strategy-registry")
 def test_the_registry_of_strategies(shown: Shown) -> None:
@@ -23,7 +21,7 @@ def test_the_registry_of_strategies(shown: Shown) -> None:
     assert type(agl.Trainer(strategy="shm").strategy) is SharedMemoryExecutionStrategy
 
 
-@pytest.mark.snippet("003/grpo-by-name", because="GRPO trains a model, which must be named")
+@pytest.mark.snippet("003/grpo-by-name", instead="GRPO trains a model, which must be named")
 def test_grpo_by_its_name_alone(shown: Shown) -> None:
     runner = agl.LitAgentRunner[Any](tracer=agl.OtelTracer())
     with shown.explains(TypeError, "GRPO needs settings that are missing: model"):
@@ -33,22 +31,25 @@ def test_grpo_by_its_name_alone(shown: Shown) -> None:
 @pytest.mark.heavy
 @pytest.mark.snippet("003/custom-algorithm")
 def test_an_algorithm_of_ones_own(shown: Shown) -> None:
-    made = shown.run(policy_update={"policy": 2}, rollout_fn=agent)
+    with shown.warns_of("n_workers"):
+        made = shown.run(policy_update={"policy": 2}, rollout_fn=agent)
     assert made.trainer.result == {"policy": 2}
 
 
-@pytest.mark.snippet("003/parallel-workers", because="PPO trains a model, which must be named")
+@pytest.mark.snippet("003/parallel-workers", instead="PPO trains a model, which must be named")
 def test_four_workers_in_shared_memory(shown: Shown) -> None:
-    with shown.explains(TypeError, "PPO needs settings that are missing: model"):
+    told = shown.explains(TypeError, "PPO needs settings that are missing: model")
+    with pytest.warns(DeprecationWarning, match="n_workers"), told:
         shown.run(runner=agl.LitAgentRunner[Any](tracer=agl.OtelTracer()))
-    trainer = agl.Trainer(n_workers=4, execution_strategy="shm", algorithm="baseline", initial_resources={})
+    with pytest.warns(DeprecationWarning, match="n_workers"):
+        trainer = agl.Trainer(n_workers=4, execution_strategy="shm", algorithm="baseline", initial_resources={})
     trainer.fit(agent, TASKS)
     assert (trainer.n_workers, trainer.result.rewards) == (4, [0.25, 0.75])
     with pytest.raises(TypeError, match=r"train\(\) needs an agent: train\(runner=agent, dataset=tasks\)"):
         trainer.train()
 
 
-@pytest.mark.snippet("003/agent-os-training", because="GRPO trains a model, which must be named")
+@pytest.mark.snippet("003/agent-os-training", instead="GRPO trains a model, which must be named")
 def test_training_below_a_kernel(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
     class SQLPolicy:
         """What another project has under this name."""

@@ -239,12 +239,19 @@ async def on_main_thread(call: Callable[[], object]) -> None:
 def has_main_thread_to_itself() -> bool:
     """True if the caller's loop is on the main thread, and nothing but the caller's task needs it to go on.
 
-    Other tasks and servers would stand still while a call has the main thread. Where the loop does not show its servers
-    (no selector of Python's own), there may be some.
+    Other tasks and servers would stand still while a call has the main thread.
+    """
+    return can_serve() and has_loop_to_itself()
+
+
+def has_loop_to_itself() -> bool:
+    """True if the caller's loop has no other task and no server.
+
+    Where the loop does not show its servers (no selector of Python's own), there may be some.
     """
     loop = asyncio.get_running_loop()
     selector: BaseSelector | None = getattr(loop, "_selector", None)
-    if not can_serve() or selector is None or len(asyncio.all_tasks(loop)) > 1:
+    if selector is None or len(asyncio.all_tasks(loop)) > 1:
         return False
     return not any(_listens(key.fd) for key in selector.get_map().values())
 

@@ -1,0 +1,284 @@
+"""Statements of the documents about data, the store, its server and traces; the rows are in `statements/`."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import typing
+from collections.abc import AsyncIterator
+from datetime import datetime
+from typing import Any
+
+import aiohttp
+import pytest
+
+import agentlightning as agl
+from agentlightning.store.client_server import API_AGL_PREFIX
+from agentlightning.types import core, tracer
+
+# --- data ------------------------------------------------------------------------------------------------------------
+
+FIELDS: dict[type[Any], str] = {
+    agl.Rollout: "rollout_id input start_time end_time mode status config metadata resources_id",
+    agl.Attempt: "attempt_id rollout_id status sequence_id reward start_time end_time",
+    agl.Triplet: "prompt response reward",
+    agl.Worker: "worker_id status heartbeat_stats last_heartbeat_time current_rollout_id current_attempt_id",
+    agl.ResourcesUpdate: "resources_id version create_time update_time resources",
+    agl.Span: "rollout_id attempt_id sequence_id trace_id span_id parent_id name status attributes events links "
+    "start_time end_time context parent resource",
+    agl.LLM: "endpoint model sampling_parameters",
+}
+"""Classes of the documents, and the fields that their tables give them."""
+
+
+@pytest.mark.parametrize("kind", FIELDS, ids=lambda kind: kind.__name__)
+def test_a_class_has_the_fields_of_its_table(kind: Any) -> None:
+    assert set(FIELDS[kind].split()) <= set(kind.model_fields)
+
+
+def test_the_types_of_tasks_traces_and_queries_are_in_their_modules() -> None:
+    for name in ("Task", "TaskInput", "TaskIfAny", "Dataset", "RolloutConfig", "RolloutMode", "RolloutStatus"):
+        assert getattr(core, name) is getattr(agl, name)
+    for name in ("FilterOptions", "FilterField", "SortOptions", "PaginatedResult", "Worker", "WorkerStatus"):
+        assert getattr(core, name) is getattr(agl, name)
+    for name in ("Span", "SpanCoreFields", "OtelResource", "TraceStatus"):
+        assert getattr(tracer, name) is getattr(agl, name)
+
+
+async def test_words_for_statuses_and_modes() -> None:
+    store = agl.InMemoryLightningStore()
+    waiting = await store.enqueue_rollout(1, mode="inference")  # type: ignore[arg-type]
+    assert (waiting.status, waiting.mode) == ("queuing", "test")
+    done = await store.start_rollout(2, mode="eval")  # type: ignore[arg-type]
+    await store.update_attempt(done.rollout_id, "latest", status="completed")  # type: ignore[arg-type]
+    [found] = await store.query_rollouts(status_in=["completed"])  # type: ignore[list-item]
+    assert (found.status, found.mode) == ("succeeded", "val")
+    [found] = await store.query_rollouts(status_in=["pending"])  # type: ignore[list-item]
+    assert found.rollout_id == waiting.rollout_id
+    assert {"running", "succeeded", "failed", "cancelled"} <= set(typing.get_args(agl.RolloutStatus))
+    assert {"running", "succeeded", "failed"} <= set(typing.get_args(agl.AttemptStatus))
+
+
+async def test_a_task_has_no_fields_of_the_manual() -> None:
+    assert not {"task_id", "instance_id", "dataset"} & set(agl.Task.model_fields)
+
+
+# --- store -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_rollout_from_the_queue_to_its_end() -> None:
+    store = agl.InMemoryLightningStore()
+    queued = await store.enqueue_rollout({"prompt": "Solve this problem"}, mode="train")
+    claim = await store.dequeue_rollout(worker_id="worker-1")
+    assert claim is not None
+    assert (claim.rollout_id, claim.attempt.worker_id) == (queued.rollout_id, "worker-1")
+    [busy] = await store.query_workers()
+    assert (busy.status, busy.current_rollout_id, busy.current_attempt_id) == (
+        "busy", claim.rollout_id, claim.attempt.attempt_id,
+    )  # fmt: skip
+    await store.finish_rollout(claim.rollout_id, response={"answer": 42})
+    [idle] = await store.query_workers()
+    assert (idle.status, idle.current_rollout_id) == ("idle", None)
+    ended = await store.get_rollout_by_id(queued.rollout_id)
+    assert ended is not None
+    assert ended.status == "succeeded"
+    assert isinstance(ended, agl.AttemptedRollout)
+    assert (ended.worker_id, [attempt.status for attempt in ended.attempts]) == ("worker-1", ["succeeded"])
+
+
+async def test_the_words_of_the_life_of_a_rollout_are_operations() -> None:
+    store = agl.InMemoryLightningStore()
+    first = await store.start_rollout(1)
+    await store.fail_rollout(first.rollout_id, reason="a wrong answer")
+    failed = await store.get_rollout_by_id(first.rollout_id)
+    again = await store.start_attempt(first.rollout_id)
+    await store.finish_attempt(first.rollout_id, again.attempt.attempt_id)
+    done = await store.get_rollout_by_id(first.rollout_id)
+    assert failed is not None
+    assert done is not None
+    assert (failed.status, done.status) == ("failed", "succeeded")
+    assert [attempt.sequence_id for attempt in await store.query_attempts(first.rollout_id)] == [1, 2]
+    stopped = await store.update_rollout((await store.enqueue_rollout(2)).rollout_id, status="cancelled")
+    assert stopped.status == "cancelled"
+
+
+async def test_resources_have_versions() -> None:
+    store = agl.InMemoryLightningStore()
+    prompt = agl.PromptTemplate(template="Hello {name}", engine="f-string")
+    made = await store.add_resources({"main_prompt": prompt})
+    changed = await store.update_resources(made.resources_id, {"main_prompt": prompt})
+    assert (made.version, changed.version) == (1, 2)
+    latest = await store.get_latest_resources()
+    assert latest is not None
+    assert (latest.resources_id, latest.resources["main_prompt"]) == (made.resources_id, prompt)
+
+
+async def test_a_heartbeat_keeps_its_statistics_and_time() -> None:
+    store = agl.InMemoryLightningStore()
+    worker = await store.update_worker("worker-1", heartbeat_stats={"queue_depth": 2})
+    assert worker.heartbeat_stats == {"queue_depth": 2}
+    assert worker.last_heartbeat_time is not None
+
+
+async def test_a_span_keeps_what_it_is_given() -> None:
+    store = agl.InMemoryLightningStore()
+    claim = await store.start_rollout(1)
+    attributes: dict[str, Any] = {"model": "bert-classifier", "batch_size": 10, "accuracy": 0.95, "retry": True}
+    span = agl.Span(
+        rollout_id=claim.rollout_id, attempt_id=claim.attempt.attempt_id, sequence_id=1, trace_id="1" * 32,
+        span_id="2" * 16, parent_id=None, name="classification_pipeline", context=None, parent=None,
+        status=agl.TraceStatus(status_code="ERROR", description="no answer"), attributes=attributes, events=[],
+        links=[], start_time=datetime(2026, 1, 1), end_time=datetime(2026, 1, 1, 0, 0, 2),
+        resource=agl.OtelResource(attributes={"service.name": "tool-service"}, schema_url=""),
+    )  # fmt: skip
+    await store.add_span(span)
+    [found] = await store.query_spans(claim.rollout_id, claim.attempt.attempt_id)
+    assert attributes.items() <= found.attributes.items()
+    assert (found.status.status_code, found.status.description, found.parent_id) == ("ERROR", "no answer", None)
+    assert (found.end_time or 0) - (found.start_time or 0) == 2.0
+    assert found.resource.attributes["service.name"] == "tool-service"
+
+
+async def test_a_store_says_what_it_can(tmp_path: Any) -> None:
+    memory = agl.InMemoryLightningStore().capabilities
+    assert (memory["async_safe"], memory["thread_safe"], memory["distributed"], memory["persistence"]) == (
+        True, True, False, False,
+    )  # fmt: skip
+    file = agl.SQLiteLightningStore(str(tmp_path / "run.db"))
+    assert (file.capabilities["distributed"], file.capabilities["persistence"]) == (True, True)
+    made = await file.enqueue_rollout(1)
+    await file.close()
+    again = agl.SQLiteLightningStore(str(tmp_path / "run.db"))
+    assert await again.get_rollout_by_id(made.rollout_id) == made
+    await again.close()
+
+
+async def test_a_store_in_memory_says_how_large_its_spans_are() -> None:
+    store = agl.InMemoryLightningStore()
+    claim = await store.start_rollout(1)
+    before = (await store.statistics())["total_span_bytes"]
+    with agl.OtelTracer(store=store).lifespan():
+        pass
+    tracer = agl.OtelTracer(store=store)
+    with tracer.lifespan():
+        async with tracer.trace_context(rollout_id=claim.rollout_id, attempt_id=claim.attempt.attempt_id):
+            agl.emit_message("x" * 1000)
+    assert (await store.statistics())["total_span_bytes"] > before
+
+
+# --- server ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[agl.LightningStoreServer]:
+    """A store server on a real socket."""
+    server = agl.LightningStoreServer(agl.InMemoryLightningStore(), port=0)
+    await server.start()
+    yield server
+    await server.stop()
+
+
+class Rest:
+    """Requests to the REST API."""
+
+    def __init__(self, server: agl.LightningStoreServer, session: aiohttp.ClientSession) -> None:
+        self._address = f"{server.endpoint}/v1{API_AGL_PREFIX}"
+        self._session = session
+
+    async def __call__(self, method: str, path: str, body: Any = None) -> Any:
+        async with self._session.request(method, f"{self._address}{path}", json=body) as answer:
+            assert answer.status in (200, 201), (path, answer.status, await answer.text())
+            return await answer.json()
+
+
+async def test_the_routes_of_rollouts_and_attempts(served: agl.LightningStoreServer) -> None:
+    async with aiohttp.ClientSession() as session:
+        rest = Rest(served, session)
+        [rollout] = await rest("POST", "/queues/rollouts/enqueue", {"rollouts": [{"input": "x"}]})
+        path = f"/rollouts/{rollout['rollout_id']}"
+        assert (await rest("GET", path))["status"] == "queuing"
+        started = await rest("POST", f"{path}/start")
+        assert started["attempt"]["sequence_id"] == 1
+        second = await rest("POST", f"{path}/attempt")
+        name = second["attempt"]["attempt_id"]
+        await rest("POST", f"{path}/attempt/{name}/finish", {})
+        assert (await rest("GET", path))["status"] == "succeeded"
+        other = await rest("POST", "/rollouts", {"input": "y"})
+        await rest("POST", f"/rollouts/{other['rollout_id']}/finish", {"response": "done"})
+        assert (await rest("GET", f"/rollouts/{other['rollout_id']}"))["status"] == "succeeded"
+
+
+async def test_a_post_of_a_rollout_starts_it(served: agl.LightningStoreServer) -> None:
+    async with aiohttp.ClientSession() as session:
+        rest = Rest(served, session)
+        started = await rest("POST", "/rollouts", {"input": "x"})
+        assert (started["status"], started["attempt"]["sequence_id"]) == ("preparing", 1)
+
+
+async def test_the_routes_of_spans(served: agl.LightningStoreServer) -> None:
+    async with aiohttp.ClientSession() as session:
+        rest = Rest(served, session)
+        started = await rest("POST", "/rollouts", {"input": "x"})
+        ids = {"rollout_id": started["rollout_id"], "attempt_id": started["attempt"]["attempt_id"]}
+        span = agl.Span.from_attributes(attributes={"tool": "web_search"}, sequence_id=1, **ids)
+        await rest("POST", "/spans", json.loads(span.model_dump_json()))
+        found = await rest("POST", "/spans/search", ids)
+        assert [item["attributes"]["tool"] for item in found["items"]] == ["web_search"]
+
+
+async def test_the_routes_of_resources(served: agl.LightningStoreServer) -> None:
+    async with aiohttp.ClientSession() as session:
+        rest = Rest(served, session)
+        prompt = agl.PromptTemplate(template="Hello", engine="f-string").model_dump()
+        made = await rest("POST", "/resources", {"main_prompt": prompt})
+        path = f"/resources/{made['resources_id']}"
+        assert (await rest("GET", path))["version"] == 1
+        assert (await rest("PUT", path, {"main_prompt": prompt}))["version"] == 2
+
+
+async def test_the_routes_of_workers_and_statistics(served: agl.LightningStoreServer) -> None:
+    async with aiohttp.ClientSession() as session:
+        rest = Rest(served, session)
+        made = await rest("POST", "/workers", {"worker_id": "worker-1"})
+        assert made["worker_id"] == "worker-1"
+        beat = await rest("POST", "/workers/worker-1/heartbeat", {"heartbeat_stats": {"queue_depth": 2}})
+        assert beat["heartbeat_stats"] == {"queue_depth": 2}
+        assert [worker["worker_id"] for worker in (await rest("GET", "/workers"))["items"]] == ["worker-1"]
+        assert (await rest("GET", "/statistics"))["total_rollouts"] == 0
+
+
+async def test_a_server_describes_its_routes(served: agl.LightningStoreServer) -> None:
+    async with aiohttp.ClientSession() as session:
+        async with session.get(f"{served.endpoint}/openapi.json") as answer:
+            assert "/v1/agl/rollouts/{rollout_id}/start" in (await answer.json())["paths"]
+        async with session.get(f"{served.endpoint}/docs") as answer:
+            assert answer.status == 404
+
+
+async def test_a_server_in_another_process_is_a_client(served: agl.LightningStoreServer) -> None:
+    away = pickle.loads(pickle.dumps(served))
+    made = await served.enqueue_rollout("x")
+    found = await away.get_rollout_by_id(made.rollout_id)
+    assert (found.input, type(served).__name__) == ("x", "LightningStoreServer")
+    await away.close()
+
+
+async def test_a_tracer_writes_to_the_store_of_a_server(served: agl.LightningStoreServer) -> None:
+    client = agl.LightningStoreClient(endpoint=served.endpoint)
+    claim = await client.start_rollout("x")
+    tracer = agl.OtelTracer(store=client)
+    with tracer.lifespan():
+        async with tracer.trace_context(rollout_id=claim.rollout_id, attempt_id=claim.attempt.attempt_id):
+            agl.emit_reward(0.5)
+    assert agl.find_final_reward(await served.query_spans(claim.rollout_id)) == 0.5
+    await client.close()
+
+
+async def test_the_page_of_metrics_is_on_the_server(served: agl.LightningStoreServer) -> None:
+    async with aiohttp.ClientSession() as session, session.get(f"{served.endpoint}/v1/prometheus") as answer:
+        assert "agl_" in await answer.text()
+
+
+def test_a_client_of_a_store_speaks_http_alone() -> None:
+    with pytest.raises(ValueError, match="http"):
+        agl.LightningStoreClient("grpc://127.0.0.1:4747")
