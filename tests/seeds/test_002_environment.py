@@ -179,10 +179,10 @@ RECIPE = Path(__file__).parents[2] / "contrib/recipes/webshop"
 def test_the_recipe_sets_the_variables_of_the_document(monkeypatch: pytest.MonkeyPatch) -> None:
     """`contrib/recipes/webshop/scripts/run_stack.sh` and `contrib/recipes/webshop/Dockerfile`, which it refers to."""
     dockerfile, *nodes = (
-        Shown(snippets()[f"002/{name}"], "", monkeypatch) for name in ("dockerfile", "algorithm-node", "runner-node")
+        Shown(snippets()[f"002/{name}"], monkeypatch) for name in ("dockerfile", "algorithm-node", "runner-node")
     )
     assert dockerfile.exports
-    recipe = Shown(replace(dockerfile.snippet, text=(RECIPE / "Dockerfile").read_text()), "", monkeypatch)
+    recipe = Shown(replace(dockerfile.snippet, text=(RECIPE / "Dockerfile").read_text()), monkeypatch)
     assert dockerfile.exports.items() <= recipe.exports.items()
     script = (RECIPE / "scripts/run_stack.sh").read_text()
     assert sorted(name for node in nodes for name in node.exports if name not in script) == []
