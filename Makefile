@@ -37,7 +37,7 @@ WORKERS ?= 3
 # Tests start Python some thousand times: it keeps what it has compiled, also where the environment says otherwise.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup setup-dev demo check lint shape types layers test test-heavy test-heavy-in-turn test-frameworks test-framework test-frameworks-in-turn test-first-frameworks test-vendors test-trackers test-extras test-oldest test-newest test-engine test-trl test-verl test-trainers-in-turn test-golden golden golden-runs test-examples test-example test-examples-in-turn test-chaos soak documents reference docs docs-versions bench bench-store bench-trainer bench-gateway bench-learning bench-prompts bench-pretrained bench-gpu bench-trl dashboard test-dashboard check-dashboard picture-dashboard bench-dashboard wheel clean
+.PHONY: setup setup-dev demo check lint shape types layers test test-heavy test-heavy-in-turn test-frameworks test-framework test-frameworks-in-turn test-first-frameworks test-vendors test-trackers test-extras test-oldest test-newest test-engine test-trl test-verl test-trainers-in-turn test-golden golden golden-runs test-examples test-example test-examples-in-turn test-chaos soak documents reference docs docs-versions bench bench-store bench-trainer bench-gateway bench-learning bench-prompts bench-pretrained bench-gpu bench-trl dashboard test-dashboard check-dashboard picture-dashboard bench-dashboard wheel clean test-gpu bench-gpu-memory
 
 setup: $(STAMP)
 
@@ -148,6 +148,14 @@ bench-pretrained: setup-dev $(PROMPT_DATA)/.fetched
 GPU_PYTHON ?= $(BIN)/python
 bench-gpu: setup-dev $(PROMPT_DATA)/.fetched
 	$(GPU_PYTHON) -m bench.pretrained.on_gpu --data $(PROMPT_DATA) $(ARGS)
+
+# Peak memory and tokens a second of a large model on one GPU, by the embedded engine
+bench-gpu-memory: setup-dev
+	$(GPU_PYTHON) -m bench.gpu $(ARGS)
+
+# Learner, engine and whole runs on one GPU; skipped without
+test-gpu: setup-dev
+	$(GPU_PYTHON) -m pytest -n 0 tests/algorithm/test_grpo_gpu.py tests/algorithm/grpo/learner/test_precision.py $(ARGS)
 
 $(FRAMEWORKS_STAMP): pyproject.toml constraints-frameworks.txt tests/frameworks/requirements.txt
 	$(MADE_BY_UV) $(FRAMEWORKS) -- -c constraints-frameworks.txt -r tests/frameworks/requirements.txt --editable .

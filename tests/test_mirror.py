@@ -23,7 +23,7 @@ FILES = {
     "a whole run, or a promise of several modules": """
         algorithm/grpo/checkpoint/test_find_resumption algorithm/test_baseline algorithm/test_algo
         algorithm/test_grpo_alarms algorithm/test_grpo_faults algorithm/test_grpo_family
-        algorithm/test_grpo_flight algorithm/test_grpo_flight_resumed algorithm/test_grpo_killed
+        algorithm/test_grpo_flight algorithm/test_grpo_flight_resumed algorithm/test_grpo_gpu algorithm/test_grpo_killed
         algorithm/test_grpo_ledger
         algorithm/test_grpo_pretrained algorithm/test_grpo_records
         algorithm/test_grpo_data

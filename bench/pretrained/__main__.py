@@ -50,6 +50,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="bench.pretrained")
     parser.add_argument("--seeds", type=int, default=1, help="how many seeds, from 0")
     parser.add_argument("--data", type=Path, default=Path("build/prompts"), help="folder of the unpacked wheel")
+    parser.add_argument("--device", default="cpu", help="on which GRPO trains; the control is on the CPU")
     options = parser.parse_args()
     agl.setup_logging("ERROR")
     model, good = unpacked(options.data, options.data / "model"), True
@@ -61,7 +62,7 @@ def main() -> int:
             print(f"best constant answer: {commonest / len(held_out):.1%}", flush=True)
         began, cpu = time.monotonic(), time.process_time()
         with tempfile.TemporaryDirectory() as folder:
-            result = train(model, Path(folder) / "run", train_items, held_out, seed=seed)
+            result = train(model, Path(folder) / "run", train_items, held_out, seed=seed, device=options.device)
         good &= report(seed, result, (time.monotonic() - began) / 60, (time.process_time() - cpu) / 60)
         sampled, greedy = format_only(model, train_items, held_out, seed=seed)
         print(f"seed {seed}, format-only control: {sampled:.1%} sampled, {greedy:.1%} greedy", flush=True)

@@ -1,7 +1,8 @@
 """A program that trains under one name, and that kills its whole process group where it is told to.
 
 `python -m tests.algorithm.resumed MODEL FOLDER [POINT]`; a point is a place and a step, such as `update 2`. With
-`MAX_STALENESS=1` in the environment it collects asynchronously, and with `ALGORITHM=PPO` it trains by PPO.
+`MAX_STALENESS=1` in the environment it collects asynchronously, with `ALGORITHM=PPO` it trains by PPO, and with
+`DEVICE=cuda` on a GPU.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ def main() -> None:
     ahead = int(os.environ.get("MAX_STALENESS", "0"))
     how = {"max_staleness": ahead} if ahead else {"deterministic": True}
     algorithm = agl.PPO if os.environ.get("ALGORITHM") == "PPO" else agl.GRPO
-    settings = {"max_steps": STEPS, "save_steps": 2, "eval_steps": 3, **how}
+    settings = {"max_steps": STEPS, "save_steps": 2, "eval_steps": 3, "device": os.environ.get("DEVICE", "cpu"), **how}
     trainer = agl.Trainer(
         algorithm=algorithm(**{**SMALL, "model": model, "output_dir": folder / "run", **settings}),
         runner={"type": "agentlightning.LitAgentRunner", "concurrency": 4},

@@ -154,6 +154,15 @@ def test_a_second_model_by_the_name_of_the_policy_is_refused(untrained_model: Pa
         fit(wants_digits, ["a"], model=untrained_model, output_dir=tmp_path, trainer_llm_proxy=proxy)
 
 
+@pytest.mark.parametrize("device", ["cuda:99", "gpu", "meta"])
+def test_a_device_that_is_not_there_is_refused_with_those_that_are(
+    untrained_model: Path, tmp_path: Path, device: str
+) -> None:
+    with pytest.raises(agl.BadRequestError, match=rf"device='{device}' cannot be used: .*sees these devices: cpu"):
+        fit(wants_digits, ["one"], model=untrained_model, output_dir=tmp_path / "run", device=device)
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("model", ["no/where/at/all", "no-such-owner/no-such-model", "misspelt"])
 def test_a_model_that_is_not_there_is_refused_without_asking_the_network(model: str, tmp_path: Path) -> None:
     with pytest.raises(agl.BadRequestError, match=f"model='{model}' is neither a folder nor the name of a model"):

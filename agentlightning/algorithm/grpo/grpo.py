@@ -41,6 +41,7 @@ from agentlightning.algorithm.grpo.policies.serving import serve_policies
 from agentlightning.algorithm.grpo.recording import RunRecorder
 from agentlightning.algorithm.grpo.result import GRPOResult
 from agentlightning.algorithm.grpo.run_inputs import (
+    check_device,
     check_model,
     check_one_time_limit,
     decoder_of,
@@ -111,7 +112,7 @@ class GRPO(Algorithm):
 
         Raises:
             BadRequestError: there is no task to train on, the model is not there, the adapter makes no triplets, the
-                output folder cannot be used, or a setting does not fit the model or the tasks.
+                device or the output folder cannot be used, or a setting does not fit the model or the tasks.
             OutOfMemoryError: the run cannot fit into the memory, or one row alone does not in a step.
             NonFiniteLossError: the loss was not finite in three steps in a row.
             NoTrainableCallError: no rollout with a reward in the first step has a model call that can be trained.
@@ -122,6 +123,7 @@ class GRPO(Algorithm):
         self._check_tasks(tasks, held_out)
         for own in self.settings.by_policy().values():
             check_model(own.model)
+        check_device(self.settings.device)
         adapter = self._triplet_adapter()
         settings, store, log = self.settings, self.get_store(), self.get_run_log()
         async with AsyncExitStack() as stack:

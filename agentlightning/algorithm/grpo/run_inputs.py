@@ -43,6 +43,25 @@ def check_model(model: str) -> None:
         )
 
 
+def check_device(device: str) -> None:
+    """Refuse a device that torch does not know or cannot use.
+
+    Raises:
+        BadRequestError: says why, and which devices there are.
+    """
+    import torch
+
+    try:
+        if torch.empty(1, device=device).is_meta:
+            raise RuntimeError("tensors on it hold no numbers")
+    except (RuntimeError, AssertionError) as error:  # the latter from a torch that was built without CUDA
+        there = ", ".join(["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))])
+        why = str(error).partition("\n")[0]
+        raise BadRequestError(
+            f"device={device!r} cannot be used: {why}. torch {torch.__version__} sees these devices: {there}"
+        ) from None
+
+
 def check_one_time_limit(name: str, own: float | None, config: RolloutConfig) -> None:
     """Check that the algorithm and the Trainer do not limit the time of a rollout differently.
 

@@ -172,7 +172,7 @@ def fingerprint_of(model: str | Path) -> str:
 
 def _torch_state() -> dict[str, str]:
     states = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
+    if torch.cuda.is_initialized():  # to ask a GPU that the run does not use would take memory of it
         states |= {f"cuda:{index}": state for index, state in enumerate(torch.cuda.get_rng_state_all())}
     return {name: base64.b64encode(state.numpy().tobytes()).decode() for name, state in states.items()}
 

@@ -74,6 +74,11 @@ class Completion:
         return self.finish_reason is not None or self.error is not None or self.left
 
     @property
+    def read_ids(self) -> Sequence[int]:
+        """What the model reads before the next token: the prompt, and what was drawn so far."""
+        return [*self.prompt_ids, *self.token_ids] if self.token_ids else self.prompt_ids
+
+    @property
     def is_reshaped(self) -> bool:
         """True if what is drawn depends on more than temperature and `top_p`."""
         return self.adjustments is not None or self.grammar is not None

@@ -10,6 +10,7 @@ from collections.abc import Generator, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,6 +20,7 @@ from agentlightning.algorithm.grpo.engine.decoder import Decoder
 from agentlightning.algorithm.grpo.engine.request.fields import RequestError
 from agentlightning.algorithm.grpo.engine.request.stopping import DecodeText
 from agentlightning.algorithm.grpo.engine.separate import SeparateDecoder
+from agentlightning.algorithm.grpo.learner.memory import free_cached_memory, is_out_of_memory, short_cause
 
 if TYPE_CHECKING:
     from agentlightning.algorithm.grpo.learner.policy import Policy
@@ -48,7 +50,8 @@ class DecodeLoop:
     """Completions from any thread, decoded together by one thread of its own.
 
     `submit` and `swap` may be called from any thread. All weights that one completion sees have one version: if they
-    change under it, outside of `swap`, it fails with 503 instead of going on.
+    change under it, outside of `swap`, it fails with 503 instead of going on. Where the memory does not suffice for all
+    that is in flight, half as many are decoded at once from then on; all go on after the tokens that they have.
     """
 
     def __init__(
@@ -70,7 +73,11 @@ class DecodeLoop:
         # same 0.9 ms per token with one thread and with two, but two burn both cores, which the agents need.
         self._threads = threads or (1 if policy.is_small else torch.get_num_threads())
         kind = SeparateDecoder if separate else Decoder
-        self._decoder = kind(policy.model, policy.eos_ids, decode)
+        self._new_decoder = partial(kind, policy.model, policy.eos_ids, decode)
+        self._decoder = self._new_decoder()
+        self._room = max_batch  # completions that the memory suffices for, as far as is known
+        self._lacked = False  # it did not suffice the last time
+        self._set_aside: deque[Completion] = deque()  # in flight, and not in the decoder; of the loop's own thread
         self._waiting: deque[_Job] = deque()
         self._in_flight: dict[Completion, _Job] = {}
         self._version = policy.weight_version  # of everything in flight
@@ -155,14 +162,20 @@ class DecodeLoop:
     def _run(self) -> None:
         torch.set_num_threads(self._threads)  # of this thread only
         while (jobs := self._admit()) is not None:
-            started = time.perf_counter()
+            started, lack = time.perf_counter(), ""
+            finished: list[Completion] = []
             try:
                 finished = self._advance([completion for job in jobs for completion in job.completions])
+                self._lacked = False
             except Exception as error:  # the boundary: whatever the model raises is the answer to those in flight
-                logger.exception("decoding failed; %d completions are lost", len(self._in_flight))
-                self._fail(RequestError(f"decoding failed: {error}", status=500, code="internal_error"))
-            else:
-                self._deliver(finished, time.perf_counter() - started)
+                if not is_out_of_memory(error):
+                    logger.exception("decoding failed; %d completions are lost", len(self._in_flight))
+                    self._fail(RequestError(f"decoding failed: {error}", status=500, code="internal_error"))
+                    continue
+                lack = short_cause(error)
+            if lack:  # here the frames of the error are gone, and their tensors with them
+                finished = self._begin_again(lack)
+            self._deliver(finished, time.perf_counter() - started)
 
     def _admit(self) -> list[_Job] | None:
         """Wait for work and return the jobs that join the batch; None when the loop is to end."""
@@ -186,16 +199,45 @@ class DecodeLoop:
         """Sample one token of everything in flight; return what is finished."""
         with self._policy.lock:
             if self._version != self._policy.weight_version:
-                if len(self._decoder):
+                begun = [*self._decoder.clear(), *(one for one in self._set_aside if one.token_ids)]
+                if begun:
+                    self._set_aside = deque(one for one in self._set_aside if not one.token_ids)
                     with self._changed:
-                        stale = [self._in_flight.pop(completion) for completion in self._decoder.clear()]
+                        stale = [self._in_flight.pop(completion) for completion in begun]
                         self._changed.notify_all()
                     text = "the weights changed while this was generated"
                     error = RequestError(text, status=503, code="weights_changed", retry_after=1)
                     _fail_jobs(stale, error)
                 self._version = self._policy.weight_version
+            self._set_aside.extend(new)
             running = self._decoder.step()
-            return running + self._decoder.add(new)
+            free = max(0, self._room - len(self._decoder))
+            return running + self._decoder.add(
+                [self._set_aside.popleft() for _ in range(min(free, len(self._set_aside)))]
+            )
+
+    def _begin_again(self, cause: str) -> list[Completion]:
+        """For want of memory set aside what is in flight, and let the decoder hold half as much from now on; return
+        what is over. Fails all of it where the memory does not suffice for one, without what earlier ones left."""
+        tried, device = min(self._room, len(self._in_flight)), self._policy.model.device
+        self._decoder = self._new_decoder()
+        free_cached_memory(device)
+        if tried == 1 and self._lacked:
+            tokens = max(len(completion.read_ids) for completion in self._in_flight)
+            text = (
+                f"one call of at most {tokens} tokens is too much for the memory of {device} ({cause}). Try bf16=True, "
+                "lora={'r': 16}, or a smaller max_model_length"
+            )
+            logger.error("decoding failed: %s", text)
+            self._fail(RequestError(text, status=500, code="out_of_memory"))
+            return []
+        self._lacked = True
+        if tried > 1:
+            self._room = tried // 2
+            text = "out of memory while %d calls were generated at once (%s): they go on, at most %d at once; set "
+            logger.warning(text + "engine_batch=%d to begin with that", tried, cause, self._room, self._room)
+        self._set_aside = deque(completion for completion in self._in_flight if not completion.is_over)
+        return [completion for completion in self._in_flight if completion.is_over]
 
     def _deliver(self, finished: list[Completion], seconds: float) -> None:
         with self._changed:
@@ -217,6 +259,7 @@ class DecodeLoop:
     def _fail(self, error: RequestError, *, waiting_too: bool = False) -> None:
         with self._changed:
             self._decoder.clear()
+            self._set_aside.clear()
             jobs = list(self._in_flight.values())
             self._in_flight.clear()
             if waiting_too:

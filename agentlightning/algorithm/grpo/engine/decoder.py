@@ -39,15 +39,17 @@ class Decoder:
 
     @torch.inference_mode()
     def add(self, completions: Sequence[Completion]) -> list[Completion]:
-        """Read the prompts and sample the first token of each; return those that are finished with it.
+        """Read the prompts and sample the first token of each; return those that are finished with it. A completion
+        that has tokens already, from before a `clear`, goes on after them.
 
         Prompts stand in the cache padded on the right. One that several completions share is read once.
         """
         for chunk in _chunks(completions, SHARED_TOKENS if self._forward.shares_prefixes else None):
             device = self._model.device
             numbers: dict[int, int] = {}
-            rows = [numbers.setdefault(id(c.prompt_ids), len(numbers)) for c in chunk]  # (P,) which prompt is whose
-            prompts = list({id(c.prompt_ids): c.prompt_ids for c in chunk}.values())  # (R,)
+            read = [c.read_ids for c in chunk]
+            rows = [numbers.setdefault(id(ids), len(numbers)) for ids in read]  # (P,) which prompt is whose
+            prompts = list({id(ids): ids for ids in read}.values())  # (R,)
             last = torch.tensor([len(prompt) - 1 for prompt in prompts], device=device)  # (R,)
             length = max(map(len, prompts))
             tokens = torch.tensor([[*prompt, *([0] * (length - len(prompt)))] for prompt in prompts])
@@ -122,10 +124,6 @@ def draw(logits: Tensor, completions: Sequence[Completion]) -> tuple[list[int], 
     if any(temperature != 1.0 for temperature in temperatures):
         scaled = logits / torch.tensor(temperatures, device=logits.device)[:, None]
     logprobs = scaled.log_softmax(dim=-1)  # (B, V)
-    for row, completion in enumerate(completions):
-        if completion.top_logprobs:
-            best = logprobs[row].topk(completion.top_logprobs)
-            completion.likeliest.append(list(zip(best.indices.tolist(), best.values.tolist(), strict=True)))
     scores, likely = logits, logprobs.exp().double()
     reshaped = [row for row, completion in enumerate(completions) if completion.is_reshaped]
     if reshaped:
@@ -146,6 +144,10 @@ def draw(logits: Tensor, completions: Sequence[Completion]) -> tuple[list[int], 
     tokens = torch.searchsorted(cumulative, wanted, right=True)[:, 0].clamp(max=logits.shape[-1] - 1)  # (B,)
     if any(greedy):
         tokens = torch.where(torch.tensor(greedy, device=logits.device), scores.argmax(dim=-1), tokens)
+    for row, completion in enumerate(completions):
+        if completion.top_logprobs:
+            best = logprobs[row].topk(completion.top_logprobs)
+            completion.likeliest.append(list(zip(best.indices.tolist(), best.values.tolist(), strict=True)))
     return tokens.tolist(), logprobs.gather(1, tokens[:, None])[:, 0].tolist()
 
 
@@ -167,9 +169,9 @@ def _chunks(completions: Sequence[Completion], fewest_shared: int | None) -> Ite
     longest = shared = 0  # tokens of the longest prompt, and tokens that all of the chunk begin with
     waiting = list(completions)
     if fewest_shared is not None:
-        waiting.sort(key=lambda completion: list(completion.prompt_ids))
+        waiting.sort(key=lambda completion: list(completion.read_ids))
     for completion, after in zip(waiting, [*waiting[1:], None], strict=False):
-        longest = max(longest, len(completion.prompt_ids))
+        longest = max(longest, len(completion.read_ids))
         left = min(shared, _common(chunk[0], completion)) if chunk and fewest_shared is not None else 0
         lost = 0
         if chunk and fewest_shared is not None:
@@ -177,8 +179,8 @@ def _chunks(completions: Sequence[Completion], fewest_shared: int | None) -> Ite
             lost = max((len(chunk) - 1) * (shared - left), ahead - left)
         if chunk and (longest * (len(chunk) + 1) > PREFILL_TOKENS or lost > (fewest_shared or 0)):
             yield chunk
-            chunk, longest = [], len(completion.prompt_ids)
-        shared = left if chunk else len(completion.prompt_ids)
+            chunk, longest = [], len(completion.read_ids)
+        shared = left if chunk else len(completion.read_ids)
         chunk.append(completion)
     if chunk:
         yield chunk
@@ -186,8 +188,8 @@ def _chunks(completions: Sequence[Completion], fewest_shared: int | None) -> Ite
 
 def _common(one: Completion, other: Completion) -> int:
     """Return how many tokens both prompts begin with."""
-    pairs = zip(one.prompt_ids, other.prompt_ids, strict=False)
-    return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(one.prompt_ids), len(other.prompt_ids)))
+    pairs = zip(one.read_ids, other.read_ids, strict=False)
+    return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(one.read_ids), len(other.read_ids)))
 
 
 def _no_text(token_ids: Sequence[int]) -> str:

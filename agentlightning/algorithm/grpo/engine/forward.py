@@ -20,6 +20,7 @@ from torch.nn import functional
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from agentlightning.algorithm.grpo.engine.kv_cache import FlatRows, RowCache
+from agentlightning.algorithm.grpo.learner.forward import head_sees_only
 from agentlightning.algorithm.grpo.learner.torch_setup import SMALL_MODEL_PARAMETERS
 
 logger = logging.getLogger(__name__)
@@ -72,7 +73,6 @@ class ModelForward:
         self.shares_prefixes = set(getattr(model.config, "layer_types", None) or [FULL]) == {FULL}
 
     def prompts(self, tokens: Tensor, last: Tensor, first_row: int) -> Tensor:
-        kept, place = last.unique(return_inverse=True)  # (U,) whose logits are wanted, (R,) which is whose
         count, length = tokens.shape
         start, rest = self._read_prefix(tokens, last, first_row), dict[str, Tensor]()
         if start:
@@ -80,8 +80,10 @@ class ModelForward:
             visible = torch.arange(length, device=tokens.device) <= position[:, None]  # (T - start, T)
             rest = {"position_ids": position[None], "attention_mask": visible.expand(count, 1, -1, -1)}
         self.rows.prepare_prompts(first_row, start)
-        output = self._model(input_ids=tokens[:, start:], logits_to_keep=kept - start, **self._cache, **rest)
-        return output.logits[torch.arange(len(place), device=place.device), place]  # of (R, U, V), many times as large
+        wanted = torch.arange(start, length, device=tokens.device) == last[:, None]  # (R, T - start)
+        with head_sees_only(self._model, wanted) as seen:  # logits of all prompts' places would be many times as large
+            logits = self._model(input_ids=tokens[:, start:], **self._cache, **rest).logits
+        return logits[0] if seen else logits[wanted]
 
     def _read_prefix(self, tokens: Tensor, last: Tensor, first_row: int) -> int:
         """Read what all prompts begin with once, into the rows of all; return how many tokens that is, 0 for few."""

@@ -133,29 +133,30 @@ class _RowLayer(CacheLayerMixin):
             assert isinstance(self._rows, slice)
             start, end = self._width, self._width + key_states.shape[2]
             rows = slice(self._rows.start, self._rows.start + key_states.shape[0])
-            self._reserve(key_states, rows.stop, end)
+            self._reserve(key_states, value_states, rows.stop, end)
             self.keys[rows, :, start:end] = key_states
             self.values[rows, :, start:end] = value_states
             return (self.keys[rows, :, :end], self.values[rows, :, :end]) if start else (key_states, value_states)
         count = len(self._lengths)
-        self._reserve(key_states, count, self._width)
-        self.keys[self._rows, :, self._lengths] = key_states[:, :, 0]
-        self.values[self._rows, :, self._lengths] = value_states[:, :, 0]
+        self._reserve(key_states, value_states, count, self._width)
+        self.keys[self._rows, :, self._lengths] = key_states[:, :, 0].to(self.keys.dtype)
+        self.values[self._rows, :, self._lengths] = value_states[:, :, 0].to(self.values.dtype)
         return self.keys[:count, :, : self._width], self.values[:count, :, : self._width]
 
     def spread(self, first: int, sources: Sequence[int]) -> None:
-        self._reserve(self.keys, first + len(sources), 0)
+        self._reserve(self.keys, self.values, first + len(sources), 0)
         rows = torch.tensor(sources, device=self.keys.device) + first
         target = slice(first, first + len(sources))
         self.keys[target], self.values[target] = self.keys[rows], self.values[rows]  # copied before it is written
 
-    def _reserve(self, like: Tensor, rows: int, length: int) -> None:
+    def _reserve(self, keys: Tensor, values: Tensor, rows: int, length: int) -> None:
+        """Make room, for numbers of the types of the first ones: autocast gives keys and values different types."""
         if not self.is_initialized:
-            self.lazy_initialization(like, like)
+            self.lazy_initialization(keys, values)
         have_rows, _, have_length, _ = self.keys.shape
         if rows <= have_rows and length <= have_length:
             return
-        grown = (_grown(have_rows, rows), like.shape[1], _grown(have_length, length), like.shape[3])
+        grown = (_grown(have_rows, rows), keys.shape[1], _grown(have_length, length), keys.shape[3])
         self.keys, self.values = _enlarged(self.keys, grown), _enlarged(self.values, grown)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -177,7 +178,7 @@ class _RowLayer(CacheLayerMixin):
 
 
 def _grown(have: int, wanted: int) -> int:
-    return have if wanted <= have else max(wanted, 2 * have, 8)
+    return have if wanted <= have else max(wanted, 2 * have)
 
 
 def _enlarged(old: Tensor, shape: Sequence[int]) -> Tensor:

@@ -3,11 +3,12 @@
 The sum is made before anything is loaded, from the model's configuration: the model is built without numbers (on
 torch's `meta` device), its weights are counted, and what a forward keeps for its backward pass is counted tensor by
 tensor. It is the least that the run will need: rows are taken to be as long as `max_model_length`, or, without it,
-twice `max_completion_length`.
+twice `max_completion_length`, and to have one reply of `max_completion_length` tokens.
 """
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,6 +29,10 @@ GIB: Final = 2**30
 _COUNTING: Final = "agl_counting"
 _MEASURED_TOKENS: Final = 128
 _LOGIT_COPIES: Final = 4  # float32 numbers a trained token and vocabulary entry, at the peak of softmax and entropy
+_OUT_OF_MEMORY: Final = (
+    *("DefaultCPUAllocator", "std::bad_alloc"),
+    *("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED"),
+)
 _ENGINE_COPIES: Final = 8  # the same while a token is drawn: logits, two softmaxes, cumulative sums in double
 
 
@@ -90,13 +95,17 @@ def needed_memory(settings: GRPOSettings, *, keeps_reference: bool = False) -> l
     kind = str(model.dtype).removeprefix("torch.")
     row = row_tokens(settings, config.max_position_embeddings)
     tokens = max(settings.max_tokens_per_forward, row)
+    trained = -(-tokens * min(row, settings.max_completion_length) // row)
     calls = min(settings.engine_batch, settings.batch_size * settings.num_generations)  # one of each rollout of a step
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     of_call = 2 * config.num_hidden_layers * heads * width * (torch.finfo(model.dtype).bits // 8)
     adapters, shorter = "lora={'r': 16}", "a smaller max_model_length or max_completion_length"
     fewer = "a smaller max_tokens_per_forward" if tokens > row else shorter
-    activations = _activation_bytes(adapted or model, tokens, checkpointing=settings.gradient_checkpointing)
+    logits = _LOGIT_COPIES * 4 * trained * config.vocab_size
+    activations = _activation_bytes(
+        adapted or model, tokens, checkpointing=settings.gradient_checkpointing, logits=logits
+    )
     checkpointing = "" if settings.gradient_checkpointing else "gradient_checkpointing=True, or "
     kept = [
         Part(f"weights, {kind}", weights, "" if settings.bf16 else "bf16=True, or a smaller model"),
@@ -116,7 +125,7 @@ def needed_memory(settings: GRPOSettings, *, keeps_reference: bool = False) -> l
     update = [
         Part("gradients", 4 * count, adapters),
         Part(f"activations of {tokens:,} tokens in one forward", activations, checkpointing + fewer),
-        Part(f"logits of {tokens:,} tokens", _LOGIT_COPIES * 4 * tokens * config.vocab_size, fewer),
+        Part(f"logits of {trained:,} trained tokens", logits, fewer),
     ]
     engine = [
         Part(f"logits of {calls} calls", _ENGINE_COPIES * 4 * calls * config.vocab_size, "a smaller engine_batch"),
@@ -151,14 +160,27 @@ def free_memory(device: str) -> int:
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error says that memory could not be had.
 
-    On a GPU torch has a class for it. On a CPU its allocator raises a plain `RuntimeError` (a limit of the process or a
-    strict overcommit policy was reached), and Python itself a `MemoryError`; a control group or a machine that runs out
-    of pages kills the process instead, which nobody can catch.
+    On a GPU torch has a class for it, but not for what CUDA and its libraries take beside torch. On a CPU its allocator
+    raises a plain `RuntimeError` (a limit of the process or a strict overcommit policy was reached), and Python itself
+    a `MemoryError`; a control group or a machine that runs out of pages kills the process instead, which nobody can
+    catch.
     """
     text = str(error)
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
-        isinstance(error, RuntimeError) and ("DefaultCPUAllocator" in text or "std::bad_alloc" in text)
+        isinstance(error, RuntimeError) and any(sign in text for sign in _OUT_OF_MEMORY)
     )
+
+
+def short_cause(error: BaseException) -> str:
+    """Return what an error of this kind says first; torch goes on with the memory of every process on the GPU."""
+    return str(error).partition("\n")[0].partition(" GPU ")[0] or type(error).__name__
+
+
+def free_cached_memory(device: torch.device) -> None:
+    """Give back what nothing uses any more."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def _used_by_group() -> int:
@@ -201,8 +223,9 @@ def _counting_attention(
 AttentionInterface.register(_COUNTING, _counting_attention)
 
 
-def _activation_bytes(model: PreTrainedModel, tokens: int, *, checkpointing: bool) -> int:
-    """Return what a forward of so many tokens keeps for its backward pass, the logits left out."""
+def _activation_bytes(model: PreTrainedModel, tokens: int, *, checkpointing: bool, logits: int) -> int:
+    """Return what a forward of so many tokens keeps for its backward pass beside its logits, which take so many bytes:
+    with checkpointing they are gone when the first layer is computed anew."""
     own = {weight.untyped_storage()._cdata for weight in model.parameters()}
     kept: dict[int, int] = {}
 
@@ -226,4 +249,4 @@ def _activation_bytes(model: PreTrainedModel, tokens: int, *, checkpointing: boo
         return whole
     config = model.config.get_text_config()
     inputs_of_layers = config.num_hidden_layers * tokens * config.hidden_size * (torch.finfo(model.dtype).bits // 8)
-    return inputs_of_layers + whole // config.num_hidden_layers
+    return inputs_of_layers + max(0, whole // config.num_hidden_layers - logits)

@@ -9,6 +9,7 @@ attention does not come by way of transformers' attention interface cannot do it
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any, Final, cast
 
 import torch
@@ -32,9 +33,13 @@ def _attention_by_rows(
 ) -> tuple[Tensor, None]:
     """Causal attention, of each row with itself alone where `row_lengths` says how the sequence is made up.
 
-    Shapes: query, key, value: (B, heads, S, head width), where B = 1 and S = sum(row_lengths) if those are given;
-        result: (B, S, heads, head width).
+    Shapes: query: (B, heads, S, head width); key, value: the same with as many or fewer heads; B = 1 and
+        S = sum(row_lengths) if those are given; result: (B, S, heads, head width).
     """
+    if query.is_cuda and query.dtype == torch.float32 and key.shape[1] < query.shape[1]:
+        # float32 has no kernel on CUDA for heads that share keys; without, all scores would be written down
+        key, value = (states.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for states in (key, value))
+        module = cast("torch.nn.Module", SimpleNamespace(is_causal=getattr(module, "is_causal", True)))
     if row_lengths is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **settings)
     rows = zip(*(states.split(row_lengths, dim=2) for states in (query, key, value)), strict=True)

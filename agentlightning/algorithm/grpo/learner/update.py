@@ -7,7 +7,6 @@ with the same number of threads, equal inputs give equal bits, whatever the orde
 
 from __future__ import annotations
 
-import gc
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +25,7 @@ from agentlightning.algorithm.grpo.critic.value_head import ValueHead
 from agentlightning.algorithm.grpo.critic.value_loss import value_loss
 from agentlightning.algorithm.grpo.learner.batch import Batch, make_batch
 from agentlightning.algorithm.grpo.learner.forward import Scores, score
-from agentlightning.algorithm.grpo.learner.memory import is_out_of_memory
+from agentlightning.algorithm.grpo.learner.memory import free_cached_memory, is_out_of_memory, short_cause
 from agentlightning.algorithm.grpo.learner.packing import can_pack, microbatches
 from agentlightning.algorithm.grpo.learner.precision import Checkpointing, LearnedWeights
 from agentlightning.algorithm.grpo.learner.reference import Reference
@@ -264,12 +263,24 @@ class Updater:
         self._random.setstate((version, tuple(numbers), gauss))
 
     def prepare_optimizer(self) -> None:
-        """Make the optimizer's state, as its first step would."""
-        for weight in self.learned.values():
-            if not self.optimizer.state[weight]:
-                step = torch.zeros((), dtype=torch.float32, device=weight.device)
-                first, second = torch.zeros_like(weight), torch.zeros_like(weight)
-                self.optimizer.state[weight] = {"step": step, "exp_avg": first, "exp_avg_sq": second}
+        """Make the optimizer's state, as its first step would.
+
+        Raises:
+            OutOfMemoryError: it is too much for the memory.
+        """
+        try:
+            for weight in self.learned.values():
+                if not self.optimizer.state[weight]:
+                    step = torch.zeros((), dtype=torch.float32, device=weight.device)
+                    first, second = torch.zeros_like(weight), torch.zeros_like(weight)
+                    self.optimizer.state[weight] = {"step": step, "exp_avg": first, "exp_avg_sq": second}
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise OutOfMemoryError(
+                f"the state of the optimizer is too much for the memory of {self._model.device} "
+                f"({short_cause(error)}). Try lora={{'r': 16}} or a smaller engine_batch"
+            ) from error
 
     def _prepare(self, learning_rate: float | None) -> None:
         if learning_rate is not None:
@@ -312,16 +323,14 @@ class Updater:
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error) or not in_hand:
                     raise
-                cause = str(error).partition("\n")[0] or type(error).__name__
+                cause = short_cause(error)
             self._shrink(in_hand[-1], cause)  # here the frames of the error are gone, and their tensors with them
 
     def _shrink(self, failed: Batch, cause: str) -> None:
         """Let the next attempt take half as many tokens at once as the forward that failed."""
         self._forget_gradients()
         rows, tokens = len(failed.tokens), int(failed.attention.sum())
-        gc.collect()
-        if self._model.device.type == "cuda":
-            torch.cuda.empty_cache()
+        free_cached_memory(self._model.device)
         if rows == 1:
             raise OutOfMemoryError(
                 f"one row of {tokens} tokens is too much for the memory of {self._model.device} ({cause}); this "

@@ -13,6 +13,8 @@ import openai
 import pytest
 import torch
 
+from agentlightning.algorithm.grpo.engine.completion import Completion
+from agentlightning.algorithm.grpo.engine.decoder import Decoder
 from agentlightning.algorithm.grpo.engine.engine import InferenceEngine
 from agentlightning.algorithm.grpo.learner.policy import Policy
 
@@ -168,3 +170,65 @@ def in_flight(engine: InferenceEngine, waiting: int = 0) -> None:
     loop = engine._loop
     with loop._changed:
         assert loop._changed.wait_for(lambda: (len(loop._in_flight), len(loop._waiting)) == (1, waiting), 10)
+
+
+def few_at_once(monkeypatch: pytest.MonkeyPatch, most: int) -> list[int]:
+    """Let the memory suffice for so many completions; return the list that says how many each step tried."""
+    tried: list[int] = []
+    real = Decoder.step
+
+    def step(decoder: Decoder) -> list[Completion]:
+        tried.append(len(decoder))
+        if len(decoder) > most:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total of ...")
+        return real(decoder)
+
+    monkeypatch.setattr(Decoder, "step", step)
+    return tried
+
+
+def test_calls_that_the_memory_does_not_suffice_for_at_once_go_on_in_smaller_numbers(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    replies = []
+    for most in (8, 3):
+        with monkeypatch.context() as patch, ThreadPoolExecutor(8) as pool:
+            engine = InferenceEngine(policy, max_batch=8, max_new_tokens=16)
+            engine.start()
+            tried = few_at_once(patch, most)
+            calls = [pool.submit(ask, engine, seed=n, logprobs=True, top_logprobs=2, n=2) for n in range(8)]
+            replies.append([call.result() for call in calls])
+            engine.stop()
+    assert [status for status, _ in replies[1]] == [200] * 8
+    for (_, one), (_, other) in zip(*replies, strict=True):
+        assert [choice["message"] for choice in one["choices"]] == [choice["message"] for choice in other["choices"]]
+        for choice in other["choices"]:
+            entries = choice["logprobs"]["content"]
+            assert all(len(entry["top_logprobs"]) == 2 for entry in entries)
+        assert one["usage"] == other["usage"]
+    assert max(tried) > 3
+    assert tried[-1] <= 3
+    text = caplog.text
+    assert "out of memory while" in text
+    assert "(CUDA out of memory. Tried to allocate 20.00 MiB.): they go on, at most" in text
+    assert "set engine_batch=" in text
+
+
+def test_one_call_that_is_too_much_for_the_memory_says_so_and_the_next_one_is_answered(
+    engine: InferenceEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Decoder.add
+
+    def add(decoder: Decoder, new: list[Completion]) -> list[Completion]:
+        if any(completion.max_new_tokens == 9 for completion in new):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has ...")
+        return real(decoder, new)
+
+    monkeypatch.setattr(Decoder, "add", add)
+    status, error = ask(engine, max_tokens=9)
+    assert (status, error["code"]) == (500, "out_of_memory")
+    assert (
+        "too much for the memory of cpu (CUDA out of memory. Tried to allocate 20.00 MiB.). Try bf16"
+        in error["message"]
+    )
+    assert ask(engine, max_tokens=8)[0] == 200

@@ -111,3 +111,24 @@ def test_a_model_that_computes_something_else_keeps_its_own_forward() -> None:
     model = make_model()
     model.model.layers[0].register_forward_hook(lambda _module, _given, hidden: hidden * 2)
     assert isinstance(forward_of(model), ModelForward)
+
+
+def test_prompts_of_many_lengths_are_read_with_one_row_of_logits_each() -> None:
+    model, rows = make_model(), list[int]()
+    model.lm_head.register_forward_hook(lambda head, inputs, logits: rows.append(logits.shape[:-1].numel()))
+    lengths = [5, 2, 3]
+    padded = torch.tensor([[*prompt, *([0] * (5 - len(prompt)))] for prompt in PROMPTS])
+    with torch.inference_mode():
+        found = ModelForward(model).prompts(padded, torch.tensor(lengths) - 1, 0)
+        assert rows == [3]
+        for prompt, logits in zip(PROMPTS, found, strict=True):
+            assert torch.allclose(model(torch.tensor([prompt])).logits[0, -1], logits, atol=1e-4)
+
+
+def test_a_model_under_autocast_keeps_keys_and_values_of_the_types_that_it_gives() -> None:
+    """As accelerate wraps a model for `bf16=True` of TRL: the keys are float32, the values bfloat16."""
+    model = make_model(num_key_value_heads=2)
+    expected = logits_of(ModelForward(model))
+    model.forward = torch.autocast("cpu", dtype=torch.bfloat16)(model.forward)
+    for one, other in zip(logits_of(ModelForward(model)), expected, strict=True):
+        assert torch.allclose(one.float(), other, atol=0.1 * float(other.abs().max()))

@@ -56,7 +56,8 @@ def test_what_the_settings_save_is_in_the_sum(model_folder: Path) -> None:
     plain = settings(model_folder, max_model_length=128)
     small = settings(model_folder, max_model_length=128, max_tokens_per_forward=1024)
     assert part(plain, "activations") == 4 * part(small, "activations")
-    assert part(plain, "logits of 4,096 tokens") == 4 * part(small, "logits of 1,024 tokens")
+    trained = ("logits of 3,200 trained tokens", "logits of 800 trained tokens")  # 100 of the 128 of a row
+    assert part(plain, trained[0]) == 4 * part(small, trained[1]) > 0
     checkpointed = settings(model_folder, max_model_length=128, gradient_checkpointing=True)
     assert part(checkpointed, "activations") < 0.7 * part(plain, "activations")
     half = settings(model_folder, max_model_length=64)
@@ -84,7 +85,7 @@ def test_what_engine_and_update_hold_in_turn_is_not_added(model_folder: Path) ->
     assert "logits of 8 calls" not in small
     many = parts(max_tokens_per_forward=8, engine_batch=8192, batch_size=4096, num_generations=2)
     assert "logits of 8192 calls" in many
-    assert not {"gradients", "logits of 8 tokens"} & many.keys()
+    assert not {"gradients", "logits of 8 trained tokens"} & many.keys()
     kept = ("weights, float32", "state of AdamW, two numbers a weight")
     assert [many[name] for name in kept] == [small[name] for name in kept]
 
@@ -107,6 +108,8 @@ def test_other_errors_are_no_lack_of_memory() -> None:
     assert not is_out_of_memory(RuntimeError("shapes do not fit"))
     assert is_out_of_memory(MemoryError())
     assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
+    assert is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))
+    assert not is_out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))
 
 
 _CHILD = """
