@@ -121,6 +121,7 @@ def test_the_engine_gives_the_probabilities_that_the_learner_computes(
     distances = torch.cat([torch.from_numpy(abs(row.trainer_logprobs - row.engine_logprobs)) for row in result.rows])
     assert float(distances.max()) < largest
     assert float(distances.mean()) < mean
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
     assert result.figures["steps"] == 1
 
 

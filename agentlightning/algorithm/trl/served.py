@@ -12,7 +12,7 @@ from torch import Tensor
 
 from agentlightning.algorithm.grpo.learner.batch import make_batch
 from agentlightning.algorithm.grpo.learner.policy import Policy
-from agentlightning.algorithm.grpo.learner.torch_setup import one_thread
+from agentlightning.algorithm.grpo.learner.torch_setup import leave_out_cudnn_attention, one_thread
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -35,6 +35,7 @@ class ServedModel(Policy):
                 "and an end-of-sequence token (to know when a reply is over)"
             )
         self.model = model
+        leave_out_cudnn_attention(model.device)
         self.tokenizer = tokenizer
         self.weight_version = weight_version
         self.lock = threading.RLock()

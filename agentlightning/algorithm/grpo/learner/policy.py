@@ -22,7 +22,12 @@ from agentlightning.algorithm.grpo.learner.batch import Batch
 from agentlightning.algorithm.grpo.learner.forward import score
 from agentlightning.algorithm.grpo.learner.precision import dtype_of
 from agentlightning.algorithm.grpo.learner.reference import Reference
-from agentlightning.algorithm.grpo.learner.torch_setup import SMALL_MODEL_PARAMETERS, no_progress_bar, one_thread
+from agentlightning.algorithm.grpo.learner.torch_setup import (
+    SMALL_MODEL_PARAMETERS,
+    leave_out_cudnn_attention,
+    no_progress_bar,
+    one_thread,
+)
 from agentlightning.algorithm.grpo.learner.update import Updater, UpdateResult, UpdateSettings
 from agentlightning.private_files import private_folder
 
@@ -103,6 +108,7 @@ class Policy:
             )
         self.model: PreTrainedModel = model if lora is None else with_lora(model, lora, seed)
         cast("torch.nn.Module", self.model).to(device).eval()  # transformers wraps `to` and loses its types
+        leave_out_cudnn_attention(self.model.device)
         self.tokenizer = tokenizer
         self.weight_version = 0
         self.lock = threading.RLock()

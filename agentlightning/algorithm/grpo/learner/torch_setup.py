@@ -36,6 +36,16 @@ def one_thread() -> Generator[None]:
         torch.set_num_threads(before)
 
 
+def leave_out_cudnn_attention(device: torch.device) -> None:
+    """On a GPU, keep this process from cuDNN's attention, which makes a plan for each shape that it has not met.
+
+    Every generated token has a new shape, and so have most rows; a plan takes up to a second (pytorch pull request
+    155958). The other kernels need none.
+    """
+    if device.type == "cuda":
+        torch.backends.cuda.enable_cudnn_sdp(False)
+
+
 @contextmanager
 def no_progress_bar() -> Generator[None]:
     """Keep transformers from drawing bars while it loads and saves, and leave its setting as it was."""
