@@ -237,8 +237,9 @@ def stack(built: Path, tmp_path: Path) -> Iterator[Callable[..., Stack]]:
 
     yield start
     for one in started:
-        one.process.terminate()
-        one.process.communicate()
+        if one.process.poll() is None:
+            one.process.terminate()
+            one.ended()
 
 
 @needs_node
