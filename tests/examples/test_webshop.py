@@ -297,7 +297,7 @@ def test_the_end_of_one_part_is_reported_and_leaves_no_process(
 
 @needs_node
 @pytest.mark.heavy
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_the_stack_beyond_loopback_needs_a_token_and_trains(stack: Callable[..., Stack]) -> None:
     one = stack("--steps", "3", "--held-out", "48", AGL_SERVER_HOST="0.0.0.0")
     printed = one.until("logs ")
