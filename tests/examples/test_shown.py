@@ -9,7 +9,9 @@ import pytest
 
 from tests.examples.shown import EXAMPLES, ROOT, same
 
-FOLDERS = sorted(path for path in EXAMPLES.iterdir() if path.is_dir() and not path.name.startswith(("_", ".")))
+FOLDERS = sorted(
+    {path.parent for path in EXAMPLES.glob("[!_.]*/*") if path.name != "__pycache__"}  # which outlives a moved example
+)
 
 
 def test_numbers_may_differ_within_the_tolerance_and_nothing_else() -> None:

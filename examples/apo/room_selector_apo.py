@@ -5,30 +5,31 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from rooms import make_tasks, selects_room
-from stand_in import serving
+from room_selector import make_tasks, selects_room
+from stand_in import llm, model_server
 
 import agentlightning as agl
 
 SEED = "Choose the smallest room that seats {people} people."
 
 
-def search(method: str, address: str) -> None:
+def resources() -> agl.NamedResources:
+    """Return what the search begins with."""
+    return {"prompt": agl.PromptTemplate(template=SEED, engine="f-string"), "llm": llm("selector")}
+
+
+def search(method: str) -> None:
     """Search, and print the best prompt, and its reward before and after with 95 % intervals."""
     train, validation, held_out = make_tasks()
-    critic = agl.LLM(endpoint=address, model="critic")
+    critic = llm("critic")
     algorithm: Any
     if method == "apo":
         algorithm = agl.APO[Any](critic, beam_rounds=4, gradient_batch_size=4, val_batch_size=16)
     else:
         algorithm = agl.GEPA[Any](critic, max_metric_calls=400, reflection_minibatch_size=4)
-    resources: agl.NamedResources = {
-        "prompt": agl.PromptTemplate(template=SEED, engine="f-string"),
-        "llm": agl.LLM(endpoint=address, model="selector"),
-    }
     trainer = agl.Trainer(
         algorithm=algorithm,
-        initial_resources=resources,
+        initial_resources=resources(),
         strategy="shm",
         runner={"concurrency": 16},
         progress="none",
@@ -48,9 +49,10 @@ def search(method: str, address: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--method", choices=["apo", "gepa"], action="append")
-    with serving() as address:
-        for method in parser.parse_args().method or ["apo", "gepa"]:
-            search(method, address)
+    methods = parser.parse_args().method or ["apo", "gepa"]
+    with model_server():
+        for method in methods:
+            search(method)
 
 
 if __name__ == "__main__":

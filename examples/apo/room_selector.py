@@ -48,9 +48,10 @@ def client() -> openai.OpenAI:
 def selects_room(task: dict[str, Any], llm: agl.LLM, prompt: agl.PromptTemplate) -> float:
     model = client().with_options(base_url=llm.endpoint, api_key=llm.api_key or "unused")
     request = {name: value for name, value in task.items() if name != "room"}
+    rooms = {name: {"seats": seats, "has": sorted(has)} for name, (seats, has) in ROOMS.items()}
     messages: list[Any] = [
-        {"role": "system", "content": prompt.format(people=task["people"])},
-        {"role": "user", "content": json.dumps(request)},
+        {"role": "system", "content": f"{prompt.format(people=task['people'])}\nAnswer with its name alone."},
+        {"role": "user", "content": json.dumps({"rooms": rooms, "request": request})},
     ]
     reply = model.chat.completions.create(model=llm.model, messages=messages)
     return float(reply.choices[0].message.content == task["room"])
