@@ -212,14 +212,17 @@ dashboard/node_modules/.agl-setup: dashboard/package.json dashboard/package-lock
 	cd dashboard && PATH=$(CURDIR)/$(BIN):$$PATH npm ci --no-fund --no-audit --loglevel=error
 	@touch $@
 
+dashboard: export PATH := $(CURDIR)/$(BIN):$(PATH)
 dashboard: dashboard/node_modules/.agl-setup
-	cd dashboard && PATH=$(CURDIR)/$(BIN):$$PATH npm run -s types && PATH=$(CURDIR)/$(BIN):$$PATH npm run -s test && PATH=$(CURDIR)/$(BIN):$$PATH npm run -s build
+	cd dashboard && npm run -s types && npm run -s test && npm run -s build
 
 test-dashboard: dashboard
 	$(BIN)/$(PYTEST) -m dashboard tests/dashboard -n $(WORKERS) --dist loadfile $(ARGS)
 
-# The committed page is, byte for byte, what a build makes
+# ESLint, Stylelint and Prettier find nothing, and the committed page is, byte for byte, what a build makes
+check-dashboard: export PATH := $(CURDIR)/$(BIN):$(PATH)
 check-dashboard: dashboard
+	cd dashboard && npm run -s lint
 	git diff --exit-code --stat -- agentlightning/dashboard/static docs/reference/openapi.json dashboard/src/api/schema.d.ts
 	test -z "$$(git ls-files --others agentlightning/dashboard/static)"
 

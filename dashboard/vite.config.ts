@@ -1,5 +1,9 @@
 import react from "@vitejs/plugin-react";
-import { defineConfig } from "vite";
+import { defineConfig } from "vitest/config";
+
+const { AGL_SERVER_HOST = "127.0.0.1", AGL_SERVER_PORT = "4747" } = process.env;
+const store = `http://${AGL_SERVER_HOST}:${AGL_SERVER_PORT}`;
+const proxy = { "/v1": store, "/health": store };
 
 /** The page is built into the Python package. Paths are relative, so that it also works below a proxy's prefix. */
 export default defineConfig({
@@ -15,5 +19,7 @@ export default defineConfig({
     assetsInlineLimit: 0,
     reportCompressedSize: true,
   },
-  server: { proxy: { "/v1": "http://127.0.0.1:4747", "/health": "http://127.0.0.1:4747" } },
+  server: { proxy },
+  preview: { proxy },
+  test: { include: ["src/**/*.test.ts"] },
 });

@@ -68,7 +68,8 @@ FILES = {
     """,
     "the page as a browser shows it": """
         dashboard/test_frame dashboard/test_hostile dashboard/test_lists dashboard/test_one_rollout
-        dashboard/test_rollouts dashboard/test_run_views dashboard/test_tokens dashboard/test_whole
+        dashboard/test_rollouts dashboard/test_run_views dashboard/test_scripts dashboard/test_tokens
+        dashboard/test_whole
     """,
     "what runs the tests": """
         test_in_turn test_unsteady

@@ -65,12 +65,15 @@ def copy_store(source: Path, target: Path) -> Path:
 def demo_store() -> Path:
     """Return the store of `agl demo --steps 3`; it runs if it has not yet."""
     with _alone("demo"):
-        store = BUILD / "demo" / "store.db"
-        if not (BUILD / "demo" / "run.json").exists() or not store.exists():
-            shutil.rmtree(BUILD / "demo", ignore_errors=True)
+        made, draft = BUILD / "demo", BUILD / "demo.draft"
+        store = made / "store.db"
+        if not store.exists():
+            shutil.rmtree(draft, ignore_errors=True)  # of a run that was killed
             command = [sys.executable, "-m", "agentlightning.cli", "demo", "--steps", "3", "--plain"]
-            done = subprocess.run([*command, "--out", str(BUILD / "demo")], cwd=ROOT, capture_output=True, text=True)
-            assert store.exists(), f"agl demo left no store (exit code {done.returncode}):\n{done.stderr[-4000:]}"
+            done = subprocess.run([*command, "--out", str(draft)], cwd=ROOT, capture_output=True, text=True)
+            left = (draft / "store.db").exists()
+            assert left, f"agl demo left no store (exit code {done.returncode}):\n{done.stderr[-4000:]}"
+            draft.rename(made)
         return store
 
 

@@ -13,8 +13,8 @@ LISTS = {EXAMPLES / "README.md": EXAMPLES, RECIPES.parent / "README.md": RECIPES
 FOLDERS = {
     path: page
     for page, folder in LISTS.items()
-    for path in sorted(folder.iterdir())
-    if path.is_dir() and not path.name.startswith(("_", "."))
+    for path in sorted(folder.glob("[!_.]*"))
+    if any(each.name != "__pycache__" for each in path.glob("*"))  # which outlives an example that was moved
 }
 """Each example and recipe, and the page with its line."""
 

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { createServer, type IncomingMessage, type ServerResponse } from "node:http";
 import type { AddressInfo } from "node:net";
-import { test } from "node:test";
+import { test } from "vitest";
 import { type Connection, follow, type StoreEvent } from "./events.ts";
 
 /** Serve the stream, and let `fetch` find it as the page does. */
@@ -10,7 +10,7 @@ async function serve(answer: (request: IncomingMessage, response: ServerResponse
   await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
   const real = globalThis.fetch;
   const base = `http://127.0.0.1:${(server.address() as AddressInfo).port}/`;
-  globalThis.fetch = (path, options) => real(new URL(String(path), base), options);
+  globalThis.fetch = (path, options) => real(new URL(path as string, base), options);
   return () => {
     globalThis.fetch = real;
     server.closeAllConnections();

@@ -168,7 +168,10 @@ export const conversationQuery = (rolloutId: string, attemptId: string, limit?: 
   queryOptions({
     queryKey: ["rollouts", "conversation", rolloutId, attemptId, limit],
     queryFn: ({ signal }) =>
-      call<AttemptConversation>(`/rollouts/${part(rolloutId)}/attempts/${part(attemptId)}/conversation`, { query: { limit }, signal }),
+      call<AttemptConversation>(`/rollouts/${part(rolloutId)}/attempts/${part(attemptId)}/conversation`, {
+        query: { limit },
+        signal,
+      }),
   });
 
 export const treeQuery = (rolloutId: string, attemptId: string) =>

@@ -27,7 +27,9 @@ export function LagSign({ behind }: { behind: number | null }) {
   return (
     <div role="status">
       {behind === null ? null : (
-        <Tooltip label={`${count(behind)} changes or more came at once; the page reads its lists anew instead of following each`}>
+        <Tooltip
+          label={`${count(behind)} changes or more came at once; the page reads its lists anew instead of following each`}
+        >
           <Badge variant="light" color="orange" tt="none" data-behind={behind}>
             ◔ {count(behind)}+ behind
           </Badge>

@@ -41,7 +41,14 @@ export function Shell() {
           Skip to the content
         </a>
         <Group h="100%" px="md" gap="sm" wrap="nowrap">
-          <Burger opened={open} onClick={toggle} hiddenFrom="sm" size="sm" aria-label="Navigation" aria-expanded={open} />
+          <Burger
+            opened={open}
+            onClick={toggle}
+            hiddenFrom="sm"
+            size="sm"
+            aria-label="Navigation"
+            aria-expanded={open}
+          />
           <Anchor component={Link} to="/runs" underline="never" c="inherit">
             <Text fw={700}>agentlightning</Text>
           </Anchor>

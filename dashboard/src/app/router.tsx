@@ -3,7 +3,13 @@
  * search parameters stand behind `#`, so the server has one page only and a proxy may put it below any path.
  */
 
-import { createHashHistory, createRootRoute, createRoute, createRouter, lazyRouteComponent } from "@tanstack/react-router";
+import {
+  createHashHistory,
+  createRootRoute,
+  createRoute,
+  createRouter,
+  lazyRouteComponent,
+} from "@tanstack/react-router";
 
 import { Failure, Missing } from "../parts/States.tsx";
 import { parseSearch, stringifySearch } from "../pure/address.ts";

@@ -9,7 +9,10 @@ import { ApiError } from "../api/client.ts";
 function loading<T>(load: () => Promise<T>): () => Promise<T> {
   return () =>
     load().catch(() => {
-      throw new ApiError(0, "The view could not be loaded: the server does not answer, or has another version. Load the page anew once it is there.");
+      throw new ApiError(
+        0,
+        "The view could not be loaded: the server does not answer, or has another version. Load the page anew once it is there.",
+      );
     });
 }
 

@@ -42,7 +42,8 @@ interface Props {
 export function Chart(given: Props) {
   const props = { ...given, series: given.series.map((each) => ({ ...each, label: named(each.label, 60) })) };
   const { title, steps, series, kind = "line", height = 180, unit = "", onStep } = props;
-  const format = props.format ?? ((value: number | null) => `${decimal(value)}${unit && value !== null ? ` ${unit}` : ""}`);
+  const format =
+    props.format ?? ((value: number | null) => `${decimal(value)}${unit && value !== null ? ` ${unit}` : ""}`);
   const { ref, width } = useElementSize();
   const scheme = useComputedColorScheme("light");
   useMantineColorScheme();
@@ -132,7 +133,24 @@ function striped(color: string, place: number, page: string): string | CanvasPat
   ctx.lineWidth = size / 5;
   ctx.beginPath();
   for (const at of [-size, 0, size]) {
-    const [from, to] = { "45deg": [[at, 0], [at + size, size]], "135deg": [[at + size, 0], [at, size]], "0deg": [[0, size / 2], [size, size / 2]], "90deg": [[size / 2, 0], [size / 2, size]] }[angle] as [[number, number], [number, number]];
+    const [from, to] = {
+      "45deg": [
+        [at, 0],
+        [at + size, size],
+      ],
+      "135deg": [
+        [at + size, 0],
+        [at, size],
+      ],
+      "0deg": [
+        [0, size / 2],
+        [size, size / 2],
+      ],
+      "90deg": [
+        [size / 2, 0],
+        [size / 2, size],
+      ],
+    }[angle] as [[number, number], [number, number]];
     ctx.moveTo(...from);
     ctx.lineTo(...to);
   }
@@ -151,7 +169,10 @@ function data({ steps, series, kind }: Props): uPlot.AlignedData {
     );
     return [steps, ...stacked.reverse()];
   }
-  return [steps, ...series.flatMap((each) => (each.low && each.high ? [each.values, each.low, each.high] : [each.values]))];
+  return [
+    steps,
+    ...series.flatMap((each) => (each.low && each.high ? [each.values, each.low, each.high] : [each.values])),
+  ];
 }
 
 function options(
@@ -174,7 +195,7 @@ function options(
       shown.push({
         label: each.label,
         stroke: page,
-        fill: striped(colorOf(each, place, scheme), place, page) as string,
+        fill: striped(colorOf(each, place, scheme), place, page),
         width: 1,
         paths: bars,
         points: { show: false },
@@ -202,7 +223,8 @@ function options(
         },
       });
       if (each.low && each.high) {
-        for (const _ of [0, 1]) shown.push({ show: true, width: 0, points: { show: false }, class: "agl-hidden", spanGaps: true });
+        for (const _ of [0, 1])
+          shown.push({ show: true, width: 0, points: { show: false }, class: "agl-hidden", spanGaps: true });
         bands.push({ series: [first + 2, first + 1], fill: `${colorOf(each, place, scheme)}2b` });
       }
     });
@@ -213,12 +235,28 @@ function options(
     series: shown,
     bands,
     scales: {
-      x: { time: false, range: (_, low, high) => (low === high ? [low - 1, high + 1] : [low - (kind === "stack" ? 0.5 : 0), high + (kind === "stack" ? 0.5 : 0)]) },
-      y: { range: range ? () => range : kind === "stack" ? (_, __, high) => [0, (high || 1) * 1.05] : (_, low, high) => (low === 0 && high === 0 ? [0, 1] : uPlot.rangeNum(low, high, 0.1, true)) },
+      x: {
+        time: false,
+        range: (_, low, high) =>
+          low === high
+            ? [low - 1, high + 1]
+            : [low - (kind === "stack" ? 0.5 : 0), high + (kind === "stack" ? 0.5 : 0)],
+      },
+      y: {
+        range: range
+          ? () => range
+          : kind === "stack"
+            ? (_, __, high) => [0, (high || 1) * 1.05]
+            : (_, low, high) => (low === 0 && high === 0 ? [0, 1] : uPlot.rangeNum(low, high, 0.1, true)),
+      },
     },
     axes: [
       { ...axis, size: 28, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000], space: 48 },
-      { ...axis, size: (_, labels) => Math.max(52, 22 + 7 * Math.max(0, ...(labels ?? []).map((label) => label.length))), values: (_, splits) => ticks(splits) },
+      {
+        ...axis,
+        size: (_, labels) => Math.max(52, 22 + 7 * Math.max(0, ...(labels ?? []).map((label) => label.length))),
+        values: (_, splits) => ticks(splits),
+      },
     ],
     legend: {
       live: true,

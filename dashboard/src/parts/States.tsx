@@ -35,7 +35,11 @@ export function Empty({ title, children }: { title: string; children?: ReactNode
 export function Missing({ what, told }: { what: string; told?: string }) {
   return (
     <Empty title={`${named(what)} is not in this store`}>
-      {told ? <Text size="sm" className="agl-text">{named(told, 1000)}</Text> : null}
+      {told ? (
+        <Text size="sm" className="agl-text">
+          {named(told, 1000)}
+        </Text>
+      ) : null}
       <Text size="sm" c="dimmed">
         It may have been removed by the store's retention, or the link is of another store.
       </Text>
@@ -60,7 +64,9 @@ export function Failure({ error, retry, what }: { error: unknown; retry?: () => 
       data-state={denied ? "denied" : "error"}
     >
       <Stack gap="xs" align="flex-start">
-        <Text size="sm" className="agl-text">{named(text, 1000)}</Text>
+        <Text size="sm" className="agl-text">
+          {named(text, 1000)}
+        </Text>
         {denied ? (
           <Anchor component={Link} to="/settings" size="sm">
             Enter the token under Settings (the value of AGL_TOKEN where the server was started)

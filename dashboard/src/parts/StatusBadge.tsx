@@ -23,6 +23,8 @@ const looks: Record<string, { sign: string; color: string }> = {
   unknown: { sign: "?", color: "orange" },
 };
 
+export const statuses = Object.keys(looks);
+
 /** A status by word, sign and colour: never by colour alone. */
 export function StatusBadge({ status }: { status: string | null | undefined }) {
   if (!status) return <>–</>;

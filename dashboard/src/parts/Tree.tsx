@@ -11,7 +11,7 @@ const MOST = 100;
 export function Tree({ value, depth = 0 }: { value: unknown; depth?: number }) {
   const [shown, setShown] = useState(MOST);
   if (typeof value !== "object" || value === null) return <Leaf value={value} />;
-  const entries = Object.entries(value);
+  const entries = Object.entries(value as Record<string, unknown>);
   if (!entries.length) return <span className="agl-dim">{Array.isArray(value) ? "empty list" : "nothing"}</span>;
   return (
     <ul className="agl-tree">
@@ -48,9 +48,14 @@ function isLeaf(value: unknown): boolean {
 
 function Leaf({ value }: { value: unknown }) {
   if (typeof value === "string") {
-    return value.length > 80 || value.includes("\n") ? <LongText text={value} mono /> : <span className="agl-text">{visible(value)}</span>;
+    return value.length > 80 || value.includes("\n") ? (
+      <LongText text={value} mono />
+    ) : (
+      <span className="agl-text">{visible(value)}</span>
+    );
   }
   if (value === null || value === undefined) return <span className="agl-dim">none</span>;
-  if (typeof value === "object") return <span className="agl-dim">{Array.isArray(value) ? "empty list" : "nothing"}</span>;
-  return <span className="agl-number">{String(value)}</span>;
+  if (typeof value === "object")
+    return <span className="agl-dim">{Array.isArray(value) ? "empty list" : "nothing"}</span>;
+  return <span className="agl-number">{JSON.stringify(value)}</span>;
 }

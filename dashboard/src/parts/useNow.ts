@@ -6,7 +6,6 @@ import { serverNow } from "../pure/clock.ts";
 export function useNow(every: number): number {
   const [now, setNow] = useState(serverNow);
   useEffect(() => {
-    setNow(serverNow());
     if (!every) return;
     const timer = setInterval(() => setNow(serverNow()), every);
     return () => clearInterval(timer);

@@ -6,7 +6,7 @@ export function parseSearch(text: string): SearchValues {
   return Object.fromEntries(new URLSearchParams(text));
 }
 
-export function stringifySearch(values: Readonly<Record<string, unknown>>): string {
+export function stringifySearch(values: Readonly<Record<string, string | number | null | undefined>>): string {
   const search = new URLSearchParams();
   for (const [name, value] of Object.entries(values)) {
     if (value !== undefined && value !== null && value !== "") search.set(name, String(value));
@@ -16,6 +16,9 @@ export function stringifySearch(values: Readonly<Record<string, unknown>>): stri
 }
 
 /** A link within the page: parts of the path are escaped, empty values are left out. */
-export function href(parts: readonly (string | number)[], search: Readonly<Record<string, unknown>> = {}): string {
+export function href(
+  parts: readonly (string | number)[],
+  search: Readonly<Record<string, string | number | null | undefined>> = {},
+): string {
   return `#/${parts.map((each) => encodeURIComponent(String(each))).join("/")}${stringifySearch(search)}`;
 }

@@ -1,5 +1,5 @@
 import assert from "node:assert/strict";
-import { test } from "node:test";
+import { test } from "vitest";
 
 import { filterOf } from "./filters.ts";
 
@@ -12,5 +12,8 @@ test("the address says what the store is asked for", () => {
 });
 
 test("what is no value is left out", () => {
-  assert.deepEqual(filterOf({ step_from: "x", step_to: "1.5", reward_from: "", status: "nonsense", sort: "reward" }), {});
+  assert.deepEqual(
+    filterOf({ step_from: "x", step_to: "1.5", reward_from: "", status: "nonsense", sort: "reward" }),
+    {},
+  );
 });

@@ -48,5 +48,5 @@ export function filterOf(search: SearchValues): RolloutFilter {
     rollout_id_contains: search.id || undefined,
     task,
   };
-  return Object.fromEntries(Object.entries(found).filter(([, value]) => value !== undefined)) as RolloutFilter;
+  return Object.fromEntries(Object.entries(found).filter(([, value]) => value !== undefined));
 }

@@ -1,5 +1,5 @@
 import assert from "node:assert/strict";
-import { test } from "node:test";
+import { test } from "vitest";
 
 import { ago, bytes, counted, decimal, duration, inputWords, moment, pValue, percent, ticks } from "./format.ts";
 

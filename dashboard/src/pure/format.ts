@@ -47,7 +47,9 @@ export function decimal(value: number | null | undefined, places = 3): string {
 }
 
 export function percent(share: number | null | undefined, places = 1): string {
-  return share === null || share === undefined || !Number.isFinite(share) ? UNKNOWN : `${(share * 100).toFixed(places)} %`;
+  return share === null || share === undefined || !Number.isFinite(share)
+    ? UNKNOWN
+    : `${(share * 100).toFixed(places)} %`;
 }
 
 export function pValue(value: number | null | undefined): string {
@@ -96,7 +98,9 @@ export function moment(seconds: number | null | undefined, zone = "local", withD
 
 /** How long ago, in words: `12 s ago`. */
 export function ago(seconds: number | null | undefined, now: number): string {
-  return seconds === null || seconds === undefined ? UNKNOWN : `${duration(Math.max(0, Math.floor(now - seconds)) || 0)} ago`;
+  return seconds === null || seconds === undefined
+    ? UNKNOWN
+    : `${duration(Math.max(0, Math.floor(now - seconds)) || 0)} ago`;
 }
 
 function two(value: number): string {

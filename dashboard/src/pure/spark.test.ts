@@ -1,5 +1,5 @@
 import assert from "node:assert/strict";
-import { test } from "node:test";
+import { test } from "vitest";
 
 import { sparkPath, thinned } from "./spark.ts";
 
@@ -13,5 +13,11 @@ test("a curve fills its box and leaves gaps out", () => {
 test("a long curve is thinned by means", () => {
   assert.deepEqual(thinned([1, 3, 5, 7], 2), [2, 6]);
   assert.deepEqual(thinned([null, null, 5, 7], 2), [null, 6]);
-  assert.equal(thinned(Array.from({ length: 10_001 }, () => 1), 100).length, 100);
+  assert.equal(
+    thinned(
+      Array.from({ length: 10_001 }, () => 1),
+      100,
+    ).length,
+    100,
+  );
 });

@@ -1,5 +1,5 @@
 import assert from "node:assert/strict";
-import { test } from "node:test";
+import { test } from "vitest";
 
 import type { RunRecord } from "../api/types.ts";
 import { alarmsOf, figure, ledgerOf, meanInterval, reasonsOf } from "./steps.ts";
@@ -25,12 +25,25 @@ test("an interval of shares stays within 0 and 1", () => {
 });
 
 test("an alarm lasts until it is over", () => {
-  const record = (step: number, data: Record<string, unknown>): RunRecord => ({ kind: "alarm", step, name: "entropy_collapse", data, time: 0 });
+  const record = (step: number, data: Record<string, unknown>): RunRecord => ({
+    kind: "alarm",
+    step,
+    name: "entropy_collapse",
+    data,
+    time: 0,
+  });
   const alarms = alarmsOf([
     record(3, { state: "raised", since: 3, text: "low", what_to_try: "more" }),
     record(5, { state: "over", since: 3 }),
     record(8, { state: "raised", since: 8, text: "low again" }),
     { ...record(9, { text: "once" }), name: "update" },
   ]);
-  assert.deepEqual(alarms.map(({ from, until, lasts }) => [from, until, lasts]), [[3, 5, false], [8, null, true], [9, null, false]]);
+  assert.deepEqual(
+    alarms.map(({ from, until, lasts }) => [from, until, lasts]),
+    [
+      [3, 5, false],
+      [8, null, true],
+      [9, null, false],
+    ],
+  );
 });

@@ -36,14 +36,16 @@ export function ledgerOf(data: StepData): LedgerBar {
 /** Reasons over all steps, the most frequent first. */
 export function reasonsOf(bars: readonly LedgerBar[]): string[] {
   const counts = new Map<string, number>();
-  for (const bar of bars) for (const [reason, count] of Object.entries(bar.excluded)) counts.set(reason, (counts.get(reason) ?? 0) + count);
+  for (const bar of bars)
+    for (const [reason, count] of Object.entries(bar.excluded)) counts.set(reason, (counts.get(reason) ?? 0) + count);
   return [...counts].sort((a, b) => b[1] - a[1]).map(([reason]) => reason);
 }
 
 /** Names of the phases whose time the steps tell. */
 export function phasesOf(records: readonly RunRecord[]): string[] {
   const names = new Set<string>();
-  for (const record of records) for (const name of Object.keys((record.data as StepData).seconds ?? {})) names.add(name);
+  for (const record of records)
+    for (const name of Object.keys((record.data as StepData).seconds ?? {})) names.add(name);
   return [...names];
 }
 
@@ -96,7 +98,14 @@ export function alarmsOf(records: readonly RunRecord[]): Alarm[] {
       }
       continue;
     }
-    const alarm = { name: record.name ?? "", from: record.step, until: null, text: data.text ?? "", toTry: data.what_to_try ?? "", lasts: data.state === "raised" };
+    const alarm = {
+      name: record.name ?? "",
+      from: record.step,
+      until: null,
+      text: data.text ?? "",
+      toTry: data.what_to_try ?? "",
+      lasts: data.state === "raised",
+    };
     found.push(alarm);
     open.set(key, alarm);
   }

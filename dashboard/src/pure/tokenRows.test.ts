@@ -1,12 +1,15 @@
 import assert from "node:assert/strict";
-import { test } from "node:test";
+import { test } from "vitest";
 
 import type { LedgerCall, LedgerRow } from "../api/types.ts";
 import { unpack } from "./packed.ts";
 import { colourOf, rangeOf, shownToken, tokensOf, valueOf } from "./tokenRows.ts";
 
 function pack(dtype: "i32" | "u8" | "f32", values: number[]) {
-  const bytes = dtype === "u8" ? new Uint8Array(values) : new Uint8Array((dtype === "i32" ? new Int32Array(values) : new Float32Array(values)).buffer);
+  const bytes =
+    dtype === "u8"
+      ? new Uint8Array(values)
+      : new Uint8Array((dtype === "i32" ? new Int32Array(values) : new Float32Array(values)).buffer);
   return { dtype, data: Buffer.from(bytes).toString("base64") };
 }
 
@@ -27,12 +30,18 @@ const row: LedgerRow = {
 
 test("figures go to the trained tokens, in order, and calls to their answers", () => {
   const tokens = tokensOf(row, [call(9, 3), call(2, 4), call(1, null, "excluded"), call(1, 4)]);
-  assert.deepEqual(tokens.map((token) => token.id), [10, 11, 12, 13, 14, -1]);
-  assert.deepEqual(tokens.map((token) => token.call), [-1, 1, 1, -1, 3, -1]);
+  assert.deepEqual(
+    tokens.map((token) => token.id),
+    [10, 11, 12, 13, 14, -1],
+  );
+  assert.deepEqual(
+    tokens.map((token) => token.call),
+    [-1, 1, 1, -1, 3, -1],
+  );
   assert.equal(tokens[2]?.figures.engine_logprobs, -2);
   assert.deepEqual(tokens[0]?.figures, {});
-  assert.equal(valueOf(tokens[2]!, "difference"), 0.5);
-  assert.equal(valueOf(tokens[0]!, "logprob"), null);
+  assert.equal(valueOf(tokens[2], "difference"), 0.5);
+  assert.equal(valueOf(tokens[0], "logprob"), null);
   assert.equal(valueOf(tokens[4]!, "ratio"), Math.log(0.5));
 });
 

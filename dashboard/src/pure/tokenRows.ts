@@ -38,7 +38,9 @@ export function tokensOf(row: LedgerRow, calls: readonly LedgerCall[]): TokenAt[
   const figures = (Object.keys(FIGURES) as Figure[])
     .map((name) => [name, unpack(row[name])] as const)
     .filter(([, values]) => values.length > 0);
-  const own = calls.map((call, index) => ({ call, index })).filter(({ call }) => call.row === row.row && call.ending === "trained");
+  const own = calls
+    .map((call, index) => ({ call, index }))
+    .filter(({ call }) => call.row === row.row && call.ending === "trained");
   const ends: { until: number; index: number }[] = [];
   let sum = 0;
   for (const { call, index } of own) {
@@ -55,7 +57,11 @@ export function tokensOf(row: LedgerRow, calls: readonly LedgerCall[]): TokenAt[
       trained,
       place: trained ? place : -1,
       call: trained ? (ends.find(({ until }) => place < until)?.index ?? -1) : -1,
-      figures: trained ? Object.fromEntries(figures.flatMap(([name, values]) => (values[place] === undefined ? [] : [[name, values[place]]]))) : {},
+      figures: trained
+        ? Object.fromEntries(
+            figures.flatMap(([name, values]) => (values[place] === undefined ? [] : [[name, values[place]]])),
+          )
+        : {},
     };
   });
 }
@@ -118,14 +124,19 @@ export function rangeOf(tokens: readonly TokenAt[], by: Colouring): [number, num
 export function colourOf(value: number | null, [low, high]: [number, number], by: Colouring): string | null {
   if (value === null || !Number.isFinite(value)) return null;
   const { kind } = COLOURINGS[by];
-  if (kind === "classes") return by === "mask" ? (value ? "rgb(158 202 225)" : null) : value ? "rgb(253 190 133)" : "rgb(222 235 247)";
+  if (kind === "classes")
+    return by === "mask" ? (value ? "rgb(158 202 225)" : null) : value ? "rgb(253 190 133)" : "rgb(222 235 247)";
   if (kind === "diverging") {
     const share = high === 0 ? 0 : value / high;
     const strength = Math.min(1, Math.abs(share));
-    return share >= 0 ? mix([247, 247, 247], [107, 174, 214], strength) : mix([247, 247, 247], [244, 165, 96], strength);
+    return share >= 0
+      ? mix([247, 247, 247], [107, 174, 214], strength)
+      : mix([247, 247, 247], [244, 165, 96], strength);
   }
   const share = high === low ? (by === "logprob" ? 1 : 0) : (value - low) / (high - low);
-  return by === "entropy" || by === "kl" ? mix([255, 247, 236], [244, 165, 96], share) : mix([244, 165, 96], [255, 247, 236], share);
+  return by === "entropy" || by === "kl"
+    ? mix([255, 247, 236], [244, 165, 96], share)
+    : mix([244, 165, 96], [255, 247, 236], share);
 }
 
 function mix(from: readonly number[], to: readonly number[], share: number): string {
@@ -139,5 +150,8 @@ const MOST_SHOWN = 60;
 export function shownToken(text: string | null | undefined, id: number): string {
   if (text === null || text === undefined) return `#${id}`;
   if (text === "") return "∅";
-  return visible(text.length > MOST_SHOWN ? `${text.slice(0, MOST_SHOWN)}…` : text).replaceAll("\n", "⏎").replaceAll("\t", "⇥").replaceAll(" ", "·");
+  return visible(text.length > MOST_SHOWN ? `${text.slice(0, MOST_SHOWN)}…` : text)
+    .replaceAll("\n", "⏎")
+    .replaceAll("\t", "⇥")
+    .replaceAll(" ", "·");
 }

@@ -12,7 +12,9 @@ export interface Statistics {
 
 /** Of the values that are numbers; null if there is none. */
 export function statisticsOf(values: readonly (number | null)[]): Statistics | null {
-  const known = values.filter((value): value is number => value !== null && Number.isFinite(value)).sort((a, b) => a - b);
+  const known = values
+    .filter((value): value is number => value !== null && Number.isFinite(value))
+    .sort((a, b) => a - b);
   const low = known[0];
   const high = known.at(-1);
   if (low === undefined || high === undefined) return null;
@@ -22,7 +24,11 @@ export function statisticsOf(values: readonly (number | null)[]): Statistics | n
 }
 
 /** How many values lie in each of so many parts of equal width; the greatest value is in the last. */
-export function histogramOf(values: readonly (number | null)[], [low, high]: readonly [number, number], parts: number): number[] {
+export function histogramOf(
+  values: readonly (number | null)[],
+  [low, high]: readonly [number, number],
+  parts: number,
+): number[] {
   const counts = new Array<number>(parts).fill(0);
   for (const value of values) {
     if (value === null || !Number.isFinite(value) || value < low || value > high) continue;

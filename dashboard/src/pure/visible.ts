@@ -7,7 +7,9 @@ const JOINERS =
 export function visible(text: string): string {
   const needed = new Set(/[\u200c\u200d]/.test(text) ? [...text.matchAll(JOINERS)].map((each) => each.index) : []);
   return text
-    .replace(HIDDEN, (found, at: number) => (needed.has(at) ? found : `⟨U+${found.charCodeAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`))
+    .replace(HIDDEN, (found, at: number) =>
+      needed.has(at) ? found : `⟨U+${found.charCodeAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`,
+    )
     .toWellFormed();
 }
 

@@ -1,21 +1,56 @@
 import assert from "node:assert/strict";
-import { test } from "node:test";
+import { test } from "vitest";
 
 import type { SpanNode } from "../api/types.ts";
 import { criticalPath, gapsOf, kindOf, moved, rowsOf, timesOf, zoomed } from "./waterfall.ts";
 
-function node(id: string, start: number | null, end: number | null, children: SpanNode[] = [], more: Partial<SpanNode> = {}): SpanNode {
-  return { span_id: id, name: id, start_time: start, end_time: end, status_code: "OK", sequence_id: 0, agent: null, reward: null, children, ...more };
+function node(
+  id: string,
+  start: number | null,
+  end: number | null,
+  children: SpanNode[] = [],
+  more: Partial<SpanNode> = {},
+): SpanNode {
+  return {
+    span_id: id,
+    name: id,
+    start_time: start,
+    end_time: end,
+    status_code: "OK",
+    sequence_id: 0,
+    agent: null,
+    reward: null,
+    children,
+    ...more,
+  };
 }
 
 const tree = [node("b", 5, null), node("a", 1, 4, [node("a2", 3, 4), node("a1", 1, 2, [node("deep", 1, 1.5)])])];
 
 test("rows come by time, parents first, and closed ones hide what is below", () => {
   const rows = rowsOf(tree, new Set());
-  assert.deepEqual(rows.map(({ span, depth }) => [span.span_id, depth]), [["a", 0], ["a1", 1], ["deep", 2], ["a2", 1], ["b", 0]]);
-  assert.deepEqual(rows.map((row) => row.below), [3, 1, 0, 0, 0]);
-  assert.deepEqual(rows.map((row) => row.parent), [-1, 0, 1, 0, -1]);
-  assert.deepEqual(rowsOf(tree, new Set(["a"])).map(({ span }) => span.span_id), ["a", "b"]);
+  assert.deepEqual(
+    rows.map(({ span, depth }) => [span.span_id, depth]),
+    [
+      ["a", 0],
+      ["a1", 1],
+      ["deep", 2],
+      ["a2", 1],
+      ["b", 0],
+    ],
+  );
+  assert.deepEqual(
+    rows.map((row) => row.below),
+    [3, 1, 0, 0, 0],
+  );
+  assert.deepEqual(
+    rows.map((row) => row.parent),
+    [-1, 0, 1, 0, -1],
+  );
+  assert.deepEqual(
+    rowsOf(tree, new Set(["a"])).map(({ span }) => span.span_id),
+    ["a", "b"],
+  );
 });
 
 test("a span that has not ended reaches to now", () => {
@@ -43,8 +78,14 @@ test("the critical path follows what ends last", () => {
 test("gaps are where no call, no tool and nothing without children ran, and small ones are none", () => {
   const call = rowsOf(node("root", 0, 100, [node("chat", 0, 90, [node("x", 40, 50)])]).children, new Set());
   assert.deepEqual(gapsOf(call, 0, 100, 100), [[90, 100]]);
-  const rows = rowsOf([node("root", 0, 100, [node("a", 10, 20), node("b", 19, 40), node("c", 41, 60), node("d", 90, null)])], new Set());
-  assert.deepEqual(gapsOf(rows, 0, 100, 100), [[0, 10], [60, 90]]);
+  const rows = rowsOf(
+    [node("root", 0, 100, [node("a", 10, 20), node("b", 19, 40), node("c", 41, 60), node("d", 90, null)])],
+    new Set(),
+  );
+  assert.deepEqual(gapsOf(rows, 0, 100, 100), [
+    [0, 10],
+    [60, 90],
+  ]);
   assert.deepEqual(gapsOf([], 0, 1, 1), [[0, 1]]);
 });
 

@@ -28,7 +28,10 @@ export function rowsOf(roots: readonly SpanNode[], closed: ReadonlySet<string>):
     waiting.push(...node.children);
   }
   for (const node of order.reverse()) {
-    counts.set(node, node.children.reduce((sum, child) => sum + 1 + (counts.get(child) ?? 0), 0));
+    counts.set(
+      node,
+      node.children.reduce((sum, child) => sum + 1 + (counts.get(child) ?? 0), 0),
+    );
   }
   type Open = { node: SpanNode; depth: number; place: number; siblings: number; parent: number };
   const openOf = (nodes: readonly SpanNode[], depth: number, parent: number): Open[] =>
@@ -43,7 +46,9 @@ export function rowsOf(roots: readonly SpanNode[], closed: ReadonlySet<string>):
 }
 
 function byTime(nodes: readonly SpanNode[]): SpanNode[] {
-  return [...nodes].sort((a, b) => (a.start_time ?? Infinity) - (b.start_time ?? Infinity) || a.sequence_id - b.sequence_id);
+  return [...nodes].sort(
+    (a, b) => (a.start_time ?? Infinity) - (b.start_time ?? Infinity) || a.sequence_id - b.sequence_id,
+  );
 }
 
 /** The first and the last moment of all rows; a span that has not ended reaches to `now`. */
@@ -71,7 +76,9 @@ export function criticalPath(rows: readonly SpanRow[]): Set<string> {
   const path = new Set<string>();
   let nodes: readonly SpanNode[] = rows.filter((row) => row.depth === 0).map((row) => row.span);
   while (nodes.length) {
-    const last = nodes.reduce((best, node) => ((node.end_time ?? Infinity) > (best.end_time ?? Infinity) ? node : best));
+    const last = nodes.reduce((best, node) =>
+      (node.end_time ?? Infinity) > (best.end_time ?? Infinity) ? node : best,
+    );
     if (path.has(last.span_id)) break;
     path.add(last.span_id);
     nodes = last.children;

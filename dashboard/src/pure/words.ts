@@ -73,6 +73,9 @@ export function foldedPieces(pieces: readonly Piece[], most = 20_000): Piece[] {
     const kept = kind === "same" && pieces.length > 1 ? KEPT_SAME : KEPT_OTHER;
     const left = text.length - 2 * kept;
     if (left <= 0) return { kind, text };
-    return { kind, text: `${text.slice(0, kept)}\n… ${left.toLocaleString("en-US")} characters not shown …\n${text.slice(-kept)}` };
+    return {
+      kind,
+      text: `${text.slice(0, kept)}\n… ${left.toLocaleString("en-US")} characters not shown …\n${text.slice(-kept)}`,
+    };
   });
 }

@@ -1,6 +1,18 @@
 /** The same tasks on two sides: steps of a run, two runs, or two versions of a prompt, with the paired test. */
 
-import { Anchor, Badge, Group, Pagination, ScrollArea, Select, Stack, Table, Text, TextInput, Title } from "@mantine/core";
+import {
+  Anchor,
+  Badge,
+  Group,
+  Pagination,
+  ScrollArea,
+  Select,
+  Stack,
+  Table,
+  Text,
+  TextInput,
+  Title,
+} from "@mantine/core";
 import { useQuery } from "@tanstack/react-query";
 
 import { comparisonQuery, recordsQuery, runsQuery } from "../../api/questions.ts";
@@ -35,8 +47,8 @@ export function Compare() {
       ) : (
         <Empty title="Choose what to compare">
           <Text size="sm" c="dimmed" ta="center" maw={520}>
-            A run stands for its last held-out evaluation, a run with a step for the one after that step. Two versions of
-            a prompt are compared by the rollouts that used them: write resources:ID@VERSION.
+            A run stands for its last held-out evaluation, a run with a step for the one after that step. Two versions
+            of a prompt are compared by the rollouts that used them: write resources:ID@VERSION.
           </Text>
         </Empty>
       )}
@@ -98,16 +110,26 @@ function Side({ label, value, put }: { label: string; value: string; put: (value
 }
 
 function Result({ found, page, put }: { found: Comparison; page: number; put: (page: number) => void }) {
-  const words = { better: "▲ after is better", worse: "▼ after is worse", "no evidence": "○ no evidence of a difference" }[found.verdict] ?? named(found.verdict);
+  const words =
+    { better: "▲ after is better", worse: "▼ after is worse", "no evidence": "○ no evidence of a difference" }[
+      found.verdict
+    ] ?? named(found.verdict);
   return (
     <Stack gap="sm">
       <Group gap="sm">
-        <Badge size="lg" tt="none" variant="light" color={found.verdict === "better" ? "blue" : found.verdict === "worse" ? "orange" : "gray"} data-verdict={found.verdict}>
+        <Badge
+          size="lg"
+          tt="none"
+          variant="light"
+          color={found.verdict === "better" ? "blue" : found.verdict === "worse" ? "orange" : "gray"}
+          data-verdict={found.verdict}
+        >
           {words}
         </Badge>
         <Text size="sm" className="agl-number">
           {decimal(found.before_mean)} → {decimal(found.after_mean)}; difference {decimal(found.difference)}
-          {found.interval ? ` [${decimal(found.interval[0])}, ${decimal(found.interval[1])}]` : ""}, {pValue(found.p_value)} ({found.test})
+          {found.interval ? ` [${decimal(found.interval[0])}, ${decimal(found.interval[1])}]` : ""},{" "}
+          {pValue(found.p_value)} ({found.test})
         </Text>
       </Group>
       <Facts
@@ -121,41 +143,63 @@ function Result({ found, page, put }: { found: Comparison; page: number; put: (p
         ]}
       />
       <ScrollArea type="auto" viewportProps={{ tabIndex: 0, "aria-label": "Table of tasks", role: "region" }}>
-      <Table fz="sm" aria-label="Tasks" highlightOnHover miw={640}>
-        <Table.Thead>
-          <Table.Tr>
-            <Table.Th>Task</Table.Th>
-            <Table.Th ta="right">Before</Table.Th>
-            <Table.Th ta="right">After</Table.Th>
-            <Table.Th>Change</Table.Th>
-            <Table.Th>Rollouts</Table.Th>
-          </Table.Tr>
-        </Table.Thead>
-        <Table.Tbody>
-          {found.pairs.map((pair, place) => (
-            <Table.Tr key={`${pair.task} ${place}`}>
-              <Table.Td className="agl-attribute" title={named(pair.task)}>
-                {named(inputWords(pair.input_preview) || pair.task, 120)}
-              </Table.Td>
-              <Table.Td ta="right" className="agl-number">
-                {decimal(pair.before)}
-              </Table.Td>
-              <Table.Td ta="right" className="agl-number">
-                {decimal(pair.after)}
-              </Table.Td>
-              <Table.Td>{pair.after > pair.before ? "▲ gained" : pair.after < pair.before ? "▼ lost" : "= unchanged"}</Table.Td>
-              <Table.Td>
-                <Group gap="xs">
-                  {pair.before_rollout_id ? <Anchor fz="sm" href={href(["rollouts", pair.before_rollout_id])}>before</Anchor> : "–"}
-                  {pair.after_rollout_id ? <Anchor fz="sm" href={href(["rollouts", pair.after_rollout_id])}>after</Anchor> : "–"}
-                </Group>
-              </Table.Td>
+        <Table fz="sm" aria-label="Tasks" highlightOnHover miw={640}>
+          <Table.Thead>
+            <Table.Tr>
+              <Table.Th>Task</Table.Th>
+              <Table.Th ta="right">Before</Table.Th>
+              <Table.Th ta="right">After</Table.Th>
+              <Table.Th>Change</Table.Th>
+              <Table.Th>Rollouts</Table.Th>
             </Table.Tr>
-          ))}
-        </Table.Tbody>
-      </Table>
+          </Table.Thead>
+          <Table.Tbody>
+            {found.pairs.map((pair, place) => (
+              <Table.Tr key={`${pair.task} ${place}`}>
+                <Table.Td className="agl-attribute" title={named(pair.task)}>
+                  {named(inputWords(pair.input_preview) || pair.task, 120)}
+                </Table.Td>
+                <Table.Td ta="right" className="agl-number">
+                  {decimal(pair.before)}
+                </Table.Td>
+                <Table.Td ta="right" className="agl-number">
+                  {decimal(pair.after)}
+                </Table.Td>
+                <Table.Td>
+                  {pair.after > pair.before ? "▲ gained" : pair.after < pair.before ? "▼ lost" : "= unchanged"}
+                </Table.Td>
+                <Table.Td>
+                  <Group gap="xs">
+                    {pair.before_rollout_id ? (
+                      <Anchor fz="sm" href={href(["rollouts", pair.before_rollout_id])}>
+                        before
+                      </Anchor>
+                    ) : (
+                      "–"
+                    )}
+                    {pair.after_rollout_id ? (
+                      <Anchor fz="sm" href={href(["rollouts", pair.after_rollout_id])}>
+                        after
+                      </Anchor>
+                    ) : (
+                      "–"
+                    )}
+                  </Group>
+                </Table.Td>
+              </Table.Tr>
+            ))}
+          </Table.Tbody>
+        </Table>
       </ScrollArea>
-      {found.total > PAGE ? <Pagination size="sm" total={Math.ceil(found.total / PAGE)} value={page} onChange={put} getControlProps={(control) => ({ "aria-label": `${control} page` })} /> : null}
+      {found.total > PAGE ? (
+        <Pagination
+          size="sm"
+          total={Math.ceil(found.total / PAGE)}
+          value={page}
+          onChange={put}
+          getControlProps={(control) => ({ "aria-label": `${control} page` })}
+        />
+      ) : null}
     </Stack>
   );
 }

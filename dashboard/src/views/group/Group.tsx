@@ -25,12 +25,12 @@ export function Group() {
   const filter: RolloutFilter = { run_id: runId, step_from: number, step_to: number, task: name, mode_in: ["train"] };
   const rollouts = useQuery(summariesQuery(filter, { sort_by: "start_time", sort_order: "asc" }, 0));
   const ledger = useQuery(stepLedgerQuery(runId, number));
-  const ids = rollouts.data?.items.map((row) => row.rollout_id) ?? [];
+  const ids = useMemo(() => rollouts.data?.items.map((row) => row.rollout_id) ?? [], [rollouts.data]);
   const told = useMemo(() => {
     const known = new Map((ledger.data ?? []).map((record) => [record.name, record.data as unknown as LedgerData]));
     return new Map(ids.map((id) => [id, known.get(id)]));
-  }, [ledger.data, ids.join()]);
-  const rows = ids.map((id) => told.get(id)?.rows?.[0]);
+  }, [ledger.data, ids]);
+  const rows = useMemo(() => ids.map((id) => told.get(id)?.rows?.[0]), [ids, told]);
   const parting = useMemo(() => firstDifference(rows.map(idsOf)), [rows]);
   const from = parting && parting.at >= 0 ? parting.at : 0;
   const shown = rows.map((row) => idsOf(row).slice(from, from + SHOWN));
@@ -39,7 +39,9 @@ export function Group() {
     <Stack gap="md">
       <Breadcrumbs separator="›">
         <Anchor href={href(["runs", runId])}>{named(runId)}</Anchor>
-        <Anchor href={href(["rollouts"], { run: runId, step_from: step, step_to: step })}>Rollouts of step {step}</Anchor>
+        <Anchor href={href(["rollouts"], { run: runId, step_from: step, step_to: step })}>
+          Rollouts of step {step}
+        </Anchor>
       </Breadcrumbs>
       <Title order={1} size="h2">
         Task {named(task)} in step {named(step, 20)}
@@ -60,57 +62,68 @@ export function Group() {
                     ? "All rows have the same tokens."
                     : `The rows are the same up to token ${parting.at}, and part there.`}
               </Text>
-              <ScrollArea type="auto" viewportProps={{ tabIndex: 0, "aria-label": "Table of the group", role: "region" }}>
-              <Table fz="sm" aria-label="Rollouts of the group" highlightOnHover miw={760}>
-                <Table.Thead>
-                  <Table.Tr>
-                    <Table.Th>Rollout</Table.Th>
-                    <Table.Th>Status</Table.Th>
-                    <Table.Th ta="right">Reward</Table.Th>
-                    <Table.Th ta="right">Advantage</Table.Th>
-                    <Table.Th>In training</Table.Th>
-                    <Table.Th>From where they part</Table.Th>
-                  </Table.Tr>
-                </Table.Thead>
-                <Table.Tbody>
-                  {items.map((row, place) => {
-                    const data = told.get(row.rollout_id);
-                    const trained = data?.calls.filter((call) => call.ending === "trained").length ?? 0;
-                    const reason = data?.verdict ?? data?.calls.find((call) => call.reason)?.reason;
-                    const text = (shown[place] ?? []).map((id) => shownToken(texts.data?.get(id)?.text, id)).join("");
-                    return (
-                      <Table.Tr key={row.rollout_id}>
-                        <Table.Td className="agl-nowrap">
-                          <Anchor fz="sm" href={href(["rollouts", row.rollout_id])}>
-                            {row.rollout_id}
-                          </Anchor>
-                        </Table.Td>
-                        <Table.Td>
-                          <StatusBadge status={row.outcome ?? row.status} />
-                        </Table.Td>
-                        <Table.Td ta="right" className="agl-number">
-                          {decimal(row.reward)}
-                        </Table.Td>
-                        <Table.Td ta="right" className="agl-number">
-                          {decimal(data?.advantage)}
-                        </Table.Td>
-                        <Table.Td className="agl-nowrap">
-                          {data === undefined ? "not in the ledger" : trained ? `✓ ${trained} of ${counted(data.calls.length, "call")}` : `○ ${named((reason ?? "no call").replaceAll("_", " "), 80)}`}
-                        </Table.Td>
-                        <Table.Td ff="monospace" className="agl-attribute">
-                          {shown[place]?.length ? (
-                            <Anchor fz="xs" ff="monospace" href={href(["rollouts", row.rollout_id], { tab: "tokens" })}>
-                              {text || "∅"}
+              <ScrollArea
+                type="auto"
+                viewportProps={{ tabIndex: 0, "aria-label": "Table of the group", role: "region" }}
+              >
+                <Table fz="sm" aria-label="Rollouts of the group" highlightOnHover miw={760}>
+                  <Table.Thead>
+                    <Table.Tr>
+                      <Table.Th>Rollout</Table.Th>
+                      <Table.Th>Status</Table.Th>
+                      <Table.Th ta="right">Reward</Table.Th>
+                      <Table.Th ta="right">Advantage</Table.Th>
+                      <Table.Th>In training</Table.Th>
+                      <Table.Th>From where they part</Table.Th>
+                    </Table.Tr>
+                  </Table.Thead>
+                  <Table.Tbody>
+                    {items.map((row, place) => {
+                      const data = told.get(row.rollout_id);
+                      const trained = data?.calls.filter((call) => call.ending === "trained").length ?? 0;
+                      const reason = data?.verdict ?? data?.calls.find((call) => call.reason)?.reason;
+                      const text = (shown[place] ?? []).map((id) => shownToken(texts.data?.get(id)?.text, id)).join("");
+                      return (
+                        <Table.Tr key={row.rollout_id}>
+                          <Table.Td className="agl-nowrap">
+                            <Anchor fz="sm" href={href(["rollouts", row.rollout_id])}>
+                              {row.rollout_id}
                             </Anchor>
-                          ) : (
-                            "–"
-                          )}
-                        </Table.Td>
-                      </Table.Tr>
-                    );
-                  })}
-                </Table.Tbody>
-              </Table>
+                          </Table.Td>
+                          <Table.Td>
+                            <StatusBadge status={row.outcome ?? row.status} />
+                          </Table.Td>
+                          <Table.Td ta="right" className="agl-number">
+                            {decimal(row.reward)}
+                          </Table.Td>
+                          <Table.Td ta="right" className="agl-number">
+                            {decimal(data?.advantage)}
+                          </Table.Td>
+                          <Table.Td className="agl-nowrap">
+                            {data === undefined
+                              ? "not in the ledger"
+                              : trained
+                                ? `✓ ${trained} of ${counted(data.calls.length, "call")}`
+                                : `○ ${named((reason ?? "no call").replaceAll("_", " "), 80)}`}
+                          </Table.Td>
+                          <Table.Td ff="monospace" className="agl-attribute">
+                            {shown[place]?.length ? (
+                              <Anchor
+                                fz="xs"
+                                ff="monospace"
+                                href={href(["rollouts", row.rollout_id], { tab: "tokens" })}
+                              >
+                                {text || "∅"}
+                              </Anchor>
+                            ) : (
+                              "–"
+                            )}
+                          </Table.Td>
+                        </Table.Tr>
+                      );
+                    })}
+                  </Table.Tbody>
+                </Table>
               </ScrollArea>
             </>
           )

@@ -60,8 +60,22 @@ function Versions({ resourcesId, last }: { resourcesId: string; last: number }) 
   return (
     <>
       <Group gap="sm">
-        <NumberInput label="Version" min={1} max={last} value={version} onChange={(value) => show({ version: value })} w={120} />
-        <NumberInput label="Against" min={1} max={last} value={before} onChange={(value) => show({ before: value })} w={120} />
+        <NumberInput
+          label="Version"
+          min={1}
+          max={last}
+          value={version}
+          onChange={(value) => show({ version: value })}
+          w={120}
+        />
+        <NumberInput
+          label="Against"
+          min={1}
+          max={last}
+          value={before}
+          onChange={(value) => show({ before: value })}
+          w={120}
+        />
       </Group>
       <Answer query={now} what={`Version ${version}`}>
         {(update) => (
@@ -70,7 +84,9 @@ function Versions({ resourcesId, last }: { resourcesId: string; last: number }) 
               facts={[
                 ["Stored", <Moment key="stored" at={update.update_time} />],
                 [`Mean reward, version ${version}`, earned(version)],
-                ...(before === version ? [] : ([[`Mean reward, version ${before}`, earned(before)]] as [string, React.ReactNode][])),
+                ...(before === version
+                  ? []
+                  : ([[`Mean reward, version ${before}`, earned(before)]] as [string, React.ReactNode][])),
               ]}
             />
             {Object.entries(update.resources).map(([name, value]) => (
@@ -79,7 +95,11 @@ function Versions({ resourcesId, last }: { resourcesId: string; last: number }) 
                   {named(name)}
                 </Title>
                 {isPrompt(value) || differs(then.data?.resources[name], value) ? (
-                  <Difference before={textOf(then.data?.resources[name])} after={textOf(value)} compared={before !== version && Boolean(then.data)} />
+                  <Difference
+                    before={textOf(then.data?.resources[name])}
+                    after={textOf(value)}
+                    compared={before !== version && Boolean(then.data)}
+                  />
                 ) : (
                   <>
                     {before !== version && then.data ? (
@@ -108,12 +128,23 @@ const versionsQuery = (resourcesId: string, offset: number) =>
   queryOptions({
     queryKey: ["resources", "versions", resourcesId, offset],
     queryFn: ({ signal }) =>
-      call<Page<ResourcesUpdate>>(`/resources/${part(resourcesId)}/versions`, { query: { limit: MOST, offset }, signal }),
+      call<Page<ResourcesUpdate>>(`/resources/${part(resourcesId)}/versions`, {
+        query: { limit: MOST, offset },
+        signal,
+      }),
     placeholderData: keepPreviousData,
   });
 
 /** Every version that is kept, the newest first, each with what its rollouts earned. */
-function VersionTable({ resourcesId, shown, earned }: { resourcesId: string; shown: number; earned: (version: number) => React.ReactNode }) {
+function VersionTable({
+  resourcesId,
+  shown,
+  earned,
+}: {
+  resourcesId: string;
+  shown: number;
+  earned: (version: number) => React.ReactNode;
+}) {
   const [offset, setOffset] = useState(0);
   const versions = useQuery(versionsQuery(resourcesId, offset));
   return (
@@ -137,9 +168,18 @@ function VersionTable({ resourcesId, shown, earned }: { resourcesId: string; sho
                 </Table.Thead>
                 <Table.Tbody>
                   {page.items.map(({ version, update_time }) => (
-                    <Table.Tr key={version} data-version={version} aria-current={version === shown ? "true" : undefined}>
+                    <Table.Tr
+                      key={version}
+                      data-version={version}
+                      aria-current={version === shown ? "true" : undefined}
+                    >
                       <Table.Td className="agl-number">
-                        <Anchor size="sm" underline="always" href={href(["resources", resourcesId], { version })} fw={version === shown ? 700 : 400}>
+                        <Anchor
+                          size="sm"
+                          underline="always"
+                          href={href(["resources", resourcesId], { version })}
+                          fw={version === shown ? 700 : 400}
+                        >
                           {version}
                         </Anchor>
                       </Table.Td>
@@ -154,10 +194,20 @@ function VersionTable({ resourcesId, shown, earned }: { resourcesId: string; sho
             </ScrollArea>
             {page.total > MOST ? (
               <Group gap="xs">
-                <Button size="xs" variant="default" disabled={offset === 0} onClick={() => setOffset(Math.max(0, offset - MOST))}>
+                <Button
+                  size="xs"
+                  variant="default"
+                  disabled={offset === 0}
+                  onClick={() => setOffset(Math.max(0, offset - MOST))}
+                >
                   Newer
                 </Button>
-                <Button size="xs" variant="default" disabled={offset + MOST >= page.total} onClick={() => setOffset(offset + MOST)}>
+                <Button
+                  size="xs"
+                  variant="default"
+                  disabled={offset + MOST >= page.total}
+                  onClick={() => setOffset(offset + MOST)}
+                >
                   Older
                 </Button>
                 <Text size="sm" c="dimmed">

@@ -46,15 +46,16 @@ export function Conversation({ rolloutId, attemptId, error, reward }: Props) {
           const pages = Math.max(1, Math.ceil(calls.length / CALLS));
           const page = Math.min(Math.max(1, Math.floor(Number(search.calls)) || 1), pages);
           const from = (page - 1) * CALLS;
-          const pager = pages > 1 ? (
-            <Pagination
-              size="sm"
-              total={pages}
-              value={page}
-              onChange={(next) => change({ calls: String(next) })}
-              getControlProps={(control) => ({ "aria-label": `${control} page` })}
-            />
-          ) : null;
+          const pager =
+            pages > 1 ? (
+              <Pagination
+                size="sm"
+                total={pages}
+                value={page}
+                onChange={(next) => change({ calls: String(next) })}
+                getControlProps={(control) => ({ "aria-label": `${control} page` })}
+              />
+            ) : null;
           return calls.length === 0 ? (
             <Empty title="No model call was recorded in this attempt">
               {explanation.data?.notes.map((note) => (
@@ -72,7 +73,9 @@ export function Conversation({ rolloutId, attemptId, error, reward }: Props) {
               ) : null}
               {whole && pages === 1 ? null : (
                 <Text size="sm" c="dimmed" role="status" data-whole={whole}>
-                  {whole ? `Calls ${count(from + 1)} to ${count(Math.min(from + CALLS, calls.length))} of ${count(calls.length)}` : `The first ${count(calls.length)} calls; the others are still being read`}
+                  {whole
+                    ? `Calls ${count(from + 1)} to ${count(Math.min(from + CALLS, calls.length))} of ${count(calls.length)}`
+                    : `The first ${count(calls.length)} calls; the others are still being read`}
                 </Text>
               )}
               {pager}
@@ -122,11 +125,17 @@ function Call({ call, told }: { call: ConversationCall; told: CallExplanation | 
           <Text size="xs" fw={600}>
             Call {call.number}
           </Text>
-          {call.agent ? <Badge variant="default" tt="none">{named(call.agent, 60)}</Badge> : null}
+          {call.agent ? (
+            <Badge variant="default" tt="none">
+              {named(call.agent, 60)}
+            </Badge>
+          ) : null}
           <Text size="xs" c="dimmed">
             {[
               call.model === null ? null : named(call.model, 60),
-              call.prompt_tokens === null ? null : `${count(call.prompt_tokens)} → ${count(call.completion_tokens)} tokens`,
+              call.prompt_tokens === null
+                ? null
+                : `${count(call.prompt_tokens)} → ${count(call.completion_tokens)} tokens`,
               seconds === null ? null : duration(seconds),
               call.weight_version === null ? null : `weights ${call.weight_version}`,
               call.finish_reason,
@@ -155,7 +164,12 @@ function Sign({ color, text }: { color: string; text: string }) {
 
 function Message({ message, reply }: { message: ShownMessage; reply?: boolean }) {
   return (
-    <Paper withBorder p="xs" className={`agl-message agl-role-${reply ? "reply" : message.role}`} data-role={message.role}>
+    <Paper
+      withBorder
+      p="xs"
+      className={`agl-message agl-role-${reply ? "reply" : message.role}`}
+      data-role={message.role}
+    >
       <Group gap="xs" mb={2}>
         <Text size="xs" fw={700}>
           {named(message.role, 60)}
@@ -170,7 +184,8 @@ function Message({ message, reply }: { message: ShownMessage; reply?: boolean })
       {message.content.map((part, place) =>
         part.type === "image" ? (
           <Text key={place} size="sm">
-            ▦ image {named(part.media_type ?? "", 60)} {part.bytes === null ? "" : bytes(part.bytes)}, SHA-256 {part.sha256?.slice(0, 16)}…
+            ▦ image {named(part.media_type ?? "", 60)} {part.bytes === null ? "" : bytes(part.bytes)}, SHA-256{" "}
+            {part.sha256?.slice(0, 16)}…
           </Text>
         ) : part.type === "reasoning" ? (
           <details key={place}>
@@ -192,4 +207,3 @@ function Message({ message, reply }: { message: ShownMessage; reply?: boolean })
     </Paper>
   );
 }
-

@@ -42,10 +42,22 @@ export function Neighbours({ rolloutId, place, search }: Props) {
   ]);
   return (
     <Group gap="xs" component="nav" aria-label="Rollouts of the list">
-      <Button size="xs" variant="default" disabled={!before} onClick={() => go(before)} title="The one before it in the list (k)">
+      <Button
+        size="xs"
+        variant="default"
+        disabled={!before}
+        onClick={() => go(before)}
+        title="The one before it in the list (k)"
+      >
         ‹ Previous
       </Button>
-      <Button size="xs" variant="default" disabled={!after} onClick={() => go(after)} title="The next one of the list (j)">
+      <Button
+        size="xs"
+        variant="default"
+        disabled={!after}
+        onClick={() => go(after)}
+        title="The next one of the list (j)"
+      >
         Next ›
       </Button>
       <Text size="sm" c="dimmed" className="agl-number" data-place={here < 0 ? undefined : offset + here}>

@@ -94,7 +94,10 @@ function Known({ rollout }: { rollout: AttemptedRollout | Rollout }) {
           size="xs"
           w={320}
           allowDeselect={false}
-          data={all.map((each) => ({ value: each.attempt_id, label: `${each.sequence_id}: ${each.status} (${each.attempt_id})` }))}
+          data={all.map((each) => ({
+            value: each.attempt_id,
+            label: `${each.sequence_id}: ${each.status} (${each.attempt_id})`,
+          }))}
           value={attempt?.attempt_id ?? null}
           onChange={(value) => change({ attempt: value ?? undefined })}
         />
@@ -109,13 +112,18 @@ function Known({ rollout }: { rollout: AttemptedRollout | Rollout }) {
         </Tabs.List>
         <Tabs.Panel value="conversation" pt="md">
           <OfAttempt attempt={attempt}>
-            {(id) => <Conversation rolloutId={rollout.rollout_id} attemptId={id} error={attempt?.error ?? null} reward={attempt?.reward ?? null} />}
+            {(id) => (
+              <Conversation
+                rolloutId={rollout.rollout_id}
+                attemptId={id}
+                error={attempt?.error ?? null}
+                reward={attempt?.reward ?? null}
+              />
+            )}
           </OfAttempt>
         </Tabs.Panel>
         <Tabs.Panel value="waterfall" pt="md">
-          <OfAttempt attempt={attempt}>
-            {(id) => <Waterfall rolloutId={rollout.rollout_id} attemptId={id} />}
-          </OfAttempt>
+          <OfAttempt attempt={attempt}>{(id) => <Waterfall rolloutId={rollout.rollout_id} attemptId={id} />}</OfAttempt>
         </Tabs.Panel>
         <Tabs.Panel value="tokens" pt="md">
           <OfAttempt attempt={attempt}>
@@ -129,7 +137,9 @@ function Known({ rollout }: { rollout: AttemptedRollout | Rollout }) {
           <Details rollout={rollout} />
         </Tabs.Panel>
       </Tabs>
-      {changing ? <ChangeRollout rolloutId={rollout.rollout_id} change={changing} close={() => setChanging(null)} /> : null}
+      {changing ? (
+        <ChangeRollout rolloutId={rollout.rollout_id} change={changing} close={() => setChanging(null)} />
+      ) : null}
     </Stack>
   );
 }
@@ -146,22 +156,37 @@ function factsOf(
   task: string | number | null,
 ): [string, ReactNode][] {
   const rewards = Object.entries(attempt?.rewards ?? {});
-  const several = rewards.length > 1 ? ` (${rewards.map(([name, value]) => `${named(name, 60)} ${decimal(value)}`).join(", ")})` : "";
+  const several =
+    rewards.length > 1 ? ` (${rewards.map(([name, value]) => `${named(name, 60)} ${decimal(value)}`).join(", ")})` : "";
   return [
     ["Reward", <span className="agl-number">{`${decimal(attempt?.reward)}${several}`}</span>],
-    ["Outcome", attempt?.outcome ? `${attempt.outcome.replaceAll("_", " ")}${attempt.outcome_reason ? ` · ${attempt.outcome_reason}` : ""}` : null],
+    [
+      "Outcome",
+      attempt?.outcome
+        ? `${attempt.outcome.replaceAll("_", " ")}${attempt.outcome_reason ? ` · ${attempt.outcome_reason}` : ""}`
+        : null,
+    ],
     ["Mode", rollout.mode],
     [
       "Step",
       step === null ? null : task !== null && rollout.run_id && rollout.mode === "train" ? (
         <>
-          {step}, task {named(String(task))} (<Anchor underline="always" href={href(["runs", rollout.run_id, "steps", step, "groups", task])}>its group</Anchor>)
+          {step}, task {named(String(task))} (
+          <Anchor underline="always" href={href(["runs", rollout.run_id, "steps", step, "groups", task])}>
+            its group
+          </Anchor>
+          )
         </>
       ) : (
         `${step}${task === null ? "" : `, task ${task}`}`
       ),
     ],
-    ["Worker", attempt?.worker_id ? <Anchor href={href(["workers"], { worker: attempt.worker_id })}>{named(attempt.worker_id)}</Anchor> : null],
+    [
+      "Worker",
+      attempt?.worker_id ? (
+        <Anchor href={href(["workers"], { worker: attempt.worker_id })}>{named(attempt.worker_id)}</Anchor>
+      ) : null,
+    ],
     [
       "Resources",
       rollout.resources_id ? (

@@ -35,7 +35,11 @@ export function TrainedSign({ told }: { told: CallExplanation | undefined }) {
           ) : (
             <Text size="sm">The ledger of its run says nothing of this rollout.</Text>
           )}
-          {told.begins ? <Text size="sm">It begins row {told.row}: {told.begins.replaceAll("_", " ")}.</Text> : null}
+          {told.begins ? (
+            <Text size="sm">
+              It begins row {told.row}: {told.begins.replaceAll("_", " ")}.
+            </Text>
+          ) : null}
           <Text size="sm">
             Seen by {told.seen_by === "both" ? "gateway and tracer" : `the ${told.seen_by}`}
             {told.matched_by ? `, matched by ${told.matched_by.replaceAll("_", " ")}` : ""}; token ids{" "}

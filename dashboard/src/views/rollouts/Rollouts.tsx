@@ -110,7 +110,9 @@ export function Rollouts() {
       ) : told === undefined ? (
         <Loading what="rollouts" />
       ) : total === 0 ? (
-        <Empty title={Object.keys(filter).length ? "No rollout passes these filters" : "This store has no rollout yet"} />
+        <Empty
+          title={Object.keys(filter).length ? "No rollout passes these filters" : "This store has no rollout yet"}
+        />
       ) : (
         <div
           ref={scroller}
@@ -158,7 +160,9 @@ export function Rollouts() {
 
 /** How many rollouts have begun since the list stands still, and the way to them. */
 function NewRows({ filter, since, show }: { filter: ReturnType<typeof filterOf>; since: number; show: () => void }) {
-  const fresh = useQuery(summariesQuery({ ...filter, started_after: since }, { sort_by: "start_time", sort_order: "desc" }, 0, 1));
+  const fresh = useQuery(
+    summariesQuery({ ...filter, started_after: since }, { sort_by: "start_time", sort_order: "desc" }, 0, 1),
+  );
   const number = fresh.data?.total ?? 0;
   return number ? (
     <Button size="xs" variant="light" onClick={show} data-new={number}>
@@ -177,7 +181,11 @@ function sizeOf(column: Column): React.CSSProperties {
 
 function Cell({ column, row, link }: { column: Column; row: RolloutSummary | undefined; link: string | undefined }) {
   return (
-    <div role="gridcell" className={`agl-grid-cell${column.right ? " agl-right agl-number" : ""}`} style={sizeOf(column)}>
+    <div
+      role="gridcell"
+      className={`agl-grid-cell${column.right ? " agl-right agl-number" : ""}`}
+      style={sizeOf(column)}
+    >
       {row === undefined ? (
         <span className="agl-waiting" />
       ) : column.id === "id" ? (
@@ -238,7 +246,7 @@ interface ExportingProps {
 function Exporting({ shown, filter, order }: ExportingProps) {
   const stop = useRef<AbortController | null>(null);
   const [state, setState] = useState<{ done: number; total: number } | null>(null);
-  const [failure, setFailure] = useState<unknown>(null);
+  const [failure, setFailure] = useState<string | null>(null);
   const [written, setWritten] = useState("");
   const run = async (form: Form): Promise<void> => {
     stop.current = new AbortController();
@@ -252,7 +260,7 @@ function Exporting({ shown, filter, order }: ExportingProps) {
       const left = found.total > found.rows ? `the first ${count(found.rows)} of ` : "";
       setWritten(`${left}${counted(found.total, "rollout")} written`);
     } catch (error) {
-      if (!(error instanceof DOMException)) setFailure(error);
+      if (!(error instanceof DOMException)) setFailure(error instanceof Error ? error.message : String(error));
     } finally {
       setState(null);
     }
@@ -272,7 +280,11 @@ function Exporting({ shown, filter, order }: ExportingProps) {
       <Text size="xs" c="dimmed" role="status">
         {written}
       </Text>
-      {failure ? <Text size="xs" role="alert">{failure instanceof Error ? failure.message : String(failure)}</Text> : null}
+      {failure ? (
+        <Text size="xs" role="alert">
+          {failure}
+        </Text>
+      ) : null}
       <Button size="xs" variant="default" onClick={() => void run("csv")}>
         Export CSV
       </Button>

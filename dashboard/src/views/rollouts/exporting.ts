@@ -30,7 +30,12 @@ export async function exportRows(
   let done = 0;
   let total = 0;
   do {
-    const page = await summaries(filter, order, { limit: Math.min(1000, MOST_ROWS - done), ...(cursor ? { cursor } : {}) }, signal);
+    const page = await summaries(
+      filter,
+      order,
+      { limit: Math.min(1000, MOST_ROWS - done), ...(cursor ? { cursor } : {}) },
+      signal,
+    );
     for (const row of page.items) {
       parts.push(form === "csv" ? csvLine(columns.map((column) => column.value(row))) : `${JSON.stringify(row)}\n`);
     }
@@ -39,7 +44,11 @@ export async function exportRows(
     total = page.total;
     tell(done, Math.min(total, MOST_ROWS));
   } while (cursor && done < MOST_ROWS);
-  return { file: new Blob(parts, { type: form === "csv" ? "text/csv;charset=utf-8" : "application/jsonl" }), rows: done, total };
+  return {
+    file: new Blob(parts, { type: form === "csv" ? "text/csv;charset=utf-8" : "application/jsonl" }),
+    rows: done,
+    total,
+  };
 }
 
 export function save(blob: Blob, name: string): void {

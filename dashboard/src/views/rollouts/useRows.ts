@@ -1,3 +1,4 @@
+/* eslint react-hooks/refs: off -- the rows of earlier pages are a cache: a render that is thrown away adds nothing wrong */
 /** The rows that are in view, read by pages at their places; those read before stay until the new ones are there. */
 
 import { keepPreviousData, useQueries } from "@tanstack/react-query";

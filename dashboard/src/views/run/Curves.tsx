@@ -56,7 +56,14 @@ export function Curves({ run, steps, records, alarms }: Props) {
       {train.isPending ? (
         <Loading what="rewards" />
       ) : rewards.steps.length ? (
-        <Chart title="Reward by step, with 95 % intervals" steps={rewards.steps} series={rewards.series} height={260} marks={marks} onStep={open} />
+        <Chart
+          title="Reward by step, with 95 % intervals"
+          steps={rewards.steps}
+          series={rewards.series}
+          height={260}
+          marks={marks}
+          onStep={open}
+        />
       ) : null}
       {marks.length ? (
         <Text size="xs" c="dimmed">
@@ -78,14 +85,29 @@ export function Curves({ run, steps, records, alarms }: Props) {
                 ...reasons.map((reason, place) => ({
                   label: reason.replaceAll("_", " "),
                   values: bars.map((bar) => bar.excluded[reason] ?? 0),
-                  color: [palette.orange, palette.sky, palette.purple, palette.vermilion, palette.yellow, palette.green, palette.grey, palette.slate][place],
+                  color: [
+                    palette.orange,
+                    palette.sky,
+                    palette.purple,
+                    palette.vermilion,
+                    palette.yellow,
+                    palette.green,
+                    palette.grey,
+                    palette.slate,
+                  ][place],
                 })),
               ]}
             />
             <Text size="xs" c="dimmed" data-testid="ledger-sum">
               {missing.length
-                ? `✕ In ${counted(missing.length, "step")} the reasons do not add up to the calls that were captured: steps ${missing.slice(0, 5).map((record) => record.step).join(", ")}`
-                : `✓ ${counted(bars.reduce((sum, bar) => sum + bar.captured, 0), "call")} captured; trained and left out add up in every step.`}
+                ? `✕ In ${counted(missing.length, "step")} the reasons do not add up to the calls that were captured: steps ${missing
+                    .slice(0, 5)
+                    .map((record) => record.step)
+                    .join(", ")}`
+                : `✓ ${counted(
+                    bars.reduce((sum, bar) => sum + bar.captured, 0),
+                    "call",
+                  )} captured; trained and left out add up in every step.`}
             </Text>
           </div>
         ) : null}
@@ -106,7 +128,15 @@ export function Curves({ run, steps, records, alarms }: Props) {
         {singles.map(([name, label, unit]) => {
           const values = figures(steps, name);
           return values.some((value) => value !== null) ? (
-            <Chart key={name} title={label} steps={at} unit={unit} series={[{ label, values }]} height={150} onStep={open} />
+            <Chart
+              key={name}
+              title={label}
+              steps={at}
+              unit={unit}
+              series={[{ label, values }]}
+              height={150}
+              onStep={open}
+            />
           ) : null;
         })}
       </SimpleGrid>
@@ -114,7 +144,13 @@ export function Curves({ run, steps, records, alarms }: Props) {
         <Group gap="xs">
           <Text size="sm">Rollouts of a step:</Text>
           {at.slice(-8).map((step) => (
-            <Button key={step} component="a" href={href(["rollouts"], { run: run.run_id, step_from: step, step_to: step })} size="compact-xs" variant="default">
+            <Button
+              key={step}
+              component="a"
+              href={href(["rollouts"], { run: run.run_id, step_from: step, step_to: step })}
+              size="compact-xs"
+              variant="default"
+            >
               {step}
             </Button>
           ))}
@@ -140,23 +176,41 @@ export function Curves({ run, steps, records, alarms }: Props) {
 type Groups = { key?: string | number | null; mean: number | null; stderr: number | null }[];
 
 /** Training rewards by the rollouts of each step, held-out ones by the evaluations, over the union of their steps. */
-function rewardSeries(groups: unknown[], steps: RunRecord[], records: RunRecord[]): { steps: number[]; series: Series[] } {
-  const train = new Map((groups as Groups).flatMap((group) => (typeof group.key === "number" ? [[group.key, group]] : [])));
-  const evaluations = records.filter((record) => record.kind === "evaluation" && Array.isArray((record.data as { rewards?: unknown }).rewards));
+function rewardSeries(
+  groups: unknown[],
+  steps: RunRecord[],
+  records: RunRecord[],
+): { steps: number[]; series: Series[] } {
+  const train = new Map(
+    (groups as Groups).flatMap((group) => (typeof group.key === "number" ? [[group.key, group]] : [])),
+  );
+  const evaluations = records.filter(
+    (record) => record.kind === "evaluation" && Array.isArray((record.data as { rewards?: unknown }).rewards),
+  );
   const names = [...new Set(evaluations.map((record) => record.name ?? ""))].slice(0, 4);
   const told = train.size ? [] : steps.filter((record) => typeof (record.data as StepData).mean_reward === "number");
-  const at = [...new Set([...train.keys(), ...told.map((record) => record.step), ...evaluations.map((record) => record.step)])].sort((a, b) => a - b);
+  const at = [
+    ...new Set([...train.keys(), ...told.map((record) => record.step), ...evaluations.map((record) => record.step)]),
+  ].sort((a, b) => a - b);
   const series: Series[] = [];
   if (train.size) {
     const values = at.map((step) => interval(train.get(step) as never));
-    series.push({ label: "training rollouts", values: values.map(([mean]) => mean), low: values.map(([, low]) => low), high: values.map(([, , high]) => high), color: palette.blue });
+    series.push({
+      label: "training rollouts",
+      values: values.map(([mean]) => mean),
+      low: values.map(([, low]) => low),
+      high: values.map(([, , high]) => high),
+      color: palette.blue,
+    });
   } else if (told.length) {
     const known = new Map(told.map((record) => [record.step, (record.data as StepData).mean_reward ?? null]));
     series.push({ label: "mean reward", values: at.map((step) => known.get(step) ?? null), color: palette.blue });
   }
   names.forEach((name, place) => {
     const known = new Map(
-      evaluations.filter((record) => (record.name ?? "") === name).map((record) => [record.step, meanInterval((record.data as { rewards: (number | null)[] }).rewards)]),
+      evaluations
+        .filter((record) => (record.name ?? "") === name)
+        .map((record) => [record.step, meanInterval((record.data as { rewards: (number | null)[] }).rewards)]),
     );
     const values = at.map((step) => known.get(step) ?? null);
     series.push({
@@ -165,9 +219,13 @@ function rewardSeries(groups: unknown[], steps: RunRecord[], records: RunRecord[
       low: values.map((each) => each?.[1] ?? null),
       high: values.map((each) => each?.[2] ?? null),
       color: [palette.orange, palette.green, palette.purple, palette.vermilion][place],
-      dash: [[6, 3], [2, 3], [8, 3, 2, 3], [1, 2]][place],
+      dash: [
+        [6, 3],
+        [2, 3],
+        [8, 3, 2, 3],
+        [1, 2],
+      ][place],
     });
   });
   return { steps: at, series };
 }
-

@@ -29,40 +29,45 @@ export function Prompts({ records }: { records: RunRecord[] }) {
   return (
     <Stack gap="md">
       <ScrollArea type="auto" viewportProps={{ tabIndex: 0, "aria-label": "Table of prompts", role: "region" }}>
-      <Table fz="sm" highlightOnHover miw={520} aria-label="Versions of prompts">
-        <Table.Thead>
-          <Table.Tr>
-            <Table.Th>Version</Table.Th>
-            <Table.Th>From</Table.Th>
-            <Table.Th>Round</Table.Th>
-            <Table.Th ta="right">Score</Table.Th>
-            <Table.Th>State</Table.Th>
-          </Table.Tr>
-        </Table.Thead>
-        <Table.Tbody>
-          {sorted.map((each) => {
-            const name = each.version ?? each.name ?? "";
-            return (
-              <Table.Tr key={name}>
-                <Table.Td className="agl-attribute">
-                  <button type="button" className="agl-plain agl-link" aria-expanded={chosen === name} onClick={() => setChosen(chosen === name ? null : name)}>
-                    {named(name)}
-                  </button>
-                </Table.Td>
-                <Table.Td className="agl-attribute">{named(each.parent ?? "–")}</Table.Td>
-                <Table.Td>{each.round}</Table.Td>
-                <Table.Td ta="right" className="agl-number">
-                  {decimal(each.score)}
-                  {each.interval ? ` [${decimal(each.interval[0])}, ${decimal(each.interval[1])}]` : ""}
-                </Table.Td>
-                <Table.Td>
-                  <StatusBadge status={each.state} />
-                </Table.Td>
-              </Table.Tr>
-            );
-          })}
-        </Table.Tbody>
-      </Table>
+        <Table fz="sm" highlightOnHover miw={520} aria-label="Versions of prompts">
+          <Table.Thead>
+            <Table.Tr>
+              <Table.Th>Version</Table.Th>
+              <Table.Th>From</Table.Th>
+              <Table.Th>Round</Table.Th>
+              <Table.Th ta="right">Score</Table.Th>
+              <Table.Th>State</Table.Th>
+            </Table.Tr>
+          </Table.Thead>
+          <Table.Tbody>
+            {sorted.map((each) => {
+              const name = each.version ?? each.name ?? "";
+              return (
+                <Table.Tr key={name}>
+                  <Table.Td className="agl-attribute">
+                    <button
+                      type="button"
+                      className="agl-plain agl-link"
+                      aria-expanded={chosen === name}
+                      onClick={() => setChosen(chosen === name ? null : name)}
+                    >
+                      {named(name)}
+                    </button>
+                  </Table.Td>
+                  <Table.Td className="agl-attribute">{named(each.parent ?? "–")}</Table.Td>
+                  <Table.Td>{each.round}</Table.Td>
+                  <Table.Td ta="right" className="agl-number">
+                    {decimal(each.score)}
+                    {each.interval ? ` [${decimal(each.interval[0])}, ${decimal(each.interval[1])}]` : ""}
+                  </Table.Td>
+                  <Table.Td>
+                    <StatusBadge status={each.state} />
+                  </Table.Td>
+                </Table.Tr>
+              );
+            })}
+          </Table.Tbody>
+        </Table>
       </ScrollArea>
       {of ? (
         <Paper withBorder p="sm">

@@ -59,7 +59,12 @@ function Known({ run }: { run: Run }) {
           <Button component="a" href={href(["compare"], { before: run.run_id })} size="xs" variant="default">
             Compare with…
           </Button>
-          <Button size="xs" variant="default" disabled={run.state !== "running" || run.stop_reason !== null} onClick={() => setStopping(true)}>
+          <Button
+            size="xs"
+            variant="default"
+            disabled={run.state !== "running" || run.stop_reason !== null}
+            onClick={() => setStopping(true)}
+          >
             Stop…
           </Button>
         </Group>
@@ -117,7 +122,9 @@ function Known({ run }: { run: Run }) {
 
 /** First against last held-out evaluation of one name, by the paired test that the server makes. */
 function VerdictLine({ run, records }: { run: Run; records: RunRecord[] }) {
-  const evaluations = records.filter((record) => record.kind === "evaluation" && Array.isArray((record.data as { tasks?: unknown }).tasks));
+  const evaluations = records.filter(
+    (record) => record.kind === "evaluation" && Array.isArray((record.data as { tasks?: unknown }).tasks),
+  );
   const name = (evaluations.find((record) => record.name === run.best?.name) ?? evaluations.at(-1))?.name;
   const same = evaluations.filter((record) => record.name === name);
   const [first, last] = [same[0], same.at(-1)];
@@ -126,11 +133,19 @@ function VerdictLine({ run, records }: { run: Run; records: RunRecord[] }) {
   const after = several ? `${run.run_id}:${last.step}:${name}` : "";
   const { data } = useQuery(comparisonQuery(before, after));
   if (!data) return null;
-  const words = { better: "▲ better than at its start", worse: "▼ worse than at its start", "no evidence": "○ no evidence of a change" }[data.verdict] ?? data.verdict;
+  const words =
+    {
+      better: "▲ better than at its start",
+      worse: "▼ worse than at its start",
+      "no evidence": "○ no evidence of a change",
+    }[data.verdict] ?? data.verdict;
   return (
     <Text size="sm" data-verdict={data.verdict}>
-      <b>{words}</b>: {named(name?.replaceAll("_", " ") ?? "")} {decimal(data.before_mean)} → {decimal(data.after_mean)}, {pValue(data.p_value)} ({data.test}),{" "}
-      {data.gained} of {data.tasks} tasks gained, {data.lost} lost. <Anchor fz="sm" underline="always" href={href(["compare"], { before, after })}>Task by task</Anchor>
+      <b>{words}</b>: {named(name?.replaceAll("_", " ") ?? "")} {decimal(data.before_mean)} → {decimal(data.after_mean)}
+      , {pValue(data.p_value)} ({data.test}), {data.gained} of {data.tasks} tasks gained, {data.lost} lost.{" "}
+      <Anchor fz="sm" underline="always" href={href(["compare"], { before, after })}>
+        Task by task
+      </Anchor>
     </Text>
   );
 }
@@ -140,13 +155,23 @@ function Alarms({ alarms }: { alarms: Alarm[] }) {
   if (!alarms.length) return null;
   const shown = all ? alarms : alarms.filter((alarm) => alarm.lasts).slice(-3);
   return (
-    <Alert color="orange" title={`⚠ ${alarms.length} ${alarms.length === 1 ? "alarm" : "alarms"}, ${alarms.filter((alarm) => alarm.lasts).length} last`} data-testid="alarms">
+    <Alert
+      color="orange"
+      title={`⚠ ${alarms.length} ${alarms.length === 1 ? "alarm" : "alarms"}, ${alarms.filter((alarm) => alarm.lasts).length} last`}
+      data-testid="alarms"
+    >
       <Stack gap={4}>
         {shown.map((alarm) => (
           <Text key={`${alarm.name} ${alarm.from}`} size="sm">
             Step {alarm.from}
-            {alarm.until === null ? (alarm.lasts ? " on" : "") : ` to ${alarm.until}`}: <b>{named(alarm.name.replaceAll("_", " "))}</b>. {named(alarm.text, 500)}
-            {alarm.toTry ? <Text span size="sm" c="dimmed"> To try: {named(alarm.toTry, 500)}</Text> : null}
+            {alarm.until === null ? (alarm.lasts ? " on" : "") : ` to ${alarm.until}`}:{" "}
+            <b>{named(alarm.name.replaceAll("_", " "))}</b>. {named(alarm.text, 500)}
+            {alarm.toTry ? (
+              <Text span size="sm" c="dimmed">
+                {" "}
+                To try: {named(alarm.toTry, 500)}
+              </Text>
+            ) : null}
           </Text>
         ))}
         <Button size="compact-xs" variant="default" w="fit-content" onClick={() => setAll(!all)}>
@@ -168,12 +193,16 @@ function Settings({ run }: { run: Run }) {
           </Title>
           <Table verticalSpacing={2} fz="sm" layout="fixed">
             <Table.Tbody>
-              {Object.entries(values && typeof values === "object" ? (values as Record<string, unknown>) : { value: values }).map(([key, value]) => (
+              {Object.entries(
+                values && typeof values === "object" ? (values as Record<string, unknown>) : { value: values },
+              ).map(([key, value]) => (
                 <Table.Tr key={key}>
                   <Table.Th scope="row" fw={500} className="agl-attribute" w="45%">
                     {named(key)}
                   </Table.Th>
-                  <Table.Td className="agl-attribute">{named(typeof value === "string" ? value : (JSON.stringify(value) ?? ""), 1000)}</Table.Td>
+                  <Table.Td className="agl-attribute">
+                    {named(typeof value === "string" ? value : (JSON.stringify(value) ?? ""), 1000)}
+                  </Table.Td>
                 </Table.Tr>
               ))}
             </Table.Tbody>

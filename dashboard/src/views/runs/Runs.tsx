@@ -1,6 +1,20 @@
 /** All runs of the store, the newest first. */
 
-import { ActionIcon, Anchor, Code, CopyButton, Group, Menu, ScrollArea, Select, Stack, Table, Text, TextInput, Title } from "@mantine/core";
+import {
+  ActionIcon,
+  Anchor,
+  Code,
+  CopyButton,
+  Group,
+  Menu,
+  ScrollArea,
+  Select,
+  Stack,
+  Table,
+  Text,
+  TextInput,
+  Title,
+} from "@mantine/core";
 import { useQuery } from "@tanstack/react-query";
 import { useMemo, useState } from "react";
 
@@ -126,13 +140,20 @@ function RunRow({ run, stop }: { run: Run; stop: (run: Run) => void }) {
         {run.last_step ?? "–"}
       </Table.Td>
       <Table.Td ta="right" className="agl-number">
-        {run.best ? <span title={`${named(run.best.name)} at step ${run.best.step}`}>{decimal(run.best.value)}</span> : "–"}
+        {run.best ? (
+          <span title={`${named(run.best.name)} at step ${run.best.step}`}>{decimal(run.best.value)}</span>
+        ) : (
+          "–"
+        )}
       </Table.Td>
       <Table.Td>
         <Moment at={run.start_time} />
       </Table.Td>
       <Table.Td ta="right" className="agl-number">
-        {duration((run.end_time ?? (run.state === "running" ? now : run.last_heartbeat_time) ?? run.start_time) - run.start_time)}
+        {duration(
+          (run.end_time ?? (run.state === "running" ? now : run.last_heartbeat_time) ?? run.start_time) -
+            run.start_time,
+        )}
       </Table.Td>
       <Table.Td>
         <Menu position="bottom-end">
@@ -160,7 +181,14 @@ function RunRow({ run, stop }: { run: Run; stop: (run: Run) => void }) {
 
 function RewardCurve({ runId }: { runId: string }) {
   const { data } = useQuery(aggregateQuery("step", { run_id: runId, mode_in: ["train"] }));
-  const values = useMemo(() => thinned((data?.groups ?? []).map((group) => group.mean ?? null), 48), [data]);
+  const values = useMemo(
+    () =>
+      thinned(
+        (data?.groups ?? []).map((group) => group.mean ?? null),
+        48,
+      ),
+    [data],
+  );
   return <Sparkline values={values} label="Mean reward of training rollouts by step" />;
 }
 

@@ -13,7 +13,8 @@ export function StopRun({ run, close }: { run: Run; close: () => void }) {
   const queries = useQueryClient();
   const [reason, setReason] = useState("stopped on the dashboard");
   const stop = useMutation({
-    mutationFn: () => call(`/runs/${part(run.run_id)}`, { body: { stop_reason: reason.trim() || "stopped on the dashboard" } }),
+    mutationFn: () =>
+      call(`/runs/${part(run.run_id)}`, { body: { stop_reason: reason.trim() || "stopped on the dashboard" } }),
     onSuccess: () => {
       void queries.invalidateQueries({ queryKey: ["runs"] });
       close();
@@ -26,7 +27,11 @@ export function StopRun({ run, close }: { run: Run; close: () => void }) {
           The run ends after its present step and keeps its results; it can be resumed. Rollouts that are under way are
           finished first.
         </Text>
-        <TextInput label="Reason, kept with the run" value={reason} onChange={(event) => setReason(event.currentTarget.value)} />
+        <TextInput
+          label="Reason, kept with the run"
+          value={reason}
+          onChange={(event) => setReason(event.currentTarget.value)}
+        />
         {stop.isError ? <Failure error={stop.error} what="The run" /> : null}
         <Group justify="flex-end">
           <Button variant="default" onClick={close}>

@@ -1,4 +1,15 @@
-import { Alert, Button, Group, PasswordInput, Select, SegmentedControl, Stack, Text, Title, useMantineColorScheme } from "@mantine/core";
+import {
+  Alert,
+  Button,
+  Group,
+  PasswordInput,
+  Select,
+  SegmentedControl,
+  Stack,
+  Text,
+  Title,
+  useMantineColorScheme,
+} from "@mantine/core";
 import { useQuery, useQueryClient } from "@tanstack/react-query";
 import { useState, useSyncExternalStore } from "react";
 
@@ -144,7 +155,14 @@ function Token() {
         </Group>
       </form>
       <div role="status">
-        {told ? <Alert mt="xs" color={told.good ? "blue" : "orange"} data-token={told.good ? "taken" : "refused"} title={told.text} /> : null}
+        {told ? (
+          <Alert
+            mt="xs"
+            color={told.good ? "blue" : "orange"}
+            data-token={told.good ? "taken" : "refused"}
+            title={told.text}
+          />
+        ) : null}
       </div>
     </section>
   );
@@ -162,7 +180,7 @@ function Looks() {
         <SegmentedControl
           aria-label="Theme"
           value={colorScheme}
-          onChange={(value) => setColorScheme(value as typeof colorScheme)}
+          onChange={(value) => setColorScheme(value)}
           data={[
             { value: "auto", label: "As the system" },
             { value: "light", label: "Light" },
@@ -172,7 +190,7 @@ function Looks() {
         <SegmentedControl
           aria-label="Density"
           value={density}
-          onChange={(value) => choose({ density: value as typeof density })}
+          onChange={(value) => choose({ density: value })}
           data={[
             { value: "comfortable", label: "Comfortable" },
             { value: "compact", label: "Compact" },

@@ -65,8 +65,8 @@ export function RowFigures({ tokens, range, colouring }: Props) {
         })}
       </svg>
       <Text size="xs" className="agl-number">
-        {count(known.count)} tokens · {colouring === "ratio" ? "geometric mean" : "mean"} {told(known.mean)} · median {told(known.median)} ·{" "}
-        {told(known.low)} to {told(known.high)}
+        {count(known.count)} tokens · {colouring === "ratio" ? "geometric mean" : "mean"} {told(known.mean)} · median{" "}
+        {told(known.median)} · {told(known.low)} to {told(known.high)}
       </Text>
     </Group>
   );

@@ -42,7 +42,12 @@ export function TokenText({ tokens, texts, partial, parts, colours, chosen, choo
   const room = Math.max(20, Math.floor((width - 24 - GUTTER) / character));
   const begins = useMemo(() => new Map(parts.map((part) => [part.from, part.name])), [parts]);
   const lines = useMemo(
-    () => linesOf(texts.map((text) => Math.min(text.length, 60)), room, new Set(begins.keys())),
+    () =>
+      linesOf(
+        texts.map((text) => Math.min(text.length, 60)),
+        room,
+        new Set(begins.keys()),
+      ),
     [texts, room, begins],
   );
   const virtual = useVirtualizer({
@@ -52,12 +57,22 @@ export function TokenText({ tokens, texts, partial, parts, colours, chosen, choo
     overscan: 10,
   });
   const move = (event: KeyboardEvent): void => {
-    const pace = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: 12, ArrowUp: -12, Home: -tokens.length, End: tokens.length }[event.key];
+    const pace = {
+      ArrowRight: 1,
+      ArrowLeft: -1,
+      ArrowDown: 12,
+      ArrowUp: -12,
+      Home: -tokens.length,
+      End: tokens.length,
+    }[event.key];
     if (pace === undefined) return;
     event.preventDefault();
     const next = Math.max(0, Math.min(tokens.length - 1, (chosen?.at ?? (pace > 0 ? -1 : 0)) + pace));
     choose(tokens[next] ?? null);
-    virtual.scrollToIndex(lines.findIndex((line) => next < line.to), { align: "auto" });
+    virtual.scrollToIndex(
+      lines.findIndex((line) => next < line.to),
+      { align: "auto" },
+    );
   };
   return (
     <div ref={ref}>

@@ -3,7 +3,7 @@
 
 import { Group, Select, Stack, Text } from "@mantine/core";
 import { useQuery } from "@tanstack/react-query";
-import { useMemo, useState } from "react";
+import { useCallback, useMemo, useState } from "react";
 
 import { explanationQuery, ledgerQuery, tokenTextsQuery } from "../../api/questions.ts";
 import type { CallExplanation, LedgerCall, LedgerData, LedgerRow } from "../../api/types.ts";
@@ -11,7 +11,18 @@ import { useAddress } from "../../app/useAddress.ts";
 import { LongText } from "../../parts/LongText.tsx";
 import { Answer, Empty } from "../../parts/States.tsx";
 import { count, decimal } from "../../pure/format.ts";
-import { COLOURINGS, colourOf, FIGURES, rangeOf, shownToken, tokensOf, valueOf, type Colouring, type Figure, type TokenAt } from "../../pure/tokenRows.ts";
+import {
+  COLOURINGS,
+  colourOf,
+  FIGURES,
+  rangeOf,
+  shownToken,
+  tokensOf,
+  valueOf,
+  type Colouring,
+  type Figure,
+  type TokenAt,
+} from "../../pure/tokenRows.ts";
 import { partsOf } from "../../pure/tokenStatistics.ts";
 import { named } from "../../pure/visible.ts";
 import { RowFigures } from "./RowFigures.tsx";
@@ -22,9 +33,15 @@ export function Tokens({ rolloutId, runId }: { rolloutId: string; runId: string 
   const explanation = useQuery(explanationQuery(rolloutId));
   const calls = explanation.data?.calls ?? [];
   const seams = explanation.data?.rows ? explanation.data.notes : []; // without rows, the notes are advice
-  if (runId === null) return <NoLedger calls={calls} text="This rollout belongs to no run, so no ledger tells of it." />;
+  if (runId === null)
+    return <NoLedger calls={calls} text="This rollout belongs to no run, so no ledger tells of it." />;
   if (record.isSuccess && record.data === null) {
-    return <NoLedger calls={calls} text="The ledger of its run has no record of this rollout: it was not sampled for training, or its step has not ended yet." />;
+    return (
+      <NoLedger
+        calls={calls}
+        text="The ledger of its run has no record of this rollout: it was not sampled for training, or its step has not ended yet."
+      />
+    );
   }
   return (
     <Answer query={record} what="Tokens">
@@ -70,8 +87,9 @@ function Rows({ data, step, calls, seams }: RowsProps) {
           onChange={(value) => change({ colour: value ?? undefined })}
         />
         <Text size="sm">
-          What the loss of step {step} used. Advantage of the rollout {decimal(data.advantage)}, reward {decimal(data.reward)}.
-          What the model was given (prompt, tools) is not trained: grey. A bar stands where the answer of a call begins.
+          What the loss of step {step} used. Advantage of the rollout {decimal(data.advantage)}, reward{" "}
+          {decimal(data.reward)}. What the model was given (prompt, tools) is not trained: grey. A bar stands where the
+          answer of a call begins.
         </Text>
       </Group>
       {rows.map((row) => (
@@ -92,23 +110,45 @@ function Rows({ data, step, calls, seams }: RowsProps) {
   );
 }
 
-function Row({ row, data, colouring, calls }: { row: LedgerRow; data: LedgerData; colouring: Colouring; calls: CallExplanation[] }) {
+function Row({
+  row,
+  data,
+  colouring,
+  calls,
+}: {
+  row: LedgerRow;
+  data: LedgerData;
+  colouring: Colouring;
+  calls: CallExplanation[];
+}) {
   const tokens = useMemo(() => tokensOf(row, data.calls), [row, data]);
-  const known = useQuery(tokenTextsQuery(row.vocabulary, useMemo(() => tokens.map(({ id }) => id), [tokens])));
+  const known = useQuery(
+    tokenTextsQuery(
+      row.vocabulary,
+      useMemo(() => tokens.map(({ id }) => id), [tokens]),
+    ),
+  );
   const range = useMemo(() => rangeOf(tokens, colouring), [tokens, colouring]);
   const [chosen, setChosen] = useState<TokenAt | null>(null);
-  const texts = useMemo(() => tokens.map((token) => shownToken(known.data?.get(token.id)?.text, token.id)), [tokens, known.data]);
+  const texts = useMemo(
+    () => tokens.map((token) => shownToken(known.data?.get(token.id)?.text, token.id)),
+    [tokens, known.data],
+  );
   const partial = useMemo(
     () => new Set(tokens.filter((token) => known.data?.get(token.id)?.partial).map((token) => token.at)),
     [tokens, known.data],
   );
-  const numberOf = (index: number): number => {
-    const found = data.calls[index];
-    return calls.find((call) => call.call_id === found?.call_id && call.attempt_id === found.attempt_id)?.number ?? index + 1;
-  };
+  const numberOf = useCallback(
+    (index: number): number => {
+      const found = data.calls[index];
+      const same = calls.find((call) => call.call_id === found?.call_id && call.attempt_id === found.attempt_id);
+      return same?.number ?? index + 1;
+    },
+    [data, calls],
+  );
   const parts: NamedPart[] = useMemo(
     () => partsOf(tokens).map((part) => ({ ...part, name: part.trained ? `answer ${numberOf(part.call)}` : "given" })),
-    [tokens, data, calls],
+    [tokens, numberOf],
   );
   const colours = useMemo(
     () => tokens.map((token) => colourOf(valueOf(token, colouring), range, colouring)),
@@ -121,12 +161,30 @@ function Row({ row, data, colouring, calls }: { row: LedgerRow; data: LedgerData
       <Text size="sm" fw={600}>
         Row {row.row}: {count(tokens.length)} tokens, {count(trained)} trained
         {row.policy ? ` · policy ${named(row.policy, 60)}` : ""}
-        {first?.begins ? <Text span size="sm" c="dimmed"> · begins with call {first.number}: {first.begins.replaceAll("_", " ")}</Text> : null}
-        {partial.size ? <Text span size="sm" c="dimmed"> · {count(partial.size)} are parts of a character, shown by their bytes and dotted</Text> : null}
+        {first?.begins ? (
+          <Text span size="sm" c="dimmed">
+            {" "}
+            · begins with call {first.number}: {first.begins.replaceAll("_", " ")}
+          </Text>
+        ) : null}
+        {partial.size ? (
+          <Text span size="sm" c="dimmed">
+            {" "}
+            · {count(partial.size)} are parts of a character, shown by their bytes and dotted
+          </Text>
+        ) : null}
       </Text>
       <Legend range={range} colouring={colouring} />
       <RowFigures tokens={tokens} range={range} colouring={colouring} />
-      <TokenText tokens={tokens} texts={texts} partial={partial} parts={parts} colours={colours} choose={setChosen} chosen={chosen} />
+      <TokenText
+        tokens={tokens}
+        texts={texts}
+        partial={partial}
+        parts={parts}
+        colours={colours}
+        choose={setChosen}
+        chosen={chosen}
+      />
       <Chosen
         token={chosen}
         text={chosen ? (texts[chosen.at] ?? "") : ""}
@@ -147,18 +205,26 @@ function Legend({ range: [low, high], colouring }: { range: [number, number]; co
   if (kind === "classes") {
     return (
       <Text size="xs" c="dimmed">
-        {colouring === "mask" ? "Blue: trained. Not coloured: not trained." : "Orange and underlined: a bound of the ratio counted. Pale blue: the ratio counted as it is."}
+        {colouring === "mask"
+          ? "Blue: trained. Not coloured: not trained."
+          : "Orange and underlined: a bound of the ratio counted. Pale blue: the ratio counted as it is."}
       </Text>
     );
   }
   const [left, right] = (said[colouring] ?? ((a: number, b: number) => [decimal(a), decimal(b)]))(low, high);
-  const stops = [0, 0.25, 0.5, 0.75, 1].map((share) => colourOf(low + (high - low) * share, [low, high], colouring) ?? "");
+  const stops = [0, 0.25, 0.5, 0.75, 1].map(
+    (share) => colourOf(low + (high - low) * share, [low, high], colouring) ?? "",
+  );
   return (
     <Group gap={6}>
       <Text size="xs" className="agl-number">
         {left}
       </Text>
-      <span className="agl-scale" aria-hidden style={{ background: `linear-gradient(to right, ${stops.join(", ")})` }} />
+      <span
+        className="agl-scale"
+        aria-hidden
+        style={{ background: `linear-gradient(to right, ${stops.join(", ")})` }}
+      />
       <Text size="xs" className="agl-number">
         {right}
       </Text>

@@ -12,7 +12,17 @@ import { Answer, Empty } from "../../parts/States.tsx";
 import { useNow } from "../../parts/useNow.ts";
 import { counted, duration } from "../../pure/format.ts";
 import { named } from "../../pure/visible.ts";
-import { criticalPath, gapsOf, kindOf, moved, rowsOf, timesOf, zoomed, type SpanKind, type SpanRow } from "../../pure/waterfall.ts";
+import {
+  criticalPath,
+  gapsOf,
+  kindOf,
+  moved,
+  rowsOf,
+  timesOf,
+  zoomed,
+  type SpanKind,
+  type SpanRow,
+} from "../../pure/waterfall.ts";
 import { SpanDetails } from "./SpanDetails.tsx";
 
 const LINE = 26;
@@ -62,11 +72,12 @@ function Tree({ tree, rolloutId, attemptId }: Props & { tree: SpanTree }) {
       ? all.filter(({ span }) => span.name.toLowerCase().includes(text) && (!wanted || kept.includes(kindOf(span))))
       : found;
   }, [tree, closed, text, wanted, all]);
-  const whole = timesOf(all, now);
+  const whole = useMemo(() => timesOf(all, now), [all, now]);
   const [part, setPart] = useState<[number, number] | null>(null);
   const [low, high] = part ?? whole;
-  const gaps = useMemo(() => gapsOf(all, whole[0], whole[1], now), [all, whole[0], whole[1], now]);
-  const zoom = (factor: number): void => setPart(factor > 1 && part === null ? null : zoomed([low, high], factor, whole));
+  const gaps = useMemo(() => gapsOf(all, whole[0], whole[1], now), [all, whole, now]);
+  const zoom = (factor: number): void =>
+    setPart(factor > 1 && part === null ? null : zoomed([low, high], factor, whole));
   const pan = (share: number): void => setPart((known) => (known ? moved(known, share, whole) : known));
   const path = useMemo(() => criticalPath(all), [all]);
   const chosen = rows.findIndex(({ span }) => span.span_id === search.span);
@@ -94,8 +105,10 @@ function Tree({ tree, rolloutId, attemptId }: Props & { tree: SpanTree }) {
       ArrowUp: () => choose(chosen - 1),
       Home: () => choose(0),
       End: () => choose(rows.length - 1),
-      ArrowRight: () => row && (closed.has(row.span.span_id) ? toggle(row.span.span_id) : row.below && choose(chosen + 1)),
-      ArrowLeft: () => row && (!closed.has(row.span.span_id) && row.below ? toggle(row.span.span_id) : choose(row.parent)),
+      ArrowRight: () =>
+        row && (closed.has(row.span.span_id) ? toggle(row.span.span_id) : row.below && choose(chosen + 1)),
+      ArrowLeft: () =>
+        row && (!closed.has(row.span.span_id) && row.below ? toggle(row.span.span_id) : choose(row.parent)),
       Escape: () => (part ? setPart(null) : change({ span: undefined })),
       "+": () => zoom(0.5),
       "-": () => zoom(2),
@@ -131,7 +144,11 @@ function Tree({ tree, rolloutId, attemptId }: Props & { tree: SpanTree }) {
           value={search.find ?? ""}
           onChange={(event) => change({ find: event.currentTarget.value || undefined })}
         />
-        <Button size="xs" variant="default" onClick={() => setClosed(new Set(all.filter((row) => row.below).map(({ span }) => span.span_id)))}>
+        <Button
+          size="xs"
+          variant="default"
+          onClick={() => setClosed(new Set(all.filter((row) => row.below).map(({ span }) => span.span_id)))}
+        >
           Collapse all
         </Button>
         <Button size="xs" variant="default" onClick={() => setClosed(new Set())}>
@@ -169,16 +186,43 @@ function Tree({ tree, rolloutId, attemptId }: Props & { tree: SpanTree }) {
           <Text size="xs" className="agl-number" data-testid="part">
             {part ? `${duration(low - whole[0])} to ${duration(high - whole[0])}` : "whole time"}
           </Text>
-          <ActionIcon size="sm" variant="default" aria-label="Zoom in" title="Zoom in (+, Ctrl and wheel)" onClick={() => zoom(0.5)}>
+          <ActionIcon
+            size="sm"
+            variant="default"
+            aria-label="Zoom in"
+            title="Zoom in (+, Ctrl and wheel)"
+            onClick={() => zoom(0.5)}
+          >
             +
           </ActionIcon>
-          <ActionIcon size="sm" variant="default" aria-label="Zoom out" title="Zoom out (-)" disabled={!part} onClick={() => zoom(2)}>
+          <ActionIcon
+            size="sm"
+            variant="default"
+            aria-label="Zoom out"
+            title="Zoom out (-)"
+            disabled={!part}
+            onClick={() => zoom(2)}
+          >
             −
           </ActionIcon>
-          <ActionIcon size="sm" variant="default" aria-label="Earlier" title="Earlier ([, Shift and wheel)" disabled={!part} onClick={() => pan(-0.25)}>
+          <ActionIcon
+            size="sm"
+            variant="default"
+            aria-label="Earlier"
+            title="Earlier ([, Shift and wheel)"
+            disabled={!part}
+            onClick={() => pan(-0.25)}
+          >
             ◂
           </ActionIcon>
-          <ActionIcon size="sm" variant="default" aria-label="Later" title="Later (])" disabled={!part} onClick={() => pan(0.25)}>
+          <ActionIcon
+            size="sm"
+            variant="default"
+            aria-label="Later"
+            title="Later (])"
+            disabled={!part}
+            onClick={() => pan(0.25)}
+          >
             ▸
           </ActionIcon>
           <Button size="compact-xs" variant="default" disabled={!part} onClick={() => setPart(null)}>
@@ -226,7 +270,12 @@ function Tree({ tree, rolloutId, attemptId }: Props & { tree: SpanTree }) {
         </div>
       </div>
       {search.span && !search.span.startsWith("virtual") ? (
-        <SpanDetails rolloutId={rolloutId} attemptId={attemptId} spanId={search.span} close={() => change({ span: undefined })} />
+        <SpanDetails
+          rolloutId={rolloutId}
+          attemptId={attemptId}
+          spanId={search.span}
+          close={() => change({ span: undefined })}
+        />
       ) : null}
     </Stack>
   );
@@ -274,7 +323,11 @@ function Row({ row, index, top, low, high, now, gaps, flat, open, chosen, critic
       style={{ height: LINE, transform: `translateY(${top}px)`, position: "absolute", top: 0 }}
       onClick={choose}
     >
-      <div role="gridcell" className={`agl-grid-cell agl-span-name${failed ? " agl-failed" : ""}`} style={{ paddingLeft: 8 + (flat ? 0 : Math.min(depth, 24) * 14) }}>
+      <div
+        role="gridcell"
+        className={`agl-grid-cell agl-span-name${failed ? " agl-failed" : ""}`}
+        style={{ paddingLeft: 8 + (flat ? 0 : Math.min(depth, 24) * 14) }}
+      >
         {open === undefined || flat ? (
           <span className="agl-twist" />
         ) : (
@@ -298,12 +351,20 @@ function Row({ row, index, top, low, high, now, gaps, flat, open, chosen, critic
       </div>
       <div role="gridcell" className="agl-span-time">
         {gaps.map(([from, to]) => (
-          <span key={from} aria-hidden className="agl-gap" style={{ left: share(from), width: `${(100 * (to - from)) / (high - low)}%` }} />
+          <span
+            key={from}
+            aria-hidden
+            className="agl-gap"
+            style={{ left: share(from), width: `${(100 * (to - from)) / (high - low)}%` }}
+          />
         ))}
         {span.start_time === null ? null : (
           <span
             className={`agl-bar agl-kind-${kind}${failed ? " agl-failed" : ""}${span.end_time === null ? " agl-pending" : ""}${critical ? " agl-critical" : ""}`}
-            style={{ left: share(span.start_time), width: `max(2px, ${(100 * (end - span.start_time)) / (high - low)}%)` }}
+            style={{
+              left: share(span.start_time),
+              width: `max(2px, ${(100 * (end - span.start_time)) / (high - low)}%)`,
+            }}
           />
         )}
       </div>

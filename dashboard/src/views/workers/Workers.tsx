@@ -33,7 +33,16 @@ export function Workers() {
               <Table miw={860} fz="sm" className="agl-number">
                 <Table.Thead>
                   <Table.Tr>
-                    {["Worker", "State", "Last sign of life", "Plays", "Begun per minute", "Rollouts", "Failures", "Machine"].map((name) => (
+                    {[
+                      "Worker",
+                      "State",
+                      "Last sign of life",
+                      "Plays",
+                      "Begun per minute",
+                      "Rollouts",
+                      "Failures",
+                      "Machine",
+                    ].map((name) => (
                       <Table.Th key={name} scope="col">
                         {name}
                       </Table.Th>
@@ -44,10 +53,15 @@ export function Workers() {
                   {page.items.map((worker) => {
                     const last = worker.last_heartbeat_time;
                     const silent = last !== null && lease !== null && now - last > lease;
-                    const ended = (silent || worker.status === "unknown") && !worker.current_rollout_id && (worker.last_idle_time ?? 0) >= (worker.last_busy_time ?? 0);
+                    const ended =
+                      (silent || worker.status === "unknown") &&
+                      !worker.current_rollout_id &&
+                      (worker.last_idle_time ?? 0) >= (worker.last_busy_time ?? 0);
                     const of = all.data?.groups.find(({ key }) => key === worker.worker_id);
                     const lately = recent.data?.groups.find(({ key }) => key === worker.worker_id);
-                    const faults = of ? (of.outcomes?.infrastructure_fault ?? 0) + (of.outcomes?.policy_fault ?? 0) : undefined;
+                    const faults = of
+                      ? (of.outcomes?.infrastructure_fault ?? 0) + (of.outcomes?.policy_fault ?? 0)
+                      : undefined;
                     return (
                       <Table.Tr key={worker.worker_id} data-worker={worker.worker_id}>
                         <Table.Td className="agl-text">{named(worker.worker_id)}</Table.Td>
@@ -98,7 +112,8 @@ export function Workers() {
         {lease === null
           ? "This store says no lease: how long a worker may be silent is not known."
           : `Lease: a worker without a sign of life for ${duration(lease)} is silent, and what it plays goes back to the queue.`}{" "}
-        A worker that had nothing to do when it fell silent is gone, as after the end of a run. Begun per minute: the mean of the last 5 minutes.
+        A worker that had nothing to do when it fell silent is gone, as after the end of a run. Begun per minute: the
+        mean of the last 5 minutes.
       </Text>
     </Stack>
   );
