@@ -49,7 +49,7 @@ export async function allRecords(
   signal?: AbortSignal,
 ): Promise<RunRecord[]> {
   const records: RunRecord[] = [];
-  for (let cursor: string | null | undefined; cursor !== null; ) {
+  for (let cursor: string | null | undefined; cursor !== null;) {
     const page = await call<Page<RunRecord>>(`/runs/${part(runId)}/records`, {
       query: { kind_in: kinds, step_from: from, limit: MOST_RECORDS, cursor },
       signal,
