@@ -16,5 +16,6 @@ from agentlightning.algorithm.fast import Baseline as Baseline, FastAlgorithm as
 from agentlightning.algorithm.grpo import GRPO as GRPO
 from agentlightning.algorithm.ppo import PPO as PPO
 from agentlightning.algorithm.sft import SFT as SFT
+from agentlightning.algorithm.tinker import Tinker as Tinker
 from agentlightning.algorithm.trl import TRL as TRL
 from agentlightning.algorithm.verl import VERL as VERL

@@ -41,6 +41,7 @@ _SPARE_MIB = 500
 """Free space below which a run is likely to end with a full disk."""
 EXTRAS = {
     "grpo": ("torch", "transformers", "peft"),
+    "tinker": ("tinker",),
     "trl": ("trl",),
     "verl": ("verl", "transfer_queue"),
     "vllm": ("vllm",),

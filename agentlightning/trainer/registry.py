@@ -22,6 +22,7 @@ AlgorithmRegistry: dict[str, str] = {
     "grpo": "agentlightning.algorithm.grpo.grpo.GRPO",
     "ppo": "agentlightning.algorithm.ppo.ppo.PPO",
     "sft": "agentlightning.algorithm.sft.sft.SFT",
+    "tinker": "agentlightning.algorithm.tinker.tinker.Tinker",
     "trl": "agentlightning.algorithm.trl.trl.TRL",
     "verl": "agentlightning.algorithm.verl.verl.VERL",
 }
@@ -31,6 +32,7 @@ NEEDED_BY: dict[str, tuple[str, ...]] = {
     "agentlightning.algorithm.grpo.grpo.GRPO": ("model",),
     "agentlightning.algorithm.ppo.ppo.PPO": ("model",),
     "agentlightning.algorithm.sft.sft.SFT": ("model",),
+    "agentlightning.algorithm.tinker.tinker.Tinker": ("model",),
 }
 """What these cannot be made without. They load a training stack, which takes seconds: a bare name is answered before.
 """

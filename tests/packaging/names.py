@@ -21,6 +21,7 @@ PUBLIC = (
     "algorithm.grpo",
     "algorithm.ppo",
     "algorithm.sft",
+    "algorithm.tinker",
     "algorithm.trl",
     "algorithm.verl",
     "emitter",

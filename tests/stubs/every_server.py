@@ -68,7 +68,7 @@ async def _engine(folder: Path) -> AsyncGenerator[tuple[int, list[str]]]:
 
 @asynccontextmanager
 async def _verl_chat(folder: Path) -> AsyncGenerator[tuple[int, list[str]]]:
-    from agentlightning.algorithm.verl.chat_server import ChatServer, ServedAs
+    from agentlightning.algorithm.grpo.engine.chat_server import ChatServer, ServedAs
     from agentlightning.demo.model import make_tokenizer
 
     class Client:

@@ -81,7 +81,7 @@ def test_a_wrong_setting_is_refused_by_name(settings: dict[str, Any], error: typ
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        *((name, f"{name} needs settings that are missing: model") for name in ("GRPO", "PPO", "SFT", "TRL")),
+        *((name, f"{name} needs settings that are missing: model") for name in ("GRPO", "PPO", "SFT", "TRL", "Tinker")),
         ("VERL", "VERL needs settings that are missing: config"),
         ("GEPA", "GEPA needs an end: give max_metric_calls"),
     ],
@@ -91,7 +91,7 @@ def test_a_bare_name_with_missing_settings_lists_them(name: str, text: str) -> N
         agl.Trainer(algorithm=name.lower())
 
 
-@pytest.mark.parametrize("name", ["gepa", "grpo", "ppo", "sft", "trl", "verl"])
+@pytest.mark.parametrize("name", ["gepa", "grpo", "ppo", "sft", "tinker", "trl", "verl"])
 def test_a_bare_name_is_answered_before_a_training_stack_loads(name: str) -> None:
     program = (
         "import sys, agentlightning as agl\n"

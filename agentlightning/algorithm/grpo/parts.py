@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Self
 
 from agentlightning.adapter import TraceToTripletBase
 from agentlightning.algorithm.alarms.alarms import Alarms
@@ -15,12 +17,16 @@ from agentlightning.algorithm.grpo.group_rewards import GroupReward
 from agentlightning.algorithm.grpo.policies.learners import Learners
 from agentlightning.algorithm.grpo.recording import RunRecorder
 from agentlightning.algorithm.grpo.resources import resources_to_publish
-from agentlightning.algorithm.grpo.settings import GRPOSettings
+from agentlightning.algorithm.grpo.run_inputs import decoder_of, triplet_adapter
+from agentlightning.algorithm.grpo.settings import GRPOSettings, RecordTokens
 from agentlightning.algorithm.progress import Progress, Silent
 from agentlightning.algorithm.utils import with_timeout
 from agentlightning.llm_proxy import LLMProxy
 from agentlightning.store.base import LightningStore
 from agentlightning.types import NamedResources, ResourceUnion, RolloutConfig
+
+if TYPE_CHECKING:
+    from agentlightning.algorithm.base import Algorithm
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +56,40 @@ class RunParts:
     """Watches the figures of the steps."""
     step: int = 0
     """The step that is being taken."""
+
+    @classmethod
+    def of(
+        cls,
+        algorithm: Algorithm,
+        settings: GRPOSettings,
+        learners: Learners,
+        proxy: LLMProxy,
+        resume: Resumption,
+        progress: Progress,
+        *,
+        held_out: Sequence[object],
+        tokens: RecordTokens = "none",
+    ) -> Self:
+        """Return the parts of a run whose learner is another system's trainer.
+
+        Args:
+            held_out: its held-out tasks.
+            tokens: of which trained tokens the store keeps figures.
+        """
+        return cls(
+            settings=settings,
+            store=algorithm.get_store(),
+            learners=learners,
+            proxy=proxy,
+            adapter=triplet_adapter(algorithm),
+            progress=progress,
+            resume=resume,
+            recorder=RunRecorder(algorithm.get_run_log(), learners, tokens, has_held_out=bool(held_out)),
+            guard=DriftGuard(settings.max_drift, decoder_of(learners)),
+            rollout_config=algorithm.get_rollout_config(),
+            beside=algorithm.get_initial_resources() or {},
+            alarms=Alarms(settings.alarms),
+        )
 
     def note(self, text: str, level: int = logging.INFO) -> None:
         """Tell whoever watches the run: its display, and the log where the program has one."""

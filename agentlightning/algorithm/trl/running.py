@@ -8,9 +8,7 @@ from contextlib import AsyncExitStack, ExitStack
 from typing import Any
 
 import agentlightning.algorithm.grpo.learner.torch_setup  # noqa: F401 -- before what imports torch # pyright: ignore[reportUnusedImport]
-from agentlightning.algorithm.alarms.alarms import Alarms
 from agentlightning.algorithm.base import Algorithm
-from agentlightning.algorithm.drift_guard import DriftGuard
 from agentlightning.algorithm.grpo.checkpoint.keeper import CheckpointKeeper
 from agentlightning.algorithm.grpo.checkpoint.opening import open_run
 from agentlightning.algorithm.grpo.checkpoint.resume import CHECKPOINTS, Resumption
@@ -18,9 +16,8 @@ from agentlightning.algorithm.grpo.engine.engine import InferenceEngine
 from agentlightning.algorithm.grpo.parts import RunParts
 from agentlightning.algorithm.grpo.policies.learners import Learner, Learners
 from agentlightning.algorithm.grpo.policies.serving import serve_policies
-from agentlightning.algorithm.grpo.recording import RunRecorder
 from agentlightning.algorithm.grpo.result import GRPOResult
-from agentlightning.algorithm.grpo.run_inputs import check_model, decoder_of, items_of, triplet_adapter
+from agentlightning.algorithm.grpo.run_inputs import check_model, items_of, triplet_adapter
 from agentlightning.algorithm.grpo.settings import GRPOSettings
 from agentlightning.algorithm.progress import make_progress
 from agentlightning.algorithm.runs.run_folder import RunFolder
@@ -46,7 +43,7 @@ async def run_trl(
             "leave eval_steps out"
         )
     check_model(grpo.model)
-    adapter = triplet_adapter(algorithm)
+    triplet_adapter(algorithm)  # refuses one that makes no triplets before anything is begun
     store, log = algorithm.get_store(), algorithm.get_run_log()
     async with AsyncExitStack() as stack:
         held = stack.enter_context(ExitStack())
@@ -63,20 +60,7 @@ async def run_trl(
         proxy = await serve_policies(algorithm.get_llm_proxy(), store, learners, grpo, stack)
         progress = make_progress(grpo.progress)
         stack.callback(progress.close)
-        parts = RunParts(
-            settings=grpo,
-            store=store,
-            learners=learners,
-            proxy=proxy,
-            adapter=adapter,
-            progress=progress,
-            resume=resume,
-            recorder=RunRecorder(log, learners, "none", has_held_out=bool(held_out)),
-            guard=DriftGuard(grpo.max_drift, decoder_of(learners)),
-            rollout_config=algorithm.get_rollout_config(),
-            beside=algorithm.get_initial_resources() or {},
-            alarms=Alarms(grpo.alarms),
-        )
+        parts = RunParts.of(algorithm, grpo, learners, proxy, resume, progress, held_out=held_out)
         keeper = CheckpointKeeper(
             folder=TRLCheckpoints(folder.path / CHECKPOINTS, session, limit=grpo.save_total_limit),
             learners=learners,

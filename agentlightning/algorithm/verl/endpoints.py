@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from agentlightning.algorithm.grpo.policies.remote import RemoteEngine
 from agentlightning.algorithm.grpo.policies.serving import entry_of
 from agentlightning.algorithm.grpo.settings import GRPOSettings
-from agentlightning.algorithm.verl.served import RemoteEngine
 from agentlightning.algorithm.verl.session import VERLSession
 from agentlightning.llm_proxy import LLMProxy
 

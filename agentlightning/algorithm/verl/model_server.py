@@ -7,7 +7,7 @@ from typing import Any
 
 import ray
 
-from agentlightning.algorithm.verl.chat_server import ChatServer, ServedAs
+from agentlightning.algorithm.grpo.engine.chat_server import ChatServer, ServedAs
 
 _started: asyncio.Future[None] | None = None
 """Of this process, in which every session makes an agent loop of its own."""

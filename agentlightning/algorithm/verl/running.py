@@ -11,24 +11,21 @@ from typing import Any
 from omegaconf import OmegaConf
 
 import agentlightning.algorithm.grpo.learner.torch_setup  # noqa: F401 -- before what imports torch # pyright: ignore[reportUnusedImport]
-from agentlightning.algorithm.alarms.alarms import Alarms
 from agentlightning.algorithm.base import Algorithm
-from agentlightning.algorithm.drift_guard import DriftGuard
 from agentlightning.algorithm.grpo.checkpoint.folder import CheckpointFolder
 from agentlightning.algorithm.grpo.checkpoint.opening import open_run
 from agentlightning.algorithm.grpo.checkpoint.resume import CHECKPOINTS, Resumption
 from agentlightning.algorithm.grpo.loop import result_so_far
 from agentlightning.algorithm.grpo.parts import RunParts
 from agentlightning.algorithm.grpo.policies.learners import Learner
+from agentlightning.algorithm.grpo.policies.remote import RemoteEngine, RemoteLearners, RemotePolicy
 from agentlightning.algorithm.grpo.policies.serving import serve_policies
-from agentlightning.algorithm.grpo.recording import RunRecorder
 from agentlightning.algorithm.grpo.result import GRPOResult
-from agentlightning.algorithm.grpo.run_inputs import decoder_of, items_of, triplet_adapter
+from agentlightning.algorithm.grpo.run_inputs import items_of, triplet_adapter
 from agentlightning.algorithm.grpo.settings import GRPOSettings
 from agentlightning.algorithm.progress import make_progress
 from agentlightning.algorithm.runs.run_folder import RunFolder
 from agentlightning.algorithm.verl.endpoints import Endpoints
-from agentlightning.algorithm.verl.served import RemoteEngine, RemoteLearners, RemotePolicy
 from agentlightning.algorithm.verl.session import VERLSession, copy_newest_model
 from agentlightning.algorithm.verl.updates import PLACE, VERLKeeper, VERLRun
 from agentlightning.algorithm.verl.verl_settings import VERLSettings
@@ -46,7 +43,7 @@ async def run_verl(
     config = _scheduled(settings, len(tasks), len(held_out))
     settings = VERLSettings(config=config, given=settings.given)
     grpo = settings.as_grpo(len(tasks))
-    adapter = triplet_adapter(algorithm)
+    triplet_adapter(algorithm)  # refuses one that makes no triplets before anything is begun
     store, log = algorithm.get_store(), algorithm.get_run_log()
     longest = config.data.max_prompt_length + config.data.max_response_length
     policy = await asyncio.to_thread(RemotePolicy, grpo.model, longest)
@@ -74,19 +71,8 @@ async def run_verl(
         learners = RemoteLearners(Learner(None, grpo, policy), session)
         learners.serve_at((await session.addresses())[0])
         proxy = await serve_policies(algorithm.get_llm_proxy(), store, learners, grpo, stack)
-        parts = RunParts(
-            settings=grpo,
-            store=store,
-            learners=learners,
-            proxy=proxy,
-            adapter=adapter,
-            progress=progress,
-            resume=resume,
-            recorder=RunRecorder(log, learners, grpo.record_tokens, has_held_out=bool(held_out)),
-            guard=DriftGuard(grpo.max_drift, decoder_of(learners)),
-            rollout_config=algorithm.get_rollout_config(),
-            beside=algorithm.get_initial_resources() or {},
-            alarms=Alarms(grpo.alarms),
+        parts = RunParts.of(
+            algorithm, grpo, learners, proxy, resume, progress, held_out=held_out, tokens=grpo.record_tokens
         )
         keeper = VERLKeeper(
             folder=CheckpointFolder(folder.path / CHECKPOINTS, limit=grpo.save_total_limit),

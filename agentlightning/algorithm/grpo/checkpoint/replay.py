@@ -72,7 +72,7 @@ async def replay(store: LightningStore, run_id: str, step: int, folder: Path | N
         last = await log.latest("step")
         known = "has no steps of GRPO" if last is None or begun is None else f"has steps up to {last.step}"
         raise NotFoundError(f"Run {run_id!r} {known}; step {step} is not among them")
-    for key, trainer in (("trl", "TRL"), ("verl", "VERL")):
+    for key, trainer in (("trl", "TRL"), ("verl", "VERL"), ("tinker", "Tinker")):
         if key in begun.data["settings"]:
             raise GoneError(f"Run {run_id!r} was trained by {trainer}, whose steps cannot be taken again here")
     folder = folder or Path(begun.data["folder"])

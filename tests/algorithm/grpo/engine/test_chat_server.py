@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from agentlightning.algorithm.verl.chat_server import ChatServer, ServedAs
+from agentlightning.algorithm.grpo.engine.chat_server import ChatServer, ServedAs
 from agentlightning.demo.model import make_tokenizer
 
 TOKEN = "a-token-of-this-test-alone"

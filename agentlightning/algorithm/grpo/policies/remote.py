@@ -1,4 +1,4 @@
-"""The model that VERL trains and serves, as the parts of a run see it from outside: its weights are elsewhere."""
+"""A model that another system trains and serves (VERL, Tinker), as the parts of a run see it from outside."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 from typing_extensions import override
@@ -15,15 +15,34 @@ from agentlightning.algorithm.grpo.engine.decode_thread import EngineStats
 from agentlightning.algorithm.grpo.engine.engine import ONLY_POLICY
 from agentlightning.algorithm.grpo.learner.policy import Policy
 from agentlightning.algorithm.grpo.policies.learners import Learner, Learners
-from agentlightning.algorithm.verl.session import VERLSession
 from agentlightning.errors import BadRequestError
+
+
+class RemoteSession(Protocol):
+    """What holds the weights.
+
+    Attributes:
+        name: no other start of any run has it.
+        token: what its endpoints ask for.
+    """
+
+    name: str
+    token: str
+
+    def save_model(self, folder: Path) -> object:
+        """Write the model, or where it is, into a folder."""
+        ...
 
 
 class RemotePolicy(Policy):
     """A policy of which only the tokenizer is here."""
 
-    def __init__(self, path: str, longest: int) -> None:
-        """Read the tokenizer and the settings of a model. `longest`: tokens that its server takes.
+    def __init__(self, path: str, longest: int, setting: str = "actor_rollout_ref.model.path") -> None:
+        """Read the tokenizer and the settings of a model.
+
+        Args:
+            longest: tokens that its server takes.
+            setting: the name of the setting that holds `path`, for error messages.
 
         Raises:
             BadRequestError: there is no such model, or it has no chat template or no end-of-sequence token.
@@ -32,7 +51,7 @@ class RemotePolicy(Policy):
             self.tokenizer: Any = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
             self.config: Any = AutoConfig.from_pretrained(path, trust_remote_code=False)
         except (OSError, ValueError) as error:
-            raise BadRequestError(f"actor_rollout_ref.model.path={path!r} is no model: {error}") from None
+            raise BadRequestError(f"{setting}={path!r} is no model: {error}") from None
         if not self.tokenizer.chat_template or self.tokenizer.eos_token_id is None:
             raise BadRequestError(
                 f"the tokenizer of {path!r} needs a chat template (to render messages) and an end-of-sequence token "
@@ -69,7 +88,7 @@ class RemotePolicy(Policy):
 
 
 class RemoteEngine:
-    """One of the endpoints at which VERL's model answers."""
+    """One of the endpoints at which the model answers."""
 
     model_name = ONLY_POLICY
 
@@ -77,25 +96,25 @@ class RemoteEngine:
         self.base_url, self.api_key = base_url, api_key
 
     def start(self) -> None:
-        """Do nothing: VERL started it."""
+        """Do nothing: its session starts it."""
 
     def stop(self) -> None:
-        """Do nothing: VERL ends it."""
+        """Do nothing: its session ends it."""
 
     @contextmanager
     def swap(self, timeout: float = 30.0) -> Generator[None]:
-        """Return the block in which the weights may change: VERL sees to it."""
+        """Return the block in which the weights may change: its session sees to it."""
         yield
 
     def stats(self) -> EngineStats:
-        """Return nothing: VERL measures its engines."""
+        """Return nothing: it is measured elsewhere."""
         return EngineStats()
 
 
 class RemoteLearners(Learners):
-    """VERL's model as the only policy of a run."""
+    """The model as the only policy of a run."""
 
-    def __init__(self, learner: Learner, session: VERLSession) -> None:
+    def __init__(self, learner: Learner, session: RemoteSession) -> None:
         super().__init__([learner])
         self._session = session
 
@@ -105,7 +124,7 @@ class RemoteLearners(Learners):
 
     @override
     def digest(self) -> str:
-        # the weights lie on VERL's machines: those of another start never count as the same
+        # the weights lie elsewhere: those of another start never count as the same
         return f"{self._session.name}-{self.weight_version}"
 
     @override

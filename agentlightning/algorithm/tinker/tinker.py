@@ -1,0 +1,115 @@
+"""Tinker: rollouts as in `agl.GRPO`, and the Tinker service in the place of its learner and its engine.
+
+The loop, the rows, the advantages, the records and the ledger are those of GRPO. The service samples, computes the
+gradient of its `importance_sampling` loss and takes the optimizer's step, through its own client.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import os
+from typing import Any, Final
+
+from typing_extensions import override
+
+from agentlightning.algorithm.grpo.grpo import GRPO
+from agentlightning.algorithm.grpo.result import GRPOResult
+from agentlightning.algorithm.grpo.setting_checks import check_number
+from agentlightning.algorithm.grpo.settings import GRPOSettings
+from agentlightning.errors import BadRequestError, closest_name
+from agentlightning.types import Dataset
+
+__all__ = ["Tinker"]
+
+SETTINGS: Final = (
+    *("max_steps", "batch_size", "num_generations", "learning_rate", "lr_scheduler_type", "max_grad_norm", "seed"),
+    *("max_completion_length", "advantage", "scale_rewards", "reward_weights", "multi_objective_aggregation"),
+    *("mask_truncated_completions", "soft_punish_cache", "overlong_penalty_factor", "max_num_gen_batches"),
+    *("eval_steps", "solved_above", "step_timeout_seconds", "rollout_timeout_seconds", "late_rollouts"),
+    *("refused_calls", "max_drift", "alarms", "resource_name", "progress", "output_dir"),
+    *("save_steps", "save_total_limit"),
+)
+"""Settings that `agl.GRPO` has too, with the same meaning."""
+
+
+class Tinker(GRPO):
+    """Train adapters (LoRA) of a model on the machines of Tinker, on the rewards of an agent's rollouts.
+
+    `Tinker(model="Qwen/Qwen3-8B", max_steps=20, num_generations=8, learning_rate=1e-4)`: the settings are those of
+    `agl.GRPO` that are named in `SETTINGS`. A step is one `forward_backward` over its rows, a mean over their trained
+    tokens, and one `optim_step`; calls are sampled at temperature 1, at which the service computes its loss. The key
+    is read from `TINKER_API_KEY`.
+
+    A checkpoint names a state that the service keeps, and a run goes on from the newest one. States are kept there
+    until they are deleted, those too whose checkpoints `save_total_limit` removes.
+
+    Args:
+        model: a base model of the service.
+        rank: of the adapters.
+        tokenizer: folder or name of the tokenizer with its model's settings, where it is not that of `model`.
+        base_url: of the service; None reads `TINKER_BASE_URL`, and is the vendor's own without it.
+        connect_seconds: for the service to answer when a run begins.
+
+    Raises:
+        TypeError: an unknown setting, and the nearest right one.
+        BadRequestError: there is no key, or a value is out of its range.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        rank: int = 32,
+        tokenizer: str | None = None,
+        base_url: str | None = None,
+        connect_seconds: float = 60.0,
+        **settings: Any,
+    ) -> None:
+        for name in settings:
+            if name not in SETTINGS:
+                near = closest_name(name, list(SETTINGS))
+                hint = f"Did you mean {near!r}?" if near else f"The settings are: {', '.join(SETTINGS)}"
+                raise TypeError(f"Tinker has no setting {name!r}. {hint}")
+        check_number("rank", rank, int, at_least=1)
+        check_number("connect_seconds", connect_seconds, float, above=0)
+        self.settings = GRPOSettings(model=model, record_tokens="none", **settings)
+        self.group_reward = None
+        self._service: dict[str, Any] = {"rank": rank, "tokenizer": tokenizer or model, "base_url": base_url}
+        self._service["connect_seconds"] = connect_seconds
+
+    @override
+    def recorded_settings(self) -> dict[str, object]:
+        return {**super().recorded_settings(), "rank": self._service["rank"]}
+
+    @override
+    async def run(
+        self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None
+    ) -> GRPOResult:
+        """Train on `train_dataset`; measure on `val_dataset`, if given, before, between and after.
+
+        Raises:
+            BadRequestError: the service refuses the key or the model, or has no longer the state to go on from; and
+                what `GRPO.run` raises.
+            EngineError: the service does not answer, or fails; says at what.
+        """
+        try:
+            from agentlightning.algorithm.tinker.running import run_tinker
+        except ModuleNotFoundError as error:
+            if error.name != "tinker":
+                raise
+            raise ImportError("agl.Tinker needs the package tinker: pip install 'agl-framework[tinker]'") from None
+        if not os.environ.get("TINKER_API_KEY"):
+            raise BadRequestError("agl.Tinker needs a key of the service: set the environment variable TINKER_API_KEY")
+        return await run_tinker(self, train_dataset, val_dataset, self._service)
+
+
+def _signature() -> inspect.Signature:
+    """Return the constructor's signature with every setting by name, for help texts and command lines."""
+    fields = {field.name: field for field in dataclasses.fields(GRPOSettings)}
+    keyword, own = inspect.Parameter.KEYWORD_ONLY, list(inspect.signature(Tinker.__init__).parameters.values())[1:-1]
+    own += [inspect.Parameter(n, keyword, default=fields[n].default, annotation=fields[n].type) for n in SETTINGS]
+    return inspect.Signature(own)
+
+
+Tinker.__signature__ = _signature()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
