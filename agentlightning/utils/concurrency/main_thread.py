@@ -22,6 +22,8 @@ from typing import Any
 
 AGAIN_SECONDS = 1.0
 """How often a call that goes on is interrupted again."""
+RESEND_SECONDS = 0.1
+"""How long a signal may wait for its handler before it is sent again."""
 SIGNAL_SECONDS = 0.5
 """How long a signal that another thread received may wait for its handler, which runs on the main thread."""
 SIGNAL: int = getattr(signal, "SIGURG", 0)
@@ -105,9 +107,17 @@ class MainThread:
 
     def interrupt(self, call: MainCall | None = None) -> None:
         """Raise `Interrupted` in this call, else in whichever is under way."""
-        self._unwanted = call or self._running
-        if SIGNAL and self._unwanted is not None:
+        self._unwanted = unwanted = call or self._running
+        if SIGNAL and unwanted is not None:
             signal.pthread_kill(threading.main_thread().ident or 0, SIGNAL)
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                self.loop.call_soon_threadsafe(self.loop.call_later, RESEND_SECONDS, self._resend, unwanted)
+
+    def _resend(self, call: MainCall) -> None:
+        """Send the signal again until it was handled: one that arrives just before the main thread begins to wait in
+        the system is noticed only when that wait ends."""
+        if self._unwanted is call and not call.done():
+            self.interrupt(call)
 
     def open(self) -> None:
         """Let the loop find it, until `close`."""

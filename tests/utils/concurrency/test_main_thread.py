@@ -79,6 +79,27 @@ def test_an_interrupt_ends_the_call_for_which_it_is_and_no_later_one() -> None:
     assert beside(work) == [Interrupted, "second"]
 
 
+def test_an_interrupt_whose_signal_came_to_nothing_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when it arrives after the last look for signals and before the wait in the system begins."""
+    send, sent = signal.pthread_kill, list[int]()
+
+    def lose_the_first(thread: int, signum: int) -> None:
+        sent.append(signum)
+        if len(sent) > 1:
+            send(thread, signum)
+
+    monkeypatch.setattr(signal, "pthread_kill", lose_the_first)
+
+    async def work(main_thread: MainThread) -> Any:
+        begun = threading.Event()
+        call = main_thread.call(lambda: (begun.set(), time.sleep(600)))
+        await asyncio.to_thread(begun.wait)
+        call.interrupt()
+        return (await call).error
+
+    assert isinstance(beside(work), Interrupted)
+
+
 def test_signal_handlers_that_a_call_has_replaced_are_put_back_but_those_of_the_loop_stay() -> None:
     async def work(main_thread: MainThread) -> None:
         before = [signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)]
