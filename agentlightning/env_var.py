@@ -89,6 +89,8 @@ FOREIGN_VARIABLES: Final[dict[str, str]] = {
     "OTEL_EXPORTER_OTLP_TRACES_HEADERS": "the same as the one without `TRACES`; goes before it",
     "PROMETHEUS_MULTIPROC_DIR": "folder through which processes share their metrics with `agl prometheus`",
     "VLLM_API_KEY": "key of a vLLM server that an engine of GRPO is told to use",
+    "TINKER_API_KEY": "key of the Tinker service, for `agl.Tinker`",
+    "TINKER_BASE_URL": "another address of the Tinker service, which its client reads",
     "RAY_ADDRESS": "the Ray cluster that the strategy `ray` connects to",
     "NO_COLOR": "no colours in anything that a command prints",
     "DISPLAY": "`agl dashboard` opens a browser only where there is a screen",

@@ -57,7 +57,7 @@ async def run_tinker(
         if resume.checkpoint is not None:
             policy.weight_version = resume.checkpoint.facts["weight_version"]
             state = json.loads((resume.checkpoint.path / PLACE).read_text())["state"]
-        service = TinkerService(settings.model, place["base_url"], seconds=_ANSWER_SECONDS)
+        service = TinkerService(settings.model, place["base_url"], place["api_key"], seconds=_ANSWER_SECONDS)
         stack.callback(service.close)
         began = (place["rank"], settings.seed, state, policy.weight_version, place["connect_seconds"])
         await asyncio.to_thread(service.open, *began)

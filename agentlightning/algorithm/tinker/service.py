@@ -39,11 +39,11 @@ class TinkerService:
         token: what the endpoint in front of it asks for.
     """
 
-    def __init__(self, model: str, base_url: str | None, *, seconds: float) -> None:
+    def __init__(self, model: str, base_url: str | None, key: str, *, seconds: float) -> None:
         """Prepare it; nothing is asked yet. `seconds`: for each answer, but for that of `open`."""
         self.name, self.token = f"agl-{uuid4().hex}", uuid4().hex
         self._model, self._seconds = model, seconds
-        self._client = tinker.ServiceClient(base_url=base_url)
+        self._client = tinker.ServiceClient(base_url=base_url, api_key=key)
         self._where = base_url or "the vendor's address, or TINKER_BASE_URL"
         self._training: Any = None
         self._sampler: tuple[Any, int] | None = None

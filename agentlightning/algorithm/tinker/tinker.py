@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import os
 from typing import Any, Final
 
 from typing_extensions import override
@@ -18,6 +17,7 @@ from agentlightning.algorithm.grpo.result import GRPOResult
 from agentlightning.algorithm.grpo.setting_checks import check_number
 from agentlightning.algorithm.grpo.settings import GRPOSettings
 from agentlightning.errors import BadRequestError, closest_name
+from agentlightning.process_secrets import secret
 from agentlightning.types import Dataset
 
 __all__ = ["Tinker"]
@@ -31,6 +31,7 @@ SETTINGS: Final = (
     *("save_steps", "save_total_limit"),
 )
 """Settings that `agl.GRPO` has too, with the same meaning."""
+KEY: Final = "TINKER_API_KEY"
 
 
 class Tinker(GRPO):
@@ -39,7 +40,7 @@ class Tinker(GRPO):
     `Tinker(model="Qwen/Qwen3-8B", max_steps=20, num_generations=8, learning_rate=1e-4)`: the settings are those of
     `agl.GRPO` that are named in `SETTINGS`. A step is one `forward_backward` over its rows, a mean over their trained
     tokens, and one `optim_step`; calls are sampled at temperature 1, at which the service computes its loss. The key
-    is read from `TINKER_API_KEY`.
+    is read from `TINKER_API_KEY`, which leaves the environment, so that no agent inherits it.
 
     A checkpoint names a state that the service keeps, and a run goes on from the newest one. States are kept there
     until they are deleted, those too whose checkpoints `save_total_limit` removes.
@@ -77,6 +78,7 @@ class Tinker(GRPO):
         self.group_reward = None
         self._service: dict[str, Any] = {"rank": rank, "tokenizer": tokenizer or model, "base_url": base_url}
         self._service["connect_seconds"] = connect_seconds
+        secret(KEY)
 
     @override
     def recorded_settings(self) -> dict[str, object]:
@@ -99,9 +101,10 @@ class Tinker(GRPO):
             if error.name != "tinker":
                 raise
             raise ImportError("agl.Tinker needs the package tinker: pip install 'agl-framework[tinker]'") from None
-        if not os.environ.get("TINKER_API_KEY"):
-            raise BadRequestError("agl.Tinker needs a key of the service: set the environment variable TINKER_API_KEY")
-        return await run_tinker(self, train_dataset, val_dataset, self._service)
+        key = secret(KEY)
+        if not key:
+            raise BadRequestError(f"agl.Tinker needs a key of the service: set the environment variable {KEY}")
+        return await run_tinker(self, train_dataset, val_dataset, {**self._service, "api_key": key})
 
 
 def _signature() -> inspect.Signature:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import re
 from collections.abc import Generator
 from pathlib import Path
@@ -15,6 +16,7 @@ import agentlightning as agl
 from agentlightning.adapter.calls.calls import model_calls
 from agentlightning.algorithm.grpo import GRPOResult
 from agentlightning.errors import BadRequestError, EngineError
+from agentlightning.process_secrets import secret
 from tests.algorithm.parts import save_untrained_model
 
 pytest.importorskip("tinker", reason="the package tinker is not installed: pip install 'agl-framework[tinker]'")
@@ -112,6 +114,12 @@ def test_a_run_goes_on_from_the_state_that_the_service_keeps(service: StubServic
     service.states.clear()
     with pytest.raises(BadRequestError, match=r"cannot go on: the Tinker service does not give its state 'tinker://"):
         train(service, model, tmp_path / "run", store=store, num_generations=16, max_steps=3)
+
+
+def test_the_key_leaves_the_environment_that_agents_inherit(service: StubService) -> None:
+    agl.Tinker(MODEL, base_url=service.url)
+    assert "TINKER_API_KEY" not in os.environ
+    assert secret("TINKER_API_KEY") == KEY
 
 
 def test_without_a_key_the_variable_is_named(
