@@ -37,7 +37,7 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 OF_TRL: dict[str, Any] = {
     "max_steps": 4, "num_generations": 4, "per_device_train_batch_size": 16, "learning_rate": 2e-3,
-    "max_completion_length": 4, "progress": "none",
+    "max_completion_length": 4, "full_determinism": True, "progress": "none",
 }  # fmt: skip
 _VOLATILE = re.compile(
     r"seconds|_per_second|time|memory|folder|path|attempt_id|call_id|worker|trace|span|request_id|response_id|endpoint"
@@ -52,6 +52,13 @@ def two_turns(task: str, llm: agl.LLM) -> float:
     messages: list[dict[str, Any]] = [say(task)]
     messages.append(ask(llm, messages))
     text = ask(llm, [*messages, say("go on")])["content"] or ""
+    return sum(ord(character) % 17 for character in text) / 100
+
+
+@agl.rollout
+def one_turn(task: str, llm: agl.LLM) -> float:
+    """An agent whose rollouts have one row each, as TRL takes them."""
+    text = ask(llm, [say(task)])["content"] or ""
     return sum(ord(character) % 17 for character in text) / 100
 
 
@@ -129,7 +136,7 @@ def gepa(model: Path, folder: Path) -> None:
 
 
 def trl(model: Path, folder: Path) -> None:
-    fit(agl.TRL(model=model, output_dir=folder / "run", **OF_TRL), two_turns, folder)
+    fit(agl.TRL(model=model, output_dir=folder / "run", **OF_TRL), one_turn, folder)
 
 
 def verl(model: Path, folder: Path) -> None:

@@ -135,7 +135,7 @@ class GRPO(Algorithm):
             own = list(settings.by_policy().values())
             await asyncio.to_thread(check_memory, *own)
             learners = await asyncio.to_thread(self._load_policies, resume)
-            engines = [_engine_for(each, store, folder.path, begun=resume.steps) for each in learners.all]
+            engines = [engine_for(each, store, folder.path, begun=resume.steps) for each in learners.all]
             learners = Learners(learners.all, engines)
             for engine in engines:
                 stack.callback(engine.stop)
@@ -207,7 +207,7 @@ class GRPO(Algorithm):
         return adapter
 
 
-def _engine_for(learner: Learner, store: LightningStore, folder: Path, *, begun: int) -> PolicyEngine:
+def engine_for(learner: Learner, store: LightningStore, folder: Path, *, begun: int) -> PolicyEngine:
     """Return what serves a policy; `begun` steps were taken by earlier starts of the run."""
     settings, policy = learner.settings, learner.policy
     seed = settings.seed if settings.deterministic else settings.seed + begun

@@ -12,7 +12,7 @@ from agentlightning.algorithm.base import Algorithm
 from agentlightning.algorithm.grpo.checkpoint.keeper import CheckpointKeeper
 from agentlightning.algorithm.grpo.checkpoint.opening import open_run
 from agentlightning.algorithm.grpo.checkpoint.resume import CHECKPOINTS, Resumption
-from agentlightning.algorithm.grpo.engine.engine import InferenceEngine
+from agentlightning.algorithm.grpo.grpo import engine_for
 from agentlightning.algorithm.grpo.parts import RunParts
 from agentlightning.algorithm.grpo.policies.learners import Learner, Learners
 from agentlightning.algorithm.grpo.policies.serving import serve_policies
@@ -26,6 +26,7 @@ from agentlightning.algorithm.trl.session import TRLSession
 from agentlightning.algorithm.trl.trl_settings import TRLSettings
 from agentlightning.algorithm.trl.updates import TRLCheckpoints, TRLRun
 from agentlightning.errors import BadRequestError
+from agentlightning.store import LightningStore
 from agentlightning.types import Dataset
 
 
@@ -53,7 +54,7 @@ async def run_trl(
         session = await asyncio.to_thread(_session, settings, folder, grpo, resume)
         stack.callback(session.stop)
         await asyncio.to_thread(session.start)
-        learners = _learners(session, grpo, resume)
+        learners = _learners(session, grpo, resume, store, folder)
         for engine in learners.engines:
             stack.callback(engine.stop)
             await asyncio.to_thread(engine.start)
@@ -81,7 +82,9 @@ def _session(settings: TRLSettings, folder: RunFolder, grpo: GRPOSettings, resum
     return TRLSession(settings, folder.path, steps=grpo.max_steps, resume=checkpoint)
 
 
-def _learners(session: TRLSession, grpo: GRPOSettings, resume: Resumption) -> Learners:
+def _learners(
+    session: TRLSession, grpo: GRPOSettings, resume: Resumption, store: LightningStore, folder: RunFolder
+) -> Learners:
     """Return TRL's model as the only policy of the run, with the engine that serves it.
 
     Raises:
@@ -94,5 +97,5 @@ def _learners(session: TRLSession, grpo: GRPOSettings, resume: Resumption) -> Le
             f"max_completion_length={grpo.max_completion_length} leaves no room for a prompt: the context of the model "
             f"is {policy.context_length} tokens"
         )
-    engine = InferenceEngine(policy, max_batch=grpo.engine_batch, seed=grpo.seed + resume.steps)
-    return Learners([Learner(None, grpo, policy)], [engine])
+    learner = Learner(None, grpo, policy)
+    return Learners([learner], [engine_for(learner, store, folder.path, begun=resume.steps)])

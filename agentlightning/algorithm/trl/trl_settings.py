@@ -120,6 +120,7 @@ class TRLSettings:
             max_completion_length=int(config.max_completion_length or 256),
             mask_truncated_completions=config.mask_truncated_completions,
             seed=config.seed,
+            deterministic=config.full_determinism,
             record_tokens="none",
             **self.own,
         )

@@ -70,6 +70,19 @@ def fit(agent: Any, model: Path, folder: Path, *, store: LightningStore | None =
     return trainer.result
 
 
+def test_with_full_determinism_a_run_is_the_same_each_time(untrained_model: Path, tmp_path: Path) -> None:
+    import torch
+
+    def weights(name: str) -> bytes:
+        result = fit(wants_digits, untrained_model, tmp_path / name, full_determinism=True)
+        return (result.model_path / "model.safetensors").read_bytes()
+
+    try:
+        assert weights("one") == weights("another")
+    finally:
+        torch.use_deterministic_algorithms(False)  # which transformers has switched on for the process
+
+
 def test_the_reward_rises_and_the_model_is_one_of_transformers(untrained_model: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
