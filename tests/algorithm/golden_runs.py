@@ -6,8 +6,8 @@
 One file per run: the records of its steps and evaluations without times, the ledger of every call, and a SHA-256 of
 each weight file. Names of rollouts are replaced by step, task and sample. Floats depend on the processor and on the
 version of torch: files of another machine or environment say nothing. A run whose package is not installed is passed
-over with a line; TRL and VERL have environments of their own (`make test-trl`, `make test-verl`). Asynchronous runs
-are not among them: which weights answer a call depends on the timing.
+over with a line; TRL has an environment of its own (`make test-trl`). Not among them are asynchronous runs, in which
+the timing decides which weights answer a call, and those of VERL, whose engine draws without a seed.
 """
 
 from __future__ import annotations
@@ -139,12 +139,6 @@ def trl(model: Path, folder: Path) -> None:
     fit(agl.TRL(model=model, output_dir=folder / "run", **OF_TRL), one_turn, folder)
 
 
-def verl(model: Path, folder: Path) -> None:
-    from tests.algorithm.verl.test_verl_run import config
-
-    fit(agl.VERL(config(model, folder / "run")), two_turns, folder)
-
-
 RUNS: dict[str, tuple[str, Callable[[Path, Path], None]]] = {
     **{f"grpo-{seed}": ("torch", lambda model, folder, seed=seed: grpo(model, folder, seed=seed)) for seed in range(3)},
     "grpo-resumed": ("torch", resumed),
@@ -156,7 +150,6 @@ RUNS: dict[str, tuple[str, Callable[[Path, Path], None]]] = {
     "apo": ("openai", prompts(agl.APO, apo.helpful, **apo.SMALL)),
     "gepa": ("gepa", gepa),
     "trl": ("trl", trl),
-    "verl": ("verl", verl),
 }  # fmt: skip
 """For each run the package that it needs and what makes it."""
 

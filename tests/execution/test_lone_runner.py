@@ -208,7 +208,11 @@ async def test_a_group_that_is_terminated_finishes_what_it_runs(
     program = await asyncio.to_thread(subprocess.Popen, command, cwd=tmp_path, start_new_session=True)
     try:
         await _text_of(tmp_path / "running")
+        processes = psutil.Process(program.pid).children(recursive=True)
         os.killpg(program.pid, signal.SIGTERM)
+        await asyncio.sleep(0.2)
+        for process in processes:  # as the subreaper does, which passes its own one on
+            process.terminate()
         assert await _outcomes(store, [rollout.rollout_id]) == [["scored"]]
         assert await asyncio.to_thread(program.wait, LIMIT_SECONDS) == 143
     finally:

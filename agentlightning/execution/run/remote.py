@@ -167,6 +167,8 @@ async def heed(store: LightningStore, run_id: str | None, event: ExecutionEvent,
 
 PARENT_SECONDS = 1.0
 """How long the parent, which gets the same signal, may take to set the event."""
+TWICE_SECONDS = 3.0
+"""How long after a signal to the whole group the subreaper may pass its own one on, which is no second request."""
 
 
 @contextlib.asynccontextmanager
@@ -180,20 +182,24 @@ async def term_left_to_parent(event: ExecutionEvent) -> AsyncGenerator[None]:
         yield
         return
     loop, asked = asyncio.get_running_loop(), asyncio.Event()
-    is_left = True
+    is_left, first = True, float("inf")
 
     def on_term(signum: int, frame: FrameType | None) -> None:
-        if is_left and not asked.is_set():
+        nonlocal first
+        first = min(first, time.monotonic())
+        if is_left and time.monotonic() - first < TWICE_SECONDS:
             loop.call_soon_threadsafe(asked.set)
         else:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)
 
     async def decide() -> None:
+        nonlocal is_left
         await asked.wait()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(until_set(event, 0.02), PARENT_SECONDS)
         if not event.is_set():
+            is_left = False
             os.kill(os.getpid(), signal.SIGTERM)
 
     await on_main_thread(lambda: signal.signal(signal.SIGTERM, on_term))

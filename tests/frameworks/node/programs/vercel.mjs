@@ -51,8 +51,8 @@ async function agent() {
 // not ask for the error.
 async function swallowed() {
   const {text: guess} = await generateText({model, prompt: `${task} Guess.`});
-  const search = {web_search: openai.tools.webSearch({})};
-  const result = streamText({model, prompt: `${task} Search.`, tools: search, onError: () => undefined});
+  const search = {tools: {web_search: openai.tools.webSearch({})}, toolChoice: 'required'}; // nothing here can run it
+  const result = streamText({model, prompt: `${task} Search.`, ...search, onError: () => undefined});
   let found = '';
   for await (const word of result.textStream) found += word;
   return [guess, found];
