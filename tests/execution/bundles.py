@@ -25,7 +25,7 @@ class Tasks:
 
     async def __call__(self, store: LightningStore, event: ExecutionEvent) -> list[int]:
         rollouts = [await store.enqueue_rollout({"task": i}, config=self.config) for i in range(self.count)]
-        done = await store.wait_for_rollouts(rollout_ids=[r.rollout_id for r in rollouts], timeout=20)
+        done = await store.wait_for_rollouts(rollout_ids=[r.rollout_id for r in rollouts], timeout=90)
         assert len(done) == self.count
         return [await _pid_of(store, rollout) for rollout in done]
 

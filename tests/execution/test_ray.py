@@ -125,7 +125,7 @@ def test_a_trainer_runs_its_agent_on_the_node_that_has_what_a_runner_asks_for(no
     @agl.algo
     async def who_runs(*, store: LightningStore, train_dataset: Any) -> list[dict[str, Any]]:
         rollouts = [await store.enqueue_rollout(task) for task in train_dataset]
-        done = await store.wait_for_rollouts(rollout_ids=[each.rollout_id for each in rollouts], timeout=20)
+        done = await store.wait_for_rollouts(rollout_ids=[each.rollout_id for each in rollouts], timeout=90)
         assert [each.status for each in done] == ["succeeded"] * len(rollouts)
         spans = [span for each in done for span in await store.query_spans(each.rollout_id)]
         return [dict(span.attributes) for span in spans if "node" in span.attributes]
