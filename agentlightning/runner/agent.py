@@ -261,7 +261,7 @@ class LitAgentRunner(Runner[T]):
         `exit_when_idle`) nothing came for that many seconds.
 
         Without both arguments it also returns once the queue is empty and nothing could fill it: the store is in the
-        memory of this process, which has no server, no other task and no other thread but daemons.
+        memory of this process, which has no server, no other task and no other thread of the program.
 
         Rollouts that run when the event is set are finished. When the call is cancelled they are cancelled too, and
         reported as such.
@@ -397,8 +397,9 @@ def _nothing_else_enqueues(store: LightningStore) -> bool:
 
 
 def _may_enqueue(thread: threading.Thread) -> bool:
-    """True for servers and for threads of the program; those of a loop's executor work for its tasks."""
-    return thread.name == SERVER_THREAD or not (thread.daemon or thread.name.startswith("asyncio_"))
+    """True for servers, and for every thread that is not ours, an exporter's, or of the executor of a loop, which works
+    for its tasks."""
+    return thread.name == SERVER_THREAD or not thread.name.startswith(("agl-", "agent", "asyncio_", "Otel"))
 
 
 def _check_at_least(name: str, value: object, least: int) -> None:

@@ -250,8 +250,8 @@ async def main(beside):
     ids = [(await store.enqueue_rollout(task)).rollout_id for task in "abc"]
     if beside == "task":
         other = asyncio.create_task(asyncio.sleep(60))
-    elif beside == "thread":
-        threading.Thread(target=ended.wait, args=(60,)).start()
+    elif beside in ("thread", "daemon"):
+        threading.Thread(target=ended.wait, args=(60,), daemon=beside == "daemon").start()
     elif beside == "server":
         args = PythonServerLauncherArgs(host="127.0.0.1", port=0, launch_mode="thread")
         server = agl.LightningStoreServer(store, launcher_args=args)
@@ -277,7 +277,7 @@ asyncio.run(main(sys.argv[1]))
 """
 
 
-@pytest.mark.parametrize("beside", ["nothing", "task", "thread", "server"])
+@pytest.mark.parametrize("beside", ["nothing", "task", "thread", "daemon", "server"])
 def test_alone_with_a_store_in_memory_a_runner_ends_with_the_queue(beside: str) -> None:
     command = [sys.executable, "-c", ALONE, beside]
     program = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

@@ -78,7 +78,7 @@ async def _verl_chat(folder: Path) -> AsyncGenerator[tuple[int, list[str]]]:
             return SimpleNamespace(token_ids=prompt_ids[:1], log_probs=[-1.0], extra_fields={})
 
     tokenizer: Any = make_tokenizer()
-    served = ServedAs("policy", frozenset((tokenizer.eos_token_id,)), len(tokenizer), 256, 4, 0)
+    served = ServedAs("policy", frozenset((tokenizer.eos_token_id,)), len(tokenizer), 256, 4, 0, "agl.VERL")
     server = ChatServer(Client(), tokenizer, served, token=None)
     await server.start("127.0.0.1")
     try:

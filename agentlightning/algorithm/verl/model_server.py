@@ -29,6 +29,7 @@ async def _serve(bridge: Any, client: Any, tokenizer: Any, link: Any) -> None:
         context_length=link.context_length,
         max_new_tokens=link.max_new_tokens,
         seed=link.seed,
+        by="agl.VERL",
     )
     server = ChatServer(client, tokenizer, served, token=await bridge.token.remote())
     node = ray.util.get_node_ip_address()

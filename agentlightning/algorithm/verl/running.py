@@ -46,7 +46,7 @@ async def run_verl(
     triplet_adapter(algorithm)  # refuses one that makes no triplets before anything is begun
     store, log = algorithm.get_store(), algorithm.get_run_log()
     longest = config.data.max_prompt_length + config.data.max_response_length
-    policy = await asyncio.to_thread(RemotePolicy, grpo.model, longest)
+    policy = await asyncio.to_thread(RemotePolicy, grpo.model, longest, "actor_rollout_ref.model.path")
     async with AsyncExitStack() as stack:
         held = stack.enter_context(ExitStack())
         opened = await open_run(algorithm, grpo, tasks, held_out, held, verl=settings.recorded())

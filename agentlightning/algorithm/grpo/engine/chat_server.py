@@ -46,7 +46,7 @@ class ServedAs:
     context_length: int
     max_new_tokens: int
     seed: int
-    by: str = "agl.VERL"
+    by: str
     """The algorithm whose client generates, for error messages."""
 
 

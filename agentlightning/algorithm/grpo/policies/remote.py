@@ -37,7 +37,7 @@ class RemoteSession(Protocol):
 class RemotePolicy(Policy):
     """A policy of which only the tokenizer is here."""
 
-    def __init__(self, path: str, longest: int, setting: str = "actor_rollout_ref.model.path") -> None:
+    def __init__(self, path: str, longest: int, setting: str) -> None:
         """Read the tokenizer and the settings of a model.
 
         Args:

@@ -33,7 +33,7 @@ class Client:
 async def served() -> AsyncGenerator[tuple[Client, Ask]]:
     tokenizer: Any = make_tokenizer()
     client = Client(tokenizer)
-    as_policy = ServedAs("policy", frozenset((tokenizer.eos_token_id,)), len(tokenizer), 256, 16, 0)
+    as_policy = ServedAs("policy", frozenset((tokenizer.eos_token_id,)), len(tokenizer), 256, 16, 0, "agl.VERL")
     server = ChatServer(client, tokenizer, as_policy, token=TOKEN)
     await server.start("127.0.0.1")
     body = {"model": "policy", "messages": [{"role": "user", "content": "1"}]}
