@@ -16,9 +16,9 @@ class Task(TypedDict):
     """One game."""
 
     thing: str
-    """What is to be guessed; the model never sees it."""
+    """The thing to be guessed; the model never sees it."""
     search: bool
-    """Whether the player has the search tool."""
+    """True if the player has the search tool."""
 
 
 TOOLS: Final[list[Any]] = [

@@ -1,4 +1,4 @@
-"""What whole runs of each algorithm come to, to the last bit: made at one commit, compared at the next.
+"""The results of whole runs of each algorithm, to the last bit: made at one commit, compared at the next.
 
     python -m tests.algorithm.golden_runs make build/golden    # at the commit before a change
     python -m tests.algorithm.golden_runs check build/golden   # after it; exit status 1 if anything is another

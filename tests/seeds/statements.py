@@ -1,4 +1,4 @@
-"""What the documents say beside their programs: a row for each sentence, entry of a list or line of a table.
+"""Statements of the documents beside their programs: a row for each sentence, entry of a list or line of a table.
 
 `statements/NNN.md` holds those of one document in its order: headings of the document, and below each a table with the
 statement in a few words, its verdict (`as written`, `differs: ...` or `write this instead: ...`) and the tests that

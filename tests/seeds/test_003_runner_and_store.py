@@ -102,7 +102,7 @@ class MyLitAgent(agl.LitAgent):
 
 
 """
-"""What the text around the program gives: an agent, here one that has a queue of tasks."""
+"""Given by the text around the program: an agent, here one that has a queue of tasks."""
 
 
 @pytest.mark.heavy

@@ -168,7 +168,7 @@ async def heed(store: LightningStore, run_id: str | None, event: ExecutionEvent,
 PARENT_SECONDS = 1.0
 """How long the parent, which gets the same signal, may take to set the event."""
 TWICE_SECONDS = 3.0
-"""How long after a signal to the whole group the subreaper may pass its own one on, which is no second request."""
+"""Within this time of a signal to the whole group, one that the subreaper passes on is no second request."""
 
 
 @contextlib.asynccontextmanager

@@ -112,7 +112,7 @@ class FoundRecords(NamedTuple):
 
     bodies: list[bytes | str]
     total: int
-    """How many match."""
+    """The number of records that match."""
     last: tuple[int, int] | None
     """The step and the number of the last one on the page; None if no other page follows."""
 
@@ -130,7 +130,7 @@ class RecordPlan:
     limit: int = -1
     offset: int = 0
     total: int | None = None
-    """How many records match, if the run's row or a cursor says so; counting them takes longer than the page."""
+    """The number of records that match, if the run's row or a cursor has it; counting takes longer than the page."""
     after: tuple[int, int] | None = None
     """The step and the number of the record behind which the page begins."""
 

@@ -23,9 +23,9 @@ from typing import Any
 AGAIN_SECONDS = 1.0
 """How often a call that goes on is interrupted again."""
 RESEND_SECONDS = 0.1
-"""How long a signal may wait for its handler before it is sent again."""
+"""A signal whose handler has not run after this time is sent again."""
 SIGNAL_SECONDS = 0.5
-"""How long a signal that another thread received may wait for its handler, which runs on the main thread."""
+"""A signal that another thread received waits at most this long for its handler, which runs on the main thread."""
 SIGNAL: int = getattr(signal, "SIGURG", 0)
 """What interrupts a call. Programs rarely use it, and without a handler it does nothing."""
 KEPT_SIGNALS = (signal.SIGINT, signal.SIGTERM, *([signal.Signals(SIGNAL)] if SIGNAL else []))

@@ -38,7 +38,7 @@ _START_SECONDS: Final = 20.0
 
 @dataclass(frozen=True)
 class ServedAs:
-    """How a model is served."""
+    """The model behind an endpoint: its name, its vocabulary and its bounds."""
 
     model_name: str
     eos_ids: frozenset[int]

@@ -75,7 +75,7 @@ class Completion:
 
     @property
     def read_ids(self) -> Sequence[int]:
-        """What the model reads before the next token: the prompt, and what was drawn so far."""
+        """Ids that the model reads before it gives the next token: the prompt, then the tokens drawn so far."""
         return [*self.prompt_ids, *self.token_ids] if self.token_ids else self.prompt_ids
 
     @property

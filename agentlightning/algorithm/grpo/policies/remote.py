@@ -19,7 +19,7 @@ from agentlightning.errors import BadRequestError
 
 
 class RemoteSession(Protocol):
-    """What holds the weights.
+    """The connection to the system that holds the weights.
 
     Attributes:
         name: no other start of any run has it.

@@ -1,4 +1,4 @@
-"""What the learner sets in torch for its whole process."""
+"""Settings of torch that the learner makes for its whole process."""
 
 from __future__ import annotations
 
