@@ -11,7 +11,7 @@ TRACKERS := .venv-trackers
 TRACKERS_STAMP := $(TRACKERS)/.agl-setup
 GOLDEN := .venv-golden
 GOLDEN_STAMP := $(GOLDEN)/.agl-setup
-GOLDEN_FILES := tests/algorithm/grpo/losses/golden
+GOLDEN_FILES := tests/training/losses/golden
 ON_TRL := .venv-trl
 ON_TRL_STAMP := $(ON_TRL)/.agl-setup
 FOR_TRL := .venv-for-trl
@@ -155,7 +155,7 @@ bench-gpu-memory: setup-dev
 
 # Learner, engine and whole runs on one GPU; skipped without
 test-gpu: setup-dev
-	$(GPU_PYTHON) -m pytest -n 0 tests/algorithm/test_grpo_gpu.py tests/algorithm/grpo/learner/test_precision.py $(ARGS)
+	$(GPU_PYTHON) -m pytest -n 0 tests/training/test_grpo_gpu.py tests/training/learner/test_precision.py $(ARGS)
 
 $(FRAMEWORKS_STAMP): pyproject.toml constraints-frameworks.txt tests/frameworks/requirements.txt
 	$(MADE_BY_UV) $(FRAMEWORKS) -- -c constraints-frameworks.txt -r tests/frameworks/requirements.txt --editable .
@@ -191,14 +191,14 @@ test-trackers: $(TRACKERS_STAMP)
 test-vendors: $(VENDORS_STAMP)
 	$(VENDORS)/bin/$(PYTEST) tests/tracer/test_agentops.py tests/tracer/test_weave.py tests/tracer/export/test_settings.py tests/contrib $(ARGS)
 
-$(ON_ENGINE_STAMP): pyproject.toml constraints.txt tests/algorithm/grpo/engine/requirements.txt
+$(ON_ENGINE_STAMP): pyproject.toml constraints.txt tests/engine/requirements.txt
 	$(PYTHON) -m venv $(ON_ENGINE)
 	$(if $(TORCH_INDEX),$(ON_ENGINE)/bin/python -m pip install --quiet --index-url "$(TORCH_INDEX)" -c constraints.txt torch)
-	$(ON_ENGINE)/bin/python -m pip install --quiet -c constraints.txt -r tests/algorithm/grpo/engine/requirements.txt --editable '.[demo]'
+	$(ON_ENGINE)/bin/python -m pip install --quiet -c constraints.txt -r tests/engine/requirements.txt --editable '.[demo]'
 	@touch $@
 
 test-engine: $(ON_ENGINE_STAMP)
-	$(ON_ENGINE)/bin/$(PYTEST) tests/algorithm/grpo/engine $(ARGS)
+	$(ON_ENGINE)/bin/$(PYTEST) tests/engine $(ARGS)
 
 $(GOLDEN_STAMP): $(GOLDEN_FILES)/requirements.txt
 	$(PYTHON) -m venv $(GOLDEN)
@@ -261,7 +261,7 @@ golden: $(GOLDEN_STAMP)
 
 # What whole runs of each algorithm come to, to the last bit: ARGS="make build/golden" before a change, ARGS="check build/golden" after it
 golden-runs: setup-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.algorithm.golden_runs $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.training.golden_runs $(ARGS)
 
 $(ON_TRL_STAMP): pyproject.toml constraints.txt bench/trl/requirements.txt
 	$(PYTHON) -m venv $(ON_TRL)
@@ -272,25 +272,25 @@ $(ON_TRL_STAMP): pyproject.toml constraints.txt bench/trl/requirements.txt
 bench-trl: $(ON_TRL_STAMP)
 	$(ON_TRL)/bin/python -m bench.trl $(ARGS)
 
-$(FOR_TRL_STAMP): pyproject.toml constraints.txt tests/algorithm/trl/requirements.txt
+$(FOR_TRL_STAMP): pyproject.toml constraints.txt tests/training/external/trl/requirements.txt
 	$(PYTHON) -m venv $(FOR_TRL)
 	$(if $(TORCH_INDEX),$(FOR_TRL)/bin/python -m pip install --quiet --index-url "$(TORCH_INDEX)" -c constraints.txt torch)
-	$(FOR_TRL)/bin/python -m pip install --quiet -c constraints.txt -r tests/algorithm/trl/requirements.txt --editable '.[demo,trl]'
+	$(FOR_TRL)/bin/python -m pip install --quiet -c constraints.txt -r tests/training/external/trl/requirements.txt --editable '.[demo,trl]'
 	@touch $@
 
 # agl.TRL with the real trl, on the processor
 test-trl: $(FOR_TRL_STAMP)
-	$(FOR_TRL)/bin/$(PYTEST) tests/algorithm/trl tests/algorithm/preferences $(ARGS)
+	$(FOR_TRL)/bin/$(PYTEST) tests/training/external/trl tests/training/test_preferences.py $(ARGS)
 
-$(FOR_VERL_STAMP): pyproject.toml tests/algorithm/verl/requirements.txt
+$(FOR_VERL_STAMP): pyproject.toml tests/training/external/verl/requirements.txt
 	$(PYTHON) -m venv $(FOR_VERL)
 	$(if $(TORCH_INDEX),$(FOR_VERL)/bin/python -m pip install --quiet --index-url "$(TORCH_INDEX)" torch==2.13.0)
-	$(FOR_VERL)/bin/python -m pip install --quiet -r tests/algorithm/verl/requirements.txt --editable '.[demo,verl]'
+	$(FOR_VERL)/bin/python -m pip install --quiet -r tests/training/external/verl/requirements.txt --editable '.[demo,verl]'
 	@touch $@
 
 # agl.VERL with the real verl and Ray, on the processor
 test-verl: $(FOR_VERL_STAMP)
-	$(FOR_VERL)/bin/$(PYTEST) tests/algorithm/verl $(ARGS)
+	$(FOR_VERL)/bin/$(PYTEST) tests/training/external/verl $(ARGS)
 
 # The programs of examples/ and contrib/recipes/, against what their READMEs show; those with constraints.txt in environments of their own
 test-examples: setup-dev $(PROMPT_DATA)/.fetched

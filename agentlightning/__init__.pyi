@@ -44,8 +44,8 @@ from agentlightning.algorithm.apo import APO as APO
 from agentlightning.algorithm.gepa import GEPA as GEPA
 from agentlightning.algorithm.base import Algorithm as Algorithm
 from agentlightning.algorithm.decorator import FunctionalAlgorithm as FunctionalAlgorithm, algo as algo
-from agentlightning.algorithm.evaluation.result import EvaluationResult as EvaluationResult
-from agentlightning.algorithm.evaluation.sequential import SequentialStop as SequentialStop
+from agentlightning.evaluation.result import EvaluationResult as EvaluationResult
+from agentlightning.evaluation.sequential import SequentialStop as SequentialStop
 from agentlightning.algorithm.fast import Baseline as Baseline, FastAlgorithm as FastAlgorithm
 from agentlightning.algorithm.grpo import GRPO as GRPO
 from agentlightning.algorithm.ppo import PPO as PPO
@@ -53,9 +53,9 @@ from agentlightning.algorithm.sft import SFT as SFT
 from agentlightning.algorithm.tinker import Tinker as Tinker
 from agentlightning.algorithm.trl import TRL as TRL
 from agentlightning.algorithm.verl import VERL as VERL
-from agentlightning.algorithm.promotion.gate import Promotion as Promotion, judge_promotion as judge_promotion
-from agentlightning.algorithm.promotion.rules import PromotionRules as PromotionRules
-from agentlightning.algorithm.prompts.result import PromptResult as PromptResult
+from agentlightning.evaluation.gate import Promotion as Promotion, judge_promotion as judge_promotion
+from agentlightning.evaluation.rules import PromotionRules as PromotionRules
+from agentlightning.prompt_search.result import PromptResult as PromptResult
 from agentlightning.chat.bill import Bill as Bill, LimitReached as LimitReached, Limits as Limits
 from agentlightning.chat.chat import Chat as Chat, ChatError as ChatError, ChatReply as ChatReply
 from agentlightning.config import lightning_cli as lightning_cli

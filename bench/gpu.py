@@ -27,12 +27,12 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from agentlightning.adapter.rows.samples import Sample
-from agentlightning.algorithm.grpo.engine.completion import Completion
-from agentlightning.algorithm.grpo.engine.decoder import Decoder, generate
-from agentlightning.algorithm.grpo.learner.memory import GIB, needed_memory
-from agentlightning.algorithm.grpo.learner.policy import Policy
-from agentlightning.algorithm.grpo.settings import GRPOSettings
 from agentlightning.demo.model import make_tokenizer
+from agentlightning.engine.completion import Completion
+from agentlightning.engine.decoder import Decoder, generate
+from agentlightning.training.learner.memory import GIB, needed_memory
+from agentlightning.training.learner.policy import Policy
+from agentlightning.training.settings import GRPOSettings
 
 REPLIES, PROMPT, REPLY = 64, 256, 256
 LORA: Final = {"r": 16, "target_modules": "all-linear"}

@@ -11,10 +11,12 @@ from hypothesis import HealthCheck, settings
 
 from agentlightning import process_secrets
 from agentlightning.utils.concurrency.collector import freeze_for_good
+from tests.model_fixtures import byte_engine, engine, model_folder, policy, untrained_model
 from tests.stubs.mongo_server import mongo_uri
 from tests.stubs.postgres_server import postgres_server, postgres_uri
 
-__all__ = ["mongo_uri", "postgres_server", "postgres_uri"]
+__all__ = ["byte_engine", "engine", "model_folder", "policy", "untrained_model"]
+__all__ += ["mongo_uri", "postgres_server", "postgres_uri"]
 
 settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy machine")

@@ -21,20 +21,22 @@ FOLDERS = {
 
 FILES = {
     "a whole run, or a promise of several modules": """
-        algorithm/grpo/checkpoint/test_find_resumption algorithm/test_baseline algorithm/test_algo
-        algorithm/test_grpo_alarms algorithm/test_grpo_faults algorithm/test_grpo_family
-        algorithm/test_grpo_flight algorithm/test_grpo_flight_resumed algorithm/test_grpo_gpu algorithm/test_grpo_killed
-        algorithm/test_grpo_ledger
-        algorithm/test_grpo_pretrained algorithm/test_grpo_records
-        algorithm/test_grpo_data
-        algorithm/test_grpo_resumed algorithm/test_grpo_run algorithm/test_ppo_run algorithm/test_sft_run
-        algorithm/test_ppo_resumed
-        algorithm/test_two_roles
-        algorithm/grpo/policies/test_policies_run algorithm/trl/test_trl_run algorithm/verl/test_verl_run
-        algorithm/grpo/vllm_engine/test_signatures algorithm/grpo/vllm_engine/test_vllm_run
-        algorithm/test_game algorithm/grpo/engine/test_families algorithm/grpo/losses/test_golden
-        algorithm/apo/test_resumed algorithm/grpo/engine/test_prefixes algorithm/grpo/engine/test_smolagents
-        algorithm/prompts/test_proof execution/test_several_machines execution/test_endings
+        prompt_search/apo/test_apo prompt_search/gepa/test_gepa
+        training/external/tinker/test_tinker training/external/trl/test_trl training/external/verl/test_verl
+        training/checkpoint/test_find_resumption algorithm/test_baseline algorithm/test_algo
+        training/test_grpo_alarms training/test_grpo_faults training/test_grpo_family
+        training/test_grpo_flight training/test_grpo_flight_resumed training/test_grpo_gpu training/test_grpo_killed
+        training/test_grpo_ledger
+        training/test_grpo_pretrained training/test_grpo_records
+        training/test_grpo_data
+        training/test_grpo_resumed training/test_grpo_run training/test_ppo_run training/test_sft_run
+        training/test_ppo_resumed
+        training/test_two_roles
+        training/policies/test_policies_run training/external/trl/test_trl_run training/external/verl/test_verl_run
+        engine/vllm_engine/test_signatures engine/vllm_engine/test_vllm_run
+        training/test_game engine/test_families training/losses/test_golden
+        prompt_search/apo/test_resumed engine/test_prefixes engine/test_smolagents
+        prompt_search/test_proof execution/test_several_machines execution/test_endings
         execution/test_endings_table execution/test_lone_runner execution/test_main_thread
         execution/test_never_hangs legacy/test_legacy
         emitter/test_values runner/test_hostile runner/test_iter runner/test_killed runner/test_left_behind
@@ -45,7 +47,7 @@ FILES = {
         trainer/test_fit trainer/test_machines trainer/test_rollout_config trainer/test_specs utils/test_every_server
     """,
     "what a client of the gateway sees, whichever module does it": """
-        algorithm/grpo/engine/test_engine_faults llm_proxy/access/test_budget llm_proxy/recording/test_privacy
+        engine/test_engine_faults llm_proxy/access/test_budget llm_proxy/recording/test_privacy
         llm_proxy/recording/test_record_size llm_proxy/test_bounds_of_work llm_proxy/test_bytes_in_hand
         llm_proxy/test_engine_headers llm_proxy/test_faults llm_proxy/test_faults_each_byte
         llm_proxy/test_faults_kill llm_proxy/test_keys llm_proxy/test_malformed llm_proxy/test_many_streams
@@ -60,8 +62,8 @@ FILES = {
         store/test_wire
     """,
     "a page of the documents, its programs and its promises": """
-        adapter/test_drawn_seam adapter/test_worked_examples algorithm/alarms/test_page
-        algorithm/apo/test_pages algorithm/gepa/test_pages
+        adapter/test_drawn_seam adapter/test_worked_examples training/alarms/test_page
+        prompt_search/apo/test_pages prompt_search/gepa/test_pages
         cli/test_guides cli/test_pages contrib/test_pages judge/test_pages
         litagent/test_any_program_page llm_proxy/test_gateway_documents store/test_store_documents
         trainer/test_pages trainer/test_running_promises trainer/test_tutorials v03/test_pages

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from agentlightning.algorithm.runs.run_folder import RunFolder, new_run_folder
 from agentlightning.cli import main
 from agentlightning.llm_proxy.recording.journal import Journal
 from agentlightning.llm_proxy.recording.replay import CallFile
 from agentlightning.logging import setup
 from agentlightning.private_files import make_private, open_private, private_folder
 from agentlightning.store.sqlite import SQLiteLightningStore
+from agentlightning.training.runs.run_folder import RunFolder, new_run_folder
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs modes of files (POSIX)")
 

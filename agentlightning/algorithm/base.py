@@ -7,9 +7,9 @@ from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from agentlightning.adapter.base import TraceAdapter
-from agentlightning.algorithm.runs.log import Answer, RunLog
 from agentlightning.litagent.litagent import AgentTrainer
 from agentlightning.store.base import LightningStore
+from agentlightning.training.runs.log import Answer, RunLog
 from agentlightning.types import Dataset, NamedResources, RolloutConfig
 
 if TYPE_CHECKING:

@@ -15,10 +15,11 @@ from typing_extensions import override
 
 from agentlightning.adapter.calls.calls import model_calls
 from agentlightning.algorithm.base import Algorithm
-from agentlightning.algorithm.collect import Evidence, LatePolicy, collect, evidence
-from agentlightning.algorithm.evaluation.tasks import tasks_of
-from agentlightning.algorithm.utils import with_llm_proxy, with_timeout
+from agentlightning.algorithm.utils import with_llm_proxy
 from agentlightning.errors import BadRequestError
+from agentlightning.evaluation.tasks import tasks_of
+from agentlightning.training.collect import Evidence, LatePolicy, collect, evidence
+from agentlightning.training.tasks import with_timeout
 from agentlightning.types import Dataset, EnqueueRolloutRequest, RolloutMode
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ def pairs(
 
     Example: agl rollouts pairs --out pairs.jsonl --margin 0.5 --store runs/20260101-120000
     """
-    from agentlightning.algorithm.preferences.pairs import preference_pairs, write_pairs
+    from agentlightning.training.preferences import preference_pairs, write_pairs
 
     found = with_store(store, lambda opened: preference_pairs(opened, margin=margin))
     write_pairs(found, out)

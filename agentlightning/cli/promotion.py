@@ -24,9 +24,9 @@ from agentlightning.cli.support.runs import (
 from agentlightning.cli.support.store_access import STORE, with_store
 
 if TYPE_CHECKING:
-    from agentlightning.algorithm.promotion.gate import Promotion
-    from agentlightning.algorithm.promotion.pairing import RecordedEvaluation
-    from agentlightning.algorithm.runs.compare import RunComparison
+    from agentlightning.evaluation.compare import RunComparison
+    from agentlightning.evaluation.gate import Promotion
+    from agentlightning.evaluation.pairing import RecordedEvaluation
     from agentlightning.store.base import LightningStore
     from agentlightning.types.runs import Run, RunRecord
 
@@ -55,10 +55,10 @@ def compare(
 
     Exit code 2 if there is no such run. Example: agl runs compare run-1a2b3c run-4d5e6f --store run.db
     """
-    from agentlightning.algorithm.promotion.gate import judge_promotion
-    from agentlightning.algorithm.promotion.pairing import same_tasks
-    from agentlightning.algorithm.runs.compare import compare_runs
     from agentlightning.errors import BadRequestError, closest_name
+    from agentlightning.evaluation.compare import compare_runs
+    from agentlightning.evaluation.gate import judge_promotion
+    from agentlightning.evaluation.pairing import same_tasks
 
     places = store, other_store or store
     sides = _read(first, second, places)
@@ -107,9 +107,9 @@ def promote(
 
     Example: agl promote run-1a2b3c run-4d5e6f --floor safety=0.99 --report report.html --store run.db
     """
-    from agentlightning.algorithm.promotion.gate import judge_promotion
-    from agentlightning.algorithm.promotion.pairing import same_tasks
-    from agentlightning.algorithm.promotion.rules import PromotionRules
+    from agentlightning.evaluation.gate import judge_promotion
+    from agentlightning.evaluation.pairing import same_tasks
+    from agentlightning.evaluation.rules import PromotionRules
 
     rules = PromotionRules(
         min_difference=min_difference,
@@ -150,8 +150,8 @@ _Side = tuple["Run", "list[RunRecord]"]
 
 def _read(first: str, second: str, places: tuple[str, str]) -> tuple[_Side, _Side]:
     """Return two runs with their steps and evaluations."""
-    from agentlightning.algorithm.runs.clean import clean_record
     from agentlightning.errors import BadRequestError
+    from agentlightning.training.runs.clean import clean_record
 
     if first == second and places[0] == places[1]:
         raise BadRequestError(f"Run {first!r} was given twice; name the other run, or its store with --other-store")
@@ -191,9 +191,9 @@ def _write_report(
     *,
     judged: bool,
 ) -> None:
-    from agentlightning.algorithm.promotion.conversations import changed_tasks, transcripts
-    from agentlightning.algorithm.promotion.report import Side, report
     from agentlightning.errors import BadRequestError
+    from agentlightning.evaluation.conversations import changed_tasks, transcripts
+    from agentlightning.evaluation.report import Side, report
     from agentlightning.private_files import open_private
 
     won, lost = changed_tasks(found.pairs)

@@ -7,20 +7,20 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from agentlightning.algorithm.evaluation.paired import compare_rewards
-from agentlightning.algorithm.evaluation.records import result_of
-from agentlightning.algorithm.evaluation.result import (
+from agentlightning.dashboard.reading import known_run
+from agentlightning.dashboard.values import Comparison, TaskPair
+from agentlightning.errors import BadRequestError, NotFoundError
+from agentlightning.evaluation.compare import tasks_of
+from agentlightning.evaluation.paired import compare_rewards
+from agentlightning.evaluation.pairing import RecordedEvaluation, last_evaluations, same_tasks
+from agentlightning.evaluation.records import result_of
+from agentlightning.evaluation.result import (
     EvaluatedRollout,
     EvaluatedTask,
     EvaluationResult,
     sequential_range,
     shared_tasks,
 )
-from agentlightning.algorithm.promotion.pairing import RecordedEvaluation, last_evaluations, same_tasks
-from agentlightning.algorithm.runs.compare import tasks_of
-from agentlightning.dashboard.reading import known_run
-from agentlightning.dashboard.values import Comparison, TaskPair
-from agentlightning.errors import BadRequestError, NotFoundError
 from agentlightning.store.base import LightningStore
 from agentlightning.store.read_operations import pages_of
 from agentlightning.store.summaries.facts import input_text, preview_of

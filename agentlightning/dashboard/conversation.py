@@ -17,9 +17,9 @@ from agentlightning.adapter.calls.calls import ModelCall
 from agentlightning.adapter.explain import ExplainedCall
 from agentlightning.adapter.spans.attributes import Fields, as_dict, decoded, dicts_in, is_list
 from agentlightning.adapter.spans.content import in_order, read_content
-from agentlightning.algorithm.collect import Evidence
-from agentlightning.algorithm.ledger.record import read_rollout
 from agentlightning.dashboard.values import AttemptConversation, ConversationCall, Part, ShownMessage, ToolCall
+from agentlightning.training.collect import Evidence
+from agentlightning.training.ledger.record import read_rollout
 from agentlightning.types import Span
 
 MOST_TEXT: Final = 200_000

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from agentlightning.adapter.explain import ExplainedCall, advice_for
-from agentlightning.algorithm.collect import Evidence
-from agentlightning.algorithm.ledger.record import read_rollout
 from agentlightning.dashboard.values import CallExplanation, LedgerEntry, RolloutExplanation
+from agentlightning.training.collect import Evidence
+from agentlightning.training.ledger.record import read_rollout
 from agentlightning.types import RunRecord
 
 

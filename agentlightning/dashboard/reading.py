@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from agentlightning.algorithm.collect import Evidence, evidence
 from agentlightning.errors import BadRequestError, NotFoundError
 from agentlightning.store.base import LightningStore
+from agentlightning.training.collect import Evidence, evidence
 from agentlightning.types import Attempt, Rollout, Run, RunRecord
 
 _SPANS_OF_CALL: Final = 3

@@ -20,15 +20,15 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from agentlightning.algorithm.grpo.engine.chat import message_body
-from agentlightning.algorithm.grpo.engine.request.tool_calls import Reply, ToolCall, messages_for_template
-from agentlightning.algorithm.grpo.learner.policy import Policy
-from agentlightning.algorithm.grpo.learner.torch_setup import one_thread
 from agentlightning.demo import settings
 from agentlightning.demo.calculator import TOOLS
 from agentlightning.demo.measurement import Measured, measure
 from agentlightning.demo.model import make_model, make_tokenizer
 from agentlightning.demo.tasks import Task, draw_imitation_task
+from agentlightning.engine.chat import message_body
+from agentlightning.engine.request.tool_calls import Reply, ToolCall, messages_for_template
+from agentlightning.engine.torch_setup import one_thread
+from agentlightning.training.learner.policy import Policy
 
 Progress = Callable[[int, Measured], None]
 """Is told the steps so far and how the model does on tasks of the imitation's own, sampled at temperature 1."""

@@ -13,13 +13,13 @@ from typing import Any, cast
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from agentlightning.algorithm.grpo.engine.chat import ChatFormat, message_body
-from agentlightning.algorithm.grpo.engine.completion import Completion
-from agentlightning.algorithm.grpo.engine.decoder import Decoder, generate
 from agentlightning.demo.agent import is_right
 from agentlightning.demo.calculator import TOOLS, run_tool
 from agentlightning.demo.settings import MAX_COMPLETION_LENGTH, MAX_TURNS
 from agentlightning.demo.tasks import Task
+from agentlightning.engine.chat import ChatFormat, message_body
+from agentlightning.engine.completion import Completion
+from agentlightning.engine.decoder import Decoder, generate
 
 
 @dataclass(frozen=True, slots=True)

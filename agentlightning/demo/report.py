@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from agentlightning.algorithm.evaluation.statistics import Comparison, compare
 from agentlightning.algorithm.grpo.grpo import GRPOResult
-from agentlightning.algorithm.grpo.result import Evaluation
+from agentlightning.evaluation.statistics import Comparison, compare
 from agentlightning.semconv import REQUEST_SPAN
 from agentlightning.store.base import LightningStore
+from agentlightning.training.result import Evaluation
 from agentlightning.types import Span
 from agentlightning.utils.otel import filter_and_unflatten_attributes
 

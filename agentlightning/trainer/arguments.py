@@ -13,10 +13,10 @@ from pydantic import ValidationError
 from typing_extensions import ParamSpec
 
 from agentlightning.algorithm.base import Algorithm
-from agentlightning.algorithm.progress import Style
 from agentlightning.execution.base import ExecutionStrategy, check_choice
 from agentlightning.runner.hooks import check_hook
 from agentlightning.trainer.init_utils import nearest
+from agentlightning.training.progress import Style
 from agentlightning.types import Hook, NamedResources, Resource, RolloutConfig
 from agentlightning.types.resources import stored_forms
 

@@ -12,9 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from agentlightning.adapter.base import TraceAdapter
 from agentlightning.algorithm.base import Algorithm, AlgorithmTrainer
-from agentlightning.algorithm.progress import Style
-from agentlightning.algorithm.runs.log import RunLog
-from agentlightning.algorithm.runs.run_folder import versions
 from agentlightning.errors import NotFoundError
 from agentlightning.execution.events import ExecutionEvent
 from agentlightning.execution.run.remote import DEFAULT_OUTAGE_SECONDS
@@ -30,6 +27,9 @@ from agentlightning.trainer.recorded import name_of
 from agentlightning.trainer.report import RunReport
 from agentlightning.trainer.resume import LightningStoreOfRun, past_of
 from agentlightning.trainer.tracking import RunTracking
+from agentlightning.training.progress import Style
+from agentlightning.training.runs.log import RunLog
+from agentlightning.training.runs.run_folder import versions
 from agentlightning.types import Dataset, Hook, NamedResources, RolloutConfig
 from agentlightning.utils.concurrency.loop_thread import call_in_thread
 from agentlightning.utils.masking import masked

@@ -15,11 +15,11 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, TextIO
 
 from agentlightning.adapter.spans.rewards import final_reward
-from agentlightning.algorithm.progress import Style
 from agentlightning.semconv import AGL_ANNOTATION
 from agentlightning.store.base import FINISHED, LightningStore
 from agentlightning.terminal import one_line
 from agentlightning.trainer.report import RunReport
+from agentlightning.training.progress import Style
 from agentlightning.types import AttemptedRollout, EventPage, Rollout, RolloutEvent
 
 logger = logging.getLogger(__name__)

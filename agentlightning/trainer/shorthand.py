@@ -108,7 +108,7 @@ class TrainerShorthand(TrainerParts):
             twin.reward_fn = check_reward_fn(reward_fn)
             twin.runner = twin._make_runner(twin._runner_spec)
             check_settings_are_used(twin.runner, twin._runner_spec, twin._runner_settings(), None)
-        from agentlightning.algorithm.prompts.base import PromptSearch
+        from agentlightning.algorithm.prompt_algorithm import PromptSearch
 
         if val_dataset is None and isinstance(twin.algorithm, PromptSearch):
             logger.warning("There is no val_dataset: the prompts are chosen by the tasks that the search learns from")

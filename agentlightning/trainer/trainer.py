@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from agentlightning.adapter.base import TraceAdapter
 from agentlightning.algorithm.base import Algorithm
-from agentlightning.algorithm.progress import Style
 from agentlightning.env_var import LightningEnvVar
 from agentlightning.execution.base import ExecutionStrategy, check_count, check_port
 from agentlightning.litagent.decorator import FunctionalLitAgent, as_agent
@@ -46,14 +45,15 @@ from agentlightning.trainer.report import RunReport
 from agentlightning.trainer.shorthand import TrainerShorthand
 from agentlightning.trainer.stores import check_shared, place_of
 from agentlightning.trainer.v0 import TrainerLegacy
+from agentlightning.training.progress import Style
 from agentlightning.types import Dataset, Hook, NamedResources, RolloutConfig
 from agentlightning.utils.concurrency.main_thread import outside_of_running_loop
 from agentlightning.utils.id import generate_id
 
 if TYPE_CHECKING:
-    from agentlightning.algorithm.evaluation.result import EvaluationResult
-    from agentlightning.algorithm.evaluation.sequential import SequentialStop
-    from agentlightning.algorithm.evaluation.tasks import SliceBy
+    from agentlightning.evaluation.result import EvaluationResult
+    from agentlightning.evaluation.sequential import SequentialStop
+    from agentlightning.evaluation.tasks import SliceBy
     from agentlightning.llm_proxy import LLMProxy
 
 _NO_SUCH_METHOD = {
@@ -296,10 +296,10 @@ class Trainer(TrainerShorthand, TrainerLegacy):
                 tasks; the baseline of the rule has other tasks.
             KeyboardInterrupt, RunnerDiedError, StrandedWorkError: as in `fit`.
         """
-        from agentlightning.algorithm.evaluation.evaluator import Evaluator
-        from agentlightning.algorithm.evaluation.result import EvaluationResult
-        from agentlightning.algorithm.evaluation.sequential import check_baseline
-        from agentlightning.algorithm.evaluation.tasks import slices_of
+        from agentlightning.algorithm.evaluator import Evaluator
+        from agentlightning.evaluation.result import EvaluationResult
+        from agentlightning.evaluation.sequential import check_baseline
+        from agentlightning.evaluation.tasks import slices_of
 
         n_samples, agent = check_count("n_samples", n_samples), as_agent(agent)
         tasks = as_dataset("dataset", dataset)
@@ -328,7 +328,7 @@ class Trainer(TrainerShorthand, TrainerLegacy):
         resources: NamedResources | None,
         run_id: str | None,
     ) -> Any:
-        from agentlightning.algorithm.evaluation.evaluator import Evaluator
+        from agentlightning.algorithm.evaluator import Evaluator
         from agentlightning.trainer.bundles import AlgorithmSide, RunnerSide
 
         train, val = None, None

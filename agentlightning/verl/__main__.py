@@ -69,7 +69,7 @@ def read(arguments: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
         ImportError: verl is not installed.
         BadRequestError: an argument is not of the form key=value.
     """
-    from agentlightning.algorithm.verl.verl_settings import check_version
+    from agentlightning.training.external.verl.verl_settings import check_version
 
     wrong = [each for each in arguments if "=" not in each.lstrip("+~")]
     if wrong:

@@ -14,10 +14,10 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import agentlightning as agl
-from agentlightning.algorithm.grpo.engine.chat import ChatFormat
-from agentlightning.algorithm.grpo.learner.policy import Policy
-from agentlightning.algorithm.grpo.learner.torch_setup import one_thread
 from agentlightning.demo.model import make_model, make_tokenizer
+from agentlightning.engine.chat import ChatFormat
+from agentlightning.engine.torch_setup import one_thread
+from agentlightning.training.learner.policy import Policy
 from bench.learning.game import NUMBERS, TURNS, Game, History, hint, histories, reward, value_of
 
 WARM_START_STEPS = 500

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import agentlightning as agl
-from agentlightning.algorithm.grpo.learner.policy import Policy
+from agentlightning.training.learner.policy import Policy
 from bench.learning.game import NUMBERS, Game
 from bench.learning.game_policy import make_player, play, player_value
 

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import agentlightning as agl
 from agentlightning.adapter.rows.samples import Sample
-from agentlightning.algorithm.grpo.engine.completion import Completion
-from agentlightning.algorithm.grpo.engine.decoder import Decoder, generate
-from agentlightning.algorithm.grpo.learner.policy import Policy
-from agentlightning.algorithm.grpo.learner.torch_setup import one_thread
 from agentlightning.demo.model import make_model, make_tokenizer
+from agentlightning.engine.completion import Completion
+from agentlightning.engine.decoder import Decoder, generate
+from agentlightning.engine.torch_setup import one_thread
+from agentlightning.training.learner.policy import Policy
 from bench.learning.game_policy import ask
 
 ROWS, PROMPT_TOKENS, REPLY_TOKENS = 128, 16, 16

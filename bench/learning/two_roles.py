@@ -17,15 +17,15 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import agentlightning as agl
-from agentlightning.algorithm.grpo.engine.request.tool_calls import messages_for_template
-from agentlightning.algorithm.grpo.learner.policy import Policy
-from agentlightning.algorithm.grpo.learner.torch_setup import one_thread
 from agentlightning.demo import settings
 from agentlightning.demo.agent import is_right
 from agentlightning.demo.calculator import TOOLS, run_tool
 from agentlightning.demo.imitation import shown_messages
 from agentlightning.demo.model import make_model, make_tokenizer
 from agentlightning.demo.tasks import Task, draw_imitation_task, make_tasks
+from agentlightning.engine.request.tool_calls import messages_for_template
+from agentlightning.engine.torch_setup import one_thread
+from agentlightning.training.learner.policy import Policy
 
 ROLES: Final = ["planner", "solver"]
 STEPS: Final = 20

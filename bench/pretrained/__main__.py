@@ -16,8 +16,8 @@ from collections import Counter
 from pathlib import Path
 
 import agentlightning as agl
-from agentlightning.algorithm.evaluation.paired import compare_rewards
-from agentlightning.algorithm.grpo.result import Evaluation, GRPOResult
+from agentlightning.evaluation.paired import compare_rewards
+from agentlightning.training.result import Evaluation, GRPOResult
 from bench.pretrained.control import format_only
 from bench.pretrained.training import train
 from bench.pretrained.words import make_items

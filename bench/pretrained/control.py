@@ -14,10 +14,10 @@ from typing import Any, Final, cast
 import torch
 from torch.nn.functional import cross_entropy
 
-from agentlightning.algorithm.grpo.engine.chat import ChatFormat
-from agentlightning.algorithm.grpo.engine.completion import Completion
-from agentlightning.algorithm.grpo.engine.decoder import Decoder, generate
-from agentlightning.algorithm.grpo.learner.policy import Policy
+from agentlightning.engine.chat import ChatFormat
+from agentlightning.engine.completion import Completion
+from agentlightning.engine.decoder import Decoder, generate
+from agentlightning.training.learner.policy import Policy
 from bench.pretrained.agent import is_right
 from bench.pretrained.training import LORA, SETTINGS
 from bench.pretrained.words import KINDS, Item

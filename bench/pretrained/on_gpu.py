@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import agentlightning as agl
-from agentlightning.algorithm.evaluation.paired import compare_rewards
-from agentlightning.algorithm.grpo.result import GRPOResult
+from agentlightning.evaluation.paired import compare_rewards
+from agentlightning.training.result import GRPOResult
 from bench.pretrained.agent import names_kind
 from bench.pretrained.training import LORA, SETTINGS
 from bench.pretrained.words import make_items

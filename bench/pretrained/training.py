@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import agentlightning as agl
-from agentlightning.algorithm.grpo.result import GRPOResult
+from agentlightning.training.result import GRPOResult
 from bench.pretrained.agent import names_kind
 from bench.pretrained.words import Item
 

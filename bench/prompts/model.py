@@ -13,9 +13,9 @@ from typing import Any, Final
 
 import torch
 
-from agentlightning.algorithm.grpo.engine.engine import InferenceEngine
-from agentlightning.algorithm.grpo.learner.policy import Policy
+from agentlightning.engine.engine import InferenceEngine
 from agentlightning.llm_proxy import LLMProxy
+from agentlightning.training.learner.policy import Policy
 
 BATCH: Final = 48
 """Calls that the engine reads together."""

@@ -13,17 +13,17 @@ from typing import Any
 import torch
 
 from agentlightning.adapter.rows.samples import Sample
-from agentlightning.algorithm.grpo.engine.chat import ChatFormat, message_body
-from agentlightning.algorithm.grpo.engine.completion import Completion
-from agentlightning.algorithm.grpo.engine.decoder import Decoder, generate
-from agentlightning.algorithm.grpo.learner.policy import Policy
-from agentlightning.algorithm.grpo.losses.advantages import rollout_advantages
 from agentlightning.algorithm.utils import batch_iter_over_dataset
 from agentlightning.demo.agent import is_right
 from agentlightning.demo.calculator import TOOLS, run_tool
 from agentlightning.demo.measurement import measure
 from agentlightning.demo.settings import MAX_COMPLETION_LENGTH, MAX_TURNS
 from agentlightning.demo.tasks import Task
+from agentlightning.engine.chat import ChatFormat, message_body
+from agentlightning.engine.completion import Completion
+from agentlightning.engine.decoder import Decoder, generate
+from agentlightning.training.learner.policy import Policy
+from agentlightning.training.losses.advantages import rollout_advantages
 from bench.trl.shared import GROUP, LEARNING_RATE, TASKS, Run, cpu_seconds, tasks_of_demo
 
 

@@ -17,9 +17,9 @@ import openai
 
 import agentlightning as agl
 from agentlightning.adapter import TracerTraceToTriplet
-from agentlightning.algorithm.grpo.engine.engine import InferenceEngine
-from agentlightning.algorithm.grpo.learner.policy import Policy
 from agentlightning.demo.model import make_model, make_tokenizer
+from agentlightning.engine.engine import InferenceEngine
+from agentlightning.training.learner.policy import Policy
 
 
 @agl.rollout

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import openai
 
-from agentlightning.algorithm.grpo.vllm_engine.process import VLLMProcess
+from agentlightning.engine.vllm_engine.process import VLLMProcess
 
 
 def main() -> None:

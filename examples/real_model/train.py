@@ -12,7 +12,7 @@ from agent import names_kind
 from pydantic_ai.exceptions import UnexpectedModelBehavior
 
 import agentlightning as agl
-from agentlightning.algorithm.evaluation.paired import compare_rewards
+from agentlightning.evaluation.paired import compare_rewards
 from bench.pretrained.words import make_items
 from bench.prompts.model import unpacked
 

@@ -16,9 +16,9 @@ from agent import CHECK, REWRITE, WRITE, shown
 from airports import Task, is_right, run_query, tasks
 from torch.nn.functional import cross_entropy
 
-from agentlightning.algorithm.grpo.learner.policy import Policy
-from agentlightning.algorithm.grpo.learner.torch_setup import one_thread
 from agentlightning.demo.model import make_model, make_tokenizer
+from agentlightning.engine.torch_setup import one_thread
+from agentlightning.training.learner.policy import Policy
 
 STEPS: Final = 1000
 SETTLING: Final = 200  # the last steps, in which the learning rate falls to nothing

@@ -18,9 +18,9 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedTokenizerFast
 
-from agentlightning.algorithm.grpo.learner.policy import Policy
-from agentlightning.algorithm.grpo.learner.torch_setup import one_thread
 from agentlightning.demo.model import CHAT_TEMPLATE, make_model
+from agentlightning.engine.torch_setup import one_thread
+from agentlightning.training.learner.policy import Policy
 
 STEPS: Final = 1700
 SETTLING: Final = 500  # the last steps, in which the learning rate falls to nothing

@@ -14,8 +14,8 @@ import pytest
 import agentlightning as agl
 from agentlightning.adapter.calls.calls import ModelCall, model_calls
 from agentlightning.algorithm.grpo import GRPOResult
-from agentlightning.algorithm.grpo.learner.precision import dtype_of
 from agentlightning.demo.model import make_model, make_tokenizer
+from agentlightning.engine.served import dtype_of
 from agentlightning.errors import BadRequestError
 from agentlightning.store import LightningStore
 from agentlightning.types import Rollout

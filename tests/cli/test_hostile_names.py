@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from agentlightning.algorithm.progress import Plain
 from agentlightning.cli import main
 from agentlightning.store import SQLiteLightningStore
 from agentlightning.trainer.report import RunReport
+from agentlightning.training.progress import Plain
 from agentlightning.types import LLM, AttemptError, OtelResource, PromptTemplate, RolloutEvent, Span, TraceStatus
 
 NAME = "\x1b[31mred\x1b]0;title\x07\x1b]8;;http://x\x1b\\\x9b2J\r\x7f\u202egnp\u2066\u200b\ufeff\u2028\U000e0041\x08[red]m[/red][link=http://x]y[/link]"

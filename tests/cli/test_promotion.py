@@ -17,7 +17,7 @@ import pytest
 import agentlightning as agl
 from agentlightning.cli import main
 from agentlightning.types.runs import RunRecord
-from tests.algorithm.promotion.parts import SECRET, agent, evaluated, tasks_of_levels
+from tests.evaluation.parts import SECRET, agent, evaluated, tasks_of_levels
 
 
 @pytest.fixture(scope="module")

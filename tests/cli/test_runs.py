@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from agentlightning.algorithm.runs.compare import tasks_of
 from agentlightning.cli import main
+from agentlightning.evaluation.compare import tasks_of
 from agentlightning.store import SQLiteLightningStore
 from agentlightning.types import AttemptError
 from agentlightning.types.runs import BestFigure, RunRecord
@@ -23,7 +23,7 @@ VOCABULARY = ["<user>", "two", "3", "\\xe2"]
 
 def packed(values: list[float], dtype: str) -> Any:
     """Numbers as records hold them."""
-    from agentlightning.algorithm.runs.packed import pack
+    from agentlightning.training.runs.packed import pack
 
     return pack(values, dtype)  # type: ignore[arg-type]
 

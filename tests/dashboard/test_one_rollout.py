@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from agentlightning.algorithm.runs.ledger_record import numbers_of
 from agentlightning.store.sqlite import SQLiteLightningStore
+from agentlightning.training.runs.ledger_record import numbers_of
 from agentlightning.types import Span
 from tests.adapter.span_maker import spoken_call
 from tests.dashboard.browser import no_violations, nothing_cut_off

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from agentlightning.algorithm.runs.packed import pack
 from agentlightning.store.sqlite import SQLiteLightningStore
+from agentlightning.training.runs.packed import pack
 from agentlightning.types import RunRecord
 from tests.adapter.span_maker import reward, spoken_call
 from tests.dashboard.browser import no_violations, nothing_cut_off

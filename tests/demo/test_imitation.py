@@ -10,14 +10,14 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from agentlightning.algorithm.grpo.engine.engine import InferenceEngine
-from agentlightning.algorithm.grpo.learner.policy import Policy
 from agentlightning.demo import imitation, settings
 from agentlightning.demo.agent import calc_agent
 from agentlightning.demo.imitation import WarmStart, guessed_messages, make_policy, shown_messages
 from agentlightning.demo.measurement import measure
 from agentlightning.demo.model import make_model, make_tokenizer
 from agentlightning.demo.tasks import draw_imitation_task, make_tasks
+from agentlightning.engine.engine import InferenceEngine
+from agentlightning.training.learner.policy import Policy
 from agentlightning.types import LLM
 
 

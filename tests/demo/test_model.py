@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from agentlightning.algorithm.grpo.engine.chat import ChatFormat, message_body
 from agentlightning.demo.calculator import TOOLS
 from agentlightning.demo.model import make_model, make_tokenizer
 from agentlightning.demo.tasks import make_tasks
+from agentlightning.engine.chat import ChatFormat, message_body
 
 
 def test_the_generators_questions_have_no_unknown_word_and_come_back_whole() -> None:

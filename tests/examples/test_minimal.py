@@ -26,12 +26,12 @@ def test_metrics_go_to_the_terminal_and_to_prometheus_at_once() -> None:
 def test_a_vllm_server_is_started_asked_and_ended(tmp_path: Path) -> None:
     """Over the process that stands for vLLM where there is no GPU, with a real small model."""
     pytest.importorskip("torch")
-    from agentlightning.algorithm.grpo.learner.policy import Policy
     from agentlightning.demo.model import make_model, make_tokenizer
+    from agentlightning.training.learner.policy import Policy
 
     tokenizer = make_tokenizer()
     Policy(make_model(tokenizer), tokenizer).save(tmp_path)
-    command = f"{sys.executable} -m tests.algorithm.grpo.vllm_engine.stand_in"
+    command = f"{sys.executable} -m tests.engine.vllm_engine.stand_in"
     settings = "--logprobs-mode processed_logprobs --dtype float32 --max-model-len 64 --max-num-seqs 2"
     settings += " --tensor-parallel-size 1 --seed 0 --gpu-memory-utilization 0.5"
     program = f"python examples/minimal/vllm_server.py {tmp_path} --command '{command}' {settings}"

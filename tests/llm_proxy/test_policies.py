@@ -11,10 +11,10 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.adapter import LlmProxyTraceToTriplet, TracerTraceToTriplet, TraceToMessages, TraceToTripletBase
-from agentlightning.algorithm.ledger.record import read_rollout
 from agentlightning.llm_proxy import LLMProxy
 from agentlightning.runner import LitAgentRunner
 from agentlightning.tracer.otel import OtelTracer
+from agentlightning.training.ledger.record import read_rollout
 from agentlightning.types import AttemptedRollout, ProxyLLM
 from tests.llm_proxy.harness import GatewayHarness
 from tests.stubs.model_server import ModelServer

@@ -49,10 +49,10 @@ async def _gateway(folder: Path) -> AsyncGenerator[tuple[int, list[str]]]:
 
 @asynccontextmanager
 async def _engine(folder: Path) -> AsyncGenerator[tuple[int, list[str]]]:
-    from agentlightning.algorithm.grpo.engine.engine import InferenceEngine
-    from agentlightning.algorithm.grpo.learner.policy import Policy
-    from agentlightning.algorithm.grpo.learner.torch_setup import no_progress_bar
     from agentlightning.demo.model import make_model, make_tokenizer
+    from agentlightning.engine.engine import InferenceEngine
+    from agentlightning.engine.torch_setup import no_progress_bar
+    from agentlightning.training.learner.policy import Policy
 
     tokenizer = make_tokenizer()
     with no_progress_bar():
@@ -68,8 +68,8 @@ async def _engine(folder: Path) -> AsyncGenerator[tuple[int, list[str]]]:
 
 @asynccontextmanager
 async def _verl_chat(folder: Path) -> AsyncGenerator[tuple[int, list[str]]]:
-    from agentlightning.algorithm.grpo.engine.chat_server import ChatServer, ServedAs
     from agentlightning.demo.model import make_tokenizer
+    from agentlightning.engine.chat_server import ChatServer, ServedAs
 
     class Client:
         """Generates as VERL's client does: tokens in, tokens out."""

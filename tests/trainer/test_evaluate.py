@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
-from agentlightning.algorithm.evaluation.result import EvaluatedRollout, EvaluatedTask, EvaluationResult
-from agentlightning.algorithm.evaluation.sequential import SequentialStop
-from agentlightning.algorithm.evaluation.statistics import t_interval, t_quantile
+from agentlightning.evaluation.result import EvaluatedRollout, EvaluatedTask, EvaluationResult
+from agentlightning.evaluation.sequential import SequentialStop
+from agentlightning.evaluation.statistics import t_interval, t_quantile
 from agentlightning.types import AttemptedRollout
 from tests.trainer.parts import tenth
 

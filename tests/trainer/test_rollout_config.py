@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
-from agentlightning.algorithm.utils import with_timeout
 from agentlightning.store import LightningStore
 from agentlightning.trainer.resume import merged
+from agentlightning.training.tasks import with_timeout
 from agentlightning.types import AttemptedRollout, EnqueueRolloutRequest, RolloutConfig
 
 RETRIES: dict[str, Any] = {"max_attempts": 3, "retry_condition": ["failed"], "retry_delay_seconds": 0.01}

@@ -17,22 +17,22 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from typing_extensions import override
 
-from agentlightning.algorithm.apo.critic import Branch, Critic, present
-from agentlightning.algorithm.apo.prompt_files import APPLY_EDIT_FILES, GRADIENT_FILES, check_files
-from agentlightning.algorithm.apo.search import BeamSearch
-from agentlightning.algorithm.apo.steps import SearchSettings
-from agentlightning.algorithm.prompts.asking import asking
-from agentlightning.algorithm.prompts.base import PromptSearch
-from agentlightning.algorithm.prompts.cases import RolloutResult
-from agentlightning.algorithm.prompts.history import History, PromptVersion
-from agentlightning.algorithm.prompts.playing import PromptPlayer, read_published
-from agentlightning.algorithm.prompts.result import PromptResult
-from agentlightning.algorithm.prompts.scores import MissingPolicy, check_missing, score_of
-from agentlightning.algorithm.prompts.seeds import items_of, seed_templates
+from agentlightning.algorithm.prompt_algorithm import PromptSearch
 from agentlightning.algorithm.utils import with_llm_proxy
 from agentlightning.chat.bill import Limits
 from agentlightning.chat.chat import Chat
 from agentlightning.errors import BadRequestError
+from agentlightning.prompt_search.apo.critic import Branch, Critic, present
+from agentlightning.prompt_search.apo.prompt_files import APPLY_EDIT_FILES, GRADIENT_FILES, check_files
+from agentlightning.prompt_search.apo.search import BeamSearch
+from agentlightning.prompt_search.apo.steps import SearchSettings
+from agentlightning.prompt_search.asking import asking
+from agentlightning.prompt_search.cases import RolloutResult
+from agentlightning.prompt_search.history import History, PromptVersion
+from agentlightning.prompt_search.playing import PromptPlayer, read_published
+from agentlightning.prompt_search.result import PromptResult
+from agentlightning.prompt_search.scores import MissingPolicy, check_missing, score_of
+from agentlightning.prompt_search.seeds import items_of, seed_templates
 from agentlightning.terminal import cut
 from agentlightning.types import Dataset, PromptTemplate, RolloutMode
 from agentlightning.utils.id import generate_id

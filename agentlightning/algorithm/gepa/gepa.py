@@ -18,26 +18,26 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 
 from typing_extensions import override
 
-from agentlightning.algorithm.prompts.asking import asking
-from agentlightning.algorithm.prompts.base import PromptSearch
-from agentlightning.algorithm.prompts.cases import RolloutResult
-from agentlightning.algorithm.prompts.history import History, PromptVersion
-from agentlightning.algorithm.prompts.playing import PromptPlayer, read_published
-from agentlightning.algorithm.prompts.result import PromptResult
-from agentlightning.algorithm.prompts.scores import MissingPolicy, check_missing, sign_test_of
-from agentlightning.algorithm.prompts.seeds import items_of, seed_templates
+from agentlightning.algorithm.prompt_algorithm import PromptSearch
 from agentlightning.algorithm.utils import with_llm_proxy
 from agentlightning.chat.bill import LimitReached, Limits
 from agentlightning.chat.chat import Chat, ChatError
 from agentlightning.errors import BadRequestError, MissingExtraError
 from agentlightning.private_files import private_folder
+from agentlightning.prompt_search.asking import asking
+from agentlightning.prompt_search.cases import RolloutResult
+from agentlightning.prompt_search.history import History, PromptVersion
+from agentlightning.prompt_search.playing import PromptPlayer, read_published
+from agentlightning.prompt_search.result import PromptResult
+from agentlightning.prompt_search.scores import MissingPolicy, check_missing, sign_test_of
+from agentlightning.prompt_search.seeds import items_of, seed_templates
 from agentlightning.types import Dataset, PromptTemplate
 from agentlightning.utils.id import generate_id
 
 if TYPE_CHECKING:
-    from agentlightning.algorithm.gepa.adapter import LoopBridge, StoreAdapter
-    from agentlightning.algorithm.gepa.reflection import Reflector
     from agentlightning.llm_proxy import LLMProxy
+    from agentlightning.prompt_search.gepa.adapter import LoopBridge, StoreAdapter
+    from agentlightning.prompt_search.gepa.reflection import Reflector
 
 logger = logging.getLogger("agentlightning.algorithm.gepa")
 T = TypeVar("T")
@@ -188,7 +188,7 @@ class GEPA(PromptSearch, Generic[T]):
 
         Each record has `Inputs`, `Generated Outputs` and `Feedback`. Called in a thread of the package.
         """
-        from agentlightning.algorithm.gepa.reflection import reflective_records
+        from agentlightning.prompt_search.gepa.reflection import reflective_records
 
         return reflective_records(results)
 
@@ -214,9 +214,9 @@ class GEPA(PromptSearch, Generic[T]):
 
     @with_llm_proxy()
     async def _run(self, llm_proxy: LLMProxy | None, train: list[Any], val: list[Any]) -> PromptResult:
-        from agentlightning.algorithm.gepa.adapter import LoopBridge, StoreAdapter
-        from agentlightning.algorithm.gepa.reflection import Reflector
-        from agentlightning.algorithm.gepa.saved import read_saved
+        from agentlightning.prompt_search.gepa.adapter import LoopBridge, StoreAdapter
+        from agentlightning.prompt_search.gepa.reflection import Reflector
+        from agentlightning.prompt_search.gepa.saved import read_saved
 
         began, log = time.monotonic(), self.get_run_log()
         seeds = seed_templates(self.get_initial_resources(), self.templates)
@@ -306,8 +306,8 @@ class GEPA(PromptSearch, Generic[T]):
         """
         from gepa import api
 
-        from agentlightning.algorithm.gepa.adapter import Task
-        from agentlightning.algorithm.gepa.stopping import PairedAcceptance, Stopper
+        from agentlightning.prompt_search.gepa.adapter import Task
+        from agentlightning.prompt_search.gepa.stopping import PairedAcceptance, Stopper
 
         perfect = self.perfect_score if self.skip_perfect_score else None
 

@@ -1,2 +1,2 @@
 from agentlightning.algorithm.grpo.grpo import GRPO as GRPO, GRPOResult as GRPOResult
-from agentlightning.algorithm.grpo.settings import GRPOSettings as GRPOSettings
+from agentlightning.training.settings import GRPOSettings as GRPOSettings

@@ -17,42 +17,38 @@ from typing import Any, Self
 
 from typing_extensions import override
 
-import agentlightning.algorithm.grpo.learner.torch_setup  # noqa: F401 -- before what imports torch # pyright: ignore[reportUnusedImport]
+import agentlightning.engine.torch_setup  # noqa: F401 -- before what imports torch # pyright: ignore[reportUnusedImport]
 from agentlightning.adapter import TraceToTripletBase
-from agentlightning.algorithm.alarms.alarms import Alarms
 from agentlightning.algorithm.base import Algorithm
-from agentlightning.algorithm.drift_guard import DriftGuard
-from agentlightning.algorithm.grpo.checkpoint.folder import CheckpointFolder
-from agentlightning.algorithm.grpo.checkpoint.keeper import CheckpointKeeper
-from agentlightning.algorithm.grpo.checkpoint.opening import open_run
-from agentlightning.algorithm.grpo.checkpoint.resume import CHECKPOINTS, Resumption, place_of
-from agentlightning.algorithm.grpo.chosen.choosing import Pick
-from agentlightning.algorithm.grpo.engine.engine import ONLY_POLICY, InferenceEngine
-from agentlightning.algorithm.grpo.engine.policy_engine import PolicyEngine
-from agentlightning.algorithm.grpo.engine.seeds import PlaceOf
-from agentlightning.algorithm.grpo.group_rewards import GroupReward, check_group_reward, name_of_group_reward
-from agentlightning.algorithm.grpo.learner.determinism import deterministic_torch
-from agentlightning.algorithm.grpo.learner.memory import check_memory
-from agentlightning.algorithm.grpo.loop import GRPORun
-from agentlightning.algorithm.grpo.parts import RunParts
-from agentlightning.algorithm.grpo.policies.learners import Learner, Learners
-from agentlightning.algorithm.grpo.policies.loading import load_policies
-from agentlightning.algorithm.grpo.policies.serving import serve_policies
-from agentlightning.algorithm.grpo.recording import RunRecorder
-from agentlightning.algorithm.grpo.result import GRPOResult
-from agentlightning.algorithm.grpo.run_inputs import (
+from agentlightning.errors import BadRequestError
+from agentlightning.training.alarms.alarms import Alarms
+from agentlightning.training.checkpoint.folder import CheckpointFolder
+from agentlightning.training.checkpoint.keeper import CheckpointKeeper
+from agentlightning.training.checkpoint.opening import open_run
+from agentlightning.training.checkpoint.resume import CHECKPOINTS, Resumption
+from agentlightning.training.chosen.choosing import Pick
+from agentlightning.training.drift_guard import DriftGuard
+from agentlightning.training.group_rewards import GroupReward, check_group_reward, name_of_group_reward
+from agentlightning.training.learner.determinism import deterministic_torch
+from agentlightning.training.learner.memory import check_memory
+from agentlightning.training.loop import GRPORun
+from agentlightning.training.parts import RunParts
+from agentlightning.training.policies.learners import Learner, Learners
+from agentlightning.training.policies.loading import load_policies
+from agentlightning.training.policies.serving import engine_for, serve_policies
+from agentlightning.training.progress import make_progress
+from agentlightning.training.recording import RunRecorder
+from agentlightning.training.result import GRPOResult
+from agentlightning.training.run_inputs import (
     check_device,
     check_model,
     check_one_time_limit,
+    check_tasks,
     decoder_of,
-    items_of,
     triplet_adapter,
 )
-from agentlightning.algorithm.grpo.settings import GRPOSettings, make_settings
-from agentlightning.algorithm.grpo.vllm_engine.engine import VLLMEngine
-from agentlightning.algorithm.progress import make_progress
-from agentlightning.errors import BadRequestError
-from agentlightning.store.base import LightningStore
+from agentlightning.training.settings import GRPOSettings, make_settings
+from agentlightning.training.tasks import items_of
 from agentlightning.types import Dataset, RolloutConfig
 
 __all__ = ["GRPO", "GRPOResult"]
@@ -120,7 +116,7 @@ class GRPO(Algorithm):
             NoScoredRolloutError: no rollout of the whole run could be learned from.
         """
         tasks, held_out = items_of(train_dataset), items_of(val_dataset)
-        self._check_tasks(tasks, held_out)
+        check_tasks(type(self).__name__, self.settings, tasks, held_out)
         for own in self.settings.by_policy().values():
             check_model(own.model)
         check_device(self.settings.device)
@@ -172,18 +168,6 @@ class GRPO(Algorithm):
         result.late_calls = await run.late_calls()
         return result
 
-    def _check_tasks(self, tasks: list[object], held_out: list[object]) -> None:
-        settings = self.settings
-        if not tasks:
-            raise BadRequestError(
-                f"{type(self).__name__} needs tasks: pass train_dataset to fit, with at least one task"
-            )
-        if settings.eval_steps and not held_out:
-            raise BadRequestError(
-                f"eval_steps={settings.eval_steps} has no effect without tasks to evaluate on: "
-                "pass val_dataset to fit, or leave eval_steps out"
-            )
-
     def _load_policies(self, resume: Resumption) -> Learners:
         own, most = self.settings.by_policy(), self.settings.max_completion_length
         learners = [
@@ -205,35 +189,6 @@ class GRPO(Algorithm):
                 "leave the adapter's policy= out"
             )
         return adapter
-
-
-def engine_for(learner: Learner, store: LightningStore, folder: Path, *, begun: int) -> PolicyEngine:
-    """Return what serves a policy; `begun` steps were taken by earlier starts of the run."""
-    settings, policy = learner.settings, learner.policy
-    seed = settings.seed if settings.deterministic else settings.seed + begun
-    if settings.use_vllm:
-        return VLLMEngine(
-            policy,
-            settings,
-            model=settings.model,
-            folder=folder,
-            has_adapters=settings.lora is not None,
-            seed=seed,
-            max_batch=settings.engine_batch,
-        )
-    place = _place_in(store) if settings.deterministic else None
-    name = learner.name or ONLY_POLICY
-    return InferenceEngine(policy, max_batch=settings.engine_batch, seed=seed, place_of=place, model_name=name)
-
-
-def _place_in(store: LightningStore) -> PlaceOf:
-    """Return what gives the place in the run of a rollout of this store."""
-
-    async def place(rollout_id: str) -> str | None:
-        rollout = await store.get_rollout_by_id(rollout_id)
-        return None if rollout is None else place_of(rollout)
-
-    return place
 
 
 def _signature() -> inspect.Signature:

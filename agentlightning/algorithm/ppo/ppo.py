@@ -8,9 +8,9 @@ import inspect
 from pathlib import Path
 from typing import Any
 
-from agentlightning.algorithm.grpo.critic.ppo_settings import PPOSettings, make_ppo_settings, ppo_setting_names
-from agentlightning.algorithm.grpo.group_rewards import GroupReward, check_group_reward
 from agentlightning.algorithm.grpo.grpo import GRPO
+from agentlightning.training.critic.ppo_settings import PPOSettings, make_ppo_settings, ppo_setting_names
+from agentlightning.training.group_rewards import GroupReward, check_group_reward
 
 __all__ = ["PPO"]
 

@@ -1,2 +1,2 @@
-from agentlightning.algorithm.grpo.chosen.sft_settings import SFTSettings as SFTSettings
+from agentlightning.training.chosen.sft_settings import SFTSettings as SFTSettings
 from agentlightning.algorithm.sft.sft import SFT as SFT

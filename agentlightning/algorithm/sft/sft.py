@@ -10,13 +10,14 @@ from typing import Any, Final, Self
 
 from typing_extensions import override
 
-from agentlightning.algorithm.grpo.chosen.choosing import Pick
-from agentlightning.algorithm.grpo.chosen.sft_settings import SFTSettings, make_sft_settings, sft_setting_names
-from agentlightning.algorithm.grpo.chosen.stored import choose_stored
 from agentlightning.algorithm.grpo.grpo import GRPO
-from agentlightning.algorithm.grpo.result import GRPOResult
-from agentlightning.algorithm.grpo.run_inputs import check_model, items_of
 from agentlightning.errors import BadRequestError
+from agentlightning.training.chosen.choosing import Pick
+from agentlightning.training.chosen.sft_settings import SFTSettings, make_sft_settings, sft_setting_names
+from agentlightning.training.chosen.stored import choose_stored
+from agentlightning.training.result import GRPOResult
+from agentlightning.training.run_inputs import check_model, check_tasks
+from agentlightning.training.tasks import items_of
 from agentlightning.types import Dataset
 
 __all__ = ["SFT"]
@@ -89,7 +90,7 @@ class SFT(GRPO):
         return await super().run(await self._chosen_ids(), val_dataset)
 
     def _check_held_out(self, val_dataset: Dataset[Any] | None) -> None:
-        self._check_tasks([""], items_of(val_dataset))
+        check_tasks("SFT", self.settings, [""], items_of(val_dataset))
 
     async def _chosen_ids(self) -> list[str]:
         """Return the rollouts to train; a run that goes on takes those that it began with."""

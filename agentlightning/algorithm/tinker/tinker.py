@@ -13,12 +13,12 @@ from typing import Any, Final
 from typing_extensions import override
 
 from agentlightning.algorithm.grpo.grpo import GRPO
-from agentlightning.algorithm.grpo.result import GRPOResult
-from agentlightning.algorithm.grpo.setting_checks import check_number
-from agentlightning.algorithm.grpo.settings import GRPOSettings
 from agentlightning.errors import BadRequestError, closest_name
 from agentlightning.process_secrets import secret
+from agentlightning.training.result import GRPOResult
+from agentlightning.training.settings import GRPOSettings
 from agentlightning.types import Dataset
+from agentlightning.utils.setting_checks import check_number
 
 __all__ = ["Tinker"]
 
@@ -96,7 +96,7 @@ class Tinker(GRPO):
             EngineError: the service does not answer, or fails; says at what.
         """
         try:
-            from agentlightning.algorithm.tinker.running import run_tinker
+            from agentlightning.training.external.tinker.running import run_tinker
         except ModuleNotFoundError as error:
             if error.name != "tinker":
                 raise
@@ -104,7 +104,7 @@ class Tinker(GRPO):
         key = secret(KEY)
         if not key:
             raise BadRequestError(f"agl.Tinker needs a key of the service: set the environment variable {KEY}")
-        return await run_tinker(self, train_dataset, val_dataset, {**self._service, "api_key": key})
+        return await run_tinker(self, self.settings, train_dataset, val_dataset, {**self._service, "api_key": key})
 
 
 def _signature() -> inspect.Signature:

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Self
 from typing_extensions import override
 
 from agentlightning.algorithm.base import Algorithm
-from agentlightning.algorithm.grpo.run_inputs import check_one_time_limit
-from agentlightning.algorithm.trl.trl_settings import TRLSettings, make_settings
+from agentlightning.training.external.trl.trl_settings import TRLSettings, make_settings
+from agentlightning.training.run_inputs import check_one_time_limit
 from agentlightning.types import Dataset, RolloutConfig
 
 if TYPE_CHECKING:
-    from agentlightning.algorithm.grpo.result import GRPOResult
+    from agentlightning.training.result import GRPOResult
 
 __all__ = ["TRL"]
 
@@ -79,6 +79,6 @@ class TRL(Algorithm):
             NoTrainableCallError: no rollout with a reward in the first step has a model call that can be trained.
             NoScoredRolloutError: no rollout of the whole run could be learned from.
         """
-        from agentlightning.algorithm.trl.running import run_trl
+        from agentlightning.training.external.trl.running import run_trl
 
         return await run_trl(self, self.settings, train_dataset, val_dataset)

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Self
 from typing_extensions import override
 
 from agentlightning.algorithm.base import Algorithm
-from agentlightning.algorithm.grpo.run_inputs import check_one_time_limit
-from agentlightning.algorithm.verl.verl_settings import VERLSettings, make_settings
+from agentlightning.training.external.verl.verl_settings import VERLSettings, make_settings
+from agentlightning.training.run_inputs import check_one_time_limit
 from agentlightning.types import Dataset, RolloutConfig
 
 if TYPE_CHECKING:
-    from agentlightning.algorithm.grpo.result import GRPOResult
+    from agentlightning.training.result import GRPOResult
 
 __all__ = ["VERL"]
 
@@ -82,6 +82,6 @@ class VERL(Algorithm):
             NoTrainableCallError: no rollout with a reward in the first step has a model call that can be trained.
             NoScoredRolloutError: no rollout of the whole run could be learned from.
         """
-        from agentlightning.algorithm.verl.running import run_verl
+        from agentlightning.training.external.verl.running import run_verl
 
         return await run_verl(self, self.settings, train_dataset, val_dataset)

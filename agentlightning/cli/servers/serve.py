@@ -33,7 +33,7 @@ def serve(
 
     check_bind(host, server_token())  # before a model is loaded
     trained = trained_at(model, store or "agl.db")
-    from agentlightning.algorithm.grpo.engine.engine import InferenceEngine
+    from agentlightning.engine.engine import InferenceEngine
 
     engine = InferenceEngine(trained.load(), model_name=name, max_batch=max_batch)
     engine.start()

@@ -1,0 +1,180 @@
+"""Constrained decoding by llguidance: grammars compiled once, and the place of each completion in its grammar.
+
+llguidance (MIT, one wheel of 3 MB for all Pythons from 3.9 on, no dependencies, no CUDA) computes the mask of the next
+token while it decodes; a grammar needs no compilation against the vocabulary beforehand. It comes with the extra
+`grpo` and is loaded with the first request that needs it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import importlib
+from collections import OrderedDict
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from agentlightning.engine.request.constraint import Constraint
+from agentlightning.engine.request.fields import RequestError
+
+MAX_GRAMMAR_BYTES: Final = 256 * 1024
+COMPILE_SECONDS: Final = 10.0
+_KEPT: Final = 64  # compiled grammars; agents send the same tools with every call
+_SHOWN_CHARS: Final = 1000
+
+
+class GrammarError(ValueError):
+    """A completion cannot go on within its grammar."""
+
+
+class GrammarState:
+    """The place of one completion in its grammar. Used by the thread that decodes."""
+
+    def __init__(self, matcher: Any, unknown_id: int | None) -> None:
+        self._matcher = matcher
+        self._unknown_id = unknown_id
+
+    @property
+    def is_whole(self) -> bool:
+        """True if the text so far is all that the grammar asks for."""
+        return self._matcher.is_accepting()
+
+    def allowed(self, vocabulary: int) -> Tensor:
+        """Return which tokens may come next; the end-of-sequence tokens are among them where the text may end.
+
+        Shapes: result: (V,) bool.
+
+        Raises:
+            GrammarError: there is none, or the grammar is beyond the library's bounds.
+        """
+        bits = np.unpackbits(np.frombuffer(self._matcher.compute_bitmask(), np.uint8), bitorder="little")[:vocabulary]
+        if self._unknown_id is not None and self._unknown_id < len(bits):
+            bits[self._unknown_id] = 0  # which stands for text that the vocabulary does not have
+        if self._matcher.is_error():
+            raise GrammarError(f"the schema cannot be followed: {_shown(self._matcher.get_error())}")
+        if not bits.any():
+            raise GrammarError("the model's vocabulary has no token for what the schema asks for next")
+        return torch.from_numpy(np.pad(bits, (0, vocabulary - len(bits))).astype(bool))
+
+    def accept(self, token_id: int) -> None:
+        """Go on by the token that was drawn, an allowed one."""
+        self._matcher.consume_token(token_id)
+
+    def fresh(self) -> GrammarState:
+        """Return a state at the place of this one, independent of it."""
+        return GrammarState(self._matcher.deep_copy(), self._unknown_id)
+
+
+class Grammars:
+    """Compiles the grammars of one tokenizer, in a thread of its own. Belongs to one loop."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, vocabulary: int, eos_ids: Collection[int]) -> None:
+        self._tokenizer = tokenizer
+        self._vocabulary = vocabulary
+        self._eos_ids = sorted(eos_ids)
+        self._llguidance: Any = None
+        self._ll_tokenizer: Any = None
+        self._compiled: OrderedDict[str, GrammarState] = OrderedDict()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="agl-grammar")
+        special = set(tokenizer.all_special_ids)
+        added = cast("dict[int, Any]", getattr(tokenizer, "added_tokens_decoder", {}))
+        self._special = {str(token): number for number, token in added.items() if number in special or token.special}
+
+    async def state(self, constraint: Constraint) -> GrammarState:
+        """Return the state before the first token.
+
+        Raises:
+            RequestError: 400, it is too large, takes too long, or the library refuses it, in its words; 501, the
+                library is not installed.
+        """
+        text = constraint.lark(self._special)
+        if len(text) > MAX_GRAMMAR_BYTES:
+            raise RequestError(
+                f"the schemas of {constraint.param!r} take {len(text)} bytes; at most {MAX_GRAMMAR_BYTES} are compiled",
+                param=constraint.param,
+                code="schema_too_large",
+            )
+        if (known := self._compiled.get(text)) is None:
+            try:
+                compiling = asyncio.get_running_loop().run_in_executor(self._thread, self._compile, text)
+                known = await asyncio.wait_for(compiling, COMPILE_SECONDS)
+            except TimeoutError:
+                raise RequestError(
+                    f"the schemas of {constraint.param!r} took more than {COMPILE_SECONDS:.0f} s to compile",
+                    param=constraint.param,
+                    code="schema_too_complex",
+                ) from None
+            except GrammarError as error:
+                raise RequestError(
+                    f"{constraint.param!r} cannot be compiled: {error}", param=constraint.param, code="invalid_schema"
+                ) from error
+            self._compiled[text] = known
+            while len(self._compiled) > _KEPT:
+                self._compiled.popitem(last=False)
+        else:
+            self._compiled.move_to_end(text)
+        return known.fresh()
+
+    def close(self) -> None:
+        """End the thread; what it compiles is not waited for."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _compile(self, text: str) -> GrammarState:
+        if self._ll_tokenizer is None:
+            self._llguidance = _library()
+            self._ll_tokenizer = _ll_tokenizer(self._llguidance, self._tokenizer, self._vocabulary, self._eos_ids)
+        matchers, limits = self._llguidance.LLMatcher, self._llguidance.LLParserLimits(verbose_errors=False)
+        grammar = matchers.grammar_from_lark(text)
+        if problem := matchers.validate_grammar(grammar, self._ll_tokenizer, limits=limits):
+            raise GrammarError(_shown(problem))
+        matcher = matchers(self._ll_tokenizer, grammar, log_level=0, limits=limits)
+        unknown = cast("int | None", self._tokenizer.unk_token_id)
+        return GrammarState(matcher, None if unknown in self._eos_ids else unknown)
+
+
+def _library() -> Any:
+    try:
+        return importlib.import_module("llguidance")
+    except ImportError as error:
+        raise RequestError(
+            "tool_choice 'required' or by name and JSON replies need the package llguidance, which is not installed "
+            f"({error}): pip install 'agl-framework[grpo]', or ask without them",
+            status=501,
+            code="missing_package",
+        ) from error
+
+
+def _ll_tokenizer(library: Any, tokenizer: PreTrainedTokenizerBase, vocabulary: int, eos_ids: list[int]) -> Any:
+    """Return the vocabulary as the library reads it: byte by byte where it knows the kind of tokenizer."""
+    own = copy.deepcopy(tokenizer)  # a fast tokenizer must not be used by two threads at once
+    try:
+        return importlib.import_module("llguidance.hf").from_tokenizer(own, n_vocab=vocabulary, eos_token=eos_ids)
+    except ValueError:  # a decoder that it does not know: each token then stands for its own text
+        wrapper = library.TokenizerWrapper(_Vocabulary(own))
+        return library.LLTokenizer(wrapper, n_vocab=max(vocabulary, len(own)), eos_token=eos_ids)
+
+
+class _Vocabulary:
+    """What `llguidance.TokenizerWrapper` asks of a tokenizer, for one whose tokens are texts."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self.eos_token_id, self.bos_token_id = tokenizer.eos_token_id, tokenizer.bos_token_id
+        self.special_token_ids = sorted(tokenizer.all_special_ids)
+        decoded = tokenizer.batch_decode([[number] for number in range(len(tokenizer))], skip_special_tokens=False)
+        self.tokens = [text.encode() for text in decoded]
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        whole = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
+        return cast("list[int]", self._tokenizer(whole, add_special_tokens=False)["input_ids"])
+
+
+def _shown(words: str) -> str:
+    first = words.split("\n<state>")[0].strip()
+    return first if len(first) <= _SHOWN_CHARS else f"{first[:_SHOWN_CHARS]} ..."

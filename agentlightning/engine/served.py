@@ -1,0 +1,155 @@
+"""A causal language model that can be served: the model, its tokenizer, the version of its weights and their lock.
+
+Who generates and who updates take turns: both hold `lock` while they touch the weights.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+
+from agentlightning.engine.torch_setup import SMALL_MODEL_PARAMETERS, leave_out_cudnn_attention, no_progress_bar
+from agentlightning.errors import BadRequestError
+from agentlightning.private_files import private_folder
+
+
+class ServedModel:
+    """A model whose weights may change while it is served.
+
+    Attributes:
+        model: the live weights, in evaluation mode whenever they are served.
+        tokenizer: with its chat template.
+        weight_version: 0 as loaded, one more with every update that changed the weights.
+        lock: held by whoever reads or writes the weights.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        weight_version: int = 0,
+        max_model_length: int | None = None,
+    ) -> None:
+        """Take the model over; `max_model_length` bounds `context_length`.
+
+        Raises:
+            ValueError: the tokenizer has no chat template or no end-of-sequence token.
+        """
+        if not tokenizer.chat_template or tokenizer.eos_token_id is None:
+            raise ValueError(
+                f"the tokenizer of {tokenizer.name_or_path or 'the policy'} needs a chat template (to render messages) "
+                "and an end-of-sequence token (to know when a reply is over)"
+            )
+        self.model = model
+        leave_out_cudnn_attention(model.device)
+        self.tokenizer = tokenizer
+        self.weight_version = weight_version
+        self.lock = threading.RLock()
+        self._max_length = max_model_length
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """The tokens that end a reply: the tokenizer's and those of the generation settings."""
+        configured = getattr(self.model.generation_config, "eos_token_id", None)
+        several = cast("list[int | None]", configured if isinstance(configured, list) else [configured])
+        own = cast("int | None", self.tokenizer.eos_token_id)
+        return frozenset(token for token in (own, *several) if token is not None)
+
+    @property
+    def is_small(self) -> bool:
+        """True if the model's operations are too short to be shared by several threads of a CPU."""
+        return sum(parameter.numel() for parameter in self.model.parameters()) < SMALL_MODEL_PARAMETERS
+
+    @property
+    def context_length(self) -> int:
+        """Tokens of prompt and reply together that the model can attend to."""
+        config = self.model.config
+        window = getattr(config, "sliding_window", None)
+        return min(config.max_position_embeddings, window or 1 << 60, self._max_length or 1 << 60)
+
+    def gives_probabilities(self) -> bool:
+        """Return whether all weights are finite and the model gives finite logits for the shortest prompt.
+
+        Without, nothing can be sampled or learned.
+        """
+        with self.lock, torch.inference_mode():
+            if not all(bool(parameter.isfinite().all()) for parameter in self.model.parameters()):
+                return False
+            shortest = torch.tensor([[self.tokenizer.eos_token_id]], device=self.model.device)  # (1, 1)
+            return bool(self.model(input_ids=shortest).logits.isfinite().all())
+
+    def merged(self) -> PreTrainedModel:
+        """Return the model, or a copy with the adapters merged in."""
+        if not hasattr(self.model, "merge_and_unload"):
+            return self.model
+        adapted: Any = copy.deepcopy(self.model)
+        return adapted.merge_and_unload()
+
+    def save(self, path: str | Path) -> None:
+        """Write model and tokenizer, so that `AutoModelForCausalLM.from_pretrained(path)` loads the current weights.
+
+        LoRA adapters are merged into the written copy.
+        """
+        private_folder(path)
+        with self.lock, no_progress_bar():
+            self.merged().save_pretrained(path)
+        self.tokenizer.save_pretrained(path)
+
+
+def load_model(path: str | Path, *, bf16: bool = False, device: str = "cpu") -> PreTrainedModel:
+    """Return the model in a folder (or of a name in the local cache), on the CPU.
+
+    Raises:
+        BadRequestError: The device has no instructions for bfloat16.
+    """
+    dtype = dtype_of(device, bf16=bf16)
+    with no_progress_bar():
+        return AutoModelForCausalLM.from_pretrained(
+            path, dtype=dtype, local_files_only=True, trust_remote_code=False, attn_implementation="sdpa"
+        )
+
+
+def dtype_of(device: str, *, bf16: bool) -> torch.dtype:
+    """Return what the model computes in.
+
+    Raises:
+        BadRequestError: bfloat16 is asked for on a device that has no instructions for it.
+    """
+    if not bf16:
+        return torch.float32
+    on_cpu = torch.device(device).type == "cpu"
+    has = torch.ops.mkldnn._is_mkldnn_bf16_supported() if on_cpu else torch.cuda.is_bf16_supported(False)  # pyright: ignore
+    if not has:
+        where = "this processor (it needs AVX-512)" if on_cpu else f"the device {device!r}"
+        raise BadRequestError(
+            f"bf16=True needs bfloat16 instructions, which {where} does not have: it would compute in float32 and be "
+            "slower than that; leave bf16 out"
+        )
+    return torch.bfloat16
+
+
+@contextmanager
+def head_sees_only(model: PreTrainedModel, wanted: torch.Tensor) -> Generator[list[torch.Tensor]]:
+    """Let the output layer see the hidden states at the wanted positions alone, as a batch of one; what a model does to
+    its logits beside stays as it is. The list holds what the layer was asked, (1, N, H), or nothing."""
+    seen: list[torch.Tensor] = []
+
+    def select(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        seen.append(inputs[0][wanted][None])
+        return seen[-1], *inputs[1:]
+
+    head = cast("torch.nn.Module | None", model.get_output_embeddings())
+    hook = None if head is None else head.register_forward_pre_hook(select)
+    try:
+        yield seen
+    finally:
+        if hook is not None:
+            hook.remove()

@@ -1,0 +1,1 @@
+"""The search of APO: beams of prompts, critiques and edits."""

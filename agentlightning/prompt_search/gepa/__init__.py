@@ -1,0 +1,1 @@
+"""GEPA by the package `gepa`, on rollouts of the store."""

@@ -1,0 +1,1 @@
+"""Runs whose weights another system trains: TRL, VERL, Tinker."""

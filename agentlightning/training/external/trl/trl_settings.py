@@ -1,0 +1,277 @@
+"""The settings of a TRL run: what is ours, what is TRL's `GRPOConfig`, and what of the latter is refused, by name.
+
+Nothing here loads torch or trl before a `GRPOConfig` is to be made.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, cast
+
+from agentlightning.errors import BadRequestError, closest_name
+from agentlightning.training.settings import GRPOSettings
+
+VERSIONS: Final = "trl>=1.16,<1.17"
+"""`rollout_func` is experimental there: a later minor version may call it in another way."""
+
+OWN: Final = (
+    *(
+        "eval_steps",
+        "solved_above",
+        "step_timeout_seconds",
+        "rollout_timeout_seconds",
+        "late_rollouts",
+        "refused_calls",
+        "engine_batch",
+    ),
+    *("max_drift", "alarms", "resource_name", "progress", "save_steps", "save_total_limit", "output_dir"),
+)
+"""Settings that `agl.GRPO` has too, with the same meaning; the others are fields of `GRPOConfig`."""
+
+_SAMPLING = "the engine samples by temperature alone, so that what is learned from is what was sampled"
+_OUR_ENGINE = "calls are answered by the engine over the trainer's own model; agl.GRPO(use_vllm=True) serves by vLLM"
+_OUR_EVALUATION = "held-out tasks are evaluated by us: pass val_dataset to fit, and eval_steps= of agl.TRL"
+_ONE_REWARD = "a rollout gives TRL one reward; agl.GRPO(reward_weights=...) weighs several dimensions"
+_OUR_CHECKPOINTS = "checkpoints are written by the run, every save_steps= steps, and it goes on from the newest one"
+_REFUSED: Final[dict[str, tuple[object, str]]] = {
+    "use_vllm": (False, _OUR_ENGINE),
+    "use_transformers_continuous_batching": (False, _OUR_ENGINE),
+    "use_transformers_paged": (None, _OUR_ENGINE),
+    "top_p": (1.0, _SAMPLING),
+    "top_k": (0, _SAMPLING),
+    "min_p": (None, _SAMPLING),
+    "repetition_penalty": (1.0, _SAMPLING),
+    "generation_kwargs": (None, _SAMPLING),
+    "chat_template_kwargs": (None, "agents' calls are rendered by the engine: agents pass them with their calls"),
+    "max_tool_calling_iterations": (None, "the agent calls its own tools as often as it likes"),
+    "reward_weights": (None, _ONE_REWARD),
+    "multi_objective_aggregation": ("sum_then_normalize", _ONE_REWARD),
+    "eval_strategy": ("no", _OUR_EVALUATION),
+    "eval_on_start": (False, _OUR_EVALUATION),
+    "num_generations_eval": (None, _OUR_EVALUATION),
+    "load_best_model_at_end": (False, _OUR_CHECKPOINTS),
+    "save_only_model": (False, _OUR_CHECKPOINTS),
+    "resume_from_checkpoint": (None, "start the run again with its run_id; it goes on from its newest checkpoint"),
+    "push_to_hub": (False, "the run writes into its folder alone; push the folder model/ when it has ended"),
+    "auto_find_batch_size": (False, "the number of rollouts of a step must be known before they are made"),
+    "fsdp": (None, "its sharded weights cannot be read by the engine that answers the agent"),
+}
+"""Fields of `GRPOConfig` that must stay as they are (their default), and why."""
+_OTHER_NAMES: Final = {
+    "batch_size": "per_device_train_batch_size, which counts rollouts: tasks times num_generations",
+    "lora": "peft_config",
+    "device": "use_cpu=True or False",
+    "minibatch_rollouts": "steps_per_generation",
+    "deterministic": "full_determinism",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TRLSettings:
+    """What `agl.TRL` was given, checked as far as it can be without the tasks."""
+
+    model: str
+    config: Any
+    """A `trl.GRPOConfig`."""
+    peft_config: Any
+    own: Mapping[str, Any]
+    """Settings of ours that were given, by name."""
+
+    @property
+    def rollouts(self) -> int:
+        """Rollouts of one step."""
+        return int(self.config.generation_batch_size or 0)
+
+    @property
+    def updates(self) -> int:
+        """Optimizer steps of one step."""
+        passes = int(self.config.steps_per_generation or 1) * self.config.num_iterations
+        return passes // self.config.gradient_accumulation_steps
+
+    @property
+    def trains_without_reward(self) -> bool:
+        """Whether a row moves the weights although its advantage is zero."""
+        return bool(self.config.beta or self.config.entropy_coef or self.config.use_adaptive_entropy)
+
+    def max_steps(self, tasks: int) -> int:
+        """Return the number of steps, each of which makes rollouts once, for so many tasks."""
+        if self.config.max_steps > 0:
+            return math.ceil(self.config.max_steps / self.updates)
+        per_step = self.rollouts // int(self.config.num_generations or 1)
+        return max(1, math.ceil(self.config.num_train_epochs * tasks / per_step))
+
+    def as_grpo(self, tasks: int) -> GRPOSettings:
+        """Return the settings by which rollouts are collected, read and recorded."""
+        config = self.config
+        return GRPOSettings(
+            model=self.model,
+            max_steps=self.max_steps(tasks),
+            batch_size=self.rollouts // int(config.num_generations or 1),
+            num_generations=int(config.num_generations or 1),
+            learning_rate=config.learning_rate,
+            lr_scheduler_type="constant" if str(config.lr_scheduler_type) == "constant" else "linear",
+            num_iterations=config.num_iterations,
+            temperature=config.temperature,
+            max_completion_length=int(config.max_completion_length or 256),
+            mask_truncated_completions=config.mask_truncated_completions,
+            seed=config.seed,
+            deterministic=config.full_determinism,
+            record_tokens="none",
+            **self.own,
+        )
+
+    def facts(self) -> dict[str, Any]:
+        """Return what says what a step learns, as JSON data; what says how long and where is left out."""
+        where = ("output_dir", "logging_", "report_to", "save_", "run_name", "hub_", "disable_tqdm", "max_steps")
+        told = {name: value for name, value in self.config.to_dict().items() if not name.startswith(where)}
+        adapter = None if self.peft_config is None else self.peft_config.to_dict()
+        found = {"config": told, "peft_config": adapter, "version": importlib.metadata.version("trl")}
+        return {name: _plain(value) for name, value in found.items()}
+
+    def recorded(self) -> dict[str, object]:
+        """Return all settings, as JSON data."""
+        own = {name: _plain(value) for name, value in self.own.items()}
+        return {"model": self.model, **own, **self.facts()}
+
+
+def make_settings(
+    model: object, config: Any, peft_config: object, given: Mapping[str, Any], *, folder: str = "runs"
+) -> TRLSettings:
+    """Return checked settings.
+
+    Raises:
+        ImportError: `trl` is not installed, or in another version.
+        TypeError: an unknown setting, `config` is no `GRPOConfig`, or settings of it come beside a whole one.
+        BadRequestError: a setting does not go with ours; says which, and what to do.
+    """
+    if not isinstance(model, (str, Path)) or not str(model):
+        raise BadRequestError(f"model must be the folder of a transformers model; got {model!r}")
+    check_version()
+    from trl import GRPOConfig  # pyright: ignore[reportAttributeAccessIssue] -- it takes the module beside this one
+
+    own = {name: value for name, value in given.items() if name in OWN}
+    theirs = {name: value for name, value in given.items() if name not in OWN}
+    _check_names(theirs, [field.name for field in dataclasses.fields(GRPOConfig) if field.init])
+    if config is not None:
+        if not isinstance(config, GRPOConfig):
+            raise TypeError(f"config must be a trl.GRPOConfig; got {type(config).__name__}")
+        if theirs:
+            raise TypeError(f"{', '.join(theirs)}: say it in config=GRPOConfig(...), or leave config out")
+        own.setdefault("save_steps", int(config.save_steps) if str(config.save_strategy) != "no" else 0)
+    else:
+        config = GRPOConfig(**_with_defaults(theirs, folder))
+    for name, (default, why) in _REFUSED.items():
+        value = getattr(config, name, default)
+        value = getattr(value, "value", value)
+        if value != default and not (not value and not default):
+            raise BadRequestError(f"{name}={value!r} does not go with agl.TRL: {why}")
+    _check_sharding(config)
+    _check_steps(config)
+    settings = TRLSettings(model=str(model), config=config, peft_config=_adapter(peft_config), own=own)
+    settings.as_grpo(1)  # checks ours
+    return settings
+
+
+def check_version() -> None:
+    """Return if the version of trl that this was made for is installed.
+
+    Raises:
+        ImportError: it is not; says what to install.
+    """
+    try:
+        found = importlib.metadata.version("trl")
+    except importlib.metadata.PackageNotFoundError:
+        raise ImportError("agl.TRL needs the package trl: pip install 'agl-framework[trl]'") from None
+    if found.split(".")[:2] != ["1", "16"]:
+        raise ImportError(
+            f"agl.TRL was made for {VERSIONS}; trl {found} is installed: pip install 'agl-framework[trl]'"
+        )
+
+
+def _with_defaults(theirs: Mapping[str, Any], folder: str) -> dict[str, Any]:
+    """Return the arguments of `GRPOConfig` with what suits a run of ours where nothing was said."""
+    import torch
+
+    on_cpu = bool(theirs.get("use_cpu", not torch.cuda.is_available()))
+    suited = {
+        "output_dir": folder,
+        "use_cpu": on_cpu,
+        "bf16": not on_cpu and not theirs.get("fp16", False),
+        "logging_steps": 1,
+        "report_to": [],
+        "disable_tqdm": True,
+        "save_strategy": "no",
+    }
+    return {**suited, **theirs}
+
+
+def _check_names(theirs: Mapping[str, Any], known: list[str]) -> None:
+    for name in theirs:
+        if name in _OTHER_NAMES:
+            raise TypeError(f"TRL has no setting {name!r}. Its name is {_OTHER_NAMES[name]}")
+        if name not in known:
+            near = closest_name(name, [*known, *OWN])
+            hint = (
+                f"Did you mean {near!r}?"
+                if near
+                else "Its settings are those of trl.GRPOConfig, and: " + ", ".join(OWN)
+            )
+            raise TypeError(f"TRL has no setting {name!r}. {hint}")
+
+
+def _check_sharding(config: Any) -> None:
+    """Refuse what spreads the weights, or the run, over several processes.
+
+    Raises:
+        BadRequestError: the weights would not be whole in this process.
+    """
+    if config.world_size > 1:
+        raise BadRequestError(
+            f"agl.TRL collects in one process, and this one is one of {config.world_size} (accelerate launch or "
+            "torchrun): start it plainly with python"
+        )
+    given = config.deepspeed
+    stage = given.get("zero_optimization", {}).get("stage", 0) if isinstance(given, Mapping) else 0
+    if stage == 3:
+        raise BadRequestError(
+            "deepspeed with zero_optimization stage 3 shards the weights, which the engine that answers the agent "
+            "reads: use stage 1 or 2"
+        )
+
+
+def _check_steps(config: Any) -> None:
+    passes, window = config.steps_per_generation * config.num_iterations, config.gradient_accumulation_steps
+    if passes % window:
+        raise BadRequestError(
+            f"gradient_accumulation_steps={window} must divide steps_per_generation={config.steps_per_generation} "
+            f"times num_iterations={config.num_iterations}: an optimizer step would learn from rollouts of two steps"
+        )
+
+
+def _adapter(given: object) -> Any:
+    if given is None:
+        return None
+    from peft import LoraConfig, PeftConfig
+
+    if isinstance(given, Mapping):
+        arguments: dict[str, Any] = {"task_type": "CAUSAL_LM", **cast("Mapping[str, Any]", given)}
+        return LoraConfig(**arguments)
+    if isinstance(given, PeftConfig):
+        return given
+    raise TypeError(f"peft_config must be a peft.PeftConfig, or arguments of peft.LoraConfig; got {given!r}")
+
+
+def _plain(value: object) -> object:
+    """Return JSON data: sets as sorted lists, what is no JSON as its text."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (set, frozenset)):
+        return sorted(map(str, value))
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(getattr(value, "value", value))

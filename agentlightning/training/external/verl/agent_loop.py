@@ -1,0 +1,45 @@
+"""Runs in VERL's agent loop workers: serves the model to the gateway, and hands VERL the rows of each session."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+from typing_extensions import override
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
+
+from agentlightning.training.external.verl.model_server import serve
+
+
+class RowsOfRollouts(AgentLoopBase):
+    """A session of VERL is a rollout of the store: its rows come from the loop of the run."""
+
+    @override
+    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> Any:
+        """Return the rows of a session, once its step is collected; none where its rollout is excluded."""
+        link = self.config.agentlightning_link
+        bridge = ray.get_actor(link.bridge, namespace=link.namespace)
+        await serve(bridge, self.server_manager, self.tokenizer, link)
+        part, index = kwargs["agl_part"], int(kwargs["index"])
+        place = index % self.config.data.train_batch_size if part == "train" else index
+        step, session = int(kwargs["global_steps"]), int(kwargs["session_id"])
+        rows = await bridge.rows.remote(part, step, place, session, str(kwargs["uid"]))
+        return [_output(row, step) for row in rows]
+
+
+def _output(row: dict[str, Any], step: int) -> AgentLoopOutput:
+    versions = row["versions"] or [max(0, step - 1)]
+    return AgentLoopOutput(
+        prompt_ids=row["prompt_ids"],
+        response_ids=row["response_ids"],
+        response_mask=row["response_mask"],
+        response_logprobs=row["logprobs"],
+        reward_score=row["reward"],
+        num_turns=2 * row["calls"],
+        metrics=AgentLoopMetrics(),
+        extra_fields={
+            "reward_extra_info": {},
+            "min_global_steps": min(versions),
+            "max_global_steps": max(versions),
+        },
+    )

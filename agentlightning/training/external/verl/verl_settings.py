@@ -1,0 +1,298 @@
+"""The settings of a VERL run: VERL's own configuration, what of it must stay as it is, and what is ours beside it.
+
+Nothing here loads torch or verl before a configuration is composed.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, cast
+
+from agentlightning.errors import BadRequestError, closest_name
+from agentlightning.training.settings import GRPOSettings
+
+VERSION: Final = "0.9.1"
+"""Of verl: its V1 trainer is young, and a later version may call us in another way."""
+
+OWN: Final = (
+    *("step_timeout_seconds", "rollout_timeout_seconds", "late_rollouts", "refused_calls", "max_drift"),
+    *("alarms", "resource_name", "progress", "output_dir", "max_completion_length", "record_tokens", "solved_above"),
+)
+"""What stands under `agentlightning` in the configuration: settings of `agl.GRPO` with the same meaning.
+`max_completion_length` is by default `data.max_response_length`; of `record_tokens`, which is by default `sample`, a
+token has what VERL's loss begins with."""
+
+_NO_LEGACY = "there is one mode, in which the Trainer's store and gateway are used"
+_MERGED = "turns are merged where one goes on with another token by token, and stay apart elsewhere; leave it out"
+_LENGTHS = "rows are bounded by data.max_prompt_length and data.max_response_length"
+GONE: Final = {
+    "port": _NO_LEGACY,
+    "trace_aggregator": _MERGED,
+    "trajectory_max_prompt_length": _LENGTHS,
+    "trajectory_max_response_length": _LENGTHS,
+    "debug": "seams between turns are counted with their causes in every step; see agl runs ledger",
+    "mismatch_log_dir": "seams between turns are counted with their causes in every step; see agl runs ledger",
+    "reward_fillna_value": "a rollout without a reward is left out and never counted as a low one",
+    "agl_base_url": _NO_LEGACY,
+    "agl_key": "the Trainer's store has its own token",
+    "hooks": "give them to the Trainer: Trainer(hooks=[...])",
+    "async_rollout": "rollouts of a step are collected before its update",
+    "max_ppo_update_times": "set actor_rollout_ref.actor.ppo_mini_batch_size and ppo_epochs",
+}
+"""Settings of the older system that stood under `agentlightning`, and what to do."""
+
+_OF_OTHERS: Final = ("ray_kwargs", "transfer_queue")
+"""Parts of VERL's configuration that it hands on."""
+_SAMPLING = "calls are sampled by temperature alone, so that what is learned from is what was sampled"
+_REWARDS = "rewards come from the agent's rollouts"
+_FIXED: Final[dict[str, tuple[tuple[object, ...], str]]] = {
+    "algorithm.adv_estimator": (
+        ("grpo",),
+        "the others take each token row for a rollout, and a rollout may have several",
+    ),
+    "algorithm.use_kl_in_reward": ((False,), "VERL counts the last row of a rollout only; use actor.use_kl_loss"),
+    "algorithm.rollout_correction.rollout_rs": ((None,), "VERL would leave out tokens that the ledger calls trained"),
+    "algorithm.filter_groups.enable": ((False, None), "VERL would ask for more rollouts than a step has"),
+    "trainer.use_v1": ((True,), "the older trainer knows no agent loops with several rows"),
+    "trainer.v1.trainer_mode": (("sync",), "rollouts of a step are collected before its update"),
+    "trainer.critic_warmup": ((0,), "there is no critic"),
+    "trainer.val_only": ((False,), "Trainer.evaluate measures an agent without training"),
+    "actor_rollout_ref.rollout.mode": (("async",), "agents call the model as a server"),
+    "actor_rollout_ref.rollout.top_p": ((1, 1.0), _SAMPLING),
+    "actor_rollout_ref.rollout.top_k": ((-1,), _SAMPLING),
+    "actor_rollout_ref.rollout.val_kwargs.n": ((1,), "a held-out task has one rollout"),
+    "actor_rollout_ref.actor.use_dynamic_bsz": ((True,), "rollouts give varying numbers of rows"),
+    "reward.reward_model.enable": ((False,), _REWARDS),
+    "reward.custom_reward_function.path": ((None,), _REWARDS),
+    "actor_rollout_ref.rollout.calculate_log_probs": ((True,), "sampler and learner are compared in each step"),
+    "actor_rollout_ref.rollout.agent.default_agent_loop": (("agentlightning",), "the agent is what fit is given"),
+    "trainer.v1.sampler.custom_sampler.path": ((None,), "rollouts of a step are collected before its update"),
+    "data.gen_batch_size": ((None,), "a step has data.train_batch_size tasks"),
+    "data.train_files": (("train",), "tasks are what fit is given"),
+    "data.val_files": (("val",), "held-out tasks are what fit is given"),
+    "data.shuffle": ((False,), "the run shuffles the tasks itself"),
+    "data.custom_cls.path": (
+        ("pkg://agentlightning.training.external.verl.data_set",),
+        "tasks are what the Trainer is given",
+    ),
+}
+"""Values that VERL's settings must have, and why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VERLSettings:
+    """What `agl.VERL` was given, composed and checked as far as it can be without the tasks."""
+
+    config: Any
+    """VERL's configuration, an `omegaconf.DictConfig`, with `agentlightning` beside."""
+    given: Mapping[str, Any]
+    """What was said, without the defaults."""
+
+    @property
+    def own(self) -> dict[str, Any]:
+        """What stands under `agentlightning`."""
+        from omegaconf import OmegaConf
+
+        return cast("dict[str, Any]", OmegaConf.to_container(self.config.agentlightning, resolve=True))
+
+    def steps(self, tasks: int) -> int:
+        """Return the number of steps for so many tasks."""
+        if self.config.trainer.total_training_steps is not None:
+            return int(self.config.trainer.total_training_steps)
+        return max(1, tasks // self.config.data.train_batch_size) * int(self.config.trainer.total_epochs)
+
+    def as_grpo(self, tasks: int) -> GRPOSettings:
+        """Return the settings by which rollouts are collected, read and recorded."""
+        config, own = self.config, self.own
+        actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+        own.setdefault("max_completion_length", config.data.max_response_length)
+        return GRPOSettings(
+            model=str(config.actor_rollout_ref.model.path),
+            max_steps=self.steps(tasks),
+            batch_size=config.data.train_batch_size,
+            num_generations=rollout.n,
+            learning_rate=actor.optim.lr,
+            num_iterations=actor.ppo_epochs,
+            temperature=rollout.temperature,
+            scale_rewards="group" if config.algorithm.norm_adv_by_std_in_grpo else "none",
+            eval_steps=max(0, config.trainer.test_freq),
+            save_steps=max(0, config.trainer.save_freq),
+            save_total_limit=config.trainer.max_actor_ckpt_to_keep,
+            seed=int(config.data.get("seed") or 0),
+            **own,
+        )
+
+    def recorded(self) -> dict[str, object]:
+        """Return what was given, as JSON data."""
+        return {"verl": VERSION, **self.given}
+
+
+def make_settings(given: object) -> VERLSettings:
+    """Return checked settings.
+
+    Raises:
+        ImportError: verl is not installed, or in another version.
+        TypeError: the configuration is no mapping with texts as keys.
+        BadRequestError: a setting is unknown under `agentlightning`, or does not go with a run of ours; says which.
+    """
+    if not isinstance(given, Mapping):
+        raise TypeError(f"VERL takes a dict of VERL's settings, such as {{'trainer': {{...}}}}; got {given!r}")
+    own = given.get("agentlightning") or {}
+    _check_own(own)
+    check_version()
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    config = _composed()
+    try:
+        said = OmegaConf.create(_nested(given))
+    except OmegaConfBaseException as error:
+        raise BadRequestError(f"the configuration of VERL cannot be read: {error}") from None
+    if not OmegaConf.select(said, "actor_rollout_ref.model.path"):
+        raise BadRequestError(
+            "VERL needs the model: {'actor_rollout_ref': {'model': {'path': 'folder of a transformers model'}}}"
+        )
+    _check_names(config, said, "")
+    config = OmegaConf.merge(config, said)
+    if config.actor_rollout_ref.rollout.n < 2:
+        raise BadRequestError(
+            f"actor_rollout_ref.rollout.n={config.actor_rollout_ref.rollout.n}: advantages are taken among the "
+            "rollouts of a task; it must be at least 2"
+        )
+    for name, (allowed, why) in _FIXED.items():
+        value = OmegaConf.select(config, name)
+        if value not in allowed:
+            raise BadRequestError(f"{name}={value!r} does not go with agl.VERL: {why}; it must be {allowed[0]!r}")
+    settings = VERLSettings(config=config, given=dict(given))
+    settings.as_grpo(1)  # checks ours
+    return settings
+
+
+def check_version() -> None:
+    """Return if the version of verl that this was made for is installed.
+
+    Raises:
+        ImportError: it is not; says what to install.
+    """
+    try:
+        found = importlib.metadata.version("verl")
+    except importlib.metadata.PackageNotFoundError:
+        raise ImportError("agl.VERL needs the package verl: pip install 'agl-framework[verl]'") from None
+    if found != VERSION:
+        raise ImportError(f"agl.VERL was made for verl {VERSION}; {found} is installed: pip install verl=={VERSION}")
+
+
+def _composed() -> Any:
+    """Return VERL's defaults with what suits a run of ours."""
+    from hydra import compose, initialize_config_module
+    from hydra.core.global_hydra import GlobalHydra
+    from omegaconf import OmegaConf
+
+    state = GlobalHydra.instance()
+    before, state.hydra = state.hydra, None  # a program may use hydra itself
+    try:
+        with initialize_config_module("verl.trainer.config", version_base=None):
+            config = compose("ppo_trainer")
+    finally:
+        state.hydra = before
+    OmegaConf.set_struct(config, False)
+    suited = {
+        "algorithm": {"adv_estimator": "grpo"},
+        "agentlightning": {},
+        "trainer": {
+            "use_v1": True,
+            "logger": ["console"],
+            "total_epochs": 1,
+            "val_before_train": True,
+            "test_freq": 0,
+            "save_freq": 10,
+            "max_actor_ckpt_to_keep": 2,
+            "v1": {"trainer_mode": "sync"},
+        },
+        "data": {
+            "custom_cls": {"path": "pkg://agentlightning.training.external.verl.data_set", "name": "PlacesOfSteps"},
+            "train_files": "train",
+            "val_files": "val",
+            "shuffle": False,
+            "validation_shuffle": False,
+            "dataloader_num_workers": 0,
+        },
+        "actor_rollout_ref": {
+            "actor": {
+                "use_dynamic_bsz": True,
+                "checkpoint": {"save_contents": ["model", "optimizer", "extra", "hf_model"]},
+            },
+            "rollout": {
+                "n": 8,
+                "mode": "async",
+                "calculate_log_probs": True,
+                "agent": {
+                    "default_agent_loop": "agentlightning",
+                    "agent_loop_config_path": str(Path(__file__).with_name("agents.yaml")),
+                },
+            },
+        },
+    }
+    return OmegaConf.merge(config, suited)
+
+
+def _check_own(own: object) -> None:
+    if not isinstance(own, Mapping):
+        raise TypeError(f"'agentlightning' of VERL's configuration must be a dict; got {own!r}")
+    for name in cast("Mapping[str, object]", own):
+        if name in GONE:
+            raise BadRequestError(f"agentlightning.{name} has no effect: {GONE[name]}")
+        if name not in OWN:
+            near = closest_name(str(name), list(OWN))
+            hint = f"Did you mean {near!r}?" if near else f"There are: {', '.join(OWN)}"
+            raise BadRequestError(f"agentlightning has no setting {name!r} in VERL's configuration. {hint}")
+
+
+def _check_names(known: Any, said: Any, place: str) -> None:
+    """Refuse a name that is nearly one of VERL's. Names beyond are let through: VERL takes further ones.
+
+    Raises:
+        BadRequestError: names the right one.
+    """
+    from omegaconf import DictConfig, OmegaConf
+
+    names = [str(each) for each in known.keys()]  # noqa: SIM118 -- `in` leaves out those without a value
+    for name in said:
+        if str(name) not in names:
+            near = closest_name(str(name), names)
+            if near is not None:
+                raise BadRequestError(f"VERL has no setting {place}{name}. Did you mean {place}{near}?")
+            continue
+        inner, wanted = None if OmegaConf.is_missing(known, name) else known.get(name), said.get(name)
+        if name in _OF_OTHERS and not place:
+            continue
+        if isinstance(inner, DictConfig) and isinstance(wanted, DictConfig):
+            _check_names(inner, wanted, f"{place}{name}.")
+
+
+def _nested(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings as nested dicts: keys may be written with dots, as on VERL's command line."""
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        place = found
+        *path, last = str(name).split(".")
+        for part in path:
+            place = place.setdefault(part, {})
+        if isinstance(value, Mapping):
+            inner = _nested(cast("Mapping[str, Any]", value))
+            known = place.get(last)
+            place[last] = _merged(known, inner) if isinstance(known, dict) else inner
+        else:
+            place[last] = value
+    return found
+
+
+def _merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    found = dict(one)
+    for name, value in other.items():
+        known = found.get(name)
+        found[name] = _merged(known, value) if isinstance(known, dict) and isinstance(value, dict) else value
+    return found

@@ -1,0 +1,221 @@
+"""How much memory a run needs, what there is, and how a lack of it looks.
+
+The sum is made before anything is loaded, from the model's configuration: the model is built without numbers (on
+torch's `meta` device), its weights are counted, and what a forward keeps for its backward pass is counted tensor by
+tensor. It is the least that the run will need: rows are taken to be as long as `max_model_length`, or, without it,
+twice `max_completion_length`, and to have one reply of `max_completion_length` tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import psutil
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from agentlightning.engine.served import head_sees_only
+from agentlightning.errors import OutOfMemoryError
+from agentlightning.training.learner.adapters import with_lora
+from agentlightning.utils.system_snapshot import memory_capacity_bytes
+
+if TYPE_CHECKING:
+    from agentlightning.training.settings import GRPOSettings
+
+GIB: Final = 2**30
+_COUNTING: Final = "agl_counting"
+_MEASURED_TOKENS: Final = 128
+_LOGIT_COPIES: Final = 4  # float32 numbers a trained token and vocabulary entry, at the peak of softmax and entropy
+_ENGINE_COPIES: Final = 8  # the same while a token is drawn: logits, two softmaxes, cumulative sums in double
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One summand: what it is for, its bytes, and what makes it smaller."""
+
+    what: str
+    bytes: int
+    lever: str
+
+
+def check_memory(*policies: GRPOSettings) -> None:
+    """Refuse a run that cannot fit, before its model is loaded. `policies` are the settings of each.
+
+    Raises:
+        OutOfMemoryError: holds the sum and what to change.
+    """
+    parts, shared = list[Part](), set[tuple[str, bool]]()
+    for settings in policies:
+        own = needed_memory(settings, keeps_reference=settings.needs_reference)
+        key = settings.model, settings.bf16
+        if settings.lora is not None and key in shared:  # adapters on one model: see `policies/loading.py`
+            own = [part for part in own if not part.what.startswith("weights,")]
+        shared.add(key)
+        parts += own
+    free, device = free_memory(policies[0].device), policies[0].device
+    if sum(part.bytes for part in parts) > free:
+        raise OutOfMemoryError(explain(parts, free, device))
+
+
+def explain(parts: list[Part], free: int, device: str) -> str:
+    """Return the sum in words, the largest part first."""
+    ordered = sorted(parts, key=lambda part: -part.bytes)
+    total = sum(part.bytes for part in parts)
+    lines = [f"  {part.bytes / GIB:8.2f} GiB  {part.what}" for part in ordered]
+    levers = dict.fromkeys(part.lever for part in ordered if part.lever and part.bytes > total / 20)
+    return "\n".join(
+        [
+            f"the run needs at least {total / GIB:.2f} GiB of memory, and {free / GIB:.2f} GiB are free on {device}:",
+            *lines,
+            f"What makes it smaller, the most first: {'; '.join(levers)}",
+        ]
+    )
+
+
+def needed_memory(settings: GRPOSettings, *, keeps_reference: bool = False) -> list[Part]:
+    """Return the summands of what a run holds at once at its peak, none of them 0.
+
+    Engine and update take turns: of what each holds in its turn alone, the larger is counted. The engine's keys and
+    values stay allocated during an update.
+    """
+    model, adapted = _without_numbers(settings)
+    config = model.config.get_text_config()
+    learned = [weight for weight in (adapted or model).parameters() if weight.requires_grad]
+    own = [weight for weight in model.parameters() if adapted is None or not weight.requires_grad]
+    weights = sum(weight.numel() * weight.element_size() for weight in own)
+    count = sum(weight.numel() for weight in learned)
+    masters = sum(4 * weight.numel() for weight in learned if weight.dtype != torch.float32)
+    kind = str(model.dtype).removeprefix("torch.")
+    row = row_tokens(settings, config.max_position_embeddings)
+    tokens = max(settings.max_tokens_per_forward, row)
+    trained = -(-tokens * min(row, settings.max_completion_length) // row)
+    calls = min(settings.engine_batch, settings.batch_size * settings.num_generations)  # one of each rollout of a step
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    of_call = 2 * config.num_hidden_layers * heads * width * (torch.finfo(model.dtype).bits // 8)
+    adapters, shorter = "lora={'r': 16}", "a smaller max_model_length or max_completion_length"
+    fewer = "a smaller max_tokens_per_forward" if tokens > row else shorter
+    logits = _LOGIT_COPIES * 4 * trained * config.vocab_size
+    activations = _activation_bytes(
+        adapted or model, tokens, checkpointing=settings.gradient_checkpointing, logits=logits
+    )
+    checkpointing = "" if settings.gradient_checkpointing else "gradient_checkpointing=True, or "
+    kept = [
+        Part(f"weights, {kind}", weights, "" if settings.bf16 else "bf16=True, or a smaller model"),
+        Part("float32 copies of the weights that learn", masters, adapters),
+        Part("adapters", 0 if adapted is None else sum(4 * weight.numel() for weight in learned), "a smaller r"),
+        Part("state of AdamW, two numbers a weight", 8 * count, adapters),
+        Part("the reference, a copy of the weights", weights if keeps_reference and not adapted else 0, adapters),
+        Part(
+            "value head: weights, gradient, state of AdamW, hidden states", _head_bytes(settings, config, tokens), fewer
+        ),
+        Part(
+            f"keys and values of {calls} calls of {row:,} tokens",
+            calls * row * of_call,
+            f"a smaller engine_batch, or {shorter}",
+        ),
+    ]
+    update = [
+        Part("gradients", 4 * count, adapters),
+        Part(f"activations of {tokens:,} tokens in one forward", activations, checkpointing + fewer),
+        Part(f"logits of {trained:,} trained tokens", logits, fewer),
+    ]
+    engine = [
+        Part(f"logits of {calls} calls", _ENGINE_COPIES * 4 * calls * config.vocab_size, "a smaller engine_batch"),
+    ]
+    turn = max(update, engine, key=lambda parts: sum(part.bytes for part in parts))
+    return [part for part in (*kept, *turn) if part.bytes]
+
+
+def _head_bytes(settings: GRPOSettings, config: Any, tokens: int) -> int:
+    """Return what a value head takes: four numbers a weight, and the hidden states of a forward in float32."""
+    return 0 if settings.critic is None else 4 * (4 * (config.hidden_size + 1) + tokens * config.hidden_size)
+
+
+def row_tokens(settings: GRPOSettings, context: int) -> int:
+    """Return how many tokens a row is taken to have; see the head of the file."""
+    return min(context, settings.max_model_length or 2 * settings.max_completion_length)
+
+
+def free_memory(device: str) -> int:
+    """Return how many bytes can be had: of a GPU, or of the machine, this process's limits and its control group."""
+    kind = torch.device(device)
+    if kind.type == "cuda":
+        return torch.cuda.mem_get_info(kind)[0]
+    memory = psutil.virtual_memory()
+    free = min(memory.available, memory_capacity_bytes() - _used_by_group())
+    process = psutil.Process()
+    if hasattr(process, "rlimit") and (bound := process.rlimit(psutil.RLIMIT_AS)[0]) != psutil.RLIM_INFINITY:
+        free = min(free, bound - process.memory_info().vms)
+    return max(0, free)
+
+
+def _used_by_group() -> int:
+    """Return what the control group of a container holds, but for files that can be dropped at once; 0 without one."""
+    try:
+        with open("/sys/fs/cgroup/memory.current") as current, open("/sys/fs/cgroup/memory.stat") as stat:
+            fields = dict(line.split() for line in stat)
+            return int(current.read()) - int(fields.get("inactive_file", 0))
+    except (OSError, ValueError):
+        return 0
+
+
+def _without_numbers(settings: GRPOSettings) -> tuple[PreTrainedModel, PreTrainedModel | None]:
+    """Return the model on torch's `meta` device, and the same with its adapters."""
+    config = AutoConfig.from_pretrained(settings.model, local_files_only=True, trust_remote_code=False)
+    with torch.device("meta"):
+        dtype = torch.bfloat16 if settings.bf16 else torch.float32
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=dtype, trust_remote_code=False, attn_implementation="sdpa"
+        ).eval()
+        return model, None if settings.lora is None else with_lora(model, settings.lora, 0)
+
+
+class _Attended(torch.autograd.Function):
+    """Keeps for the backward pass what attention that does not write its scores down keeps."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        found = torch.empty_like(query)
+        ctx.save_for_backward(query, key, value, found)
+        return found
+
+
+def _counting_attention(
+    module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object
+) -> tuple[Tensor, None]:
+    return _Attended.apply(query, key, value).transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(_COUNTING, _counting_attention)
+
+
+def _activation_bytes(model: PreTrainedModel, tokens: int, *, checkpointing: bool, logits: int) -> int:
+    """Return what a forward of so many tokens keeps for its backward pass beside its logits, which take so many bytes:
+    with checkpointing they are gone when the first layer is computed anew."""
+    own = {weight.untyped_storage()._cdata for weight in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in own:
+            kept[storage._cdata] = storage.nbytes()
+        return tensor
+
+    adapted: Any = model
+    inner: Any = adapted.get_base_model() if hasattr(model, "get_base_model") else model
+    inner.set_attn_implementation(_COUNTING)
+    inputs = torch.zeros((1, _MEASURED_TOKENS), dtype=torch.int64, device="meta")
+    first = torch.zeros((1, _MEASURED_TOKENS), dtype=torch.bool)
+    first[0, 0] = True
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), head_sees_only(model, first):
+        output = inner(input_ids=inputs, use_cache=False)
+    whole = sum(kept.values()) * tokens // _MEASURED_TOKENS
+    del output
+    if not checkpointing:
+        return whole
+    config = model.config.get_text_config()
+    inputs_of_layers = config.num_hidden_layers * tokens * config.hidden_size * (torch.finfo(model.dtype).bits // 8)
+    return inputs_of_layers + max(0, whole // config.num_hidden_layers - logits)

@@ -1,0 +1,230 @@
+"""The policy that learns: a causal model, its tokenizer and its optimizer, with the operations GRPO needs of them.
+
+Who generates and who updates take turns: both hold `Policy.lock` while they touch the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from agentlightning.engine.served import ServedModel, load_model
+from agentlightning.engine.torch_setup import one_thread
+from agentlightning.training.learner.adapters import with_lora
+from agentlightning.training.learner.batch import Batch
+from agentlightning.training.learner.forward import score
+from agentlightning.training.learner.reference import Reference
+from agentlightning.training.learner.update import Updater, UpdateResult, UpdateSettings
+
+if TYPE_CHECKING:
+    from agentlightning.adapter.rows.samples import Sample
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyState:
+    """All that an update reads and changes: with it, later updates are the same bit for bit.
+
+    Attributes:
+        weights: the learned weights by name, float32: all of them, or those of the adapters; and those of a value head.
+        optimizer: `step/NAME`, `exp_avg/NAME` and `exp_avg_sq/NAME` of AdamW for each of them, float32.
+        random: the state of the order of mini-batches, JSON data.
+        weight_version: how many updates took a step.
+        max_tokens_per_forward: as set, or lowered after a lack of memory.
+    """
+
+    weights: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+    random: object
+    weight_version: int
+    max_tokens_per_forward: int
+
+
+class Policy(ServedModel):
+    """A causal language model that is trained in place.
+
+    Attributes:
+        model: the live weights, always in evaluation mode: without dropout the ratio of the first pass is one.
+        tokenizer: with its chat template.
+        weight_version: 0 as loaded, one more with every update that took a step, also if it ended in an error after it.
+        lock: held by whoever reads or writes the weights.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        learning_rate: float = 1e-5,
+        weight_decay: float = 0.0,
+        betas: tuple[float, float] = (0.9, 0.99),
+        lora: Mapping[str, object] | None = None,
+        device: str = "cpu",
+        seed: int = 0,
+        max_model_length: int | None = None,
+        max_tokens_per_forward: int = 4096,
+        padding_free: bool = True,
+        gradient_checkpointing: bool = False,
+        keeps_reference: bool = False,
+        value_learning_rate: float | None = None,
+    ) -> None:
+        """Take the model over.
+
+        Args:
+            learning_rate: of AdamW, constant; so is `weight_decay`.
+            betas: of AdamW; the second is below the usual 0.999 because a run may have only some dozen steps.
+            lora: arguments of `peft.LoraConfig` (such as `{"r": 16}`); then only the adapters learn.
+            seed: of the adapters' first weights and of the order of the mini-batches.
+            max_model_length: bounds `context_length`.
+            max_tokens_per_forward: how many tokens of rows go through the model at once; a longer row goes alone.
+                Bounds the memory, does not change the result but for the last bits.
+            padding_free: put the rows of a forward into one sequence instead of padding them; see `packing.py`.
+            gradient_checkpointing: keep less for the backward pass and compute it anew.
+            keeps_reference: for a loss with a penalty towards the model as it was loaded; see `reference.py`.
+            value_learning_rate: of a value head, for updates with a critic; None makes none.
+
+        Raises:
+            ValueError: The tokenizer has no chat template or no end-of-sequence token.
+            BadRequestError: The model has no layers that can do gradient checkpointing.
+        """
+        adapted = model if lora is None else with_lora(model, lora, seed)
+        cast("torch.nn.Module", adapted).to(device).eval()  # transformers wraps `to` and loses its types
+        super().__init__(adapted, tokenizer, max_model_length=max_model_length)
+        pad, end = tokenizer.pad_token_id, cast("int", tokenizer.eos_token_id)
+        self._updater = Updater(
+            self.model,
+            learning_rate=learning_rate,
+            weight_decay=weight_decay,
+            betas=betas,
+            seed=seed,
+            pad_id=end if pad is None else cast("int", pad),
+            max_tokens_per_forward=max_tokens_per_forward,
+            padding_free=padding_free,
+            gradient_checkpointing=gradient_checkpointing,
+            reference=Reference(self.model) if keeps_reference else None,
+            value_learning_rate=value_learning_rate,
+        )
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        bf16: bool = False,
+        device: str = "cpu",
+        model: PreTrainedModel | None = None,
+        **settings: Any,
+    ) -> Policy:
+        """Load model and tokenizer from a folder (or a name in the local cache); `settings` as for the constructor.
+
+        `bf16`: the model computes in bfloat16; what learns is kept in float32 beside it (see `precision.py`). `model`
+        is what `load_model` gave for the same path already.
+
+        Raises:
+            BadRequestError: The device has no instructions for bfloat16.
+        """
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        model = load_model(path, bf16=bf16, device=device) if model is None else model
+        return cls(model, tokenizer, device=device, **settings)
+
+    def logprobs(self, batch: Batch, *, temperature: float = 1.0) -> Tensor:
+        """Return the natural log-probability of each masked token given all before it, 0 elsewhere: (B, T)."""
+        return score(self.model, batch, temperature, packed=False)[0]
+
+    def update(
+        self,
+        samples: Sequence[Sample],
+        advantages: Sequence[float],
+        *,
+        learning_rate: float | None = None,
+        **settings: Any,
+    ) -> UpdateResult:
+        """Learn from the rows and return figures of the update, and of each row those that the loss used.
+
+        Each of the `num_iterations` passes goes over the rollouts in a new order and takes one optimizer step per
+        `minibatch_rollouts` of them (None: all at once); the rows of a rollout stay together. A step whose loss or
+        gradient is not finite is left out and counted. A step for which the memory does not suffice is begun again from
+        the same weights with fewer rows at once, which the notes of the result say.
+
+        The same rows, in whatever order, on the same state give the same weights, on a CPU bit for bit (see
+        `update.py`).
+
+        Args:
+            advantages: (B,) one per row: that of its rollout.
+            learning_rate: from this update on; None keeps the one before.
+            settings: fields of `UpdateSettings`; `temperature` is the one at which the rows were sampled.
+
+        Returns:
+            In `figures` the means over the steps of `loss`, `clip_fraction`, `approx_kl`, `entropy` (nats) and
+            `grad_norm` (before it is clipped), NaN if every step was skipped; `first_ratio_error`, the greatest
+            distance of a ratio from one before the first step, and `first_stale_kl`, the divergence of the weights that
+            sampled stale tokens, for each of them; `update_kl`, the divergence after the last step from the weights
+            before the update; and the counts `steps`, `skipped_steps`, `rows`,
+            `rollouts`, `tokens`.
+
+        Raises:
+            ValueError: A row is malformed (see `make_batch`) or a setting is out of its range.
+            OutOfMemoryError: One row alone is too much for the memory.
+        """
+        checked = UpdateSettings(**settings)
+        with self.lock, one_thread() if self.is_small else nullcontext():
+            taken = self._updater.steps_taken
+            try:
+                return self._updater.update(samples, advantages, checked, learning_rate)
+            finally:  # also where a later mini-batch fails: the weights of the version before are gone
+                self.weight_version += self._updater.steps_taken > taken
+
+    def divergences(self, samples: Sequence[Sample], **settings: Any) -> list[float]:
+        """Return the divergence of each row from the model as it was loaded, in nats, for a penalty in the reward: (B,)
+
+        Args:
+            settings: fields of `UpdateSettings`; `loss` says by which estimate.
+        """
+        with self.lock, one_thread() if self.is_small else nullcontext():
+            return self._updater.divergences(samples, UpdateSettings(**settings))
+
+    def state(self) -> PolicyState:
+        """Return what later updates depend on. The tensors are the live ones: hold `lock` until they are written."""
+        updater = self._updater
+        updater.prepare_optimizer()
+        optimizer = {
+            f"{kind}/{name}": value
+            for name, weight in updater.learned.items()
+            for kind, value in updater.optimizer.state[weight].items()
+        }
+        weights = {name: weight.detach() for name, weight in updater.learned.items()}
+        return PolicyState(weights, optimizer, updater.random_state(), self.weight_version, updater.max_tokens)
+
+    def restore(self, state: PolicyState) -> None:
+        """Go on from a state of a policy of the same model and adapters.
+
+        Raises:
+            ValueError: It is that of another model, or of other adapters; nothing is changed.
+        """
+        with self.lock, torch.no_grad():
+            own = self.state()
+            have, wanted = own.weights | own.optimizer, state.weights | state.optimizer  # no name is in both
+            _check_same(have, wanted)
+            for name, value in have.items():
+                value.copy_(wanted[name])
+            self._updater.weights.publish()
+            self._updater.set_random_state(state.random)
+            self._updater.max_tokens = state.max_tokens_per_forward
+            self.weight_version = state.weight_version
+
+
+def _check_same(have: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
+    for name in sorted(have.keys() | wanted.keys()):
+        one, other = have.get(name), wanted.get(name)
+        if one is None or other is None or one.shape != other.shape:
+            shapes = [None if tensor is None else tuple(tensor.shape) for tensor in (one, other)]
+            raise ValueError(
+                f"the state is not that of this model and its adapters: {name} has the shape {shapes[0]} here and "
+                f"{shapes[1]} in the state"
+            )

@@ -1,0 +1,134 @@
+"""Advantages of the rollouts of a step, as pure functions.
+
+A group holds the rollouts of one task under one version of the weights. Statistics are taken over rollouts, never over
+token rows: a rollout that was split into several rows counts once, and all its rows get its advantage. Standard
+deviations are those of a sample (divided by G - 1).
+
+Departure from the papers: a group of one, and a group whose rewards are all equal, have advantages of exactly zero;
+such groups are left out of the step with a reason (`rows.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import get_args
+
+from agentlightning.training.losses.reward_settings import Advantage, ScaleRewards
+
+_LARGEST = 1e100
+"""Of a weighted reward: squares of larger ones, and their sums, are not finite."""
+
+
+def rollout_advantages(
+    rewards: Sequence[float],
+    groups: Sequence[Hashable],
+    *,
+    advantage: Advantage = "grpo",
+    scale_rewards: ScaleRewards = "group",
+    tokens: Sequence[int] | None = None,
+    eps: float = 1e-6,
+) -> list[float]:
+    """Return the advantage of each rollout of a step.
+
+    - `grpo`: `A = (r - mean(group)) / (std + eps)`, std that of the `group` or of all rewards (`batch`), or 1 for
+      `none` (DeepSeekMath, arXiv:2402.03300, section 4.1.2; Dr. GRPO, arXiv:2503.20783, section 3.2; Lite PPO,
+      arXiv:2508.08221, section on normalization).
+    - `rloo`: `A = r - mean(others of the group)` (arXiv:2402.14740, section on RLOO).
+    - `reinforce_plus_plus`: rewards less their mean over the step, divided by their deviation over the step; with
+      `_baseline` the group's mean is taken off first (REINFORCE++, arXiv:2501.03262). As in VERL,
+      each token counts once in these two statistics, so that a rollout weighs with its length.
+
+    Shapes: rewards: (N,) one per rollout, groups: (N,) its group's key (the task), tokens: (N,) how many of its tokens
+    are trained, for the last two; result: (N,).
+
+    Args:
+        eps: added to the deviation; VERL has 1e-6, TRL 1e-4.
+
+    Raises:
+        ValueError: The lengths differ, a reward is NaN or its squares are not finite, or `advantage` is unknown.
+    """
+    if advantage not in get_args(Advantage):
+        raise ValueError(f"advantage must be one of {', '.join(map(repr, get_args(Advantage)))}, not {advantage!r}")
+    if len(rewards) != len(groups):
+        raise ValueError(f"one group per reward is needed: {len(rewards)} rewards, {len(groups)} groups")
+    for position, reward in enumerate(rewards):
+        if not abs(reward) <= _LARGEST:
+            raise ValueError(f"reward {position} is {reward}: exclude rollouts without a finite reward")
+    if advantage == "grpo":
+        if scale_rewards == "group":
+            return _by_group(rewards, groups, lambda values: _divided(_centred(values), _deviation(values) + eps))
+        centred = _by_group(rewards, groups, _centred)
+        return _divided(centred, _deviation(rewards) + eps) if scale_rewards == "batch" else centred
+    if advantage == "rloo":
+        return _by_group(rewards, groups, _less_the_others)
+    if tokens is None or len(tokens) != len(rewards):
+        raise ValueError(f"{advantage!r} needs the tokens of each rollout")
+    baseline = advantage == "reinforce_plus_plus_baseline"
+    return _whitened(_by_group(rewards, groups, _centred) if baseline else rewards, tokens)
+
+
+def several_advantages(
+    dimensions: Sequence[Mapping[str, float]],
+    weights: Mapping[str, float],
+    groups: Sequence[Hashable],
+    *,
+    eps: float = 1e-6,
+) -> list[float]:
+    """Return the advantage of each rollout whose rewards have several dimensions, each compared by itself.
+
+    Each dimension is scaled in its groups, and their weighted sum over the step (GDPO, arXiv:2601.05242), so that a
+    dimension with a large spread does not drown the others.
+
+    Shapes: dimensions: (N,) rewards by name; groups: (N,); result: (N,).
+    """
+    sums = [0.0] * len(dimensions)
+    for name, weight in weights.items():
+        of_dimension = rollout_advantages([each[name] for each in dimensions], groups, eps=eps)
+        sums = [total + weight * value for total, value in zip(sums, of_dimension, strict=True)]
+    return _divided(_centred(sums), _deviation(sums) + eps)
+
+
+def _by_group(
+    rewards: Sequence[float], groups: Sequence[Hashable], function: Callable[[Sequence[float]], list[float]]
+) -> list[float]:
+    """Return what a function makes of each group, zeros where all its rewards are equal."""
+    members: defaultdict[Hashable, list[int]] = defaultdict(list)
+    for position, group in enumerate(groups):
+        members[group].append(position)
+    results = [0.0] * len(rewards)
+    for positions in members.values():
+        values = [rewards[position] for position in positions]
+        if min(values) != max(values):
+            for position, value in zip(positions, function(values), strict=True):
+                results[position] = value
+    return results
+
+
+def _centred(values: Sequence[float]) -> list[float]:
+    mean = math.fsum(values) / max(1, len(values))
+    return [value - mean for value in values]
+
+
+def _less_the_others(values: Sequence[float]) -> list[float]:
+    return [value * len(values) / (len(values) - 1) for value in _centred(values)]
+
+
+def _deviation(values: Sequence[float]) -> float:
+    """Return the standard deviation of a sample; 0 for fewer than two values."""
+    return math.sqrt(math.fsum(value * value for value in _centred(values)) / max(1, len(values) - 1))
+
+
+def _divided(values: Sequence[float], by: float) -> list[float]:
+    return [value / by for value in values]
+
+
+def _whitened(values: Sequence[float], tokens: Sequence[int]) -> list[float]:
+    """Return the values less their mean and divided by their deviation over all tokens; zeros if they are equal."""
+    total = sum(tokens)
+    if total < 2 or min(values) == max(values):
+        return [0.0] * len(values)
+    mean = math.fsum(value * count for value, count in zip(values, tokens, strict=True)) / total
+    squares = math.fsum((value - mean) ** 2 * count for value, count in zip(values, tokens, strict=True))
+    return _divided([value - mean for value in values], math.sqrt(squares / (total - 1) + 1e-8))

@@ -1,0 +1,162 @@
+"""Preference pairs: of each task the best rollout against the worst, in TRL's conversational format with tools.
+
+A pair is `prompt`, `chosen` and `rejected`, each a list of messages, and `tools` where the agent offered any; rewards
+and rollouts stand beside them. What failed, earned nothing or is held out is in no pair. Secrets are hidden.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from collections.abc import AsyncIterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from agentlightning.adapter.messages import Message, TraceToMessages
+from agentlightning.errors import BadRequestError
+from agentlightning.private_files import open_private
+from agentlightning.store.base import FINISHED, LightningStore
+from agentlightning.store.read_operations import pages_of
+from agentlightning.store.rules.values import to_json
+from agentlightning.terminal import json_text
+from agentlightning.training.collect import Evidence, evidence
+from agentlightning.types import Rollout
+from agentlightning.utils.masking import masked
+
+PairExclusion = Literal["no_reward", "no_conversation", "several_conversations", "too_few", "tie", "prompts_differ"]
+"""Why a rollout, or a task, is in no pair.
+
+Of a rollout: it failed or earned nothing; its calls were recorded without text; they do not go on with each other. Of a
+task: fewer than two rollouts are left; the rewards of best and worst are not further apart than the margin; the two
+were not asked the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """One rollout as it can be compared."""
+
+    rollout_id: str
+    reward: float
+    prompt: list[Message]
+    """Before the first reply."""
+    answer: list[Message]
+    """From the first reply on, results of tools among them."""
+    tools: list[Any] | None
+
+
+@dataclass
+class Pairs:
+    """The pairs of a store."""
+
+    pairs: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    """In the order in which the first rollouts of their tasks were made."""
+    excluded: Counter[str] = field(default_factory=Counter[str])
+    """Rollouts (the first three reasons) and tasks (the others) without a pair, by `PairExclusion`."""
+
+
+async def preference_pairs(store: LightningStore, *, margin: float = 0.0) -> Pairs:
+    """Return the pairs of all training rollouts of a store that have ended, one for each task at most.
+
+    Args:
+        margin: best and worst must differ by more than this.
+
+    Raises:
+        BadRequestError: the margin is negative.
+    """
+    if not margin >= 0:
+        raise BadRequestError(f"margin must be at least 0; got {margin!r}")
+    found = Pairs()
+    by_task: dict[str, list[Conversation]] = {}
+    async for rollout in _finished(store):
+        key = json.dumps(to_json(rollout.input), sort_keys=True)
+        read = conversation_of(await evidence(store, rollout))
+        own = by_task.setdefault(key, [])
+        if isinstance(read, str):
+            found.excluded[read] += 1
+        else:
+            own.append(read)
+    for conversations in by_task.values():
+        pair = pair_of(conversations, margin)
+        if isinstance(pair, str):
+            found.excluded[pair] += 1
+        else:
+            found.pairs.append(pair)
+    return found
+
+
+def pair_of(conversations: Sequence[Conversation], margin: float) -> dict[str, Any] | PairExclusion:
+    """Return the pair of one task, or why there is none. Of several rollouts of equal reward the first counts."""
+    if len(conversations) < 2:
+        return "too_few"
+    best = max(conversations, key=lambda each: each.reward)
+    worst = min(conversations, key=lambda each: each.reward)
+    if not best.reward - worst.reward > margin:
+        return "tie"
+    if (best.prompt, best.tools) != (worst.prompt, worst.tools):
+        return "prompts_differ"
+    pair: dict[str, Any] = {"prompt": best.prompt, "chosen": best.answer, "rejected": worst.answer}
+    if best.tools:
+        pair["tools"] = best.tools
+    rewards = {"chosen_reward": best.reward, "rejected_reward": worst.reward}
+    return masked({**pair, **rewards, "chosen_rollout": best.rollout_id, "rejected_rollout": worst.rollout_id})
+
+
+def conversation_of(found: Evidence) -> Conversation | PairExclusion:
+    """Return what a rollout said, or why it cannot be compared."""
+    if found.reward is None:
+        return "no_reward"
+    calls = [call for call in TraceToMessages().adapt(found.counted) if call["messages"]]
+    if not calls:
+        return "no_conversation"
+    prompt, whole = list(calls[0]["messages"][:-1]), list(calls[-1]["messages"])
+    is_one = all(
+        later["messages"][: len(earlier["messages"])] == earlier["messages"]
+        for earlier, later in itertools.pairwise(calls)
+    )
+    if not is_one:
+        return "several_conversations"
+    if not prompt or whole[-1].get("role") != "assistant":
+        return "no_conversation"
+    tools = calls[0]["tools"]
+    said = [_for_templates(message) for message in whole]
+    return Conversation(
+        found.rollout.rollout_id, found.reward, said[: len(prompt)], said[len(prompt) :], list(tools) if tools else None
+    )
+
+
+def write_pairs(found: Pairs, path: Path) -> None:
+    """Write the pairs as JSON Lines, in a file that only its owner reads.
+
+    Raises:
+        BadRequestError: the file is there already.
+    """
+    if path.exists():
+        raise BadRequestError(f"{str(path)!r} is there already; choose another file")
+    with open_private(path, "w") as file:
+        for pair in found.pairs:
+            file.write(json_text(json.dumps(pair, ensure_ascii=False)) + "\n")
+
+
+async def _finished(store: LightningStore) -> AsyncIterable[Rollout]:
+    async for page in pages_of(store.query_rollouts, sort_by="start_time"):
+        for rollout in page:
+            if rollout.mode not in ("val", "test") and rollout.status in FINISHED:
+                yield rollout
+
+
+def _for_templates(message: Message) -> Message:
+    """Return a message with the arguments of its tool calls as chat templates want them: objects, not their text."""
+    calls = cast("list[dict[str, Any]]", message.get("tool_calls") or [])
+    if not calls:
+        return message
+    return {**message, "tool_calls": [{**c, "function": _with_object(c["function"])} for c in calls]}
+
+
+def _with_object(function: dict[str, Any]) -> dict[str, Any]:
+    try:
+        arguments = json.loads(function.get("arguments") or "{}")
+    except (TypeError, ValueError):  # the model wrote no JSON: the text is what it said
+        return function
+    return {**function, "arguments": arguments} if isinstance(arguments, dict) else function

@@ -1,0 +1,181 @@
+"""The result of a run, and the clock of its figures."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from operator import itemgetter
+from pathlib import Path
+from typing import Protocol
+
+from typing_extensions import override
+
+from agentlightning.engine.decode_thread import EngineStats
+from agentlightning.evaluation.paired import PairedComparison, compare_rewards
+from agentlightning.field_help import explain_fields
+from agentlightning.training.progress import StepFigures
+from agentlightning.utils.system_snapshot import thread_cpu_seconds
+
+_SERVER_THREADS = ("agl-server", "agl-sqlite", "agl-store", "agl-reaper")
+
+
+RIGHT = 0.5
+"""Between the rewards of a run all of whose held-out rewards are 0 or 1."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The result of one evaluation, in the order of the tasks."""
+
+    step: int
+    """Updates that the weights had seen."""
+    sampling: str
+    """`sampled` (at the temperature of training) or `greedy`."""
+    rewards: list[float | None]
+    """None where the rollout failed or earned nothing."""
+    rollout_ids: list[str]
+    seconds: float
+    solved_above: float | None = None
+    """A task counts as solved when its reward is above this; None for rewards of 0 and 1 only."""
+    follows_graded: bool = False
+    """Whether an earlier evaluation of the run has rewards other than 0 and 1."""
+
+    @property
+    def solved(self) -> list[bool] | None:
+        """Whether each task was solved; a failed rollout solved nothing. None for graded rewards without
+        `solved_above`."""
+        if self.solved_above is None and self.is_graded:
+            return None
+        limit = RIGHT if self.solved_above is None else self.solved_above
+        return [reward is not None and reward > limit for reward in self.rewards]
+
+    @property
+    def accuracy(self) -> float | None:
+        """Share of the tasks that were solved; None where `solved` is."""
+        solved = self.solved
+        return None if solved is None else sum(solved) / max(1, len(solved))
+
+    @property
+    def mean_reward(self) -> float | None:
+        """Mean over the tasks with a reward; None without any."""
+        earned = [reward for reward in self.rewards if reward is not None]
+        return math.fsum(earned) / len(earned) if earned else None
+
+    @property
+    def is_graded(self) -> bool:
+        """Whether a reward, of this evaluation or an earlier one of the run, is neither 0 nor 1."""
+        return self.follows_graded or any(reward not in (None, 0.0, 1.0) for reward in self.rewards)
+
+    def compare(self, other: Evaluation) -> PairedComparison:
+        """Return whether a later evaluation of the same tasks is better, by the paired test of `compare_rewards`."""
+        return compare_rewards(self.rewards, other.rewards)
+
+    def change_from_best(self, earlier: Iterable[Evaluation]) -> dict[str, float]:
+        """Return how this one differs from the best earlier one of its `sampling`, over the tasks that have a reward in
+        both: see `StepFigures.held_out_change`. Empty without such a task."""
+        known = [(e.mean_reward, e) for e in earlier if e.sampling == self.sampling and e.mean_reward is not None]
+        mean, best = max(known, key=itemgetter(0), default=(0.0, None))
+        pairs = None if best is None else best.compare(self)
+        if best is None or pairs is None or pairs.difference is None:
+            return {}
+        rewards = [reward for reward in (*best.rewards, *self.rewards) if reward is not None]
+        figures = {"best": mean, "updates": best.step, "change": pairs.difference.mean}
+        return {**figures, "range": max(rewards) - min(rewards), "p_value": pairs.p_value, "pairs": pairs.pairs}
+
+    @override
+    def __str__(self) -> str:
+        share = "" if self.accuracy is None else f" ({self.accuracy:.1%} solved)"
+        return f"mean reward {_mean(self)} {self.sampling}{share}"
+
+    @property
+    def failed(self) -> int:
+        """Rollouts without a reward."""
+        return sum(reward is None for reward in self.rewards)
+
+
+@explain_fields
+@dataclass
+class GRPOResult:
+    """The result of a run, which the Trainer offers as `trainer.result`."""
+
+    output_dir: Path
+    """Where model and metrics lie."""
+    steps: int
+    """Updates that were taken."""
+    evaluations: list[Evaluation] = field(default_factory=list[Evaluation])
+    """Each evaluation, in the order in which they were made."""
+    metrics: list[StepFigures] = field(default_factory=list[StepFigures])
+    """The figures of each step."""
+    train_seconds: float = 0.0
+    """From the first step to the last, evaluations between steps left out."""
+    late_calls: dict[str, int] = field(default_factory=dict[str, int])
+    """Model calls that ended after the last step had closed, by the reason of their exclusion."""
+
+    @property
+    def model_path(self) -> Path:
+        """Where the trained model is."""
+        return self.output_dir / "model"
+
+    def evaluation(self, sampling: str, *, last: bool) -> Evaluation | None:
+        """Return the first or the last evaluation with this `sampling` (`sampled` or `greedy`)."""
+        matches = [e for e in self.evaluations if e.sampling == sampling]
+        return (matches[-1] if last else matches[0]) if matches else None
+
+    @override
+    def __str__(self) -> str:
+        lines = [f"{self.steps} updates, {self.train_seconds:.1f} s of training"]
+        rewards = [step.mean_reward for step in self.metrics if step.mean_reward is not None]
+        if rewards:
+            lines[0] += f", mean reward of a step {rewards[0]:.3f} -> {rewards[-1]:.3f}"
+        for sampling in dict.fromkeys(each.sampling for each in self.evaluations):
+            matches = [each for each in self.evaluations if each.sampling == sampling]
+            first, last = matches[0], matches[-1]
+            means, paired = f"mean reward {_mean(first)} -> {_mean(last)}", first.compare(last)
+            if first.accuracy is not None and last.accuracy is not None:
+                means += f" ({first.accuracy:.1%} -> {last.accuracy:.1%} solved)"
+            test = f"{paired.verdict}, p = {paired.p_value:.2g} ({paired.method})"
+            lines.append(f"{len(first.rewards)} held-out tasks, {sampling}: {means}; {test}")
+        calls = sum(step.calls_captured for step in self.metrics)
+        trained = sum(step.calls_trained for step in self.metrics)
+        late = sum(self.late_calls.values())
+        lines.append(
+            f"{calls + late} model calls, {trained} trained, {calls - trained + late} excluded (agl runs ledger)"
+        )
+        return "\n".join([*lines, f"the model is in {self.model_path}"])
+
+
+def _mean(one: Evaluation) -> str:
+    return "-" if one.mean_reward is None else f"{one.mean_reward:.3f}"
+
+
+class CountsTokens(Protocol):
+    """An engine, or several."""
+
+    def stats(self) -> EngineStats:
+        """Return sums since the start."""
+        ...
+
+
+class StepClock:
+    """Measures one step: wall seconds by phase, CPU seconds of the servers' threads, tokens generated."""
+
+    def __init__(self, engines: CountsTokens) -> None:
+        self._engine = engines
+        self._began = self._sampled = time.monotonic()
+        self._cpu = thread_cpu_seconds(_SERVER_THREADS)
+        self._engine_before = engines.stats()
+
+    def sampled(self) -> None:
+        """The rollouts of the step are there."""
+        self._sampled = time.monotonic()
+
+    def stop(self) -> tuple[dict[str, float], dict[str, float], int]:
+        """Return seconds by phase, CPU seconds, and tokens."""
+        before, after = self._engine_before, self._engine.stats()
+        generate = after.busy_seconds - before.busy_seconds
+        wait = max(0.0, self._sampled - self._began - generate)
+        seconds = {"generate": generate, "wait": wait, "train": time.monotonic() - self._sampled}
+        cpu = {"store_and_gateway": thread_cpu_seconds(_SERVER_THREADS) - self._cpu}
+        return seconds, cpu, after.completion_tokens - before.completion_tokens

@@ -1,0 +1,103 @@
+"""The chat endpoint over VERL's client: what is served, what is refused, where a reply ends. Needs no verl."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+import pytest
+
+from agentlightning.demo.model import make_tokenizer
+from agentlightning.engine.chat_server import ChatServer, ServedAs
+
+TOKEN = "a-token-of-this-test-alone"
+Ask = Callable[..., Awaitable[tuple[int, Any]]]
+
+
+class Client:
+    """Generates as VERL's client does, but always the same text."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokens: list[int] = tokenizer.encode("12+34", add_special_tokens=False)
+        self.logprobs: list[float] | None = [-0.5] * len(self.tokens)
+        self.asked: list[dict[str, Any]] = []
+
+    async def generate(self, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Any:
+        self.asked.append(sampling_params)
+        return SimpleNamespace(token_ids=self.tokens, log_probs=self.logprobs, extra_fields={"global_steps": 3})
+
+
+@pytest.fixture
+async def served() -> AsyncGenerator[tuple[Client, Ask]]:
+    tokenizer: Any = make_tokenizer()
+    client = Client(tokenizer)
+    as_policy = ServedAs("policy", frozenset((tokenizer.eos_token_id,)), len(tokenizer), 256, 16, 0, "agl.VERL")
+    server = ChatServer(client, tokenizer, as_policy, token=TOKEN)
+    await server.start("127.0.0.1")
+    body = {"model": "policy", "messages": [{"role": "user", "content": "1"}]}
+    body |= {"logprobs": True, "return_token_ids": True}
+
+    async def ask(*, token: str = TOKEN, **fields: Any) -> tuple[int, Any]:
+        headers = {"Authorization": f"Bearer {token}"}
+        address = f"{server.base_url}/chat/completions"
+        async with aiohttp.ClientSession() as http, http.post(address, json=body | fields, headers=headers) as reply:
+            return reply.status, await reply.json()
+
+    try:
+        yield client, ask
+    finally:
+        server.stop()
+
+
+async def test_a_reply_has_the_tokens_their_probabilities_and_the_version(
+    served: tuple[Client, Ask],
+) -> None:
+    client, ask = served
+    _, reply = await ask(temperature=0.7, max_tokens=5, n=2)
+    assert [choice["token_ids"] for choice in reply["choices"]] == [client.tokens] * 2
+    assert [one["logprob"] for one in reply["choices"][0]["logprobs"]["content"]] == client.logprobs
+    assert reply["system_fingerprint"] == "agl-w3"
+    assert reply["choices"][0]["finish_reason"] == "length"
+    assert client.asked[0] == {"temperature": 0.7, "top_p": 1.0, "max_tokens": 5, "logprobs": True}
+
+
+async def test_a_reply_ends_at_a_stop_text_with_the_tokens_up_to_it(served: tuple[Client, Ask]) -> None:
+    client, ask = served
+    _, reply = await ask(stop=["+"])
+    choice = reply["choices"][0]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("stop", "12")
+    assert choice["token_ids"] == client.tokens[: len(choice["token_ids"])]
+    assert len(choice["token_ids"]) < len(client.tokens)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"response_format": {"type": "json_object"}}, {"frequency_penalty": 0.5}, {"top_logprobs": 2}, {"min_tokens": 2}],
+)
+async def test_what_would_be_drawn_from_another_distribution_is_refused(
+    served: tuple[Client, Ask], fields: dict[str, Any]
+) -> None:
+    client, ask = served
+    status, reply = await ask(**fields)
+    assert status == 400
+    assert "agl.VERL serves temperature" in reply["error"]["message"]
+    assert client.asked == []
+
+
+async def test_an_engine_without_probabilities_is_an_error_and_not_a_reply(
+    served: tuple[Client, Ask],
+) -> None:
+    client, ask = served
+    client.logprobs = None
+    status, reply = await ask()
+    assert status == 500
+    assert "tokens and 0 log-probabilities" in reply["error"]["message"]
+
+
+async def test_nobody_is_answered_without_the_token(served: tuple[Client, Ask]) -> None:
+    client, ask = served
+    status, _ = await ask(token="another")
+    assert status == 401
+    assert client.asked == []

@@ -1,0 +1,107 @@
+"""Decoding by rows that come and go gives what one sequence at a time gives, and draws from the right distribution."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import pytest
+import torch
+
+from agentlightning.engine import decoder as decode
+from agentlightning.engine.completion import Completion
+from agentlightning.engine.decoder import Decoder, generate
+from agentlightning.training.learner.policy import Policy
+
+
+def completions(count: int, **settings: float) -> list[Completion]:
+    """Prompts of different lengths, with limits that end them at different times."""
+    return [
+        Completion([10 + (n * 7 + k) % 60 for k in range(1 + n % 9)], 1 + (n * 5) % 13, seed=n, **settings)
+        for n in range(count)
+    ]
+
+
+def slowly(policy: Policy, completion: Completion) -> list[int]:
+    """The greedy tokens by a whole forward pass per token, without any cache."""
+    tokens = list(completion.prompt_ids)
+    for _ in range(completion.max_new_tokens):
+        with torch.no_grad():
+            tokens.append(int(policy.model(torch.tensor([tokens])).logits[0, -1].argmax()))
+        if tokens[-1] in policy.eos_ids:
+            break
+    return tokens[len(completion.prompt_ids) :]
+
+
+def test_greedy_tokens_equal_those_of_whole_forward_passes(policy: Policy) -> None:
+    made = completions(20, temperature=0.0)
+    generate(Decoder(policy.model, policy.eos_ids), made, max_batch=6)
+    assert [completion.token_ids for completion in made] == [slowly(policy, completion) for completion in made]
+
+
+def test_a_completion_does_not_depend_on_how_many_share_the_batch(policy: Policy) -> None:
+    found: list[list[list[int]]] = []
+    for max_batch in (1, 5, 64):
+        made = completions(20)
+        generate(Decoder(policy.model, policy.eos_ids), made, max_batch=max_batch)
+        found.append([completion.token_ids for completion in made])
+        assert all(len(c.token_ids) == len(c.logprobs) for c in made)
+        assert {c.finish_reason for c in made} <= {"stop", "length"}
+    assert found[0] == found[1] == found[2]
+
+
+def test_prompts_beyond_the_bound_of_one_forward_are_read_in_parts(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, parts = completions(12, temperature=0.0), completions(12, temperature=0.0)
+    generate(Decoder(policy.model, policy.eos_ids), whole)
+    monkeypatch.setattr(decode, "PREFILL_TOKENS", 10)
+    generate(Decoder(policy.model, policy.eos_ids), parts)
+    assert [c.token_ids for c in whole] == [c.token_ids for c in parts]
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_tokens_are_drawn_as_often_as_their_log_probability_says(policy: Policy, temperature: float) -> None:
+    made = [Completion([20, 21, 22], 1, temperature, seed=n) for n in range(4000)]
+    generate(Decoder(policy.model, ()), made, max_batch=4000)
+    with torch.no_grad():
+        logits = policy.model(torch.tensor([[20, 21, 22]])).logits[0, -1]
+    expected = (logits / temperature).log_softmax(dim=-1)
+    for completion in made[:50]:
+        assert completion.logprobs[0] == pytest.approx(float(expected[completion.token_ids[0]]), abs=1e-4)
+    counts = Counter(completion.token_ids[0] for completion in made)
+    for token, logprob in enumerate(expected.tolist()):
+        p = math.exp(logprob)
+        assert abs(counts[token] / 4000 - p) < 6 * math.sqrt(p / 4000)
+
+
+def test_top_p_draws_from_the_likeliest_tokens_only_and_reports_the_whole_distribution(policy: Policy) -> None:
+    with torch.no_grad():
+        likely = policy.model(torch.tensor([[20, 21]])).logits[0, -1].softmax(dim=-1)
+    ordered = likely.sort(descending=True)
+    nucleus = set(ordered.indices[: int((ordered.values.cumsum(0) < 0.3).sum()) + 1].tolist())
+    made = [Completion([20, 21], 1, 1.0, 0.3, seed=n) for n in range(500)]
+    generate(Decoder(policy.model, ()), made, max_batch=500)
+    assert {completion.token_ids[0] for completion in made} == nucleus
+    assert math.exp(made[0].logprobs[0]) == pytest.approx(float(likely[made[0].token_ids[0]]), rel=1e-3)
+
+
+def test_the_token_that_ends_the_sequence_is_kept(policy: Policy) -> None:
+    [probe] = completions(1, temperature=0.0)
+    generate(Decoder(policy.model, ()), [probe])
+    made = Completion(probe.prompt_ids, 10, 0.0)
+    generate(Decoder(policy.model, {probe.token_ids[0]}), [made])
+    assert (made.token_ids, made.finish_reason) == (probe.token_ids[:1], "stop")
+
+
+def test_weights_that_give_no_number_are_an_error(policy: Policy) -> None:
+    with torch.no_grad():
+        next(policy.model.parameters()).fill_(math.nan)
+    with pytest.raises(FloatingPointError, match="no finite probabilities"):
+        Decoder(policy.model, ()).add([Completion([20], 3)])
+
+
+def test_a_model_without_plain_attention_is_refused(policy: Policy) -> None:
+    policy.model.config.layer_types = ["linear_attention", "full_attention"]
+    with pytest.raises(ValueError, match="linear_attention"):
+        Decoder(policy.model, ())

@@ -1,0 +1,213 @@
+"""Templates and tokenizers of Qwen, Llama and SmolLM: the next prompt begins with exactly the tokens so far.
+
+Where it does not, the seam says why. The templates are those of the models' public cards, the vision parts left out.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentlightning.adapter.calls.calls import model_calls
+from agentlightning.adapter.rows.samples import samples_from_calls
+from agentlightning.adapter.rows.seams import describe
+from agentlightning.engine.chat import ChatFormat, message_body
+from agentlightning.engine.request.tool_calls import parse_reply, syntax_of
+from tests.adapter.span_maker import spoken_call
+from tests.engine.family_tokenizers import END, tokenizer_of
+
+TEMPLATES = {path.stem: path.read_text() for path in (Path(__file__).parent / "templates").glob("*.jinja")}
+FAMILY = {name: "llama3" if name == "llama3_1" else "smollm2" if name == "smollm2" else "qwen" for name in TEMPLATES}
+TOOLS: list[dict[str, Any]] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "description": "The weather of a city.",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}},
+        },
+    }
+]
+HERMES = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo", "days": 12}}\n</tool_call>'
+CALLS = {
+    "qwen2_5": HERMES,
+    "qwen3": f"<think>\nI'd better look.\n</think>\n\n{HERMES}",
+    "qwen3_coder": "<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</parameter>\n<parameter=days>\n12\n"
+    "</parameter>\n</function>\n</tool_call>",
+    "llama3_1": '{"name": "weather", "parameters": {"city": "Oslo", "days": 12}}',
+}
+"""What each model says, when it says it as its template does."""
+
+
+class Talk:
+    """A conversation of one model, token in, token out."""
+
+    def __init__(self, template: str, size: str) -> None:
+        self.family = FAMILY[template]
+        tokenizer = copy.deepcopy(tokenizer_of(self.family, size))
+        tokenizer.chat_template = TEMPLATES[template]
+        self.tokenizer = tokenizer
+        self.format = ChatFormat(tokenizer)
+        self.messages: list[dict[str, Any]] = [{"role": "user", "content": "Is it cold in Oslo, in the next 12 days?"}]
+        self.tools: list[dict[str, Any]] | None = None
+        self.spans: list[Any] = []
+
+    def say(self, text: str) -> list[int]:
+        """Let the model say this; return all tokens of the call."""
+        prompt = self.format.prompt_ids(self.messages, self.tools)
+        said = [*self.tokenizer(text, add_special_tokens=False)["input_ids"]]
+        said.append(self.tokenizer.convert_tokens_to_ids(END[self.family]))
+        sent = [{"role": m["role"], "content": m.get("content") or ""} for m in self.messages]
+        number = len(self.spans) // 2 + 1
+        self.spans += spoken_call(f"c{number}", number, prompt, said, sent, text)
+        reply = self.format.reply(said[:-1], with_tools=self.tools is not None)
+        self.messages.append(json.loads(json.dumps(message_body(reply))))  # as a client gets it and sends it back
+        return [*prompt, *said]
+
+    def hear(self, role: str, text: str) -> list[int]:
+        """Add what the agent says; return the tokens of the next prompt."""
+        self.messages.append({"role": role, "content": text})
+        return self.format.prompt_ids(self.messages, self.tools)
+
+
+@pytest.fixture(params=["small", "whole"])
+def size(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.mark.parametrize("template", sorted(TEMPLATES))
+def test_a_turn_of_words_continues_the_tokens_so_far(template: str, size: str) -> None:
+    talk = Talk(template, size)
+    for said, heard in (("It is cold: bring a coat.\n\n1. a scarf", "And café 漢字?"), ("Yes, 12 of them.", "Thanks")):
+        tokens = talk.say(said)
+        assert talk.hear("user", heard)[: len(tokens)] == tokens
+
+
+@pytest.mark.parametrize("template", sorted(CALLS))
+def test_a_turn_with_a_tool_continues_the_tokens_so_far(template: str, size: str) -> None:
+    talk = Talk(template, size)
+    talk.tools = TOOLS
+    tokens = talk.say(CALLS[template])
+    [call] = talk.messages[-1]["tool_calls"]
+    assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == (
+        "weather",
+        {"city": "Oslo", "days": 12},
+    )
+    assert talk.hear("tool", "2 degrees")[: len(tokens)] == tokens
+    more = talk.say("It is cold.")
+    assert more[: len(tokens)] == tokens
+    [row] = samples_from_calls(model_calls(talk.spans)).samples
+    assert row.token_ids == more
+
+
+def test_thinking_that_the_template_leaves_out_is_named_where_the_row_parts(size: str) -> None:
+    talk = Talk("qwen3", size)
+    talk.say("<think>\nI'd say it's cold.\n</think>\n\nBring a coat.")
+    talk.hear("user", "And gloves?")
+    talk.say("Yes.")
+    calls = model_calls(talk.spans)
+
+    def decode(ids: Any) -> str:
+        return talk.format.text(list(ids))
+
+    reading = samples_from_calls(calls, decode=decode)
+    assert len(reading.samples) == 2
+    [seam] = reading.seams
+    assert seam.cause == "template"
+    assert "template (it leaves out the thinking of that reply)" in describe(seam, calls, decode)
+
+
+# --- the syntaxes ---------------------------------------------------------------------------------------------------
+
+
+def test_the_syntax_is_that_of_the_template() -> None:
+    found = {name: syntax_of(text) for name, text in TEMPLATES.items()}
+    assert found == {
+        "llama3_1": "llama3_json",
+        "qwen2_5": "hermes",
+        "qwen3": "hermes",
+        "qwen3_coder": "qwen3_coder",
+        "smollm2": "hermes",
+    }
+
+
+@pytest.mark.parametrize(
+    ("syntax", "text", "calls"),
+    [
+        ("hermes", f"Let me look.\n{HERMES}", [("weather", {"city": "Oslo", "days": 12})]),
+        ("hermes", '<tool_call>[{"name": "a", "arguments": {}}, {"name": "b"}]</tool_call>', [("a", {}), ("b", {})]),
+        ("llama3_json", '<|python_tag|>{"name": "a", "parameters": {"x": 1}}', [("a", {"x": 1})]),
+        (
+            "llama3_json",
+            '{"name": "a", "parameters": {}}; {"name": "b", "arguments": {"y": "é"}}',
+            [("a", {}), ("b", {"y": "é"})],
+        ),
+        ("llama3_json", '[{"name": "a", "arguments": {}}]', [("a", {})]),
+        (
+            "qwen3_coder",
+            "<tool_call>\n<function=run>\n<parameter=code>\nif a:\n    b\n</parameter>\n<parameter=n>\n[1]\n"
+            "</parameter>\n</function>\n</tool_call>",
+            [("run", {"code": "if a:\n    b", "n": [1]})],
+        ),
+        (
+            "qwen3_coder",
+            "<tool_call><function=find><parameter=word>NaN</parameter></function></tool_call>",
+            [("find", {"word": "NaN"})],
+        ),
+    ],
+)
+def test_calls_are_read(syntax: Any, text: str, calls: list[Any]) -> None:
+    reply = parse_reply(text, syntax)
+    assert [(call.name, json.loads(call.arguments)) for call in reply.tool_calls] == calls
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"type": "string"}, "123", "123"),
+        ({"type": "string"}, "null", "null"),
+        ({"type": "string"}, '{"a": 1}', '{"a": 1}'),
+        ({"type": "string"}, '"quoted"', '"quoted"'),
+        ({"type": ["string", "integer"]}, "123", 123),
+        ({"type": ["string", "integer"]}, "1.5", "1.5"),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "null", None),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "true", "true"),
+        ({"type": "number"}, "12", 12),
+        ({"type": "boolean"}, "true", True),
+        ({"type": "object"}, '{"a": [1]}', {"a": [1]}),
+        ({"type": "integer"}, "about 12", "about 12"),
+        ({"description": "of any type"}, "123", 123),
+        ("no schema", "123", 123),
+    ],
+)
+def test_a_value_in_a_tag_is_of_the_type_that_the_tools_schema_gives_it(schema: Any, text: str, value: object) -> None:
+    chat = Talk("qwen3_coder", "small").format
+    tool = {"type": "function", "function": {"name": "find", "parameters": {"properties": {"word": schema}}}}
+    said = f"<tool_call>\n<function=find>\n<parameter=word>\n{text}\n</parameter>\n</function>\n</tool_call>"
+    [call] = chat.read(said, [tool]).tool_calls
+    assert json.loads(call.arguments) == {"word": value}
+
+
+@pytest.mark.parametrize(
+    ("syntax", "text"),
+    [
+        ("hermes", '<tool_call>{"name": "a", "arguments": [1]}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "a"} and more</tool_call>'),
+        ("hermes", '{"name": "a", "arguments": {}}'),
+        ("llama3_json", 'I call {"name": "a", "parameters": {}}'),
+        ("llama3_json", '{"name": "a", "parameters": {}} so it is'),
+        ("llama3_json", '{"answer": 42}'),
+        ("llama3_json", '{"name": "Ann", "age": 3}'),
+        ("llama3_json", "[" * 100_000),
+        ("llama3_json", ""),
+        ("qwen3_coder", "<tool_call><function=a><parameter=x>1</function></tool_call>"),
+        ("qwen3_coder", '<tool_call>{"name": "a", "arguments": {}}</tool_call>'),
+    ],
+)
+def test_what_is_no_call_stays_text(syntax: Any, text: str) -> None:
+    reply = parse_reply(text, syntax)
+    assert (reply.content, reply.tool_calls) == (text, ())

@@ -1,0 +1,71 @@
+"""A seed follows from the rollout's place and from what it asks, not from when it asks or in which attempt."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from agentlightning.engine.request.fields import RequestError
+from agentlightning.engine.seeds import ArrivalSeeds, PlaceSeeds
+
+_PLACES = {"ro/1": "step 1, task 0, sample 0", "ro-2": "step 1, task 0, sample 1"}
+
+
+async def place_of(rollout_id: str) -> str | None:
+    return _PLACES.get(rollout_id)
+
+
+async def seeds_of(seeds: PlaceSeeds, attempt: str, *prompts: list[int]) -> list[int]:
+    place, found = await seeds.place(attempt), list[int]()
+    for prompt in prompts:
+        with seeds.draw(attempt, place, prompt) as seed:
+            found.append(seed)
+    return found
+
+
+async def test_attempts_of_one_rollout_draw_the_same_and_everything_else_draws_apart() -> None:
+    seeds = PlaceSeeds(7, place_of)
+    turns = await seeds_of(seeds, "ro%2F1/a", [1], [1, 2], [1])
+    assert len(set(turns)) == 3
+    other_order = await seeds_of(PlaceSeeds(7, place_of), "ro%2F1/b", [1, 2], [1], [1])
+    assert other_order == [turns[1], turns[0], turns[2]]
+    assert await seeds_of(seeds, "ro%2F1/c", [1], [1, 2], [1]) == turns
+    assert not set(await seeds_of(seeds, "ro-2/a", [1], [1, 2], [1])) & set(turns)
+    assert not set(await seeds_of(PlaceSeeds(8, place_of), "ro%2F1/a", [1], [1, 2], [1])) & set(turns)
+
+
+async def test_calls_side_by_side_draw_apart_and_one_that_broke_off_is_asked_again() -> None:
+    seeds = PlaceSeeds(7, place_of)
+    place = await seeds.place("ro-2/a")
+    with seeds.draw("ro-2/a", place, [1]) as first, seeds.draw("ro-2/a", place, [1]) as second:
+        assert first != second
+    with pytest.raises(asyncio.CancelledError), seeds.draw("ro-2/a", place, [1]) as third:
+        raise asyncio.CancelledError
+    with seeds.draw("ro-2/a", place, [1]) as again:
+        assert again == third not in (first, second)
+
+
+async def test_a_call_that_is_made_again_after_its_reply_was_lost_draws_what_it_drew() -> None:
+    seeds = PlaceSeeds(7, place_of)
+    [first] = await seeds_of(seeds, "ro-2/a/call-1", [1])
+    [second] = await seeds_of(seeds, "ro-2/a/call-2", [1])
+    assert await seeds_of(seeds, "ro-2/a/call-1", [1]) == [first] != [second]
+    place = await seeds.place("ro-2/a/call-3")
+    with seeds.draw("ro-2/a/call-3", place, [1]) as again:
+        with pytest.raises(asyncio.CancelledError), seeds.draw("ro-2/a/call-3", place, [1]) as broken:
+            raise asyncio.CancelledError
+        assert (again == broken, await seeds_of(seeds, "ro-2/a/call-4", [1]) == [again]) == (True, False)
+
+
+@pytest.mark.parametrize(("attempt", "told"), [(None, "past the gateway"), ("ro-9/a", "'ro-9'")])
+async def test_who_has_no_place_is_refused(attempt: str | None, told: str) -> None:
+    with pytest.raises(RequestError, match=told):
+        await PlaceSeeds(7, place_of).place(attempt)
+
+
+async def test_by_default_arrival_decides() -> None:
+    one, two = ArrivalSeeds(3), ArrivalSeeds(3)
+    assert await one.place(None) == ""
+    with one.draw(None, "", [1]) as first, two.draw("x", "", [2]) as same, one.draw(None, "", [1]) as second:
+        assert first == same != second

@@ -1,0 +1,209 @@
+"""The rules of promotion, one by one: what passes, what does not, and with which reason."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentlightning.evaluation.betting import Stopping
+from agentlightning.evaluation.gate import judge_promotion
+from agentlightning.evaluation.result import EvaluatedRollout, EvaluatedTask, EvaluationResult
+from agentlightning.evaluation.rules import PromotionRules
+
+
+def result(rewards: Sequence[float | None], slices: Sequence[str] = (), **figures: Any) -> EvaluationResult:
+    """One sample of each task."""
+    tasks = (
+        EvaluatedTask(
+            number,
+            (EvaluatedRollout(f"ro-{number}", "scored" if reward is not None else "fault", reward, 2.0, **figures),),
+            (slices[number],) if slices else (),
+        )
+        for number, reward in enumerate(rewards)
+    )
+    return EvaluationResult(tuple(tasks))
+
+
+def failed(before: EvaluationResult, after: EvaluationResult, **rules: Any) -> list[str]:
+    """The rules that the candidate fails."""
+    found = judge_promotion(before, after, PromotionRules(**rules))
+    assert found.promoted == (not found.reasons)
+    return [rule.rule for rule in found.rules if not rule.passed]
+
+
+def test_a_candidate_that_is_better_is_promoted() -> None:
+    found = judge_promotion(result([0.0] * 10), result([1.0] * 8 + [0.0] * 2))
+    assert found.promoted
+    assert [rule.rule for rule in found.rules] == ["better", "significant", "missing", "slices"]
+    assert str(found).startswith("promoted: better: 8 tasks gained, 0 lost of 10 pairs")
+
+
+@pytest.mark.parametrize(
+    ("rewards", "rules", "broken"),
+    [
+        ([0.0] * 10, {}, ["better", "significant"]),
+        ([1.0] * 4 + [0.0] * 6, {}, ["significant"]),
+        ([1.0] * 6 + [0.0] * 4, {}, []),
+        ([1.0] * 6 + [0.0] * 4, {"significance": 0.01}, ["significant"]),
+        ([1.0] * 6 + [0.0] * 4, {"min_difference": 0.6}, ["better"]),
+        ([1.0] * 6 + [0.0] * 4, {"min_difference": 0.59}, []),
+        ([-1.0] * 10, {}, ["better"]),  # significant, and worse
+        ([1.0] * 9 + [None], {}, ["missing"]),
+        ([1.0] * 9 + [None], {"max_missing": 0.1}, []),
+        ([None] * 10, {}, ["better", "significant", "missing"]),
+    ],
+)
+def test_the_whole_table_of_rules(rewards: list[float | None], rules: dict[str, Any], broken: list[str]) -> None:
+    assert failed(result([0.0] * 10), result(rewards), **rules) == broken
+
+
+SLICES = ["easy"] * 40 + ["hard"] * 10
+
+
+def test_a_slice_that_is_worse_stops_a_candidate_that_is_better_on_the_whole() -> None:
+    before, after = result([0.0] * 40 + [1.0] * 10, SLICES), result([1.0] * 40 + [0.0] * 10, SLICES)
+    found = judge_promotion(before, after)
+    assert found.reasons == ["slices: worse in hard; worse: p below 0.05 among 2 slices (Holm)"]
+    assert [(part.name, part.worse, part.p_value) for part in found.slices] == [
+        ("easy", False, pytest.approx(2 * 2 / 2**40)),
+        ("hard", True, pytest.approx(2 / 2**10)),
+    ]
+    assert failed(before, after, check_slices=False) == []
+    assert failed(before, after, slice_significance=0.001) == []
+
+
+def test_a_slice_that_falls_too_far_is_named_even_if_it_could_be_chance() -> None:
+    before, after = result([0.0] * 40 + [1.0] * 10, SLICES), result([1.0] * 48 + [0.0] * 2, SLICES)
+    assert failed(before, after) == []
+    assert failed(before, after, max_slice_drop=0.1) == ["slices"]
+    assert failed(before, after, max_slice_drop=0.2) == []
+
+
+def test_of_many_slices_none_is_worse_by_chance_alone() -> None:
+    """Six losses of six have p = 0.03: enough of one slice, not of twenty."""
+    lost = [1.0] * 6
+    names = [f"s{number // 6:02}" for number in range(120)]
+    both = result([0.5] * 114 + lost, names), result([0.5] * 114 + [0.0] * 6, names)
+    assert "slices" not in failed(*both)
+    assert "slices" in failed(*both, max_slice_drop=0.5)
+    alone = result(lost, names[-6:]), result([0.0] * 6, names[-6:])
+    assert "slices" in failed(*alone)
+
+
+def test_dimensions_have_floors_and_ceilings() -> None:
+    before = result([0.0] * 10, dimensions={"safe": 1.0, "cost": 0.1}, tokens=100)
+    after = result([1.0] * 10, dimensions={"safe": 0.9, "cost": 0.2}, tokens=400)
+    limits = {"floors": {"safe": 0.95, "reward": 1.0}, "ceilings": {"cost": 0.2, "seconds": 2.0, "tokens": 300}}
+    assert failed(before, after, **limits) == ["floor safe", "ceiling tokens"]
+    found = judge_promotion(before, after, PromotionRules(**limits))  # type: ignore[arg-type]
+    assert "ceiling tokens: mean 400; at most 300" in found.reasons
+    assert [part.name for part in found.dimensions] == ["safe", "cost"]
+
+
+def test_a_dimension_named_as_a_figure_of_rollouts_is_told_apart_from_it() -> None:
+    before = result([0.0] * 10)
+    after = result([1.0] * 10, dimensions={"seconds": 9.0}, tokens=400)  # of each rollout 2 seconds
+    with pytest.raises(ValueError, match=r"hold 'reward\.seconds' or 'rollout\.seconds' against the ceiling"):
+        failed(before, after, ceilings={"seconds": 5.0})
+    assert failed(before, after, ceilings={"reward.seconds": 5.0, "rollout.seconds": 5.0}) == ["ceiling reward.seconds"]
+    assert failed(before, after, ceilings={"tokens": 400, "rollout.tokens": 399}) == ["ceiling rollout.tokens"]
+
+
+def test_slices_that_did_not_fit_into_the_record_do_not_pass_silently() -> None:
+    before, after = result([0.0] * 10), result([1.0] * 10)
+    assert failed(before, after) == []
+    assert failed(before, replace(after, left_out=("samples",))) == []
+    assert failed(before, replace(after, left_out=("samples", "slices"))) == ["slices"]
+    assert failed(replace(before, left_out=("slices",)), after) == ["slices"]
+    assert failed(before, replace(after, left_out=("slices",)), check_slices=False) == []
+
+
+@pytest.mark.parametrize("after", [result([1.7e308] * 3), result([1.0] * 3, dimensions={"cost": -1e101})])
+def test_rewards_too_large_to_be_compared_are_wrong_input(after: EvaluationResult) -> None:
+    with pytest.raises(ValueError, match=r"rewards of at most 1e\+100 can be compared.*; got (1.7e\+308|-1e\+101)"):
+        judge_promotion(result([0.0] * 3), after)
+
+
+def test_samples_that_failed_count_as_missing_and_not_as_low_rewards() -> None:
+    def sampled(*rewards: float | None) -> EvaluatedTask:
+        rollouts = (EvaluatedRollout("", "scored" if r is not None else "fault", r, 1.0) for r in rewards)
+        return EvaluatedTask("task", tuple(rollouts))
+
+    before = EvaluationResult((sampled(0.0, 0.0),) * 10)
+    after = EvaluationResult((sampled(1.0, None),) * 10)
+    found = judge_promotion(before, after)
+    assert found.after is not None
+    assert found.after.mean == 1.0
+    [reason] = found.reasons
+    assert reason.startswith("missing: 50.0% of the candidate's samples on the 10 tasks that the baseline scored have")
+
+
+def test_tasks_are_paired_by_what_they_are_and_those_left_out_are_missing() -> None:
+    before = result([0.0] * 20)
+    after = result([1.0] * 20)
+    shuffled = list(after.tasks)
+    random.Random(0).shuffle(shuffled)
+    assert judge_promotion(before, EvaluationResult(tuple(shuffled))).promoted
+    fewer = EvaluationResult(after.tasks[:10])
+    assert failed(before, fewer) == ["missing"]
+    stopped = EvaluationResult(after.tasks[:10], stopping=Stopping("better", 0.01, 10, 10, "baseline"))
+    found = judge_promotion(before, stopped)
+    assert found.comparison.method == "sequential test"
+    assert "missing" not in [rule.rule for rule in found.rules if not rule.passed]
+    # where the baseline was stopped early, who leaves out its tasks still lacks them
+    base = EvaluationResult(before.tasks[:10], stopping=Stopping("worse", 0.01, 10, 10, "threshold 0.8"))
+    assert failed(base, after) == []
+    assert failed(base, EvaluationResult(after.tasks[:9])) == ["missing"]
+
+
+@given(st.lists(st.sampled_from([None, 0.0, 0.25, 1.0]), min_size=1, max_size=40), st.randoms())
+@settings(max_examples=60, deadline=None)
+def test_nothing_is_promoted_over_itself_and_the_json_is_json(rewards: list[float | None], rng: random.Random) -> None:
+    names = [rng.choice("ab") for _ in rewards]
+    found = judge_promotion(result(rewards, names), result(rewards, names))
+    assert not found.promoted
+    assert not any(part.worse for part in found.slices)
+    told = json.loads(json.dumps(found.as_json(), allow_nan=False))
+    assert told["tasks"] == {"before": len(rewards), "after": len(rewards), "shared": len(rewards)}
+
+
+@pytest.mark.parametrize(
+    ("rules", "said"),
+    [
+        ({"significance": 5}, "significance=5"),
+        ({"slice_significance": 0.0}, "slice_significance=0.0"),
+        ({"min_difference": -0.1}, "min_difference=-0.1"),
+        ({"max_slice_drop": float("nan")}, "max_slice_drop=nan"),
+        ({"max_missing": 5}, "max_missing=5"),
+        ({"floors": {"a": float("inf")}}, "limit of 'a'"),
+    ],
+)
+def test_rules_that_cannot_be_are_refused(rules: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        PromotionRules(**rules)
+
+
+@pytest.mark.parametrize(
+    ("rules", "said"),
+    [
+        ({"floors": {"saef": 1.0}}, "no figure 'saef' to hold against a floor; did you mean 'safe'"),
+        ({"ceilings": {"tokens": 1.0}}, "has recorded no 'tokens' to hold against a ceiling"),
+    ],
+)
+def test_a_limit_of_a_figure_that_is_not_recorded_is_wrong_input(rules: dict[str, Any], said: str) -> None:
+    before = result([0.0] * 3, dimensions={"safe": 1.0})
+    with pytest.raises(ValueError, match=said):
+        judge_promotion(before, before, PromotionRules(**rules))
+
+
+def test_other_tasks_are_wrong_input() -> None:
+    other = EvaluationResult((EvaluatedTask("other", ()),))
+    with pytest.raises(ValueError, match="of 2 and 1 tasks none is on both sides"):
+        judge_promotion(result([1.0, 0.0]), other)

@@ -1,0 +1,138 @@
+"""Weak point 11: what a model wrote, against the seed's placeholders, engine, fences and braces."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import agentlightning as agl
+from agentlightning.prompt_search.candidates import check_version, gaps_shown, placeholders, same_text
+
+Engine = Any
+
+
+def template(text: str, engine: Engine = "f-string") -> agl.PromptTemplate:
+    return agl.PromptTemplate(template=text, engine=engine)
+
+
+SEED = template("Answer {question} for {user}.")
+INDEXED = template("Answer {task[question]} in {price:.2f}.")
+
+
+@pytest.mark.parametrize(
+    ("text", "becomes"),
+    [
+        ("{question}, {user}!", "{question}, {user}!"),
+        ("```\n{question} {user}\n```", "{question} {user}"),
+        ("```text\n{question} {user}\n```\n", "{question} {user}"),
+        ("Here it is:\n\n~~~\n{question} {user}\n~~~\nGood luck!", "{question} {user}"),
+        ('{question} {user} as {"a": {"b": 1}}', '{question} {user} as {{"a": {{"b": 1}}}}'),
+        ('{question} {user} as {{"a": 1}} or {"b": 2}', '{question} {user} as {{"a": 1}} or {{"b": 2}}'),
+        ("{question} {user} {} {0} }", "{question} {user} {{}} {{0}} }}"),
+        ("{question!r} {user:>10}", "{question!r} {user:>10}"),
+        ("{question} {user} {\n}", "{question} {user} {{\n}}"),
+    ],
+)
+def test_what_can_be_put_right_is(text: str, becomes: str) -> None:
+    checked = check_version(text, SEED)
+    assert checked.problems == ()
+    assert checked.template == template(becomes)
+    checked.template.format(question="q", user="u")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "The text is empty."),
+        ("```\n\n```", "The text is empty."),
+        ("{question}", "The placeholder {user} is missing."),
+        ("{question} {user} {name}", "There is no placeholder {name}."),
+        ("x" * 40_000, "The text has 40000 characters; at most 32000 are allowed."),
+        ("{question} {user.__class__}", "The placeholder {user} is missing."),
+    ],
+)
+def test_what_cannot_is_told(text: str, problem: str) -> None:
+    checked = check_version(text, SEED)
+    assert checked.template is None
+    assert problem in checked.problems
+
+
+def test_gaps_with_a_key_or_a_format_stay_as_the_seed_has_them() -> None:
+    assert check_version("{task[question]} {price:.1f}", INDEXED).problems == ()
+    assert check_version("{task} {price}", INDEXED).problems == ()
+    assert check_version("{price} {task[answer]}", INDEXED).problems == ("The placeholder {task} is missing.",)
+    assert gaps_shown(INDEXED) == ["{price}", "{task[question]}"]
+
+
+def test_a_fence_of_the_template_itself_stays() -> None:
+    seed = template("Write {question} as\n```\ncode\n```\nand stop.")
+    text = "Write {question} briefly as\n```\ncode\n```\nand stop."
+    assert check_version(text, seed).template == template(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["```x\n" * 100_000, "`" * 400_000 + "\n", "~~~\n~~~x\n" * 50_000, "{question" * 3_500 + "}"]
+)
+def test_a_long_text_of_marks_takes_no_longer_than_another(text: str) -> None:
+    """Time grows with the length: with its square these would take minutes."""
+    check_version(text, template("Write {question}"))
+    check_version(text, template("Write {question} as\n```\ncode\n```\nand stop."))
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("Here:\n```text\nWrite {question}.\n```", "Write {question}."),
+        ("~~~\nWrite\n```\n{question}\n~~~\n", "Write\n```\n{question}"),
+        ("```\n{question}\n````\n", "```\n{question}\n````\n"),
+        ("```\na {question}\n```\n```\nb\n```", "```\na {question}\n```\n```\nb\n```"),
+    ],
+)
+def test_the_only_fence_is_taken_off_and_others_stay(text: str, found: str) -> None:
+    assert check_version(text, template("Write {question}")).template == template(found)
+
+
+def test_jinja_keeps_its_variables_and_its_syntax() -> None:
+    seed = template("{% for item in items %}{{ item }}{% endfor %} {{ user }}", "jinja")
+    assert set(placeholders(seed)) == {"items", "user"}
+    assert check_version('{"a": 1} {{ items | join(",") }} {{ user }}', seed).problems == ()
+    assert check_version("{{ items }} {{ user }} {{ config }}", seed).problems == (
+        "There is no placeholder {{ config }}.",
+    )
+    [problem] = check_version("{% for item in items %}{{ user }}", seed).problems
+    assert problem.startswith("The template cannot be read: ")
+
+
+def test_markup_stays_markup() -> None:
+    seed = template("<poml><task>Answer {{ question }}</task></poml>", "poml")
+    assert check_version("<poml><role>R</role><task>{{question}}</task></poml>", seed).problems == ()
+    assert "no well-formed markup" in check_version("<poml><task>{{question}}</poml>", seed).problems[0]
+    assert check_version("<poml>hello</poml>", seed).problems == ("The placeholder {{ question }} is missing.",)
+
+
+def test_versions_that_differ_in_white_space_are_the_same() -> None:
+    assert same_text(template("a  b\n c ")) == same_text(template("a b c"))
+    assert same_text(template("a b")) != same_text(template("ab"))
+
+
+@given(st.text(alphabet=st.sampled_from('{}[]!:. \n`"aqu')) | st.text())
+def test_whatever_a_model_writes_is_told_or_can_be_filled(text: str) -> None:
+    checked = check_version(text + "{question}{user}", SEED)
+    if checked.template is None:
+        assert checked.problems
+        return
+    try:
+        filled = checked.template.format(question="Q1", user="U1")
+    except ValueError:  # a format specification that a text does not take, such as `{q:a}`
+        filled = "Q1U1" if re.search(r"\{(question|user)[!:]", checked.template.template) else ""
+    assert filled.endswith("Q1U1")
+
+
+@given(st.text(alphabet=st.sampled_from('{}%# \n`"aqu')))
+def test_whatever_a_model_writes_in_jinja_is_told_or_can_be_read(text: str) -> None:
+    checked = check_version(text, template("{{ u }}", "jinja"))
+    assert (checked.template is None) == bool(checked.problems)

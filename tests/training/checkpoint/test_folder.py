@@ -1,0 +1,184 @@
+"""A checkpoint is there whole or not at all, whatever interrupts its writing, and a broken one is known as broken."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import agentlightning as agl
+from agentlightning.training.checkpoint.folder import (
+    BrokenCheckpointError,
+    CheckpointFolder,
+    read_checkpoint,
+)
+
+_WRITER = """
+import sys, time
+from pathlib import Path
+from agentlightning.training.checkpoint.folder import CheckpointFolder
+
+def fill(folder):
+    (folder / "weights").write_bytes(b"x" * 1000)
+    print("half", flush=True)
+    time.sleep(60)
+
+CheckpointFolder(sys.argv[1]).write(2, fill, {})
+"""
+
+
+def fill(text: str) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        (folder / "weights").write_text(text)
+        (folder / "part").mkdir()
+        (folder / "part" / "more").write_text(text * 2)
+
+    return write
+
+
+def test_what_was_written_is_read_with_its_facts(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path / "checkpoints")
+    assert folder.last_good() is None
+    written = folder.write(3, fill("abc"), {"digest": "d"})
+    assert folder.last_good() == written == read_checkpoint(tmp_path / "checkpoints" / "checkpoint-3")
+    assert (written.path / "part" / "more").read_text() == "abcabc"
+    assert written.facts == {"digest": "d"}
+    assert oct((written.path / "weights").stat().st_mode & 0o777) == "0o600"
+
+
+def test_old_ones_are_removed_and_the_newest_stay(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path, limit=2)
+    for step in (1, 2, 3, 10):
+        folder.write(step, fill(str(step)), {})
+    assert folder.steps() == [3, 10]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-10", "checkpoint-3"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lambda path: os.truncate(path / "weights", 1), "weights has 1 bytes instead of 3"),
+        (lambda path: (path / "weights").write_text("abd"), "weights is not what was written"),
+        (lambda path: (path / "part" / "more").unlink(), "part/more is missing"),
+        (lambda path: (path / "manifest.json").unlink(), "manifest.json is missing"),
+        (lambda path: os.truncate(path / "manifest.json", 20), "manifest.json"),
+    ],
+)
+def test_a_broken_one_is_named_and_the_one_before_it_is_used(
+    tmp_path: Path, damage: Callable[[Path], object], told: str
+) -> None:
+    folder = CheckpointFolder(tmp_path)
+    good = folder.write(1, fill("abc"), {})
+    broken = folder.write(2, fill("abc"), {})
+    damage(broken.path)
+    with pytest.raises(BrokenCheckpointError, match=told):
+        read_checkpoint(broken.path)
+    assert folder.last_good() == good
+    assert folder.last_good(before=1) is None
+
+
+def test_a_later_format_is_refused_by_its_number(tmp_path: Path) -> None:
+    written = CheckpointFolder(tmp_path).write(1, fill("abc"), {})
+    manifest = written.path / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"format": 1', '"format": 7'))
+    with pytest.raises(agl.BadRequestError, match="format 7"):
+        read_checkpoint(written.path)
+    with pytest.raises(agl.BadRequestError, match="no folder"):
+        read_checkpoint(tmp_path / "nowhere")
+
+
+def test_a_writer_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path, limit=1)
+    good = folder.write(1, fill("abc"), {})
+
+    def fails(path: Path) -> None:
+        (path / "weights").write_text("half")
+        raise KeyboardInterrupt
+
+    for step in (1, 2):
+        with pytest.raises(KeyboardInterrupt):
+            folder.write(step, fails, {})
+        assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1"]
+        assert folder.last_good() == good
+
+
+def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
+    """The system refuses to write more than so many bytes to a file, as it does on a full disk."""
+    folder = CheckpointFolder(tmp_path, limit=1)
+    good = folder.write(1, fill("abc"), {})
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            folder.write(2, lambda path: (path / "weights").write_bytes(b"x" * 20_000) and None, {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1"]
+    assert folder.last_good() == good
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+def test_a_disk_without_room_leaves_what_was_there(tmp_path: Path) -> None:
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(tmp_path)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"no disk can be mounted here: {mounted.stderr.decode()}")
+    try:
+        folder = CheckpointFolder(tmp_path, limit=1)
+        good = folder.write(1, fill("abc"), {})
+        with pytest.raises(OSError, match="No space left"):
+            folder.write(2, lambda path: (path / "weights").write_bytes(b"x" * 1_000_000) and None, {})
+        assert folder.steps() == [1]
+        assert folder.last_good() == good
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def test_a_writer_that_is_killed_leaves_what_was_there(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path)
+    good = folder.write(1, fill("abc"), {})
+    with subprocess.Popen([sys.executable, "-c", _WRITER, str(tmp_path)], stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == b"half\n"
+        os.kill(writer.pid, signal.SIGKILL)
+    assert len(list(tmp_path.iterdir())) == 2
+    assert folder.last_good() == good
+    folder.tidy()
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1"]
+
+
+def test_one_that_was_killed_between_its_two_renamings_is_put_right(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path)
+    good = folder.write(1, fill("abc"), {})
+    shutil.move(good.path, tmp_path / ".replaced-1")
+    folder.tidy()
+    assert folder.last_good() == good
+
+
+def test_whoever_looks_for_the_last_good_one_leaves_alone_what_is_being_written(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path)
+    good = folder.write(1, fill("abc"), {})
+
+    def look_meanwhile(path: Path) -> None:
+        assert CheckpointFolder(tmp_path).last_good() == good
+        fill("def")(path)
+        assert CheckpointFolder(tmp_path).last_good() == good
+
+    assert folder.write(2, look_meanwhile, {}) == folder.last_good()
+
+
+def test_the_one_just_written_stays_beside_a_later_one_that_is_broken(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path, limit=1)
+    (folder.write(10, fill("abc"), {}).path / "weights").unlink()
+    written = folder.write(7, fill("abc"), {})
+    assert folder.last_good() == written
+    folder.write(8, fill("abc"), {})
+    assert folder.steps() == [8, 10]

@@ -1,0 +1,103 @@
+"""A step that is taken again from its records gives what was recorded, and what was changed since is found."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import agentlightning as agl
+from agentlightning.cli import main
+from agentlightning.errors import GoneError
+from agentlightning.training.checkpoint.replay import replay
+from agentlightning.training.checkpoint.trained import trained_in
+from tests.training.checkpoint.test_resume import run
+
+
+def ask(folder: Path, step: int, run_id: str = "named") -> Any:
+    async def opened() -> Any:
+        store = agl.SQLiteLightningStore(folder / "store.db")
+        try:
+            return await replay(store, run_id, step)
+        finally:
+            await store.close()
+
+    return asyncio.run(opened())
+
+
+@pytest.fixture(scope="module")
+def played(untrained_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of five steps, whose checkpoints of steps 4 and 5 are left."""
+    folder = tmp_path_factory.mktemp("played")
+    settings = {"num_iterations": 2, "minibatch_rollouts": 3, "lr_scheduler_type": "linear", "deterministic": False}
+    run(untrained_model, folder, agl.SQLiteLightningStore(folder / "store.db"), **settings)
+    return folder
+
+
+def test_steps_from_a_checkpoint_and_from_the_beginning_are_the_same_bit_for_bit(played: Path) -> None:
+    last, third = ask(played, 5), ask(played, 3)
+    assert (last.differences, last.updates) == ([], 1)
+    assert last.source.endswith("checkpoint-4")
+    assert (third.differences, third.updates) == ([], 3)
+    assert third.tokens > 0
+
+
+def test_the_command_says_what_it_found(played: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", "named", "--step", "5", "--store", str(played / "store.db")]) == 0
+    assert "the same, bit for bit" in capsys.readouterr().out
+    assert main(["replay", "named", "--step", "9", "--store", str(played / "store.db")]) == 2
+    assert "has steps up to 5" in capsys.readouterr().err
+    assert main(["replay", "nobody", "--step", "1", "--store", str(played / "store.db")]) == 2
+
+
+def test_a_run_whose_folder_was_moved_is_found_where_it_is(
+    played: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store, moved = ["--store", str(played / "store.db")], tmp_path / "elsewhere"
+    (played / "run").rename(moved)
+    try:
+        assert main(["replay", "named", "--step", "5", "--folder", str(moved), *store]) == 0
+        assert f"from {moved}/checkpoints/checkpoint-4: 1 updates" in capsys.readouterr().out
+        assert main(["replay", "named", "--step", "5", *store]) != 0
+        said = capsys.readouterr().err
+        assert f"is not at '{played / 'run'}'" in said
+        assert "--folder" in said
+        assert main(["serve", "named", *store]) == 2
+        said = capsys.readouterr().err
+        assert f"'{played / 'run'}/checkpoints/checkpoint-5', where no folder is now" in said
+        assert trained_in(moved).path == moved / "checkpoints" / "checkpoint-5"
+    finally:
+        moved.rename(played / "run")
+
+
+def test_a_changed_record_is_found(untrained_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(untrained_model, tmp_path, agl.SQLiteLightningStore(tmp_path / "store.db"), max_steps=2, save_steps=1)
+
+    async def change() -> None:
+        store = agl.SQLiteLightningStore(tmp_path / "store.db")
+        records = list(await store.query_run_records("named", step_from=2))
+        await store.rewind_run("named", 1)
+        for record in records:
+            for call in record.data.get("calls", ()):
+                call["advantage"] *= 2
+        await store.add_run_records("named", records)
+        await store.close()
+
+    asyncio.run(change())
+    assert main(["replay", "named", "--step", "2", "--store", str(tmp_path / "store.db")]) == 1
+    said = capsys.readouterr().out
+    assert "differs: weights after step 2" in said
+    assert "differs: loss" in said
+    assert "log-probabilities" not in said
+
+
+def test_records_without_tokens_and_a_folder_that_is_gone_are_told(untrained_model: Path, tmp_path: Path) -> None:
+    store = agl.SQLiteLightningStore(tmp_path / "store.db")
+    run(untrained_model, tmp_path, store, max_steps=1, record_tokens="none")
+    with pytest.raises(GoneError, match="0 are recorded with their tokens: train with record_tokens='all'"):
+        ask(tmp_path, 1)
+    (tmp_path / "run").rename(tmp_path / "elsewhere")
+    with pytest.raises(GoneError, match="is not at"):
+        ask(tmp_path, 1)

@@ -1,0 +1,86 @@
+"""A policy that is read back goes on bit for bit as the one that was written would have."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from agentlightning.adapter.rows.samples import Sample
+from agentlightning.training.checkpoint.folder import BrokenCheckpointError
+from agentlightning.training.checkpoint.weights import (
+    ADAPTER,
+    digest_of,
+    fingerprint_of,
+    restore_policy,
+    save_policy,
+)
+from agentlightning.training.learner.policy import Policy
+
+_ROWS = [Sample(str(n), "a", [11, 12, 20 + n], [0, 0, 1], [0.0, 0.0, -3.0], [], []) for n in range(6)]
+_ADVANTAGES = [1.0, -1.0, 0.5, -0.5, 2.0, -2.0]
+
+
+def learn(policy: Policy) -> dict[str, float]:
+    return policy.update(_ROWS, _ADVANTAGES, num_iterations=2, minibatch_rollouts=2).figures
+
+
+@pytest.mark.parametrize("lora", [None, {"r": 4, "target_modules": ["q_proj", "v_proj"]}])
+def test_the_next_updates_are_the_same_bit_for_bit(model_folder: Path, tmp_path: Path, lora: Any) -> None:
+    policy = Policy.load(model_folder, learning_rate=1e-2, lora=lora, seed=3)
+    untrained = digest_of(policy)
+    learn(policy)
+    digest = digest_of(policy)
+    assert digest != untrained
+    save_policy(policy, tmp_path)
+    figures = learn(policy)
+
+    torch.rand(3)
+    source = model_folder if (tmp_path / ADAPTER).is_file() else tmp_path
+    again = Policy.load(source, learning_rate=1e-2, lora=lora, seed=3)
+    restore_policy(again, tmp_path, weight_version=1, digest=digest)
+    assert digest_of(again) == digest
+    assert learn(again) == figures
+    assert digest_of(again) == digest_of(policy)
+    assert again.weight_version == policy.weight_version == 2
+
+
+def test_a_full_disk_is_an_error_of_the_system(model_folder: Path, tmp_path: Path) -> None:
+    policy = Policy.load(model_folder)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            save_policy(policy, tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_transformers_reads_a_checkpoint_as_a_model(model_folder: Path, tmp_path: Path) -> None:
+    policy = Policy.load(model_folder, learning_rate=1e-2)
+    learn(policy)
+    save_policy(policy, tmp_path)
+    read = AutoModelForCausalLM.from_pretrained(tmp_path).state_dict()
+    assert all(torch.equal(value, read[name]) for name, value in policy.model.state_dict().items())
+
+
+def test_other_weights_than_were_written_are_refused(model_folder: Path, tmp_path: Path) -> None:
+    policy = Policy.load(model_folder)
+    save_policy(policy, tmp_path)
+    with pytest.raises(BrokenCheckpointError, match="not 1234"):
+        restore_policy(policy, tmp_path, weight_version=1, digest="1234")
+
+
+def test_a_changed_file_changes_the_fingerprint_of_a_model(model_folder: Path, tmp_path: Path) -> None:
+    policy = Policy.load(model_folder)
+    policy.save(tmp_path / "one")
+    before = fingerprint_of(tmp_path / "one")
+    (tmp_path / "one").rename(tmp_path / "two")
+    assert fingerprint_of(tmp_path / "two") == before
+    with (tmp_path / "two" / "config.json").open("a") as file:
+        file.write(" ")
+    assert fingerprint_of(tmp_path / "two") != before

@@ -1,0 +1,68 @@
+"""Advantages of tokens: those of VERL on random batches, and those computed by hand for a rollout of several turns."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agentlightning.adapter.rows.samples import Sample
+from agentlightning.training.critic.credit import with_credit
+from agentlightning.training.critic.critic_settings import CriticSettings
+from agentlightning.training.critic.gae import gae, whitened
+from agentlightning.training.learner.batch import make_batch
+
+GOLDEN: list[dict[str, Any]] = json.loads(
+    (Path(__file__).parents[1] / "losses" / "golden" / "golden.json").read_text()
+)["critic"]
+
+
+@pytest.mark.parametrize("case", range(4))
+@pytest.mark.parametrize("batch", GOLDEN, ids=["batch 0", "batch 1"])
+def test_advantages_and_returns_are_those_of_verl(batch: dict[str, Any], case: int) -> None:
+    gamma, lam, advantages, returns = batch["estimates"][case]
+    mask = torch.tensor(batch["mask"]) > 0
+    assert not mask.all()
+    found, of = gae(torch.tensor(batch["rewards"]), torch.tensor(batch["values"]), mask, gamma=gamma, lam=lam)
+    assert torch.allclose(whitened(found, mask)[mask], torch.tensor(advantages)[mask], rtol=0, atol=1e-6)
+    assert torch.allclose(of[mask], torch.tensor(returns)[mask], rtol=0, atol=1e-6)
+
+
+def test_credit_passes_over_tool_tokens_and_rows_in_the_order_of_the_calls() -> None:
+    """Calls 0 and 2 are in one row with a tool's tokens between them, call 1 is in a row of its own."""
+    first = Sample("r", "a", [1, 5, 6, 9, 9, 7], [0, 1, 1, 0, 0, 1], [0, -1, -1, 0, 0, -1], [], [])
+    second = Sample("r", "a", [1, 8], [0, 1], [0, -1], [], [])
+    first.turns.extend([(0, 2), (2, 1)])
+    second.turns.append((1, 1))
+    batch = make_batch([second, first], [1.0, 1.0])
+    values = torch.tensor([[0.0, 0.3, 0, 0, 0, 0], [0.0, 0.1, 0.2, 0.7, 0.7, 0.5]])
+    penalty = torch.zeros_like(values)
+    penalty[1, 1] = 0.05  # only the first token has gone from the reference
+    found = with_credit(batch, values, penalty, CriticSettings(gamma=0.9, lam=0.5, whiten_advantages=False))
+    # tokens in order: 5 (0.1), 6 (0.2), 8 (0.3), 7 (0.5, and the reward of 1)
+    of_7 = 1 - 0.5
+    of_8 = 0.9 * 0.5 - 0.3 + 0.45 * of_7
+    of_6 = 0.9 * 0.3 - 0.2 + 0.45 * of_8
+    of_5 = -0.05 + 0.9 * 0.2 - 0.1 + 0.45 * of_6
+    assert found.advantages.tolist()[0] == pytest.approx([0, of_8, 0, 0, 0, 0], abs=1e-6)
+    assert found.advantages.tolist()[1] == pytest.approx([0, of_5, of_6, 0, 0, of_7], abs=1e-6)
+    assert found.returns is not None
+    assert found.returns.tolist()[1] == pytest.approx([0, of_5 + 0.1, of_6 + 0.2, 0, 0, 1.0], abs=1e-6)
+
+
+def test_rollouts_do_not_see_each_other_and_the_order_of_rows_changes_nothing() -> None:
+    rows = [Sample(name, "a", [1, 2, 3], [0, 1, 1], [0, -1, -1], [], [], None, [(0, 2)]) for name in "xyz"]
+    values = torch.tensor([[0.0, 0.1, 0.2], [0.0, 0.3, 0.4], [0.0, 0.5, 0.6]])
+    critic = CriticSettings(whiten_advantages=False)
+    whole = with_credit(make_batch(rows, [1.0, 0.0, 2.0]), values, torch.zeros(3, 3), critic)
+    turned = with_credit(make_batch(rows[::-1], [2.0, 0.0, 1.0]), values.flip(0), torch.zeros(3, 3), critic)
+    assert torch.equal(whole.advantages, turned.advantages.flip(0))
+    alone = with_credit(make_batch(rows[1:2], [0.0]), values[1:2], torch.zeros(1, 3), critic)
+    assert torch.equal(whole.advantages[1:2], alone.advantages)
+
+
+def test_one_token_alone_is_whitened_to_nothing() -> None:
+    assert whitened(torch.tensor([3.0, 9.0]), torch.tensor([True, False])).tolist() == [0.0, 0.0]

@@ -1,0 +1,385 @@
+"""A whole run of VERL on the processor: real store, gateway, runners and Ray, and VERL's own trainer: `make test-verl`.
+
+The platform and the engine over transformers are test code (`cpu_platform.py`); VERL's trainer, agent loops, transfer
+of weights, FSDP workers, validation and checkpoints are its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import agentlightning as agl
+from agentlightning.errors import GoneError
+from agentlightning.store import LightningStore
+from agentlightning.training.checkpoint.replay import replay
+from agentlightning.training.runs.ledger_record import numbers_of
+from tests.algorithm.parts import ask, calls_of, rollouts_of, save_untrained_model, say
+
+pytest.importorskip("verl", reason="verl is in an environment of its own: make test-verl")
+
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(3600)]
+
+TASKS = ["one", "two", "three", "four"]
+_PATIENCE = 1200
+"""Seconds for a run on a busy machine, where it takes ten times as long as on a quiet one."""
+
+
+@pytest.fixture(scope="module")
+def untrained_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_untrained_model(tmp_path_factory.mktemp("model"))
+
+
+def config(model: Path, folder: Path, **trainer: Any) -> dict[str, Any]:
+    plain = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
+    return {
+        "actor_rollout_ref": {
+            "model": {
+                "path": str(model),
+                "override_config": {"attn_implementation": "sdpa"},
+                "use_remove_padding": False,
+                "enable_gradient_checkpointing": False,
+            },
+            "actor": {
+                "strategy": "fsdp2",
+                "ppo_mini_batch_size": 4,
+                "ppo_max_token_len_per_gpu": 4096,
+                "use_torch_compile": False,
+                "optim": {"lr": 5e-3, "weight_decay": 0},
+                "fsdp_config": {"strategy": "fsdp2", "use_torch_compile": False, "mixed_precision": plain},
+            },
+            "rollout": {"name": "hfcpu", "n": 4, "tensor_model_parallel_size": 1, "agent": {"num_workers": 1}},
+        },
+        "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu": 4096,
+        "data": {"train_batch_size": 4, "max_prompt_length": 64, "max_response_length": 16},
+        "trainer": {"device": "cpu", "n_gpus_per_node": 1, "nnodes": 1, "total_training_steps": 2, **trainer},
+        "reward.num_workers": 1,
+        "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
+        "ray_kwargs.ray_init": {"num_cpus": 16, "num_gpus": 1, "object_store_memory": 300_000_000},
+        "agentlightning": {"output_dir": str(folder), "max_completion_length": 4, "progress": "none"},
+    }
+
+
+def fit(agent: Any, settings: dict[str, Any], *, store: LightningStore, run_id: str | None = None, **data: Any) -> Any:
+    trainer = agl.Trainer(
+        algorithm=agl.VERL(settings),
+        strategy="shm",
+        store=store,
+        runner={"type": "agentlightning.LitAgentRunner", "concurrency": 8},
+        **({} if run_id is None else {"run_id": run_id}),
+    )
+    trainer.fit(agent, train_dataset=TASKS, **data)
+    return trainer.result
+
+
+def digits(text: str) -> float:
+    return sum(character.isdigit() for character in text) / max(1, len(text))
+
+
+async def test_two_steps_of_sixteen_rollouts_are_exact_in_rewards_ledger_and_probabilities(
+    untrained_model: Path, tmp_path: Path
+) -> None:
+    """Rollouts of two calls with rows of their own, one that crashes in each step, and held-out tasks."""
+    turns = itertools.count()
+
+    @agl.rollout
+    def agent(task: str, llm: agl.LLM, rollout: agl.Rollout) -> float:
+        place = rollout.metadata or {}
+        if rollout.mode == "train" and (place["task"], place["sample"]) == (1, 2):
+            raise RuntimeError("the tool broke")
+        first = ask(llm, [say(task)])["content"]
+        second = ask(llm, [say(f"{task} {next(turns)}")])["content"]
+        return digits(first + second)
+
+    store = agl.InMemoryLightningStore()
+    settings = config(untrained_model, tmp_path / "run", save_freq=1)
+    result = fit(agent, settings, store=store, run_id="exact", val_dataset=["five", "six"])
+    rollouts = await rollouts_of(store)
+    assert len(rollouts) == 32
+    assert [(step.rollouts_done, step.rollouts_failed) for step in result.metrics] == [(15, 1)] * 2
+    for step in result.metrics:
+        excluded = sum(step.calls_excluded.values())
+        assert step.calls_captured == step.calls_trained + excluded
+        assert step.update["sampler_difference"] < 1e-4
+        assert step.update["first_ratio_error"] < 1e-3
+        assert step.update["steps"] == math.ceil(step.update["rows"] / 16)  # mini-batches of 4 tasks of 4 rollouts
+    captured = sum(step.calls_captured for step in result.metrics) + sum(result.late_calls.values())
+    assert captured == len(await calls_of(store, rollouts))
+    assert result.steps == 2
+    assert [(e.step, e.sampling) for e in result.evaluations] == [
+        (0, "sampled"),
+        (0, "greedy"),
+        (2, "sampled"),
+        (2, "greedy"),
+    ]
+
+    records = await store.query_run_records("exact", kind_in=["ledger"])
+    entries = {str(record.name): record.data for record in records.items}
+    assert set(entries) == {rollout.rollout_id for rollout in rollouts}
+    groups: dict[tuple[Any, Any], list[dict[str, Any]]] = {}
+    for rollout in rollouts:
+        entry, place = entries[rollout.rollout_id], rollout.metadata or {}
+        if entry["reward"] is not None:
+            groups.setdefault((place["step"], place["task"]), []).append(entry)
+    learned = 0
+    for group in groups.values():  # GRPO's advantage (arXiv:2402.03300, section 4.1.2), once per rollout
+        rewards = [entry["reward"] for entry in group]
+        middle, spread = statistics.mean(rewards), statistics.stdev(rewards)
+        for entry in group:
+            for call in entry["calls"]:
+                if call["ending"] == "trained":
+                    learned += 1
+                    assert call["advantage"] == pytest.approx((entry["reward"] - middle) / (spread + 1e-6), abs=1e-5)
+    assert learned == sum(step.calls_trained for step in result.metrics) > 0
+    for entry in entries.values():
+        _check_tokens(entry)
+    saved = tmp_path / "run" / "verl" / "global_step_1" / "actor" / "huggingface"
+    first = [entries[rollout.rollout_id] for rollout in rollouts if (rollout.metadata or {})["step"] == 1]
+    assert result.metrics[0].update["update_kl"] == pytest.approx(_moved(first, saved), rel=1e-2)
+    assert result.metrics[0].update["update_kl"] != pytest.approx(result.metrics[0].update["approx_kl"], rel=0.1)
+    with pytest.raises(GoneError, match="was trained by VERL"):
+        await replay(store, "exact", 1)
+
+    from transformers import AutoModelForCausalLM
+
+    AutoModelForCausalLM.from_pretrained(result.model_path)
+    assert (tmp_path / "run" / "checkpoints" / "checkpoint-2" / "verl.json").exists()
+
+
+def _moved(entries: list[dict[str, Any]], saved: Path) -> float:
+    """Return the estimated divergence of the weights before an update from those after it, over all trained tokens."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(saved).eval()
+    moved: list[float] = []
+    for row in (numbers_of(row) for entry in entries for row in entry.get("rows", [])):
+        tokens = torch.tensor([row["tokens"]])
+        with torch.no_grad():
+            every = model(tokens).logits[0].log_softmax(dim=-1)
+        places = [place for place, trained in enumerate(row["mask"]) if trained]
+        after = [float(every[place - 1, tokens[0, place]]) for place in places]
+        moved += [math.exp(b - a) - 1 - (b - a) for a, b in zip(row["trainer_logprobs"], after, strict=True)]
+    return statistics.mean(moved)
+
+
+def _check_tokens(entry: dict[str, Any]) -> None:
+    """The record holds of each trained token what VERL's loss began with, and nothing of what it did inside."""
+    trained = [call for call in entry["calls"] if call["ending"] == "trained"]
+    rows = [(row, numbers_of(row)) for row in entry.get("rows", [])]
+    assert {row["row"] for row, _ in rows} == {call["row"] for call in trained}
+    assert sum(len(seen["advantage"]) for _, seen in rows) == sum(call["tokens"] for call in trained)
+    for _, seen in rows:
+        assert set(seen) == {"tokens", "mask", "engine_logprobs", "trainer_logprobs", "entropy", "advantage"}
+        assert list(seen["trainer_logprobs"]) == pytest.approx(list(seen["engine_logprobs"]), abs=1e-4)
+        assert list(seen["advantage"]) == pytest.approx([trained[0]["advantage"]] * sum(seen["mask"]), abs=1e-6)
+        assert all(0 < value < 12 for value in seen["entropy"])
+        assert all(value < 0 for value in seen["engine_logprobs"])
+
+
+async def test_what_teaches_nothing_moves_no_weights_and_several_workers_serve(
+    untrained_model: Path, tmp_path: Path
+) -> None:
+    """Step 1 leaves one task a lone rollout; in step 2 all rewards are equal."""
+
+    @agl.rollout
+    def agent(task: str, llm: agl.LLM, rollout: agl.Rollout) -> float:
+        place = rollout.metadata or {}
+        if place["step"] == 1 and place["task"] == 0 and place["sample"]:
+            raise RuntimeError("the tool broke")
+        reply = ask(llm, [say(task)])["content"]
+        return 0.9 if place["step"] == 2 else digits(reply) + place["sample"] / 10
+
+    store = agl.InMemoryLightningStore()
+    settings = config(untrained_model, tmp_path / "run", total_training_steps=3)
+    settings["actor_rollout_ref"]["rollout"]["agent"]["num_workers"] = 2
+    settings["agentlightning"]["record_tokens"] = "none"
+    result = fit(agent, settings, store=store, run_id="idle")
+    first, second, third = result.metrics
+    assert (first.calls_trained, first.calls_excluded) == (12, {"no_group": 1})
+    assert (second.calls_trained, second.calls_excluded) == (0, {"equal_rewards": 16})
+    assert [step.update["steps"] for step in result.metrics] == [1, 0, 1]
+    assert third.calls_trained == 16
+    assert result.steps == 2
+    calls = await calls_of(store, await rollouts_of(store))
+    assert {call.weight_version for call in calls} == {0, 1}
+    records = await store.query_run_records("idle", kind_in=["ledger"])
+    assert not any("rows" in record.data for record in records.items)
+
+
+async def test_adapters_learn_are_served_and_are_in_the_model_that_is_left(
+    untrained_model: Path, tmp_path: Path
+) -> None:
+    """LoRA, with a validation after each step: VERL hands the engine the adapters alone."""
+
+    @agl.rollout
+    def agent(task: str, llm: agl.LLM, rollout: agl.Rollout) -> float:
+        return digits(ask(llm, [say(task)])["content"]) + (rollout.metadata or {}).get("sample", 0) / 10
+
+    settings = config(untrained_model, tmp_path / "run", test_freq=1)
+    settings["actor_rollout_ref"]["model"] |= {"lora_rank": 4, "lora_alpha": 8, "target_modules": "all-linear"}
+    result = fit(agent, settings, store=agl.InMemoryLightningStore(), val_dataset=["five", "six"])
+    assert [step.update["sampler_difference"] < 1e-4 for step in result.metrics] == [True, True]
+    measured = [(each.step, each.sampling) for each in result.evaluations]
+    assert measured == [(0, "sampled"), (0, "greedy"), (1, "sampled"), (2, "sampled"), (2, "greedy")]
+
+    from transformers import AutoModelForCausalLM
+
+    model, told = AutoModelForCausalLM.from_pretrained(result.model_path, output_loading_info=True)
+    assert (set(told["missing_keys"]), set(told["unexpected_keys"])) == (set(), set())
+    before = AutoModelForCausalLM.from_pretrained(untrained_model).state_dict()
+    changed = {name for name, tensor in model.state_dict().items() if not tensor.equal(before[name])}
+    assert any(".q_proj." in name for name in changed)
+
+
+async def test_gradients_that_are_not_finite_change_nothing_and_end_the_run_after_three(
+    untrained_model: Path, tmp_path: Path
+) -> None:
+    """VERL then takes no step of its optimizer; the records say so."""
+
+    @agl.rollout
+    def agent(task: str, llm: agl.LLM, rollout: agl.Rollout) -> float:
+        return digits(ask(llm, [say(task)])["content"]) + (rollout.metadata or {})["sample"] / 10
+
+    store = agl.InMemoryLightningStore()
+    settings = config(untrained_model, tmp_path / "run", total_training_steps=5)
+    settings["actor_rollout_ref"]["actor"]["entropy_coeff"] = 1e39  # infinite in float32
+    with pytest.raises(agl.NonFiniteLossError, match="in 3 steps in a row"):
+        fit(agent, settings, store=store, run_id="broken")
+    steps = await store.query_run_records("broken", kind_in=["step"])
+    assert [record.data["update"]["steps"] for record in steps] == [0, 0, 0]
+    assert [record.data["update"]["skipped_steps"] for record in steps] == [1, 1, 1]
+    ledger = await store.query_run_records("broken", kind_in=["ledger"])
+    assert {call["reason"] for record in ledger for call in record.data["calls"]} == {"step_skipped"}
+    assert {call.weight_version for call in await calls_of(store, await rollouts_of(store))} == {0}
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+import agentlightning as agl
+from tests.training.external.verl.test_verl_run import config, fit, digits
+from tests.algorithm.parts import ask, say
+
+@agl.rollout
+def agent(task: str, llm: agl.LLM) -> float:
+    return digits(ask(llm, [say(task)])["content"])
+
+if __name__ == "__main__":
+    model, folder, steps = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+    store = agl.SQLiteLightningStore(folder / "store.db")
+    settings = config(model, folder / "run", save_freq=1, total_training_steps=steps)
+    result = fit(agent, settings, store=store, run_id="again")
+    print("RESULT", result.steps, [step.step for step in result.metrics], flush=True)
+"""
+
+
+def start(program: Path, *arguments: object) -> subprocess.Popen[str]:
+    command = [sys.executable, str(program), *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def test_ctrl_c_leaves_no_process_and_the_run_goes_on_from_verls_checkpoint(
+    untrained_model: Path, tmp_path: Path
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    first = start(program, untrained_model, tmp_path, 4)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    end = time.monotonic() + _PATIENCE
+    while not (metrics.exists() and len(metrics.read_text().splitlines()) >= 2):
+        assert first.poll() is None, first.stdout and first.stdout.read()
+        assert time.monotonic() < end
+        time.sleep(0.2)
+    os.kill(first.pid, signal.SIGINT)
+    told, _ = first.communicate(timeout=_PATIENCE)
+    assert first.returncode != 0, told
+    taken = len(metrics.read_text().splitlines())
+    assert 2 <= taken < 4, told
+    assert _are_gone(), _processes_of_ray()
+
+    second = start(program, untrained_model, tmp_path, 4)
+    told, _ = second.communicate(timeout=_PATIENCE)
+    assert "RESULT 4 [1, 2, 3, 4]" in told, told
+    steps = [json.loads(line)["step"] for line in metrics.read_text().splitlines()]
+    assert steps == [1, 2, 3, 4]
+    assert _are_gone(), _processes_of_ray()
+
+    third = start(program, untrained_model, tmp_path, 4)  # nothing is left to do: the same result, and no Ray
+    told, _ = third.communicate(timeout=_PATIENCE)
+    assert "RESULT 4 [1, 2, 3, 4]" in told, told
+
+
+def _are_gone() -> bool:
+    """Return whether all processes of a program's Ray end within the time that Ray takes for it."""
+    end = time.monotonic() + 120
+    while _processes_of_ray():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.2)
+    return True
+
+
+def _processes_of_ray() -> list[str]:
+    """Return the processes of Ray that run VERL on the processor."""
+    found: list[str] = []
+    for place in Path("/proc").iterdir():
+        try:
+            command = (place / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            environment = (place / "environ").read_bytes()
+        except (OSError, ValueError):
+            continue
+        if b"VERL_PLATFORM=cpu" in environment and ("ray" in command or "gcs" in command):
+            found.append(command[:200])
+    return found
+
+
+def test_an_error_in_verls_processes_ends_the_run_with_its_words(untrained_model: Path, tmp_path: Path) -> None:
+    settings = config(untrained_model, tmp_path / "run")
+    settings["actor_rollout_ref"]["rollout"]["name"] = "no_such_engine"
+    with pytest.raises(RuntimeError, match=r"VERL ended with an error: .*no_such_engine"):
+        fit(lambda task: 0.0, settings, store=agl.InMemoryLightningStore())
+    assert _are_gone(), _processes_of_ray()
+
+
+def test_iterations_are_steps(untrained_model: Path, tmp_path: Path) -> None:
+    given = agl.VERL(config(untrained_model, tmp_path))
+    assert given.with_iterations(5).settings.steps(len(TASKS)) == 5
+    assert given.settings.steps(len(TASKS)) == 2
+
+
+@pytest.mark.parametrize(
+    ("said", "says"),
+    [
+        ({"algorithm.adv_estimator": "gae"}, r"adv_estimator='gae' does not go with agl.VERL: .*must be 'grpo'"),
+        ({"actor_rollout_ref.rollout.top_p": 0.9}, r"top_p=0.9 does not go with agl.VERL"),
+        ({"trainer": {"use_v1": False}}, r"use_v1=False does not go with agl.VERL"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_refused_by_name(said: dict[str, Any], says: str) -> None:
+    with pytest.raises(agl.BadRequestError, match=says):
+        agl.VERL({"actor_rollout_ref.model.path": "m", **said})
+
+
+def test_the_settings_of_the_script_for_a_gpu_are_taken(untrained_model: Path, tmp_path: Path) -> None:
+    from bench.pretrained.on_gpu import verl_settings
+
+    settings = agl.VERL(verl_settings(untrained_model, tmp_path, seed=3)).config
+    assert settings.actor_rollout_ref.model.lora_rank == 16
+    assert (settings.data.seed, settings.trainer.total_training_steps) == (3, 6)
+
+
+def test_without_a_model_it_says_where_it_stands() -> None:
+    with pytest.raises(agl.BadRequestError, match=r"'actor_rollout_ref': \{'model': \{'path'"):
+        agl.VERL({})

@@ -1,0 +1,131 @@
+"""The policy learns what it is told, takes no step that is not finite, and writes what transformers reads."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from agentlightning.adapter.rows.samples import Sample
+from agentlightning.training.learner.batch import make_batch
+from agentlightning.training.learner.policy import Policy
+
+
+def row(policy: Policy, rollout: str, tokens: list[int]) -> Sample:
+    """A row whose log-probabilities are those of the present weights."""
+    prompt = [11, 12, 13]
+    mask = [0] * len(prompt) + [1] * len(tokens)
+    bare = Sample(rollout, "a", prompt + tokens, mask, [0.0] * len(mask), [], [])
+    with torch.no_grad():
+        logprobs = policy.logprobs(make_batch([bare], [0.0]))[0].tolist()
+    return Sample(rollout, "a", prompt + tokens, mask, logprobs, [], [])
+
+
+def probability(policy: Policy, sample: Sample) -> float:
+    with torch.no_grad():
+        return float(policy.logprobs(make_batch([sample], [0.0])).sum())
+
+
+def test_an_update_makes_the_better_likelier_and_the_worse_less(policy: Policy) -> None:
+    better, worse = row(policy, "better", [20, 21]), row(policy, "worse", [30, 31])
+    before = probability(policy, better), probability(policy, worse)
+    figures = policy.update([better, worse], [1.0, -1.0], num_iterations=2).figures
+    assert probability(policy, better) > before[0]
+    assert probability(policy, worse) < before[1]
+    assert policy.weight_version == 1
+    assert figures["first_ratio_error"] < 1e-4
+    assert (figures["steps"], figures["skipped_steps"], figures["rows"], figures["tokens"]) == (2, 0, 2, 4)
+
+
+def test_the_update_does_not_depend_on_how_many_rows_go_through_at_once(model_folder: Path) -> None:
+    found = []
+    for tokens in (1, 64, 4096):
+        policy = Policy.load(model_folder, learning_rate=1e-3, max_tokens_per_forward=tokens)
+        rows = [row(policy, str(n), [20 + n, 21, 22][: 1 + n % 3]) for n in range(5)]
+        policy.update(rows, [1.0, -1.0, 0.5, -0.5, 0.0])
+        found.append(probability(policy, rows[0]))
+    assert found[1:] == pytest.approx([found[0]] * 2, abs=1e-5)
+
+
+def test_a_step_that_is_not_finite_is_left_out_and_counted(policy: Policy) -> None:
+    sample = row(policy, "r", [20])
+    with torch.no_grad():
+        next(policy.model.parameters())[20] = math.nan
+    weights = [parameter.detach().clone() for parameter in policy.model.parameters()]
+    figures = policy.update([sample], [1.0]).figures
+    assert (figures["steps"], figures["skipped_steps"]) == (0, 1)
+    assert policy.weight_version == 0
+    for before, after in zip(weights, policy.model.parameters(), strict=True):
+        assert torch.equal(before.nan_to_num(), after.detach().nan_to_num())
+
+
+def test_what_is_saved_is_what_transformers_loads(policy: Policy, tmp_path: Path) -> None:
+    sample = row(policy, "r", [20, 21])
+    policy.update([sample], [1.0])
+    policy.save(tmp_path / "model")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    assert tokenizer.chat_template == policy.tokenizer.chat_template
+    tokens = torch.tensor([sample.token_ids])
+    with torch.no_grad():
+        assert torch.allclose(loaded(tokens).logits, policy.model(tokens).logits, atol=1e-6)
+
+
+def test_lora_trains_adapters_only_and_is_merged_when_saved(model_folder: Path, tmp_path: Path) -> None:
+    policy = Policy.load(model_folder, learning_rate=1e-2, lora={"r": 4, "target_modules": ["q_proj", "v_proj"]})
+    sample = row(policy, "r", [20, 21])
+    before = probability(policy, sample)
+    policy.update([sample], [1.0], num_iterations=3)
+    assert probability(policy, sample) > before
+    policy.save(tmp_path / "merged")
+    merged = Policy.load(tmp_path / "merged")
+    assert probability(merged, sample) == pytest.approx(probability(policy, sample), abs=1e-3)
+
+
+@pytest.mark.parametrize("setting", [{"num_iterations": 0}, {"temperature": 0.0}, {"minibatch_rollouts": 0}])
+def test_a_setting_out_of_its_range_is_named(policy: Policy, setting: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(setting))):
+        policy.update([row(policy, "r", [20])], [1.0], **setting)  # type: ignore[arg-type]
+
+
+PROGRAM = """
+import pathlib
+from transformers import PretrainedConfig
+pathlib.Path("ran").touch()
+class Own(PretrainedConfig):
+    model_type = "own"
+"""
+
+
+LOADS = """
+import sys
+from agentlightning.training.learner.policy import Policy, load_model
+for load in (Policy.load, load_model):
+    try:
+        load(sys.argv[1])
+    except ValueError as error:
+        print(load.__name__, "trust_remote_code" in str(error))
+"""
+
+
+def test_a_program_in_the_folder_of_a_model_is_not_run_whoever_says_yes(tmp_path: Path) -> None:
+    names = {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Own", "AutoTokenizer": ["own.Own", None]}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": names}))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "Own", "auto_map": names}))
+    (tmp_path / "own.py").write_text(PROGRAM)
+    command = [sys.executable, "-c", LOADS, str(tmp_path)]
+    settings = {**os.environ, "HF_HOME": str(tmp_path / "cache"), "PYTHONPATH": str(Path.cwd())}
+    done = subprocess.run(
+        command, input="y\n" * 9, capture_output=True, text=True, cwd=tmp_path, env=settings, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    said = [line for line in done.stdout.splitlines() if line.startswith("load")]
+    assert said == ["load True", "load_model True"], done.stdout
+    assert not (tmp_path / "ran").exists()

@@ -1,0 +1,114 @@
+"""What saves memory changes the update by rounding alone: bfloat16, checkpointed activations, adapters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from agentlightning.engine.completion import Completion
+from agentlightning.engine.decoder import Decoder, generate
+from agentlightning.engine.served import dtype_of
+from agentlightning.errors import BadRequestError
+from agentlightning.training.checkpoint.weights import digest_of, restore_policy, save_policy
+from agentlightning.training.learner.policy import Policy
+from tests.algorithm.parts import needs_bfloat16
+from tests.training.learner.rows import make_advantages, make_rows
+
+LORA = {"r": 4, "target_modules": ["q_proj", "v_proj"]}
+DEVICES = [
+    "cpu",
+    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")),
+]
+
+
+def half_policy(folder: Path, device: str, **settings: Any) -> Policy:
+    """A policy that computes in bfloat16, also on a processor without instructions for it, where `bf16` is refused."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="sdpa")
+    return Policy.load(folder, model=model, learning_rate=1e-5, device=device, **settings)
+
+
+def learned(policy: Policy) -> torch.Tensor:
+    return torch.cat([weight.flatten().cpu() for weight in policy.state().weights.values()])
+
+
+def learn(policy: Policy, times: int = 1) -> list[Any]:
+    rows, advantages = make_rows(8, 80), make_advantages(8)
+    return [policy.update(rows, advantages, temperature=0.9) for _ in range(times)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("lora", [None, LORA])
+def test_bfloat16_learns_steps_that_it_could_not_hold(model_folder: Path, device: str, lora: Any) -> None:
+    half = half_policy(model_folder, device, lora=lora)
+    whole = Policy.load(model_folder, learning_rate=1e-5, lora=lora, device=device)
+    before = learned(half)
+    of_half, of_whole = learn(half, 3), learn(whole, 3)
+    assert half.model.dtype == torch.bfloat16
+    assert before.dtype == learned(half).dtype == torch.float32
+    moved = (learned(half) - before).abs()
+    assert float((moved > 0).float().mean()) > 0.3  # in bfloat16 a step of 1e-5 on most of these weights would be none
+    assert float(moved.max()) < 1e-4
+    assert of_half[0].figures["grad_norm"] == pytest.approx(of_whole[0].figures["grad_norm"], rel=0.1)
+    for one, other in zip(of_half[0].rows, of_whole[0].rows, strict=True):
+        assert one.trainer_logprobs.dtype == "float32"
+        assert one.trainer_logprobs == pytest.approx(other.trainer_logprobs, abs=0.05)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_checkpoint_of_a_policy_in_bfloat16_keeps_its_float32_weights(
+    model_folder: Path, tmp_path: Path, device: str
+) -> None:
+    policy = half_policy(model_folder, device)
+    learn(policy)
+    save_policy(policy, tmp_path)
+    digest = digest_of(policy)
+    learn(policy)
+    again = half_policy(tmp_path, device)
+    restore_policy(again, tmp_path, weight_version=1, digest=digest)
+    learn(again)
+    assert torch.equal(learned(again), learned(policy))
+
+
+def test_bfloat16_is_refused_where_it_would_only_be_slower(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    with pytest.raises(BadRequestError, match=r"bf16=True needs bfloat16 instructions.*AVX-512"):
+        dtype_of("cpu", bf16=True)
+    assert dtype_of("cpu", bf16=False) == torch.float32
+
+
+@pytest.mark.parametrize("lora", [None, LORA])
+def test_checkpointed_activations_give_the_same_update_and_leave_generation_alone(
+    model_folder: Path, lora: Any
+) -> None:
+    kept: dict[bool, int] = {}
+    said: dict[bool, list[int]] = {}
+    weights: dict[bool, torch.Tensor] = {}
+    for checkpointing in (False, True):
+        policy = Policy.load(model_folder, learning_rate=1e-3, lora=lora, gradient_checkpointing=checkpointing)
+        asked: list[int] = []
+        model: Any = policy.model if lora is None else policy.model.get_base_model()
+        model.model.layers[0].mlp.register_forward_pre_hook(lambda *_, asked=asked: asked.append(1))
+        learn(policy)
+        asked.clear()
+        learn(policy)
+        kept[checkpointing] = len(asked)
+        completion = Completion([5, 6, 7], 5, 0.0, 1.0, 0)
+        generate(Decoder(policy.model, ()), [completion])
+        said[checkpointing] = completion.token_ids
+        weights[checkpointing] = learned(policy)
+    # once more in the backward pass, and once after the step without a gradient, to see how far it went
+    assert kept == {False: 2, True: 3}
+    assert said[True] == said[False]
+    assert torch.allclose(weights[True], weights[False], atol=1e-6)
+
+
+@needs_bfloat16
+def test_bf16_makes_a_policy_that_computes_in_bfloat16(model_folder: Path) -> None:
+    policy = Policy.load(model_folder, learning_rate=1e-5, bf16=True)
+    asked_for, made = learn(policy), learn(half_policy(model_folder, "cpu"))
+    assert policy.model.dtype == torch.bfloat16
+    assert asked_for[0].figures == made[0].figures

@@ -1,0 +1,69 @@
+"""The penalty towards the model as it was loaded: with adapters switched off, or with a frozen copy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agentlightning.demo.model import make_model, make_tokenizer
+from agentlightning.training.learner.policy import Policy
+from agentlightning.training.losses.loss_settings import LossSettings
+from tests.training.learner.rows import make_advantages, make_rows
+
+TOKENIZER = make_tokenizer()
+
+
+def make_policy(**settings: Any) -> Policy:
+    return Policy(make_model(TOKENIZER, seed=0), TOKENIZER, learning_rate=1e-2, **settings)
+
+
+@pytest.mark.parametrize("lora", [None, {"r": 4, "target_modules": "all-linear"}], ids=["all weights", "adapters"])
+def test_the_penalty_is_towards_the_model_as_it_was_loaded(lora: dict[str, Any] | None) -> None:
+    rows, advantages = make_rows(8, len(TOKENIZER)), make_advantages(8)
+    policy = make_policy(lora=lora, keeps_reference=True)
+    loss = LossSettings(beta=0.5)
+    first = policy.update(rows, advantages, loss=loss)
+    assert first.figures["kl"] == pytest.approx(0.0, abs=1e-6)
+    second = policy.update(rows, advantages, loss=loss)
+    assert second.figures["kl"] > 1e-4
+    before = np.concatenate([row.trainer_logprobs for row in first.rows])
+    after = np.concatenate([row.trainer_logprobs for row in second.rows])
+    expected = np.exp(before - after) - (before - after) - 1
+    ratio = np.concatenate([row.ratio for row in second.rows])
+    assert np.concatenate([row.kl for row in second.rows]) == pytest.approx(expected * ratio, abs=1e-5)
+
+
+def test_a_large_penalty_keeps_the_learner_nearer_to_the_reference() -> None:
+    rows, advantages = make_rows(8, len(TOKENIZER)), make_advantages(8)
+    kl: list[float] = []
+    for beta in (1e-6, 100.0):
+        policy = make_policy(keeps_reference=True)
+        loss = LossSettings(beta=beta, use_bias_correction_kl=False)
+        kl.append([policy.update(rows, advantages, loss=loss).figures["kl"] for _ in range(8)][-1])
+    assert kl[1] < kl[0] / 2
+
+
+def test_a_penalty_without_a_reference_is_refused_before_a_weight_moves() -> None:
+    policy = make_policy()
+    with pytest.raises(ValueError, match="keeps_reference=True"):
+        policy.update(make_rows(2, len(TOKENIZER)), make_advantages(2), loss=LossSettings(beta=0.5))
+    assert policy.weight_version == 0
+
+
+def test_with_a_correction_ratios_are_to_the_learner_before_its_first_step() -> None:
+    rows, advantages = make_rows(8, len(TOKENIZER)), make_advantages(8)
+    loss = LossSettings(importance_sampling_correction=True, importance_sampling_mode="token_truncate")
+    result = make_policy().update(rows, advantages, loss=loss, minibatch_rollouts=2)
+    one_step = make_policy().update(rows, advantages, loss=loss)
+    for row in one_step.rows:
+        assert row.ratio.tolist() == [1.0] * len(row.ratio)
+        assert row.correction == pytest.approx(
+            np.minimum(np.exp(row.trainer_logprobs - row.engine_logprobs), 3), rel=1e-5
+        )
+    ratios = np.concatenate([row.ratio for row in result.rows])
+    assert (np.abs(ratios - 1) < 1e-5).any()
+    assert (np.abs(ratios - 1) > 1e-3).any()
+    for row, other in zip(result.rows, one_step.rows, strict=True):
+        assert row.correction == pytest.approx(other.correction, rel=1e-4)

@@ -1,0 +1,277 @@
+"""Whole runs whose rewards are given to the rollouts of a task together."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import agentlightning as agl
+from agentlightning.cli.main import main
+from agentlightning.training.collect import Evidence
+from agentlightning.training.group_rewards import with_group_rewards
+from tests.algorithm.parts import ask, fit, metrics_of, rollouts_of, say
+from tests.judge.test_judge import between, model_of, said
+from tests.stubs.model_server import ModelServer
+
+BASE: dict[str, Any] = {"max_steps": 1, "batch_size": 2, "num_generations": 4}
+
+
+@agl.rollout
+def says_something(task: str, llm: agl.LLM) -> None:
+    """An agent without a reward of its own."""
+    ask(llm, [say(task)])
+
+
+def by_words(request: dict[str, Any]) -> str:
+    shown = between("answer", said(request))
+    ranking = sorted(range(1, len(shown) + 1), key=lambda place: shown[place - 1])
+    return json.dumps({"ranking": ranking})
+
+
+@pytest.mark.parametrize("keep", ["all", "counts"])
+def test_a_judge_ranks_the_rollouts_of_each_task(untrained_model: Path, tmp_path: Path, keep: Any) -> None:
+    store = agl.InMemoryLightningStore()
+    with ModelServer(by_words) as server:
+        reward = agl.RankingReward(model_of(server), keep=keep, prices={"judge": (1.0, 1.0)})
+        [line] = metrics_of(
+            fit(
+                says_something,
+                ["first", "second"],
+                model=untrained_model,
+                output_dir=tmp_path / "run",
+                store=store,
+                group_reward=reward,
+                **BASE,
+            )
+        )
+        assert len(server.calls) == 4, "two groups, each in two orders"
+        [task] = between("task", said(server.calls[0].request))
+        assert task in ("first", "second")
+        assert '"role": "assistant"' in between("answer", said(server.calls[0].request))[0]
+    assert line["calls_trained"] == 8
+    assert line["mean_reward"] == pytest.approx(0.5)
+    asyncio.run(is_recorded(store, reward, keep))
+
+
+async def is_recorded(store: agl.LightningStore, reward: agl.RankingReward, keep: str) -> None:
+    """Check that both questions of a group are annotations of one of its rollouts, with what they took."""
+    found: list[list[dict[str, Any]]] = []
+    for rollout in await rollouts_of(store):
+        assert rollout.status == "succeeded"
+        spans = [span.attributes for span in await store.query_spans(rollout.rollout_id)]
+        found.append([{name: each[name] for name in each} for each in spans if "judge.purpose" in each])
+    assert sorted(map(len, found)) == [0] * 6 + [2] * 2
+    notes = [note for group in found for note in group]
+    assert sum(note["judge.cost"] for note in notes) == pytest.approx(reward.bill.cost)
+    assert sum(note["judge.prompt_tokens"] for note in notes) == reward.bill.prompt_tokens
+    assert all(("judge.prompt" in note) == ("judge.reply" in note) == (keep == "all") for note in notes)
+    if keep == "all":
+        assert all("You rank" in note["judge.prompt"] and '"ranking"' in note["judge.reply"] for note in notes)
+
+
+async def test_a_group_whose_judge_fails_is_not_trained_and_an_alarm_tells(
+    untrained_model: Path, tmp_path: Path
+) -> None:
+    store = agl.InMemoryLightningStore()
+
+    def only_the_first(request: dict[str, Any]) -> str:
+        return by_words(request) if between("task", said(request)) == ["first"] else "Hm."
+
+    with ModelServer(only_the_first) as server:
+        [line] = metrics_of(
+            fit(
+                says_something,
+                ["first", "second"],
+                model=untrained_model,
+                output_dir=tmp_path / "run",
+                store=store,
+                trainer_run_id="run-j",
+                group_reward=agl.RankingReward(model_of(server)),
+                **BASE,
+            )
+        )
+    assert line["calls_trained"] == 4
+    assert line["calls_excluded"] == {"no_reward": 4}
+    rollouts = await rollouts_of(store)
+    assert len(rollouts) == 8
+    attempts = [attempt for each in rollouts for attempt in await store.query_attempts(each.rollout_id)]
+    told = Counter((attempt.outcome, attempt.outcome_reason, attempt.reward is None) for attempt in attempts)
+    assert told == {("scored", "group_reward", False): 4, ("unscored", "not_judged", True): 4}
+    alarms = [record for record in await store.query_run_records("run-j") if record.kind == "alarm"]
+    assert [alarm.name for alarm in alarms] == ["not_judged"]
+    assert "4 rollouts of a task have no reward" in alarms[0].data["text"]
+
+
+def test_a_function_may_give_the_rewards(untrained_model: Path, tmp_path: Path) -> None:
+    seen: list[object] = []
+
+    def lengths(task: object, answers: Sequence[Any]) -> list[float]:
+        seen.append(task)
+        return [float(len(answer[0]["content"])) + place / 100 for place, answer in enumerate(answers)]
+
+    settings = {**BASE, "model": untrained_model, "output_dir": tmp_path / "run", "group_reward": lengths}
+    [line] = metrics_of(fit(says_something, ["first", "second"], **settings))
+    assert sorted(map(str, seen)) == ["first", "second"]
+    assert line["calls_trained"] == 8
+
+
+async def test_held_out_tasks_that_no_group_rewards_are_told_of(untrained_model: Path, tmp_path: Path) -> None:
+    store = agl.InMemoryLightningStore()
+    settings = {**BASE, "model": untrained_model, "output_dir": tmp_path / "run", "group_reward": by_letters}
+    await asyncio.to_thread(
+        fit, says_something, ["first", "second"], val_dataset=["third"], store=store, trainer_run_id="run-h", **settings
+    )
+    alarms = [record for record in await store.query_run_records("run-h") if record.kind == "alarm"]
+    assert [alarm.data["text"][:40] for alarm in alarms if alarm.name == "held_out_without_reward"] == [
+        "no held-out rollout has a reward: group_"
+    ] * 2, "before and after"
+
+
+def test_rewards_that_are_none_end_the_run_with_what_was_given(untrained_model: Path, tmp_path: Path) -> None:
+    settings = {**BASE, "model": untrained_model, "output_dir": tmp_path / "run"}
+    with pytest.raises(agl.BadRequestError, match=r"must give 4 finite numbers, one per answer; it gave \[1.0\]"):
+        fit(says_something, ["first", "second"], group_reward=lambda task, answers: [1.0], **settings)
+    for worst in (1e308, -1e16, 10**400, float("nan")):
+        settings["output_dir"] = tmp_path / str(worst)[:5]
+        with pytest.raises(agl.BadRequestError, match=r"Each must be a finite number of at most 1e\+15 in size"):
+            fit(says_something, ["first"], group_reward=lambda task, answers, w=worst: [w] * len(answers), **settings)
+    with pytest.raises(TypeError, match="group_reward must be an agl"):
+        agl.GRPO(untrained_model, group_reward=0.5)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_policy_fault_keeps_its_reward_and_groups_of_equal_rewards_are_sampled_again(
+    untrained_model: Path, tmp_path: Path
+) -> None:
+    judged: list[tuple[str, int]] = []
+
+    @agl.rollout
+    def fails_at_times(task: str, llm: agl.LLM, rollout: agl.Rollout) -> float:
+        ask(llm, [say(task)])
+        if (rollout.metadata or {}).get("sample") == 0:
+            raise agl.PolicyFault("no answer", reward=-1.0)
+        return 5.0
+
+    def equal_at_first(task: Any, answers: Sequence[Any]) -> list[float]:
+        judged.append((task, len(answers)))
+        return [-1.0 if len(judged) == 1 else place / 10 for place in range(len(answers))]
+
+    settings = {**BASE, "model": untrained_model, "output_dir": tmp_path / "run", "batch_size": 1}
+    result = fit(fails_at_times, ["a", "b", "c"], group_reward=equal_at_first, max_num_gen_batches=3, **settings)
+    [line] = metrics_of(result)
+    assert [count for _, count in judged] == [3, 3]
+    assert len({task for task, _ in judged}) == 2
+    assert (line["calls_captured"], line["calls_trained"]) == (8, 4)
+    assert line["calls_excluded"] == {"equal_rewards": 4}
+    assert line["mean_reward"] == pytest.approx((-1.0 + 0.0 + 0.1 + 0.2) / 4)
+
+
+def ended(task: str, words: str | None = "hello", **fields: Any) -> Evidence:
+    """Return what a store holds of a rollout that succeeded; without words there is no call."""
+    id = f"ro-{task}-{words}"
+    rollout = agl.Rollout(rollout_id=id, input=task, start_time=0.0, status="succeeded", mode="train")
+    attempt: dict[str, Any] = {"outcome": "unscored", "status": "succeeded", **fields}
+    said = {"gen_ai.prompt.0.role": "user", "gen_ai.prompt.0.content": task}
+    said |= {"gen_ai.completion.0.role": "assistant", "gen_ai.completion.0.content": words or ""}
+    span = agl.Span.from_attributes(
+        attributes=said, rollout_id=id, attempt_id="at-1", sequence_id=1, name="openai.chat.completion"
+    )
+    found = agl.Attempt(rollout_id=id, attempt_id="at-1", sequence_id=1, start_time=0.0, **attempt)
+    return Evidence(rollout, [found], [] if words is None else [span])
+
+
+async def rewarded(given: Any, found: list[Evidence], groups: list[int]) -> tuple[list[float | None], list[str]]:
+    notes: list[str] = []
+    judged = await with_group_rewards(given, found, groups, notes.append)
+    return [one.reward for one in judged], notes
+
+
+async def test_rollouts_that_were_given_up_are_not_judged_with_those_of_other_tasks() -> None:
+    seen: list[object] = []
+
+    def counts(task: object, answers: Sequence[Any]) -> list[float]:
+        seen.append((task, len(answers)))
+        return [1.0] * len(answers)
+
+    found = [ended("a"), ended("a", "bye"), ended("b"), ended("c")]
+    assert await rewarded(counts, found, [0, 0, -1, -1]) == ([1.0, 1.0, None, None], [])
+    assert seen == [("a", 2)]
+
+
+async def test_a_plain_function_does_not_hold_up_the_loop() -> None:
+    event = threading.Event()
+
+    def waits(task: object, answers: Sequence[Any]) -> list[float]:
+        assert event.wait(30.0)
+        return [1.0] * len(answers)
+
+    asyncio.get_running_loop().call_later(0.01, event.set)
+    assert (await rewarded(waits, [ended("a")], [0]))[0] == [1.0]
+
+
+async def test_an_async_function_may_give_the_rewards() -> None:
+    async def lengths(task: object, answers: Sequence[Any]) -> list[float]:
+        return [float(len(answer[0]["content"])) for answer in answers]
+
+    assert (await rewarded(lengths, [ended("a"), ended("a", "bye")], [0, 0]))[0] == [5.0, 3.0]
+
+
+async def test_groups_that_are_not_judged_are_told_of_once_and_their_own_rewards_do_not_count() -> None:
+    with ModelServer(lambda request: "Hm.") as server:
+        found = [ended(task, words) for task in "abc" for words in ("hello", "bye")]
+        own = [await rewarded(lambda task, answers: [9.0], [one], [0]) for one in found[:1]]
+        rewards, [note] = await rewarded(agl.RankingReward(model_of(server)), found, [0, 0, 1, 1, 2, 2])
+    assert own == [([9.0], [])]
+    assert rewards == [None] * 6
+    assert note.startswith("6 rollouts of 3 tasks have no reward, since they were not judged: The judge gave no")
+
+
+async def test_rollouts_whose_words_are_not_kept_are_not_ranked_as_equals() -> None:
+    ranking = agl.RankingReward(lambda messages: "")
+    rewards, notes = await rewarded(ranking, [ended("a", None), ended("a", None)], [0, 0])
+    assert rewards == [None, None]
+    assert notes == [
+        "2 rollouts of a task have no reward, since they were not judged: no words of theirs were recorded"
+    ]
+
+
+def test_a_group_that_is_too_large_to_be_ranked_is_told_at_once(untrained_model: Path) -> None:
+    with pytest.raises(agl.BadRequestError, match="num_generations=33: a judge ranks 32 answers of a task at most"):
+        agl.GRPO(untrained_model, num_generations=33, group_reward=agl.RankingReward(lambda messages: ""))
+
+
+def by_letters(task: object, answers: Sequence[Any]) -> list[float]:
+    return [float(sum(map(ord, answer[0]["content"]))) for answer in answers]
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        (by_letters, "tests.training.test_group_rewards.by_letters"),
+        (functools.partial(by_letters, key="a secret"), "functools.partial"),
+        (agl.RankingReward(model="judge"), "RankingReward(model='judge', orders=2)"),
+    ],
+)
+def test_the_run_records_who_gave_the_rewards(untrained_model: Path, given: Any, name: str) -> None:
+    assert agl.GRPO(untrained_model, group_reward=given).recorded_settings()["group_reward"] == name
+
+
+@pytest.mark.heavy
+def test_a_run_with_rewards_of_groups_goes_on_as_if_it_had_not_ended(untrained_model: Path, tmp_path: Path) -> None:
+    curves: list[list[tuple[Any, ...]]] = []
+    for place, steps in (("whole", [2]), ("parts", [1, 2])):
+        for most in steps:
+            settings = {**BASE, "model": untrained_model, "output_dir": tmp_path / place, "deterministic": True}
+            settings |= {"max_steps": most, "store": agl.SQLiteLightningStore(tmp_path / f"{place}.db")}
+            tasks = ["a", "b", "c"]
+            result = fit(says_something, tasks, trainer_run_id="r", group_reward=by_letters, **settings)
+        curves.append([(line["step"], line["weights"], line["calls_trained"]) for line in metrics_of(result)])
+    assert curves[0] == curves[1]
+    assert main(["runs", "ledger", "r", "--check", "--store", str(tmp_path / "parts.db")]) == 0

@@ -1,0 +1,142 @@
+"""What a run shows: plain lines into a pipe or file, a live table on a terminal, nothing when told so."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from agentlightning.training.progress import Live, Plain, Silent, StepFigures, excluded_text, make_progress, step_line
+from tests.cli.terminal import on_terminal
+
+
+class Terminal(io.StringIO):
+    """A stream that says that it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "160")
+    return Terminal()
+
+
+def _figures(step: int = 3, **changes: object) -> StepFigures:
+    values: dict[str, object] = {
+        "step": step,
+        "steps": 20,
+        "mean_reward": 0.4375,
+        "rollouts_done": 125,
+        "rollouts_failed": 3,
+        "calls_captured": 250,
+        "calls_trained": 200,
+        "calls_excluded": {"equal_rewards": 40, "no_tokens": 0, "infrastructure_fault": 10},
+        "tokens_per_second": 1234.5,
+        "seconds": {"generate": 1.25, "wait": 0.5, "train": 0.75},
+        "held_out": None,
+    }
+    return StepFigures(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def test_a_step_is_one_line_with_all_figures() -> None:
+    assert step_line(_figures(held_out=0.5, held_out_solved=0.5)) == (
+        "step   3/20  reward 0.438  held-out 0.500 (50.0% solved)  rollouts 125 done 3 failed  "
+        "calls 200 trained 50 excluded (equal_rewards 40, infrastructure_fault 10)  "
+        "1234 tok/s  generate 1.25s  wait 0.50s  train 0.75s"
+    )
+
+
+def test_a_step_without_a_reward_shows_a_dash_and_without_an_evaluation_nothing() -> None:
+    line = step_line(_figures(mean_reward=None))
+    assert "reward -" in line
+    assert "held-out" not in line
+
+
+def test_excluded_calls_are_named_by_reason_the_most_frequent_first() -> None:
+    assert excluded_text({"no_group": 1, "equal_rewards": 5, "stale": 0}) == "6 excluded (equal_rewards 5, no_group 1)"
+    assert excluded_text({}) == "0 excluded"
+
+
+def test_a_pipe_gets_plain_lines() -> None:
+    stream = io.StringIO()
+    progress = make_progress("auto", stream)
+    progress.note("held-out after 0 updates")
+    progress.rollouts(3, 128, "step 1")
+    progress.step(_figures())
+    progress.close()
+    lines = stream.getvalue().splitlines()
+    assert lines == ["held-out after 0 updates", step_line(_figures())]
+
+
+def test_a_terminal_gets_a_table_that_is_drawn_anew(terminal: Terminal) -> None:
+    progress = make_progress("auto", terminal)
+    assert isinstance(progress, Live)
+    progress.rollouts(3, 128, "step 3")
+    progress.step(_figures(held_out=0.5, held_out_solved=0.5))
+    progress.close()
+    shown = terminal.getvalue()
+    for text in ("held-out", "50.0%", "0.438", "equal_rewards 40", "1234", "1.25", "3/20"):
+        assert text in shown
+    assert "\x1b[" in shown
+    assert shown.rstrip("\n").endswith("\x1b[?25h")  # the cursor is visible again
+
+
+def test_a_note_on_a_terminal_is_shown_as_it_is_written(terminal: Terminal) -> None:
+    progress = make_progress("live", terminal)
+    progress.note("[Worker 0] [bold]not a style[/bold]")
+    progress.close()
+    assert "[Worker 0] [bold]not a style[/bold]" in terminal.getvalue()
+
+
+def test_a_table_shows_the_latest_steps_only(terminal: Terminal) -> None:
+    progress = make_progress("live", terminal)
+    for step in range(1, 20):
+        progress.step(_figures(step))
+    terminal.truncate(0)
+    progress.close()
+    shown = terminal.getvalue()
+    assert "19/20" in shown
+    assert " 1/20" not in shown
+
+
+def test_the_style_can_be_chosen_whatever_the_stream_is(terminal: Terminal) -> None:
+    assert isinstance(make_progress("plain", terminal), Plain)
+    assert isinstance(make_progress("none", terminal), Silent)
+
+
+def test_silence_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = make_progress("none")
+    progress.note("x")
+    progress.rollouts(1, 2, "x")
+    progress.step(_figures())
+    progress.close()
+    assert capsys.readouterr().out == ""
+
+
+def test_a_process_without_standard_output_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout", None)
+    assert isinstance(make_progress("auto"), Silent)
+
+
+SHOW_STEPS = """
+import sys
+from agentlightning.training.progress import StepFigures, make_progress
+progress = make_progress("auto", sys.stdout)
+seconds = {"generate": 12.34, "wait": 0.12, "train": 123.45}
+excluded = {"equal_rewards": 80, "no_tokens": 10}
+more = {"held_out": 0.958, "held_out_solved": 0.958, "rollouts_excluded": {"refused_call": 3}}
+progress.step(StepFigures(16, 16, 0.125, 120, 8, 2500, 90, excluded, 12345.6, seconds, **more))
+progress.close()
+"""
+
+
+def test_the_table_has_whole_headers_and_figures_on_a_terminal_of_80_columns() -> None:
+    code, lines = on_terminal(program=("-c", SHOW_STEPS))
+    assert code == 0
+    header, figures = [line for line in lines if line.lstrip().startswith(("step", "16/16"))][-2:]
+    assert " ".join(header.split()) == "step reward held-out done failed trained excluded tok/s gen s wait s train s"
+    assert {"16/16", "0.125", "95.8%", "120", "12346", "12.34", "0.12", "123.45"} <= set(figures.split())
+    assert all(len(line) <= 80 and "\N{HORIZONTAL ELLIPSIS}" not in line for line in lines)

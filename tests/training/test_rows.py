@@ -1,0 +1,115 @@
+"""The rows of a step: what weight they have in its mean, and what the ledger is told of them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import pytest
+import torch
+
+from agentlightning.adapter.calls.calls import CallRef, ModelCall
+from agentlightning.adapter.rows.samples import Sample, SampleReading
+from agentlightning.training.ledger.ledger import Ledger, RolloutRecord
+from agentlightning.training.losses.loss_settings import LossSettings
+from agentlightning.training.losses.objective import LossInputs, policy_loss
+from agentlightning.training.losses.weights import token_weights
+from agentlightning.training.rows import StepRows, choose_rows
+from agentlightning.training.settings import GRPOSettings
+
+Aggregation = Literal["token", "rollout"]
+
+
+def _sample(rollout: str, produced: int) -> Sample:
+    """A row of two prompt tokens and `produced` ones of the policy."""
+    mask = [0, 0] + [1] * produced
+    return Sample(rollout, "at", [7] * len(mask), mask, [0.0, 0.0] + [-1.0] * produced, [f"call-{rollout}"], [0])
+
+
+def test_rows_have_the_weight_that_they_would_have_beside_those_that_teach_nothing() -> None:
+    rows = StepRows([_sample("a", 3), _sample("b", 2), _sample("b", 1)], [1.0, -1.0, -1.0])
+    assert rows.share("token") == rows.share("rollout") == 1.0
+    rows.idle = [_sample(f"idle {number}", 1) for number in range(6)]
+    assert rows.share("token") == 6 / 12
+    assert rows.share("rollout") == 2 / 8
+
+
+def test_no_rows_have_no_weight() -> None:
+    assert StepRows(idle=[_sample("a", 4)]).share("token") == 0.0
+
+
+@pytest.mark.parametrize("aggregation", ["token", "sequence", "rollout", "constant"])
+def test_leaving_out_rows_without_an_advantage_and_scaling_the_others_is_the_same_loss(
+    aggregation: Aggregation,
+) -> None:
+    mask = torch.tensor([[0, 1, 1, 1], [0, 1, 1, 0], [0, 1, 0, 0]])  # (3, 4)
+    rows = StepRows([_sample("a", 3), _sample("b", 2)], [1.0, -2.0], idle=[_sample("c", 1)])
+    share = rows.share(aggregation)
+    whole, part = (_loss(mask[:rows], aggregation, share) for rows, share in ((3, 1.0), (2, share)))
+    assert part == pytest.approx(whole)
+
+
+def _loss(mask: torch.Tensor, aggregation: Aggregation, share: float) -> float:
+    """Return the loss of the first rows of three rollouts, the last of which has no advantage."""
+    rows = len(mask)
+    inputs = LossInputs(
+        mask=mask > 0,
+        advantages=torch.tensor([[1.0], [-2.0], [0.0]])[:rows],
+        weights=token_weights(mask, torch.arange(rows), aggregation, constant_length=4, share=share),
+        tokens=6,
+        sampler_logprobs=torch.full((rows, 4), -1.0),
+    )
+    return float(policy_loss(LossSettings(), inputs, torch.full((rows, 4), -1.1), torch.zeros(rows, 4)).loss)
+
+
+@pytest.mark.parametrize(("trained", "counts"), [(True, (2, {})), (False, (0, {"step_skipped": 2}))])
+def test_the_ledger_is_told_whether_the_rows_were_trained(trained: bool, counts: tuple[int, dict[str, int]]) -> None:
+    rows = StepRows([_sample("a", 3), _sample("b", 2)], [1.0, -1.0])
+    ledger = Ledger(step=1)
+    ledger.capture([_call("a", 3), _call("b", 2)])
+    rows.enter(ledger, trained=lambda _: trained)
+    summary = ledger.close()
+    assert (summary.trained, summary.excluded) == counts
+
+
+def _call(rollout: str, produced: int) -> ModelCall:
+    ref = CallRef(rollout, "at", f"call-{rollout}")
+    return ModelCall(ref, 1, None, [7, 7], [7] * produced, [-1.0] * produced, "stop", 0, "ok")
+
+
+def _record(rollout: str, reward: float, *, finish: str = "stop", **dimensions: float) -> RolloutRecord:
+    """A rollout of one call of three tokens."""
+    call = ModelCall(CallRef(rollout, "at", f"call-{rollout}"), 1, None, [7, 7], [7] * 3, [-1.0] * 3, finish, 0, "ok")
+    reading = SampleReading([_sample(rollout, 3)], [])
+    return RolloutRecord(rollout, "at", "scored", None, reward, dimensions, reading, [call])
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"scale_rewards": "batch"},
+        {"advantage": "reinforce_plus_plus_baseline"},
+        {"reward_weights": {"x": 1.0}, "multi_objective_aggregation": "normalize_then_sum"},
+    ],
+)
+def test_groups_that_were_replaced_change_no_advantage(given: dict[str, Any]) -> None:
+    settings = GRPOSettings(model="m", max_num_gen_batches=2, **given)
+    kept = [_record(f"k{i}", r, x=r) for i, r in enumerate((0.0, 1.0, 0.0, 3.0))]
+    equal = [_record(f"e{i}", 5.0, x=5.0) for i in range(6)]
+    alone = choose_rows(kept, [1, 1, 2, 2], Ledger(step=1), settings)
+    ledger = Ledger(step=1)
+    rows = choose_rows([*equal, *kept], [0] * 6 + [1, 1, 2, 2], ledger, settings, replaced={0})
+    assert rows.advantages == alone.advantages
+    assert (rows.mean_reward, rows.rewards) == (1.0, [5.0] * 6 + [0.0, 1.0, 0.0, 3.0])
+    assert (rows.share("token"), rows.share("sequence"), rows.share("rollout")) == (1.0, 1.0, 1.0)
+    rows.enter(ledger, trained=lambda _: True)
+    assert ledger.close().excluded == {"equal_rewards": 6}
+
+
+def test_a_cut_rollout_counts_in_no_mean_whether_its_group_teaches_or_not() -> None:
+    settings = GRPOSettings(model="m", mask_truncated_completions=True)
+    taught = [_record("a", 0.0), _record("b", 1.0), _record("c", 1.0, finish="length")]
+    idle = [_record("d", 1.0), _record("e", 1.0, finish="length")]
+    rows = choose_rows([*taught, *idle], [0, 0, 0, 1, 1], Ledger(step=1), settings)
+    assert [sample.rollout_id for sample in rows.samples] == ["a", "b"]
+    assert [(sample.rollout_id, sum(sample.mask)) for sample in rows.idle] == [("d", 3)]
