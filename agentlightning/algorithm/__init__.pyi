@@ -8,14 +8,14 @@ from . import (
     sft as sft,
     utils as utils,
 )
-from agentlightning.algorithm.apo import APO as APO
-from agentlightning.algorithm.gepa import GEPA as GEPA
+from agentlightning.algorithm.apo.apo import APO as APO
+from agentlightning.algorithm.gepa.gepa import GEPA as GEPA
 from agentlightning.algorithm.base import Algorithm as Algorithm
 from agentlightning.algorithm.decorator import FunctionalAlgorithm as FunctionalAlgorithm, algo as algo
 from agentlightning.algorithm.fast import Baseline as Baseline, FastAlgorithm as FastAlgorithm
 from agentlightning.algorithm.grpo import GRPO as GRPO
 from agentlightning.algorithm.ppo import PPO as PPO
 from agentlightning.algorithm.sft import SFT as SFT
-from agentlightning.algorithm.tinker import Tinker as Tinker
-from agentlightning.algorithm.trl import TRL as TRL
-from agentlightning.algorithm.verl import VERL as VERL
+from agentlightning.algorithm.tinker.tinker import Tinker as Tinker
+from agentlightning.algorithm.trl.trl import TRL as TRL
+from agentlightning.algorithm.verl.verl import VERL as VERL

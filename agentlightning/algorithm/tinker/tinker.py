@@ -12,13 +12,13 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from agentlightning.algorithm.grpo.grpo import GRPO
+from agentlightning.algorithm.grpo import GRPO
 from agentlightning.errors import BadRequestError, closest_name
 from agentlightning.process_secrets import secret
 from agentlightning.training.result import GRPOResult
 from agentlightning.training.settings import GRPOSettings
 from agentlightning.types import Dataset
-from agentlightning.utils.setting_checks import check_number
+from agentlightning.utils.setting_checks import Bounds, check_number
 
 __all__ = ["Tinker"]
 
@@ -72,8 +72,8 @@ class Tinker(GRPO):
                 near = closest_name(name, list(SETTINGS))
                 hint = f"Did you mean {near!r}?" if near else f"The settings are: {', '.join(SETTINGS)}"
                 raise TypeError(f"Tinker has no setting {name!r}. {hint}")
-        check_number("rank", rank, int, at_least=1)
-        check_number("connect_seconds", connect_seconds, float, above=0)
+        check_number("rank", rank, int, Bounds(at_least=1))
+        check_number("connect_seconds", connect_seconds, float, Bounds(above=0))
         self.settings = GRPOSettings(model=model, record_tokens="none", **settings)
         self.group_reward = None
         self._service: dict[str, Any] = {"rank": rank, "tokenizer": tokenizer or model, "base_url": base_url}

@@ -14,22 +14,21 @@ from typing_extensions import override
 import agentlightning.engine.torch_setup  # noqa: F401 -- before what imports torch # pyright: ignore[reportUnusedImport]
 from agentlightning.engine.chat_server import ChatServer, ServedAs
 from agentlightning.errors import EngineError
-from agentlightning.training.checkpoint.folder import Checkpoint, CheckpointFolder
+from agentlightning.training.checkpoint import CHECKPOINTS, Checkpoint, CheckpointFolder
 from agentlightning.training.checkpoint.keeper import CheckpointKeeper
-from agentlightning.training.checkpoint.opening import open_run
-from agentlightning.training.checkpoint.resume import CHECKPOINTS
+from agentlightning.training.external.remote import RemoteEngine, RemotePolicy
 from agentlightning.training.external.tinker.service import PLACE, TinkerService
 from agentlightning.training.loop import GRPORun
 from agentlightning.training.parts import RunParts
-from agentlightning.training.policies.learners import Learner
-from agentlightning.training.policies.remote import RemoteEngine, RemoteLearners, RemotePolicy
-from agentlightning.training.policies.serving import serve_policies
-from agentlightning.training.policies.updating import StepUpdate
+from agentlightning.training.policies.remote import RemoteLearners
 from agentlightning.training.progress import make_progress
+from agentlightning.training.resume import open_run
 from agentlightning.training.rows import StepRows
 from agentlightning.training.run_inputs import RunSource, check_tasks, triplet_adapter
+from agentlightning.training.serving import serve_policies
 from agentlightning.training.settings import GRPOSettings
 from agentlightning.training.tasks import items_of
+from agentlightning.training.updater import Learner, StepUpdate
 from agentlightning.training.weight_updates import WeightUpdates
 from agentlightning.types import Dataset
 

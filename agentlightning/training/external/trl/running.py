@@ -10,22 +10,24 @@ from typing import Any
 import agentlightning.engine.torch_setup  # noqa: F401 -- before what imports torch # pyright: ignore[reportUnusedImport]
 from agentlightning.errors import BadRequestError
 from agentlightning.store import LightningStore
+from agentlightning.training.checkpoint import CHECKPOINTS
 from agentlightning.training.checkpoint.keeper import CheckpointKeeper
-from agentlightning.training.checkpoint.opening import open_run
-from agentlightning.training.checkpoint.resume import CHECKPOINTS, Resumption
 from agentlightning.training.external.trl.served import ServedModel
 from agentlightning.training.external.trl.session import TRLSession
 from agentlightning.training.external.trl.trl_settings import TRLSettings
 from agentlightning.training.external.trl.updates import TRLCheckpoints, TRLRun
 from agentlightning.training.parts import RunParts
-from agentlightning.training.policies.learners import Learner, Learners
-from agentlightning.training.policies.serving import engine_for, serve_policies
+from agentlightning.training.policies import engine_for
+from agentlightning.training.policies.learners import Learners
 from agentlightning.training.progress import make_progress
 from agentlightning.training.result import GRPOResult
+from agentlightning.training.resume import Resumption, open_run
 from agentlightning.training.run_inputs import RunSource, check_model, triplet_adapter
 from agentlightning.training.runs.run_folder import RunFolder
+from agentlightning.training.serving import serve_policies
 from agentlightning.training.settings import GRPOSettings
 from agentlightning.training.tasks import items_of
+from agentlightning.training.updater import Learner
 from agentlightning.types import Dataset
 
 

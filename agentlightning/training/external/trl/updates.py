@@ -8,7 +8,7 @@ from typing import cast
 
 from typing_extensions import override
 
-from agentlightning.training.checkpoint.folder import Checkpoint, CheckpointFolder
+from agentlightning.training.checkpoint import Checkpoint, CheckpointFolder
 from agentlightning.training.external.trl.rows import trl_rows
 from agentlightning.training.external.trl.served import ServedModel, engine_logprobs
 from agentlightning.training.external.trl.session import TRLSession
@@ -17,8 +17,8 @@ from agentlightning.training.learner.update import measured_rows
 from agentlightning.training.loop import GRPORun
 from agentlightning.training.losses.kl import update_figures
 from agentlightning.training.parts import RunParts
-from agentlightning.training.policies.updating import StepUpdate
 from agentlightning.training.rows import StepRows
+from agentlightning.training.updater import StepUpdate
 from agentlightning.training.weight_updates import WeightUpdates
 
 

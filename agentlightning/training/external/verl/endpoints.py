@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from agentlightning.llm_proxy import LLMProxy
+from agentlightning.training.external.remote import RemoteEngine
 from agentlightning.training.external.verl.session import VERLSession
-from agentlightning.training.policies.remote import RemoteEngine
-from agentlightning.training.policies.serving import entry_of
+from agentlightning.training.serving import entry_of
 from agentlightning.training.settings import GRPOSettings
 
 

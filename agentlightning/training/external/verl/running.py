@@ -12,24 +12,24 @@ from omegaconf import OmegaConf
 
 import agentlightning.engine.torch_setup  # noqa: F401 -- before what imports torch # pyright: ignore[reportUnusedImport]
 from agentlightning.errors import BadRequestError
-from agentlightning.training.checkpoint.folder import CheckpointFolder
-from agentlightning.training.checkpoint.opening import open_run
-from agentlightning.training.checkpoint.resume import CHECKPOINTS, Resumption
+from agentlightning.training.checkpoint import CHECKPOINTS, CheckpointFolder
+from agentlightning.training.external.remote import RemoteEngine, RemotePolicy
 from agentlightning.training.external.verl.endpoints import Endpoints
 from agentlightning.training.external.verl.session import VERLSession, copy_newest_model
 from agentlightning.training.external.verl.updates import PLACE, VERLKeeper, VERLRun
 from agentlightning.training.external.verl.verl_settings import VERLSettings
-from agentlightning.training.loop import result_so_far
 from agentlightning.training.parts import RunParts
-from agentlightning.training.policies.learners import Learner
-from agentlightning.training.policies.remote import RemoteEngine, RemoteLearners, RemotePolicy
-from agentlightning.training.policies.serving import serve_policies
+from agentlightning.training.policies.remote import RemoteLearners
 from agentlightning.training.progress import make_progress
 from agentlightning.training.result import GRPOResult
+from agentlightning.training.resume import Resumption, open_run
+from agentlightning.training.run import result_so_far
 from agentlightning.training.run_inputs import RunSource, triplet_adapter
 from agentlightning.training.runs.run_folder import RunFolder
+from agentlightning.training.serving import serve_policies
 from agentlightning.training.settings import GRPOSettings
 from agentlightning.training.tasks import items_of
+from agentlightning.training.updater import Learner
 from agentlightning.types import Dataset
 
 logger = logging.getLogger(__name__)

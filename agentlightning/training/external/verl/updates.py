@@ -22,10 +22,10 @@ from agentlightning.training.learner.row_figures import RowFigures
 from agentlightning.training.ledger.ledger import Ledger
 from agentlightning.training.loop import GRPORun
 from agentlightning.training.parts import RunParts
-from agentlightning.training.policies.updating import StepUpdate
 from agentlightning.training.progress import StepFigures
 from agentlightning.training.result import Evaluation, GRPOResult
 from agentlightning.training.rows import StepRows
+from agentlightning.training.updater import StepUpdate
 from agentlightning.training.weight_updates import NothingTaken, WeightUpdates
 
 PLACE: Final = "verl.json"
