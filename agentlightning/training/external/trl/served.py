@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from agentlightning.engine.torch_setup import leave_out_cudnn_attention, one_thread
-from agentlightning.training.learner.batch import make_batch
+from agentlightning.training.batch import make_batch
 from agentlightning.training.learner.policy import Policy
 
 if TYPE_CHECKING:

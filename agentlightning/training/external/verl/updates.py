@@ -18,7 +18,7 @@ from agentlightning.training.external.verl.rows import rows_of_evaluation, rows_
 from agentlightning.training.external.verl.session import VERLSession
 from agentlightning.training.external.verl.trainer import OURS
 from agentlightning.training.held_out import HeldOut
-from agentlightning.training.learner.row_figures import RowFigures
+from agentlightning.training.learner.update import RowFigures
 from agentlightning.training.ledger.ledger import Ledger
 from agentlightning.training.loop import GRPORun
 from agentlightning.training.parts import RunParts

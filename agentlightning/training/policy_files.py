@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from agentlightning.engine.torch_setup import no_progress_bar
 from agentlightning.training.checkpoint import BrokenCheckpointError, sha256_of
 from agentlightning.training.learner.policy import Policy, PolicyState
-from agentlightning.training.learner.value_head import PREFIX
+from agentlightning.training.learner.weights import PREFIX
 from agentlightning.training.settings import GRPOSettings
 
 OPTIMIZER: Final = "optimizer.safetensors"
