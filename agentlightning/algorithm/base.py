@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self
+
+from typing_extensions import TypeVar
 
 from agentlightning.adapter.base import TraceAdapter
 from agentlightning.litagent.litagent import AgentTrainer
@@ -15,6 +17,8 @@ from agentlightning.types import Dataset, NamedResources, RolloutConfig
 if TYPE_CHECKING:
     from agentlightning.llm_proxy import LLMProxy  # with a web stack
 
+ResultT = TypeVar("ResultT", covariant=True, default=Any)
+"""What an algorithm returns, which becomes `trainer.result`."""
 _BY_METHOD = {
     "store": "call get_store()",
     "adapter": "call get_adapter()",
@@ -44,8 +48,8 @@ class AlgorithmTrainer(AgentTrainer, Protocol):
     def n_runners(self) -> int: ...
 
 
-class Algorithm:
-    """Learns from rollouts. The Trainer binds the parts, in this order, and then calls `run`.
+class Algorithm(Generic[ResultT]):
+    """Learns from rollouts, and returns a `ResultT`. The Trainer binds the parts, in this order, and then calls `run`.
 
     State lives in class-level defaults, so a subclass need not call `super().__init__`. References are strong: a part
     that is bound stays for the life of the algorithm.
@@ -70,7 +74,7 @@ class Algorithm:
 
     def run(
         self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None
-    ) -> Any | Awaitable[Any]:
+    ) -> ResultT | Awaitable[ResultT]:
         """Learn; may be a coroutine function. What it returns becomes `trainer.result`."""
         raise NotImplementedError(f"{type(self).__name__} must define run(train_dataset, val_dataset)")
 

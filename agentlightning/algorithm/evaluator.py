@@ -37,7 +37,7 @@ _READ_AT_ONCE = 32
 """Rollouts whose spans are fetched at the same time."""
 
 
-class Evaluator(FastAlgorithm):
+class Evaluator(FastAlgorithm[EvaluationResult]):
     """Runs the agent on each task of `val_dataset` `n_samples` times in mode `val`, with the initial resources.
 
     Returns an `EvaluationResult`, and records it in the run as the evaluation `evaluation`.

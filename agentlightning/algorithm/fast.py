@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, get_args
 from typing_extensions import override
 
 from agentlightning.adapter.calls.calls import model_calls
-from agentlightning.algorithm.base import Algorithm
+from agentlightning.algorithm.base import Algorithm, ResultT
 from agentlightning.algorithm.utils import with_llm_proxy
 from agentlightning.errors import BadRequestError
 from agentlightning.evaluation.tasks import tasks_of
@@ -30,7 +30,7 @@ T = TypeVar("T")
 SpanVerbosity = Literal["none", "keys", "key_values"]
 
 
-class FastAlgorithm(Algorithm):
+class FastAlgorithm(Algorithm[ResultT]):
     """An algorithm that is quick and needs no special hardware; `Trainer.dev` takes only these."""
 
     async def _batch(self, dataset: Dataset[T] | None, size: int) -> AsyncGenerator[list[T]]:
@@ -72,7 +72,7 @@ class BaselineResult:
         return f"{len(self.rewards)} rollouts ({outcomes}), {mean}"
 
 
-class Baseline(FastAlgorithm):
+class Baseline(FastAlgorithm[BaselineResult]):
     """Runs the agent on every task of both datasets and logs what happened: the smoke test of an agent.
 
     Args:

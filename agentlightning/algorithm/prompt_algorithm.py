@@ -13,7 +13,7 @@ from agentlightning.prompt_search.result import PromptResult
 from agentlightning.types import PromptTemplate, Rollout
 
 
-class PromptSearch(Algorithm):
+class PromptSearch(Algorithm[PromptResult]):
     """A search over prompts. Its result is kept when it is interrupted, too."""
 
     result: PromptResult | None = None
