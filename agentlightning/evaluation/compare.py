@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeGuard, cast
 
 from agentlightning.errors import BadRequestError
-from agentlightning.evaluation.paired import PairedComparison, compare_rewards
+from agentlightning.evaluation.paired import PairedComparison
 from agentlightning.evaluation.records import RecordedEvaluation, result_of, same_tasks
-from agentlightning.evaluation.result import EvaluationResult, sequential_range, shared_tasks
+from agentlightning.evaluation.result import shared_tasks
 from agentlightning.evaluation.tasks import tasks_of as tasks_of
 from agentlightning.field_help import explain_fields
 from agentlightning.types.runs import Run, RunRecord
@@ -75,8 +75,8 @@ def _figures(records: Sequence[RunRecord], others: Sequence[RunRecord]) -> dict[
         {r.step: {n: float(v) for n, v in flat(r.data).items() if _is_number(v)} for r in side if r.kind == "step"}
         for side in (records, others)
     )
-    names, known = ([name for figures in side.values() for name in figures] for side in (mine, theirs))
-    shared = [name for name in dict.fromkeys(names) if name in set(known) - {"step", "steps"}]
+    names, known = ({name: None for figures in side.values() for name in figures} for side in (mine, theirs))
+    shared = [name for name in names if name in known and name not in ("step", "steps")]
     steps = sorted(mine.keys() | theirs.keys())
     return {name: [(s, mine.get(s, {}).get(name), theirs.get(s, {}).get(name)) for s in steps] for name in shared}
 
@@ -110,15 +110,14 @@ def _of_name(mine: RunRecord, theirs: RunRecord) -> dict[str, Any]:
 
 
 def _of_pair(mine: RecordedEvaluation, theirs: RecordedEvaluation) -> dict[str, Any]:
-    pairs = shared_tasks(mine.result, theirs.result)
-    before, after = (EvaluationResult(tasks) for tasks in zip(*pairs, strict=True))
-    stopped_in = sequential_range(mine.result, theirs.result)
+    shared = zip(*shared_tasks(mine.result, theirs.result), strict=True)
+    before, after = (replace(side.result, tasks=tasks) for side, tasks in zip((mine, theirs), shared, strict=True))
     return {
         "name": mine.name if mine.name == theirs.name else f"{mine.name} and {theirs.name}",
         "steps": (mine.step, theirs.step),
-        "shared_tasks": len(pairs),
+        "shared_tasks": len(before.tasks),
         "values": (before.mean_reward, after.mean_reward),
-        **_test(compare_rewards(before.rewards, after.rewards, stopped_in=stopped_in)),
+        **_test(before.compare(after)),
     }
 
 

@@ -24,7 +24,6 @@ from agentlightning.types.runs import RunRecord
 MOST_BYTES = 6 * 1024 * 1024
 """Size of a record, whose own bound is 8 MiB. Larger parts are dropped, samples first, and named in `left_out`."""
 _LARGEST = 1e100
-_COLUMNS = ("rollout_id", "outcome", "reward", "seconds", "failure", "dimensions", "tokens")
 
 
 def _filled(sample: object) -> object:
@@ -61,7 +60,9 @@ def record_of(result: EvaluationResult, tasks: Sequence[str]) -> dict[str, Any]:
         data["stopping"] = dataclasses.asdict(result.stopping)
         if any(task.repeat for task in result.tasks):
             data["repeats"] = [task.repeat for task in result.tasks]
-    data["samples"] = [[_sample(rollout) for rollout in task.rollouts] for task in result.tasks]
+    samples = ([dataclasses.asdict(rollout) for rollout in task.rollouts] for task in result.tasks)
+    empty: Any = (None, {})
+    data["samples"] = [[{k: v for k, v in own.items() if v not in empty} for own in group] for group in samples]
     droppable = [name for name in ("samples", "slices", "repeats", "tasks", "rewards") if name in data]
     sizes = {name: len(json.dumps(data[name])) for name in droppable}
     for name in droppable:
@@ -75,12 +76,6 @@ def record_of(result: EvaluationResult, tasks: Sequence[str]) -> dict[str, Any]:
 def _interval(result: EvaluationResult) -> dict[str, Any] | None:
     interval = result.interval()
     return None if interval is None else dataclasses.asdict(interval)
-
-
-def _sample(rollout: EvaluatedRollout) -> dict[str, Any]:
-    """Return the fields that are not empty."""
-    values = ((name, getattr(rollout, name)) for name in _COLUMNS)
-    return {name: value for name, value in values if value is not None and value != {}}
 
 
 def result_of(data: Mapping[str, Any], run_id: str | None = None) -> EvaluationResult | None:

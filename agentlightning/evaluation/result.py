@@ -141,8 +141,8 @@ class EvaluationResult:
     @property
     def failures(self) -> dict[str, int]:
         """Samples that earned nothing, by the kind of their failure, the most frequent first."""
-        unusable = (r.reward is not None and as_reward(r.reward) is None for r in self.rollouts)
-        kinds = ("invalid_reward" if bad else r.failure for r, bad in zip(self.rollouts, unusable, strict=True))
+        rollouts = ((r, r.reward is None or as_reward(r.reward) is not None) for r in self.rollouts)
+        kinds = (rollout.failure if is_usable else "invalid_reward" for rollout, is_usable in rollouts)
         return dict(Counter(kind for kind in kinds if kind is not None).most_common())
 
     @property
