@@ -23,7 +23,7 @@ FILES = {
     "a whole run, or a promise of several modules": """
         prompt_search/apo/test_apo prompt_search/gepa/test_gepa
         training/external/tinker/test_tinker training/external/trl/test_trl training/external/verl/test_verl
-        training/checkpoint/test_find_resumption algorithm/test_baseline algorithm/test_algo
+        training/checkpoint/test_find_resumption 
         training/test_grpo_alarms training/test_grpo_faults training/test_grpo_family
         training/test_grpo_flight training/test_grpo_flight_resumed training/test_grpo_gpu training/test_grpo_killed
         training/test_grpo_ledger
