@@ -45,7 +45,7 @@ from agentlightning.algorithm.gepa.gepa import GEPA as GEPA
 from agentlightning.algorithm.base import Algorithm as Algorithm
 from agentlightning.algorithm.decorator import FunctionalAlgorithm as FunctionalAlgorithm, algo as algo
 from agentlightning.evaluation.result import EvaluationResult as EvaluationResult
-from agentlightning.evaluation.sequential import SequentialStop as SequentialStop
+from agentlightning.algorithm.evaluator import SequentialStop as SequentialStop
 from agentlightning.algorithm.fast import Baseline as Baseline, FastAlgorithm as FastAlgorithm
 from agentlightning.algorithm.grpo import GRPO as GRPO
 from agentlightning.algorithm.ppo import PPO as PPO
@@ -54,7 +54,7 @@ from agentlightning.algorithm.tinker.tinker import Tinker as Tinker
 from agentlightning.algorithm.trl.trl import TRL as TRL
 from agentlightning.algorithm.verl.verl import VERL as VERL
 from agentlightning.evaluation.gate import Promotion as Promotion, judge_promotion as judge_promotion
-from agentlightning.evaluation.rules import PromotionRules as PromotionRules
+from agentlightning.evaluation.gate import PromotionRules as PromotionRules
 from agentlightning.prompt_search.result import PromptResult as PromptResult
 from agentlightning.chat.bill import Bill as Bill, LimitReached as LimitReached, Limits as Limits
 from agentlightning.chat.chat import Chat as Chat, ChatError as ChatError, ChatReply as ChatReply

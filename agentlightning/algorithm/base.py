@@ -1,4 +1,4 @@
-"""`Algorithm`, the base class of all algorithms: what the Trainer gives it, and what it must define."""
+"""`Algorithm`, the base class of all algorithms: the parts that the Trainer gives it, and the methods to define."""
 
 from __future__ import annotations
 
@@ -29,14 +29,12 @@ _BY_METHOD = {
     "_batch": "a FastAlgorithm has it; others iterate over agentlightning.algorithm.utils.batch_iter_over_dataset",
 }
 """Attributes that programs look for on an algorithm, and what to use instead."""
-
-
 _MOST_ITEMS = 100
-"""Of a list among the settings of an algorithm, to be recorded."""
+"""Items of a list among the settings of an algorithm, for it to be recorded."""
 
 
 class AlgorithmTrainer(AgentTrainer, Protocol):
-    """What an algorithm can ask of its `Trainer`, which stands in a layer above."""
+    """The part of a `Trainer` that an algorithm uses; the class itself is in a layer above."""
 
     @property
     def adapter(self) -> TraceAdapter[Any]: ...
@@ -90,7 +88,7 @@ class Algorithm(Generic[ResultT]):
         """True if `run` is a coroutine function."""
         return inspect.iscoroutinefunction(self.run)
 
-    # --- what the Trainer binds ------------------------------------------------------------------------------------
+    # --- parts -------------------------------------------------------------------------------------------------------
 
     def set_trainer(self, trainer: AlgorithmTrainer) -> None:
         """Bind the Trainer."""
@@ -160,7 +158,7 @@ class Algorithm(Generic[ResultT]):
             AttributeError: none is bound.
         """
         if self._llm_proxy is None:
-            raise AttributeError  # which is asked of __getattr__, where the text is
+            raise AttributeError  # Python then calls __getattr__, which has the text
         return self._llm_proxy
 
     @llm_proxy.setter
@@ -168,14 +166,14 @@ class Algorithm(Generic[ResultT]):
         self._llm_proxy = llm_proxy
 
     def set_rollout_config(self, config: RolloutConfig | None) -> None:
-        """Bind what the Trainer says of attempts, time limits and retries."""
+        """Bind the Trainer's settings of attempts, time limits and retries."""
         self._rollout_config = config
 
     def get_rollout_config(self) -> RolloutConfig | None:
-        """Return what the Trainer says of attempts, time limits and retries, or None.
+        """Return the Trainer's settings of attempts, time limits and retries, or None.
 
-        The store that an algorithm is given fills it into every rollout. Only an algorithm with limits of its own has
-        to ask: see `utils.with_timeout`.
+        The store of an algorithm fills them into every rollout. Only an algorithm with limits of its own needs them:
+        see `training.tasks.with_timeout`.
         """
         return self._rollout_config
 
@@ -184,7 +182,7 @@ class Algorithm(Generic[ResultT]):
         self._run_log = run_log
 
     def get_run_log(self) -> RunLog:
-        """Return what the run's records are written with; it keeps nothing where no Trainer runs the algorithm."""
+        """Return the log that writes the records of the run; it keeps nothing if no Trainer runs the algorithm."""
         return RunLog(None) if self._run_log is None else self._run_log
 
     def log_metrics(self, step: int, **figures: object) -> Answer[int]:
@@ -195,7 +193,7 @@ class Algorithm(Generic[ResultT]):
         """
         return self.get_run_log().step(step, figures)
 
-    # --- what the Trainer asks when it is made -----------------------------------------------------------------------
+    # --- settings ----------------------------------------------------------------------------------------------------
 
     def unused_parts(self) -> frozenset[str]:
         """Return which of the Trainer's `adapter` and `initial_resources` this algorithm makes no use of."""

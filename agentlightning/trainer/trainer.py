@@ -51,8 +51,8 @@ from agentlightning.utils.concurrency.main_thread import outside_of_running_loop
 from agentlightning.utils.id import generate_id
 
 if TYPE_CHECKING:
+    from agentlightning.algorithm.evaluator import SequentialStop
     from agentlightning.evaluation.result import EvaluationResult
-    from agentlightning.evaluation.sequential import SequentialStop
     from agentlightning.evaluation.tasks import SliceBy
     from agentlightning.llm_proxy import LLMProxy
 
@@ -296,9 +296,8 @@ class Trainer(TrainerShorthand, TrainerLegacy, Generic[ResultT]):
                 tasks; the baseline of the rule has other tasks.
             KeyboardInterrupt, RunnerDiedError, StrandedWorkError: as in `fit`.
         """
-        from agentlightning.algorithm.evaluator import Evaluator
+        from agentlightning.algorithm.evaluator import Evaluator, check_baseline
         from agentlightning.evaluation.result import EvaluationResult
-        from agentlightning.evaluation.sequential import check_baseline
         from agentlightning.evaluation.tasks import slices_of
 
         n_samples, agent = check_count("n_samples", n_samples), as_agent(agent)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from agentlightning.evaluation.statistics import proportion
+from agentlightning.evaluation.statistics import interval_of
 from agentlightning.prompt_search.scores import check_missing, interval, score_of, sign_test
 from tests.prompt_search.test_cases import result
 
@@ -23,8 +23,9 @@ def test_a_fault_counts_as_the_policy_says_and_in_the_coverage() -> None:
 
 def test_the_interval_is_wilsons_for_zeros_and_ones() -> None:
     """Weak point 12: the choice knows how sure a mean is."""
-    found = proportion([True, True, False, True])
-    assert interval([1.0, 1.0, 0.0, 1.0]) == pytest.approx((found.mean, found.low, found.high))
+    wilson = interval_of([1.0, 1.0, 0.0, 1.0], method="wilson")
+    assert wilson is not None
+    assert interval([1.0, 1.0, 0.0, 1.0]) == pytest.approx((wilson.mean, wilson.low, wilson.high))
 
 
 def test_a_few_equal_rewards_are_not_certain() -> None:

@@ -1,15 +1,15 @@
-"""Conversations won and lost: which are shown, and what is left of them."""
+"""Conversations won and lost: which are shown, and what of them. The page itself: tests/cli/test_promotion.py."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import pytest
 from opentelemetry import trace
 
 import agentlightning as agl
-from agentlightning.evaluation.conversations import changed_tasks, transcripts
+from agentlightning.evaluation.report import Transcript, changed_tasks, transcripts
 from agentlightning.evaluation.result import EvaluatedRollout, EvaluatedTask
+
+Messages = list[tuple[str, str]]
 
 
 def task(number: int, *rewards: float | None) -> EvaluatedTask:
@@ -26,22 +26,16 @@ def test_those_whose_reward_differs_most_are_shown_with_the_samples_that_tell_mo
     assert [each.before.rollout_id for each in lost] == ["99-0"]
 
 
-def speak(calls: list[list[tuple[str, str]]]) -> None:
-    for messages in calls:
-        with trace.get_tracer("agent").start_as_current_span("openai.chat.completion") as span:
-            for place, (role, text) in enumerate(messages[:-1]):
-                span.set_attributes({f"gen_ai.prompt.{place}.role": role, f"gen_ai.prompt.{place}.content": text})
-            role, text = messages[-1]
-            span.set_attributes({"gen_ai.completion.0.role": role, "gen_ai.completion.0.content": text})
-
-
-async def told(calls: list[list[tuple[str, str]]], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Run an agent that says this, and return the transcript of its rollout."""
-    monkeypatch.setenv("SOME_API_KEY", "correct-horse-battery")
+async def transcript_of(*calls: Messages) -> Transcript:
+    """Run an agent that makes these calls, each with its prompt and its answer, and return its transcript."""
 
     @agl.rollout
     def agent(task: dict[str, str]) -> float:
-        speak(calls)
+        for *prompt, (role, text) in calls:
+            with trace.get_tracer("agent").start_as_current_span("openai.chat.completion") as span:
+                for place, (own, said) in enumerate(prompt):
+                    span.set_attributes({f"gen_ai.prompt.{place}.role": own, f"gen_ai.prompt.{place}.content": said})
+                span.set_attributes({"gen_ai.completion.0.role": role, "gen_ai.completion.0.content": text})
         return 1.0
 
     store = agl.InMemoryLightningStore()
@@ -54,29 +48,28 @@ async def told(calls: list[list[tuple[str, str]]], monkeypatch: pytest.MonkeyPat
     return found[rollout.rollout_id]
 
 
-async def test_what_was_said_before_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_each_message_is_shown_once() -> None:
     first = [("system", "be brief"), ("user", "hello"), ("assistant", "hi")]
-    found = await told([first, [*first, ("user", "more"), ("assistant", "no")]], monkeypatch)
+    found = await transcript_of(first, [*first, ("user", "more"), ("assistant", "no")])
     assert found.messages == (*first, ("user", "more"), ("assistant", "no"))
     assert found.task.endswith(" characters)")
     assert len(found.task) < 2100
 
 
 async def test_a_secret_at_the_cut_is_hidden_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_API_KEY", "correct-horse-battery")
     text = "y" * 3990 + "correct-horse-battery" + "z" * 100
-    found = await told([[("user", text), ("assistant", "ok")]], monkeypatch)
+    found = await transcript_of([("user", text), ("assistant", "ok")])
     assert "corr" not in str(found)
     assert len(found.messages[0][1]) < 4100
 
 
-async def test_of_very_many_messages_the_middle_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = await told([[("user", str(number)) for number in range(100)] + [("assistant", "end")]], monkeypatch)
-    assert len(found.messages) == 40
-    assert found.messages[-1] == ("assistant", "end")
+async def test_the_middle_of_very_many_messages_is_not_shown() -> None:
+    found = await transcript_of([*(("user", str(number)) for number in range(100)), ("assistant", "end")])
+    assert (len(found.messages), found.messages[-1]) == (40, ("assistant", "end"))
     assert found.note == "61 messages in the middle are left out"
 
 
-async def test_a_rollout_without_calls_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = await told([], monkeypatch)
-    assert found.messages == ()
-    assert found.note == "no model call was recorded with its text"
+async def test_a_rollout_without_calls_says_so() -> None:
+    found = await transcript_of()
+    assert (found.messages, found.note) == ((), "no model call was recorded with its text")
