@@ -21,7 +21,6 @@ FOLDERS = {
 
 FILES = {
     "a whole run, or a promise of several modules": """
-        prompt_search/apo/test_apo prompt_search/gepa/test_gepa
         training/external/tinker/test_tinker training/external/trl/test_trl training/external/verl/test_verl
         training/checkpoint/test_find_resumption algorithm/test_baseline algorithm/test_algo
         training/test_grpo_alarms training/test_grpo_faults training/test_grpo_family
@@ -35,7 +34,7 @@ FILES = {
         training/policies/test_policies_run training/external/trl/test_trl_run training/external/verl/test_verl_run
         engine/vllm_engine/test_signatures engine/vllm_engine/test_vllm_run
         training/test_game engine/test_families training/losses/test_golden
-        prompt_search/apo/test_resumed engine/test_prefixes engine/test_smolagents
+        prompt_search/test_resumed engine/test_prefixes engine/test_smolagents
         prompt_search/test_proof execution/test_several_machines execution/test_endings
         execution/test_endings_table execution/test_lone_runner execution/test_main_thread
         execution/test_never_hangs legacy/test_legacy
@@ -63,7 +62,7 @@ FILES = {
     """,
     "a page of the documents, its programs and its promises": """
         adapter/test_drawn_seam adapter/test_worked_examples training/alarms/test_page
-        prompt_search/apo/test_pages prompt_search/gepa/test_pages
+        prompt_search/test_pages
         cli/test_guides cli/test_pages contrib/test_pages judge/test_pages
         litagent/test_any_program_page llm_proxy/test_gateway_documents store/test_store_documents
         trainer/test_pages trainer/test_running_promises trainer/test_tutorials v03/test_pages

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from pathlib import Path
 
@@ -11,9 +10,8 @@ import pytest
 import agentlightning as agl
 from agentlightning.chat.bill import BillLine
 from agentlightning.prompt_search.history import History, PromptVersion
-from agentlightning.prompt_search.playing import read_published
 from agentlightning.training.runs.log import RunLog
-from tests.prompt_search.apo.parts import resources
+from tests.prompt_search.parts import resources
 
 
 def version(name: str, text: str = "x {question}", **fields: object) -> PromptVersion:
@@ -61,19 +59,19 @@ async def test_a_search_that_goes_on_gives_no_name_twice() -> None:
     for name, text in (("v2", "y {question}"), ("v3", "z {question}"), ("v4", "password: hunter2hunter2 {question}")):
         await first.record(version(name, text, parent="v0", round=1))
     second, _ = await opened(store)
-    found = await second.go_on(anew=False)
+    found = await second.resume(anew=False)
     assert [each.version for each in found] == ["v2", "v3"]
-    second.add(found)
+    second.versions.extend(found)
     assert second.next_names(2) == ["v5", "v6"]
     await RunLog(store, "r").evaluation(2, "validation of v5", {"rewards": [1.0], "version": "v5"})  # and was killed
     again, _ = await opened(store)
-    again.add(await again.go_on(anew=False))
+    again.versions.extend(await again.resume(anew=False))
     assert again.next_names(1) == ["v6"]
     third, _ = await opened(store)
-    assert await third.go_on(anew=True) == []
+    assert await third.resume(anew=True) == []
     assert third.next_names(1) == ["v1"]
     await RunLog(store, "r").evaluation(1, "validation of v1", {"rewards": [1.0], "version": "v1"})
-    await (await opened(store))[0].go_on(anew=True)
+    await (await opened(store))[0].resume(anew=True)
     assert not list(await store.query_run_records("r", kind_in=["evaluation"])), "what v1 earns now is written"
 
 
@@ -88,7 +86,7 @@ async def test_what_failed_and_forgotten_versions_used_stays_on_the_bill() -> No
         await first.record(each)
     second, bill = await opened(store)
     assert (bill.calls, bill.retries, bill.failed_calls) == (4, 4, 2)
-    assert [each.version for each in await second.go_on(anew=True)] == []
+    assert [each.version for each in await second.resume(anew=True)] == []
     third, bill = await opened(store)
     assert (bill.calls, bill.retries, bill.failed_calls) == (4, 4, 2), "what was forgotten was paid for"
     assert await third.recorded([version("v1", parent="v0", round=1)]) == [None], "it is asked for again"
@@ -129,9 +127,8 @@ async def test_a_prompt_that_looks_like_a_secret_is_no_other_prompt() -> None:
     llm = agl.LLM(endpoint="http://127.0.0.1:1/v1", model="m")
     await store.update_resources("apo-r-v1", {**made[0].templates, "llm": llm})
     await store.update_resources("apo-r-v2", {**made[0].templates, "llm": llm})
-    published = functools.partial(read_published, store, "apo", "r")
-    second = History(RunLog(store, "r"))
-    await second.open(version("v0", text), published)
+    second = History(RunLog(store, "r"), None, lambda name: store.get_resources_by_id(f"apo-r-{name}"))
+    await second.open(version("v0", text))
     wanted = [version(name, parent="v0", round=1) for name in names]
     assert await second.recorded(wanted) == [made[0], None, None]
 
@@ -140,7 +137,7 @@ async def test_without_a_run_nothing_is_written_and_the_file_is(tmp_path: Path) 
     history = History(RunLog(None), tmp_path / "deep")
     await history.open(version("v0"))
     await history.record(version("v1"))
-    history.add([version("v1")])
+    history.versions.append(version("v1"))
     history.write(best="v1")
     written = json.loads((tmp_path / "deep/history.json").read_text())
     assert (written["best"], [each["version"] for each in written["versions"]]) == ("v1", ["v0", "v1"])

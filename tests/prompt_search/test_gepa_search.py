@@ -17,7 +17,7 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.evaluation.compare import tasks_of
-from tests.prompt_search.apo.parts import RULES, SEED, TRAIN, VAL, asked, heeds_rules, llm, resources
+from tests.prompt_search.parts import RULES, SEED, TRAIN, VAL, asked, heeds_rules, llm, resources
 from tests.stubs.model_server import Fault
 
 pytest.importorskip("gepa")
@@ -380,7 +380,7 @@ def test_a_chat_without_a_source_asks_the_gateway(monkeypatch: pytest.MonkeyPatc
 
 INTERRUPTED = """
 import sys, agentlightning as agl
-from tests.prompt_search.apo.parts import TRAIN, VAL, resources
+from tests.prompt_search.parts import TRAIN, VAL, resources
 
 @agl.rollout
 def agent(task, main_prompt: agl.PromptTemplate) -> float:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import agentlightning as agl
+from agentlightning.prompt_search.evaluation import RolloutResult
 from tests.stubs.model_server import ModelServer
 
 SEED = "Answer the question: {question}"
@@ -29,6 +30,20 @@ def heeds_rules(task: dict[str, str], main_prompt: agl.PromptTemplate) -> float:
 
 def resources(template: str = SEED, **more: Any) -> dict[str, Any]:
     return {"main_prompt": agl.PromptTemplate(template=template, engine="f-string"), **more}
+
+
+def result(reward: float | None, **more: Any) -> RolloutResult:
+    """Return a result with this reward; without one it is late."""
+    fields: dict[str, Any] = {
+        "rollout_id": f"ro-{reward}",
+        "task": reward,
+        "status": "succeeded",
+        "final_reward": reward,
+        "failure": None if reward is not None else "timeout",
+        "messages": [],
+        "spans": [],
+    }
+    return RolloutResult(**{**fields, **more})  # type: ignore[typeddict-item]
 
 
 def template_in(request: dict[str, Any]) -> str:

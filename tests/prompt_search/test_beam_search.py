@@ -16,9 +16,11 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.algorithm.utils import batch_iter_over_dataset
-from agentlightning.prompt_search.scores import sign_test_of
+from agentlightning.prompt_search.beam_search import leader_of
+from agentlightning.prompt_search.evaluation import score_of, sign_test
+from agentlightning.prompt_search.history import PromptVersion
 from agentlightning.types import EnqueueRolloutRequest, Rollout
-from tests.prompt_search.apo.parts import (
+from tests.prompt_search.parts import (
     RULES,
     SEED,
     SMALL,
@@ -78,7 +80,7 @@ def test_the_p_value_is_that_of_the_best_of_all_that_were_compared() -> None:
     records = asyncio.run(store.query_run_records("search", kind_in=["evaluation"]))
     rewards = {record.data["version"]: record.data["rewards"] for record in records}
     assert len(rewards) > 2
-    once = sign_test_of(rewards["v0"], rewards[result.best.version])
+    once = sign_test(rewards["v0"], rewards[result.best.version])
     assert result.p_value == pytest.approx(once * (len(rewards) - 1))
 
 
@@ -677,6 +679,24 @@ def test_what_is_logged(caplog: pytest.LogCaptureFixture) -> None:
         assert line in said, line
 
 
+# --- parts -----------------------------------------------------------------------------------------------------------
+
+
+def version(name: str, *rewards: float) -> PromptVersion:
+    made = PromptVersion(name, resources(), "main_prompt")
+    if rewards:
+        made.judge(score_of(rewards))
+    return made
+
+
+def test_the_leader_is_the_one_of_which_it_is_surest() -> None:
+    """Two lucky tasks are no better than thirty good ones."""
+    lucky, good, unknown = version("v1", 1.0, 1.0), version("v2", *[1.0] * 27, *[0.0] * 3), version("v3")
+    assert (lucky.score or 0) > (good.score or 0)
+    assert leader_of([lucky, unknown, good]) is good
+    assert leader_of([unknown]) is unknown
+
+
 # --- what it asks for --------------------------------------------------------------------------------------------
 
 
@@ -711,6 +731,8 @@ def test_both_datasets_are_required(missing: str) -> None:
         ({"rollout_batch_timeout": 0}, "rollout_batch_timeout must be above 0"),
         ({"missing": "ignore"}, "missing must be one of retry, skip, zero"),
         ({"minimum_coverage": 2}, "minimum_coverage must be a number from 0 to 1"),
+        ({"minimum_coverage": True}, "minimum_coverage must be a number from 0 to 1; got True"),
+        ({"minimum_coverage": "half"}, "minimum_coverage must be a number from 0 to 1; got 'half'"),
         ({"gradient_prompt_files": ["/no/such/file"]}, "gradient_prompt_files: '/no/such/file' cannot be read"),
         ({"apply_edit_prompt_files": []}, "apply_edit_prompt_files must be a list of paths"),
         ({"limits": {"money": 1}}, "limits takes calls, tokens, seconds, cost"),
