@@ -8,10 +8,10 @@ kept: see `prompt_search/gepa_search.py`.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from typing_extensions import override
 
@@ -23,9 +23,6 @@ from agentlightning.prompt_search.evaluation import RolloutResult
 from agentlightning.prompt_search.history import PromptResult
 from agentlightning.prompt_search.search import SearchState
 from agentlightning.types import Dataset, PromptTemplate
-
-if TYPE_CHECKING:
-    from agentlightning.prompt_search.gepa_search import GEPASearch
 
 T = TypeVar("T")
 _OF_THE_PACKAGE = (
@@ -161,7 +158,7 @@ class GEPA(PromptSearch, Generic[T]):
         return None if self.run_dir is None else Path(self.run_dir)
 
     @override
-    async def _make_search(self, state: SearchState) -> GEPASearch:
+    async def _prepare(self, state: SearchState) -> Callable[[], Awaitable[None]]:
         from agentlightning.prompt_search.gepa_search import GEPASearch, PairedAcceptance
 
         given = self.stop_callbacks
@@ -182,7 +179,7 @@ class GEPA(PromptSearch, Generic[T]):
         )
         await search.resume(self._folder())
         self._failures = search.failures
-        return search
+        return search.run
 
     @override
     async def run(

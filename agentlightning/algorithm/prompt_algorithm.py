@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import abc
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 from typing_extensions import override
 
@@ -27,18 +27,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agentlightning.llm_proxy import LLMProxy
-
-
-class Search(Protocol):
-    """One search, as `PromptSearch` runs it."""
-
-    @property
-    def best(self) -> PromptVersion: ...
-
-    @property
-    def stop_reason(self) -> str: ...
-
-    async def run(self) -> None: ...
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -144,46 +132,40 @@ class PromptSearch(SearchSettings, Algorithm, abc.ABC):
 
     @with_llm_proxy()
     async def _run(self, llm_proxy: LLMProxy | None, train: list[Any], val: list[Any]) -> PromptResult:
+        store, models = self.get_store(), self._models()
         async with open_chat(
-            self._make_chat,
-            self.get_store(),
-            llm_proxy,
-            models=self._models(),
-            purpose=self._purpose,
-            setting=self._model_setting,
+            self._make_chat, store, llm_proxy, models=models, purpose=self._purpose, setting=self._model_setting
         ) as chat:
             self._check_prices(chat)
-            state = await self._open(chat, train, val)
-            search = await self._make_search(state)
+            log, seeds, run = self.get_run_log(), self._seeds(), self.get_run_log().run_id or generate_id(12)
+            seed = PromptVersion("v0", seeds, next(iter(seeds)), state="kept")
+            history = History(
+                log, self._folder(), lambda version: store.get_resources_by_id(f"{self._name}-{run}-{version}")
+            )
+            chat.start(await history.open(seed), run=log.run_id)
+            evaluator = CandidateEvaluator(
+                store,
+                self.get_rollout_results,
+                name=self._name,
+                run=run,
+                resources=self.get_initial_resources() or {},
+                timeout_seconds=self.rollout_batch_timeout,
+                config=self.get_rollout_config(),
+                missing=self.missing,
+                seconds_left=chat.seconds_left,
+            )
+            state = SearchState(
+                chat, history, evaluator, log, seed, train, val, self.missing, self.minimum_coverage, best=seed
+            )
+            search = await self._prepare(state)
             try:
                 self._state = state
-                await search.run()
+                await search()
             finally:
-                self.result = state.result(search.best, search.stop_reason)
-                self._state = None
+                self.result, self._state = state.result(), None
+                state.write_history(stop_reason=state.stop_reason)
             logging.getLogger(f"agentlightning.algorithm.{self._name}").info("%s", self.result)
             return self.result
-
-    async def _open(self, chat: Chat, train: list[Any], val: list[Any]) -> SearchState:
-        store, log, seeds = self.get_store(), self.get_run_log(), self._seeds()
-        run = log.run_id or generate_id(12)
-        history = History(
-            log, self._folder(), lambda version: store.get_resources_by_id(f"{self._name}-{run}-{version}")
-        )
-        seed = PromptVersion("v0", seeds, next(iter(seeds)), state="kept")
-        chat.start(await history.open(seed), run=log.run_id)
-        evaluator = CandidateEvaluator(
-            store,
-            self.get_rollout_results,
-            name=self._name,
-            run=run,
-            resources=self.get_initial_resources() or {},
-            timeout_seconds=self.rollout_batch_timeout,
-            config=self.get_rollout_config(),
-            missing=self.missing,
-            seconds_left=chat.seconds_left,
-        )
-        return SearchState(chat, history, evaluator, log, seed, train, val, self.missing, self.minimum_coverage)
 
     def _seeds(self) -> dict[str, PromptTemplate]:
         resources, wanted = self.get_initial_resources(), self.templates
@@ -232,4 +214,5 @@ class PromptSearch(SearchSettings, Algorithm, abc.ABC):
         """Return the folder of `history.json`."""
 
     @abc.abstractmethod
-    async def _make_search(self, state: SearchState) -> Search: ...
+    async def _prepare(self, state: SearchState) -> Callable[[], Awaitable[None]]:
+        """Return the search of a run, which is to be called."""

@@ -76,15 +76,12 @@ class BeamSteps(Protocol):
 
 @dataclass
 class BeamSearch:
-    """One search. Belongs to the algorithm's loop; `best` and the history hold what is known at any time."""
+    """One search. Belongs to the algorithm's loop; `state` holds what is known at any time."""
 
     steps: BeamSteps
     state: SearchState
     critic: Critic
-    best: PromptVersion = field(init=False)
-    best_score: float = -math.inf
-    stop_reason: str = "interrupted"
-    """`interrupted` until the search has ended by itself."""
+    best_score: float = field(default=-math.inf, init=False)
     _members: dict[str, PromptVersion] = field(default_factory=dict[str, PromptVersion], init=False)
     """Versions that were in a beam, by name."""
     _limited: set[str] = field(default_factory=set[str], init=False)
@@ -92,8 +89,7 @@ class BeamSearch:
     _texts: set[str] = field(default_factory=set[str], init=False)
 
     def __post_init__(self) -> None:
-        self.best = self.state.seed
-        self._texts.add(_text_of(self.best))
+        self._texts.add(_text_of(self.state.seed))
 
     async def run(self) -> None:
         """Search to the end of the rounds, or until a limit or the critic ends it."""
@@ -120,10 +116,10 @@ class BeamSearch:
             number += 1
         if chat.seconds_left() > 0:
             await self._validate_members(number - 1)
-            self._write_history()
-        self.stop_reason = reason or "finished"
+            state.write_history()
+        state.stop_reason = reason or "finished"
         if reason is not None:
-            logger.warning("The search ends early with %s as the best: %s", self.best.version, reason)
+            logger.warning("The search ends early with %s as the best: %s", self.state.best.version, reason)
 
     async def _run_round(
         self, number: int, beam: list[PromptVersion], batches: Iterator[list[Any]], tasks: Sequence[Any]
@@ -145,16 +141,13 @@ class BeamSearch:
         versions = [version for version in self.state.history.versions if version.round == number]
         figures: dict[str, object] = {
             "mean_reward": None if self.best_score == -math.inf else self.best_score,
-            "best": self.best.version,
+            "best": self.state.best.version,
             "beam": {version.version: version.score for version in beam},
             "versions": len(versions),
             "candidates": children,
         }
         await self.state.record_step(number, figures, versions, WITHOUT_TEXT, seconds=seconds)
-        self._write_history()
-
-    def _write_history(self) -> None:
-        self.state.history.write(best=self.best.version, bill=self.state.chat.bill.as_json())
+        self.state.write_history()
 
     # --- new versions ------------------------------------------------------------------------------------------------
 
@@ -326,19 +319,19 @@ class BeamSearch:
         """Run further members of beams on the whole validation set, all at once, before the best is final."""
         left = [version for version in self._members.values() if version.digest not in self.state.validated]
         left.sort(key=_lower_bound, reverse=True)
-        before = self.best
+        before = self.state.best
         if versions := left[: self.steps.final_candidates]:
             await self._compare(number, versions, "validation of {version}")
-        if self.best is not before:
+        if self.state.best is not before:
             await self.state.log.best("validation", self.best_score, number)
 
     async def _compare(self, number: int, versions: Sequence[PromptVersion], name: str) -> None:
         for version, mean, _ in await self._validate(number, versions, name):
-            if version is not self.best:
+            if version is not self.state.best:
                 logger.warning(
                     "%s best not updated: %s with %s stays before %s",
                     prefix_of(number, version=version.version),
-                    *(self.best.version, _score_text(self.best_score), _score_text(mean)),
+                    *(self.state.best.version, _score_text(self.best_score), _score_text(mean)),
                 )
 
     async def _validate(self, number: int, versions: Sequence[PromptVersion], name: str) -> list[_Judged]:
@@ -351,7 +344,7 @@ class BeamSearch:
             if mean is not None and mean > self.best_score:
                 prefix = prefix_of(number, version=version.version)
                 logger.info("%s best updated: %s -> %.3f", prefix, _score_text(self.best_score), mean)
-                self.best, self.best_score = version, mean
+                self.state.best, self.best_score = version, mean
             of_version, ids = name.format(version=version.version), [result["rollout_id"] for result in results]
             await self.state.record_validation(
                 number, of_version, version, results, mean, counts_for_best=name == "validation", rollout_ids=ids

@@ -23,8 +23,6 @@ _FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})[^`]*")
 """The line that opens a code fence; the one that closes it has its marks and nothing else."""
 _AROUND = 200
 """Characters beside a fenced text that are taken for an introduction to it."""
-_LONGEST_GAP = 200
-"""Characters of a gap beyond the longest of the seed: a format, or a name that the seed does not have."""
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _POML_NAME = re.compile(r"\{\{\s*([A-Za-z_]\w*)")
 _SHOWN: Mapping[str, Callable[[str], str]] = {
@@ -152,42 +150,18 @@ def _with_escaped_braces(text: str, wanted: Mapping[str, set[str]]) -> str:
     Where a text has doubled ones already, those stay, and single ones are doubled; else every brace that is no gap is.
     `{name}` of a name that the seed does not have stays as it is: it may be meant as a gap.
     """
-    if _is_sound(text, wanted):
-        return text
-    keeps_doubled = "{{" in text
-    pieces, place = list[str](), 0
-    while place < len(text):
-        sign = text[place]
-        if keeps_doubled and text[place : place + 2] in ("{{", "}}"):
-            pieces.append(text[place : place + 2])
-            place += 2
-        elif sign == "{" and (gap := _gap_at(text, place, wanted)):
-            pieces.append(gap)
-            place += len(gap)
-        else:
-            pieces.append(sign * 2 if sign in "{}" else sign)
-            place += 1
-    return "".join(pieces)
-
-
-def _is_sound(text: str, wanted: Mapping[str, set[str]]) -> bool:
+    own = {*wanted, *(gap for gaps in wanted.values() for gap in gaps)}
     try:
         gaps = [gap for _, gap, _, _ in Formatter().parse(text) if gap is not None]
     except ValueError:
-        return False
-    return all(_NAME.fullmatch(gap) or any(gap in each for each in wanted.values()) for gap in gaps)
-
-
-def _gap_at(text: str, place: int, wanted: Mapping[str, set[str]]) -> str | None:
-    """Return the gap that begins at a brace: `{name}`, or one as the seed writes it, with its format."""
-    longest = _LONGEST_GAP + max((len(each) for gaps in wanted.values() for each in gaps), default=0)
-    end = text.find("}", place, place + longest)
-    inside = text[place + 1 : end] if end > place else ""
-    if _NAME.fullmatch(inside):
-        return text[place : end + 1]
-    gap = re.split(r"[:!]", inside, maxsplit=1)[0]
-    own = gap in wanted or any(gap in each for each in wanted.values())
-    return text[place : end + 1] if own and "{" not in inside and "\n" not in inside else None
+        pass
+    else:
+        if all(_NAME.fullmatch(gap) or gap in own for gap in gaps):
+            return text
+    doubled = r"\{\{|\}\}|" if "{{" in text else ""
+    of_seed = rf"|(?:{'|'.join(map(re.escape, own))})(?:[:!][^{{}}\n]*)?" if own else ""
+    kept = rf"{doubled}\{{(?:{_NAME.pattern}{of_seed})\}}"
+    return re.sub(rf"({kept})|[{{}}]", lambda brace: brace[1] or brace[0] * 2, text)
 
 
 def _is_xml(text: str) -> bool:

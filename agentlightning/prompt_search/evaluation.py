@@ -252,8 +252,6 @@ class CandidateEvaluator:
         self._timeout, self._config = timeout_seconds, with_timeout(config, timeout_seconds)
         self._retries, self._seconds_left = missing == "retry", seconds_left
         self._results: dict[_Key, RolloutResult] = {}
-        self._with_messages: dict[_Key, None] = {}
-        """Keys of results with messages, the oldest first."""
         self._published: dict[str, str] = {}
         self._jobs: list[_Job] = []
         self._round: asyncio.Task[None] | None = None
@@ -335,9 +333,7 @@ class CandidateEvaluator:
         if failed and self._retries and self._seconds_left() > 0:
             logger.info("%d of %d rollouts earned nothing and are played once more", len(failed), len(wanted))
             results |= await self._run_tasks(failed, seconds)
-        while len(self._with_messages) > MOST_WITH_MESSAGES:
-            key = next(iter(self._with_messages))
-            del self._with_messages[key]
+        for key in [key for key in self._results if key[1] != "val"][:-MOST_WITH_MESSAGES]:
             self._results[key] = _without_messages(self._results[key])
         return results
 
@@ -367,8 +363,6 @@ class CandidateEvaluator:
             fresh = dict(zip(keys, await self._read(ended), strict=True))
             for key, result in fresh.items():
                 self._results[key] = _without_messages(result) if key[1] == "val" else result
-                if key[1] != "val":
-                    self._with_messages[key] = None
             results.update(fresh)
             on_results(fresh)
 

@@ -112,10 +112,7 @@ class Reflector:
         return self._chat.bill.cost or 0.0
 
     def reflect(
-        self,
-        candidate: Candidate,
-        reflective_dataset: Mapping[str, Sequence[Record]],
-        components_to_update: list[str],
+        self, candidate: Candidate, reflective_dataset: Mapping[str, Sequence[Record]], components_to_update: list[str]
     ) -> tuple[ReflectionProposal, ReflectionLM]:
         return self.reflect_many([(candidate, reflective_dataset, components_to_update)])[0]
 

@@ -21,11 +21,7 @@ from gepa.core.adapter import EvaluationBatch
 from gepa.core.callbacks import IterationEndEvent, IterationStartEvent, MergeAttemptedEvent
 from gepa.core.state import GEPAState
 from gepa.proposer.base import CandidateProposal
-from gepa.strategies.acceptance import (
-    AcceptanceCriterion,
-    ImprovementOrEqualAcceptance,
-    StrictImprovementAcceptance,
-)
+from gepa.strategies.acceptance import AcceptanceCriterion, ImprovementOrEqualAcceptance, StrictImprovementAcceptance
 from typing_extensions import override
 
 from agentlightning.chat.bill import LimitReached
@@ -98,8 +94,6 @@ class GEPASearch:
         self._records_error: Exception | None = None
         """The error of `records`, which the package only logs."""
         self._stopped_by: str | None = None
-        self.stop_reason = "interrupted"
-        """`interrupted` until the search has ended by itself."""
 
     async def resume(self, run_dir: Path | None) -> None:
         """Take over the versions of earlier starts: those that the run has recorded, and those that a folder holds.
@@ -133,12 +127,13 @@ class GEPASearch:
         Raises:
             Exception: an error that the package has logged and not raised.
         """
+        state = self._state
         optimize = cast(Any, api.optimize)  # pyright: ignore[reportUnknownMemberType] -- its type parameters are not known
         work = asyncio.to_thread(
             optimize,
             seed_candidate={name: template.template for name, template in self._seed.templates.items()},
-            trainset=[Task("train", task) for task in self._state.train],
-            valset=[Task("val", task) for task in self._state.val],
+            trainset=[Task("train", task) for task in state.train],
+            valset=[Task("val", task) for task in state.val],
             adapter=self,
             reflection_strategy=self._reflector,
             logger=self,
@@ -153,7 +148,7 @@ class GEPASearch:
         try:
             await asyncio.shield(thread)
         except LimitReached as reached:
-            self.stop_reason = str(reached)
+            state.stop_reason = str(reached)
         except BaseException:
             self._bridge.close()
             await asyncio.wait([thread])  # its next call ends it
@@ -163,27 +158,24 @@ class GEPASearch:
         else:
             if self._error is not None:
                 raise self._error
-            self.stop_reason = self._stopped_by or "finished"
-        best = self.best
-        if best is not self._seed and best.score is not None:
-            await self._state.log.best("validation", best.score, best.round)
+            state.stop_reason = self._stopped_by or "finished"
+        finally:
+            state.best = best = self._best()
+        if best is not state.seed and best.score is not None:
+            await state.log.best("validation", best.score, best.round)
 
-    @property
-    def best(self) -> PromptVersion:
-        """The version with the greatest mean on all validation tasks; the seed if no other has a greater one.
+    def _best(self) -> PromptVersion:
+        """Return the version with the greatest mean on all validation tasks; the seed if no other has a greater one.
 
         Not one that earned something on too few tasks, or ran on a part of them.
         """
-        whole = [
-            each
-            for each in self._state.history.versions
-            if each.state == "kept"
-            and each.score is not None
-            and each.tasks >= len(self._state.val)
-            and each.tasks - each.failures >= self._state.minimum_coverage * each.tasks
-        ]
-        best = max(whole, key=lambda each: each.score or 0.0, default=self._seed)
-        return self._seed if best.score == self._seed.score else best
+        state, whole = self._state, list[PromptVersion]()
+        for each in state.history.versions:
+            covered = each.tasks - each.failures >= state.minimum_coverage * each.tasks
+            if each.state == "kept" and each.score is not None and each.tasks >= len(state.val) and covered:
+                whole.append(each)
+        best = max(whole, key=lambda each: each.score or 0.0, default=state.seed)
+        return state.seed if best.score == state.seed.score else best
 
     @property
     def failures(self) -> Sequence[str]:

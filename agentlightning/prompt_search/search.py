@@ -93,6 +93,10 @@ class SearchState:
     val: Sequence[Any]
     missing: MissingPolicy
     minimum_coverage: float
+    best: PromptVersion
+    """The seed at first."""
+    stop_reason: str = "interrupted"
+    """`interrupted` until the search has ended by itself."""
     validated: dict[str, list[float | None]] = field(default_factory=dict[str, list[float | None]])
     """Rewards on the whole validation set, by the digests of the versions."""
     began: float = field(default_factory=time.monotonic)
@@ -105,13 +109,13 @@ class SearchState:
         """True if enough of the tasks earned something to judge a version."""
         return score.scored > 0 and score.coverage >= self.minimum_coverage
 
-    def p_value(self, best: PromptVersion) -> float | None:
+    def p_value(self) -> float | None:
         """Return the p-value of the best against the seed, times the versions that it was chosen among (Bonferroni).
 
         Each of them might have looked better by luck. None if the two were not compared.
         """
-        before, after = self.validated.get(self.seed.digest), self.validated.get(best.digest)
-        if best is self.seed or before is None or after is None:
+        before, after = self.validated.get(self.seed.digest), self.validated.get(self.best.digest)
+        if self.best is self.seed or before is None or after is None:
             return None
         return min(1.0, sign_test(before, after) * (len(self.validated) - 1))
 
@@ -147,18 +151,19 @@ class SearchState:
         used = {"calls": bill.calls, "tokens": bill.tokens, "cost": bill.cost}
         await self.log.step(number, {**figures, **counts, "rollouts": self.evaluator.rollouts, **used, **more})
 
-    def result(self, best: PromptVersion, stop_reason: str) -> PromptResult:
-        """Return the result of the search, and write the history file a last time."""
-        bill = self.chat.bill
-        result = PromptResult(
-            best=best,
+    def write_history(self, **more: object) -> None:
+        """Write `history.json`, if there is a folder for it."""
+        self.history.write(best=self.best.version, bill=self.chat.bill.as_json(), **more)
+
+    def result(self) -> PromptResult:
+        """Return the result of the search as it stands."""
+        return PromptResult(
+            best=self.best,
             history=list(self.history.versions),
-            best_resources=self.evaluator.resources_with(best.templates),
-            bill=bill,
+            best_resources=self.evaluator.resources_with(self.best.templates),
+            bill=self.chat.bill,
             rollouts=self.evaluator.rollouts,
-            stop_reason=stop_reason,
-            p_value=self.p_value(best),
+            stop_reason=self.stop_reason,
+            p_value=self.p_value(),
             seconds=time.monotonic() - self.began,
         )
-        self.history.write(best=best.version, bill=bill.as_json(), stop_reason=stop_reason)
-        return result

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
@@ -207,9 +207,9 @@ class APO(PromptSearch, Generic[T]):
         return None if self.output_dir is None else Path(self.output_dir)
 
     @override
-    async def _make_search(self, state: SearchState) -> BeamSearch:
+    async def _prepare(self, state: SearchState) -> Callable[[], Awaitable[None]]:
         self._chat = state.chat
-        return BeamSearch(self, state, self._critic(state.chat))
+        return BeamSearch(self, state, self._critic(state.chat)).run
 
     def _critic(self, chat: Chat) -> Critic:
         own = chat.model or (None if chat.source is None else chat.source.model)
