@@ -73,20 +73,14 @@ def asked(answer: Callable[[dict[str, Any]], str] = helpful) -> Iterator[ModelSe
         yield server
 
 
-SMALL = {
-    "gradient_batch_size": 2,
-    "val_batch_size": 4,
-    "beam_width": 2,
-    "branch_factor": 2,
-    "beam_rounds": 3,
-}
+SMALL = {"gradient_batch_size": 2, "val_batch_size": 4, "beam_width": 2, "branch_factor": 2, "beam_rounds": 3}
 
 
 def llm(server: ModelServer) -> agl.LLM:
     return agl.LLM(endpoint=server.base_url, model="critic")
 
 
-def trainer_of(algorithm: agl.APO[Any], **settings: Any) -> agl.Trainer:
+def trainer_of(algorithm: agl.APO[Any] | agl.GEPA[Any], **settings: Any) -> agl.Trainer:
     given = {
         "strategy": "shm",
         "initial_resources": resources(),
@@ -96,7 +90,7 @@ def trainer_of(algorithm: agl.APO[Any], **settings: Any) -> agl.Trainer:
     return agl.Trainer(algorithm=algorithm, **{**given, **settings})
 
 
-def fit(algorithm: agl.APO[Any], agent: Any = heeds_rules, **settings: Any) -> agl.PromptResult:
+def fit(algorithm: agl.APO[Any] | agl.GEPA[Any], agent: Any = heeds_rules, **settings: Any) -> agl.PromptResult:
     """Run a search with threads of this process and return its result."""
     trainer = trainer_of(algorithm, **settings)
     trainer.fit(agent, train_dataset=TRAIN, val_dataset=VAL)

@@ -1,4 +1,4 @@
-"""Weak point 14: versions as records and as JSON, and read back."""
+"""Versions as records and as JSON, and read back."""
 
 from __future__ import annotations
 
@@ -21,6 +21,13 @@ def version(name: str, text: str = "x {question}", **fields: object) -> PromptVe
     return made
 
 
+@pytest.fixture
+async def store() -> agl.LightningStore:
+    store = agl.InMemoryLightningStore()
+    await store.start_run("r", algorithm="APO", config={}, versions={})
+    return store
+
+
 async def opened(store: agl.LightningStore, run: str = "r", seed: str = "x {question}") -> tuple[History, agl.Bill]:
     history = History(RunLog(store, run))
     return history, await history.open(version("v0", seed))
@@ -35,9 +42,7 @@ def test_a_version_goes_through_json() -> None:
     assert PromptVersion.from_json(json.loads(json.dumps(whole.as_json()))) == whole
 
 
-async def test_what_was_written_down_is_there_for_the_next_start() -> None:
-    store = agl.InMemoryLightningStore()
-    await store.start_run("r", algorithm="APO", config={}, versions={})
+async def test_what_was_written_down_is_there_for_the_next_start(store: agl.LightningStore) -> None:
     first, _ = await opened(store)
     made = version("v1", "y {question}", parent="v0", round=1)
     made.bill.add(BillLine("edit", "m", calls=2))
@@ -51,10 +56,8 @@ async def test_what_was_written_down_is_there_for_the_next_start() -> None:
     assert await second.recorded(wanted) == [made, None]
 
 
-async def test_a_search_that_goes_on_gives_no_name_twice() -> None:
+async def test_a_search_that_goes_on_gives_no_name_twice(store: agl.LightningStore) -> None:
     """A version that failed has no record, and one in which something was hidden is not read back."""
-    store = agl.InMemoryLightningStore()
-    await store.start_run("r", algorithm="GEPA", config={}, versions={})
     first, _ = await opened(store)
     for name, text in (("v2", "y {question}"), ("v3", "z {question}"), ("v4", "password: hunter2hunter2 {question}")):
         await first.record(version(name, text, parent="v0", round=1))
@@ -75,9 +78,7 @@ async def test_a_search_that_goes_on_gives_no_name_twice() -> None:
     assert not list(await store.query_run_records("r", kind_in=["evaluation"])), "what v1 earns now is written"
 
 
-async def test_what_failed_and_forgotten_versions_used_stays_on_the_bill() -> None:
-    store = agl.InMemoryLightningStore()
-    await store.start_run("r", algorithm="APO", config={}, versions={})
+async def test_what_failed_and_forgotten_versions_used_stays_on_the_bill(store: agl.LightningStore) -> None:
     first, _ = await opened(store)
     failed, made = version("v1", parent="v0", round=1, state="failed"), version("v2", "y {question}", round=1)
     failed.bill.add(BillLine("critique", "m", calls=1, retries=2, failed_calls=1))
@@ -92,9 +93,7 @@ async def test_what_failed_and_forgotten_versions_used_stays_on_the_bill() -> No
     assert await third.recorded([version("v1", parent="v0", round=1)]) == [None], "it is asked for again"
 
 
-async def test_a_round_with_other_parents_is_made_anew() -> None:
-    store = agl.InMemoryLightningStore()
-    await store.start_run("r", algorithm="APO", config={}, versions={})
+async def test_a_round_with_other_parents_is_made_anew(store: agl.LightningStore) -> None:
     first, _ = await opened(store)
     await first.record(version("v1", "y {question}", parent="v0", round=1))
     await first.record(version("v2", "z {question}", parent="v1", round=2))
@@ -105,20 +104,16 @@ async def test_a_round_with_other_parents_is_made_anew() -> None:
     assert left == ["v0", "v1"], "what will be made anew is written anew"
 
 
-async def test_a_run_that_began_with_another_prompt_is_refused() -> None:
-    store = agl.InMemoryLightningStore()
-    await store.start_run("r", algorithm="APO", config={}, versions={})
+async def test_a_run_that_began_with_another_prompt_is_refused(store: agl.LightningStore) -> None:
     await opened(store)
     with pytest.raises(ValueError, match=r"Run 'r' began with other prompts.*run_id"):
         await opened(store, seed="another {question}")
 
 
-async def test_a_prompt_that_looks_like_a_secret_is_no_other_prompt() -> None:
+async def test_a_prompt_that_looks_like_a_secret_is_no_other_prompt(store: agl.LightningStore) -> None:
     """Records hide what looks like a secret: a version that was played is read from what was published, one that was
     not is made anew, and so is one whose published prompts are others; the run goes on."""
     text = "Log in with password: hunter2hunter2 and ask {question}"
-    store = agl.InMemoryLightningStore()
-    await store.start_run("r", algorithm="APO", config={}, versions={})
     first, _ = await opened(store, seed=text)
     names = ["v1", "v2", "v3"]
     made = [version(name, f"{text} {name}!", parent="v0", round=1) for name in names]
