@@ -145,10 +145,6 @@ class GEPA(PromptSearch, Generic[T]):
         return (None, self.reflection_lm) if isinstance(self.reflection_lm, str) else (self.reflection_lm, None)
 
     @override
-    def _models(self) -> list[str]:
-        return [self.reflection_lm] if isinstance(self.reflection_lm, str) else []
-
-    @override
     def _check_prices(self, chat: Chat) -> None:
         if chat.limits.cost is not None or self.max_reflection_cost is not None:
             chat.check_prices(chat.model_asked())
@@ -161,19 +157,17 @@ class GEPA(PromptSearch, Generic[T]):
     async def _prepare(self, state: SearchState) -> Callable[[], Awaitable[None]]:
         from agentlightning.prompt_search.gepa_search import GEPASearch, PairedAcceptance
 
-        given = self.stop_callbacks
-        stoppers: list[Any] = list(given) if isinstance(given, (list, tuple)) else [] if given is None else [given]  # pyright: ignore[reportUnknownArgumentType]
+        one_or_more: Any = [] if self.stop_callbacks is None else self.stop_callbacks
         search = GEPASearch(
             state,
             self.make_reflective_dataset,
             prompts=self.reflection_prompt_template,
             fields=self.reflection_lm_kwargs or {},
-            perfect=self.perfect_score if self.skip_perfect_score else None,
             settings={
                 **{name: getattr(self, name) for name in _OF_THE_PACKAGE},
                 "acceptance_criterion": PairedAcceptance(self.acceptance_criterion),
                 "run_dir": None if self.run_dir is None else str(self.run_dir),
-                "stop_callbacks": stoppers,
+                "stop_callbacks": one_or_more if isinstance(one_or_more, (list, tuple)) else [one_or_more],
                 "callbacks": list(self.callbacks or ()),
             },
         )

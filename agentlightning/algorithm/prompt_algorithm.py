@@ -202,9 +202,10 @@ class PromptSearch(SearchSettings, Algorithm, abc.ABC):
     def _asked(self) -> tuple[object, str | None]:
         """Return the source of the chat, and the model that it asks where a call names none."""
 
-    @abc.abstractmethod
     def _models(self) -> list[str]:
         """Return the models that the program names."""
+        _, model = self._asked()
+        return [] if model is None else [model]
 
     @abc.abstractmethod
     def _check_prices(self, chat: Chat) -> None: ...

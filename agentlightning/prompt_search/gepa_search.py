@@ -64,7 +64,6 @@ class GEPASearch:
     Args:
         records: returns what the model is shown of results, see `GEPA.make_reflective_dataset`.
         prompts, fields: see `Reflector`.
-        perfect: the mean that no candidate can exceed; None if there is none.
         settings: arguments of `gepa.optimize`.
     """
 
@@ -77,13 +76,13 @@ class GEPASearch:
         *,
         prompts: str | Mapping[str, str] | None,
         fields: Mapping[str, Any],
-        perfect: float | None,
         settings: Mapping[str, Any],
     ) -> None:
-        self._state, self._records, self._seed = state, records, state.seed
-        self._perfect, self._settings = perfect, settings
+        self._state, self._records, self._settings, self._seed = state, records, settings, state.seed
+        self._perfect: float | None = settings["perfect_score"] if settings["skip_perfect_score"] else None
         self._bridge = LoopBridge()
         self._reflector = Reflector(state.chat, self._bridge, self._seed.templates, prompts, fields, self._add_proposal)
+        self.failures = self._reflector.failures
         self._versions = {self._seed.digest: self._seed}
         self._names: dict[int, str] = {}
         """Versions by the places of their candidates in the package."""
@@ -176,11 +175,6 @@ class GEPASearch:
                 whole.append(each)
         best = max(whole, key=lambda each: each.score or 0.0, default=state.seed)
         return state.seed if best.score == state.seed.score else best
-
-    @property
-    def failures(self) -> Sequence[str]:
-        """Why the last calls in a row were not answered."""
-        return self._reflector.failures
 
     @property
     def _error(self) -> Exception | None:

@@ -231,15 +231,6 @@ def test_several_templates_are_edited_in_turns() -> None:
 # --- errors, limits, bill --------------------------------------------------------------------------------------------
 
 
-def test_a_server_with_errors_does_not_end_the_run() -> None:
-    """What may pass is asked again, and the bill says how often."""
-    soon = {"retry-after": "0"}
-    with asked() as server:
-        server.faults = [Fault(500, headers=soon), Fault(429, headers=soon), Fault(cut="middle"), Fault(cut="before")]
-        result = fit(agl.APO(llm(server), **SMALL))
-    assert (result.best.score, result.bill.retries, result.bill.failed_calls) == (1.0, 4, 0)
-
-
 def test_a_wrong_key_ends_the_run_at_once_with_what_the_server_said() -> None:
     with asked() as server:
         server.faults = [Fault(401) for _ in range(99)]
@@ -377,13 +368,6 @@ def test_hostile_texts_are_repaired_or_refused() -> None:
     assert by_state["refused"].problems == ("The placeholder {question} is missing.",)
     assert by_state["failed"].problems == ("The text is empty.",)
     assert [(line.purpose, line.calls) for line in result.bill.lines][-1] == ("repair", 2)
-
-
-def test_the_engine_of_the_seed_is_kept() -> None:
-    given = {"main_prompt": agl.PromptTemplate(template="Answer {{ question }}", engine="jinja")}
-    with asked() as server:
-        best = fit(agl.APO(llm(server), **ONE_ROUND), initial_resources=given).best_prompt
-    assert (best.engine, best.template) == ("jinja", f"Answer {{{{ question }}}}\n{RULES[0]}")
 
 
 # --- selection -------------------------------------------------------------------------------------------------------

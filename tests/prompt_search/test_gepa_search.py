@@ -186,11 +186,6 @@ def test_a_limit_on_time_ends_a_search_that_plays() -> None:
     assert result.seed.score is None, "what was cut off is no score"
 
 
-def test_a_setting_with_which_nobody_can_be_asked_is_told() -> None:
-    with pytest.raises(agl.BadRequestError, match="cannot hold without prices"):
-        fit(agl.GEPA(lambda messages: "", max_metric_calls=60, limits={"cost": 1.0}))
-
-
 def test_an_error_of_an_override_is_told() -> None:
     class Broken(agl.GEPA[Any]):
         def make_reflective_dataset(self, *args: Any) -> Any:
