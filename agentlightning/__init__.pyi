@@ -41,7 +41,7 @@ from agentlightning.adapter import (
     TracerTraceToTriplet as TracerTraceToTriplet,
 )
 from agentlightning.algorithm.apo.apo import APO as APO
-from agentlightning.algorithm.gepa.gepa import GEPA as GEPA
+from agentlightning.algorithm.gepa import GEPA as GEPA
 from agentlightning.algorithm.base import Algorithm as Algorithm
 from agentlightning.algorithm.decorator import FunctionalAlgorithm as FunctionalAlgorithm, algo as algo
 from agentlightning.evaluation.result import EvaluationResult as EvaluationResult
@@ -55,7 +55,7 @@ from agentlightning.algorithm.trl.trl import TRL as TRL
 from agentlightning.algorithm.verl.verl import VERL as VERL
 from agentlightning.evaluation.gate import Promotion as Promotion, judge_promotion as judge_promotion
 from agentlightning.evaluation.gate import PromotionRules as PromotionRules
-from agentlightning.prompt_search.result import PromptResult as PromptResult
+from agentlightning.prompt_search.history import PromptResult as PromptResult
 from agentlightning.chat.bill import Bill as Bill, LimitReached as LimitReached, Limits as Limits
 from agentlightning.chat.chat import Chat as Chat, ChatError as ChatError, ChatReply as ChatReply
 from agentlightning.config import lightning_cli as lightning_cli

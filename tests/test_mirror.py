@@ -56,7 +56,7 @@ FILES = {
         training/policies/test_policies_run training/external/trl/test_trl_run training/external/verl/test_verl_run
         engine/vllm_engine/test_signatures engine/vllm_engine/test_vllm_run
         training/test_game engine/test_families training/losses/test_golden
-        prompt_search/apo/test_resumed engine/test_prefixes engine/test_smolagents
+        prompt_search/test_resumed engine/test_prefixes engine/test_smolagents
         prompt_search/test_proof execution/test_several_machines execution/test_endings
         execution/test_endings_table execution/test_lone_runner execution/test_main_thread
         execution/test_never_hangs legacy/test_legacy
@@ -87,6 +87,11 @@ FILES = {
         judge/test_pages litagent/test_any_program_page llm_proxy/test_gateway_documents prompt_search/apo/test_pages
         prompt_search/gepa/test_pages store/test_store_documents trainer/test_pages trainer/test_running_promises
         trainer/test_tutorials training/alarms/test_page v03/test_pages
+        adapter/test_drawn_seam adapter/test_worked_examples training/alarms/test_page
+        prompt_search/test_pages
+        cli/test_guides cli/test_pages contrib/test_pages judge/test_pages
+        litagent/test_any_program_page llm_proxy/test_gateway_documents store/test_store_documents
+        trainer/test_pages trainer/test_running_promises trainer/test_tutorials v03/test_pages
     """,
     "the page as a browser shows it": """
         dashboard/test_frame dashboard/test_hostile dashboard/test_lists dashboard/test_one_rollout

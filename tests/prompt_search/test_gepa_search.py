@@ -16,14 +16,16 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
+<<<<<<< HEAD:tests/prompt_search/gepa/test_gepa.py
 from agentlightning.evaluation.tasks import tasks_of
 from tests.prompt_search.apo.parts import RULES, SEED, TRAIN, VAL, asked, heeds_rules, llm, resources
+=======
+from agentlightning.evaluation.compare import tasks_of
+from tests.prompt_search.parts import RULES, SEED, TRAIN, VAL, asked, fit, heeds_rules, llm, resources, trainer_of
+>>>>>>> prompts:tests/prompt_search/test_gepa_search.py
 from tests.stubs.model_server import Fault
 
 pytest.importorskip("gepa")
-
-
-NOTE = agl.LLM(endpoint="http://127.0.0.1:9", model="carried along")
 
 
 def shown(request: dict[str, Any]) -> str:
@@ -43,23 +45,12 @@ def helpful(request: dict[str, Any]) -> str:
     return f"Here it is:\n```\n{template}\n{missing[0] if missing else 'Well done.'}\n```"
 
 
-def fit(algorithm: agl.GEPA[Any], agent: Any = heeds_rules, **settings: Any) -> agl.Trainer:
-    given = {
-        "strategy": "shm",
-        "initial_resources": resources(),
-        "progress": "none",
-        "runner": {"type": "agentlightning.LitAgentRunner", "concurrency": 4},
-    }
-    trainer = agl.Trainer(algorithm=algorithm, **{**given, **settings})
-    trainer.fit(agent, train_dataset=TRAIN, val_dataset=VAL)
-    return trainer
-
-
 def test_a_planted_better_prompt_is_found_and_every_version_is_recorded() -> None:
     store = agl.InMemoryLightningStore()
+    given = resources(note=agl.LLM(endpoint="http://127.0.0.1:9", model="carried along"))
     with asked(helpful) as server:
         algorithm = agl.GEPA(llm(server), max_metric_calls=200)
-        result = fit(algorithm, store=store, run_id="run-a", initial_resources=resources(note=NOTE)).result
+        result = fit(algorithm, store=store, run_id="run-a", initial_resources=given)
     assert all(rule in result.best_prompt.template for rule in RULES)
     assert algorithm.get_best_prompt() == result.best_prompt == result.best_resources["main_prompt"]
     assert (result.seed.score, result.best.score, result.stop_reason) == (0.0, 1.0, "finished")
@@ -68,29 +59,30 @@ def test_a_planted_better_prompt_is_found_and_every_version_is_recorded() -> Non
     assert result.p_value < 0.05
     assert result.bill.calls == len(server.calls) == 3
 
-    async def recorded() -> tuple[Any, Any, Any, Any]:
-        records = await store.query_run_records("run-a")
-        kinds = {kind: [r for r in records if r.kind == kind] for kind in ("prompt", "step", "evaluation")}
-        published = await store.get_resources_by_id("gepa-run-a-v3")
-        assert published is not None
-        return kinds["prompt"], kinds["step"], kinds["evaluation"], published.resources
-
-    prompts, steps, evaluations, published = asyncio.run(recorded())
+    records = asyncio.run(store.query_run_records("run-a"))
+    prompts, steps, evaluations = (
+        [record for record in records if record.kind == kind] for kind in ("prompt", "step", "evaluation")
+    )
     assert [record.name for record in prompts] == ["v0", "v1", "v2", "v3"]
     assert prompts[3].data["state"] == "kept"
     assert len(steps) >= 3
-    assert evaluations[-1].data["rewards"] == [1.0] * len(VAL)
-    assert evaluations[-1].data["tasks"] == tasks_of(VAL)
-    assert published == {**resources(note=NOTE), "main_prompt": result.best_prompt}
+    assert (evaluations[-1].data["rewards"], evaluations[-1].data["tasks"]) == ([1.0] * len(VAL), tasks_of(VAL))
+    published = asyncio.run(store.get_resources_by_id("gepa-run-a-v3"))
+    assert published is not None
+    assert published.resources == {**given, "main_prompt": result.best_prompt}
 
 
-@agl.rollout
-def fails_on_even(task: dict[str, str], main_prompt: agl.PromptTemplate) -> float:
-    """An agent that crashes on every second task until its prompt names the unit."""
-    prompt = main_prompt.format(**task)
-    if int(task["question"][-1]) % 2 == 0 and RULES[1] not in prompt:
-        raise RuntimeError("the tool needs a unit")
-    return 0.5 + 0.5 * (RULES[1] in prompt)
+def fails_on_even(gain: float) -> Any:
+    """An agent that crashes on every second task until its prompt names the unit, which is worth a gain."""
+
+    @agl.rollout
+    def agent(task: dict[str, str], main_prompt: agl.PromptTemplate) -> float:
+        prompt = main_prompt.format(**task)
+        if int(task["question"][-1]) % 2 == 0 and RULES[1] not in prompt:
+            raise RuntimeError("the tool needs a unit")
+        return 0.5 + gain * (RULES[1] in prompt)
+
+    return agent
 
 
 def unit(request: dict[str, Any]) -> str:
@@ -100,7 +92,7 @@ def unit(request: dict[str, Any]) -> str:
 def test_a_fault_is_feedback_and_moves_no_score() -> None:
     with asked(unit) as server:
         algorithm = agl.GEPA(llm(server), max_metric_calls=60, reflection_minibatch_size=4)
-        result = fit(algorithm, fails_on_even).result
+        result = fit(algorithm, fails_on_even(0.5))
     assert result.seed.score == 0.5
     assert result.seed.failures == len(VAL) // 2
     assert result.best.score == 1.0
@@ -119,50 +111,37 @@ def test_a_candidate_that_earned_something_on_too_few_tasks_is_never_the_best() 
         return 0.5 + 0.5 * (RULES[1] in prompt)
 
     with asked(unit) as server:
-        result = fit(agl.GEPA(llm(server), max_metric_calls=30, skip_perfect_score=False), fails_with_the_rule).result
+        result = fit(agl.GEPA(llm(server), max_metric_calls=30, skip_perfect_score=False), fails_with_the_rule)
     tried = result.history[1]
     assert (tried.score, tried.tasks, tried.failures) == (1.0, len(VAL), len(VAL) - 1)
     assert tried.state == "dropped"
     assert result.best is result.seed
 
 
-@agl.rollout
-def fails_and_earns_no_more(task: dict[str, str], main_prompt: agl.PromptTemplate) -> float:
-    """An agent that earns the same with every prompt, and crashes on every second task without the unit."""
-    prompt = main_prompt.format(**task)
-    if int(task["question"][-1]) % 2 == 0 and RULES[1] not in prompt:
-        raise RuntimeError("the tool needs a unit")
-    return 0.5
-
-
 def test_a_fault_of_the_parent_is_no_gain_of_the_proposal() -> None:
     """With faults as 0.0 the sum over the minibatch would rise; on the tasks that both were scored on nothing does."""
     with asked(unit) as server:
         algorithm = agl.GEPA(llm(server), max_metric_calls=40, reflection_minibatch_size=4)
-        result = fit(algorithm, fails_and_earns_no_more).result
+        result = fit(algorithm, fails_on_even(0.0))
     assert result.history[1].state == "dropped"
     assert result.history[1].tasks == 0, "it was not played on the validation tasks"
     assert result.best is result.seed
     assert result.seed.score == 0.5
 
 
-@agl.rollout
-def never_earns(task: dict[str, str], main_prompt: agl.PromptTemplate) -> float:
-    raise RuntimeError("out of order")
-
-
 def test_a_seed_that_earns_nothing_is_an_error_and_no_search() -> None:
+    @agl.rollout
+    def never_earns(task: dict[str, str], main_prompt: agl.PromptTemplate) -> float:
+        raise RuntimeError("out of order")
+
     with asked(helpful) as server, pytest.raises(ValueError, match=r"earned nothing on any of 8 .*out of order"):
         fit(agl.GEPA(llm(server), max_metric_calls=60), never_earns)
     assert not server.calls
 
 
 def test_a_text_without_the_placeholder_is_sent_back_once_and_then_refused() -> None:
-    def forgets(request: dict[str, Any]) -> str:
-        return "```\nAnswer well.\n```"
-
-    with asked(forgets) as server:
-        result = fit(agl.GEPA(llm(server), max_metric_calls=12, reflection_minibatch_size=2)).result
+    with asked(lambda request: "```\nAnswer well.\n```") as server:
+        result = fit(agl.GEPA(llm(server), max_metric_calls=12, reflection_minibatch_size=2))
     assert result.best is result.seed
     refused = [version for version in result.history if version.state == "refused"]
     assert refused[0].problems == ("The placeholder {question} is missing.",)
@@ -185,7 +164,7 @@ def test_proposals_of_an_iteration_are_asked_for_and_played_at_the_same_time() -
 
     algorithm = agl.GEPA(slow, reflection_lm_kwargs={"model": "m"}, max_metric_calls=60)
     algorithm.sampling_strategy = SameParentSampling(2)
-    result = fit(algorithm).result
+    result = fit(algorithm)
     assert most == 2
     assert result.best.score == 1.0
     assert "duplicate" in {version.state for version in result.history}
@@ -193,7 +172,7 @@ def test_proposals_of_an_iteration_are_asked_for_and_played_at_the_same_time() -
 
 def test_a_limit_ends_the_search_with_what_it_has() -> None:
     with asked(helpful) as server:
-        result = fit(agl.GEPA(llm(server), max_metric_calls=500, limits={"calls": 1})).result
+        result = fit(agl.GEPA(llm(server), max_metric_calls=500, limits={"calls": 1}))
     assert result.best.version == "v1"
     assert "limit on calls" in result.stop_reason
 
@@ -206,15 +185,10 @@ def test_a_limit_on_time_ends_a_search_that_plays() -> None:
         return 1.0
 
     with asked(helpful) as server:
-        result = fit(agl.GEPA(llm(server), max_metric_calls=500, limits={"seconds": 1.0}), hangs).result
+        result = fit(agl.GEPA(llm(server), max_metric_calls=500, limits={"seconds": 1.0}), hangs)
     assert "limit on seconds" in result.stop_reason
     assert result.best is result.seed
     assert result.seed.score is None, "what was cut off is no score"
-
-
-def test_a_setting_with_which_nobody_can_be_asked_is_told() -> None:
-    with pytest.raises(agl.BadRequestError, match="cannot hold without prices"):
-        fit(agl.GEPA(lambda messages: "", max_metric_calls=60, limits={"cost": 1.0}))
 
 
 def test_an_error_of_an_override_is_told() -> None:
@@ -239,10 +213,10 @@ def test_a_model_that_does_not_answer_ends_the_run_with_its_last_word() -> None:
 def test_an_interrupted_search_keeps_its_best_and_goes_on_in_its_folder(tmp_path: Path) -> None:
     folder = tmp_path / "search"
     with asked(helpful) as server:
-        first = fit(agl.GEPA(llm(server), max_metric_calls=200, run_dir=folder, limits={"calls": 1})).result
+        first = fit(agl.GEPA(llm(server), max_metric_calls=200, run_dir=folder, limits={"calls": 1}))
         assert first.best.version == "v1"
-        second = fit(agl.GEPA(llm(server), max_metric_calls=200, run_dir=folder)).result
-        third = fit(agl.GEPA(llm(server), max_metric_calls=200, run_dir=folder)).result
+        second = fit(agl.GEPA(llm(server), max_metric_calls=200, run_dir=folder))
+        third = fit(agl.GEPA(llm(server), max_metric_calls=200, run_dir=folder))
     assert (second.seed.score, second.best.score) == (0.0, 1.0)
     assert [version.parent for version in second.history] == [None, "v0", "v1", "v2"]
     assert second.p_value is not None
@@ -271,27 +245,22 @@ def test_a_state_that_hides_a_program_is_refused_and_the_program_not_run(tmp_pat
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_folder_of_other_prompts_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("template", "question", "text"),
+    [
+        ("Say something about {question}", "val 7", "holds the search of other prompts"),
+        (SEED, "another one", "chose by other validation tasks than val_dataset has now"),
+    ],
+)
+def test_a_folder_of_other_prompts_or_tasks_is_refused(tmp_path: Path, template: str, question: str, text: str) -> None:
     with asked(helpful) as server:
-        fit(agl.GEPA(llm(server), max_metric_calls=20, run_dir=tmp_path / "s"))
-        with pytest.raises(ValueError, match="holds the search of other prompts"):
-            fit(
-                agl.GEPA(llm(server), max_metric_calls=20, run_dir=tmp_path / "s"),
-                initial_resources=resources("Say something about {question}"),
-            )
-
-
-def test_a_folder_of_other_validation_tasks_is_refused(tmp_path: Path) -> None:
-    with asked(helpful) as server:
-        fit(agl.GEPA(llm(server), max_metric_calls=20, run_dir=tmp_path / "s"))
-        trainer = agl.Trainer(
-            algorithm=agl.GEPA(llm(server), max_metric_calls=20, run_dir=tmp_path / "s"),
-            strategy="shm",
-            initial_resources=resources(),
-        )
-        others = [*VAL[:-1], {"question": "another one"}]
-        with pytest.raises(ValueError, match="chose by other validation tasks than val_dataset has now"):
-            trainer.fit(heeds_rules, train_dataset=TRAIN, val_dataset=others)
+        algorithm = agl.GEPA[Any](llm(server), max_metric_calls=20, run_dir=tmp_path / "s")
+        fit(algorithm)
+        written = (tmp_path / "s/history.json").read_text()
+        trainer = trainer_of(algorithm, initial_resources=resources(template))
+        with pytest.raises(ValueError, match=text):
+            trainer.fit(heeds_rules, train_dataset=TRAIN, val_dataset=[*VAL[:-1], {"question": question}])
+    assert (tmp_path / "s/history.json").read_text() == written
 
 
 def test_several_templates_are_changed_in_turn_and_merged() -> None:
@@ -310,13 +279,11 @@ def test_several_templates_are_changed_in_turn_and_merged() -> None:
     both = {"system": system, **resources()}
     with asked(adds) as server:
         algorithm = agl.GEPA(llm(server), max_metric_calls=120, use_merge=True)
-        result = fit(algorithm, two_prompts, initial_resources=both).result
+        result = fit(algorithm, two_prompts, initial_resources=both)
     assert result.best.score == 1.0
     assert all(words[name] in result.best_templates[name].template for name in words)
     with asked(adds) as server:
-        one = fit(
-            agl.GEPA(llm(server), max_metric_calls=40, templates=["system"]), two_prompts, initial_resources=both
-        ).result
+        one = fit(agl.GEPA(llm(server), max_metric_calls=40, templates=["system"]), two_prompts, initial_resources=both)
     assert list(one.best_templates) == ["system"]
     assert one.best.score == 0.5
 
@@ -357,30 +324,9 @@ def test_the_feedback_holds_what_the_agent_noted_and_no_key() -> None:
     assert "sk-abcdefghijklmnopqrstuvwxyz012345" not in said
 
 
-def test_nobody_to_ask_is_told_with_the_ways_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
-    with pytest.raises(agl.BadRequestError, match="There is nobody to ask"):
-        fit(agl.GEPA(max_metric_calls=10))
-
-
-def test_the_seed_is_what_the_documents_call_it() -> None:
-    assert resources()["main_prompt"].template == SEED
-
-
-def test_a_chat_without_a_source_asks_the_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
-    with asked(helpful) as server:
-        proxy = agl.LLMProxy(model_list=[server.entry("any-model")])
-        result = fit(agl.GEPA(agl.Chat(limits={"calls": 1}), max_metric_calls=60), llm_proxy=proxy).result
-        assert len(server.calls) == result.bill.calls == 1
-    assert result.best.version == "v1"
-
-
 INTERRUPTED = """
 import sys, agentlightning as agl
-from tests.prompt_search.apo.parts import TRAIN, VAL, resources
+from tests.prompt_search.parts import TRAIN, VAL, resources
 
 @agl.rollout
 def agent(task, main_prompt: agl.PromptTemplate) -> float:

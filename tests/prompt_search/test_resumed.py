@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from tests.prompt_search.apo.parts import RULES, asked
+from tests.prompt_search.parts import RULES, asked
 from tests.stubs.model_server import ModelServer
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def server() -> Iterator[ModelServer]:
 
 def start(server: ModelServer, folder: Path, strategy: str, *point: str) -> subprocess.Popen[str]:
     folder.mkdir(exist_ok=True)
-    command = [sys.executable, "-m", "tests.prompt_search.apo.resumed", server.base_url, str(folder), strategy, *point]
+    command = [sys.executable, "-m", "tests.prompt_search.resumed", server.base_url, str(folder), strategy, *point]
     return subprocess.Popen(
         command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
     )

@@ -1,6 +1,6 @@
 """A program that searches under one name, and that kills its whole process group where it is told to.
 
-`python -m tests.prompt_search.apo.resumed SERVER FOLDER STRATEGY [POINT]`; a point is a place and a number, such as
+`python -m tests.prompt_search.resumed SERVER FOLDER STRATEGY [POINT]`; a point is a place and a number, such as
 `record 3`: after the third version is written down.
 """
 
@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import agentlightning as agl
-from agentlightning.prompt_search import playing
-from agentlightning.prompt_search.apo.choosing import Chooser
-from agentlightning.prompt_search.apo.search import BeamSearch
+from agentlightning.prompt_search import evaluation
+from agentlightning.prompt_search.beam_search import BeamSearch
 from agentlightning.prompt_search.history import History
-from tests.prompt_search.apo.parts import SMALL, TRAIN, VAL, heeds_rules, resources
+from tests.prompt_search.parts import SMALL, TRAIN, VAL, heeds_rules, resources
 
 RUN_ID = "killed again and again"
 
@@ -45,8 +44,8 @@ def kill_at(point: str) -> None:
 
     owners = {
         "record": (History, "record"),
-        "played": (playing, "collect"),
-        "choice": (Chooser, "choose"),
+        "played": (evaluation, "collect"),
+        "choice": (BeamSearch, "_select"),
         "round": (BeamSearch, "_record_round"),
     }
     counted(*owners[place])

@@ -1,16 +1,23 @@
-"""Prompts of critic and editor out of files of every kind."""
+"""The rollouts that a critic is shown, and the prompts of critic and editor out of files of every kind."""
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import agentlightning as agl
-from agentlightning.prompt_search.apo.prompt_files import APPLY_EDIT_FILES, GRADIENT_FILES, messages_of
-from tests.prompt_search.apo.parts import SMALL, asked, fit, llm
-from tests.prompt_search.test_cases import result
+from agentlightning.prompt_search.critic import (
+    APPLY_EDIT_FILES,
+    GRADIENT_FILES,
+    Branch,
+    Critic,
+    choose_cases,
+    messages_of,
+)
+from tests.prompt_search.parts import SMALL, asked, fit, llm, result
 
 TEMPLATE = "Answer {question} as {{json}}"
 TOOL = {"id": "1", "type": "function", "function": {"name": "look_up", "arguments": "{}"}}
@@ -25,6 +32,46 @@ EXPERIMENTS = [
 ]  # fmt: skip
 CRITIQUE = {"prompt_template": TEMPLATE, "placeholders": ["{question}"], "experiments": EXPERIMENTS}
 EDIT = {"prompt_template": TEMPLATE, "placeholders": ["{question}"], "critique": "be {brief}"}
+
+
+def rewards_shown(count: int, *rewards: float | None) -> list[float | None]:
+    shown = choose_cases([result(reward) for reward in rewards], count, random.Random(0))
+    return [case["final_reward"] for case in shown]
+
+
+def test_the_worst_and_the_best_are_shown_the_worst_first() -> None:
+    rewards = (0.5, 0.9, 0.1, 0.7, 0.3, 0.8)
+    assert rewards_shown(4, *rewards) == [0.1, 0.3, 0.8, 0.9]
+    assert rewards_shown(1, *rewards) == [0.1]
+    assert len(rewards_shown(40, *rewards)) == 6
+
+
+def test_one_failure_is_shown_and_more_only_where_too_few_earned_something() -> None:
+    """It may be the prompt that made the agent fail."""
+    rewards = (None, None, None, 0.1, 0.2, 0.8, 0.9)
+    assert rewards_shown(4, *rewards) == [None, 0.1, 0.2, 0.9]
+    assert rewards_shown(3, *rewards[:4]) == [None, None, 0.1]
+    assert rewards_shown(2, *rewards) == [0.1, 0.9]
+
+
+def test_equal_ones_are_drawn_by_the_generator_that_is_given() -> None:
+    results = [result(0.0, rollout_id=str(number)) for number in range(20)]
+    drawn = [tuple(case["rollout_id"] for case in choose_cases(results, 3, random.Random(seed))) for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+async def test_keys_do_not_leave_for_a_model_of_somebody_else() -> None:
+    key, requests = "sk-test-0123456789abcdefghijklmn", list[str]()
+
+    def model(messages: Any, **settings: Any) -> str:
+        requests.append(str(messages))
+        return "- better"
+
+    shown = result(0.5, messages=[{"messages": [{"role": "user", "content": f"my key is {key}"}]}])
+    critic = Critic(agl.Chat(model), "m", "m", None, GRADIENT_FILES[:1], APPLY_EDIT_FILES)
+    await critic.critique(agl.PromptTemplate(template=TEMPLATE, engine="jinja"), [shown], 1, Branch(random.Random(0)))
+    assert "my key is" in requests[0]
+    assert key not in requests[0]
 
 
 def test_there_are_three_critiques_and_two_edits_of_ours() -> None:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import agentlightning as agl
+from agentlightning.prompt_search.evaluation import RolloutResult
 from tests.stubs.model_server import ModelServer
 
 SEED = "Answer the question: {question}"
@@ -29,6 +30,20 @@ def heeds_rules(task: dict[str, str], main_prompt: agl.PromptTemplate) -> float:
 
 def resources(template: str = SEED, **more: Any) -> dict[str, Any]:
     return {"main_prompt": agl.PromptTemplate(template=template, engine="f-string"), **more}
+
+
+def result(reward: float | None, **more: Any) -> RolloutResult:
+    """Return a result with this reward; without one it is late."""
+    fields: dict[str, Any] = {
+        "rollout_id": f"ro-{reward}",
+        "task": reward,
+        "status": "succeeded",
+        "final_reward": reward,
+        "failure": None if reward is not None else "timeout",
+        "messages": [],
+        "spans": [],
+    }
+    return RolloutResult(**{**fields, **more})  # type: ignore[typeddict-item]
 
 
 def template_in(request: dict[str, Any]) -> str:
@@ -58,20 +73,14 @@ def asked(answer: Callable[[dict[str, Any]], str] = helpful) -> Iterator[ModelSe
         yield server
 
 
-SMALL = {
-    "gradient_batch_size": 2,
-    "val_batch_size": 4,
-    "beam_width": 2,
-    "branch_factor": 2,
-    "beam_rounds": 3,
-}
+SMALL = {"gradient_batch_size": 2, "val_batch_size": 4, "beam_width": 2, "branch_factor": 2, "beam_rounds": 3}
 
 
 def llm(server: ModelServer) -> agl.LLM:
     return agl.LLM(endpoint=server.base_url, model="critic")
 
 
-def trainer_of(algorithm: agl.APO[Any], **settings: Any) -> agl.Trainer:
+def trainer_of(algorithm: agl.APO[Any] | agl.GEPA[Any], **settings: Any) -> agl.Trainer:
     given = {
         "strategy": "shm",
         "initial_resources": resources(),
@@ -81,7 +90,7 @@ def trainer_of(algorithm: agl.APO[Any], **settings: Any) -> agl.Trainer:
     return agl.Trainer(algorithm=algorithm, **{**given, **settings})
 
 
-def fit(algorithm: agl.APO[Any], agent: Any = heeds_rules, **settings: Any) -> agl.PromptResult:
+def fit(algorithm: agl.APO[Any] | agl.GEPA[Any], agent: Any = heeds_rules, **settings: Any) -> agl.PromptResult:
     """Run a search with threads of this process and return its result."""
     trainer = trainer_of(algorithm, **settings)
     trainer.fit(agent, train_dataset=TRAIN, val_dataset=VAL)
