@@ -62,7 +62,7 @@ FILES = {
         store/test_wire
     """,
     "a page of the documents, its programs and its promises": """
-        adapter/test_drawn_seam adapter/test_worked_examples training/alarms/test_page
+        adapter/test_drawn_seam adapter/test_worked_examples
         prompt_search/apo/test_pages prompt_search/gepa/test_pages
         cli/test_guides cli/test_pages contrib/test_pages judge/test_pages
         litagent/test_any_program_page llm_proxy/test_gateway_documents store/test_store_documents

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Self
 from agentlightning.adapter import TraceToTripletBase
 from agentlightning.llm_proxy import LLMProxy
 from agentlightning.store.base import LightningStore
-from agentlightning.training.alarms.alarms import Alarms
-from agentlightning.training.alarms.watch import Alarm
+from agentlightning.training.alarms import Alarm, Alarms
 from agentlightning.training.checkpoint.resume import Resumption
 from agentlightning.training.chosen.choosing import Pick
 from agentlightning.training.drift_guard import DriftGuard

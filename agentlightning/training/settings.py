@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 from agentlightning.engine.vllm_engine.vllm_settings import VLLMSettings
 from agentlightning.errors import BadRequestError, closest_name
 from agentlightning.field_help import explain_fields
-from agentlightning.training.alarms.alarms import AlarmSettings, make_rules
+from agentlightning.training.alarms import AlarmSettings, make_rules
 from agentlightning.training.collect import LatePolicy
 from agentlightning.training.critic.critic_settings import CriticSettings
 from agentlightning.training.flight.flight_settings import MOST_GROUPS, FlightSettings

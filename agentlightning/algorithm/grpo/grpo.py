@@ -21,7 +21,7 @@ import agentlightning.engine.torch_setup  # noqa: F401 -- before what imports to
 from agentlightning.adapter import TraceToTripletBase
 from agentlightning.algorithm.base import Algorithm
 from agentlightning.errors import BadRequestError
-from agentlightning.training.alarms.alarms import Alarms
+from agentlightning.training.alarms import Alarms
 from agentlightning.training.checkpoint.folder import CheckpointFolder
 from agentlightning.training.checkpoint.keeper import CheckpointKeeper
 from agentlightning.training.checkpoint.opening import open_run
