@@ -20,7 +20,7 @@ from agentlightning.field_help import explain_fields
 from agentlightning.private_files import open_private, private_folder
 from agentlightning.prompt_search.playing import digest_of
 from agentlightning.prompt_search.scores import Score
-from agentlightning.training.runs.log import RunLog
+from agentlightning.training.records import RunLog
 from agentlightning.types import NamedResources, PromptTemplate, SystemPrompt
 
 logger = logging.getLogger(__name__)

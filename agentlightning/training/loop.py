@@ -19,7 +19,6 @@ from dataclasses import dataclass
 import torch
 
 from agentlightning.training.checkpoint.keeper import AfterStep, CheckpointKeeper
-from agentlightning.training.checkpoint.metrics_file import figures_of, write_lines
 from agentlightning.training.checkpoint.resume import Resumption, figures_by_step
 from agentlightning.training.chosen.collection import ChosenCollection
 from agentlightning.training.collection import RolloutCollection
@@ -30,7 +29,7 @@ from agentlightning.training.parts import RunParts
 from agentlightning.training.progress import StepFigures, step_line
 from agentlightning.training.result import Evaluation, GRPOResult, StepClock
 from agentlightning.training.rows import StepRows
-from agentlightning.training.runs.run_folder import RunFolder
+from agentlightning.training.run_folder import RunFolder, figures_of, write_lines
 from agentlightning.training.settings import GRPOSettings
 from agentlightning.training.tasks import batch_iter_over_dataset
 from agentlightning.training.weight_updates import WeightUpdates

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from agentlightning.evaluation.tasks import tasks_of
 from agentlightning.training.ledger.ledger import Ledger
 from agentlightning.training.progress import StepFigures
+from agentlightning.training.records import RunLog
 from agentlightning.training.result import Evaluation
 from agentlightning.training.rows import StepRows
 from agentlightning.training.runs.ledger_record import LedgerRow, entries_of, row_of
-from agentlightning.training.runs.log import RunLog
 from agentlightning.training.runs.vocabulary import vocabulary_id, vocabulary_of
 from agentlightning.training.settings import RecordTokens
 

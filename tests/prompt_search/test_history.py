@@ -12,7 +12,7 @@ import agentlightning as agl
 from agentlightning.chat.bill import BillLine
 from agentlightning.prompt_search.history import History, PromptVersion
 from agentlightning.prompt_search.playing import read_published
-from agentlightning.training.runs.log import RunLog
+from agentlightning.training.records import RunLog
 from tests.prompt_search.apo.parts import resources
 
 

@@ -23,7 +23,7 @@ from agentlightning.training.checkpoint import keeper
 from agentlightning.training.flight import collection as flight_collection
 from agentlightning.training.learner.policy import Policy
 from agentlightning.training.recording import RunRecorder
-from agentlightning.training.runs.run_folder import RunFolder
+from agentlightning.training.run_folder import RunFolder
 from agentlightning.training.weight_updates import WeightUpdates
 from agentlightning.types import AttemptedRollout
 from tests.algorithm.parts import SMALL, two_turns

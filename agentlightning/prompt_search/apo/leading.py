@@ -19,7 +19,7 @@ from agentlightning.prompt_search.apo.steps import all_of, prefix_of, score_text
 from agentlightning.prompt_search.cases import RolloutResult
 from agentlightning.prompt_search.history import PromptVersion
 from agentlightning.prompt_search.scores import NoCandidateError, sign_test
-from agentlightning.training.runs.log import RunLog
+from agentlightning.training.records import RunLog
 
 logger = logging.getLogger("agentlightning.algorithm.apo")
 

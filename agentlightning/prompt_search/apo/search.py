@@ -30,7 +30,7 @@ from agentlightning.prompt_search.history import WITHOUT_TEXT, History, PromptVe
 from agentlightning.prompt_search.playing import PromptPlayer
 from agentlightning.prompt_search.scores import NoCandidateError
 from agentlightning.terminal import cut
-from agentlightning.training.runs.log import RunLog
+from agentlightning.training.records import RunLog
 from agentlightning.training.tasks import batch_iter_over_dataset
 from agentlightning.types import PromptTemplate
 

@@ -25,7 +25,7 @@ from agentlightning.prompt_search.gepa.saved import REWARDS, TASKS, SavedSearch,
 from agentlightning.prompt_search.history import WITHOUT_TEXT, History, PromptVersion
 from agentlightning.prompt_search.playing import PromptPlayer, digest_of
 from agentlightning.prompt_search.scores import MissingPolicy, NoCandidateError, score_of, score_of_rewards
-from agentlightning.training.runs.log import RunLog
+from agentlightning.training.records import RunLog
 from agentlightning.types import PromptTemplate, RolloutMode
 
 logger = logging.getLogger("agentlightning.algorithm.gepa")

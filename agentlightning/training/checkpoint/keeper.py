@@ -13,7 +13,7 @@ from agentlightning.training.checkpoint.folder import Checkpoint, CheckpointFold
 from agentlightning.training.checkpoint.weights import digest_of
 from agentlightning.training.policies.learners import Learners
 from agentlightning.training.policies.loading import save_policies
-from agentlightning.training.runs.log import RunLog
+from agentlightning.training.records import RunLog
 
 logger = logging.getLogger(__name__)
 

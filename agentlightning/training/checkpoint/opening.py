@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from agentlightning.training.checkpoint.begin import facts_of, write_run_file
 from agentlightning.training.checkpoint.resume import STATE_NAME, Resumption, find_resumption
 from agentlightning.training.resources import check_beside
-from agentlightning.training.runs.run_folder import RunFolder, held_folder, new_run_folder
+from agentlightning.training.run_folder import RunFolder, held_folder, new_run_folder
 from agentlightning.training.settings import GRPOSettings
 
 if TYPE_CHECKING:

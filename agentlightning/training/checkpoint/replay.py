@@ -27,8 +27,8 @@ from agentlightning.training.learner.determinism import deterministic_torch
 from agentlightning.training.policies.learners import Learner, Learners
 from agentlightning.training.policies.loading import fingerprint_of_models, load_policies
 from agentlightning.training.policies.updating import StepUpdate, update_learners
+from agentlightning.training.records import RunLog
 from agentlightning.training.runs.ledger_record import numbers_of
-from agentlightning.training.runs.log import RunLog
 from agentlightning.training.settings import GRPOSettings
 from agentlightning.types import RunRecord
 

@@ -23,12 +23,11 @@ from agentlightning.store.read_operations import pages_of
 from agentlightning.training.checkpoint.begin import check_same, read_run_file
 from agentlightning.training.checkpoint.folder import Checkpoint, CheckpointFolder
 from agentlightning.training.checkpoint.keeper import record_of
-from agentlightning.training.checkpoint.metrics_file import read_lines, write_lines
 from agentlightning.training.collect import evidence
 from agentlightning.training.flight.plan import Standing
 from agentlightning.training.ledger.record import ExclusionReason
-from agentlightning.training.runs.log import RunLog
-from agentlightning.training.runs.run_folder import held_folder
+from agentlightning.training.records import RunLog
+from agentlightning.training.run_folder import held_folder, read_lines, write_lines
 from agentlightning.types import Rollout
 from agentlightning.utils.id import generate_id
 

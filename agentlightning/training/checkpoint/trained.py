@@ -13,7 +13,7 @@ from agentlightning.training.checkpoint.folder import MANIFEST, CheckpointFolder
 from agentlightning.training.checkpoint.resume import CHECKPOINTS
 from agentlightning.training.checkpoint.weights import ADAPTER, fingerprint_of, model_in, restore_policy
 from agentlightning.training.learner.policy import Policy
-from agentlightning.training.runs.log import RunLog
+from agentlightning.training.records import RunLog
 
 
 @dataclass(frozen=True)

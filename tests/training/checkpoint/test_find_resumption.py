@@ -12,7 +12,7 @@ from agentlightning.store import InMemoryLightningStore, read_operations
 from agentlightning.training.checkpoint.begin import write_run_file
 from agentlightning.training.checkpoint.folder import CheckpointFolder
 from agentlightning.training.checkpoint.resume import CHECKPOINTS, STATE_NAME, Resumption, find_resumption
-from agentlightning.training.runs.log import RunLog
+from agentlightning.training.records import RunLog
 from agentlightning.types import EnqueueRolloutRequest
 
 _SETTINGS = {"model": "m", "lr_scheduler_type": "constant", "max_steps": 9}

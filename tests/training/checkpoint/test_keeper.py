@@ -14,7 +14,7 @@ from agentlightning.training.checkpoint.folder import CheckpointFolder
 from agentlightning.training.checkpoint.keeper import AfterStep, CheckpointKeeper
 from agentlightning.training.learner.policy import Policy
 from agentlightning.training.policies.learners import Learner, Learners
-from agentlightning.training.runs.log import RunLog
+from agentlightning.training.records import RunLog
 from agentlightning.training.settings import GRPOSettings
 
 

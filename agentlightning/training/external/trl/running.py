@@ -22,8 +22,8 @@ from agentlightning.training.policies.learners import Learner, Learners
 from agentlightning.training.policies.serving import engine_for, serve_policies
 from agentlightning.training.progress import make_progress
 from agentlightning.training.result import GRPOResult
+from agentlightning.training.run_folder import RunFolder
 from agentlightning.training.run_inputs import RunSource, check_model, triplet_adapter
-from agentlightning.training.runs.run_folder import RunFolder
 from agentlightning.training.settings import GRPOSettings
 from agentlightning.training.tasks import items_of
 from agentlightning.types import Dataset

@@ -26,8 +26,8 @@ from agentlightning.training.policies.remote import RemoteEngine, RemoteLearners
 from agentlightning.training.policies.serving import serve_policies
 from agentlightning.training.progress import make_progress
 from agentlightning.training.result import GRPOResult
+from agentlightning.training.run_folder import RunFolder
 from agentlightning.training.run_inputs import RunSource, triplet_adapter
-from agentlightning.training.runs.run_folder import RunFolder
 from agentlightning.training.settings import GRPOSettings
 from agentlightning.training.tasks import items_of
 from agentlightning.types import Dataset
