@@ -252,7 +252,7 @@ def explain(rollout_id: str = _ID, store: str = STORE, as_json: bool = JSON) -> 
     """
     from agentlightning.adapter.explain import HEADER
     from agentlightning.store.http.redaction import hidden
-    from agentlightning.training.ledger.record import read_rollout
+    from agentlightning.training.ledger import read_rollout
 
     found = with_store(store, lambda opened: _evidence(opened, rollout_id, store))
     record = read_rollout(found.rollout, found.attempts, found.spans)

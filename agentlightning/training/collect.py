@@ -14,7 +14,7 @@ from agentlightning.adapter.spans.rewards import final_reward
 from agentlightning.adapter.spans.tokens import is_stale
 from agentlightning.errors import AgentLightningError, ConflictError
 from agentlightning.store.base import LightningStore
-from agentlightning.training.ledger.record import attempt_verdict, refusal_of
+from agentlightning.training.ledger import attempt_verdict, refusal_of
 from agentlightning.types import Attempt, EnqueueRolloutRequest, Rollout, Span
 
 logger = logging.getLogger(__name__)

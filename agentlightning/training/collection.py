@@ -12,7 +12,7 @@ from agentlightning.training.checkpoint.resume import metadata_of
 from agentlightning.training.collect import Evidence, collect, evidence
 from agentlightning.training.endings import Endings
 from agentlightning.training.group_rewards import Questions, store_group_rewards, with_group_rewards
-from agentlightning.training.ledger.ledger import Ledger, RolloutRecord
+from agentlightning.training.ledger import Ledger, RolloutRecord
 from agentlightning.training.parts import RunParts
 from agentlightning.training.rows import (
     LateCalls,

@@ -18,7 +18,7 @@ from agentlightning.adapter.rows.drift import Decode
 from agentlightning.adapter.rows.seams import describe
 from agentlightning.errors import NoTrainableCallError, TooMuchDriftError
 from agentlightning.training.collect import Evidence
-from agentlightning.training.ledger.record import RolloutRecord
+from agentlightning.training.ledger import RolloutRecord
 
 WAYS_OUT: Final = (
     "Two ways out: let the agent take the model, `def agent(task, llm: agl.LLM)`, and give its client "

@@ -24,7 +24,7 @@ from agentlightning.training.chosen.collection import ChosenCollection
 from agentlightning.training.collection import RolloutCollection
 from agentlightning.training.flight.collection import FlightCollection
 from agentlightning.training.held_out import HeldOut
-from agentlightning.training.ledger.ledger import Ledger, LedgerSummary
+from agentlightning.training.ledger import Ledger, LedgerSummary
 from agentlightning.training.parts import RunParts
 from agentlightning.training.progress import StepFigures, step_line
 from agentlightning.training.result import Evaluation, GRPOResult, StepClock

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from agentlightning.evaluation.tasks import tasks_of
-from agentlightning.training.ledger.ledger import Ledger
+from agentlightning.training.ledger import Ledger
 from agentlightning.training.progress import StepFigures
 from agentlightning.training.records import RunLog
 from agentlightning.training.result import Evaluation

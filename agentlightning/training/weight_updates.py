@@ -9,7 +9,7 @@ from pathlib import Path
 
 from agentlightning.errors import NonFiniteLossError
 from agentlightning.training.learner.row_figures import RowFigures
-from agentlightning.training.ledger.ledger import Ledger
+from agentlightning.training.ledger import Ledger
 from agentlightning.training.parts import RunParts
 from agentlightning.training.policies.updating import StepUpdate, update_learners
 from agentlightning.training.rows import StepRows

@@ -31,7 +31,7 @@ from agentlightning.store.base import LightningStore
 from agentlightning.training.checkpoint.weights import digest_of
 from agentlightning.training.collect import evidence
 from agentlightning.training.learner.policy import Policy
-from agentlightning.training.ledger.ledger import Ledger
+from agentlightning.training.ledger import Ledger
 from agentlightning.training.rows import choose_rows, read_records
 from agentlightning.training.runs.check import check_ledger
 from agentlightning.training.settings import GRPOSettings

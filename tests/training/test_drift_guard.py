@@ -11,7 +11,7 @@ import agentlightning as agl
 from agentlightning.demo.model import make_model, make_tokenizer
 from agentlightning.errors import NoTrainableCallError, TooMuchDriftError
 from agentlightning.training.drift_guard import DriftGuard
-from agentlightning.training.ledger.record import RolloutRecord, read_rollout
+from agentlightning.training.ledger import RolloutRecord, read_rollout
 from agentlightning.types import Attempt, Rollout, Span
 from tests.adapter.span_maker import chat, gateway_call, reward
 from tests.algorithm.parts import ask, fit, metrics_of, say, two_turns

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from agentlightning.adapter import LlmProxyTraceToTriplet, TracerTraceToTriplet, TraceToTripletBase, model_calls
 from agentlightning.adapter.spans.tokens import FAILED_STATES
 from agentlightning.errors import LedgerError
-from agentlightning.training.ledger.ledger import (
+from agentlightning.training.ledger import (
     Excluded,
     ExclusionReason,
     Ledger,

@@ -9,7 +9,7 @@ import torch
 
 from agentlightning.adapter.calls.calls import CallRef, ModelCall
 from agentlightning.adapter.rows.samples import Sample, SampleReading
-from agentlightning.training.ledger.ledger import Ledger, RolloutRecord
+from agentlightning.training.ledger import Ledger, RolloutRecord
 from agentlightning.training.losses.loss_settings import LossSettings
 from agentlightning.training.losses.objective import LossInputs, policy_loss
 from agentlightning.training.losses.weights import token_weights

@@ -25,7 +25,7 @@ from agentlightning.training.checkpoint.folder import Checkpoint, CheckpointFold
 from agentlightning.training.checkpoint.keeper import record_of
 from agentlightning.training.collect import evidence
 from agentlightning.training.flight.plan import Standing
-from agentlightning.training.ledger.record import ExclusionReason
+from agentlightning.training.ledger import ExclusionReason
 from agentlightning.training.records import RunLog
 from agentlightning.training.run_folder import held_folder, read_lines, write_lines
 from agentlightning.types import Rollout

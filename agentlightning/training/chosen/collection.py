@@ -15,7 +15,7 @@ from agentlightning.training.chosen.stored import check_tokens
 from agentlightning.training.collect import evidence
 from agentlightning.training.collection import ReadRollouts, RolloutCollection
 from agentlightning.training.endings import Endings
-from agentlightning.training.ledger.ledger import Ledger
+from agentlightning.training.ledger import Ledger
 from agentlightning.training.parts import RunParts
 from agentlightning.training.rows import StepRows, seams_of, was_cut
 from agentlightning.types import Rollout

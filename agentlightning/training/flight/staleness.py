@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from agentlightning.adapter.calls.calls import CallRef
 from agentlightning.adapter.rows.samples import UNKNOWN_WEIGHTS, Sample, SampleReading
-from agentlightning.training.ledger.record import ExclusionReason, RolloutRecord
+from agentlightning.training.ledger import ExclusionReason, RolloutRecord
 
 
 def age_of_group(records: Sequence[RolloutRecord], weight_version: int) -> int | None:

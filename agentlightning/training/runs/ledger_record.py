@@ -12,8 +12,7 @@ from typing import Any, TypedDict, cast
 
 from agentlightning.adapter.calls.calls import ModelCall
 from agentlightning.adapter.rows.samples import Sample
-from agentlightning.training.ledger.ledger import Ledger, Trained
-from agentlightning.training.ledger.record import RolloutRecord
+from agentlightning.training.ledger import Ledger, RolloutRecord, Trained
 from agentlightning.training.runs.packed import Dtype, Packed, pack, unpack
 
 

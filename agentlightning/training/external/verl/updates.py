@@ -19,7 +19,7 @@ from agentlightning.training.external.verl.session import VERLSession
 from agentlightning.training.external.verl.trainer import OURS
 from agentlightning.training.held_out import HeldOut
 from agentlightning.training.learner.row_figures import RowFigures
-from agentlightning.training.ledger.ledger import Ledger
+from agentlightning.training.ledger import Ledger
 from agentlightning.training.loop import GRPORun
 from agentlightning.training.parts import RunParts
 from agentlightning.training.policies.updating import StepUpdate
