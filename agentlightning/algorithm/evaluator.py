@@ -24,7 +24,7 @@ from agentlightning.evaluation.result import SCORED, EvaluatedRollout, Evaluated
 from agentlightning.evaluation.sequential import SequentialStop
 from agentlightning.evaluation.statistics import Verdict
 from agentlightning.evaluation.tasks import repeats_of, tasks_of
-from agentlightning.training.collect import Evidence, collect, evidence
+from agentlightning.training.rollouts import Evidence, collect, evidence
 from agentlightning.training.tasks import with_timeout
 from agentlightning.types import Dataset, EnqueueRolloutRequest, Rollout
 

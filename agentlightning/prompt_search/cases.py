@@ -16,7 +16,7 @@ from agentlightning.evaluation.result import SCORED
 from agentlightning.store.base import LightningStore
 from agentlightning.store.rules.values import to_json
 from agentlightning.terminal import cut
-from agentlightning.training.collect import Evidence, evidence
+from agentlightning.training.rollouts import Evidence, evidence
 from agentlightning.types import Rollout
 from agentlightning.utils.masking import masked
 

@@ -15,7 +15,7 @@ from agentlightning.evaluation.compare import tasks_of
 from agentlightning.prompt_search.cases import RolloutResult
 from agentlightning.prompt_search.scores import MissingPolicy
 from agentlightning.store.base import LightningStore
-from agentlightning.training.collect import collect
+from agentlightning.training.rollouts import collect
 from agentlightning.training.tasks import with_timeout
 from agentlightning.types import (
     EnqueueRolloutRequest,

@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentlightning.training.checkpoint.resume import metadata_of
-from agentlightning.training.collect import Evidence, collect, evidence
-from agentlightning.training.endings import Endings
 from agentlightning.training.group_rewards import Questions, store_group_rewards, with_group_rewards
 from agentlightning.training.ledger import Ledger, RolloutRecord
 from agentlightning.training.parts import RunParts
+from agentlightning.training.rollouts import Evidence, collect, evidence
 from agentlightning.training.rows import (
     LateCalls,
     StepRows,
@@ -22,6 +21,7 @@ from agentlightning.training.rows import (
     read_records,
     why_failed,
 )
+from agentlightning.training.run_checks import Endings
 from agentlightning.types import EnqueueRolloutRequest, Rollout
 
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from agentlightning.store.base import LightningStore
 from agentlightning.training.checkpoint.resume import metadata_of
-from agentlightning.training.collect import collect, evidence
 from agentlightning.training.parts import RunParts
 from agentlightning.training.result import Evaluation
+from agentlightning.training.rollouts import collect, evidence
 from agentlightning.types import EnqueueRolloutRequest, RolloutConfig
 
 

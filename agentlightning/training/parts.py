@@ -13,12 +13,12 @@ from agentlightning.store.base import LightningStore
 from agentlightning.training.alarms import Alarm, Alarms
 from agentlightning.training.checkpoint.resume import Resumption
 from agentlightning.training.chosen.choosing import Pick
-from agentlightning.training.drift_guard import DriftGuard
 from agentlightning.training.group_rewards import GroupReward
 from agentlightning.training.policies.learners import Learners
 from agentlightning.training.progress import Progress, Silent
 from agentlightning.training.recording import RunRecorder
 from agentlightning.training.resources import resources_to_publish
+from agentlightning.training.run_checks import DriftGuard
 from agentlightning.training.run_inputs import decoder_of, triplet_adapter
 from agentlightning.training.settings import GRPOSettings, RecordTokens
 from agentlightning.training.tasks import with_timeout

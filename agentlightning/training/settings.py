@@ -12,7 +12,6 @@ from agentlightning.engine.vllm_engine.vllm_settings import VLLMSettings
 from agentlightning.errors import BadRequestError, closest_name
 from agentlightning.field_help import explain_fields
 from agentlightning.training.alarms import AlarmSettings, make_rules
-from agentlightning.training.collect import LatePolicy
 from agentlightning.training.critic.critic_settings import CriticSettings
 from agentlightning.training.flight.flight_settings import MOST_GROUPS, FlightSettings
 from agentlightning.training.learner.learner_settings import LearnerSettings
@@ -20,6 +19,7 @@ from agentlightning.training.losses.loss_settings import LossSettings
 from agentlightning.training.losses.reward_settings import RewardSettings
 from agentlightning.training.policies.policy_settings import read_policies
 from agentlightning.training.progress import Style
+from agentlightning.training.rollouts import LatePolicy
 from agentlightning.utils.setting_checks import check_choice, check_flag, check_number, refuse_pairs
 
 LRSchedulerType = Literal["constant", "linear"]

@@ -15,8 +15,8 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.cli.main import main
-from agentlightning.training.collect import Evidence
 from agentlightning.training.group_rewards import with_group_rewards
+from agentlightning.training.rollouts import Evidence
 from tests.algorithm.parts import ask, fit, metrics_of, rollouts_of, say
 from tests.judge.test_judge import between, model_of, said
 from tests.stubs.model_server import ModelServer

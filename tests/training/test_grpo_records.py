@@ -14,13 +14,12 @@ import pytest
 import agentlightning as agl
 from agentlightning.algorithm.grpo import GRPOResult
 from agentlightning.training.learner.policy import Policy
+from agentlightning.training.ledger_records import LedgerEntry, check_ledger, numbers_of
 from agentlightning.training.policies.learners import Learner, Learners
 from agentlightning.training.progress import StepFigures
 from agentlightning.training.recording import RunRecorder
 from agentlightning.training.records import RunLog
 from agentlightning.training.result import Evaluation
-from agentlightning.training.runs.check import check_ledger
-from agentlightning.training.runs.ledger_record import LedgerEntry, numbers_of
 from agentlightning.training.settings import GRPOSettings
 from agentlightning.types.runs import RunRecord
 from tests.algorithm.parts import calls_of, fit, metrics_of, rollouts_of, two_turns

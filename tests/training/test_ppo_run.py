@@ -18,8 +18,8 @@ from agentlightning.training.checkpoint.export import export
 from agentlightning.training.checkpoint.replay import replay
 from agentlightning.training.checkpoint.trained import trained_in
 from agentlightning.training.critic.gae import whitened
+from agentlightning.training.ledger_records import numbers_of
 from agentlightning.training.records import RunLog
-from agentlightning.training.runs.ledger_record import numbers_of
 from tests.algorithm.parts import ask, needs_bfloat16, say, two_turns, wants_digits
 from tests.training.checkpoint.test_resume import curve, interrupt_in
 

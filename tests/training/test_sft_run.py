@@ -16,9 +16,8 @@ import agentlightning as agl
 from agentlightning.engine.served import load_model
 from agentlightning.errors import BadRequestError, NoScoredRolloutError, NotFoundError
 from agentlightning.training.checkpoint.replay import replay
+from agentlightning.training.ledger_records import check_ledger, numbers_of
 from agentlightning.training.records import RunLog
-from agentlightning.training.runs.check import check_ledger
-from agentlightning.training.runs.ledger_record import numbers_of
 from agentlightning.training.weight_updates import WeightUpdates
 from tests.algorithm.parts import needs_bfloat16, two_turns, wants_digits
 from tests.training.checkpoint.test_resume import curve

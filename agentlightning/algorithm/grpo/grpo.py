@@ -27,7 +27,6 @@ from agentlightning.training.checkpoint.keeper import CheckpointKeeper
 from agentlightning.training.checkpoint.opening import open_run
 from agentlightning.training.checkpoint.resume import CHECKPOINTS, Resumption
 from agentlightning.training.chosen.choosing import Pick
-from agentlightning.training.drift_guard import DriftGuard
 from agentlightning.training.group_rewards import GroupReward, check_group_reward, name_of_group_reward
 from agentlightning.training.learner.determinism import deterministic_torch
 from agentlightning.training.learner.memory import check_memory
@@ -39,6 +38,7 @@ from agentlightning.training.policies.serving import engine_for, serve_policies
 from agentlightning.training.progress import make_progress
 from agentlightning.training.recording import RunRecorder
 from agentlightning.training.result import GRPOResult
+from agentlightning.training.run_checks import DriftGuard
 from agentlightning.training.run_inputs import (
     check_device,
     check_model,

@@ -24,11 +24,11 @@ from agentlightning.training.checkpoint.resume import CHECKPOINTS, STATE_NAME
 from agentlightning.training.chosen.sft_settings import SFTSettings
 from agentlightning.training.critic.ppo_settings import settings_from
 from agentlightning.training.learner.determinism import deterministic_torch
+from agentlightning.training.ledger_records import numbers_of
 from agentlightning.training.policies.learners import Learner, Learners
 from agentlightning.training.policies.loading import fingerprint_of_models, load_policies
 from agentlightning.training.policies.updating import StepUpdate, update_learners
 from agentlightning.training.records import RunLog
-from agentlightning.training.runs.ledger_record import numbers_of
 from agentlightning.training.settings import GRPOSettings
 from agentlightning.types import RunRecord
 

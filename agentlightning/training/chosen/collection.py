@@ -12,12 +12,12 @@ from agentlightning.errors import NoScoredRolloutError
 from agentlightning.training.chosen.choosing import Candidate, Pick, counts_text, left_out
 from agentlightning.training.chosen.sft_settings import SFTSettings
 from agentlightning.training.chosen.stored import check_tokens
-from agentlightning.training.collect import evidence
 from agentlightning.training.collection import ReadRollouts, RolloutCollection
-from agentlightning.training.endings import Endings
 from agentlightning.training.ledger import Ledger
 from agentlightning.training.parts import RunParts
+from agentlightning.training.rollouts import evidence
 from agentlightning.training.rows import StepRows, seams_of, was_cut
+from agentlightning.training.run_checks import Endings
 from agentlightning.types import Rollout
 
 

@@ -16,8 +16,8 @@ from agentlightning.store.rules.values import to_json
 from agentlightning.store.unset import UNSET, Unset
 from agentlightning.training.chosen.choosing import Candidate, Pick, counts_text, left_out
 from agentlightning.training.chosen.sft_settings import SFTSettings
-from agentlightning.training.collect import Evidence, evidence
 from agentlightning.training.ledger import RolloutRecord
+from agentlightning.training.rollouts import Evidence, evidence
 from agentlightning.training.rows import read_records
 from agentlightning.types import Rollout
 

@@ -16,13 +16,13 @@ from typing import Any
 
 from typing_extensions import override
 
-from agentlightning.training.collect import Evidence, collect, evidence
 from agentlightning.training.collection import ReadRollouts, RolloutCollection
 from agentlightning.training.flight.flight import Flight
 from agentlightning.training.flight.plan import GroupKey, GroupPlan, Standing, key_of
 from agentlightning.training.flight.staleness import age_of_group, dropped, staleness_figures
 from agentlightning.training.ledger import Ledger, RolloutRecord
 from agentlightning.training.parts import RunParts
+from agentlightning.training.rollouts import Evidence, collect, evidence
 from agentlightning.training.rows import StepRows
 from agentlightning.types import Rollout
 

@@ -17,8 +17,8 @@ import agentlightning as agl
 from agentlightning.engine.served import load_model
 from agentlightning.training.checkpoint.replay import replay
 from agentlightning.training.checkpoint.trained import trained_in
+from agentlightning.training.ledger_records import check_ledger
 from agentlightning.training.policies.loading import load_policies, twin_of
-from agentlightning.training.runs.check import check_ledger
 from agentlightning.training.settings import GRPOSettings
 from tests.algorithm.parts import ask, fit, metrics_of, say
 

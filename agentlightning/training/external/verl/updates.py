@@ -12,7 +12,6 @@ from typing import Any, Final
 from typing_extensions import override
 
 from agentlightning.training.checkpoint.keeper import AfterStep, CheckpointKeeper
-from agentlightning.training.collect import evidence
 from agentlightning.training.external.verl.endpoints import Endpoints
 from agentlightning.training.external.verl.rows import rows_of_evaluation, rows_of_step
 from agentlightning.training.external.verl.session import VERLSession
@@ -25,6 +24,7 @@ from agentlightning.training.parts import RunParts
 from agentlightning.training.policies.updating import StepUpdate
 from agentlightning.training.progress import StepFigures
 from agentlightning.training.result import Evaluation, GRPOResult
+from agentlightning.training.rollouts import evidence
 from agentlightning.training.rows import StepRows
 from agentlightning.training.weight_updates import NothingTaken, WeightUpdates
 

@@ -9,7 +9,7 @@ import pytest
 
 from agentlightning.emitter import emit_reward
 from agentlightning.store.memory import InMemoryLightningStore
-from agentlightning.training.collect import Evidence, collect, evidence
+from agentlightning.training.rollouts import Evidence, collect, evidence
 from agentlightning.types import AttemptedRollout, AttemptStatus, EnqueueRolloutRequest, Outcome, Rollout, Span
 
 
