@@ -89,6 +89,8 @@ FILES = {
         trainer/test_tutorials training/alarms/test_page v03/test_pages
         adapter/test_drawn_seam adapter/test_worked_examples training/alarms/test_page
         prompt_search/test_pages
+        adapter/test_drawn_seam adapter/test_worked_examples
+        prompt_search/apo/test_pages prompt_search/gepa/test_pages
         cli/test_guides cli/test_pages contrib/test_pages judge/test_pages
         litagent/test_any_program_page llm_proxy/test_gateway_documents store/test_store_documents
         trainer/test_pages trainer/test_running_promises trainer/test_tutorials v03/test_pages

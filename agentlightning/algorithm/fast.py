@@ -17,7 +17,7 @@ from agentlightning.algorithm.base import Algorithm, ResultT
 from agentlightning.algorithm.utils import with_llm_proxy
 from agentlightning.errors import BadRequestError
 from agentlightning.evaluation.tasks import tasks_of
-from agentlightning.training.collect import Evidence, LatePolicy, collect, evidence
+from agentlightning.training.rollouts import Evidence, LatePolicy, collect, evidence
 from agentlightning.training.tasks import with_timeout
 from agentlightning.types import Dataset, EnqueueRolloutRequest, RolloutMode
 

@@ -22,8 +22,8 @@ from agentlightning.training.policies.learners import Learners
 from agentlightning.training.progress import make_progress
 from agentlightning.training.result import GRPOResult
 from agentlightning.training.resume import Resumption, open_run
+from agentlightning.training.run_folder import RunFolder
 from agentlightning.training.run_inputs import RunSource, check_model, triplet_adapter
-from agentlightning.training.runs.run_folder import RunFolder
 from agentlightning.training.serving import serve_policies
 from agentlightning.training.settings import GRPOSettings
 from agentlightning.training.tasks import items_of

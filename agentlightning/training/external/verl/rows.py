@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from agentlightning.adapter.calls.calls import model_calls
 from agentlightning.adapter.rows.samples import samples_from_calls
-from agentlightning.training.collect import Evidence
 from agentlightning.training.external.verl.bridge import Row
+from agentlightning.training.rollouts import Evidence
 
 if TYPE_CHECKING:
     from agentlightning.adapter.rows.samples import Sample

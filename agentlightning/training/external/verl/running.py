@@ -24,8 +24,8 @@ from agentlightning.training.progress import make_progress
 from agentlightning.training.result import GRPOResult
 from agentlightning.training.resume import Resumption, open_run
 from agentlightning.training.run import result_so_far
+from agentlightning.training.run_folder import RunFolder
 from agentlightning.training.run_inputs import RunSource, triplet_adapter
-from agentlightning.training.runs.run_folder import RunFolder
 from agentlightning.training.serving import serve_policies
 from agentlightning.training.settings import GRPOSettings
 from agentlightning.training.tasks import items_of

@@ -12,18 +12,18 @@ from typing import Any, Final
 from typing_extensions import override
 
 from agentlightning.training.checkpoint.keeper import AfterStep, CheckpointKeeper
-from agentlightning.training.collect import evidence
 from agentlightning.training.external.verl.endpoints import Endpoints
 from agentlightning.training.external.verl.rows import rows_of_evaluation, rows_of_step
 from agentlightning.training.external.verl.session import VERLSession
 from agentlightning.training.external.verl.trainer import OURS
 from agentlightning.training.held_out import HeldOut
 from agentlightning.training.learner.update import RowFigures
-from agentlightning.training.ledger.ledger import Ledger
+from agentlightning.training.ledger import Ledger
 from agentlightning.training.loop import GRPORun
 from agentlightning.training.parts import RunParts
 from agentlightning.training.progress import StepFigures
 from agentlightning.training.result import Evaluation, GRPOResult
+from agentlightning.training.rollouts import evidence
 from agentlightning.training.rows import StepRows
 from agentlightning.training.updater import StepUpdate
 from agentlightning.training.weight_updates import NothingTaken, WeightUpdates

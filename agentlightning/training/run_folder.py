@@ -1,26 +1,30 @@
-"""The folder of a training run: settings, one line of metrics per step, the model, the log."""
+"""The folder of a training run: settings, one line of metrics per step, the model, the lock."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import json
 import logging
-import math
 import os
 import platform
 import sys
 import time
-from collections.abc import Generator, Mapping
-from functools import lru_cache
+from collections.abc import Generator, Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from agentlightning.errors import BadRequestError
 from agentlightning.private_files import open_private, private_folder
+from agentlightning.store.rules.values import to_json
+from agentlightning.training.progress import StepFigures
 
 logger = logging.getLogger(__name__)
+
 _PACKAGES = ("agl-framework", "torch", "transformers", "peft", "openai", "pydantic", "opentelemetry-sdk")
+_FIGURES = frozenset(field.name for field in dataclasses.fields(StepFigures))
 
 
 def new_run_folder(parent: str | Path = "runs") -> Path:
@@ -33,11 +37,9 @@ def new_run_folder(parent: str | Path = "runs") -> Path:
     check_writable(parent)
     for suffix in ("", *(f"-{number}" for number in range(2, 100))):
         folder = Path(parent) / (name + suffix)
-        try:
+        with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700)
-        except FileExistsError:
-            continue
-        return folder
+            return folder
     raise BadRequestError(f"{parent} holds a hundred runs of this second; choose another folder")
 
 
@@ -63,8 +65,8 @@ def check_writable(folder: str | Path) -> Path:
 
 @contextlib.contextmanager
 def held_folder(folder: str | Path) -> Generator[None]:
-    """Keep other processes from training in this folder during the body. The system lets it go when this process ends,
-    however it ends; children do not inherit it.
+    """Lock the folder during the body, so that no other process trains in it. The system releases the lock when this
+    process ends, however it ends; children do not inherit it.
 
     Raises:
         BadRequestError: another process trains in it.
@@ -102,7 +104,7 @@ class RunFolder:
 
     @property
     def model(self) -> Path:
-        """Where the trained model is kept."""
+        """The folder of the trained model."""
         return self.path / "model"
 
     def check_unused(self) -> None:
@@ -115,21 +117,17 @@ class RunFolder:
             raise BadRequestError(f"The output folder {str(self.path)!r} holds a run already; choose another one")
 
     def write_config(self, **sections: Mapping[str, object]) -> None:
-        """Write `config.json`: the settings, by who takes them, and the versions of what ran. Sections that are there
-        already stay."""
+        """Write `config.json`: the settings by section, and the versions of what ran. Other sections stay."""
         path = self.path / "config.json"
         present: dict[str, object] = json.loads(path.read_text()) if path.exists() else {}
-        temporary = path.with_suffix(".tmp")
-        with open_private(temporary, "w") as file:
-            file.write(json.dumps({**present, **sections, "versions": versions()}, indent=2, default=str) + "\n")
-        temporary.replace(path)
+        _replace(path, json.dumps({**present, **sections, "versions": versions()}, indent=2, default=str) + "\n")
 
     def append_metrics(self, figures: Mapping[str, object]) -> None:
         """Append one line to `metrics.jsonl`, on disk when the call returns; numbers that are not finite become null.
 
-        A line that the disk does not take, which is said once, stays in memory and is written before the next one.
+        A line that the disk does not take stays in memory, with one warning, and is written before the next one.
         """
-        self._unwritten.append(json.dumps(_finite(figures)).encode() + b"\n")
+        self._unwritten.append(json.dumps(to_json(figures, "figures")).encode() + b"\n")
         try:
             self._write_lines()
         except OSError as error:
@@ -141,7 +139,7 @@ class RunFolder:
         """Write the lines that are still in memory.
 
         Raises:
-            OSError: why the first of them could not be written, and cannot still.
+            OSError: the first reason why they could not be written, and still cannot.
         """
         if self._unwritten:
             try:
@@ -150,7 +148,7 @@ class RunFolder:
                 raise self._cause or error from None
 
     def _write_lines(self) -> None:
-        """Append what is unwritten, whole or not at all."""
+        """Append the unwritten lines, whole or not at all."""
         left = b"".join(self._unwritten)
         path = self.path / "metrics.jsonl"
         with open_private(path, "a") as file:
@@ -166,27 +164,40 @@ class RunFolder:
         self._unwritten, self._cause = [], None
 
 
+def read_lines(path: Path) -> dict[int, dict[str, Any]]:
+    """Return the lines of `metrics.jsonl` by step; none without the file. A line that was cut when its process was
+    killed is skipped."""
+    lines: dict[int, dict[str, Any]] = {}
+    for line in path.read_bytes().split(b"\n") if path.exists() else ():
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            figures = json.loads(line)
+            lines[int(figures["step"])] = figures
+    return lines
+
+
+def write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
+    """Replace `metrics.jsonl` by these lines, whole or not at all."""
+    _replace(path, "".join(json.dumps(line) + "\n" for line in lines))
+
+
+def figures_of(line: Mapping[str, Any]) -> StepFigures:
+    """Return the figures that a line of `metrics.jsonl` was written from."""
+    return StepFigures(**{name: value for name, value in line.items() if name in _FIGURES})
+
+
+def _replace(path: Path, text: str) -> None:
+    temporary = path.with_suffix(".tmp")
+    with open_private(temporary, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that matter."""
-    return dict(_versions())
-
-
-@lru_cache(maxsize=1)
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version(), "platform": sys.platform}
+    known = {"python": platform.python_version(), "platform": sys.platform}
     for package in _PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
-def _finite(value: object) -> object:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType] -- JSON data
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType] -- JSON data
-    return value
+        with contextlib.suppress(PackageNotFoundError):
+            known[package] = version(package)
+    return known

@@ -1,9 +1,14 @@
-"""`RunLog`: what an algorithm writes down of its run, and reads back when the run is started again."""
+"""The records of a training run in its store: `RunLog` writes them, and reads them back when the run is started again.
+
+A record has a kind, a step, a name and JSON data; the methods of `RunLog` say what each kind holds. The records of the
+ledger are made in `ledger_records.py`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
 from typing import Any, Generic, TypeVar, cast
@@ -12,26 +17,42 @@ from agentlightning.errors import BadRequestError
 from agentlightning.store.base import LightningStore
 from agentlightning.store.rules.values import to_json
 from agentlightning.terminal import cut
-from agentlightning.training.runs.clean import clean_record
 from agentlightning.types.runs import BestFigure, RecordKind, Run, RunRecord
 from agentlightning.utils.concurrency.loops import within
+from agentlightning.utils.masking import masked
 
 T = TypeVar("T")
+Work = Callable[[LightningStore], Coroutine[Any, Any, T]]
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 10.0
 _LAST_SECONDS = 2.0
-"""What is not stored yet when an algorithm fails has so long."""
+"""Time to store the pending records when an algorithm fails."""
 _MOST_PENDING = 10_000
-"""Records that nobody waits for and that are not stored yet."""
+"""Records that are not awaited and not stored yet."""
 _TEXT_CHARACTERS = 4096
 """Longest text of an alarm; the rest is cut."""
 _CALL_BYTES = 8 * 1024 * 1024
 """About so much is sent to the store at once."""
 
 
+def clean_run(run: Run) -> Run:
+    """Return a run without secrets, whoever has written it."""
+    return Run.model_validate(masked(run.model_dump(mode="json")))
+
+
+def clean_record(record: RunRecord) -> RunRecord:
+    """Return a record without secrets; token rows are numbers and stay exactly as they are."""
+    data = dict(record.data)
+    rows = data.pop("rows", None) if record.kind == "ledger" else None
+    data = masked(data)
+    if rows is not None:
+        data["rows"] = rows
+    return record.model_copy(update={"data": data})
+
+
 class Answer(Generic[T]):
-    """What a call gives: awaiting it gives its result, once the record is stored."""
+    """The result of a call: awaiting it returns the result, once the record is stored."""
 
     def __init__(self, future: asyncio.Future[T] | None = None, value: T | None = None) -> None:
         self._future, self._value = future, value
@@ -47,13 +68,13 @@ class Answer(Generic[T]):
 class RunLog:
     """The records of one run, bound to its store.
 
-    What writes may be awaited, and then the record is stored when it returns. A record that a coroutine does not wait
-    for is stored before the run ends, and the run fails if it cannot be. From a plain thread each call returns once its
-    record is stored. Secrets are hidden, and numbers that are not finite are null, before anything leaves this process.
-    A record that is there already, by its kind, step and name, stays as it was.
+    A write may be awaited, and then the record is stored when it returns. A record that a coroutine does not await is
+    stored before the run ends, and the run fails if it cannot be. From a plain thread each call returns once its record
+    is stored. Secrets are hidden, and numbers that are not finite are null, before anything leaves this process. A
+    record that is there already, by its kind, step and name, stays as it was.
 
     Belongs to the event loop in which it was made; threads and other loops may call it. Without a store, or with one
-    that keeps no runs (said once in the log), it keeps nothing.
+    that keeps no runs (logged once), it keeps nothing.
     """
 
     def __init__(
@@ -68,13 +89,10 @@ class RunLog:
         self.run_id = run_id or ""
         """`""` is the run without a name."""
         self._store = store
-        self._tell = tell
+        self._tell: Callable[[Sequence[RunRecord]], None] = tell or (lambda records: None)
         self._pending: dict[asyncio.Future[Any], Answer[Any]] = {}
-        self._last: asyncio.Future[Any] | None = None
         self._failed: BaseException | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        with contextlib.suppress(RuntimeError):
-            self._loop = asyncio.get_running_loop()
+        self._loop = _running_loop()
 
     @property
     def keeps_records(self) -> bool:
@@ -107,12 +125,12 @@ class RunLog:
     def alarm(self, step: int, name: str, text: str, **data: object) -> Answer[int]:
         """Record something that somebody should look at.
 
-        What lasts over steps has two records of one name, with these `data`: `state` (`raised` where it began, `over`
-        where it ended), `since` (the step after which it was raised), `value`, `threshold` and `what_to_try`. A record
-        without a `state` tells of something that happened once.
+        A condition that lasts over steps has two records of one name, with these `data`: `state` (`raised` where it
+        began, `over` where it ended), `since` (the step after which it was raised), `value`, `threshold` and
+        `what_to_try`, which is empty in the second. A record without a `state` is of something that happened once.
         """
-        told = {**data, "text": cut(text, _TEXT_CHARACTERS)}
-        return self.add([RunRecord(kind="alarm", step=step, name=name, data=told)])
+        data["text"] = cut(text, _TEXT_CHARACTERS)
+        return self.add([RunRecord(kind="alarm", step=step, name=name, data=data)])
 
     def checkpoint(self, step: int, name: str = "", **data: object) -> Answer[int]:
         """Record where weights and optimizer lie."""
@@ -127,7 +145,7 @@ class RunLog:
         return self.add([RunRecord(kind="state", step=step, name=name, data=dict(data))])
 
     def ledger(self, step: int, entries: Sequence[Mapping[str, Any]]) -> Answer[int]:
-        """Record what became of the model calls of rollouts, one entry each: see `ledger_record.py`."""
+        """Record the endings of the model calls of rollouts, one entry each: see `ledger_records.py`."""
         return self.add([RunRecord(kind="ledger", step=step, name=e["rollout_id"], data=dict(e)) for e in entries])
 
     def add(self, records: Sequence[RunRecord], best: float | None = None) -> Answer[int]:
@@ -137,51 +155,50 @@ class RunLog:
             TypeError: something in a record is no JSON value; names the place.
             BadRequestError: a record is too large.
         """
-        clean = [_clean(record) for record in records]
+        clean = [clean_record(record.model_copy(update={"data": to_json(record.data, "data")})) for record in records]
         figure = None if best is None else BestFigure(name=clean[-1].name, value=best, step=clean[-1].step)
 
-        async def store(opened: LightningStore) -> int:
+        async def add(store: LightningStore) -> int:
             new = 0
             for batch in _batches(clean):
                 try:
-                    added = await opened.add_run_records(self.run_id, batch)
+                    added = await store.add_run_records(self.run_id, batch)
                 except NotImplementedError:
-                    if self._tell is not None:
-                        self._tell(clean)
+                    self._tell(clean)
                     raise
                 new += added
-                if added and self._tell is not None:
+                if added:
                     self._tell(batch)
             if figure is not None:
-                await opened.update_run(self.run_id, best=figure)
+                await store.update_run(self.run_id, best=figure)
             return new
 
-        if self._store is None and self._tell is not None:
+        if self._store is None:
             self._tell(clean)
-        return self._write(store, 0)
+        return self._write(add, 0)
 
     def best(self, name: str, value: float, step: int) -> Answer[None]:
-        """Note a result; it becomes the best of the run if there is none of its name that was better."""
+        """Record a result as the best of the run, if there is none of its name that was better."""
         figure = BestFigure(name=name, value=value, step=step)
 
-        async def store(opened: LightningStore) -> None:
-            await opened.update_run(self.run_id, best=figure)
+        async def update(store: LightningStore) -> None:
+            await store.update_run(self.run_id, best=figure)
 
-        return self._write(store, None)
+        return self._write(update, None)
 
     def vocabulary(self, name: str, tokens: Sequence[str]) -> Answer[bool]:
         """Store the text of each token id under the id of its table, once for all runs."""
-        return self._write(lambda opened: opened.add_vocabulary(name, tokens), False)
+        return self._write(lambda store: store.add_vocabulary(name, tokens), False)
 
     def rewind(self, step: int) -> Answer[int]:
-        """Remove the records of later steps, which a run that goes on makes anew. Returns how many they were."""
-        return self._write(lambda opened: opened.rewind_run(self.run_id, step), 0)
+        """Remove the records of later steps, which a run that goes on makes again. Returns how many they were."""
+        return self._write(lambda store: store.rewind_run(self.run_id, step), 0)
 
     async def flush(self) -> None:
         """Return once everything is stored.
 
         Raises:
-            Exception: a record that nobody waited for could not be.
+            Exception: a record that was not awaited could not be stored.
         """
         while self._pending:
             await asyncio.wait(self._pending)
@@ -193,42 +210,33 @@ class RunLog:
 
     async def run(self) -> Run | None:
         """Return the run as the store knows it; None if it keeps none."""
-        return await self._ask(lambda opened: opened.get_run_by_id(self.run_id), None)
+        return await self._ask(lambda store: store.get_run_by_id(self.run_id), None)
 
     async def latest(self, kind: RecordKind, name: str | None = None) -> RunRecord | None:
         """Return the record of the greatest step, to go on from it; None without one."""
-
-        async def read(opened: LightningStore) -> RunRecord | None:
-            filters: dict[str, Any] = {} if name is None else {"name": name}
-            page = await opened.query_run_records(self.run_id, kind_in=[kind], sort_order="desc", limit=1, **filters)
-            return page[0] if page else None
-
-        return await self._ask(read, None)
+        query: dict[str, Any] = {"kind_in": [kind], "sort_order": "desc", "limit": 1}
+        query |= {} if name is None else {"name": name}
+        page = await self._ask(lambda store: store.query_run_records(self.run_id, **query), [])
+        return page[0] if page else None
 
     async def records(
         self, *kinds: RecordKind, step_from: int | None = None, step_to: int | None = None
     ) -> list[RunRecord]:
         """Return the records of these kinds, of all without any, in the order of their steps. Bounds are inclusive."""
-
-        async def read(opened: LightningStore) -> list[RunRecord]:
-            page = await opened.query_run_records(
-                self.run_id, kind_in=list(kinds) or None, step_from=step_from, step_to=step_to
-            )
-            return list(page)
-
-        return await self._ask(read, [])
+        query: dict[str, Any] = {"kind_in": list(kinds) or None, "step_from": step_from, "step_to": step_to}
+        return list(await self._ask(lambda store: store.query_run_records(self.run_id, **query), []))
 
     @contextlib.asynccontextmanager
     async def kept_alive(self) -> AsyncGenerator[None]:
-        """Send a heartbeat every ten seconds during the body, and wait at its end for what is not stored yet: two
-        seconds at most if the body raises, and then its error is what counts."""
+        """Send a heartbeat every ten seconds during the body, and wait at its end for the pending records: two seconds
+        at most if the body raises, and then its error is what counts."""
 
         async def beat() -> None:
             while self._store is not None:
                 await asyncio.sleep(HEARTBEAT_SECONDS)
                 try:
-                    await self._ask(lambda opened: opened.update_run(self.run_id, heartbeat=True), None)
-                except Exception as error:  # the store is away: whoever works with it meets the same and has a say
+                    await self._ask(lambda store: store.update_run(self.run_id, heartbeat=True), None)
+                except Exception as error:  # the store is away: whoever works with it meets the same and decides
                     logger.debug("Run %s could not send its heartbeat: %s", self.run_id, error)
 
         beating = asyncio.create_task(beat(), name="run-heartbeat")
@@ -246,48 +254,45 @@ class RunLog:
 
     # --- how calls reach the store -----------------------------------------------------------------------------------
 
-    def _write(self, work: Callable[[LightningStore], Coroutine[Any, Any, T]], nothing: T) -> Answer[T]:
+    def _write(self, work: Work[T], nothing: T) -> Answer[T]:
         """Do the work on the store, after what was written before; from a plain thread, wait for it."""
-        here = None
-        with contextlib.suppress(RuntimeError):
-            here = asyncio.get_running_loop()
-        if here is None:
-            return Answer(value=self._from_thread(lambda: self._in_order(work, nothing)))
+
+        async def in_order() -> T:
+            return await self._queued(work, nothing)
+
+        here = _running_loop()
+        self._loop = self._loop or here
         if self._loop is None:
-            self._loop = here
-        if here is not self._loop:
-            return Answer(asyncio.ensure_future(self._elsewhere(self._loop, lambda: self._in_order(work, nothing))))
-        return self._queued(work, nothing)
+            return Answer(value=asyncio.run(in_order()))
+        if here is self._loop:
+            return self._queued(work, nothing)
+        future = asyncio.run_coroutine_threadsafe(in_order(), self._loop)
+        return Answer(value=future.result()) if here is None else Answer(asyncio.wrap_future(future))
 
-    async def _in_order(self, work: Callable[[LightningStore], Coroutine[Any, Any, T]], nothing: T) -> T:
-        return await self._queued(work, nothing)
-
-    def _queued(self, work: Callable[[LightningStore], Coroutine[Any, Any, T]], nothing: T) -> Answer[T]:
+    def _queued(self, work: Work[T], nothing: T) -> Answer[T]:
         if len(self._pending) >= _MOST_PENDING:
             raise BadRequestError(f"{_MOST_PENDING} records of {self._named} wait to be stored; await each call")
-        before = self._last
+        before = next(reversed(self._pending), None)
 
         async def after() -> T:
             if before is not None:
                 await asyncio.wait([before])
             return await self._ask(work, nothing)
 
-        task = self._last = asyncio.get_running_loop().create_task(after())
+        task = asyncio.get_running_loop().create_task(after())
         answer = self._pending[task] = Answer(task)
         task.add_done_callback(self._note_end)
         return answer
 
     def _note_end(self, task: asyncio.Future[Any]) -> None:
         answer = self._pending.pop(task)
-        if self._last is task:
-            self._last = None
         if not answer.is_awaited and not task.cancelled() and self._failed is None:
             self._failed = task.exception()
 
-    async def _ask(self, work: Callable[[LightningStore], Coroutine[Any, Any, T]], nothing: T) -> T:
+    async def _ask(self, work: Work[T], nothing: T) -> T:
         """Do the work in the loop that the store belongs to; `nothing` if no store keeps runs."""
         if self._loop is not None and asyncio.get_running_loop() is not self._loop:
-            return await self._elsewhere(self._loop, lambda: self._ask(work, nothing))
+            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._ask(work, nothing), self._loop))
         if self._store is None:
             return nothing
         try:
@@ -297,30 +302,22 @@ class RunLog:
             self._store = None
             return nothing
 
-    @staticmethod
-    async def _elsewhere(loop: asyncio.AbstractEventLoop, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(), loop))
-
-    def _from_thread(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        if self._loop is None:
-            return asyncio.run(work())
-        return asyncio.run_coroutine_threadsafe(work(), self._loop).result()
-
     @property
     def _named(self) -> str:
         return f"run {self.run_id}" if self.run_id else "the run without a name"
 
 
-def _clean(record: RunRecord) -> RunRecord:
-    """Return a record as it may leave: JSON, without secrets. Token rows are numbers and stay as they are."""
-    return clean_record(record.model_copy(update={"data": to_json(record.data, "data")}))
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    with contextlib.suppress(RuntimeError):
+        return asyncio.get_running_loop()
+    return None
 
 
 def _batches(records: Sequence[RunRecord]) -> Generator[list[RunRecord]]:
     """Yield the records in their order, so many at a time as the store takes in one call."""
     batch, size = list[RunRecord](), 0
     for record in records:
-        own = _size(record.data)
+        own = len(json.dumps(record.data))
         if batch and size + own > _CALL_BYTES:
             yield batch
             batch, size = [], 0
@@ -328,15 +325,3 @@ def _batches(records: Sequence[RunRecord]) -> Generator[list[RunRecord]]:
         size += own
     if batch:
         yield batch
-
-
-def _size(value: object) -> int:
-    """Return about how many bytes JSON data takes."""
-    if isinstance(value, str):
-        return len(value) + 3
-    if isinstance(value, dict):
-        return sum(len(key) + 4 + _size(item) for key, item in cast("dict[str, object]", value).items()) + 2
-    if isinstance(value, list):
-        items = cast("list[object]", value)
-        return sum(map(_size, items)) + len(items) + 2
-    return 10

@@ -9,7 +9,7 @@ import pytest
 
 from agentlightning.emitter import emit_reward
 from agentlightning.store.memory import InMemoryLightningStore
-from agentlightning.training.collect import Evidence, collect, evidence
+from agentlightning.training.rollouts import Evidence, collect, evidence
 from agentlightning.types import AttemptedRollout, AttemptStatus, EnqueueRolloutRequest, Outcome, Rollout, Span
 
 
@@ -53,17 +53,18 @@ def _reward_span(claimed: AttemptedRollout, reward: float) -> Span:
 
 
 async def test_rollouts_come_back_in_the_order_of_the_requests(store: InMemoryLightningStore) -> None:
-    collecting = asyncio.create_task(collect(store, _requests("a", "b", "c"), timeout_seconds=30))
+    assert await collect(store, [], timeout_seconds=30) == []
+    told: list[int] = []
+    requests = _requests("a", "b", "c")
+    collecting = asyncio.create_task(collect(store, requests, timeout_seconds=30, on_done=told.append))
     claims = [await _claim(store) for _ in range(3)]
     for claimed in reversed(claims):
         await _finish(store, claimed)
     rollouts = await collecting
     assert [rollout.input for rollout in rollouts] == ["a", "b", "c"]
     assert {rollout.status for rollout in rollouts} == {"succeeded"}
-
-
-async def test_no_requests_are_no_rollouts(store: InMemoryLightningStore) -> None:
-    assert await collect(store, [], timeout_seconds=30) == []
+    assert told[-1] == 3
+    assert told == sorted(told)
 
 
 async def test_what_is_not_done_in_time_is_cancelled(store: InMemoryLightningStore) -> None:
@@ -96,16 +97,6 @@ async def test_when_the_caller_is_cancelled_so_are_the_open_rollouts(store: InMe
     assert [rollout.status for rollout in await store.query_rollouts()] == ["cancelled", "cancelled"]
 
 
-async def test_progress_is_told_how_many_are_done(store: InMemoryLightningStore) -> None:
-    told: list[int] = []
-    collecting = asyncio.create_task(collect(store, _requests("a", "b"), timeout_seconds=30, on_done=told.append))
-    for _ in range(2):
-        await _finish(store, await _claim(store))
-    await collecting
-    assert told[-1] == 2
-    assert told == sorted(told)
-
-
 async def test_with_wait_the_time_begins_anew_with_each_end(store: InMemoryLightningStore) -> None:
     collecting = asyncio.create_task(collect(store, _requests("a", "b", "c"), timeout_seconds=1.0, late="wait"))
     for _ in range(2):
@@ -131,11 +122,6 @@ async def test_with_resubmit_what_is_late_is_run_once_more(store: InMemoryLightn
     ]
     assert [rollout.rollout_id for rollout in rollouts[1:]] == [second_try.rollout_id, first_try.rollout_id]
     assert told[-1] == 2
-
-
-async def test_what_is_late_twice_is_dropped(store: InMemoryLightningStore) -> None:
-    rollouts = await collect(store, _requests("a"), timeout_seconds=0.1, late="resubmit")
-    assert [rollout.status for rollout in rollouts] == ["cancelled", "cancelled"]
 
 
 async def _evidence_of(store: InMemoryLightningStore, claimed: AttemptedRollout) -> Evidence:
@@ -225,4 +211,4 @@ async def test_the_rollouts_are_told_as_soon_as_the_store_has_them(store: InMemo
         on_enqueued=lambda new: told.extend(r.rollout_id for r in new),
     )
     assert sorted(told) == sorted(rollout.rollout_id for rollout in found)
-    assert len(told) == 4
+    assert [rollout.status for rollout in found] == ["cancelled"] * 4, "what is late twice is dropped"

@@ -12,7 +12,7 @@ import pytest
 import agentlightning as agl
 from agentlightning.errors import BadRequestError
 from agentlightning.store import InMemoryLightningStore
-from agentlightning.training.runs.log import RunLog
+from agentlightning.training.records import RunLog
 from agentlightning.types.runs import RunRecord
 
 SECRET = "correct-horse-battery"
@@ -25,8 +25,12 @@ async def store() -> InMemoryLightningStore:
     return store
 
 
-async def test_each_kind_of_record_is_stored_under_its_step_and_name(store: InMemoryLightningStore) -> None:
-    log = RunLog(store, "r")
+@pytest.fixture
+async def log(store: InMemoryLightningStore) -> RunLog:
+    return RunLog(store, "r")
+
+
+async def test_each_kind_of_record_is_stored_under_its_step_and_name(log: RunLog) -> None:
     assert await log.step(1, {"mean_reward": 0.5}) == 1
     await log.evaluation(1, "held_out", {"rewards": [1.0]}, value=1.0)
     await log.alarm(1, "drift", "too many", count=3)
@@ -45,8 +49,7 @@ async def test_each_kind_of_record_is_stored_under_its_step_and_name(store: InMe
     assert (run.last_step, run.best.name, run.best.value) == (1, "held_out", 1.0)
 
 
-async def test_a_record_that_is_there_stays_and_a_rewound_one_is_made_anew(store: InMemoryLightningStore) -> None:
-    log = RunLog(store, "r")
+async def test_a_record_that_is_there_stays_and_a_rewound_one_is_made_anew(log: RunLog) -> None:
     await log.step(1, {"loss": 1.0})
     assert await log.step(1, {"loss": 2.0}) == 0
     await log.state(2, {"at": 2})
@@ -59,10 +62,7 @@ async def test_a_record_that_is_there_stays_and_a_rewound_one_is_made_anew(store
     assert await log.latest("prompt") is None
 
 
-async def test_a_record_that_nobody_waits_for_is_stored_in_its_order_before_the_run_ends(
-    store: InMemoryLightningStore,
-) -> None:
-    log = RunLog(store, "r")
+async def test_a_record_that_nobody_waits_for_is_stored_in_its_order_before_the_run_ends(log: RunLog) -> None:
     async with log.kept_alive():
         for name in "abc":
             log.alarm(1, name, "told")
@@ -70,7 +70,7 @@ async def test_a_record_that_nobody_waits_for_is_stored_in_its_order_before_the_
 
 
 async def test_a_record_that_nobody_waits_for_is_stored_when_the_algorithm_fails(
-    store: InMemoryLightningStore, monkeypatch: pytest.MonkeyPatch
+    store: InMemoryLightningStore, log: RunLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add = store.add_run_records
 
@@ -80,7 +80,6 @@ async def test_a_record_that_nobody_waits_for_is_stored_when_the_algorithm_fails
         return await add(*arguments, **named)
 
     monkeypatch.setattr(store, "add_run_records", add_later)
-    log = RunLog(store, "r")
 
     async def fails() -> None:
         async with log.kept_alive():
@@ -89,8 +88,7 @@ async def test_a_record_that_nobody_waits_for_is_stored_when_the_algorithm_fails
 
     with pytest.raises(ZeroDivisionError):
         await fails()
-    page = await store.query_run_records("r", kind_in=["alarm"])
-    assert [record.name for record in page] == ["why"]
+    assert [record.name for record in await log.records("alarm")] == ["why"]
 
 
 async def test_a_record_that_cannot_be_stored_is_an_error_where_it_is_awaited_or_else_at_the_end() -> None:
@@ -119,25 +117,15 @@ def test_plain_threads_and_other_loops_write_through_the_loop_of_the_store() -> 
         await asyncio.to_thread(from_thread)
         assert len(await log.records()) == 1  # it had returned only once the record was stored
         await asyncio.to_thread(lambda: asyncio.run(from_other_loop()))
+        with pytest.raises(agl.NotFoundError):  # an error reaches the thread that wrote
+            await asyncio.to_thread(lambda: RunLog(InMemoryLightningStore(), "unknown").step(1, {}))
         return [record.step for record in await log.records()]
 
     assert asyncio.run(run()) == [1, 2]
 
 
-def test_an_error_reaches_the_thread_that_wrote() -> None:
-    async def run() -> None:
-        log = RunLog(InMemoryLightningStore(), "unknown")
-        with pytest.raises(agl.NotFoundError):
-            await asyncio.to_thread(lambda: log.step(1, {}))
-
-    asyncio.run(run())
-
-
-async def test_numbers_that_are_not_finite_are_null_and_values_of_numpy_are_numbers(
-    store: InMemoryLightningStore,
-) -> None:
+async def test_numbers_that_are_not_finite_are_null_and_values_of_numpy_are_numbers(log: RunLog) -> None:
     numpy = pytest.importorskip("numpy")
-    log = RunLog(store, "r")
     await log.step(1, {"loss": math.nan, "norm": math.inf, "mean": numpy.float32(0.5), "all": numpy.arange(2)})
     [record] = await log.records()
     assert record.data == {"loss": None, "norm": None, "mean": 0.5, "all": [0, 1]}
@@ -145,26 +133,21 @@ async def test_numbers_that_are_not_finite_are_null_and_values_of_numpy_are_numb
         await log.step(2, {"model": object()})
 
 
-async def test_no_secret_is_in_a_record(store: InMemoryLightningStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_secret_is_in_a_record(log: RunLog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLANTED_API_KEY", SECRET)
-    log = RunLog(store, "r")
     await log.step(1, {"note": f"value {SECRET}", "headers": {"authorization": "Bearer other-secret-words"}})
     await log.alarm(1, "failed", f"login?token=other-secret-words failed with {SECRET}")
-    await log.ledger(1, [{"rollout_id": "ro-1", "note": SECRET}])
-    told = json.dumps([record.model_dump() for record in await log.records()])
+    rows = [{"row": 0, "tokens": {"dtype": "i32", "data": "/pass=="}}]  # which looks like a secret in a text
+    await log.ledger(1, [{"rollout_id": "ro-1", "note": SECRET, "rows": rows}])
+    records = await log.records()
+    told = json.dumps([record.model_dump() for record in records])
     assert SECRET not in told
     assert "other-secret-words" not in told
-
-
-async def test_token_rows_are_stored_to_the_letter(store: InMemoryLightningStore) -> None:
-    rows = [{"row": 0, "tokens": {"dtype": "i32", "data": "/pass=="}}]  # which looks like a secret in a text
-    log = RunLog(store, "r")
-    await log.ledger(1, [{"rollout_id": "ro-1", "rows": rows}])
-    assert (await log.records())[0].data["rows"] == rows
+    assert [record.data["rows"] for record in records if record.kind == "ledger"] == [rows], "to the letter"
 
 
 async def test_large_records_go_in_several_calls(
-    store: InMemoryLightningStore, monkeypatch: pytest.MonkeyPatch
+    store: InMemoryLightningStore, log: RunLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []
     add = store.add_run_records
@@ -175,7 +158,7 @@ async def test_large_records_go_in_several_calls(
 
     monkeypatch.setattr(store, "add_run_records", counted)
     entries: list[dict[str, Any]] = [{"rollout_id": f"ro-{i}", "rows": ["x" * 3_000_000]} for i in range(4)]
-    assert await RunLog(store, "r").ledger(1, entries) == 4
+    assert await log.ledger(1, entries) == 4
     assert calls == [2, 2]
 
 
@@ -191,17 +174,13 @@ async def test_a_store_without_runs_is_told_of_once_and_nothing_fails(caplog: py
     assert await log.latest("state") is None
     assert not log.keeps_records
     assert [record.message for record in caplog.records] == ["NoRuns keeps no runs: what run r records is left out"]
+    without = RunLog(None)
+    await without.step(1, {})
+    assert (await without.records(), await without.run()) == ([], None)
 
 
-async def test_without_a_store_nothing_is_kept() -> None:
-    log = RunLog(None)
-    await log.step(1, {})
-    assert (await log.records(), await log.run()) == ([], None)
-
-
-async def test_what_nobody_waits_for_is_bounded(store: InMemoryLightningStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentlightning.training.runs.log._MOST_PENDING", 3)
-    log = RunLog(store, "r")
+async def test_what_nobody_waits_for_is_bounded(log: RunLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentlightning.training.records._MOST_PENDING", 3)
     for step in range(3):
         log.step(step, {})
     with pytest.raises(BadRequestError, match="await each call"):

@@ -1,13 +1,13 @@
-"""Watches a training run as it reads rollouts: are there calls to train, were some refused, and do their tokens drift?
+"""Checks of what keeps a run from learning: rollouts without a trainable or a scored call, and tokens that drift.
 
-The first rollout with a reward is looked at when it ends, not at the end of its step: an agent that goes past the
-gateway gives nothing to learn from. Rollouts without a trainable call, and those with a call that was refused for good,
-are excluded and the run goes on; a report on one of each kind is given once.
-Where a whole first batch has none, and where the tokens drift more than is allowed, the run ends.
+Rollouts without a trainable call, and those with a call that was refused for good, are excluded and the run goes on; a
+report on one of each kind is made once. Where a whole first batch has no such call, where the tokens drift more than is
+allowed, and where no rollout of the whole run has a reward, the run ends with an error.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -16,25 +16,19 @@ from agentlightning.adapter.calls.calls import model_calls
 from agentlightning.adapter.calls.refusals import REFUSED_CALL, refused_for_good
 from agentlightning.adapter.rows.drift import Decode
 from agentlightning.adapter.rows.seams import describe
-from agentlightning.errors import NoTrainableCallError, TooMuchDriftError
-from agentlightning.training.collect import Evidence
-from agentlightning.training.ledger.record import RolloutRecord
+from agentlightning.errors import NoScoredRolloutError, NoTrainableCallError, TooMuchDriftError
+from agentlightning.training.ledger import RolloutRecord
+from agentlightning.training.rollouts import Evidence
+from agentlightning.training.rows import StepRows
 
-WAYS_OUT: Final = (
+_WAYS_OUT: Final = (
     "Two ways out: let the agent take the model, `def agent(task, llm: agl.LLM)`, and give its client "
     "base_url=llm.get_base_url(), api_key=llm.api_key and model=llm.model; or run the agent as a program of its own "
     "(agl.CommandAgent), whose environment holds OPENAI_BASE_URL, OPENAI_API_KEY and the like. If the client has a "
     "cache that answers without a call (DSPy has), switch it off"
 )
 _STATE: Final = ("turns", "drifts", "_first_step_seen", "_reported", "_told_of_refusals", "has_looked")
-"""Of `DriftGuard`: what a run that is started again goes on from."""
-
-
-def first_refusal(record: RolloutRecord) -> str:
-    """Return what the agent was told by the first call of a rollout that was refused for good."""
-    calls = [call for call in record.calls if call.ref.attempt_id == record.attempt_id]
-    spans = [call.spans.record for call in refused_for_good(calls) if call.spans is not None]
-    return next((s.status.description for s in spans if s is not None and s.status.description), "no error is recorded")
+"""Of `DriftGuard`: the state of a run that is started again. Checkpoints hold these names."""
 
 
 @dataclass
@@ -63,23 +57,27 @@ class DriftGuard:
         for name in _STATE:
             setattr(self, name, state[name])
 
-    def first_look(self, found: Evidence) -> str | None:
-        """Return what to do if this is the first rollout with a reward and no call of it came through the gateway."""
-        latest = found.latest
-        if self.has_looked or found.reward is None or latest is None or latest.outcome_reason == REFUSED_CALL:
+    def first_look(self, evidence: Evidence) -> str | None:
+        """Return what to do if this is the first rollout with a reward and no call of it came through the gateway.
+
+        It is called when the rollout ends, not at the end of its step: an agent that goes past the gateway gives
+        nothing to learn from.
+        """
+        latest = evidence.latest
+        if self.has_looked or evidence.reward is None or latest is None or latest.outcome_reason == REFUSED_CALL:
             return None
         self.has_looked = True
-        calls = model_calls(found.counted)
+        calls = model_calls(evidence.counted)
         if any(call.spans is not None and call.spans.record is not None for call in calls):
             return None
         seen = f"its tracer saw {len(calls)}, which went elsewhere" if calls else "its tracer saw none either"
         return (
-            f"the first rollout with a reward ({found.rollout.rollout_id}) has no model call through the gateway "
-            f"({seen}), so nothing of it can be trained. {WAYS_OUT}"
+            f"the first rollout with a reward ({evidence.rollout.rollout_id}) has no model call through the gateway "
+            f"({seen}), so nothing of it can be trained. {_WAYS_OUT}"
         )
 
     def refusals(self, records: Sequence[RolloutRecord]) -> str | None:
-        """Return a report on rollouts that are left out for a refused call, the first time that there are any."""
+        """Return a report on rollouts that are excluded for a refused call, the first time that there are any."""
         refused = [record for record in records if record.verdict == REFUSED_CALL]
         if not refused or self._told_of_refusals:
             return None
@@ -87,7 +85,7 @@ class DriftGuard:
         return (
             f"{len(refused)} of {len(records)} rollouts had a model call that was refused for good; they are left out "
             f"as {REFUSED_CALL}, and this is said once. The first, rollout {refused[0].rollout_id}: "
-            f"{first_refusal(refused[0])}. Change what the program asks for, or train such rollouts with "
+            f"{_first_refusal(refused[0])}. Change what the program asks for, or train such rollouts with "
             "refused_calls='train'"
         )
 
@@ -137,3 +135,55 @@ class DriftGuard:
             f"{len(without)} of {len(earned)} rollouts with a reward have no model call that can be trained; they are "
             f"left out, and this is said once. {report}"
         )
+
+
+class Endings:
+    """Counts the training rollouts of a run by how they ended. Belongs to the loop."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._scored = 0
+        self._first_error: str | None = None
+
+    def state(self) -> dict[str, Any]:
+        """Return what `restore` takes, as JSON data."""
+        return {"counts": dict(self._counts), "scored": self._scored, "first_error": self._first_error}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from an earlier start of the run."""
+        self._counts = Counter(state["counts"])
+        self._scored, self._first_error = state["scored"], state["first_error"]
+
+    def add(self, collected: Sequence[Evidence], rows: StepRows) -> None:
+        """Count the rollouts of a step and what was read of them, in the same order."""
+        self._scored += len(rows.rewards)
+        self._counts.update(rows.excluded_rollouts)
+        for one, record in zip(collected, rows.records, strict=True):
+            if self._first_error is not None:
+                return
+            if one.latest is not None and one.latest.error is not None:
+                self._first_error = f"{record.rollout_id}: {one.latest.error.type}: {one.latest.error.message}"
+            elif record.verdict == REFUSED_CALL:
+                self._first_error = f"{record.rollout_id}: {_first_refusal(record)}"
+
+    def require_scored(self) -> None:
+        """Return if there was a rollout with a reward to learn from.
+
+        Raises:
+            NoScoredRolloutError: there was none.
+        """
+        if self._scored or not self._counts:
+            return
+        counts = ", ".join(f"{number} {reason}" for reason, number in self._counts.most_common())
+        error = f" The first error, of rollout {self._first_error}." if self._first_error else ""
+        raise NoScoredRolloutError(
+            f"The run took no rollout to learn from: of {self._counts.total()} rollouts {counts}.{error} Its model is "
+            "the one that it began with. See one of them with: agl rollouts list, agl rollouts explain <rollout id>"
+        )
+
+
+def _first_refusal(record: RolloutRecord) -> str:
+    """Return the answer to the first call of a rollout that was refused for good."""
+    calls = [call for call in record.calls if call.ref.attempt_id == record.attempt_id]
+    spans = [call.spans.record for call in refused_for_good(calls) if call.spans is not None]
+    return next((s.status.description for s in spans if s is not None and s.status.description), "no error is recorded")
