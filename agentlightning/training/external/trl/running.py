@@ -15,7 +15,7 @@ from agentlightning.training.checkpoint.opening import open_run
 from agentlightning.training.checkpoint.resume import CHECKPOINTS, Resumption
 from agentlightning.training.external.trl.served import ServedModel
 from agentlightning.training.external.trl.session import TRLSession
-from agentlightning.training.external.trl.trl_settings import TRLSettings
+from agentlightning.training.external.trl.settings import TRLSettings
 from agentlightning.training.external.trl.updates import TRLCheckpoints, TRLRun
 from agentlightning.training.parts import RunParts
 from agentlightning.training.policies.learners import Learner, Learners
@@ -78,7 +78,7 @@ async def run_trl(
 
 def _session(settings: TRLSettings, folder: RunFolder, grpo: GRPOSettings, resume: Resumption) -> TRLSession:
     checkpoint = None if resume.checkpoint is None else resume.checkpoint.path
-    return TRLSession(settings, folder.path, steps=grpo.max_steps, resume=checkpoint)
+    return TRLSession(settings, folder.path / "trl", steps=grpo.max_steps, resume=checkpoint)
 
 
 def _learners(

@@ -12,7 +12,7 @@ from agentlightning.training.checkpoint.folder import Checkpoint, CheckpointFold
 from agentlightning.training.external.trl.rows import trl_rows
 from agentlightning.training.external.trl.served import ServedModel, engine_logprobs
 from agentlightning.training.external.trl.session import TRLSession
-from agentlightning.training.external.trl.trl_settings import TRLSettings
+from agentlightning.training.external.trl.settings import TRLSettings
 from agentlightning.training.learner.update import measured_rows
 from agentlightning.training.loop import GRPORun
 from agentlightning.training.losses.kl import update_figures
@@ -48,12 +48,12 @@ class TRLUpdates(WeightUpdates):
         policy = cast("ServedModel", learners.all[0].policy)
         with learners.swap(settings.step_timeout_seconds), learners.locked():
             before = policy.logprobs_of(measured, settings.temperature)
-            figures = self._session.learn(trl)
+            figures, advantages = self._session.learn(trl)
             if measured and figures["steps"]:
                 after = policy.logprobs_of(measured, settings.temperature)
                 figures |= update_figures(engine_logprobs(measured).to(after.device), before, after)
-        places = [trl.places[sample.rollout_id] for sample in rows.samples]
-        rows.advantages[:] = [self._session.advantages[place] for place in places]
+        places = {record.rollout_id: place for place, record in enumerate(rows.records)}
+        rows.advantages[:] = [advantages[places[sample.rollout_id]] for sample in rows.samples]
         tokens = sum(sum(sample.mask) for sample in rows.samples)
         figures |= {"rows": len(rows.samples), "rollouts": len(rows.samples), "tokens": tokens}
         if not figures["steps"]:

@@ -1,4 +1,4 @@
-"""What a step hands to VERL: for each task and session its rows, none where the rollout is excluded."""
+"""The rows of a step for VERL: for each task and session its rows, none where the rollout is excluded."""
 
 from __future__ import annotations
 
@@ -7,28 +7,25 @@ from typing import TYPE_CHECKING
 
 from agentlightning.adapter.calls.calls import model_calls
 from agentlightning.adapter.rows.samples import samples_from_calls
-from agentlightning.training.collect import Evidence
 from agentlightning.training.external.verl.bridge import Row
 
 if TYPE_CHECKING:
     from agentlightning.adapter.rows.samples import Sample
+    from agentlightning.training.collect import Evidence
     from agentlightning.training.rows import StepRows
 
-Rows = list[list[list[Row]]]
-"""rows[place][session]"""
 
+def rows_of_step(rows: StepRows, tasks: int, sessions: int, *, filler: int) -> list[list[list[Row]]]:
+    """Return the rows of a training step that teach something.
 
-def rows_of_step(rows: StepRows, tasks: int, sessions: int, *, filler: int) -> Rows:
-    """Return the rows of a training step: those that teach something.
-
-    A lone rollout of a task has its reward as the advantage in VERL, and one of equal rewards what is left of rounding;
-    the ledger says that neither is trained, so neither is handed over.
+    VERL takes the reward of a lone rollout of a task for its advantage, and for equal rewards what rounding leaves. The
+    ledger says that neither is trained, so neither is handed over.
 
     Args:
         filler: a token id. A step in which nothing is trained needs one row; its update is left out.
     """
     trained = {sample.rollout_id for sample in rows.samples}
-    found: Rows = [[[] for _ in range(sessions)] for _ in range(tasks)]
+    found: list[list[list[Row]]] = [[[] for _ in range(sessions)] for _ in range(tasks)]
     for number, record in enumerate(rows.records[: tasks * sessions]):
         if record.rollout_id in trained:
             place, session = divmod(number, sessions)
@@ -38,15 +35,16 @@ def rows_of_step(rows: StepRows, tasks: int, sessions: int, *, filler: int) -> R
     return found
 
 
-def rows_of_evaluation(found: Sequence[Evidence], rewards: Sequence[float | None], *, filler: int) -> Rows:
-    """Return the rows of an evaluation: one session for each held-out task, 0 for one without a reward."""
-    return [[_rows_of(one, reward or 0.0, filler)] for one, reward in zip(found, rewards, strict=True)]
-
-
-def _rows_of(found: Evidence, reward: float, filler: int) -> list[Row]:
-    calls = model_calls(found.counted)
-    samples = samples_from_calls(calls).samples
-    return [_row(sample, reward, len(calls)) for sample in samples] or [_filler(filler, reward)]
+def rows_of_evaluation(
+    evidence: Sequence[Evidence], rewards: Sequence[float | None], *, filler: int
+) -> list[list[list[Row]]]:
+    """Return the rows of an evaluation: one session for each held-out task; a missing reward is 0."""
+    found: list[list[list[Row]]] = []
+    for rollout, reward in zip(evidence, rewards, strict=True):
+        calls = model_calls(rollout.counted)
+        rows = [_row(sample, reward or 0.0, len(calls)) for sample in samples_from_calls(calls).samples]
+        found.append([rows or [_filler(filler, reward or 0.0)]])
+    return found
 
 
 def _row(sample: Sample, reward: float, calls: int) -> Row:

@@ -15,10 +15,10 @@ from agentlightning.errors import BadRequestError
 from agentlightning.training.checkpoint.folder import CheckpointFolder
 from agentlightning.training.checkpoint.opening import open_run
 from agentlightning.training.checkpoint.resume import CHECKPOINTS, Resumption
-from agentlightning.training.external.verl.endpoints import Endpoints
-from agentlightning.training.external.verl.session import VERLSession, copy_newest_model
+from agentlightning.training.external.verl.adapters import copy_newest_model
+from agentlightning.training.external.verl.session import VERLSession
+from agentlightning.training.external.verl.settings import VERLSettings
 from agentlightning.training.external.verl.updates import PLACE, VERLKeeper, VERLRun
-from agentlightning.training.external.verl.verl_settings import VERLSettings
 from agentlightning.training.loop import result_so_far
 from agentlightning.training.parts import RunParts
 from agentlightning.training.policies.learners import Learner
@@ -69,7 +69,7 @@ async def run_verl(
         stack.callback(progress.close)
         progress.note("VERL starts its processes and loads the model")
         learners = RemoteLearners(Learner(None, grpo, policy), session)
-        learners.serve_at((await session.addresses())[0])
+        learners.serve_at((await asyncio.to_thread(session.call, "addresses"))[0])
         proxy = await serve_policies(algorithm.get_llm_proxy(), store, learners, grpo, stack)
         parts = RunParts.of(
             algorithm, grpo, learners, proxy, resume, progress, held_out=held_out, tokens=grpo.record_tokens
@@ -84,10 +84,9 @@ async def run_verl(
         )
         keeper.session = session
         run = VERLRun(parts=parts, folder=folder, keeper=keeper, tasks=tasks, held_out=held_out)
-        endpoints = Endpoints(proxy, session, grpo)
-        run.learn_by(session, endpoints, evaluates_first=bool(config.trainer.val_before_train))
+        run.learn_by(session, evaluates_first=bool(config.trainer.val_before_train))
         result = await run.train()
-        await session.end()
+        await asyncio.to_thread(session.wait_for_end)
     result.late_calls = await run.late_calls()
     return result
 
@@ -131,7 +130,6 @@ def _link(policy: RemotePolicy, grpo: GRPOSettings) -> dict[str, Any]:
         "max_new_tokens": grpo.max_completion_length,
         "seed": grpo.seed,
         "tells_tokens": grpo.record_tokens != "none",
-        "node": "",
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from typing_extensions import override
 
+from agentlightning.llm_proxy import LLMProxy
 from agentlightning.training.checkpoint.keeper import AfterStep, CheckpointKeeper
 from agentlightning.training.collect import evidence
-from agentlightning.training.external.verl.endpoints import Endpoints
 from agentlightning.training.external.verl.rows import rows_of_evaluation, rows_of_step
 from agentlightning.training.external.verl.session import VERLSession
 from agentlightning.training.external.verl.trainer import OURS
@@ -22,11 +22,13 @@ from agentlightning.training.learner.row_figures import RowFigures
 from agentlightning.training.ledger.ledger import Ledger
 from agentlightning.training.loop import GRPORun
 from agentlightning.training.parts import RunParts
+from agentlightning.training.policies.remote import RemoteEngine
+from agentlightning.training.policies.serving import entry_of
 from agentlightning.training.policies.updating import StepUpdate
 from agentlightning.training.progress import StepFigures
 from agentlightning.training.result import Evaluation, GRPOResult
 from agentlightning.training.rows import StepRows
-from agentlightning.training.weight_updates import NothingTaken, WeightUpdates
+from agentlightning.training.weight_updates import WeightUpdates
 
 PLACE: Final = "verl.json"
 """File of a checkpoint that says where VERL's own one is."""
@@ -43,16 +45,15 @@ _FIGURES: Final = {
     f"{OURS}first_ratio_error": "first_ratio_error",
     "training/rollout_probs_diff_max": "sampler_difference",
 }
-"""VERL's figures of an update, and their names in ours."""
-_COLUMNS: Final = [column.name for column in fields(RowFigures)]
+"""Names of figures of an update in VERL, and in ours."""
 
 
 class VERLRun(GRPORun):
     """The loop of GRPO, with VERL in the place of its learner and its engine."""
 
-    def learn_by(self, session: VERLSession, endpoints: Endpoints, *, evaluates_first: bool) -> None:
+    def learn_by(self, session: VERLSession, *, evaluates_first: bool) -> None:
         """Let VERL take the updates, and validate where the loop evaluates."""
-        self._endpoints, self._evaluates_first = endpoints, evaluates_first
+        self._session, self._evaluates_first, self._known = session, evaluates_first, 1
         self._updates = VERLUpdates(self.parts, session)
         self._held_out = VERLHeldOut(self.parts, self.held_out, session)
 
@@ -63,7 +64,14 @@ class VERLRun(GRPORun):
 
     @override
     async def _step(self, step: int, tasks: Sequence[object], resources_id: str) -> StepFigures:
-        await self._endpoints.refresh()
+        """Let the gateway spread calls over the agent loop workers that serve by now, and take the step."""
+        addresses = await asyncio.to_thread(self._session.call, "addresses")
+        if len(addresses) != self._known:
+            self._known = len(addresses)
+            proxy: LLMProxy = self.parts.proxy
+            models: list[Any] = [each for each in proxy.model_list if each["model_name"] != RemoteEngine.model_name]
+            engines = [RemoteEngine(address, self._session.token) for address in addresses]
+            proxy.update_model_list([*models, *(entry_of(engine, self.parts.settings) for engine in engines)])
         return await super()._step(step, tasks, resources_id)
 
 
@@ -73,81 +81,56 @@ class VERLUpdates(WeightUpdates):
     def __init__(self, parts: RunParts, session: VERLSession) -> None:
         super().__init__(parts)
         self._session = session
-        self._lost: frozenset[str] = frozenset()
+        self._left_out: set[str] = set()
 
     @override
     async def learn(self, step: int, rows: StepRows, ledger: Ledger) -> tuple[dict[str, float], Sequence[RowFigures]]:
-        update = await self._change_weights(step, rows)
-        changed, lost = bool(update.changed), self._lost
-        rows.enter(ledger, trained=lambda sample: changed and sample.rollout_id not in lost)
+        update = await self._change_weights(step, rows)  # also without rows: VERL counts every step
+        if self._left_out:
+            text = (
+                f"VERL left out {len(self._left_out)} rollouts, {min(self._left_out)} among them; its own log says why"
+            )
+            self._parts.alarm(text, "left_out_by_verl")
+        changed, left_out = bool(update.changed), self._left_out
+        rows.enter(ledger, trained=lambda sample: changed and sample.rollout_id not in left_out)
         self._count_skipped(update.figures)
         return update.figures, update.rows
 
     @override
-    async def _change_weights(self, step: int, rows: StepRows) -> StepUpdate:
-        settings, learners = self._parts.settings, self._parts.learners
-        told: dict[str, Any] = {}
-        with contextlib.suppress(NothingTaken):
-            async with self._parts.proxy.weight_change(
-                learners.weight_version + 1, drain_timeout=settings.step_timeout_seconds
-            ):
-                told = await self._taken(step, rows)
-                if not told["optimizer_steps"]:
-                    raise NothingTaken
-        figures = {
-            ours: value for theirs, ours in _FIGURES.items() if (value := told["metrics"].get(theirs)) is not None
-        }
-        tokens = sum(sum(sample.mask) for sample in rows.samples)
-        figures |= {
-            "rows": len(rows.samples),
-            "tokens": tokens,
-            "steps": told["optimizer_steps"],
-            "skipped_steps": told["skipped_steps"],
-        }
-        self._lost = self._take_advantages(rows, told) if rows.samples else frozenset()
-        if not told["optimizer_steps"]:
+    def _update(self, step: int, rows: StepRows) -> StepUpdate:
+        settings, learners, count = self._parts.settings, self._parts.learners, len(rows.samples)
+        filler = min(learners.all[0].policy.eos_ids)
+        theirs = rows_of_step(rows, settings.batch_size, settings.num_generations, filler=filler)
+        self._session.call("give", "train", step, theirs, not count)
+        report = self._session.call("step", step)
+        metrics = report["metrics"]
+        figures = {ours: metrics[theirs] for theirs, ours in _FIGURES.items() if theirs in metrics}
+        figures |= {"rows": count, "tokens": sum(sum(sample.mask) for sample in rows.samples)}
+        figures |= {"steps": report["optimizer_steps"], "skipped_steps": report["skipped_steps"]}
+        seen = _rows_of(report, rows, settings.num_generations)
+        rows.advantages[:] = [0.0 if row is None else float(row["advantage"][0]) for row in seen]
+        self._left_out = {sample.rollout_id for sample, row in zip(rows.samples, seen, strict=True) if row is None}
+        if not report["optimizer_steps"]:
             return StepUpdate(figures, [], frozenset())
         learners.advance(learners.weight_version + 1)
-        return StepUpdate(figures, self._tokens(rows, told), frozenset((None,)))
+        if self._left_out or settings.record_tokens == "none":
+            return StepUpdate(figures, [], frozenset((None,)))
+        none: dict[str, Any] = dict.fromkeys(column.name for column in fields(RowFigures))
+        return StepUpdate(figures, [RowFigures(**none | dict(row or {})) for row in seen], frozenset((None,)))
 
-    async def _taken(self, step: int, rows: StepRows) -> dict[str, Any]:
-        settings = self._parts.settings
-        filler = min(self._parts.learners.all[0].policy.eos_ids)
-        given = rows_of_step(rows, settings.batch_size, settings.num_generations, filler=filler)
-        await self._session.give("train", step, given, skips=not rows.samples)
-        return await self._session.step(step)
 
-    def _take_advantages(self, rows: StepRows, told: Mapping[str, Any]) -> frozenset[str]:
-        """Note the advantage that VERL gave each row; return the rollouts that it left out, which it did not train."""
-        sessions, places = self._parts.settings.num_generations, told["places"]
-        found: dict[tuple[int, int], float] = {}
-        for key, advantage in told["advantages"].items():
-            uid, session, _ = key.rsplit("_", 2)
-            found[places[uid], int(session)] = advantage
-        numbers = {record.rollout_id: divmod(n, sessions) for n, record in enumerate(rows.records)}
-        rows.advantages[:] = [found.get(numbers[sample.rollout_id], 0.0) for sample in rows.samples]
-        lost = frozenset(sample.rollout_id for sample in rows.samples if numbers[sample.rollout_id] not in found)
-        if lost:
-            text = f"VERL left out {len(lost)} rollouts, {min(lost)} among them; its own log says why"
-            self._parts.alarm(text, "left_out_by_verl")
-        return lost
-
-    def _tokens(self, rows: StepRows, told: Mapping[str, Any]) -> list[RowFigures]:
-        """Return what VERL's loss began with, of each row; none where VERL left rows out, or tells of no tokens."""
-        sessions, places = self._parts.settings.num_generations, told["places"]
-        found: dict[tuple[int, int, int], Mapping[str, Any]] = {}
-        for key, columns in told["tokens"].items():
-            uid, session, index = key.rsplit("_", 2)
-            found[places[uid], int(session), int(index)] = columns
-        keys = {
-            id(sample): (*divmod(number, sessions), index)
-            for number, record in enumerate(rows.records)
-            for index, sample in enumerate(record.samples)
-        }
-        if any(keys[id(sample)] not in found for sample in rows.samples):
-            return []
-        none: dict[str, Any] = dict.fromkeys(_COLUMNS)
-        return [RowFigures(**none | dict(found[keys[id(sample)]])) for sample in rows.samples]
+def _rows_of(report: Mapping[str, Any], rows: StepRows, sessions: int) -> list[Mapping[str, Any] | None]:
+    """Return the figures that VERL reports of each row: (B,), None where it left the row out."""
+    found: dict[tuple[int, int, int], Mapping[str, Any]] = {}
+    for key, columns in report["rows"].items():
+        uid, session, index = key.rsplit("_", 2)
+        found[report["places"][uid], int(session), int(index)] = columns
+    keys = {
+        id(sample): (*divmod(number, sessions), index)
+        for number, record in enumerate(rows.records)
+        for index, sample in enumerate(record.samples)
+    }
+    return [found.get(keys[id(sample)]) for sample in rows.samples]
 
 
 class VERLHeldOut(HeldOut):
@@ -159,15 +142,15 @@ class VERLHeldOut(HeldOut):
 
     @override
     async def measure(self, step: int, *, greedy: bool, earlier: Sequence[Evaluation] = ()) -> list[Evaluation]:
-        found = await super().measure(step, greedy=greedy, earlier=earlier)
-        if found:
-            store = self._parts.store
-            rollouts = await store.query_rollouts(rollout_id_in=found[0].rollout_ids)
-            known = {rollout.rollout_id: rollout for rollout in rollouts}
-            read = [await evidence(store, known[rollout_id]) for rollout_id in found[0].rollout_ids]
+        evaluations = await super().measure(step, greedy=greedy, earlier=earlier)
+        if evaluations:
+            store, sampled = self._parts.store, evaluations[0]
+            rollouts = {one.rollout_id: one for one in await store.query_rollouts(rollout_id_in=sampled.rollout_ids)}
+            read = [await evidence(store, rollouts[rollout_id]) for rollout_id in sampled.rollout_ids]
             filler = min(self._parts.learners.all[0].policy.eos_ids)
-            await self._session.give("val", step, rows_of_evaluation(read, found[0].rewards, filler=filler))
-        return found
+            rows = rows_of_evaluation(read, sampled.rewards, filler=filler)
+            await asyncio.to_thread(self._session.call, "give", "val", step, rows)
+        return evaluations
 
 
 class VERLKeeper(CheckpointKeeper):
@@ -177,16 +160,16 @@ class VERLKeeper(CheckpointKeeper):
 
     @override
     def _write(self, after: AfterStep) -> None:
-        place = self.session.saved(after.step)
+        place = self.session.checkpoint(after.step)
         if place is None or after.step <= self.saved:
             return
         facts = {**self.run_facts, "digest": after.digest, "weight_version": after.weight_version}
         with self._writing:
             self._unrecorded = self.folder.write(
-                after.step, lambda folder: _tell(folder, place), {**facts, "state": after.state()}
+                after.step, lambda folder: _write_place(folder, place), {**facts, "state": after.state()}
             )
             self.saved = after.step
 
 
-def _tell(folder: Path, place: Path) -> None:
+def _write_place(folder: Path, place: Path) -> None:
     (folder / PLACE).write_text(json.dumps({"path": str(place.resolve())}))
