@@ -40,8 +40,8 @@ from agentlightning.adapter import (
     TraceToTripletBase as TraceToTripletBase,
     TracerTraceToTriplet as TracerTraceToTriplet,
 )
-from agentlightning.algorithm.apo import APO as APO
-from agentlightning.algorithm.gepa import GEPA as GEPA
+from agentlightning.algorithm.apo.apo import APO as APO
+from agentlightning.algorithm.gepa.gepa import GEPA as GEPA
 from agentlightning.algorithm.base import Algorithm as Algorithm
 from agentlightning.algorithm.decorator import FunctionalAlgorithm as FunctionalAlgorithm, algo as algo
 from agentlightning.evaluation.result import EvaluationResult as EvaluationResult

@@ -78,6 +78,6 @@ class TRL(Algorithm):
             NoTrainableCallError: no rollout with a reward in the first step has a model call that can be trained.
             NoScoredRolloutError: no rollout of the whole run could be learned from.
         """
-        from agentlightning.training.external.trl.running import run_trl
+        from agentlightning.training.external.trl.updater import run_trl
 
         return await run_trl(self, self.settings, train_dataset, val_dataset)

@@ -82,6 +82,6 @@ class VERL(Algorithm):
             NoTrainableCallError: no rollout with a reward in the first step has a model call that can be trained.
             NoScoredRolloutError: no rollout of the whole run could be learned from.
         """
-        from agentlightning.training.external.verl.running import run_verl
+        from agentlightning.training.external.verl.updater import run_verl
 
         return await run_verl(self, self.settings, train_dataset, val_dataset)

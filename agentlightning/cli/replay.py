@@ -22,7 +22,7 @@ def replay(
     Exit code 1 if something differs. Example: agl replay run-1a2b3c --step 7 --store runs/20260101-120000
     """
     import agentlightning.engine.torch_setup  # noqa: F401 -- says what is not installed # pyright: ignore[reportUnusedImport]
-    from agentlightning.training.checkpoint.replay import replay as take_again
+    from agentlightning.training.replay import replay as take_again
 
     found = with_store(store, lambda opened: take_again(opened, run, step, folder))
     say(f"step {step} of run {run}, from {found.source}: {found.updates} updates made again")

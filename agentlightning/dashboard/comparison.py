@@ -10,7 +10,6 @@ from typing import Any
 from agentlightning.dashboard.reading import known_run
 from agentlightning.dashboard.values import Comparison, TaskPair
 from agentlightning.errors import BadRequestError, NotFoundError
-from agentlightning.evaluation.compare import tasks_of
 from agentlightning.evaluation.paired import compare_rewards
 from agentlightning.evaluation.pairing import RecordedEvaluation, last_evaluations, same_tasks
 from agentlightning.evaluation.records import result_of
@@ -21,6 +20,7 @@ from agentlightning.evaluation.result import (
     sequential_range,
     shared_tasks,
 )
+from agentlightning.evaluation.tasks import tasks_of
 from agentlightning.store.base import LightningStore
 from agentlightning.store.read_operations import pages_of
 from agentlightning.store.summaries.facts import input_text, preview_of

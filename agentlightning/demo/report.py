@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from agentlightning.algorithm.grpo.grpo import GRPOResult
 from agentlightning.evaluation.statistics import Comparison, compare
 from agentlightning.semconv import REQUEST_SPAN
 from agentlightning.store.base import LightningStore
-from agentlightning.training.result import Evaluation
+from agentlightning.training.result import Evaluation, GRPOResult
 from agentlightning.types import Span
 from agentlightning.utils.otel import filter_and_unflatten_attributes
 

@@ -22,9 +22,9 @@ from agentlightning.training.progress import Style
 from agentlightning.training.runs.run_folder import RunFolder, check_writable, new_run_folder
 
 if TYPE_CHECKING:
-    from agentlightning.algorithm.grpo import GRPOResult
     from agentlightning.demo.measurement import Measured
     from agentlightning.store.base import LightningStore
+    from agentlightning.training.result import GRPOResult
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentlightning.evaluation.compare import tasks_of
+from agentlightning.evaluation.tasks import tasks_of
 from agentlightning.prompt_search.cases import RolloutResult
 from agentlightning.prompt_search.scores import MissingPolicy
 from agentlightning.store.base import LightningStore

@@ -19,9 +19,9 @@ AlgorithmRegistry: dict[str, str] = {
     "apo": "agentlightning.algorithm.apo.apo.APO",
     "baseline": "agentlightning.algorithm.fast.Baseline",
     "gepa": "agentlightning.algorithm.gepa.gepa.GEPA",
-    "grpo": "agentlightning.algorithm.grpo.grpo.GRPO",
-    "ppo": "agentlightning.algorithm.ppo.ppo.PPO",
-    "sft": "agentlightning.algorithm.sft.sft.SFT",
+    "grpo": "agentlightning.algorithm.grpo.GRPO",
+    "ppo": "agentlightning.algorithm.ppo.PPO",
+    "sft": "agentlightning.algorithm.sft.SFT",
     "tinker": "agentlightning.algorithm.tinker.Tinker",
     "trl": "agentlightning.algorithm.trl.TRL",
     "verl": "agentlightning.algorithm.verl.VERL",
@@ -29,9 +29,9 @@ AlgorithmRegistry: dict[str, str] = {
 """Short name in lower case to import path; looked up in any case."""
 
 NEEDED_BY: dict[str, tuple[str, ...]] = {
-    "agentlightning.algorithm.grpo.grpo.GRPO": ("model",),
-    "agentlightning.algorithm.ppo.ppo.PPO": ("model",),
-    "agentlightning.algorithm.sft.sft.SFT": ("model",),
+    "agentlightning.algorithm.grpo.GRPO": ("model",),
+    "agentlightning.algorithm.ppo.PPO": ("model",),
+    "agentlightning.algorithm.sft.SFT": ("model",),
     "agentlightning.algorithm.tinker.Tinker": ("model",),
 }
 """What these cannot be made without. They load a training stack, which takes seconds: a bare name is answered before.

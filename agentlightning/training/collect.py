@@ -70,17 +70,21 @@ async def collect(
     on_ended: OnEnded | None = None,
     on_enqueued: Callable[[Sequence[Rollout]], None] | None = None,
     late: LatePolicy = "drop",
+    last_end: Callable[[], float] | None = None,
 ) -> list[Rollout]:
     """Enqueue the requests and return their rollouts, in order, once all are at an end.
 
     Those that are not after `timeout_seconds` are treated as `late` says, and in the end returned as `cancelled`; the
     wait has an end in each case. With `resubmit` the rollouts that were given up come after the others. `on_done` is
     told how many are done, from time to time; `on_ended` is awaited with those that have ended since, while others are
-    still open; `on_enqueued` is told the rollouts as soon as the store has them. When the caller is cancelled, so are
-    the open rollouts.
+    still open; `on_enqueued` is told the rollouts as soon as the store has them. `last_end` gives the monotonic time at
+    which a rollout of another call ended last, where several calls are one step: with `wait` it begins the time anew.
+    When the caller is cancelled, so are the open rollouts.
     """
     told = on_enqueued or _nobody
-    first = _collect_once(store, requests, timeout_seconds, on_done, on_ended, told, patient=late == "wait")
+    first = _collect_once(
+        store, requests, timeout_seconds, on_done, on_ended, told, patient=late == "wait", last_end=last_end
+    )
     rollouts, again = await first
     if late != "resubmit" or not again:
         return rollouts
@@ -124,6 +128,7 @@ async def _collect_once(
     on_enqueued: Callable[[Sequence[Rollout]], None],
     *,
     patient: bool,
+    last_end: Callable[[], float] | None = None,
 ) -> tuple[list[Rollout], list[int]]:
     """Return the rollouts, and the places of those that were late and cancelled."""
     rollouts = await _enqueued(store, requests)
@@ -132,7 +137,11 @@ async def _collect_once(
     end = time.monotonic() + timeout_seconds
     ended: dict[str, Rollout] = {}
     try:
-        while len(ended) < len(ids) and (left := end - time.monotonic()) > 0:
+        while len(ended) < len(ids):
+            if patient and last_end is not None:
+                end = max(end, last_end() + timeout_seconds)
+            if (left := end - time.monotonic()) <= 0:
+                break
             pause = min(left, _LOOK_EVERY) if on_done or on_ended or patient else left
             before = len(ended)
             known = set(ended)

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from agentlightning.store.base import LightningStore
-from agentlightning.training.checkpoint.resume import metadata_of
 from agentlightning.training.collect import collect, evidence
-from agentlightning.training.parts import RunParts
+from agentlightning.training.context import RunContext
+from agentlightning.training.groups import metadata_of
 from agentlightning.training.result import Evaluation
 from agentlightning.types import EnqueueRolloutRequest, RolloutConfig
 
@@ -47,13 +47,13 @@ async def evaluate_tasks(
 class HeldOut:
     """Measures the policy on the held-out tasks during a run. Belongs to the loop."""
 
-    def __init__(self, parts: RunParts, tasks: list[object]) -> None:
-        self._parts = parts
+    def __init__(self, context: RunContext, tasks: list[object]) -> None:
+        self._context = context
         self._tasks = tasks
 
     def is_due(self, step: int) -> bool:
         """Return whether something is to be measured after a step."""
-        every, last = self._parts.settings.eval_steps, step == self._parts.settings.max_steps
+        every, last = self._context.settings.eval_steps, step == self._context.settings.max_steps
         return bool(self._tasks) and (last or bool(every and step % every == 0))
 
     async def measure(self, step: int, *, greedy: bool, earlier: Sequence[Evaluation] = ()) -> list[Evaluation]:
@@ -61,37 +61,38 @@ class HeldOut:
         former first; none without a task. `earlier`: those of the run so far."""
         if not self._tasks:
             return []
-        parts = self._parts
-        evaluations = [await self._measure_one(step, "sampled", parts.settings.temperature, earlier)]
+        context = self._context
+        evaluations = [await self._measure_one(step, "sampled", context.settings.temperature, earlier)]
         if greedy:
             evaluations.append(await self._measure_one(step, "greedy", 0.0, [*earlier, *evaluations]))
         for evaluation in evaluations:
-            await parts.recorder.evaluation(step, evaluation, self._tasks)
-        if parts.group_reward is not None and all(e.failed == len(e.rewards) for e in evaluations):
-            parts.alarm(
+            await context.recorder.evaluation(step, evaluation, self._tasks)
+        await context.updater.after_evaluation(step, evaluations[0], context.store)
+        if context.group_reward is not None and all(e.failed == len(e.rewards) for e in evaluations):
+            context.alarm(
                 "no held-out rollout has a reward: group_reward compares the rollouts of a task, and a held-out task "
                 "has one. Let the agent return a number too, or give the Trainer a reward_fn, or leave val_dataset out",
                 "held_out_without_reward",
             )
-        parts.note(f"held-out after {parts.learners.weight_version} updates: {', '.join(map(str, evaluations))}")
+        context.note(f"held-out after {context.updater.weight_version} updates: {', '.join(map(str, evaluations))}")
         return evaluations
 
     async def _measure_one(
         self, step: int, sampling: str, temperature: float, earlier: Sequence[Evaluation]
     ) -> Evaluation:
-        parts = self._parts
-        resources_id = await parts.publish(sampling, temperature)
+        context = self._context
+        resources_id = await context.publish(sampling, temperature)
         what = f"held-out tasks, {sampling}"
         return await evaluate_tasks(
-            parts.store,
+            context.store,
             self._tasks,
-            step=parts.learners.weight_version,
+            step=context.updater.weight_version,
             sampling=sampling,
             resources_id=resources_id,
-            config=parts.limits(),
-            timeout_seconds=parts.settings.step_timeout_seconds,
-            place={**metadata_of(step, 0, 0, parts.resume.take_of(step)), "sampling": sampling},
-            on_done=lambda done: parts.progress.rollouts(done, len(self._tasks), what),
-            solved_above=parts.settings.solved_above,
+            config=context.limits(),
+            timeout_seconds=context.settings.step_timeout_seconds,
+            place={**metadata_of(step, 0, 0, context.resume.take_of(step)), "sampling": sampling},
+            on_done=lambda done: context.progress.rollouts(done, len(self._tasks), what),
+            solved_above=context.settings.solved_above,
             follows_graded=any(evaluation.is_graded for evaluation in earlier),
         )

@@ -1,4 +1,4 @@
-"""What a GRPO run writes down in its store: each step, the ledger of its calls, evaluations, alarms."""
+"""The records of a training run in its store: each step, the ledger of its calls, evaluations, alarms."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from agentlightning.training.settings import RecordTokens
 
 if TYPE_CHECKING:
     from agentlightning.training.learner.row_figures import RowFigures
-    from agentlightning.training.policies.learners import Learners
+    from agentlightning.training.updater import Updater
 
 logger = logging.getLogger(__name__)
 
@@ -33,10 +33,10 @@ class RunRecorder:
     """Writes the records of one run. Belongs to the loop."""
 
     def __init__(
-        self, log: RunLog, learners: Learners, record_tokens: RecordTokens = "auto", *, has_held_out: bool = False
+        self, log: RunLog, updater: Updater, record_tokens: RecordTokens = "auto", *, has_held_out: bool = False
     ) -> None:
         self._log = log
-        self._learners = learners.all
+        self._learners = updater.learners
         small = all(each.policy.is_small for each in self._learners)
         self._tokens = record_tokens if record_tokens != "auto" else "all" if small else "sample"
         self._vocabularies: dict[str | None, str] = {}

@@ -25,11 +25,11 @@ from agentlightning.errors import BadRequestError
 from agentlightning.llm_proxy.access.admission import LOOKUP_SECONDS
 from agentlightning.store.base import LightningStore
 from agentlightning.training.collect import Evidence, evidence
-from agentlightning.training.ledger.ledger import ExclusionReason, Ledger, RolloutRecord, read_rollout
+from agentlightning.training.ledger.ledger import Ledger
+from agentlightning.training.ledger.record import ExclusionReason, RolloutRecord, read_rollout
 from agentlightning.training.losses.advantages import rollout_advantages, several_advantages
-from agentlightning.training.losses.loss_settings import Aggregation
 from agentlightning.training.losses.rewards import overlong_penalty, weighted_reward
-from agentlightning.training.settings import GRPOSettings
+from agentlightning.training.settings import Aggregation, GRPOSettings
 from agentlightning.types import Rollout
 
 

@@ -17,8 +17,8 @@ from agentlightning.training.runs.log import RunLog
 from agentlightning.types import NamedResources, RolloutConfig
 
 if TYPE_CHECKING:
-    from agentlightning.training.policies.learners import Learners
     from agentlightning.training.settings import GRPOSettings
+    from agentlightning.training.updater import Updater
 
 
 class RunSource(Protocol):
@@ -107,9 +107,9 @@ def triplet_adapter(algorithm: RunSource) -> TraceToTripletBase:
     return adapter
 
 
-def decoder_of(learners: Learners) -> Decode | None:
+def decoder_of(updater: Updater) -> Decode | None:
     """Return what turns token ids into text; None if the policies have several vocabularies."""
-    tokenizers = [each.policy.tokenizer for each in learners.all]
+    tokenizers = [each.policy.tokenizer for each in updater.learners]
     if any(other.get_vocab() != tokenizers[0].get_vocab() for other in tokenizers[1:]):
         return None
     own = copy.deepcopy(tokenizers[0])  # the engine's thread uses the other one

@@ -1,37 +1,80 @@
-"""Checks of single settings, with errors that say what was wrong and what was expected."""
+"""Checks of settings, with errors that say what was wrong, what was expected and the value."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from functools import cache
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from agentlightning.errors import BadRequestError, closest_name
 
 
-def check_number(
-    name: str,
-    value: Any,
-    kind: type[int] | type[float],
-    *,
-    at_least: float | None = None,
-    above: float | None = None,
-    at_most: float | None = None,
-    below: float | None = None,
-) -> None:
+@dataclass(frozen=True)
+class Bounds:
+    """The bounds of a number, in an annotation: `Annotated[int, Bounds(at_least=1)]`."""
+
+    at_least: float | None = None
+    above: float | None = None
+    at_most: float | None = None
+    below: float | None = None
+
+
+def check_fields(settings: object) -> None:
+    """Check each field of a dataclass against its annotation: `bool`, a `Literal`, `str` (a text that is not empty),
+    and `int` or `float` with the bounds that `Annotated` gives. None is allowed where the annotation says so; fields
+    of other types are not looked at.
+
+    Raises:
+        BadRequestError: a value is none of these; names the setting, what was expected and the value.
+    """
+    for name, hint in _hints(type(settings)).items():
+        _check(name, getattr(settings, name), hint)
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    hints = get_type_hints(cls, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+
+
+def _check(name: str, value: object, hint: Any) -> None:
+    if get_origin(hint) in (Union, UnionType):
+        options = get_args(hint)
+        if options[1:] == (type(None),) and value is not None:
+            _check(name, value, options[0])
+        return
+    bounds = Bounds()
+    if get_origin(hint) is Annotated:
+        hint, bounds = get_args(hint)
+    if get_origin(hint) is Literal:
+        check_choice(name, value, get_args(hint))
+    elif hint is bool and not isinstance(value, bool):
+        raise BadRequestError(f"{name} must be True or False; got {value!r}")
+    elif hint is str and (not isinstance(value, str) or not value):
+        raise BadRequestError(f"{name} must be a text that is not empty; got {value!r}")
+    elif hint in (int, float):
+        check_number(name, value, hint, bounds)
+
+
+def check_number(name: str, value: Any, kind: type[int] | type[float], bounds: Bounds) -> None:
     """Return if the value is a finite number of its kind within its bounds.
 
     Raises:
         BadRequestError: it is not; names the setting, what was expected and the value.
     """
     numeric = isinstance(value, (int, kind)) and not isinstance(value, bool)
-    low = (at_least is not None and numeric and value < at_least) or (above is not None and numeric and value <= above)
-    high = (at_most is not None and numeric and value > at_most) or (below is not None and numeric and value >= below)
+    least, above, most, below = bounds.at_least, bounds.above, bounds.at_most, bounds.below
+    low = numeric and ((least is not None and value < least) or (above is not None and value <= above))
+    high = numeric and ((most is not None and value > most) or (below is not None and value >= below))
     if not numeric or not math.isfinite(value) or low or high:
-        bounds = {"of at least": at_least, "above": above, "and at most": at_most, "and below": below}
-        wanted = " ".join(f"{text} {bound}" for text, bound in bounds.items() if bound is not None)
+        words = {"of at least": least, "above": above, "and at most": most, "and below": below}
+        wanted = [f"{text} {bound}" for text, bound in words.items() if bound is not None]
         article = "a whole number" if kind is int else "a number"
-        raise BadRequestError(f"{name} must be {article} {wanted}".rstrip() + f"; got {value!r}")
+        raise BadRequestError(f"{' '.join([name, 'must be', article, *wanted])}; got {value!r}")
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
@@ -46,16 +89,6 @@ def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
         raise BadRequestError(f"{name} must be one of {', '.join(map(repr, choices))}; got {value!r}{hint}")
 
 
-def check_flag(name: str, value: object) -> None:
-    """Return if the value is True or False.
-
-    Raises:
-        BadRequestError: it is something else.
-    """
-    if not isinstance(value, bool):
-        raise BadRequestError(f"{name} must be True or False; got {value!r}")
-
-
 def refuse_pairs(pairs: Mapping[str, bool]) -> None:
     """Return if none of the pairs is given: `pairs` says of each, named in words, whether it is.
 
@@ -65,3 +98,32 @@ def refuse_pairs(pairs: Mapping[str, bool]) -> None:
     for text, is_given in pairs.items():
         if is_given:
             raise BadRequestError("These settings do not go together: " + text)
+
+
+def check_names(
+    algorithm: str,
+    names: Sequence[str],
+    known: Sequence[str],
+    *,
+    other_names: Mapping[str, str],
+    without_meaning: Mapping[str, str] | None = None,
+) -> None:
+    """Check that an algorithm has all these settings.
+
+    Args:
+        other_names: the settings by names that they have elsewhere.
+        without_meaning: settings of other algorithms, and why this one has none.
+
+    Raises:
+        TypeError: an unknown setting; names it and the right one, or all.
+    """
+    for name in names:
+        refused = f"{algorithm} has no setting {name!r}"
+        if name in other_names:
+            raise TypeError(f"{refused}. Its name is {other_names[name]}")
+        if without_meaning and name in without_meaning:
+            raise TypeError(f"{refused}: {without_meaning[name]}")
+        if name not in known:
+            near = closest_name(name, known)
+            hint = f"Did you mean {near!r}?" if near else f"The settings are: {', '.join(known)}"
+            raise TypeError(f"{refused}. {hint}")

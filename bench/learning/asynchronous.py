@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import agentlightning as agl
-from agentlightning.algorithm.grpo import GRPOResult
+from agentlightning.training.result import GRPOResult
 from agentlightning.demo import settings
 from agentlightning.demo.agent import calc_agent
 from agentlightning.demo.imitation import make_policy

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from agentlightning.adapter.rows.samples import Sample
-from agentlightning.algorithm.utils import batch_iter_over_dataset
+from agentlightning.training.tasks import batch_iter_over_dataset
 from agentlightning.demo.agent import is_right
 from agentlightning.demo.calculator import TOOLS, run_tool
 from agentlightning.demo.measurement import measure

@@ -9,7 +9,7 @@ from apo_custom_algorithm import apo_algorithm, apo_rollout
 from stand_in import model_server
 
 from agentlightning import LightningStore, Trainer, setup_logging
-from agentlightning.algorithm import algo
+from agentlightning.algorithm.decorator import algo
 
 
 @algo

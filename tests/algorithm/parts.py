@@ -13,11 +13,11 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.adapter.calls.calls import ModelCall, model_calls
-from agentlightning.algorithm.grpo import GRPOResult
 from agentlightning.demo.model import make_model, make_tokenizer
 from agentlightning.engine.served import dtype_of
 from agentlightning.errors import BadRequestError
 from agentlightning.store import LightningStore
+from agentlightning.training.result import GRPOResult
 from agentlightning.types import Rollout
 
 SMALL = {

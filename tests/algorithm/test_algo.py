@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
-from agentlightning.algorithm.utils import batch_iter_over_dataset
 from agentlightning.store import LightningStore
+from agentlightning.training.tasks import batch_iter_over_dataset
 
 
 def test_a_function_trains_through_the_trainer_and_its_value_is_the_result() -> None:

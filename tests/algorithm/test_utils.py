@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import agentlightning as agl
-from agentlightning.algorithm.utils import batch_iter_over_dataset, with_llm_proxy, with_store
+from agentlightning.algorithm.utils import with_llm_proxy, with_store
+from agentlightning.training.tasks import batch_iter_over_dataset
 
 
 @given(size=st.integers(1, 12), length=st.integers(1, 12), seed=st.integers(0, 99))

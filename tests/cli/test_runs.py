@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agentlightning.cli import main
-from agentlightning.evaluation.compare import tasks_of
+from agentlightning.evaluation.tasks import tasks_of
 from agentlightning.store import SQLiteLightningStore
 from agentlightning.types import AttemptError
 from agentlightning.types.runs import BestFigure, RunRecord

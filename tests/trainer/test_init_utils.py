@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from agentlightning.algorithm import Algorithm, Baseline
+from agentlightning.algorithm.base import Algorithm
+from agentlightning.algorithm.fast import Baseline
 from agentlightning.trainer.init_utils import build_component, instantiate_component, instantiate_from_spec, load_class
 from tests.trainer.parts import Needy
 

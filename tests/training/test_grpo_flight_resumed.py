@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
-from agentlightning.training.checkpoint.replay import replay
+from agentlightning.training.replay import replay
 from agentlightning.types import AttemptedRollout
 from tests.algorithm.parts import calls_of, fit, metrics_of, rollouts_of, two_turns
 from tests.training.resumed import RUN_ID, STEPS

@@ -20,10 +20,10 @@ from agentlightning.engine.completion import Completion
 from agentlightning.engine.decode_thread import DecodeLoop
 from agentlightning.engine.decoder import Decoder, generate
 from agentlightning.errors import OutOfMemoryError
-from agentlightning.training.checkpoint.weights import digest_of, restore_policy, save_policy
 from agentlightning.training.learner.memory import needed_memory
 from agentlightning.training.learner.policy import Policy
 from agentlightning.training.settings import GRPOSettings
+from agentlightning.training.weights import digest_of, restore_policy, save_policy
 from tests.algorithm.parts import SMALL, wants_digits
 from tests.engine.byte_policy import byte_tokenizer
 from tests.training.learner.rows import make_advantages, make_rows

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
-from agentlightning.algorithm.grpo import GRPOResult
 from agentlightning.demo.calculator import TOOLS
 from agentlightning.engine.completion import Completion
 from agentlightning.engine.decoder import Decoder
 from agentlightning.errors import NoScoredRolloutError
 from agentlightning.training.collect import Evidence
 from agentlightning.training.endings import Endings
+from agentlightning.training.result import GRPOResult
 from agentlightning.training.rows import LateCalls
 from tests.algorithm.parts import ask, calls_of, fit, metrics_of, refused, rollouts_of, say
 

@@ -10,18 +10,18 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from agentlightning.training.policies.learners import Learners
 
 import agentlightning as agl
-from agentlightning.algorithm.grpo import GRPOResult
 from agentlightning.training.learner.policy import Policy
-from agentlightning.training.policies.learners import Learner, Learners
 from agentlightning.training.progress import StepFigures
 from agentlightning.training.recording import RunRecorder
-from agentlightning.training.result import Evaluation
+from agentlightning.training.result import Evaluation, GRPOResult
 from agentlightning.training.runs.check import check_ledger
 from agentlightning.training.runs.ledger_record import LedgerEntry, numbers_of
 from agentlightning.training.runs.log import RunLog
 from agentlightning.training.settings import GRPOSettings
+from agentlightning.training.updater import Learner
 from agentlightning.types.runs import RunRecord
 from tests.algorithm.parts import calls_of, fit, metrics_of, rollouts_of, two_turns
 from tests.training.test_grpo_ledger import ENDS, many_ends

@@ -14,8 +14,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import agentlightning as agl
-from agentlightning.algorithm.grpo import GRPOResult
 from agentlightning.engine.engine import InferenceEngine
+from agentlightning.training.result import GRPOResult
 from tests.algorithm.parts import SMALL, ask, calls_of, fit, metrics_of, rollouts_of, say, two_turns, wants_digits
 
 TASKS = ["one", "two", "three", "four"]

@@ -13,15 +13,8 @@ from hypothesis import strategies as st
 from agentlightning.adapter import LlmProxyTraceToTriplet, TracerTraceToTriplet, TraceToTripletBase, model_calls
 from agentlightning.adapter.spans.tokens import FAILED_STATES
 from agentlightning.errors import LedgerError
-from agentlightning.training.ledger.ledger import (
-    Excluded,
-    ExclusionReason,
-    Ledger,
-    RolloutRecord,
-    Trained,
-    attempt_verdict,
-    read_rollout,
-)
+from agentlightning.training.ledger.ledger import Excluded, Ledger, Trained
+from agentlightning.training.ledger.record import ExclusionReason, RolloutRecord, attempt_verdict, read_rollout
 from agentlightning.types import Attempt, Rollout, Span, Triplet
 from tests.adapter.span_maker import chat, gateway_call, reward, span, spoken_call, with_attributes
 

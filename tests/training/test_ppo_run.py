@@ -14,10 +14,9 @@ from safetensors.torch import load_file
 
 import agentlightning as agl
 from agentlightning.errors import BadRequestError
-from agentlightning.training.checkpoint.export import export
-from agentlightning.training.checkpoint.replay import replay
-from agentlightning.training.checkpoint.trained import trained_in
-from agentlightning.training.critic.gae import whitened
+from agentlightning.training.export import export, trained_in
+from agentlightning.training.losses.gae import whitened
+from agentlightning.training.replay import replay
 from agentlightning.training.runs.ledger_record import numbers_of
 from agentlightning.training.runs.log import RunLog
 from tests.algorithm.parts import ask, needs_bfloat16, say, two_turns, wants_digits

@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agentlightning.training.weight_updates import WeightUpdates
 from tokenizers import Tokenizer
 
 import agentlightning as agl
 from agentlightning.engine.served import load_model
 from agentlightning.errors import BadRequestError, NoScoredRolloutError, NotFoundError
-from agentlightning.training.checkpoint.replay import replay
+from agentlightning.training.replay import replay
 from agentlightning.training.runs.check import check_ledger
 from agentlightning.training.runs.ledger_record import numbers_of
 from agentlightning.training.runs.log import RunLog
-from agentlightning.training.weight_updates import WeightUpdates
 from tests.algorithm.parts import needs_bfloat16, two_turns, wants_digits
 from tests.training.checkpoint.test_resume import curve
 

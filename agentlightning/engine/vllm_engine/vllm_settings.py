@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from agentlightning.errors import BadRequestError
-from agentlightning.utils.setting_checks import check_choice, check_flag, check_number
+from agentlightning.utils.setting_checks import Bounds
 
 WeightTransfer = Literal["folder", "ipc"]
 
@@ -21,13 +21,13 @@ class VLLMSettings:
     vllm_server_base_url: str | None = None
     """The address of a vLLM server that runs already, such as `http://127.0.0.1:8000`; None starts one for the run and
     stops it at its end."""
-    vllm_server_timeout: float = 240.0
+    vllm_server_timeout: Annotated[float, Bounds(above=0)] = 240.0
     """Seconds until a server that was started must answer."""
-    vllm_gpu_memory_utilization: float = 0.3
+    vllm_gpu_memory_utilization: Annotated[float, Bounds(above=0, at_most=1)] = 0.3
     """Share of the GPU's memory that vLLM takes; the learner needs the rest. [`rollout.gpu_memory_utilization`]"""
     vllm_enable_sleep_mode: bool = False
     """vLLM gives its memory back while the learner updates. [`rollout.free_cache_engine`]"""
-    vllm_tensor_parallel_size: int = 1
+    vllm_tensor_parallel_size: Annotated[int, Bounds(at_least=1)] = 1
     """GPUs over which vLLM spreads the model. [`rollout.tensor_model_parallel_size`]"""
     vllm_weight_transfer: WeightTransfer = "folder"
     """How new weights get there, where all of them learn: as a `folder` that both read, or from one process to the
@@ -38,17 +38,11 @@ class VLLMSettings:
     """What starts vLLM's command line; `()` is `agl vllm` of this environment."""
 
     def check_vllm(self, *, has_adapters: bool) -> None:
-        """Return if the settings are good.
+        """Check what the annotations do not say.
 
         Raises:
             BadRequestError: one is out of its range, or has no effect as the others are.
         """
-        check_flag("use_vllm", self.use_vllm)
-        check_flag("vllm_enable_sleep_mode", self.vllm_enable_sleep_mode)
-        check_number("vllm_server_timeout", self.vllm_server_timeout, float, above=0)
-        check_number("vllm_gpu_memory_utilization", self.vllm_gpu_memory_utilization, float, above=0, at_most=1)
-        check_number("vllm_tensor_parallel_size", self.vllm_tensor_parallel_size, int, at_least=1)
-        check_choice("vllm_weight_transfer", self.vllm_weight_transfer, get_args(WeightTransfer))
         for name in ("vllm_args", "vllm_command"):
             _check_texts(name, getattr(self, name))
             object.__setattr__(self, name, tuple(getattr(self, name)))  # JSON has lists

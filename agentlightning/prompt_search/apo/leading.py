@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentlightning.evaluation.compare import tasks_of
+from agentlightning.evaluation.tasks import tasks_of
 from agentlightning.prompt_search.apo.choosing import Chooser
 from agentlightning.prompt_search.apo.steps import all_of, prefix_of, score_text
 from agentlightning.prompt_search.cases import RolloutResult

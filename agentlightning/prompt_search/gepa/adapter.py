@@ -18,7 +18,7 @@ from gepa.core.callbacks import IterationEndEvent, IterationStartEvent, MergeAtt
 from gepa.core.state import GEPAState
 
 from agentlightning.chat.chat import Chat
-from agentlightning.evaluation.compare import tasks_of
+from agentlightning.evaluation.tasks import tasks_of
 from agentlightning.prompt_search.cases import RolloutResult
 from agentlightning.prompt_search.gepa.reflection import Proposed, Record
 from agentlightning.prompt_search.gepa.saved import REWARDS, TASKS, SavedSearch, digest_of_tasks

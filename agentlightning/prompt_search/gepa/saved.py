@@ -13,7 +13,7 @@ from gepa.core.state import GEPAState
 from typing_extensions import override
 
 from agentlightning.errors import BadRequestError
-from agentlightning.evaluation.compare import tasks_of
+from agentlightning.evaluation.tasks import tasks_of
 from agentlightning.types import PromptTemplate
 
 _STATE = "gepa_state.bin"

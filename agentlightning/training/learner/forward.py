@@ -10,9 +10,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from agentlightning.engine.served import head_sees_only
-from agentlightning.training.critic.value_head import ValueHead
 from agentlightning.training.learner.batch import Batch
 from agentlightning.training.learner.packing import packed_inputs
+from agentlightning.training.learner.value_head import ValueHead
 
 
 class Scores(NamedTuple):

@@ -21,21 +21,21 @@ from transformers import PreTrainedModel
 
 from agentlightning.engine.out_of_memory import free_cached_memory, is_out_of_memory, short_cause
 from agentlightning.errors import OutOfMemoryError
-from agentlightning.training.critic.credit import explained, with_credit
-from agentlightning.training.critic.critic_settings import CriticSettings
-from agentlightning.training.critic.value_head import ValueHead
-from agentlightning.training.critic.value_loss import value_loss
 from agentlightning.training.learner.batch import Batch, make_batch
 from agentlightning.training.learner.forward import Scores, score
 from agentlightning.training.learner.packing import can_pack, microbatches
 from agentlightning.training.learner.precision import Checkpointing, LearnedWeights
 from agentlightning.training.learner.reference import Reference
 from agentlightning.training.learner.row_figures import RowFigures, row_figures, summary
+from agentlightning.training.learner.value_head import ValueHead
+from agentlightning.training.losses.credit import explained, with_credit
 from agentlightning.training.losses.kl import kl_divergence
-from agentlightning.training.losses.loss_settings import LossSettings
 from agentlightning.training.losses.objective import LossInputs, is_finite, policy_loss
 from agentlightning.training.losses.staleness import stale_figures
+from agentlightning.training.losses.value_loss import value_loss
 from agentlightning.training.losses.weights import token_weights
+from agentlightning.training.ppo_settings import CriticSettings
+from agentlightning.training.settings import LossSettings
 
 if TYPE_CHECKING:
     from agentlightning.adapter.rows.samples import Sample

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from agentlightning.training.losses.kl import MAX_LOG_RATIO
-from agentlightning.training.losses.loss_settings import CorrectionMode
+from agentlightning.training.settings import CorrectionMode
 
 
 def correction_weights(

@@ -32,8 +32,8 @@ from torch import Tensor
 
 from agentlightning.training.losses.correction import correction_weights
 from agentlightning.training.losses.kl import MAX_LOG_RATIO, kl_divergence
-from agentlightning.training.losses.loss_settings import LossSettings
 from agentlightning.training.losses.staleness import staleness_weights
+from agentlightning.training.settings import LossSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
-from agentlightning.algorithm.utils import batch_iter_over_dataset
 from agentlightning.prompt_search.scores import sign_test_of
+from agentlightning.training.tasks import batch_iter_over_dataset
 from agentlightning.types import EnqueueRolloutRequest, Rollout
 from tests.prompt_search.apo.parts import (
     RULES,

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
-from agentlightning.evaluation.compare import tasks_of
+from agentlightning.evaluation.tasks import tasks_of
 from tests.prompt_search.apo.parts import RULES, SEED, TRAIN, VAL, asked, heeds_rules, llm, resources
 from tests.stubs.model_server import Fault
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agentlightning.training.checkpoint.begin import RUN_FILE, read_run_file, write_run_file
+from agentlightning.training.resume import RUN_FILE, read_run_file, write_run_file
 
 _FACTS = {"run_id": "a", "settings": {}, "model_files": "", "tasks": [], "held_out": [], "folder": "here"}
 

@@ -10,12 +10,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import agentlightning as agl
-from agentlightning.training.checkpoint.export import export
-from agentlightning.training.checkpoint.folder import BrokenCheckpointError, CheckpointFolder
-from agentlightning.training.checkpoint.gguf_file import write_gguf
-from agentlightning.training.checkpoint.trained import trained_in
-from agentlightning.training.checkpoint.weights import digest_of, fingerprint_of, save_policy
+from agentlightning.training.checkpoint import BrokenCheckpointError, CheckpointFolder
+from agentlightning.training.export import export, trained_in
+from agentlightning.training.gguf_file import write_gguf
 from agentlightning.training.learner.policy import Policy
+from agentlightning.training.weights import digest_of, fingerprint_of, save_policy
 from tests.training.checkpoint.test_weights import learn
 
 _TOKENS = torch.tensor([[11, 12, 13, 40, 41, 42, 7]])

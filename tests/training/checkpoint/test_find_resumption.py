@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from agentlightning.store import InMemoryLightningStore, read_operations
-from agentlightning.training.checkpoint.begin import write_run_file
-from agentlightning.training.checkpoint.folder import CheckpointFolder
-from agentlightning.training.checkpoint.resume import CHECKPOINTS, STATE_NAME, Resumption, find_resumption
+from agentlightning.training.checkpoint import CHECKPOINTS, CheckpointFolder
+from agentlightning.training.resume import STATE_NAME, Resumption, find_resumption, write_run_file
 from agentlightning.training.runs.log import RunLog
 from agentlightning.types import EnqueueRolloutRequest
 

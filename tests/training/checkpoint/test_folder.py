@@ -14,11 +14,7 @@ from pathlib import Path
 import pytest
 
 import agentlightning as agl
-from agentlightning.training.checkpoint.folder import (
-    BrokenCheckpointError,
-    CheckpointFolder,
-    read_checkpoint,
-)
+from agentlightning.training.checkpoint import BrokenCheckpointError, CheckpointFolder, read_checkpoint
 
 _WRITER = """
 import sys, time

@@ -7,15 +7,16 @@ import threading
 from pathlib import Path
 
 import pytest
+from agentlightning.training.checkpoint.keeper import AfterStep, CheckpointKeeper
+from agentlightning.training.policies.learners import Learners
 
 from agentlightning.store import InMemoryLightningStore
+from agentlightning.training.checkpoint import CheckpointFolder
 from agentlightning.training.checkpoint import keeper as module
-from agentlightning.training.checkpoint.folder import CheckpointFolder
-from agentlightning.training.checkpoint.keeper import AfterStep, CheckpointKeeper
 from agentlightning.training.learner.policy import Policy
-from agentlightning.training.policies.learners import Learner, Learners
 from agentlightning.training.runs.log import RunLog
 from agentlightning.training.settings import GRPOSettings
+from agentlightning.training.updater import Learner
 
 
 async def test_a_checkpoint_during_which_the_run_was_interrupted_is_recorded(

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from agentlightning.algorithm import Baseline
+from agentlightning.algorithm.fast import Baseline
 from agentlightning.errors import BadRequestError
 from agentlightning.store import InMemoryLightningStore
-from agentlightning.training.checkpoint.begin import RUN_FILE
-from agentlightning.training.checkpoint.opening import OpenRun, open_run
+from agentlightning.training.resume import RUN_FILE, OpenRun, open_run
 from agentlightning.training.runs.log import RunLog
 from agentlightning.training.settings import GRPOSettings
 

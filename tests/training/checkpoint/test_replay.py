@@ -11,8 +11,8 @@ import pytest
 import agentlightning as agl
 from agentlightning.cli import main
 from agentlightning.errors import GoneError
-from agentlightning.training.checkpoint.replay import replay
-from agentlightning.training.checkpoint.trained import trained_in
+from agentlightning.training.export import trained_in
+from agentlightning.training.replay import replay
 from tests.training.checkpoint.test_resume import run
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agentlightning.training.collection import RolloutCollection
 
 import agentlightning as agl
-from agentlightning.training.checkpoint.folder import CheckpointFolder, read_checkpoint
-from agentlightning.training.collection import RolloutCollection
+from agentlightning.training.checkpoint import CheckpointFolder, read_checkpoint
 from agentlightning.types import AttemptedRollout
 from tests.algorithm.parts import SMALL, ask, calls_of, metrics_of, rollouts_of, say, two_turns
 

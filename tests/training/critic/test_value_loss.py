@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from agentlightning.training.critic.value_loss import value_loss
+from agentlightning.training.losses.value_loss import value_loss
 from agentlightning.training.losses.weights import token_weights
 from tests.training.critic.test_gae import GOLDEN
 

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 import pytest
-
 from agentlightning.training.flight.flight import Flight, Start
-from agentlightning.training.flight.plan import GroupKey
+
+from agentlightning.training.groups import GroupKey
 from agentlightning.types import Rollout
 
 FIRST, SECOND, THIRD = GroupKey(1, 0), GroupKey(1, 1), GroupKey(2, 0)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 
-from agentlightning.algorithm.utils import batch_iter_over_dataset
-from agentlightning.training.flight.plan import GroupKey, GroupPlan, Standing
+from agentlightning.training.flight.plan import Standing
+
+from agentlightning.training.groups import GroupKey, GroupPlan
+from agentlightning.training.tasks import batch_iter_over_dataset
 
 TASKS = ["one", "two", "three", "four", "five"]
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from agentlightning.training.flight.staleness import dropped
+
 from agentlightning.adapter.calls.calls import CallRef, ModelCall
 from agentlightning.adapter.rows.samples import Sample, samples_from_calls
-from agentlightning.training.flight.staleness import age_of_group, dropped, staleness_figures
+from agentlightning.training.collector import age_of_group, staleness_figures
 from agentlightning.training.ledger.ledger import Ledger
 from agentlightning.training.ledger.record import ExclusionReason, RolloutRecord
 

@@ -16,9 +16,9 @@ import torch
 
 from agentlightning.engine.out_of_memory import is_out_of_memory
 from agentlightning.errors import OutOfMemoryError
-from agentlightning.training.critic.ppo_settings import make_ppo_settings
 from agentlightning.training.learner.memory import GIB, check_memory, free_memory, needed_memory
 from agentlightning.training.learner.policy import Policy
+from agentlightning.training.ppo_settings import make_ppo_settings
 from agentlightning.training.settings import GRPOSettings
 
 ROOT = Path(__file__).parents[3]

@@ -13,8 +13,8 @@ from agentlightning.engine.completion import Completion
 from agentlightning.engine.decoder import Decoder, generate
 from agentlightning.engine.served import dtype_of
 from agentlightning.errors import BadRequestError
-from agentlightning.training.checkpoint.weights import digest_of, restore_policy, save_policy
 from agentlightning.training.learner.policy import Policy
+from agentlightning.training.weights import digest_of, restore_policy, save_policy
 from tests.algorithm.parts import needs_bfloat16
 from tests.training.learner.rows import make_advantages, make_rows
 

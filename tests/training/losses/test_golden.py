@@ -12,8 +12,8 @@ from torch import Tensor
 
 from agentlightning.training.losses.advantages import rollout_advantages, several_advantages
 from agentlightning.training.losses.kl import kl_divergence
-from agentlightning.training.losses.loss_settings import LossSettings
 from agentlightning.training.losses.rewards import overlong_penalty
+from agentlightning.training.settings import LossSettings
 from tests.training.losses.batches import whole_loss
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "golden.json").read_text())

@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 
 import agentlightning as agl
 from agentlightning.engine.served import load_model
-from agentlightning.training.checkpoint.replay import replay
-from agentlightning.training.checkpoint.trained import trained_in
-from agentlightning.training.policies.loading import load_policies, twin_of
+from agentlightning.training.export import trained_in
+from agentlightning.training.policies import load_policies, twin_of
+from agentlightning.training.replay import replay
 from agentlightning.training.runs.check import check_ledger
 from agentlightning.training.settings import GRPOSettings
 from tests.algorithm.parts import ask, fit, metrics_of, say

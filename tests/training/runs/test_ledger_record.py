@@ -10,7 +10,8 @@ import pytest
 
 from agentlightning.adapter.calls.calls import CallRef, ModelCall
 from agentlightning.adapter.rows.samples import Sample
-from agentlightning.training.ledger.ledger import ExclusionReason, Ledger, RolloutRecord
+from agentlightning.training.ledger.ledger import Ledger
+from agentlightning.training.ledger.record import ExclusionReason, RolloutRecord
 from agentlightning.training.runs.ledger_record import LedgerRow, entries_of, numbers_of, row_of
 
 DOCUMENT = Path(__file__).parents[3] / "docs/deep-dive/ledger.md"

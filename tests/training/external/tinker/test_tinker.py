@@ -14,9 +14,9 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.adapter.calls.calls import model_calls
-from agentlightning.algorithm.grpo import GRPOResult
 from agentlightning.errors import BadRequestError, EngineError
 from agentlightning.process_secrets import secret
+from agentlightning.training.result import GRPOResult
 from tests.algorithm.parts import save_untrained_model
 
 pytest.importorskip("tinker", reason="the package tinker is not installed: pip install 'agl-framework[tinker]'")

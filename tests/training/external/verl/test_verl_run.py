@@ -23,7 +23,7 @@ import pytest
 import agentlightning as agl
 from agentlightning.errors import GoneError
 from agentlightning.store import LightningStore
-from agentlightning.training.checkpoint.replay import replay
+from agentlightning.training.replay import replay
 from agentlightning.training.runs.ledger_record import numbers_of
 from tests.algorithm.parts import ask, calls_of, rollouts_of, save_untrained_model, say
 

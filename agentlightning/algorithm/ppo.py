@@ -1,0 +1,48 @@
+"""PPO (arXiv:1707.06347): the run of GRPO, with a value head on the policy that gives each token its advantage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agentlightning.algorithm.grpo import GRPO
+from agentlightning.training.group_rewards import GroupReward, check_group_reward
+from agentlightning.training.ppo_settings import PPOSettings, make_ppo_settings, ppo_setting_names
+from agentlightning.training.settings import accepts, signature_of
+
+__all__ = ["PPO"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOArguments(PPOSettings):
+    """What the constructor of `PPO` takes."""
+
+    model: str | Path | None = field(default=None, kw_only=False)  # pyright: ignore[reportIncompatibleVariableOverride] -- a path becomes a text
+    group_reward: GroupReward | None = None
+
+
+class PPO(GRPO):
+    """Train the weights of a transformers model, and a value head on them, on the rewards of an agent's rollouts.
+
+    `PPO(model="path", max_steps=20, batch_size=64, ...)`; every setting, its meaning and its default are in
+    `PPOSettings`. A task needs one rollout: the values that the head learns say what a token was worth.
+
+    Args:
+        model: folder of the model.
+        group_reward: as for `GRPO`; needs `num_generations` of 2 or more.
+
+    Raises:
+        TypeError: an unknown setting, and the nearest right one; or `group_reward` is no ranking and no function.
+        BadRequestError: there is no model, or a value is out of its range.
+    """
+
+    @accepts(PPOArguments)
+    def __init__(
+        self, model: str | Path | None = None, *, group_reward: GroupReward | None = None, **settings: Any
+    ) -> None:
+        self.settings = make_ppo_settings(model, settings)
+        self.group_reward = check_group_reward(group_reward, self.settings.num_generations)
+
+
+PPO.__signature__ = signature_of(PPOSettings, ppo_setting_names())  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,0 +1,109 @@
+"""SFT: supervised fine-tuning on chosen rollouts, by the run of GRPO."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, cast
+
+from typing_extensions import override
+
+from agentlightning.algorithm.grpo import GRPO
+from agentlightning.errors import BadRequestError
+from agentlightning.training.result import GRPOResult
+from agentlightning.training.run_inputs import check_model, check_tasks, triplet_adapter
+from agentlightning.training.selection import Pick, choose_stored
+from agentlightning.training.settings import accepts, signature_of
+from agentlightning.training.sft_settings import SFTSettings, make_sft_settings, sft_setting_names
+from agentlightning.training.tasks import items_of
+from agentlightning.types import Dataset
+
+__all__ = ["SFT"]
+
+_STATE_NAME: Final = "chosen"
+_CHOSEN_BY: Final = ("rollouts", "from_run", "min_reward", "best_per_task", "top_share")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SFTArguments(SFTSettings):
+    """What the constructor of `SFT` takes."""
+
+    model: str | Path | None = field(default=None, kw_only=False)  # pyright: ignore[reportIncompatibleVariableOverride] -- a path becomes a text
+    choose: Pick | None = None
+
+
+class SFT(GRPO):
+    """Train the weights of a transformers model to say what chosen rollouts said.
+
+    `SFT(model="path", min_reward=1.0)` runs the agent on tasks in every step and trains the rollouts that are chosen;
+    with `rollouts="stored"`, or a list of ids, those that the store has. Every setting, its meaning and its default are
+    in `SFTSettings`.
+
+    Args:
+        model: folder of the model.
+        choose: a function `(rollout, reward) -> bool` that says whether a rollout may be chosen.
+
+    Raises:
+        TypeError: an unknown setting, and the nearest right one; or `choose` is no function.
+        BadRequestError: there is no model, nothing says what is chosen, or a value is out of its range.
+    """
+
+    @accepts(SFTArguments)
+    def __init__(self, model: str | Path | None = None, *, choose: Pick | None = None, **settings: Any) -> None:
+        self.settings = make_sft_settings(model, settings)
+        self.group_reward = None
+        if choose is not None and not callable(choose):
+            raise TypeError(f"choose must be a function (rollout, reward) -> bool; got {choose!r}")
+        if choose is None and not self.settings.chooses:
+            raise BadRequestError(
+                "SFT needs to be told which rollouts to train: min_reward, best_per_task or top_share, "
+                "rollouts=[ids], or choose=a function (rollout, reward) -> bool"
+            )
+        self.pick = choose
+
+    @override
+    def recorded_settings(self) -> dict[str, object]:
+        named = {} if self.pick is None else {"choose": getattr(self.pick, "__qualname__", type(self.pick).__name__)}
+        return {**super().recorded_settings(), **named}
+
+    @override
+    async def run(
+        self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None
+    ) -> GRPOResult:
+        """Train on rollouts of `train_dataset`, or on stored ones without it; measure on `val_dataset`, if given.
+
+        Raises:
+            NotFoundError: the store has no rollout of an id that was given.
+            NoScoredRolloutError: no rollout of the whole run had a reward, or none was chosen.
+            BadRequestError: no stored rollout is chosen, one that was named cannot be trained, the rollouts are of
+                another tokenizer, or `train_dataset` does not go with what was asked; and what `GRPO.run` raises.
+        """
+        settings = cast("SFTSettings", self.settings)
+        if settings.collects:
+            return await super().run(train_dataset, val_dataset)
+        if items_of(train_dataset):
+            raise BadRequestError(
+                f"rollouts={settings.rollouts!r} takes rollouts of the store, and train_dataset has tasks to run: "
+                "leave train_dataset out, or rollouts="
+            )
+        check_tasks("SFT", settings, [""], items_of(val_dataset))
+        check_model(settings.model)
+        return await super().run(await self._chosen_ids(settings), val_dataset)
+
+    async def _chosen_ids(self, settings: SFTSettings) -> list[str]:
+        """Return the rollouts to train; a run that goes on takes those that it began with."""
+        log, by = self.get_run_log(), {name: getattr(settings, name) for name in _CHOSEN_BY}
+        before = await log.latest("state", _STATE_NAME)
+        if before is not None and before.data["by"] == by:
+            return list(before.data["chosen"])
+        choice = await choose_stored(self.get_store(), settings, triplet_adapter(self), self.pick)
+        await log.state(0, {"by": by, "chosen": choice.chosen, "left_out": choice.left_out}, _STATE_NAME)
+        return choice.chosen
+
+
+SFT.__signature__ = signature_of(  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+    SFTSettings,
+    sft_setting_names(),
+    inspect.Parameter("choose", inspect.Parameter.KEYWORD_ONLY, default=None, annotation="Pick | None"),
+)

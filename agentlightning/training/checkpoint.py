@@ -1,0 +1,276 @@
+"""The checkpoints of a run on disk: written whole or not at all, checked before they are used, bounded in number.
+
+A checkpoint is a folder `checkpoint-STEP`. It is filled under another name, every file is flushed to the disk and its
+SHA-256 put down in `manifest.json`, and then the folder is renamed: whatever interrupts that, the checkpoints that were
+there before stay as they were. Nothing of torch is needed here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from agentlightning.errors import BadRequestError
+from agentlightning.private_files import private_folder
+
+if TYPE_CHECKING:
+    from agentlightning.training.runs.log import RunLog
+    from agentlightning.training.updater import Updater
+
+logger = logging.getLogger(__name__)
+
+CHECKPOINTS: Final = "checkpoints"
+"""Folder of a run that has its checkpoints."""
+MANIFEST: Final = "manifest.json"
+FORMAT: Final = 1
+"""Of the files of a checkpoint; a greater one is of a later release."""
+_NAME: Final = re.compile(r"checkpoint-(\d+)")
+_UNFINISHED: Final = ".unfinished-"
+_REPLACED: Final = ".replaced-"
+
+
+class BrokenCheckpointError(BadRequestError):
+    """A checkpoint that is not what was written: says which file, and what is wrong with it."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One checkpoint whose files are as they were written."""
+
+    path: Path
+    step: int
+    """Steps that the run had taken."""
+    facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What its writer said of it."""
+
+
+class CheckpointFolder:
+    """The folder that holds a run's checkpoints. One process writes to it at a time."""
+
+    def __init__(self, path: str | Path, *, limit: int | None = None) -> None:
+        """`limit`: so many are kept, the newest ones; None keeps all."""
+        self.path = Path(path)
+        self._limit = limit
+
+    def write(self, step: int, fill: Callable[[Path], None], facts: Mapping[str, object]) -> Checkpoint:
+        """Let `fill` write the files of a checkpoint into the folder that it is given, and make it the newest one.
+
+        One of the same step is replaced.
+
+        Raises:
+            OSError: it cannot be written, as on a full disk; nothing of it is left, and the others are untouched.
+        """
+        private_folder(self.path)
+        unfinished = self.path / f"{_UNFINISHED}{step}"
+        self.tidy()
+        unfinished.mkdir(mode=0o700)
+        place = self.path / f"checkpoint-{step}"
+        try:
+            fill(unfinished)
+            files = {path.relative_to(unfinished).as_posix(): _flushed(path) for path in _files(unfinished)}
+            manifest = {"format": FORMAT, "step": step, "facts": dict(facts), "files": files}
+            (unfinished / MANIFEST).write_text(json.dumps(manifest, indent=1))
+            _flushed(unfinished / MANIFEST)
+            for folder in {path.parent for path in _files(unfinished)}:
+                _flush_folder(folder)
+            if place.exists():
+                os.rename(place, self.path / f"{_REPLACED}{step}")
+            os.rename(unfinished, place)
+        except BaseException:  # whatever ended it, nothing unfinished is left
+            self.tidy()
+            raise
+        _flush_folder(self.path)
+        self.tidy()
+        self._remove_old(step)
+        return Checkpoint(place, step, dict(facts))
+
+    def steps(self) -> list[int]:
+        """Return the steps of the checkpoints that are there, whole or not, the oldest first."""
+        if not self.path.is_dir():
+            return []
+        return sorted(int(found[1]) for path in self.path.iterdir() if (found := _NAME.fullmatch(path.name)))
+
+    def last_good(self, *, before: int | None = None) -> Checkpoint | None:
+        """Return the newest checkpoint whose files are as they were written, of a step below `before`; None without
+        any. Each broken one on the way is logged. Changes nothing: another process may be writing one."""
+        for step in reversed(self.steps()):
+            if before is not None and step >= before:
+                continue
+            try:
+                return read_checkpoint(self.path / f"checkpoint-{step}")
+            except BrokenCheckpointError as error:
+                logger.warning("%s; the one before it is used", error)
+        return None
+
+    def _remove_old(self, written: int) -> None:
+        """Keep the newest ones up to the one that was just written. Later ones do not count: a run that goes on from an
+        earlier checkpoint found them broken."""
+        steps = [step for step in self.steps() if step <= written]
+        for step in steps[: -self._limit] if self._limit else ():
+            shutil.rmtree(self.path / f"checkpoint-{step}", ignore_errors=True)
+
+    def tidy(self) -> None:
+        """Remove what an interrupted `write` has left; what it was about to replace takes its place again. For the
+        process that writes here."""
+        for path in self.path.glob(f"{_REPLACED}*"):
+            place = self.path / f"checkpoint-{path.name.removeprefix(_REPLACED)}"
+            if not place.exists():
+                os.rename(path, place)
+        for path in [*self.path.glob(f"{_UNFINISHED}*"), *self.path.glob(f"{_REPLACED}*")]:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def read_checkpoint(path: str | Path) -> Checkpoint:
+    """Return a checkpoint after its files were checked.
+
+    Raises:
+        BadRequestError: there is none at this place, or a later release wrote it.
+        BrokenCheckpointError: a file is missing, cut, or changed; names it.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        raise BadRequestError(f"There is no checkpoint {str(path)!r}: it is no folder")
+    manifest = _manifest(path)
+    if manifest["format"] > FORMAT:
+        raise BadRequestError(
+            f"The checkpoint {str(path)!r} has format {manifest['format']}, and this release reads {FORMAT}: "
+            "use the release that wrote it, or a later one"
+        )
+    for name, wanted in manifest["files"].items():
+        file = path / name
+        if not file.is_file():
+            raise BrokenCheckpointError(f"The checkpoint {str(path)!r} is broken: {name} is missing")
+        if (size := file.stat().st_size) != wanted["bytes"]:
+            text = f"{name} has {size} bytes instead of {wanted['bytes']}"
+            raise BrokenCheckpointError(f"The checkpoint {str(path)!r} is broken: {text}")
+        if sha256_of(file) != wanted["sha256"]:
+            raise BrokenCheckpointError(f"The checkpoint {str(path)!r} is broken: {name} is not what was written")
+    return Checkpoint(path, manifest["step"], manifest["facts"])
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    try:
+        read = json.loads((path / MANIFEST).read_bytes())
+        manifest: dict[str, Any] = {"format": int(read["format"]), "step": int(read["step"])}
+        manifest |= {"files": dict(read["files"]), "facts": dict(read["facts"])}
+    except FileNotFoundError:
+        raise BrokenCheckpointError(f"The checkpoint {str(path)!r} is broken: {MANIFEST} is missing") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise BrokenCheckpointError(f"The checkpoint {str(path)!r} is broken: {MANIFEST}: {error}") from None
+    return manifest
+
+
+def sha256_of(file: Path) -> str:
+    """Return the SHA-256 of a file's bytes, in hexadecimal."""
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _flushed(file: Path) -> dict[str, object]:
+    """Flush a file to the disk, close it to others, and return its size and SHA-256."""
+    with file.open("rb+") as opened:
+        os.fchmod(opened.fileno(), 0o600)
+        os.fsync(opened.fileno())
+    return {"bytes": file.stat().st_size, "sha256": sha256_of(file)}
+
+
+def _flush_folder(folder: Path) -> None:
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+@dataclass(frozen=True)
+class CompletedStep:
+    """A run after a step that is complete."""
+
+    step: int
+    weight_version: int
+    digest: str
+    state: Callable[[], dict[str, Any]]
+    """Gives what the loop needs to go on after this step, as JSON data."""
+
+
+@dataclass(kw_only=True)
+class CheckpointWriter:
+    """Writes the checkpoints of a run: every so many steps, and at its end whatever ends it. Belongs to the loop; the
+    files are written on a thread."""
+
+    folder: CheckpointFolder
+    updater: Updater
+    log: RunLog
+    run_facts: Mapping[str, Any]
+    """What every checkpoint says of its run."""
+    saved: int = 0
+    """The step of the newest checkpoint."""
+    _writing: threading.Lock = field(default_factory=threading.Lock)
+    _unrecorded: Checkpoint | None = None
+    """Written, and not yet among the run's records."""
+
+    async def step_done(self, completed: CompletedStep, alarm: Callable[[str], None]) -> None:
+        """Write a checkpoint if it is due. If it cannot be written, `alarm` says so and the run goes on."""
+        if not self.updater.saves_every or completed.step % self.updater.saves_every:
+            return
+        try:
+            await asyncio.to_thread(self._write, completed)
+        except OSError as error:
+            last = f"the last good one is of step {self.saved}" if self.saved else "there is none yet"
+            alarm(f"step {completed.step}: the checkpoint could not be written to {self.folder.path} ({error}); {last}")
+            return
+        await self._record()
+
+    async def end(self, completed: CompletedStep | None) -> None:
+        """Write the checkpoint of the last step that is complete, if the weights are still those after it. One whose
+        writing was not waited for, because the run was interrupted, is recorded.
+
+        Raises:
+            OSError: it cannot be written; the last good one is what it was.
+        """
+        if completed is not None:
+            self._write(completed)  # not on another thread: whoever ends the run may cancel what waits
+        await self._record()
+
+    async def _record(self) -> None:
+        written, self._unrecorded = self._unrecorded, None
+        if written is not None:
+            await self.log.checkpoint(written.step, **record_of(written))
+
+    def _write(self, completed: CompletedStep) -> None:
+        step = completed.step
+        with self._writing, self.updater.locked():
+            if step <= self.saved:
+                return
+            if not self.updater.can_save(step, completed.weight_version):
+                if self.updater.weight_version != completed.weight_version:
+                    logger.warning("step %d is not saved: a later update has begun; step %d is", step, self.saved)
+                return
+            facts = {**self.run_facts, "digest": completed.digest, "weight_version": completed.weight_version}
+            facts |= {**self.updater.checkpoint_facts(), "state": completed.state()}
+            self._unrecorded = self.folder.write(step, lambda folder: self.updater.save_checkpoint(folder, step), facts)
+            self.saved = step
+
+
+def record_of(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return what the run's record of a checkpoint says."""
+    facts = checkpoint.facts
+    return {
+        "path": str(checkpoint.path.resolve()),
+        "digest": facts["digest"],
+        "weight_version": facts["weight_version"],
+    }

@@ -1,0 +1,401 @@
+"""Collects the rollouts of each training step: they are run, read, replaced where they teach nothing, made into rows.
+
+When the collection of a step begins, groups are started until `max_staleness + 1` times `batch_size` are in progress.
+The step takes `batch_size` of them, in the order of the plan among those that have ended. The others go on while the
+weights change (asynchronous rollouts, AReaL, arXiv:2505.24298): for `max_staleness` updates if groups end in their
+order. A group that took longer, and has a reply of older weights than that, is dropped when it ends, and another one is
+started in its place. With `max_staleness=0` a step collects its own groups and nothing is in progress between steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import random
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentlightning.adapter.calls.calls import CallRef
+from agentlightning.adapter.rows.samples import UNKNOWN_WEIGHTS, Sample, SampleReading
+from agentlightning.training.collect import Evidence, collect, evidence
+from agentlightning.training.context import RunContext
+from agentlightning.training.endings import Endings
+from agentlightning.training.group_rewards import Questions, store_group_rewards, with_group_rewards
+from agentlightning.training.groups import GroupKey, GroupPlan, OpenGroups, key_of, metadata_of
+from agentlightning.training.ledger.ledger import Ledger
+from agentlightning.training.ledger.record import ExclusionReason, RolloutRecord
+from agentlightning.training.rows import (
+    LateCalls,
+    StepRows,
+    choose_rows,
+    groups_of_equal_rewards,
+    read_records,
+    why_failed,
+)
+from agentlightning.types import EnqueueRolloutRequest, Rollout
+
+
+@dataclass
+class Group:
+    """A group at its end, as it was read: (N,) rollouts each, in one order."""
+
+    key: GroupKey
+    rollouts: list[Rollout]
+    evidence: list[Evidence]
+    records: list[RolloutRecord]
+    calls_in_hand: int = 0
+    """Calls that the gateway had in hand before it was read, those of groups in progress left out."""
+    waited_seconds: float = 0.0
+
+
+@dataclass
+class ReadRollouts:
+    """The rollouts of a step at their end: (N,) each, in one order."""
+
+    rollouts: list[Rollout] = field(default_factory=list[Rollout])
+    evidence: list[Evidence] = field(default_factory=list[Evidence])
+    records: list[RolloutRecord] = field(default_factory=list[RolloutRecord])
+    groups: list[int] = field(default_factory=list[int])
+    """The group of each; -1 for one that was enqueued once more."""
+
+    @classmethod
+    def of(cls, groups: Sequence[Group], size: int) -> ReadRollouts:
+        """Return the rollouts of groups, `size` of each; those that took the place of late ones come last."""
+        read = cls()
+        for again in (False, True):
+            for number, group in enumerate(groups):
+                members = slice(size, None) if again else slice(size)
+                read.rollouts += group.rollouts[members]
+                read.evidence += group.evidence[members]
+                read.records += group.records[members]
+                read.groups += [-1 if again else number] * len(group.rollouts[members])
+        return read
+
+
+class Collector:
+    """Collects the rollouts of each step. Belongs to the loop of the run.
+
+    Attributes:
+        endings: what became of all rollouts of the run.
+        late: the calls that may end after their step.
+        figures: of the last step; see `StepFigures.flight`. Empty without `max_staleness`.
+    """
+
+    def __init__(self, context: RunContext, tasks: list[object]) -> None:
+        self._context = context
+        self._tasks = tasks
+        self.endings = Endings()
+        self.late = LateCalls()
+        self.figures: dict[str, Any] = {}
+        self._plan = GroupPlan(tasks, context.settings.batch_size, context.settings.seed)
+        self._plan.next = (context.resume.steps + 1, 0)
+        self._running: dict[GroupKey, asyncio.Task[list[Rollout]]] = {}
+        self._enqueued: dict[GroupKey, set[str]] = {}
+        self._interrupted: list[GroupKey] = []  # in progress when an earlier start ended, in their order
+        self._replacements: dict[GroupKey, object] = {}
+        self._last_end = time.monotonic()
+
+    # --- between two steps -------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any] | None:
+        """Return what `restore` takes, as JSON data; None if there is nothing between two steps."""
+        if not self._context.settings.max_staleness:
+            return None
+        return {"next": list(self._plan.next), "open": [list(key) for key in [*self._keys(), *self._interrupted]]}
+
+    def restore(self, state: Mapping[str, Any] | None) -> None:
+        """Go on from an earlier start of the run."""
+        if state is not None:  # None: nothing was in progress
+            groups = OpenGroups(state)
+            self._plan.next, self._interrupted = groups.next, groups.keys
+
+    @property
+    def in_progress(self) -> set[str]:
+        """The rollouts that a later step trains."""
+        return {rollout_id for ids in self._enqueued.values() for rollout_id in ids}
+
+    def is_to_come(self, rollout: Rollout) -> bool:
+        """Return whether a rollout of an earlier start will be asked for in a later step."""
+        key = key_of(rollout.metadata or {})
+        is_planned = key.place >= self._plan.next and key.take == self._context.resume.take
+        return key in self._interrupted or key in self._running or is_planned
+
+    async def wait_for_all(self) -> None:
+        """Return when every group in progress has ended; they stay to be taken."""
+        if self._running:
+            await asyncio.wait(self._running.values())
+
+    async def close(self) -> None:
+        """Cancel every group in progress, and with it its rollouts, and wait until that is done."""
+        running, self._running, self._enqueued = list(self._running.values()), {}, {}
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    def _keys(self) -> list[GroupKey]:
+        """Return the groups in progress, those that have ended and were not taken among them, in the planned order."""
+        return sorted(self._running, key=lambda key: (key.place, key.take or ""))
+
+    # --- a step ------------------------------------------------------------------------------------------------------
+
+    async def collect(self, step: int, resources_id: str, ledger: Ledger) -> tuple[list[Rollout], StepRows]:
+        """Return the rollouts of the groups of a step, and the rows of it to train on."""
+        context, settings = self._context, self._context.settings
+        version = context.updater.weight_version
+        self._start_groups(step, resources_id)
+        in_progress = len(self._running)
+        taken, dropped = await self._ended_groups(step, resources_id, version)
+        await self._judge(taken)
+        replaced: set[int] = set()
+        for batch in range(1, settings.max_num_gen_batches):
+            read = ReadRollouts.of(taken, settings.num_generations)
+            equal = [g for g in groups_of_equal_rewards(read.records, read.groups, settings) if g not in replaced]
+            keys = self._start_replacements(step, len(equal), batch, resources_id)
+            if not keys:
+                break
+            replaced.update(equal[: len(keys)])
+            context.note(f"step {step}: {len(keys)} groups of equal rewards are replaced by others")
+            others = {key: await self._next_group([key]) for key in keys}
+            await self._judge(list(others.values()))
+            taken += others.values()
+        groups = [*taken, *dropped]
+        read = ReadRollouts.of(groups, settings.num_generations)
+        kl = await self._divergences(read.records) if settings.penalizes_rollouts else None
+        rows = self._choose(read, ledger, replaced=replaced, kl=kl)
+        self._watch(ledger.step, read.evidence, rows, max((group.calls_in_hand for group in groups), default=0))
+        if settings.max_staleness:
+            self.figures = {
+                "in_flight": in_progress,
+                "waited_seconds": sum(group.waited_seconds for group in groups),
+                **staleness_figures(rows.samples, version),
+                "dropped_groups": len(dropped),
+                "taken": [list(group.key) for group in taken],
+                "dropped": [list(group.key) for group in dropped],
+            }
+        return read.rollouts, rows
+
+    async def _ended_groups(self, step: int, resources_id: str, version: int) -> tuple[list[Group], list[Group]]:
+        """Return the groups that the step takes, and those that were too old for it, in the planned order."""
+        context, settings = self._context, self._context.settings
+        recorded = context.resume.recorded.get(step, {}).get("flight") or {}
+        # where the step was taken by an earlier start, it takes and drops the same groups
+        wanted = {GroupKey(*key) for name in ("taken", "dropped") for key in recorded.get(name, ())}
+        taken, dropped = dict[GroupKey, Group](), dict[GroupKey, Group]()
+        while len(taken) < self._plan.size:
+            group = await self._next_group([key for key in wanted - taken.keys() - dropped.keys()])
+            age = age_of_group(group.records, version) if settings.max_staleness else None
+            if age is not None and age > settings.max_staleness:
+                unjudged = context.group_reward is not None
+                group.records = [dropped_record(record, unjudged=unjudged) for record in group.records]
+                dropped[group.key] = group
+                self._start_groups(step, resources_id, taken=len(taken))
+                continue
+            taken[group.key] = group
+            size = settings.num_generations
+            context.progress.rollouts(len(taken) * size, self._plan.size * size, f"step {step}")
+        if dropped:
+            text = f"step {step}: {len(dropped)} groups were older than max_staleness={settings.max_staleness} allows"
+            context.note(text + " and are dropped")
+        return [taken[key] for key in _in_order(taken)], [dropped[key] for key in _in_order(dropped)]
+
+    async def _next_group(self, among: Sequence[GroupKey] = ()) -> Group:
+        """Return the next group that has ended, the first of the plan if there are several; `among` waits for one of
+        these. Raises what the group raised, such as an error of the store."""
+        began = time.monotonic()
+        keys = [key for key in self._keys() if key in among] or self._keys()
+        await asyncio.wait([self._running[key] for key in keys], return_when=asyncio.FIRST_COMPLETED)
+        key = next(key for key in keys if self._running[key].done())
+        rollouts = self._running.pop(key).result()
+        self._enqueued.pop(key)
+        waited = time.monotonic() - began
+        in_hand = self._context.proxy.calls_in_hand(outside=self.in_progress)
+        ended = [await evidence(self._context.store, rollout, note=True) for rollout in rollouts]
+        return Group(key, rollouts, ended, self._records(ended), in_hand, waited)
+
+    def _start_groups(self, step: int, resources_id: str, *, taken: int = 0) -> None:
+        """Start groups until as many are in progress as may be, and no more than the run will train."""
+        settings = self._context.settings
+        left = (settings.max_steps - step + 1) * self._plan.size - taken
+        most = (settings.max_staleness + 1) * self._plan.size - taken
+        take = self._context.resume.take_of(step)
+        while len(self._running) < min(left, most):
+            self._start(self._interrupted.pop(0) if self._interrupted else self._plan.draw(take), resources_id)
+
+    def _start_replacements(self, step: int, count: int, batch: int, resources_id: str) -> list[GroupKey]:
+        """Start up to `count` groups of tasks that the step has not seen, always the same ones for a seed."""
+        before = [*self._plan.tasks_of(step), *self._replacements.values()] if batch > 1 else self._plan.tasks_of(step)
+        if batch == 1:
+            self._replacements = {}
+        seen = {id(task) for task in before}
+        others = [task for task in self._tasks if id(task) not in seen] if count else []
+        seed = f"{self._context.settings.seed} {step} {batch}"
+        tasks = random.Random(seed).sample(others, min(count, len(others)))
+        take = self._context.resume.take_of(step)
+        keys = [GroupKey(step, number, take) for number in range(len(before), len(before) + len(tasks))]
+        self._replacements.update(zip(keys, tasks, strict=True))
+        for key in keys:
+            self._start(key, resources_id)
+        return keys
+
+    def _start(self, key: GroupKey, resources_id: str) -> None:
+        self._enqueued[key] = set()
+        self._running[key] = asyncio.ensure_future(self._run_group(key, resources_id))
+
+    async def _run_group(self, key: GroupKey, resources_id: str) -> list[Rollout]:
+        """Run the rollouts of a group. Its time is that of all steps that it may be in progress."""
+        context, settings = self._context, self._context.settings
+        task = self._replacements[key] if key in self._replacements else self._plan.tasks_of(key.step)[key.task]
+        looks = not (context.guard.has_looked or context.group_reward) and key.place == (context.step, 0)
+        patient = settings.late_rollouts == "wait"
+
+        async def on_ended(ended: Sequence[Rollout]) -> None:
+            self._last_end = time.monotonic()
+            if looks:
+                await self._look_at_first(ended)
+
+        return await collect(
+            context.store,
+            [
+                EnqueueRolloutRequest(
+                    input=task,
+                    mode="train",
+                    resources_id=resources_id,
+                    config=context.limits(),
+                    metadata=metadata_of(key.step, key.task, sample, key.take),
+                )
+                for sample in range(settings.num_generations)
+            ],
+            timeout_seconds=settings.step_timeout_seconds * (settings.max_staleness + 1),
+            on_ended=on_ended if looks or patient else None,
+            on_enqueued=lambda rollouts: self._enqueued[key].update(rollout.rollout_id for rollout in rollouts),
+            late=settings.late_rollouts,
+            last_end=lambda: self._last_end,
+        )
+
+    # --- what ended is read ------------------------------------------------------------------------------------------
+
+    async def _judge(self, groups: Sequence[Group]) -> None:
+        """Give the rollouts of groups the rewards of `group_reward`, if the run has one."""
+        context = self._context
+        if context.group_reward is None:
+            return
+        read, questions = ReadRollouts.of(groups, context.settings.num_generations), dict[str, Questions]()
+        judged = await with_group_rewards(
+            context.group_reward,
+            read.evidence,
+            read.groups,
+            lambda text: context.alarm(text, "not_judged"),
+            questions,
+        )
+        await store_group_rewards(context.store, judged, questions)
+        self._look_at(judged)
+        by_id = {each.rollout.rollout_id: each for each in judged}
+        for group in groups:
+            group.evidence = [by_id[rollout.rollout_id] for rollout in group.rollouts]
+            group.records = self._records(group.evidence)
+
+    def _records(self, ended: Sequence[Evidence]) -> list[RolloutRecord]:
+        """Return what each rollout gives to a step."""
+        return read_records(
+            ended,
+            self._context.adapter,
+            decode=self._context.guard.decode,
+            train_refused=self._context.settings.refused_calls == "train",
+            policies=self._context.updater.names,
+        )
+
+    def _choose(
+        self,
+        read: ReadRollouts,
+        ledger: Ledger,
+        *,
+        replaced: Collection[int] = (),
+        kl: Mapping[str, float] | None = None,
+    ) -> StepRows:
+        """Return the rows of a step; enter the other calls into the ledger."""
+        return choose_rows(read.records, read.groups, ledger, self._context.settings, replaced=replaced, kl=kl)
+
+    async def _divergences(self, records: Sequence[RolloutRecord]) -> dict[str, float]:
+        """Return the divergence of each rollout from the reference, in nats."""
+        updater, seconds = self._context.updater, self._context.settings.step_timeout_seconds
+        samples = [sample for record in records for sample in record.samples]
+        if not samples:
+            return {}
+
+        def compute() -> list[float]:
+            with updater.swap(seconds):
+                return updater.divergences(samples)
+
+        sums: dict[str, float] = {}
+        for sample, value in zip(samples, await asyncio.to_thread(compute), strict=True):
+            sums[sample.rollout_id] = sums.get(sample.rollout_id, 0.0) + value
+        return sums
+
+    def _watch(self, step: int, ended: Sequence[Evidence], rows: StepRows, calls_in_hand: int) -> None:
+        """Report what is wrong with a step's rollouts."""
+        context = self._context
+        self.endings.add(ended, rows)
+        self.late.expect(ended, in_hand=calls_in_hand)
+        context.guard.count_drift(rows.records)
+        if (report := context.guard.untrainable(rows.records)) is not None:
+            context.alarm(f"step {step}: {report}", "untrainable")
+        if (report := context.guard.refusals(rows.records)) is not None:
+            context.alarm(f"step {step}: {report}", "refused_calls")
+        if not rows.rewards:
+            text = f"step {step}: none of {len(ended)} rollouts has a reward to learn from; most often: "
+            context.alarm(text + why_failed(ended), "no_reward")
+
+    async def _look_at_first(self, ended: Sequence[Rollout]) -> None:
+        """Look at the first rollout with a reward as soon as it is there."""
+        for rollout in ended:
+            if self._context.guard.has_looked:
+                return
+            self._look_at([await evidence(self._context.store, rollout)])
+
+    def _look_at(self, ended: Sequence[Evidence]) -> None:
+        for one in ended:
+            if (report := self._context.guard.first_look(one)) is not None:
+                self._context.alarm(report, "first_rollout")
+
+
+def _in_order(groups: Collection[GroupKey]) -> list[GroupKey]:
+    return sorted(groups, key=lambda key: key.place)
+
+
+def age_of_group(records: Sequence[RolloutRecord], weight_version: int) -> int | None:
+    """Return by how many versions the oldest reply of the counted attempts is behind; None without any reply whose
+    tokens are known. One whose weights nobody recorded is older than any."""
+
+    def may_be_trained(record: RolloutRecord, call: CallRef) -> bool:  # in rows, or waiting for its group's reward
+        return record.exclusions.get(call, "no_reward") == "no_reward"
+
+    ages = [
+        weight_version - (UNKNOWN_WEIGHTS if call.weight_version is None else call.weight_version)
+        for record in records
+        for call in record.calls
+        if call.completion_token_ids and call.ref.attempt_id == record.attempt_id and may_be_trained(record, call.ref)
+    ]
+    return max(ages, default=None)
+
+
+def dropped_record(record: RolloutRecord, *, unjudged: bool) -> RolloutRecord:
+    """Return a rollout of a group that is too old: what of it could be trained is excluded as `too_stale`.
+
+    `unjudged`: it has no reward because its group was not asked for one.
+    """
+    replaced: tuple[ExclusionReason | None, ...] = (None, "no_reward") if unjudged else (None,)
+    if record.verdict not in replaced:
+        return record
+    exclusions = dict(record.exclusions)
+    for call in record.calls:
+        if call.ref not in exclusions or (unjudged and exclusions[call.ref] == "no_reward"):
+            exclusions[call.ref] = "too_stale"
+    return dataclasses.replace(record, verdict="too_stale", exclusions=exclusions, reading=SampleReading([], []))
+
+
+def staleness_figures(samples: Sequence[Sample], weight_version: int) -> dict[str, float]:
+    """Return the mean and the largest age of the calls in rows, in weight versions; nothing without any."""
+    ages = [weight_version - version for sample in samples for version in sample.weight_versions]
+    return {"mean_staleness": sum(ages) / len(ages), "max_staleness": max(ages)} if ages else {}

@@ -1,0 +1,85 @@
+"""What the parts of a run share: settings, store, what learns, the gateway, and whom they report to."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from agentlightning.adapter import TraceToTripletBase
+from agentlightning.llm_proxy import LLMProxy
+from agentlightning.store.base import LightningStore
+from agentlightning.training.alarms.alarms import Alarms
+from agentlightning.training.alarms.watch import Alarm
+from agentlightning.training.drift_guard import DriftGuard
+from agentlightning.training.group_rewards import GroupReward
+from agentlightning.training.progress import Progress, Silent
+from agentlightning.training.recording import RunRecorder
+from agentlightning.training.resume import Resumption
+from agentlightning.training.serving import resources_to_publish
+from agentlightning.training.settings import GRPOSettings
+from agentlightning.training.tasks import with_timeout
+from agentlightning.training.updater import Updater
+from agentlightning.types import NamedResources, ResourceUnion, RolloutConfig
+
+if TYPE_CHECKING:
+    from agentlightning.training.selection import Pick
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True)
+class RunContext:
+    """One run's parts. Belongs to the loop of the run."""
+
+    settings: GRPOSettings
+    store: LightningStore
+    updater: Updater
+    proxy: LLMProxy
+    adapter: TraceToTripletBase
+    progress: Progress
+    resume: Resumption
+    recorder: RunRecorder
+    guard: DriftGuard
+    alarms: Alarms
+    rollout_config: RolloutConfig | None = None
+    """What the Trainer says of attempts, time limits and retries."""
+    resources: NamedResources = field(default_factory=dict[str, ResourceUnion])
+    """Resources of agents beside the policy: the Trainer's `initial_resources`."""
+    group_reward: GroupReward | None = None
+    """Gives the rollouts of a task their rewards together; None leaves each its own."""
+    pick: Pick | None = None
+    """Says of a rollout whether it may be trained, in supervised fine-tuning; None: every one may."""
+    step: int = 0
+    """The step that is being taken."""
+
+    def note(self, text: str, level: int = logging.INFO) -> None:
+        """Report to the run's display, and to the log where the program has one."""
+        if logger.hasHandlers() or type(self.progress) is Silent:  # else Python repeats warnings on standard error
+            logger.log(level, text)
+        self.progress.note(text)
+
+    def alarm(self, text: str, name: str) -> None:
+        """Report a warning, and record it with the present step."""
+        self.note(text, logging.WARNING)
+        self.recorder.alarm(self.step, name, text)
+
+    def report(self, alarm: Alarm) -> None:
+        """Report and record that a condition of the run began, or that it is over."""
+        self.note(alarm.line, logging.WARNING if alarm.state == "raised" else logging.INFO)
+        self.recorder.alarm(alarm.step, alarm.name, alarm.text, **alarm.data())
+
+    def limits(self) -> RolloutConfig:
+        """Return how long a rollout may take, and its retries."""
+        seconds = self.settings.rollout_timeout_seconds or self.settings.step_timeout_seconds
+        return with_timeout(self.rollout_config, seconds)
+
+    async def publish(self, purpose: str, temperature: float) -> str:
+        """Publish the policy for one purpose and return the id of the resources."""
+        parameters: dict[str, object] = {"temperature": temperature, "max_tokens": self.settings.max_completion_length}
+        models = [engine.model_name for engine in self.updater.engines]
+        name = self.settings.resource_name if self.updater.names is None else None
+        resources = resources_to_publish(self.proxy, name, models, parameters, self.resources)
+        update = await self.store.add_resources(resources)
+        logger.debug("resources %s serve the policy for %s", update.resources_id, purpose)
+        return update.resources_id

@@ -1,0 +1,267 @@
+"""Our own learner: the policies of a run, loaded, updated, saved; one for most runs, several where agents of one
+rollout learn each on its own calls."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import hashlib
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from typing_extensions import override
+
+from agentlightning.engine.engine import ONLY_POLICY, InferenceEngine
+from agentlightning.engine.policy_engine import PolicyEngine
+from agentlightning.engine.served import load_model
+from agentlightning.engine.vllm_engine.engine import VLLMEngine
+from agentlightning.errors import BadRequestError
+from agentlightning.store.base import LightningStore
+from agentlightning.training.checkpoint import Checkpoint
+from agentlightning.training.groups import place_of
+from agentlightning.training.learner.policy import Policy
+from agentlightning.training.learner.update import UpdateResult
+from agentlightning.training.rows import StepRows
+from agentlightning.training.settings import GRPOSettings
+from agentlightning.training.updater import Learner, StepUpdate, Updater
+from agentlightning.training.weights import digest_of, fingerprint_of, load_policy, save_policy
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from agentlightning.adapter.rows.samples import Sample
+    from agentlightning.training.learner.row_figures import RowFigures
+
+POLICIES: Final = "policies"
+"""Folder within a checkpoint that has one folder for each policy, where there are several."""
+_COUNTS: Final = ("steps", "skipped_steps", "rows", "rollouts", "tokens")
+_LARGEST: Final = ("first_ratio_error",)
+
+
+class PolicyUpdater(Updater):
+    """The policies of a run, which learn in this process."""
+
+    def __init__(self, policies: Mapping[str | None, Policy], settings: GRPOSettings) -> None:
+        own = settings.by_policy()
+        super().__init__([Learner(name, own[name], policy) for name, policy in policies.items()])
+        self.policies = dict(policies)
+
+    @classmethod
+    async def open(
+        cls,
+        settings: GRPOSettings,
+        store: LightningStore,
+        folder: Path,
+        checkpoint: Checkpoint | None,
+        stack: AsyncExitStack,
+    ) -> PolicyUpdater:
+        """Load the policies and start their engines, which `stack` stops.
+
+        Raises:
+            BadRequestError: a reply could be as long as the context of a model.
+            BrokenCheckpointError: what is read is not what was written.
+        """
+        updater = cls(await asyncio.to_thread(load_policies, settings, checkpoint), settings)
+        for each in updater.learners:
+            check_context(each)
+        steps = 0 if checkpoint is None else checkpoint.step
+        updater.engines = tuple(engine_for(each, store, folder, begun=steps) for each in updater.learners)
+        for engine in updater.engines:
+            stack.callback(engine.stop)
+            await asyncio.to_thread(engine.start)
+        return updater
+
+    @override
+    def update_weights(self, step: int, rows: StepRows) -> StepUpdate:
+        shares = {each.name: rows.share(each.settings.aggregates_by, each.takes) for each in self.learners}
+        return self.learn(step, rows.samples, rows.advantages, shares)
+
+    def learn(
+        self,
+        step: int,
+        samples: Sequence[Sample],
+        advantages: Sequence[float],
+        shares: Mapping[str | None, float],
+    ) -> StepUpdate:
+        """Let each policy learn from its own rows; one without rows stays as it is.
+
+        Shapes: samples: (B,), advantages: (B,). `shares` is the weight that a policy's rows have in its mean of the
+        step, see `StepRows.share`.
+        """
+        version, results = self.weight_version, dict[str | None, UpdateResult]()
+        rows: dict[int, RowFigures] = {}
+        alarms: list[tuple[str, str]] = []
+        for learner in self.learners:
+            own = [row for row, sample in enumerate(samples) if learner.takes(sample)]
+            if not own:
+                continue
+            settings, policy, share = learner.settings, self.policies[learner.name], shares[learner.name]
+            result = results[learner.name] = policy.update(
+                [samples[row] for row in own],
+                [advantages[row] for row in own],
+                loss=settings,
+                critic=settings.critic,
+                constant_length=settings.loss_scale_factor or settings.max_completion_length,
+                share=share,
+                num_iterations=settings.num_iterations,
+                minibatch_rollouts=settings.minibatch_rollouts,
+                temperature=settings.temperature,
+                max_grad_norm=settings.max_grad_norm,
+                learning_rate=settings.learning_rate_at(step),
+                weight_version=policy.weight_version if settings.max_staleness else None,
+            )
+            rows |= dict(zip(own, result.rows, strict=True))
+            result.figures["share"] = share
+            prefix = "" if learner.name is None else f"policy {learner.name}: "
+            alarms += [("update", f"step {step}: {prefix}{note}") for note in result.notes]
+        changed = frozenset(name for name, result in results.items() if result.figures["steps"])
+        if changed:
+            self.advance(version + 1)
+        return StepUpdate(_combined(results), [rows[row] for row in range(len(samples))], changed, alarms=alarms)
+
+    @override
+    def digest(self) -> str:
+        if self.names is None:
+            return digest_of(self.policies[None])
+        lines = "".join(f"{name} {digest_of(policy)}\n" for name, policy in self.policies.items())
+        return hashlib.sha256(lines.encode()).hexdigest()
+
+    @override
+    def checkpoint_facts(self) -> dict[str, Any]:
+        if self.names is None:
+            return {}
+        return {"digests": {str(name): digest_of(policy) for name, policy in self.policies.items()}}
+
+    @override
+    def save_checkpoint(self, folder: Path, step: int) -> None:
+        for name, policy in self.policies.items():
+            place = folder_of(folder, name)
+            place.mkdir(parents=True, exist_ok=True, mode=0o700)
+            save_policy(policy, place)
+
+    @override
+    def save_model(self, folder: Path) -> None:
+        for name, policy in self.policies.items():
+            policy.save(folder if name is None else folder / name)
+
+    @override
+    def divergences(self, samples: Sequence[Sample]) -> list[float]:
+        values = [0.0] * len(samples)
+        for learner in self.learners:
+            rows = [row for row, sample in enumerate(samples) if learner.takes(sample)]
+            if rows:
+                of_rows = self.policies[learner.name].divergences(
+                    [samples[row] for row in rows], loss=learner.settings, temperature=learner.settings.temperature
+                )
+                for row, value in zip(rows, of_rows, strict=True):
+                    values[row] = value
+        return values
+
+
+def _combined(results: Mapping[str | None, UpdateResult]) -> dict[str, float]:
+    """Return the figures of all policies: counts are sums, errors the largest one, all others means over the policies,
+    weighted by their trained tokens."""
+    if None in results:
+        return results[None].figures
+    each = {str(name): result.figures for name, result in results.items()}
+    combined: dict[str, float] = {}
+    for key in next(iter(each.values())):
+        if any(key not in figures for figures in each.values()):  # not every policy had stale tokens
+            continue
+        values = {name: figures[key] for name, figures in each.items()}
+        if key in _COUNTS:
+            combined[key] = sum(values.values())
+        elif key in _LARGEST:
+            combined[key] = max(values.values())
+        else:
+            tokens = {name: figures["tokens"] for name, figures in each.items() if figures["steps"]}
+            total = sum(tokens.values())
+            combined[key] = sum(values[name] * tokens[name] / total for name in tokens) if total else float("nan")
+    return combined | {f"{name}/{key}": value for name, figures in each.items() for key, value in figures.items()}
+
+
+def check_context(learner: Learner) -> None:
+    """Check that a reply leaves room for a prompt.
+
+    Raises:
+        BadRequestError: it could be as long as the context of the model.
+    """
+    most, context = learner.settings.max_completion_length, learner.policy.context_length
+    if most >= context:
+        raise BadRequestError(
+            f"max_completion_length={most} leaves no room for a prompt: the context of the model is {context} tokens"
+        )
+
+
+def load_policies(settings: GRPOSettings, checkpoint: Checkpoint | None) -> dict[str | None, Policy]:
+    """Return the policies of a run by name as a checkpoint holds them; None is what it begins with.
+
+    Policies with adapters on one and the same model share its weights, which do not learn: they are in memory once.
+
+    Raises:
+        BrokenCheckpointError: what is read is not what was written.
+    """
+    shared: dict[tuple[str, bool], PreTrainedModel] = {}
+    policies: dict[str | None, Policy] = {}
+    for name, own in settings.by_policy().items():
+        place = None if checkpoint is None else folder_of(checkpoint.path, name)
+        base: PreTrainedModel | None = None
+        if name is not None and own.lora is not None:
+            key = own.model, own.bf16
+            if key not in shared:
+                shared[key] = load_model(own.model, bf16=own.bf16, device=own.device)
+            base = twin_of(shared[key])
+        facts: Mapping[str, Any] = {} if checkpoint is None else checkpoint.facts
+        digest = facts["digest"] if place is not None and name is None else facts.get("digests", {}).get(name, "")
+        policies[name] = load_policy(
+            own, place, weight_version=facts.get("weight_version", 0), digest=digest, base=base
+        )
+    return policies
+
+
+def twin_of(model: PreTrainedModel) -> PreTrainedModel:
+    """Return a model of its own layers whose numbers are those of `model`, in the same memory."""
+    numbers = (*model.parameters(), *model.buffers())
+    return copy.deepcopy(model, {id(tensor): tensor for tensor in numbers})
+
+
+def folder_of(checkpoint: Path, name: str | None) -> Path:
+    """Return where a policy lies in a checkpoint."""
+    return checkpoint if name is None else checkpoint / POLICIES / name
+
+
+def fingerprint_of_models(settings: GRPOSettings) -> str:
+    """Return the digest of the files of every model that the run begins with; see `fingerprint_of`."""
+    models = list(dict.fromkeys(own.model for own in settings.by_policy().values()))
+    digests = [fingerprint_of(model) for model in models]
+    return digests[0] if len(digests) == 1 else hashlib.sha256("\n".join(digests).encode()).hexdigest()
+
+
+def engine_for(learner: Learner, store: LightningStore, folder: Path, *, begun: int) -> PolicyEngine:
+    """Return what serves a policy; `begun` steps were taken by earlier starts of the run."""
+    settings, policy = learner.settings, learner.policy
+    seed = settings.seed if settings.deterministic else settings.seed + begun
+    if settings.use_vllm:
+        return VLLMEngine(
+            policy,
+            settings,
+            model=settings.model,
+            folder=folder,
+            has_adapters=settings.lora is not None,
+            seed=seed,
+            max_batch=settings.engine_batch,
+        )
+
+    async def place(rollout_id: str) -> str | None:
+        rollout = await store.get_rollout_by_id(rollout_id)
+        return None if rollout is None else place_of(rollout)
+
+    return InferenceEngine(
+        policy,
+        max_batch=settings.engine_batch,
+        seed=seed,
+        place_of=place if settings.deterministic else None,
+        model_name=learner.name or ONLY_POLICY,
+    )

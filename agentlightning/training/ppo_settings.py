@@ -1,0 +1,133 @@
+"""The settings of a PPO run: those of GRPO that have a meaning without groups, by PPO's names, and the critic's."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from typing_extensions import override
+
+from agentlightning.errors import BadRequestError
+from agentlightning.field_help import explain_fields
+from agentlightning.training.settings import Count, GRPOSettings, NotNegative, Positive, Share
+from agentlightning.utils.setting_checks import Bounds, check_fields, check_names
+
+_BY_ANOTHER_NAME: Final = {
+    "num_iterations": "num_ppo_epochs",
+    "ppo_epochs": "num_ppo_epochs",
+    "epsilon": "cliprange",
+    "epsilon_high": "cliprange",
+    "clip_ratio": "cliprange",
+    "beta": "kl_coef",
+    "total_episodes": "max_steps, which counts steps of batch_size * num_generations rollouts",
+    "response_length": "max_completion_length",
+    "num_mini_batches": "minibatch_rollouts, which counts rollouts",
+    "critic_learning_rate": "value_learning_rate",
+    "whiten_rewards": "whiten_advantages, which whitens the advantages",
+}
+_WITHOUT_MEANING: Final = {
+    "loss_type": "its loss is the clipped one; `aggregation` says what it is a mean of",
+    "advantage": "its advantages come from the critic",
+    "scale_rewards": "it compares with a value, not with a group; `whiten_advantages` scales",
+    "multi_objective_aggregation": "`reward_weights` makes one reward of several dimensions",
+    "max_num_gen_batches": "groups of equal rewards teach it as well",
+    "policies": "one policy learns beside one critic; agl.GRPO trains several",
+    "max_staleness": "it collects synchronously; agl.GRPO has it",
+    "staleness_clip_max": "it collects synchronously; agl.GRPO has it, beside max_staleness",
+}
+
+
+@explain_fields
+@dataclass(frozen=True, kw_only=True)
+class CriticSettings:
+    """How values are learned and used; the formulas are in `losses/gae.py` and `losses/value_loss.py`."""
+
+    gamma: Share = 1.0
+    """What the value of the next token counts, between 0 and 1. [`algorithm.gamma`]"""
+    lam: Share = 0.95
+    """Between 0 (advantages by the next value alone) and 1 (by the whole return), the lambda of GAE.
+    [`algorithm.lam`]"""
+    vf_coef: NotNegative = 0.1
+    """Weight of the value loss. It moves the layers below the value head as well. [none; VERL's critic is a model of
+    its own]"""
+    cliprange_value: Positive = 0.2
+    """How far a value may go from what it was before the step, before its gain no longer counts.
+    [`critic.cliprange_value`, 0.5]"""
+    value_learning_rate: Positive = 1e-3
+    """Of AdamW on the value head, in the first step; it falls as `learning_rate` does. [`critic.optim.lr`]"""
+    whiten_advantages: bool = True
+    """Take the mean of all token advantages of a step off and divide by their deviation. TRL and VERL always do."""
+
+
+@explain_fields
+@dataclass(frozen=True, kw_only=True)
+class PPOSettings(CriticSettings, GRPOSettings):
+    """Every setting of `PPO`, with its meaning and default.
+
+    A setting that TRL 1.16's `PPOConfig` has is named as there, those that GRPO has as in `GRPOSettings`; what VERL
+    0.9.1 calls it stands in brackets.
+    """
+
+    num_generations: Count = 1
+    """Rollouts per task and step; PPO needs no group. [`rollout.n`]"""
+    num_ppo_epochs: Count = 4
+    """Passes over the rows of a step. [`actor.ppo_epochs`]"""
+    cliprange: Annotated[float, Bounds(above=0, below=1)] = 0.2
+    """How far from one the ratio of new to old probability counts. [`actor.clip_ratio`]"""
+    kl_coef: NotNegative = 0.0
+    """Weight of the KL divergence from the model as it was loaded: in the loss, or with `use_kl_in_reward` in the
+    reward of each token. [`algorithm.kl_ctrl.kl_coef`, `actor.kl_loss_coef`]"""
+
+    @override
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.use_kl_in_reward and self.kl_coef == 0:
+            raise BadRequestError(
+                "These settings do not go together: use_kl_in_reward=True and kl_coef=0: give kl_coef, the weight of "
+                "the penalty"
+            )
+        same = {"num_iterations": self.num_ppo_epochs, "beta": self.kl_coef}
+        for name, value in {**same, "epsilon": self.cliprange, "epsilon_high": self.cliprange}.items():
+            object.__setattr__(self, name, value)
+        super().__post_init__()
+
+    @property
+    @override
+    def other_names(self) -> Mapping[str, str]:
+        return {name: _BY_ANOTHER_NAME[name] for name in ("num_iterations", "epsilon", "epsilon_high", "beta")}
+
+    @property
+    @override
+    def compares_in_groups(self) -> bool:
+        return False
+
+    @property
+    @override
+    def critic(self) -> CriticSettings:
+        return self
+
+
+def ppo_setting_names() -> list[str]:
+    """Return the settings that a user may give, but for the model."""
+    names = [field.name for field in dataclasses.fields(PPOSettings)]
+    return [name for name in names if name not in {"model", *_BY_ANOTHER_NAME, *_WITHOUT_MEANING}]
+
+
+def make_ppo_settings(model: str | Path | None, settings: Mapping[str, Any]) -> PPOSettings:
+    """Return checked settings.
+
+    Raises:
+        TypeError: an unknown setting, or one that says nothing to PPO; names it and what to give instead.
+        BadRequestError: a value out of its range, or no model.
+    """
+    known = ppo_setting_names()
+    check_names("PPO", list(settings), known, other_names=_BY_ANOTHER_NAME, without_meaning=_WITHOUT_MEANING)
+    if model is None:
+        raise BadRequestError(
+            "PPO needs model, the folder of a transformers model: agl.PPO(model='path/to/model'), or "
+            "Trainer(algorithm={'type': 'ppo', 'model': 'path/to/model'}); got None"
+        )
+    return PPOSettings(model=str(model) if isinstance(model, Path) else model, **settings)

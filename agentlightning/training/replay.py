@@ -1,0 +1,192 @@
+"""A step of a run taken again from its records: the same rows on the same weights are to give the same weights.
+
+From the nearest checkpoint before the step, or from the model that the run began with, each update up to the step is
+made from the ledger's rows, and compared with what was recorded of it. Nothing is sampled and nothing is written.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from agentlightning.adapter.rows.samples import Sample
+from agentlightning.errors import GoneError, NotFoundError
+from agentlightning.store.base import LightningStore
+from agentlightning.training.checkpoint import CHECKPOINTS, CheckpointFolder
+from agentlightning.training.learner.determinism import deterministic_torch
+from agentlightning.training.policies import PolicyUpdater, fingerprint_of_models, load_policies
+from agentlightning.training.ppo_settings import PPOSettings
+from agentlightning.training.resume import RUN_FILE, STATE_NAME, read_run_file
+from agentlightning.training.runs.ledger_record import numbers_of
+from agentlightning.training.runs.log import RunLog
+from agentlightning.training.settings import GRPOSettings
+from agentlightning.training.sft_settings import SFTSettings
+from agentlightning.training.updater import Learner, StepUpdate
+from agentlightning.types import RunRecord
+
+_COMPARED: Final = ("loss", "grad_norm")
+
+
+@dataclass
+class Replay:
+    """What a replay found."""
+
+    step: int
+    source: str
+    """Where the weights before it came from."""
+    updates: int = 0
+    """How many updates were made, that of the step among them."""
+    tokens: int = 0
+    """Trained tokens of the step whose log-probabilities were compared."""
+    differences: list[str] = field(default_factory=list[str])
+    """What is not as it was recorded, in words; empty if everything is, bit for bit."""
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The rows of a step, (B,) each, as its update had them."""
+
+    samples: list[Sample]
+    advantages: list[float]
+    trainer_logprobs: list[Sequence[float]]
+
+
+async def replay(store: LightningStore, run_id: str, step: int, folder: Path | None = None) -> Replay:
+    """Take a step of a run again. `folder`: where the run's folder is, if it was moved.
+
+    Raises:
+        NotFoundError: no such run, or no such step of it.
+        GoneError: something that is needed was not recorded or is not there any more; says what.
+    """
+    log = RunLog(store, run_id)
+    begun, target = await log.latest("state", STATE_NAME), await _step_record(log, step)
+    if begun is None or target is None:
+        last = await log.latest("step")
+        known = "has no steps of GRPO" if last is None or begun is None else f"has steps up to {last.step}"
+        raise NotFoundError(f"Run {run_id!r} {known}; step {step} is not among them")
+    for key, trainer in (("trl", "TRL"), ("verl", "VERL"), ("tinker", "Tinker")):
+        if key in begun.data["settings"]:
+            raise GoneError(f"Run {run_id!r} was trained by {trainer}, whose steps cannot be taken again here")
+    folder = folder or Path(begun.data["folder"])
+    if read_run_file(folder, run_id) is None:
+        raise GoneError(
+            f"The folder of run {run_id!r} is not at {str(folder)!r}: no {RUN_FILE} of this run is there. If it was "
+            "moved, say where it is: agl replay --folder"
+        )
+    settings = _settings_from(begun.data["settings"])
+    checkpoint = CheckpointFolder(folder / CHECKPOINTS).last_good(before=step)
+    if (checkpoint is None or _keeps_the_model(settings)) and (
+        fingerprint_of_models(settings) != begun.data["model_files"]
+    ):
+        raise GoneError(
+            f"model={settings.model!r} is not there, or its files are not what they were at the first start"
+        )
+    first = 1 if checkpoint is None else checkpoint.step + 1
+    found = Replay(step, str(settings.model if checkpoint is None else checkpoint.path))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads if checkpoint is None else checkpoint.facts["state"]["threads"])
+    try:
+        with deterministic_torch(settings.device if settings.deterministic else "cpu"):
+            updater = PolicyUpdater(load_policies(settings, checkpoint), settings)
+            for number in range(first, step + 1):
+                await _take(log, number, updater, found)
+    finally:
+        torch.set_num_threads(threads)
+    return found
+
+
+def _settings_from(recorded: Mapping[str, Any]) -> GRPOSettings:
+    kind = SFTSettings if "best_per_task" in recorded else PPOSettings if "vf_coef" in recorded else GRPOSettings
+    return kind(**recorded)
+
+
+def _keeps_the_model(settings: GRPOSettings) -> bool:
+    """Return whether the model that the run began with is needed beside a checkpoint."""
+    return settings.needs_reference or any(own.lora for own in settings.by_policy().values())
+
+
+async def _take(log: RunLog, number: int, updater: PolicyUpdater, found: Replay) -> None:
+    record = await _step_record(log, number)
+    if record is None:
+        raise GoneError(f"There is no record of step {number}, which comes before step {found.step}")
+    figures: Mapping[str, Any] = record.data["update"]
+    if figures.get("rows"):
+        rows = _rows_of(number, figures, await log.records("ledger", step_from=number, step_to=number))
+        shares = {each.name: figures[_key(each.name, "share")] for each in updater.learners if _has_rows(each, rows)}
+        result = updater.learn(number, rows.samples, rows.advantages, shares)
+        found.updates += 1
+        if number == found.step:
+            _compare_figures(figures, rows, result, found)
+    digest = updater.digest()
+    if digest != record.data["weights"] and (number == found.step or not found.differences):
+        found.differences.append(f"weights after step {number}: {digest} instead of {record.data['weights']}")
+
+
+def _key(name: str | None, figure: str) -> str:
+    return figure if name is None else f"{name}/{figure}"
+
+
+def _has_rows(learner: Learner, rows: _Rows) -> bool:
+    return any(learner.takes(sample) for sample in rows.samples)
+
+
+def _rows_of(step: int, figures: Mapping[str, Any], records: Sequence[RunRecord]) -> _Rows:
+    """Return the rows of a step in the order of its batch.
+
+    Raises:
+        GoneError: not all of them were recorded with their tokens.
+    """
+    rows: dict[int, tuple[Sample, float, Sequence[float]]] = {}
+    for record in records:
+        advantages = {call["row"]: call["advantage"] for call in record.data["calls"] if call["row"] is not None}
+        turns: dict[int, list[tuple[int, int]]] = {}
+        versions: dict[int, list[int]] = {}
+        for place, call in enumerate(record.data["calls"]):
+            if call["row"] is not None:
+                turns.setdefault(call["row"], []).append((place, call["tokens"]))
+                versions.setdefault(call["row"], []).append(call["weight_version"])
+        for row in record.data.get("rows", ()):
+            numbers = numbers_of(row)
+            mask = list(numbers["mask"])
+            engine = iter(numbers["engine_logprobs"])
+            logprobs = [next(engine) if trained else 0.0 for trained in mask]
+            ids = record.name, str(record.data["attempt_id"])
+            number, tokens = row["row"], list(numbers["tokens"])
+            of = versions[number], row.get("policy"), turns[number]
+            sample = Sample(*ids, tokens, mask, logprobs, [], *of)
+            rows[row["row"]] = sample, advantages[row["row"]], numbers["trainer_logprobs"]
+    wanted = int(figures["rows"])
+    if len(rows) < wanted:
+        evicted = sum(bool(record.data.get("evicted")) for record in records)
+        why = f"the store has given up those of {evicted} rollouts for want of room" if evicted else (
+            "train with record_tokens='all' to have them; 'auto' keeps a sample of the rows of a large model"
+        )  # fmt: skip
+        raise GoneError(f"Of the {wanted} rows of step {step}, {len(rows)} are recorded with their tokens: {why}")
+    ordered = [rows[number] for number in sorted(rows)]
+    return _Rows([row[0] for row in ordered], [row[1] for row in ordered], [row[2] for row in ordered])
+
+
+def _compare_figures(figures: Mapping[str, Any], rows: _Rows, result: StepUpdate, found: Replay) -> None:
+    for name in _COMPARED:
+        now, then = result.figures[name], figures[name]
+        if now != then and not (then is None and not math.isfinite(now)):
+            found.differences.append(f"{name}: {now!r} instead of {then!r}")
+    now = np.concatenate([row.trainer_logprobs for row in result.rows if row.trainer_logprobs is not None])
+    then = np.concatenate([np.asarray(row, dtype=np.float32) for row in rows.trainer_logprobs])
+    found.tokens = len(now)
+    if not np.array_equal(now, then):
+        differ = int((now != then).sum())
+        found.differences.append(
+            f"log-probabilities of {differ} of {len(now)} tokens, by {float(np.abs(now - then).max()):.3g} at most"
+        )
+
+
+async def _step_record(log: RunLog, step: int) -> RunRecord | None:
+    records = await log.records("step", step_from=step, step_to=step)
+    return records[0] if records else None

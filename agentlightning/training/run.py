@@ -1,0 +1,446 @@
+"""One training run: opened or resumed, taken step by step, ended.
+
+One step: tasks become rollouts of the run; runners run them against the gateway, behind which the policy's own engine
+answers; the spans become token rows with the engine's log-probabilities; the weights take their steps while the gateway
+holds calls back; the ledger says for every model call what became of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from agentlightning.errors import NonFiniteLossError
+from agentlightning.training.alarms.alarms import Alarms
+from agentlightning.training.checkpoint import CHECKPOINTS, CheckpointFolder, CheckpointWriter, CompletedStep
+from agentlightning.training.collector import Collector
+from agentlightning.training.context import RunContext
+from agentlightning.training.drift_guard import DriftGuard
+from agentlightning.training.group_rewards import GroupReward
+from agentlightning.training.held_out import HeldOut
+from agentlightning.training.ledger.ledger import Ledger, LedgerSummary
+from agentlightning.training.metrics_file import figures_of, write_lines
+from agentlightning.training.progress import StepFigures, make_progress, step_line
+from agentlightning.training.recording import RunRecorder
+from agentlightning.training.result import Evaluation, GRPOResult, StepClock
+from agentlightning.training.resume import OpenRun, Resumption, open_run
+from agentlightning.training.rows import StepRows
+from agentlightning.training.run_inputs import RunSource, decoder_of, triplet_adapter
+from agentlightning.training.runs.run_folder import RunFolder
+from agentlightning.training.selection import Pick, SelectingCollector
+from agentlightning.training.serving import serve_policies
+from agentlightning.training.settings import GRPOSettings
+from agentlightning.training.updater import StepUpdate, Updater
+from agentlightning.types import Rollout
+
+if TYPE_CHECKING:
+    pass
+
+logger = logging.getLogger(__name__)
+
+MAX_SKIPPED: Final = 3
+"""Steps in a row whose loss was not finite, before the run ends."""
+MAX_DRAINS: Final = 3
+"""Times that a run with `max_staleness` waits for the calls in progress before a weight change; between two, calls that
+were held back go on."""
+
+MakeUpdater = Callable[[OpenRun, AsyncExitStack], Awaitable[Updater | None]]
+"""Makes what learns in a run that was opened, and lets the stack end it; None if nothing is left to be learned."""
+
+
+async def train(
+    source: RunSource,
+    settings: GRPOSettings,
+    tasks: Sequence[object],
+    held_out: Sequence[object],
+    make_updater: MakeUpdater,
+    *,
+    config: Mapping[str, Mapping[str, object]],
+    facts: Mapping[str, object] | None = None,
+    group_reward: GroupReward | None = None,
+    pick: Pick | None = None,
+) -> GRPOResult:
+    """Open or resume the run of an algorithm, take its steps and return the result.
+
+    Args:
+        config: sections of the run's `config.json`.
+        facts: what else than settings, tasks and model files a later start is compared with, as JSON data by name.
+
+    Raises:
+        BadRequestError: the adapter makes no triplets, the run was begun with something else, or its folder cannot be
+            used.
+        NonFiniteLossError: the loss was not finite in three steps in a row.
+        NoTrainableCallError: no rollout with a reward in the first step has a model call that can be trained.
+        TooMuchDriftError: more turns drifted than `max_drift` allows.
+        NoScoredRolloutError: no rollout of the whole run could be learned from.
+    """
+    adapter = triplet_adapter(source)
+    store, log = source.get_store(), source.get_run_log()
+    async with AsyncExitStack() as stack:
+        held = stack.enter_context(ExitStack())
+        opened = await open_run(source, settings, tasks, held_out, held, **(facts or {}))
+        resume, folder = opened.resume, opened.folder
+        folder.write_config(**config)
+        updater = await make_updater(opened, stack)
+        if updater is None:
+            assert resume.checkpoint is not None
+            return result_so_far(resume, folder, resume.checkpoint.facts["weight_version"])
+        proxy = await serve_policies(source.get_llm_proxy(), store, updater, settings, stack)
+        progress = make_progress(settings.progress)
+        stack.callback(progress.close)
+        context = RunContext(
+            settings=settings,
+            store=store,
+            updater=updater,
+            proxy=proxy,
+            adapter=adapter,
+            progress=progress,
+            resume=resume,
+            recorder=RunRecorder(log, updater, settings.record_tokens, has_held_out=bool(held_out)),
+            guard=DriftGuard(settings.max_drift, decoder_of(updater)),
+            alarms=Alarms(settings.alarms, settings.other_names),
+            rollout_config=source.get_rollout_config(),
+            resources=source.get_initial_resources() or {},
+            group_reward=group_reward,
+            pick=pick,
+        )
+        checkpoints = CheckpointWriter(
+            folder=CheckpointFolder(folder.path / CHECKPOINTS, limit=settings.save_total_limit),
+            updater=updater,
+            log=log,
+            run_facts=opened.facts,
+            saved=resume.steps,
+        )
+        run = TrainingRun(context, folder, checkpoints, list(tasks), list(held_out))
+        result = await run.train()
+        await updater.end()
+    result.late_calls = await run.late_calls()  # after the gateway has ended: no further call can arrive
+    return result
+
+
+def result_so_far(resume: Resumption, folder: RunFolder, weight_version: int) -> GRPOResult:
+    """Return the result of the steps that are in the checkpoint of an earlier start; an empty one without it."""
+    result, state = GRPOResult(folder.path, weight_version), resume.state
+    if state:
+        result.train_seconds = state["train_seconds"]
+        result.evaluations = [Evaluation(**evaluation) for evaluation in state["evaluations"]]
+        result.metrics = [figures_of(resume.lines[step]) for step in sorted(resume.lines) if step <= resume.steps]
+    return result
+
+
+class TrainingRun:
+    """The loop of one run and what it knows between two steps."""
+
+    def __init__(
+        self,
+        context: RunContext,
+        folder: RunFolder,
+        checkpoints: CheckpointWriter,
+        tasks: list[object],
+        held_out: list[object],
+    ) -> None:
+        self._context = context
+        self._folder = folder
+        self._checkpoints = checkpoints
+        kind = SelectingCollector if context.settings.is_cross_entropy else Collector
+        self._collector = kind(context, tasks)
+        self._held_out = HeldOut(context, held_out)
+        self._skipped = 0  # steps in a row, up to the present one, whose loss was not finite
+        self._reported_constraints = False
+        self._completed: CompletedStep | None = None
+        self._repeats = False  # the present step was recorded by an earlier start, with the same weights
+        self._is_cancelled = False
+
+    async def train(self) -> GRPOResult:
+        """Evaluate, take every step, evaluate, save; what was learned is saved on every way out. Errors as `train`."""
+        context, settings = self._context, self._context.settings
+        result = self._restored()
+        resources_id = await context.publish("train", settings.temperature)
+        try:
+            await self._evaluate_at_start(result)
+            for step in range(context.resume.steps + 1, settings.max_steps + 1):
+                began = time.monotonic()
+                figures = await self._step(step, resources_id)
+                result.train_seconds += time.monotonic() - began
+                result.steps = context.updater.weight_version
+                self._completed = self._completed_step(figures, result, evaluated=False)
+                try:
+                    if self._is_cancelled:  # it was held back while the weights changed
+                        raise asyncio.CancelledError
+                    await self._evaluate_if_due(figures, result)
+                    self._completed = self._completed_step(figures, result, evaluated=True)
+                except BaseException:
+                    with contextlib.suppress(OSError):  # what ended the step is what counts
+                        await self._report(figures, result)
+                    raise
+                await self._report(figures, result)
+                await self._checkpoints.step_done(self._completed, lambda text: context.alarm(text, "checkpoint"))
+                self._check_skipped()
+        except BaseException as error:
+            await self._end(error)
+            raise
+        await self._end(None)
+        self._collector.endings.require_scored()
+        return result
+
+    async def _end(self, cause: BaseException | None) -> None:
+        """Save what was learned and cancel what is in progress, each though another fails; raise the first error, if
+        that is not `cause`. A cancellation is raised in any case."""
+
+        async def finish_metrics() -> None:
+            self._folder.finish()
+
+        async def save_model() -> None:
+            self._context.updater.save_model(self._folder.model)
+
+        async def save_checkpoint() -> None:
+            await self._checkpoints.end(self._completed)
+
+        first = cause
+        for work in (finish_metrics, save_checkpoint, save_model, self._collector.close):
+            try:
+                await work()
+            except Exception as error:
+                if first is None:
+                    first = error
+                else:
+                    logger.error("The run had failed already when its end failed, too: %r", error)
+            except BaseException as error:  # a cancellation or Ctrl+C goes on when all is done
+                first = error
+        if first is not None and first is not cause:
+            raise first
+
+    # --- what goes on from an earlier start --------------------------------------------------------------------------
+
+    def _restored(self) -> GRPOResult:
+        """Return the result of the steps that are in the checkpoint, and give the parts of the loop their state."""
+        context, resume = self._context, self._context.resume
+        result, state = result_so_far(resume, self._folder, context.updater.weight_version), resume.state
+        if state:
+            self._skipped, self._reported_constraints = state["skipped"], state["told_constrained"]
+            self._collector.endings.restore(state["endings"])
+            self._collector.restore(state.get("flight"))
+            context.guard.restore(state["guard"])
+            for figures in result.metrics:
+                context.alarms.see(figures)
+        return result
+
+    def _completed_step(self, figures: StepFigures, result: GRPOResult, *, evaluated: bool) -> CompletedStep:
+        fixed: dict[str, object] = {
+            "skipped": self._skipped,
+            "told_constrained": self._reported_constraints,
+            "endings": self._collector.endings.state(),
+            "guard": self._context.guard.state(),
+            "late": self._collector.late.state(),
+            "train_seconds": result.train_seconds,
+            "take": self._context.resume.take,
+            "evaluated": evaluated,
+            "threads": torch.get_num_threads(),
+        }
+        if (in_progress := self._collector.state()) is not None:
+            fixed["flight"] = in_progress
+        evaluations = list(result.evaluations)
+
+        def state() -> dict[str, object]:
+            return {**fixed, "evaluations": [dataclasses.asdict(evaluation) for evaluation in evaluations]}
+
+        return CompletedStep(figures.step, self._context.updater.weight_version, figures.weights, state)
+
+    # --- held-out tasks ----------------------------------------------------------------------------------------------
+
+    async def _evaluate_at_start(self, result: GRPOResult) -> None:
+        """Evaluate before the first step, or after a last one whose evaluation an earlier start did not reach."""
+        resume = self._context.resume
+        if not resume.steps:
+            if self._context.updater.evaluates_first:
+                result.evaluations += await self._held_out.measure(0, greedy=True)
+        elif not resume.state["evaluated"] and result.metrics:
+            figures = result.metrics[-1]
+            await self._evaluate_if_due(figures, result)
+            resume.lines[figures.step] = dataclasses.asdict(figures)
+            write_lines(self._folder.path / "metrics.jsonl", resume.lines.values())
+
+    async def _evaluate_if_due(self, figures: StepFigures, result: GRPOResult) -> None:
+        if not self._held_out.is_due(figures.step):
+            return
+        began = time.monotonic()
+        await self._collector.wait_for_all()  # so that the evaluation's calls have the engine for themselves
+        result.train_seconds += time.monotonic() - began
+        last = figures.step == self._context.settings.max_steps
+        evaluations = await self._held_out.measure(figures.step, greedy=last, earlier=result.evaluations)
+        figures.held_out, figures.held_out_solved = evaluations[0].mean_reward, evaluations[0].accuracy
+        figures.held_out_change = evaluations[0].change_from_best(result.evaluations)
+        result.evaluations += evaluations
+
+    # --- one step ----------------------------------------------------------------------------------------------------
+
+    async def _step(self, step: int, resources_id: str) -> StepFigures:
+        self._context.step = step
+        await self._context.updater.before_step(self._context.proxy)
+        clock = StepClock(self._context.updater)
+        ledger = Ledger(step=step)
+        rollouts, rows = await self._collector.collect(step, resources_id, ledger)
+        clock.sampled()
+        learning = asyncio.ensure_future(self._learn(step, rollouts, rows, ledger, clock))
+        try:
+            return await asyncio.shield(learning)
+        except asyncio.CancelledError:  # an update that has begun is finished and accounted for, then the run ends
+            self._is_cancelled = True
+            return await learning
+
+    async def _learn(
+        self, step: int, rollouts: Sequence[Rollout], rows: StepRows, ledger: Ledger, clock: StepClock
+    ) -> StepFigures:
+        """Update the weights, close the ledger and return the figures of the step."""
+        context, settings, resume = self._context, self._context.settings, self._context.resume
+        replies = rows.reply_figures(context.updater.weight_version)
+        update = await self._update_weights(step, rows)
+        changed = [learner for learner in context.updater.learners if learner.name in update.changed]
+        rows.enter(
+            ledger,
+            trained=lambda sample: (
+                sample.rollout_id not in update.untrained and any(learner.takes(sample) for learner in changed)
+            ),
+        )
+        digest = await asyncio.to_thread(context.updater.digest)
+        self._repeats = await resume.repeats(step, digest)
+        if not self._repeats:
+            await self._enter_late_calls(ledger, rollouts)
+        summary = ledger.close()
+        if not self._repeats:
+            await context.recorder.ledger(ledger, rows, update.rows)
+        self._report_constraints(step, summary)
+        seconds, cpu, tokens = clock.stop()
+        return StepFigures(
+            step=step,
+            steps=settings.max_steps,
+            mean_reward=rows.mean_reward,
+            reward_error=rows.reward_error,
+            reward_spread=rows.reward_spread,
+            rollouts_done=sum(r.status == "succeeded" for r in rollouts),
+            rollouts_failed=sum(r.status != "succeeded" for r in rollouts),
+            calls_captured=summary.captured,
+            calls_trained=summary.trained,
+            calls_excluded={str(reason): count for reason, count in summary.excluded.items()},
+            tokens_per_second=tokens / max(1e-9, sum(seconds.values())),
+            seconds=seconds,
+            cpu_seconds=cpu,
+            update=update.figures,
+            seams=rows.seams,
+            rollouts_excluded=rows.excluded_rollouts,
+            calls_constrained=summary.constrained,
+            drift_rate=context.guard.drift_rate,
+            groups=rows.group_counts,
+            **replies,
+            held_out_change={},
+            weights=digest,
+            take=resume.take_of(step),
+            flight=self._collector.figures,
+        )
+
+    async def _update_weights(self, step: int, rows: StepRows) -> StepUpdate:
+        """Update while the gateway holds calls back; they are stamped with a new version only if there is one.
+
+        Raises:
+            TimeoutError: model calls still ran after `step_timeout_seconds`; no weight was changed.
+        """
+        context, updater = self._context, self._context.updater
+        if not rows.samples and not updater.updates_without_rows:
+            broken = not rows.rewards and not await asyncio.to_thread(updater.gives_probabilities)
+            update = StepUpdate({"steps": 0, "skipped_steps": int(broken)})
+        else:
+            drains = MAX_DRAINS if context.settings.max_staleness else 1
+            seconds = context.settings.step_timeout_seconds / drains
+            for _ in range(1, drains):
+                try:
+                    update = await self._update_once(step, rows, seconds)
+                    break
+                except TimeoutError as error:
+                    context.alarm(f"step {step}: {error}; the weights are as before, and it is tried again", "drain")
+            else:
+                update = await self._update_once(step, rows, seconds)
+        skipped = update.figures["skipped_steps"]
+        self._skipped = self._skipped + 1 if update.figures["steps"] == 0 and skipped > 0 else 0
+        if skipped:
+            text = f"{skipped:.0f} optimizer steps skipped: loss or probabilities are not finite"
+            context.alarm(text, "skipped_steps")
+        return update
+
+    async def _update_once(self, step: int, rows: StepRows, drain_seconds: float) -> StepUpdate:
+        update: StepUpdate | None = None
+        with contextlib.suppress(_NothingChanged):
+            version = self._context.updater.weight_version + 1
+            async with self._context.proxy.weight_change(version, drain_timeout=drain_seconds):
+                update = await self._context.updater.update(step, rows)
+                for name, text in update.alarms:
+                    self._context.alarm(text, name)
+                if not update.changed:
+                    raise _NothingChanged
+        assert update is not None
+        return update
+
+    def _check_skipped(self) -> None:
+        if self._skipped >= MAX_SKIPPED:
+            raise NonFiniteLossError(
+                f"The loss was not finite in {MAX_SKIPPED} steps in a row; the run ends. "
+                f"Try a smaller learning_rate (now {self._context.settings.learning_rate}), or look at the rewards. "
+                f"The last weights are in {self._folder.model}"
+            )
+
+    # --- reports and the books ---------------------------------------------------------------------------------------
+
+    async def _report(self, figures: StepFigures, result: GRPOResult) -> None:
+        context = self._context
+        result.metrics.append(figures)
+        if not self._repeats or figures.step not in context.resume.lines:
+            self._folder.append_metrics(dataclasses.asdict(figures))
+        context.progress.step(figures)
+        logger.info(step_line(figures))
+        if not self._repeats:
+            await context.recorder.step(figures)
+        for alarm in context.alarms.see(figures):
+            context.report(alarm)
+
+    async def _enter_late_calls(self, ledger: Ledger, rollouts: Sequence[Rollout], *, is_last: bool = False) -> None:
+        """Enter the calls that ended after the step of their rollout, and those that earlier starts have left open."""
+        context, collector = self._context, self._collector
+        present, is_to_come = {rollout.rollout_id for rollout in rollouts}, None if is_last else collector.is_to_come
+        for calls, reason in await context.resume.unaccounted(context.store, present, is_to_come):
+            ledger.capture(calls)
+            ledger.exclude([call.ref for call in calls], reason)
+        in_hand = context.proxy.calls_in_hand(outside=collector.in_progress)
+        await collector.late.enter(context.store, ledger, in_hand=in_hand)
+
+    def _report_constraints(self, step: int, summary: LedgerSummary) -> None:
+        """Report once that trained calls were constrained, and by what."""
+        if summary.constrained and not self._reported_constraints:
+            self._reported_constraints = True
+            names = ", ".join(f"{name} ({count})" for name, count in summary.constrained.items())
+            self._context.note(
+                f"step {step}: some of {summary.trained} trained calls were constrained by {names}: their tokens were "
+                "drawn from another distribution than the one that learns from them"
+            )
+
+    async def late_calls(self) -> dict[str, int]:
+        """Account for the calls that ended after the last step; return them by the reason of their exclusion. To be
+        called when no further call can arrive."""
+        ledger = Ledger(step=self._context.settings.max_steps + 1)
+        await self._enter_late_calls(ledger, [], is_last=True)
+        summary = ledger.close()
+        await self._context.recorder.ledger(ledger)
+        excluded = {str(reason): count for reason, count in summary.excluded.items()}
+        if excluded:
+            logger.info("%d model calls ended after the last step: %s", summary.captured, excluded)
+        return excluded
+
+
+class _NothingChanged(Exception):
+    """Leaves a weight change without a new version: the weights are the old ones."""

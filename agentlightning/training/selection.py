@@ -1,0 +1,337 @@
+"""The rollouts that supervised fine-tuning trains, of each step or of the store: by hand, by a threshold of their
+reward, the best of each task, the best of all."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+from typing_extensions import override
+
+from agentlightning.adapter import TraceToTripletBase
+from agentlightning.adapter.messages import TraceToMessages
+from agentlightning.errors import BadRequestError, NoScoredRolloutError, NotFoundError
+from agentlightning.store.base import FINISHED, LightningStore
+from agentlightning.store.read_operations import pages_of
+from agentlightning.store.rules.values import to_json
+from agentlightning.store.unset import UNSET, Unset
+from agentlightning.training.collect import Evidence, evidence
+from agentlightning.training.collector import Collector, ReadRollouts
+from agentlightning.training.context import RunContext
+from agentlightning.training.endings import Endings
+from agentlightning.training.ledger.ledger import Ledger
+from agentlightning.training.ledger.record import RolloutRecord
+from agentlightning.training.rows import StepRows, read_records, seams_of, was_cut
+from agentlightning.training.sft_settings import SFTSettings
+from agentlightning.types import Rollout
+
+if TYPE_CHECKING:
+    from agentlightning.engine.served import ServedModel
+
+
+class SelectionEndings(Endings):
+    """Counts also what was chosen: a run that chose nothing does not end as if it were well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.chosen = 0
+        self.best: float | None = None
+        """The greatest reward of all rollouts."""
+
+    @override
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "chosen": self.chosen, "best": self.best}
+
+    @override
+    def restore(self, state: Mapping[str, Any]) -> None:
+        super().restore(state)
+        self.chosen, self.best = state["chosen"], state["best"]
+
+    @override
+    def require_scored(self) -> None:
+        super().require_scored()
+        if not self.chosen:
+            raise NoScoredRolloutError(
+                f"The run chose no rollout to learn from: the best reward was {self.best}. Its model is the one that "
+                "it began with. Choose by a lower min_reward, or by best_per_task or top_share, which always find some"
+            )
+
+
+class SelectingCollector(Collector):
+    """Collects the rollouts that supervised fine-tuning trains. Belongs to the loop of the run.
+
+    The tasks of a run whose rollouts are stored are their ids.
+    """
+
+    def __init__(self, context: RunContext, tasks: list[object]) -> None:
+        super().__init__(context, tasks)
+        self.endings: SelectionEndings = SelectionEndings()
+        self._tokens_checked = False
+
+    @property
+    def _settings(self) -> SFTSettings:
+        assert isinstance(self._context.settings, SFTSettings)
+        return self._context.settings
+
+    @override
+    async def collect(self, step: int, resources_id: str, ledger: Ledger) -> tuple[list[Rollout], StepRows]:
+        if self._settings.collects:
+            return await super().collect(step, resources_id, ledger)
+        store, read = self._context.store, ReadRollouts()
+        for number, rollout_id in enumerate(self._plan.tasks_of(step)):
+            rollout = await store.get_rollout_by_id(str(rollout_id))
+            assert rollout is not None, rollout_id  # it was there when the run began
+            ended = await evidence(store, rollout)
+            [record] = self._records([ended])
+            if not self._tokens_checked and record.samples:
+                policy = self._context.updater.learners[0].policy
+                self._tokens_checked = await asyncio.to_thread(check_tokens, ended, record, policy)
+            read.rollouts.append(rollout)
+            read.evidence.append(ended)
+            read.records.append(record)
+            read.groups.append(number)
+        rows = self._choose(read, ledger)
+        self._watch(step, read.evidence, rows, 0)
+        return read.rollouts, rows
+
+    @override
+    def _choose(
+        self,
+        read: ReadRollouts,
+        ledger: Ledger,
+        *,
+        replaced: Collection[int] = (),
+        kl: Mapping[str, float] | None = None,
+    ) -> StepRows:
+        rows, reasons = self._select(read, ledger)
+        self.endings.chosen += len({sample.rollout_id for sample in rows.samples})
+        rewards = [*rows.rewards, *([] if self.endings.best is None else [self.endings.best])]
+        self.endings.best = max(rewards, default=None)
+        if rows.rewards and not rows.samples:
+            text = f"their best reward is {max(rows.rewards):g}; left out: {counts_text(reasons)}"
+            self._context.alarm(
+                f"step {ledger.step}: none of {len(rows.rewards)} scored rollouts was chosen: {text}", "none_chosen"
+            )
+        return rows
+
+    def _select(self, read: ReadRollouts, ledger: Ledger) -> tuple[StepRows, dict[str, str]]:
+        """Return the rows of the rollouts to train, and why the others are left out."""
+        scored = [
+            (rollout, record, Candidate(rollout.rollout_id, group, record.reward))
+            for rollout, record, group in zip(read.rollouts, read.records, read.groups, strict=True)
+            if record.verdict is None and record.reward is not None
+        ]
+        rewards = [candidate.reward for *_, candidate in scored]
+        seams = seams_of(read.records)
+        rows = StepRows(
+            rewards=rewards, kept_rewards=rewards, seams=seams, records=list(read.records), groups=list(read.groups)
+        )
+        for record in read.records:
+            ledger.add(record)
+        reasons: dict[str, str] = {}
+        pick = self._context.pick
+        if self._settings.collects:
+            reasons |= {r.rollout_id: "not_picked" for r, _, one in scored if pick and not pick(r, one.reward)}
+            usable = [one for _, record, one in scored if record.samples and one.rollout_id not in reasons]
+            reasons |= left_out(usable, self._settings)
+        for _, record, candidate in scored:
+            cut = self._settings.mask_truncated_completions and was_cut(record)
+            for sample in record.samples:
+                if candidate.rollout_id in reasons:
+                    ledger.exclude(sample, "not_chosen")
+                elif cut:
+                    ledger.exclude(sample, "over_length")
+                else:
+                    rows.samples.append(sample)
+                    rows.advantages.append(1.0)
+        return rows, reasons
+
+
+# --- by their rewards ------------------------------------------------------------------------------------------------
+
+
+LeftOut = Literal["not_named", "not_picked", "below_min_reward", "not_best_of_task", "not_in_top_share"]
+"""Why a rollout with a reward is not chosen: its id was not given; the function said no; or by its reward."""
+Pick: TypeAlias = Callable[[Rollout, float], bool]
+"""Says of a rollout and its reward whether it may be chosen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One rollout that can be chosen."""
+
+    rollout_id: str
+    task: object
+    """Equal for the rollouts of one task; hashable."""
+    reward: float
+
+
+def left_out(candidates: Sequence[Candidate], rule: SFTSettings) -> dict[str, LeftOut]:
+    """Return why each rollout that is not chosen is left out, by its id.
+
+    `min_reward`, `best_per_task` and `top_share` apply one after the other, each to what the last one has left; the
+    first ones of equal rewards count.
+    """
+    reasons: dict[str, LeftOut] = {}
+    rest = list(candidates)
+    if rule.min_reward is not None:
+        rest = _keep(
+            rest, {i for i, one in enumerate(rest) if one.reward >= rule.min_reward}, "below_min_reward", reasons
+        )
+    if rule.best_per_task is not None:
+        of_task: Counter[object] = Counter()
+        best: set[int] = set()
+        for i in _by_reward(rest):
+            of_task[rest[i].task] += 1
+            if of_task[rest[i].task] <= rule.best_per_task:
+                best.add(i)
+        rest = _keep(rest, best, "not_best_of_task", reasons)
+    if rule.top_share is not None and rest:
+        count = max(1, round(rule.top_share * len(rest)))
+        _keep(rest, set(_by_reward(rest)[:count]), "not_in_top_share", reasons)
+    return reasons
+
+
+def counts_text(reasons: Mapping[str, str]) -> str:
+    """Return how many rollouts each reason leaves out, in words."""
+    return ", ".join(f"{count} {reason}" for reason, count in Counter(reasons.values()).most_common()) or "none"
+
+
+def _by_reward(candidates: Sequence[Candidate]) -> list[int]:
+    return sorted(range(len(candidates)), key=lambda i: -candidates[i].reward)
+
+
+def _keep(
+    candidates: Sequence[Candidate], chosen: set[int], reason: LeftOut, reasons: dict[str, LeftOut]
+) -> list[Candidate]:
+    reasons |= {one.rollout_id: reason for i, one in enumerate(candidates) if i not in chosen}
+    return [one for i, one in enumerate(candidates) if i in chosen]
+
+
+# --- those of the store ----------------------------------------------------------------------------------------------
+
+
+_NAMED_AT_MOST: Final = 5
+
+
+@dataclass
+class Choice:
+    """The rollouts that a run trains, in the order in which they were made or named, and why others are left out."""
+
+    chosen: list[str] = field(default_factory=list[str])
+    left_out: dict[str, str] = field(default_factory=dict[str, str])
+    """Rollouts by id: of the ledger's reasons those for which nothing of one can be trained, and those of a choice."""
+
+
+async def choose_stored(
+    store: LightningStore,
+    settings: SFTSettings,
+    adapter: TraceToTripletBase,
+    pick: Pick | None,
+) -> Choice:
+    """Return which rollouts of a store are trained. Reads one rollout at a time.
+
+    Raises:
+        NotFoundError: the store has no rollout of an id that was given.
+        BadRequestError: a rollout that was named cannot be trained, or none is chosen; says why.
+    """
+    reasons: dict[str, str] = {}
+    candidates: list[Candidate] = []
+    async for rollout in _ended_rollouts(store, settings):
+        record = read_records(
+            [await evidence(store, rollout)], adapter, train_refused=settings.refused_calls == "train"
+        )[0]
+        why = _why_not(record)
+        if why is not None:
+            reasons[rollout.rollout_id] = why
+        elif pick is not None and not pick(rollout, record.reward or 0.0):
+            reasons[rollout.rollout_id] = "not_picked"
+        else:
+            task = json.dumps(to_json(rollout.input), sort_keys=True)
+            candidates.append(Candidate(rollout.rollout_id, task, record.reward or 0.0))
+    if settings.named is not None and (unusable := {i: why for i, why in reasons.items() if why != "not_picked"}):
+        told = ", ".join(f"{i} ({why})" for i, why in list(unusable.items())[:_NAMED_AT_MOST])
+        raise BadRequestError(
+            f"{len(unusable)} of the {len(settings.named)} rollouts that were named cannot be trained: {told}. "
+            "See why with: agl rollouts explain <rollout id>; leave them out of rollouts="
+        )
+    seen = len(candidates) + len(reasons)
+    reasons |= left_out(candidates, settings)
+    chosen = [one.rollout_id for one in candidates if one.rollout_id not in reasons]
+    if not chosen:
+        best = max((one.reward for one in candidates), default=None)
+        told = f"left out: {counts_text(reasons)}; the best reward is {best}" if seen else "there are none"
+        of = "" if settings.from_run is None else f" of run {settings.from_run!r}"
+        raise BadRequestError(
+            f"No rollout is chosen out of the {seen} ended training rollouts{of} of the store: {told}. Rollouts need a "
+            "reward, and model calls with token ids and log-probabilities, as the engine of GRPO and vLLM give them"
+        )
+    return Choice(chosen, reasons)
+
+
+def check_tokens(rollout: Evidence, record: RolloutRecord, policy: ServedModel) -> bool:
+    """Return whether the text of a rollout shows that its token ids are those of the model's tokenizer; false where it
+    has no text.
+
+    Raises:
+        BadRequestError: an id is beyond the vocabulary, or none of the recorded replies is what the tokens spell.
+    """
+    size = policy.model.config.get_text_config().vocab_size
+    largest = max(max(sample.token_ids) for sample in record.samples)
+    way_out = "Train the model that the rollouts were sampled from, or one with its tokenizer"
+    if largest >= size:
+        raise BadRequestError(
+            f"Rollout {record.rollout_id} has the token id {largest}, and the vocabulary of the model ends at "
+            f"{size - 1}: it was sampled with another tokenizer. {way_out}"
+        )
+    tokenizer: Any = policy.tokenizer
+    spelt = "\n".join(
+        _plain(tokenizer.decode(sample.token_ids, clean_up_tokenization_spaces=False)) for sample in record.samples
+    )
+    replies = [
+        call["messages"][-1].get("content") for call in TraceToMessages().adapt(rollout.counted) if call["messages"]
+    ]
+    said = [text for reply in replies if isinstance(reply, str) and (text := _plain(reply))]
+    if said and not any(text in spelt for text in said):
+        raise BadRequestError(
+            f"Rollout {record.rollout_id} was sampled with another tokenizer: its reply is {said[0][:60]!r}, and none "
+            f"of its replies is in what the model's tokenizer makes of its tokens, {spelt[-60:]!r}. {way_out}"
+        )
+    return bool(said)
+
+
+def _plain(text: str) -> str:
+    return "".join(text.split())
+
+
+def _why_not(record: RolloutRecord) -> str | None:
+    if record.verdict is not None:
+        return record.verdict
+    if record.reward is None:
+        return "no_reward"
+    return None if record.samples else next(iter(record.exclusions.values()), "no_call")
+
+
+async def _ended_rollouts(store: LightningStore, settings: SFTSettings) -> AsyncIterable[Rollout]:
+    if settings.named is not None:
+        found = {one: await store.get_rollout_by_id(one) for one in settings.named}
+        unknown = [one for one, rollout in found.items() if rollout is None]
+        if unknown:
+            told = ", ".join(unknown[:_NAMED_AT_MOST])
+            raise NotFoundError(
+                f"The store has no rollout {told}{' and others' if len(unknown) > _NAMED_AT_MOST else ''}: "
+                f"{len(unknown)} of {len(found)} ids of rollouts= are unknown. See what it has with: agl rollouts list"
+            )
+        for rollout in found.values():
+            assert rollout is not None
+            yield rollout
+        return
+    of_run: str | Unset | None = UNSET if settings.from_run is None else settings.from_run or None
+    async for page in pages_of(store.query_rollouts, sort_by="start_time", run_id=of_run):
+        for rollout in page:
+            if rollout.mode not in ("val", "test") and rollout.status in FINISHED:
+                yield rollout

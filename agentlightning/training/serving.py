@@ -1,0 +1,130 @@
+"""The gateway of a run and the resources that it publishes: the policies are among the gateway's models, and each call
+belongs to the policy that learns from it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+
+from agentlightning.engine.policy_engine import PolicyEngine
+from agentlightning.errors import BadRequestError
+from agentlightning.llm_proxy import LLMProxy
+from agentlightning.llm_proxy.policies import PolicyConfig
+from agentlightning.store.base import LightningStore
+from agentlightning.training.settings import GRPOSettings
+from agentlightning.training.updater import Updater
+from agentlightning.types import LLM, NamedResources
+
+
+async def serve_policies(
+    given: LLMProxy | None, store: LightningStore, updater: Updater, settings: GRPOSettings, stack: AsyncExitStack
+) -> LLMProxy:
+    """Return a running gateway with the policies among its models; `stack` leaves it as it was found.
+
+    `given` is that of the program; without one, the run has its own.
+
+    Raises:
+        BadRequestError: it serves a model of the same name already, or its policies are not those of the run.
+    """
+    proxy = given or LLMProxy(store=store, policies=_policies_of(updater.names))
+    if updater.names is not None:
+        _check_policies(proxy, updater.names)
+    others = proxy.model_list
+    for engine in updater.engines:
+        if any(other["model_name"] == engine.model_name for other in others):
+            raise BadRequestError(
+                f"The gateway serves a model named {engine.model_name!r} already, which is the name of the policy "
+                "that learns; give the other one another name"
+            )
+    proxy.update_model_list([*others, *(entry_of(engine, settings) for engine in updater.engines)])
+    stack.callback(proxy.update_model_list, others)
+    if not proxy.is_running():
+        await proxy.start()
+        stack.push_async_callback(proxy.stop)
+    async with proxy.weight_change(updater.weight_version):  # one that served a run before has that run's version
+        pass
+    return proxy
+
+
+def entry_of(engine: PolicyEngine, settings: GRPOSettings) -> Any:
+    """Return an engine as one of the gateway's list of models."""
+    return {
+        "model_name": engine.model_name,
+        "litellm_params": {
+            "model": f"hosted_vllm/{engine.model_name}",
+            "api_base": engine.base_url,
+            "api_key": engine.api_key,
+            "unreachable_seconds": settings.vllm_server_timeout if settings.use_vllm else 0,
+        },
+    }
+
+
+def _policies_of(names: Sequence[str] | None) -> dict[str, PolicyConfig] | None:
+    """Return the settings of the policies for a gateway: each has a role and a model of its name."""
+    return None if names is None else {name: _policy_of(name) for name in names}
+
+
+def _policy_of(name: str) -> PolicyConfig:
+    return {"kind": "trained", "models": [name], "roles": [name]}
+
+
+def _check_policies(proxy: LLMProxy, names: Sequence[str]) -> None:
+    """Check that a gateway of the program's own knows the policies of the run.
+
+    Raises:
+        BadRequestError: it does not; says what to write.
+    """
+    known = {policy.name: policy for policy in proxy.policies}
+    for name in names:
+        policy = known.get(name)
+        if policy is None or policy.kind != "trained" or policy.models != (name,) or not policy.roles:
+            wanted = ", ".join(f"{each!r}: {_policy_of(each)}" for each in names)
+            raise BadRequestError(
+                f"GRPO trains the policies {', '.join(names)}, and the gateway's policies do not fit ({name!r} is "
+                f"{'missing' if policy is None else 'another one'}): give LLMProxy(policies={{{wanted}}}), with "
+                "further roles if you like, or give the Trainer no llm_proxy"
+            )
+    if more := [policy.name for policy in known.values() if policy.kind == "trained" and policy.name not in names]:
+        raise BadRequestError(
+            f"The gateway has trained policies that GRPO does not train: {', '.join(more)}. Name them in policies=, or "
+            "make them 'frozen' in LLMProxy(policies=...)"
+        )
+
+
+def resources_to_publish(
+    proxy: LLMProxy,
+    name: str | None,
+    models: Sequence[str],
+    sampling: dict[str, object],
+    others: NamedResources | None = None,
+) -> NamedResources:
+    """Return the first learning model under `name`, if there is one, under each role of the gateway the model of its
+    policy, and the `others` as they are.
+
+    Only what is served by `models` is sampled as the algorithm says; frozen and external models keep their own way.
+
+    Raises:
+        ValueError: a role has not exactly one model, or its name is that of another resource.
+    """
+    resources: NamedResources = {}
+    if name is not None:
+        resources[name] = proxy.as_resource(model=models[0], sampling_parameters=sampling)
+    for role, resource in (proxy.as_resources() if proxy.roles else {}).items():
+        learns = isinstance(resource, LLM) and resource.model in models
+        resources[role] = resource.model_copy(update={"sampling_parameters": sampling}) if learns else resource
+    check_resource_names(resources, others or {})
+    return {**resources, **(others or {})}
+
+
+def check_resource_names(policies: Collection[str], others: NamedResources) -> None:
+    """Check that the Trainer's resources have other names than the policies that learn.
+
+    Raises:
+        BadRequestError: one has not; names it.
+    """
+    if taken := sorted({*policies} & others.keys()):
+        raise BadRequestError(
+            f"initial_resources have {', '.join(map(repr, taken))}, by which agents are given the model that learns: "
+            "choose another name for it, or set the algorithm's resource_name"
+        )

@@ -1,0 +1,136 @@
+"""The settings of supervised fine-tuning: those of GRPO that have a meaning for it, and which rollouts are trained."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, cast
+
+from typing_extensions import override
+
+from agentlightning.errors import BadRequestError
+from agentlightning.field_help import explain_fields
+from agentlightning.training.settings import Count, GRPOSettings
+from agentlightning.utils.setting_checks import Bounds, check_names
+
+Source = Literal["new", "stored"]
+
+_BY_ANOTHER_NAME: Final = {
+    "num_train_epochs": "max_steps, which counts steps of batch_size",
+    "threshold": "min_reward",
+    "reward_threshold": "min_reward",
+    "best_of": "best_per_task",
+    "rollout_ids": "rollouts",
+    "max_length": "max_model_length",
+    "packing": "padding_free",
+}
+_OF_REWARDS: Final = "rewards choose rollouts; they do not weigh tokens"
+_OF_RATIOS: Final = "its loss is the cross entropy, which has no ratio"
+_OF_REFERENCE: Final = "its loss is the cross entropy, which has no reference"
+_WITHOUT_MEANING: Final = {
+    "loss_type": "its loss is the cross entropy; `aggregation` says what it is a mean of",
+    "loss_scale_factor": "its loss is a mean",
+    **dict.fromkeys(("advantage", "scale_rewards", "multi_objective_aggregation", "reward_weights"), _OF_REWARDS),
+    **dict.fromkeys(("soft_punish_cache", "overlong_penalty_factor", "max_num_gen_batches"), _OF_REWARDS),
+    **dict.fromkeys(("epsilon", "epsilon_high", "delta", "staleness_clip_max"), _OF_RATIOS),
+    "importance_sampling_correction": _OF_RATIOS,
+    **{f"importance_sampling_{name}": _OF_RATIOS for name in ("mode", "clip_max", "clip_min")},
+    **dict.fromkeys(("beta", "kl_estimator", "use_bias_correction_kl", "use_kl_in_reward"), _OF_REFERENCE),
+    "policies": "it trains one policy; agl.GRPO trains several",
+    "max_staleness": "it collects synchronously; agl.GRPO has it",
+}
+_SILENT_ALARMS: Final = ("policy_shift", "engine_mismatch", "equal_rewards", "reference_distance", "stale_weights")
+"""Alarms about what the cross entropy does not compare: it learns from tokens, whoever sampled them."""
+
+
+@explain_fields
+@dataclass(frozen=True, kw_only=True)
+class SFTSettings(GRPOSettings):
+    """Every setting of `SFT`, with its meaning and default. Those that GRPO has are explained there."""
+
+    rollouts: Source | Sequence[str] = "new"
+    """What is chosen from: `new` runs the agent on tasks in every step; `stored` takes the training rollouts that the
+    store has at the start; a list of ids takes these, whatever else the store has."""
+    from_run: str | None = None
+    """Of the stored rollouts those of this run alone; `""` is the run without a name, None is every run."""
+    min_reward: float | None = None
+    """Least reward of a rollout that is chosen; None is no limit."""
+    best_per_task: Count | None = None
+    """So many rollouts of each task are chosen, the best ones; None is no limit. Equal inputs are one task."""
+    top_share: Annotated[float, Bounds(above=0, at_most=1)] | None = None
+    """Share of what is left that is chosen, the best ones, at least one; None is all. Of each step with `new`."""
+
+    @override
+    def __post_init__(self) -> None:
+        self._check_choice()
+        if self.alarms == "default":
+            object.__setattr__(self, "alarms", dict.fromkeys(_SILENT_ALARMS))
+        super().__post_init__()
+
+    def _check_choice(self) -> None:
+        given: object = self.rollouts
+        if isinstance(given, (list, tuple)):
+            ids = cast("Sequence[object]", given)
+            if not ids or not all(isinstance(one, str) and one for one in ids):
+                raise BadRequestError(f"rollouts must name at least one rollout, each by its id; got {given!r}")
+            twice = sorted({str(one) for one in ids if ids.count(one) > 1})
+            if twice:
+                raise BadRequestError(f"rollouts names rollouts more than once: {', '.join(twice)}")
+            object.__setattr__(self, "rollouts", list(ids))
+        elif given not in ("new", "stored"):
+            raise BadRequestError(f"rollouts must be 'new', 'stored' or a list of rollout ids; got {given!r}")
+        if self.from_run is not None and (given != "stored" or not isinstance(self.from_run, str)):
+            raise BadRequestError(
+                f"from_run={self.from_run!r} and rollouts={given!r}: it is the id of a run, for rollouts='stored'"
+            )
+
+    @property
+    def chooses(self) -> bool:
+        """Whether anything says which rollouts are trained, but for a function."""
+        rules = (self.min_reward, self.best_per_task, self.top_share, self.named)
+        return any(rule is not None for rule in rules)
+
+    @property
+    def named(self) -> list[str] | None:
+        """The rollouts that were given by their ids; None if they were not."""
+        return list(self.rollouts) if not isinstance(self.rollouts, str) else None
+
+    @property
+    def collects(self) -> bool:
+        """Whether the agent is run to have rollouts."""
+        return self.rollouts == "new"
+
+    @property
+    @override
+    def is_cross_entropy(self) -> bool:
+        return True
+
+    @property
+    @override
+    def compares_in_groups(self) -> bool:
+        return False
+
+
+def sft_setting_names() -> list[str]:
+    """Return the settings that a user may give, but for the model."""
+    names = [field.name for field in dataclasses.fields(SFTSettings)]
+    return [name for name in names if name not in {"model", *_WITHOUT_MEANING}]
+
+
+def make_sft_settings(model: str | Path | None, settings: Mapping[str, Any]) -> SFTSettings:
+    """Return checked settings.
+
+    Raises:
+        TypeError: an unknown setting, or one that says nothing to SFT; names it and what to give instead.
+        BadRequestError: a value out of its range, or no model.
+    """
+    known = sft_setting_names()
+    check_names("SFT", list(settings), known, other_names=_BY_ANOTHER_NAME, without_meaning=_WITHOUT_MEANING)
+    if model is None:
+        raise BadRequestError(
+            "SFT needs model, the folder of a transformers model: agl.SFT(model='path/to/model', min_reward=1.0); "
+            "got None"
+        )
+    return SFTSettings(model=str(model) if isinstance(model, Path) else model, **settings)

@@ -1,0 +1,182 @@
+"""`Updater`: what learns in a run, as the loop drives it. Makers: our learner (`policies.py`) and those in `external/`.
+
+One weight version counts for the whole run: an update that changed any policy makes a new one for all, so that a call's
+stamp says which update it came after, whichever policy answered it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentlightning.engine.decode_thread import EngineStats
+from agentlightning.engine.policy_engine import PolicyEngine
+from agentlightning.engine.served import ServedModel
+from agentlightning.llm_proxy import LLMProxy
+from agentlightning.store.base import LightningStore
+from agentlightning.training.result import Evaluation
+from agentlightning.training.rows import StepRows
+from agentlightning.training.settings import GRPOSettings
+
+if TYPE_CHECKING:
+    from agentlightning.adapter.rows.samples import Sample
+    from agentlightning.training.learner.row_figures import RowFigures
+
+
+@dataclass(frozen=True)
+class Learner:
+    """One policy that learns."""
+
+    name: str | None
+    """Of the gateway's policy; None for the only one of a run, which learns from all calls that the adapter selects."""
+    settings: GRPOSettings
+    policy: ServedModel
+
+    def takes(self, sample: Sample) -> bool:
+        """Return whether a row is of this policy."""
+        return self.name is None or sample.policy == self.name
+
+
+@dataclass
+class StepUpdate:
+    """The effect of a step's update on every policy."""
+
+    figures: dict[str, float]
+    """`steps` and `skipped_steps` count optimizer steps; `rows`, `rollouts`, `tokens` what was trained; further ones
+    are those of `Policy.update`. Where there are several policies, those of each beside, under `NAME/FIGURE`."""
+    rows: Sequence[RowFigures] = ()
+    """(B,) figures of each row that the loss used, in the order of the samples; empty if they are not known."""
+    changed: frozenset[str | None] = frozenset()
+    """The policies whose weights took a step."""
+    untrained: frozenset[str] = frozenset()
+    """Rollouts that were handed over and that the trainer left out."""
+    alarms: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    """Warnings for the user: name and text."""
+
+
+class Updater:
+    """What learns in a run, and the engines that serve what it has learned. Belongs to the loop of the run.
+
+    A subclass defines `update`, `digest`, `save_checkpoint` and `save_model`.
+
+    Attributes:
+        learners: the policies that learn.
+        engines: what serves them, in their order; none where nothing is sampled, as in a replay.
+        saves_every: steps between two checkpoints; 0 writes one at the end alone.
+        evaluates_first: whether held-out tasks are run before the first step.
+        updates_without_rows: whether `update` is to be called for a step without rows, too.
+    """
+
+    evaluates_first = True
+    updates_without_rows = False
+
+    def __init__(self, learners: Sequence[Learner], engines: Sequence[PolicyEngine] = ()) -> None:
+        self.learners = tuple(learners)
+        self.engines = tuple(engines)
+        self.saves_every = self.learners[0].settings.save_steps
+
+    # --- what a subclass does ----------------------------------------------------------------------------------------
+
+    async def update(self, step: int, rows: StepRows) -> StepUpdate:
+        """Learn from the rows of a step, and serve the new weights with the next `weight_version`. While it runs, the
+        gateway holds calls back.
+
+        By default `update_weights` on a thread, while no engine has anything in flight.
+        """
+        return await asyncio.to_thread(self._update_weights_alone, step, rows)
+
+    def update_weights(self, step: int, rows: StepRows) -> StepUpdate:
+        """Learn from the rows of a step; called on a thread."""
+        raise NotImplementedError
+
+    def digest(self) -> str:
+        """Return what equal weights of all policies have in common."""
+        raise NotImplementedError
+
+    def save_checkpoint(self, folder: Path, step: int) -> None:
+        """Write into a folder what a later start goes on from.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        raise NotImplementedError
+
+    def save_model(self, folder: Path) -> None:
+        """Write the model of each policy: into the folder itself, or into one of its name where there are several."""
+        raise NotImplementedError
+
+    def divergences(self, samples: Sequence[Sample]) -> list[float]:
+        """Return the divergence of each row from its policy's reference, in nats: (B,)."""
+        raise NotImplementedError
+
+    # --- what a subclass may do --------------------------------------------------------------------------------------
+
+    def can_save(self, step: int, weight_version: int) -> bool:
+        """Return whether the weights after a step, which had this version, can be saved now."""
+        return self.weight_version == weight_version
+
+    def checkpoint_facts(self) -> dict[str, Any]:
+        """Return what a checkpoint says of its weights beside their digest, as JSON data."""
+        return {}
+
+    async def before_step(self, proxy: LLMProxy) -> None:
+        """Prepare a step, whose rollouts are not started yet; `proxy` is the gateway of the run."""
+
+    async def after_evaluation(self, step: int, evaluation: Evaluation, store: LightningStore) -> None:
+        """Take notice of an evaluation after a step."""
+
+    async def end(self) -> None:
+        """End after the last step."""
+
+    # --- what all have -----------------------------------------------------------------------------------------------
+
+    @property
+    def names(self) -> list[str] | None:
+        """Of the policies; None where one learns from every call."""
+        names = [each.name for each in self.learners if each.name is not None]
+        return names or None
+
+    @property
+    def weight_version(self) -> int:
+        """How many updates of the run took a step."""
+        return max(each.policy.weight_version for each in self.learners)
+
+    def advance(self, version: int) -> None:
+        """Give every policy this version, those too whose weights an update left as they were."""
+        for each in self.learners:
+            each.policy.weight_version = version
+
+    def gives_probabilities(self) -> bool:
+        """Return whether every policy can be sampled from."""
+        return all(each.policy.gives_probabilities() for each in self.learners)
+
+    @contextmanager
+    def swap(self, timeout: float) -> Generator[None]:
+        """Open the block in which the weights may change: no engine has anything in flight."""
+        with ExitStack() as stack:
+            for engine in self.engines:
+                stack.enter_context(engine.swap(timeout))
+            yield
+
+    @contextmanager
+    def locked(self) -> Generator[None]:
+        """Keep everybody from the weights of every policy."""
+        with ExitStack() as stack:
+            for each in self.learners:
+                stack.enter_context(each.policy.lock)
+            yield
+
+    def stats(self) -> EngineStats:
+        """Return the sums of all engines since their start."""
+        stats = [engine.stats() for engine in self.engines]
+        names = [field.name for field in dataclasses.fields(EngineStats)]
+        return EngineStats(**{name: sum(getattr(one, name) for one in stats) for name in names})
+
+    def _update_weights_alone(self, step: int, rows: StepRows) -> StepUpdate:
+        with self.swap(self.learners[0].settings.step_timeout_seconds):
+            return self.update_weights(step, rows)

@@ -1,0 +1,187 @@
+"""Weights, optimizer and random states of a policy as files, and the digest by which two states of weights are equal.
+
+Tensors are in safetensors files, the rest is JSON: reading a checkpoint runs no code of it. The model lies as
+transformers and peft write it, so `from_pretrained` reads the folder as well.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final, cast
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from agentlightning.engine.served import ServedModel
+from agentlightning.engine.torch_setup import no_progress_bar
+from agentlightning.training.checkpoint import BrokenCheckpointError, sha256_of
+from agentlightning.training.learner.policy import Policy, PolicyState
+from agentlightning.training.learner.value_head import PREFIX
+from agentlightning.training.settings import GRPOSettings
+
+OPTIMIZER: Final = "optimizer.safetensors"
+ADAPTER: Final = "adapter_model.safetensors"
+_SCALARS: Final = "optimizer.json"
+
+
+def digest_of(policy: ServedModel) -> str:
+    """Return the SHA-256 over name, type, shape and bytes of every parameter that learns.
+
+    Equal digests: equal weights, bit for bit. What does not learn (the model below an adapter) is not in it.
+    """
+    with policy.lock:
+        return digest_of_tensors((name, p) for name, p in policy.model.named_parameters() if p.requires_grad)
+
+
+def digest_of_tensors(tensors: Iterable[tuple[str, Tensor]]) -> str:
+    """Return the SHA-256 over name, type, shape and bytes of tensors, in the order of their names."""
+    found = hashlib.sha256()
+    for name, tensor in sorted(tensors, key=lambda pair: pair[0]):
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        found.update(flat.view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+def save_policy(policy: Policy, folder: Path) -> None:
+    """Write weights (of an adapter alone, if there is one), tokenizer, optimizer and random states into a folder.
+
+    Raises:
+        OSError: a file cannot be written, as on a full disk.
+    """
+    try:
+        _save(policy, folder)
+    except SafetensorError as error:  # which is how safetensors reports an error of the file system
+        raise OSError(str(error)) from error
+
+
+def _save(policy: Policy, folder: Path) -> None:
+    with policy.lock, no_progress_bar():
+        policy.model.save_pretrained(folder)
+        policy.tokenizer.save_pretrained(folder)
+        state = policy.state()
+        rounded = policy.model.dtype != torch.float32
+        kept = {name: weight for name, weight in state.weights.items() if rounded or name.startswith(PREFIX)}
+        tensors = state.optimizer | kept
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, folder / OPTIMIZER)
+        states = {"max_tokens": state.max_tokens_per_forward, "policy": state.random, "torch": _torch_state()}
+    (folder / _SCALARS).write_text(json.dumps(states))
+
+
+def restore_policy(policy: Policy, folder: Path, *, weight_version: int, digest: str) -> None:
+    """Give a policy back what `save_policy` wrote. It was loaded from the model that training began with, or, without
+    an adapter, from `folder` itself.
+
+    Raises:
+        BrokenCheckpointError: what is read is not what was written.
+    """
+    with policy.lock:
+        if (folder / ADAPTER).is_file():
+            from peft import set_peft_model_state_dict
+
+            adapted: Any = policy.model
+            set_peft_model_state_dict(adapted, load_file(folder / ADAPTER))
+        elif digest_of(policy) != digest:
+            _copy_weights(folder, policy)
+        if (found := digest_of(policy)) != digest:
+            raise BrokenCheckpointError(f"The weights read from {str(folder)!r} have the digest {found}, not {digest}")
+        states = json.loads((folder / _SCALARS).read_bytes())
+        tensors = load_file(folder / OPTIMIZER)
+        own = policy.state()
+        if not any(name.startswith(PREFIX) for name in own.weights):  # who serves or exports has no use for a critic
+            tensors = {name: tensor for name, tensor in tensors.items() if PREFIX not in name}
+        optimizer = {name: tensor for name, tensor in tensors.items() if name in own.optimizer}
+        weights = own.weights | {name: tensor for name, tensor in tensors.items() if name not in optimizer}
+        policy.restore(PolicyState(weights, optimizer, states["policy"], weight_version, states["max_tokens"]))
+        _restore_torch(states["torch"])
+
+
+def _copy_weights(folder: Path, policy: Policy) -> None:
+    with no_progress_bar(), torch.no_grad():
+        read = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=policy.model.dtype, local_files_only=True, trust_remote_code=False
+        )
+        for name, weight in read.named_parameters():
+            policy.model.get_parameter(name).copy_(weight)
+
+
+def model_in(folder: Path, base: str) -> str:
+    """Return where the model of a checkpoint is loaded from: itself, or the one below its adapter."""
+    return base if (folder / ADAPTER).is_file() else str(folder)
+
+
+def load_policy(
+    settings: GRPOSettings,
+    folder: Path | None,
+    *,
+    weight_version: int = 0,
+    digest: str = "",
+    base: PreTrainedModel | None = None,
+) -> Policy:
+    """Return a policy as `save_policy` has written it into a folder; None is the one that a run begins with.
+
+    `base` is the model of the settings, if it was loaded already.
+
+    Raises:
+        BrokenCheckpointError: what is read is not what was written.
+    """
+    source = settings.model
+    if folder is not None and not settings.needs_reference:  # the reference of that loss is the model as it began
+        source = model_in(folder, source)
+    policy = Policy.load(
+        source,
+        model=base,
+        learning_rate=settings.learning_rate,
+        lora=settings.lora,
+        bf16=settings.bf16,
+        device=settings.device,
+        seed=settings.seed,
+        keeps_reference=settings.needs_reference,
+        max_model_length=settings.max_model_length,
+        max_tokens_per_forward=settings.max_tokens_per_forward,
+        padding_free=settings.padding_free,
+        gradient_checkpointing=settings.gradient_checkpointing,
+        value_learning_rate=None if settings.critic is None else settings.critic.value_learning_rate,
+    )
+    if folder is not None:
+        restore_policy(policy, folder, weight_version=weight_version, digest=digest)
+    return policy
+
+
+def fingerprint_of(model: str | Path) -> str:
+    """Return the SHA-256 over the names and contents of a model's files: weights, settings, tokenizer, template."""
+    folder = Path(model)
+    if not folder.is_dir():
+        from huggingface_hub import try_to_load_from_cache
+
+        found = try_to_load_from_cache(str(model), "config.json")
+        if not isinstance(found, str):
+            return "unknown"
+        folder = Path(found).parent
+    digest = hashlib.sha256()
+    for file in sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")):
+        digest.update(f"{file.relative_to(folder).as_posix()} {sha256_of(file)}\n".encode())
+    return digest.hexdigest()
+
+
+def _torch_state() -> dict[str, str]:
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_initialized():  # to ask a GPU that the run does not use would take memory of it
+        states |= {f"cuda:{index}": state for index, state in enumerate(torch.cuda.get_rng_state_all())}
+    return {name: base64.b64encode(state.numpy().tobytes()).decode() for name, state in states.items()}
+
+
+def _restore_torch(states: Mapping[str, str]) -> None:
+    for name, text in states.items():
+        state = torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)
+        if name == "cpu":
+            torch.set_rng_state(state)
+        elif int(name.partition(":")[2]) < torch.cuda.device_count():
+            torch.cuda.set_rng_state(state, cast("Any", name))
