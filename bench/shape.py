@@ -45,6 +45,8 @@ ROWS = {
     "openapi_fields": ("fields of openapi.json", ""),
     "openapi_fields_explained": ("  that have a description", "all"),
     "files_of_one_rollout": ("files that the steps of tests/test_one_rollout.py execute", "70"),
+    "files_of_one_step": ("files that a GRPO step with two rollouts executes", "130"),
+    "file_changes_of_one_step": ("  changes from one file to another in it", "3,000"),
     "calls_to_claim": ("calls between Claims.next and the script that claims", "6"),
     "shared_pairs": ("pairs of places that share six or more lines", "40"),
     "any_names": ("Any in the package", "900"),

@@ -12,10 +12,12 @@ import dataclasses
 import importlib
 import inspect
 import json
+import logging
 import pkgutil
 import pydoc
 import re
 import sys
+import tempfile
 import textwrap
 import threading
 import typing
@@ -200,6 +202,65 @@ def trace_one_rollout(root: Path) -> dict[str, int]:
     return {"files_of_one_rollout": len(trace.files), "calls_to_claim": max(trace.calls_to_claim, default=-1)}
 
 
+class StepTrace(logging.Handler):
+    """Counts the package's files that run a function in the second step of a run, and how often a thread goes from one
+    file to another. A step ends with its line in the log."""
+
+    def __init__(self, package: str) -> None:
+        super().__init__()
+        self._package = package
+        self._counts = False
+        self._last = threading.local()
+        self.files: set[str] = set()
+        self.changes = 0
+
+    def note(self, frame: FrameType, event: str, _: object) -> None:
+        """Take a call; given to `sys.setprofile`."""
+        file = frame.f_code.co_filename
+        if self._counts and event == "call" and file.startswith(self._package):
+            self.files.add(file)
+            self.changes += getattr(self._last, "file", file) != file
+            self._last.file = file
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Begin after the line of the first step, end with that of the second."""
+        if record.getMessage().startswith("step   "):
+            self._counts = record.getMessage().startswith("step   1/")
+
+
+def trace_one_step(root: Path) -> dict[str, int]:
+    """Train two steps of GRPO with two rollouts each, and count what the second one goes through."""
+    import agentlightning as agl
+    from tests.algorithm.parts import ask, save_untrained_model, say
+
+    @agl.rollout
+    def agent(task: str, llm: agl.LLM) -> float:
+        return len(ask(llm, [say(task)])["content"] or "") / 10
+
+    trace = StepTrace(f"{root}/agentlightning/")
+    logger = logging.getLogger("agentlightning")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(trace)
+    with tempfile.TemporaryDirectory() as folder:
+        settings: dict[str, Any] = {"max_steps": 2, "batch_size": 1, "num_generations": 2, "save_steps": 0}
+        algorithm = agl.GRPO(
+            model=save_untrained_model(Path(folder) / "model"),
+            output_dir=f"{folder}/run",
+            max_completion_length=4,
+            progress="none",
+            **settings,
+        )
+        threading.setprofile(trace.note)
+        sys.setprofile(trace.note)
+        try:
+            agl.Trainer(algorithm=algorithm, strategy="shm", n_runners=1).fit(agent, train_dataset=["one"])
+        finally:
+            sys.setprofile(None)
+            threading.setprofile(None)  # type: ignore[arg-type] -- None ends it
+            logger.removeHandler(trace)
+    return {"files_of_one_step": len(trace.files), "file_changes_of_one_step": trace.changes}
+
+
 def main() -> int:
     root = Path(sys.argv[1]).resolve()
     sys.path[0] = str(root)  # in place of this script's folder
@@ -207,7 +268,8 @@ def main() -> int:
     import agentlightning
 
     assert Path(agentlightning.__file__).is_relative_to(root), agentlightning.__file__
-    figures = trace_one_rollout(root) | count_public_fields() | {"largest_cycle": count_largest_cycle()}
+    figures = trace_one_rollout(root) | trace_one_step(root) | count_public_fields()
+    figures["largest_cycle"] = count_largest_cycle()
     print(json.dumps(figures))
     return 0
 

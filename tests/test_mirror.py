@@ -23,7 +23,7 @@ FILES = {
     "a whole run, or a promise of several modules": """
         prompt_search/apo/test_apo prompt_search/gepa/test_gepa
         training/external/tinker/test_tinker training/external/trl/test_trl training/external/verl/test_verl
-        training/checkpoint/test_find_resumption algorithm/test_baseline algorithm/test_algo
+        training/test_resume algorithm/test_baseline algorithm/test_algo
         training/test_grpo_alarms training/test_grpo_faults training/test_grpo_family
         training/test_grpo_flight training/test_grpo_flight_resumed training/test_grpo_gpu training/test_grpo_killed
         training/test_grpo_ledger
@@ -32,7 +32,7 @@ FILES = {
         training/test_grpo_resumed training/test_grpo_run training/test_ppo_run training/test_sft_run
         training/test_ppo_resumed
         training/test_two_roles
-        training/policies/test_policies_run training/external/trl/test_trl_run training/external/verl/test_verl_run
+        training/test_policies_run training/external/trl/test_trl_run training/external/verl/test_verl_run
         engine/vllm_engine/test_signatures engine/vllm_engine/test_vllm_run
         training/test_game engine/test_families training/losses/test_golden
         prompt_search/apo/test_resumed engine/test_prefixes engine/test_smolagents

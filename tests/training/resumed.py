@@ -17,14 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import agentlightning as agl
-from agentlightning.training import collection, held_out
-from agentlightning.training.checkpoint import folder as folder_module
-from agentlightning.training.checkpoint import keeper
-from agentlightning.training.flight import collection as flight_collection
+from agentlightning.training import collector, held_out
+from agentlightning.training.checkpoint import CheckpointFolder
 from agentlightning.training.learner.policy import Policy
+from agentlightning.training.policies import PolicyUpdater
 from agentlightning.training.recording import RunRecorder
 from agentlightning.training.runs.run_folder import RunFolder
-from agentlightning.training.weight_updates import WeightUpdates
 from agentlightning.types import AttemptedRollout
 from tests.algorithm.parts import SMALL, two_turns
 
@@ -80,12 +78,11 @@ def kill_at(point: str) -> None:
         setattr(owner, name, wrapped)
 
     if place == "rollouts":
-        for owner in (collection, flight_collection):
-            during(owner, "collect", lambda store, requests, **_: requests[0].metadata["step"])
+        during(collector, "collect", lambda store, requests, **_: requests[0].metadata["step"])
     elif place == "evaluation":
         during(held_out, "evaluate_tasks", lambda *_, place, **__: place["step"])
     elif place == "update":
-        after(WeightUpdates, "_update", lambda run, number, rows: number)
+        after(PolicyUpdater, "update_weights", lambda updater, number, rows: number)
     elif place == "ledger":
         after(RunRecorder, "ledger", lambda recorder, ledger, *_: ledger.step)
     elif place == "metrics":
@@ -93,9 +90,9 @@ def kill_at(point: str) -> None:
     elif place == "record":
         after(RunRecorder, "step", lambda recorder, figures: figures.step)
     elif place == "files":
-        after(keeper, "save_policies", lambda learners, folder: int(folder.name.rpartition("-")[2]))
+        after(PolicyUpdater, "save_checkpoint", lambda updater, folder, number: number)
     elif place == "checkpoint":
-        after(folder_module.CheckpointFolder, "write", lambda folder, number, *_: number)
+        after(CheckpointFolder, "write", lambda folder, number, *_: number)
     elif place == "end":
         after(Policy, "save", lambda *_: 0)
     else:

@@ -10,7 +10,6 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from agentlightning.training.policies.learners import Learners
 
 import agentlightning as agl
 from agentlightning.training.learner.policy import Policy
@@ -21,7 +20,7 @@ from agentlightning.training.runs.check import check_ledger
 from agentlightning.training.runs.ledger_record import LedgerEntry, numbers_of
 from agentlightning.training.runs.log import RunLog
 from agentlightning.training.settings import GRPOSettings
-from agentlightning.training.updater import Learner
+from agentlightning.training.updater import Learner, Updater
 from agentlightning.types.runs import RunRecord
 from tests.algorithm.parts import calls_of, fit, metrics_of, rollouts_of, two_turns
 from tests.training.test_grpo_ledger import ENDS, many_ends
@@ -150,10 +149,10 @@ async def test_a_later_start_does_not_put_the_mean_reward_in_the_place_of_the_he
     untrained_model: Path,
 ) -> None:
     settings = GRPOSettings(model=str(untrained_model))
-    learners = Learners([Learner(None, settings, Policy.load(untrained_model))])
+    updater = Updater([Learner(None, settings, Policy.load(untrained_model))])
     store = agl.InMemoryLightningStore()
     await store.start_run("r")
-    first, second = (RunRecorder(RunLog(store, "r"), learners, has_held_out=True) for _ in range(2))
+    first, second = (RunRecorder(RunLog(store, "r"), updater, has_held_out=True) for _ in range(2))
     await first.evaluation(0, Evaluation(0, "sampled", [1.0, 0.0], ["a", "b"], 0.1), ["x", "y"])
     await second.step(StepFigures(1, 2, 0.9, 2, 0, 2, 2, {}, 1.0, {}))
     run = await store.get_run_by_id("r")

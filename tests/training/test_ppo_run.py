@@ -20,7 +20,7 @@ from agentlightning.training.replay import replay
 from agentlightning.training.runs.ledger_record import numbers_of
 from agentlightning.training.runs.log import RunLog
 from tests.algorithm.parts import ask, needs_bfloat16, say, two_turns, wants_digits
-from tests.training.checkpoint.test_resume import curve, interrupt_in
+from tests.training.test_grpo_interrupted import curve, interrupt_in
 
 TASKS = ["one", "two", "three", "four"]
 

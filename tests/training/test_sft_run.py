@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agentlightning.training.weight_updates import WeightUpdates
 from tokenizers import Tokenizer
 
 import agentlightning as agl
 from agentlightning.engine.served import load_model
 from agentlightning.errors import BadRequestError, NoScoredRolloutError, NotFoundError
+from agentlightning.training.policies import PolicyUpdater
 from agentlightning.training.replay import replay
 from agentlightning.training.runs.check import check_ledger
 from agentlightning.training.runs.ledger_record import numbers_of
 from agentlightning.training.runs.log import RunLog
 from tests.algorithm.parts import needs_bfloat16, two_turns, wants_digits
-from tests.training.checkpoint.test_resume import curve
+from tests.training.test_grpo_interrupted import curve
 
 TASKS = [f"task {number}" for number in range(8)]
 
@@ -183,15 +183,15 @@ def test_a_run_that_was_interrupted_goes_on_with_what_it_had_chosen(
         "deterministic": True,
     }
     whole = run(untrained_model, other, **settings)
-    learn = WeightUpdates.learn
+    update = PolicyUpdater.update
 
-    async def stops(self: WeightUpdates, step: int, *rest: Any) -> Any:
+    async def stops(self: PolicyUpdater, step: int, rows: Any) -> Any:
         if step == 3:
             raise RuntimeError("stopped")
-        return await learn(self, step, *rest)
+        return await update(self, step, rows)
 
     with monkeypatch.context() as patched:
-        patched.setattr(WeightUpdates, "learn", stops)
+        patched.setattr(PolicyUpdater, "update", stops)
         with pytest.raises(RuntimeError, match="stopped"):
             run(untrained_model, folder, **settings)
     run(untrained_model, folder, run_id="more", tasks=["new"], top_share=1.0, max_steps=1, num_generations=2)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from agentlightning.training.flight.staleness import dropped
-
 from agentlightning.adapter.calls.calls import CallRef, ModelCall
 from agentlightning.adapter.rows.samples import Sample, samples_from_calls
-from agentlightning.training.collector import age_of_group, staleness_figures
+from agentlightning.training.collector import age_of_group, dropped_record, staleness_figures
 from agentlightning.training.ledger.ledger import Ledger
 from agentlightning.training.ledger.record import ExclusionReason, RolloutRecord
 
@@ -44,7 +42,7 @@ def test_a_reply_of_unknown_weights_is_older_than_any() -> None:
 
 def test_what_could_be_trained_of_a_group_that_is_too_old_is_excluded_with_that_reason() -> None:
     whole = record([call("a", 0), call("b", 0)], b="helper")
-    found = dropped(whole, unjudged=False)
+    found = dropped_record(whole, unjudged=False)
     assert (found.verdict, found.samples) == ("too_stale", [])
     ledger = Ledger(step=3)
     ledger.add(found)
@@ -54,9 +52,9 @@ def test_what_could_be_trained_of_a_group_that_is_too_old_is_excluded_with_that_
 def test_a_rollout_that_is_excluded_already_keeps_its_reason_unless_it_waits_for_a_judge() -> None:
     failed = record([call("a", 0)], verdict="infrastructure_fault")
     unscored = record([call("a", 0)], verdict="no_reward")
-    assert dropped(failed, unjudged=True) is failed
-    assert dropped(unscored, unjudged=False) is unscored
-    assert set(dropped(unscored, unjudged=True).exclusions.values()) == {"too_stale"}
+    assert dropped_record(failed, unjudged=True) is failed
+    assert dropped_record(unscored, unjudged=False) is unscored
+    assert set(dropped_record(unscored, unjudged=True).exclusions.values()) == {"too_stale"}
 
 
 def test_the_figures_are_over_calls() -> None:

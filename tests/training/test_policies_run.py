@@ -183,7 +183,7 @@ def test_an_adapter_that_selects_one_policy_is_refused(untrained_model: Path) ->
 
 
 def test_the_agent_of_the_page_learns(untrained_model: Path, tmp_path: Path) -> None:
-    page = (Path(__file__).parents[3] / "docs/how-to/train-two-agents.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/how-to/train-two-agents.md").read_text()
     first, *others = re.findall(r"^```python\n(.*?)^```", page, re.S | re.M)
     names: dict[str, Any] = {}
     exec(first.replace("path/of/a/model", str(untrained_model)), names)

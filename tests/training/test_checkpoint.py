@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import resource
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import agentlightning as agl
-from agentlightning.training.checkpoint import BrokenCheckpointError, CheckpointFolder, read_checkpoint
+from agentlightning.store import InMemoryLightningStore
+from agentlightning.training.checkpoint import (
+    BrokenCheckpointError,
+    CheckpointFolder,
+    CheckpointWriter,
+    CompletedStep,
+    read_checkpoint,
+)
+from agentlightning.training.learner.policy import Policy
+from agentlightning.training.runs.log import RunLog
+from agentlightning.training.settings import GRPOSettings
+from agentlightning.training.updater import Learner, Updater
 
 _WRITER = """
 import sys, time
@@ -178,3 +191,30 @@ def test_the_one_just_written_stays_beside_a_later_one_that_is_broken(tmp_path: 
     assert folder.last_good() == written
     folder.write(8, fill("abc"), {})
     assert folder.steps() == [8, 10]
+
+
+async def test_a_checkpoint_during_which_the_run_was_interrupted_is_recorded(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    store, begun, may_end = InMemoryLightningStore(), asyncio.Event(), threading.Event()
+    await store.start_run("r")
+    loop = asyncio.get_running_loop()
+
+    class Slow(Updater):
+        def save_checkpoint(self, folder: Path, step: int) -> None:
+            (folder / "weights").write_text("x")
+            loop.call_soon_threadsafe(begun.set)
+            assert may_end.wait(30)
+
+    policy, log = Policy.load(model_folder), RunLog(store, "r")
+    updater = Slow([Learner(None, GRPOSettings(model=str(model_folder), save_steps=1), policy)])
+    writer = CheckpointWriter(folder=CheckpointFolder(tmp_path), updater=updater, log=log, run_facts={})
+    completed = CompletedStep(1, policy.weight_version, "digest", dict)
+    step = asyncio.create_task(writer.step_done(completed, pytest.fail))
+    await begun.wait()
+    step.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await step
+    may_end.set()
+    await writer.end(completed)
+    assert [record.step for record in await log.records("checkpoint")] == [1]

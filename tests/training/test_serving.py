@@ -6,7 +6,7 @@ from typing import Any
 
 from agentlightning.llm_proxy import LLMProxy
 from agentlightning.store.memory import InMemoryLightningStore
-from agentlightning.training.context import resources_to_publish
+from agentlightning.training.serving import resources_to_publish
 
 SAMPLING = {"temperature": 1.0, "max_tokens": 16}
 

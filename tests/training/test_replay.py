@@ -13,7 +13,7 @@ from agentlightning.cli import main
 from agentlightning.errors import GoneError
 from agentlightning.training.export import trained_in
 from agentlightning.training.replay import replay
-from tests.training.checkpoint.test_resume import run
+from tests.training.test_grpo_interrupted import run
 
 
 def ask(folder: Path, step: int, run_id: str = "named") -> Any:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agentlightning.training.collection import RolloutCollection
 
 import agentlightning as agl
 from agentlightning.training.checkpoint import CheckpointFolder, read_checkpoint
+from agentlightning.training.collector import Collector
 from agentlightning.types import AttemptedRollout
 from tests.algorithm.parts import SMALL, ask, calls_of, metrics_of, rollouts_of, say, two_turns
 
@@ -53,15 +53,15 @@ def curve(result: Any) -> list[dict[str, Any]]:
 
 def interrupt_in(monkeypatch: pytest.MonkeyPatch, step: int, error: BaseException) -> None:
     """Let the run end in a step, before its update."""
-    collect = RolloutCollection.collect
+    collect = Collector.collect
 
-    async def sampled(self: RolloutCollection, number: int, *rest: Any) -> Any:
+    async def sampled(self: Collector, number: int, *rest: Any) -> Any:
         found = await collect(self, number, *rest)
         if number == step:
             raise error
         return found
 
-    monkeypatch.setattr(RolloutCollection, "collect", sampled)
+    monkeypatch.setattr(Collector, "collect", sampled)
 
 
 @pytest.mark.heavy

@@ -1,0 +1,38 @@
+"""A misspelt setting is an error before anything runs: a type checker, and so an editor, knows each by its name."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = """
+import agentlightning as agl
+
+agl.GRPO("m", max_steps=3, num_generations=4, group_reward=None)
+agl.PPO("m", cliprange=0.1, gamma=0.9)
+agl.SFT("m", min_reward=1.0, choose=lambda rollout, reward: reward > 0)
+agl.GRPO("m", max_stepz=3)
+agl.GRPO("m", max_steps="3")
+agl.PPO("m", clip_range=0.1)
+agl.SFT("m", min_rewards=1.0)
+"""
+
+
+@pytest.mark.slow
+def test_a_type_checker_knows_every_setting_by_its_name_and_type(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    command = [sys.executable, "-m", "basedpyright", "--outputjson", "--project", str(ROOT), str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
+    errors = {each["range"]["start"]["line"]: each["message"] for each in json.loads(done.stdout)["generalDiagnostics"]}
+    lines = [PROGRAM.splitlines()[line].strip() for line in sorted(errors)]
+    assert lines == [line.strip() for line in PROGRAM.splitlines()[6:]]
+    assert [
+        next(name for name in ("max_stepz", "max_steps", "clip_range", "min_rewards") if name in text)
+        for _, text in sorted(errors.items())
+    ] == ["max_stepz", "max_steps", "clip_range", "min_rewards"]
