@@ -22,7 +22,7 @@ FOLDERS = {
 FILES = {
     "a whole run, or a promise of several modules": """
         prompt_search/apo/test_apo prompt_search/gepa/test_gepa
-        training/external/tinker/test_tinker training/external/trl/test_trl training/external/verl/test_verl
+        training/external/tinker/test_tinker training/external/test_before_a_run training/external/verl/test_verl
         training/test_resume algorithm/test_baseline algorithm/test_algo
         training/test_grpo_alarms training/test_grpo_faults training/test_grpo_family
         training/test_grpo_flight training/test_grpo_flight_resumed training/test_grpo_gpu training/test_grpo_killed

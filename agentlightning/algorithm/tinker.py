@@ -14,6 +14,7 @@ from typing_extensions import override
 from agentlightning.algorithm.grpo import GRPO
 from agentlightning.errors import BadRequestError
 from agentlightning.process_secrets import secret
+from agentlightning.training.external import installed_version
 from agentlightning.training.result import GRPOResult
 from agentlightning.training.settings import GRPOSettings, signature_of
 from agentlightning.types import Dataset
@@ -94,12 +95,9 @@ class Tinker(GRPO):
                 what `GRPO.run` raises.
             EngineError: the service does not answer, or fails; says at what.
         """
-        try:
-            from agentlightning.training.external.tinker.updater import run_tinker
-        except ModuleNotFoundError as error:
-            if error.name != "tinker":
-                raise
-            raise ImportError("agl.Tinker needs the package tinker: pip install 'agl-framework[tinker]'") from None
+        installed_version("tinker", "Tinker")
+        from agentlightning.training.external.tinker.updater import run_tinker
+
         key = secret(KEY)
         if not key:
             raise BadRequestError(f"agl.Tinker needs a key of the service: set the environment variable {KEY}")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 from typing_extensions import override
 
+from agentlightning.engine.chat_server import ServedAs
 from agentlightning.engine.decode_thread import EngineStats
 from agentlightning.engine.engine import ONLY_POLICY
 from agentlightning.engine.served import ServedModel
@@ -96,34 +96,28 @@ class RemoteEngine:
         return EngineStats()
 
 
-class RemoteSession(Protocol):
-    """The connection to the system that trains the model.
-
-    Attributes:
-        name: no other start of any run has it.
-        token: for calls to its endpoints.
-    """
-
-    name: str
-    token: str
-
-    def save_model(self, folder: Path) -> None:
-        """Write the model, or its place, into a folder."""
-        ...
+def served_as(policy: RemotePolicy, settings: GRPOSettings, algorithm: str) -> ServedAs:
+    """Return the model as its endpoints serve it."""
+    return ServedAs(
+        model_name=ONLY_POLICY,
+        eos_ids=policy.eos_ids,
+        vocabulary=int(policy.config.vocab_size),
+        context_length=policy.context_length,
+        max_new_tokens=settings.max_completion_length,
+        seed=settings.seed,
+        by=algorithm,
+    )
 
 
 class RemoteUpdater(Updater):
     """What another system learns and serves, as the only policy of a run."""
 
-    def __init__(self, policy: RemotePolicy, settings: GRPOSettings, session: RemoteSession, base_url: str) -> None:
-        super().__init__([Learner(None, settings, policy)], [RemoteEngine(base_url, session.token)])
-        self._remote = session
+    def __init__(self, policy: RemotePolicy, settings: GRPOSettings, engine: RemoteEngine, *, name: str) -> None:
+        """Take the first endpoint; no other start of any run has the name."""
+        super().__init__([Learner(None, settings, policy)], [engine])
+        self._name = name
 
     @override
     def digest(self) -> str:
         # the weights lie elsewhere: those of another start never count as the same
-        return f"{self._remote.name}-{self.weight_version}"
-
-    @override
-    def save_model(self, folder: Path) -> None:
-        self._remote.save_model(folder)
+        return f"{self._name}-{self.weight_version}"

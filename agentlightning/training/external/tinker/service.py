@@ -36,6 +36,8 @@ _REFUSED: Final = (tinker.AuthenticationError, tinker.PermissionDeniedError)
 class TinkerService:
     """One training client. `generate` belongs to the loop; the other methods to one thread at a time.
 
+    They raise an EngineError where the service fails, or does not answer in time.
+
     Attributes:
         name: no other start of any run has it.
         token: for calls to the endpoint in front of it.
@@ -95,7 +97,6 @@ class TinkerService:
 
         Raises:
             NonFiniteLossError: a log-probability of the service is not finite.
-            EngineError: the service failed, or did not answer in time.
         """
         tokens = sum(sum(sample.mask) for sample in samples)
         scaled = [advantage * share / tokens for advantage in advantages]
@@ -127,11 +128,7 @@ class TinkerService:
         }
 
     def publish(self, version: int) -> None:
-        """Sample from the present weights from now on.
-
-        Raises:
-            EngineError: the service failed, or did not answer in time.
-        """
+        """Sample from the present weights from now on."""
         sampler = _answer(self._training.save_weights_and_get_sampling_client(), "save_weights_for_sampler")
         self._sampler = (sampler, version)
 
@@ -155,15 +152,11 @@ class TinkerService:
         return SimpleNamespace(token_ids=reply.tokens, log_probs=reply.logprobs, extra_fields=version_of_weights)
 
     def save(self, folder: Path, step: int) -> None:
-        """Let the service keep weights and optimizer, and write their place into a folder.
-
-        Raises:
-            EngineError: the service failed, or did not answer in time.
-        """
+        """Let the service keep weights and optimizer, and write their place into a folder."""
         self._write_place(folder, "state", self._training.save_state(f"{self.name}-step-{step}"))
 
     def save_model(self, folder: Path) -> None:
-        """Let the service keep the weights for sampling, and write their place into a folder; errors as of `save`."""
+        """Let the service keep the weights for sampling, and write their place into a folder."""
         self._write_place(folder, "sampler", self._training.save_weights_for_sampler(f"{self.name}-end"))
 
     def close(self) -> None:

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from agentlightning.engine.chat_server import ChatServer, ServedAs
+from agentlightning.engine.chat_server import ChatServer
 from agentlightning.errors import EngineError
-from agentlightning.training.external.remote import RemoteEngine, RemotePolicy, RemoteUpdater
+from agentlightning.training.external.remote import RemoteEngine, RemotePolicy, RemoteUpdater, served_as
 from agentlightning.training.external.tinker.service import PLACE, TinkerService
 from agentlightning.training.result import GRPOResult
 from agentlightning.training.resume import OpenRun
@@ -54,15 +54,7 @@ async def run_tinker(
         service = TinkerService(settings.model, base_url, api_key)
         stack.callback(service.close)
         await asyncio.to_thread(service.open, rank, settings.seed, state, policy.weight_version, connect_seconds)
-        served = ServedAs(
-            model_name=RemoteEngine.model_name,
-            eos_ids=policy.eos_ids,
-            vocabulary=int(policy.config.vocab_size),
-            context_length=policy.context_length,
-            max_new_tokens=settings.max_completion_length,
-            seed=settings.seed,
-            by="agl.Tinker",
-        )
+        served = served_as(policy, settings, "agl.Tinker")
         server = ChatServer(service, policy.tokenizer, served, token=service.token)
         await server.start("127.0.0.1")
         stack.callback(server.stop)
@@ -76,7 +68,7 @@ class TinkerUpdater(RemoteUpdater):
     """Hands the rows of each step to the service."""
 
     def __init__(self, policy: RemotePolicy, settings: GRPOSettings, service: TinkerService, base_url: str) -> None:
-        super().__init__(policy, settings, service, base_url)
+        super().__init__(policy, settings, RemoteEngine(base_url, service.token), name=service.name)
         self._service = service
 
     @override
@@ -92,6 +84,10 @@ class TinkerUpdater(RemoteUpdater):
         self._service.publish(version)
         self.advance(version)
         return StepUpdate(figures, changed=frozenset((None,)))
+
+    @override
+    def save_model(self, folder: Path) -> None:
+        self._service.save_model(folder)
 
     @override
     def save_checkpoint(self, folder: Path, step: int) -> None:

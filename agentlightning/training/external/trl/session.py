@@ -92,7 +92,6 @@ class TRLSession:
 
     Attributes:
         model: the live weights; in evaluation mode whenever nothing is learned.
-        tokenizer: with its chat template.
     """
 
     def __init__(self, settings: TRLSettings, folder: Path, *, steps: int, resume: Path | None) -> None:
@@ -114,10 +113,7 @@ class TRLSession:
         config.save_strategy = type(config.save_strategy)("no")
         config.model_init_kwargs = {"trust_remote_code": False, **(config.model_init_kwargs or {})}
         tasks = settings.rollouts // int(config.num_generations or 1)
-        self.tokenizer, own = (  # TRL changes the one that it is given
-            AutoTokenizer.from_pretrained(settings.model, local_files_only=True, trust_remote_code=False)
-            for _ in range(2)
-        )
+        tokenizer = AutoTokenizer.from_pretrained(settings.model, local_files_only=True, trust_remote_code=False)
         self._resume, self._folder = resume, folder
         self._watch = _Watch()
         with warnings.catch_warnings(), no_progress_bar():
@@ -127,7 +123,7 @@ class TRLSession:
                 reward_funcs=[_rewards_of],
                 args=config,
                 train_dataset=Dataset.from_list([{"prompt": str(number)} for number in range(tasks)]),
-                processing_class=own,
+                processing_class=tokenizer,
                 peft_config=settings.peft_config,
                 rollout_func=self._next_rows,
                 callbacks=[self._watch],

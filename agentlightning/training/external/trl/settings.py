@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from agentlightning.errors import BadRequestError, closest_name
-from agentlightning.training.external.packages import installed_version
+from agentlightning.training.external import installed_version
 from agentlightning.training.settings import GRPOSettings
 
 VERSIONS: Final = "trl>=1.16,<1.17"
@@ -22,17 +22,8 @@ VERSIONS: Final = "trl>=1.16,<1.17"
 
 OWN: Final = (
     *("eval_steps", "solved_above", "step_timeout_seconds", "rollout_timeout_seconds", "late_rollouts"),
-    *(
-        "refused_calls",
-        "engine_batch",
-        "max_drift",
-        "alarms",
-        "resource_name",
-        "progress",
-        "save_steps",
-        "save_total_limit",
-        "output_dir",
-    ),
+    *("refused_calls", "engine_batch", "max_drift", "alarms", "resource_name", "progress", "save_steps"),
+    *("save_total_limit", "output_dir"),
 )
 """Settings that `agl.GRPO` has too, with the same meaning; the others are fields of `GRPOConfig`."""
 
@@ -155,13 +146,17 @@ def make_settings(model: object, config: Any, peft_config: object, given: Mappin
         raise ImportError(
             f"agl.TRL was made for {VERSIONS}; trl {version} is installed: pip install 'agl-framework[trl]'"
         )
+    import torch
     from trl import GRPOConfig  # pyright: ignore[reportAttributeAccessIssue] -- it takes the module beside this one
 
     own = {name: value for name, value in given.items() if name in OWN}
     theirs = {name: value for name, value in given.items() if name not in OWN}
     _check_names(theirs, [field.name for field in dataclasses.fields(GRPOConfig) if field.init])
     if config is None:
-        config = GRPOConfig(**_with_defaults(theirs))
+        on_cpu = bool(theirs.get("use_cpu", not torch.cuda.is_available()))
+        defaults = {"output_dir": "runs", "use_cpu": on_cpu, "bf16": not on_cpu and not theirs.get("fp16", False)}
+        defaults |= {"logging_steps": 1, "report_to": [], "disable_tqdm": True, "save_strategy": "no"}
+        config = GRPOConfig(**{**defaults, **theirs})
     elif not isinstance(config, GRPOConfig):
         raise TypeError(f"config must be a trl.GRPOConfig; got {type(config).__name__}")
     elif theirs:
@@ -172,23 +167,6 @@ def make_settings(model: object, config: Any, peft_config: object, given: Mappin
     settings = TRLSettings(model=str(model), config=config, peft_config=_adapter(peft_config), own=own)
     settings.as_grpo(1)  # checks ours
     return settings
-
-
-def _with_defaults(theirs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `GRPOConfig` with our defaults beneath."""
-    import torch
-
-    on_cpu = bool(theirs.get("use_cpu", not torch.cuda.is_available()))
-    defaults = {
-        "output_dir": "runs",
-        "use_cpu": on_cpu,
-        "bf16": not on_cpu and not theirs.get("fp16", False),
-        "logging_steps": 1,
-        "report_to": [],
-        "disable_tqdm": True,
-        "save_strategy": "no",
-    }
-    return {**defaults, **theirs}
 
 
 def _check_names(theirs: Mapping[str, Any], known: list[str]) -> None:

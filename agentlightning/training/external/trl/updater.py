@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, nullcontext
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from transformers import AutoTokenizer
 from typing_extensions import override
 
 from agentlightning.engine.served import ServedModel
@@ -76,13 +76,15 @@ class TRLUpdater(Updater):
             BadRequestError: replies could be as long as the context of the model.
         """
         self._session, self._trl = session, settings
-        self._policy = ServedModel(session.model, copy.deepcopy(session.tokenizer), weight_version=version)
+        # not TRL's own tokenizer, which it changes
+        tokenizer = AutoTokenizer.from_pretrained(grpo.model, local_files_only=True, trust_remote_code=False)
+        self._policy = ServedModel(session.model, tokenizer, weight_version=version)
         super().__init__([Learner(None, grpo, self._policy)])
         check_context(self.learners[0])
 
     @override
     def update_weights(self, step: int, rows: StepRows) -> StepUpdate:
-        filler = self._session.tokenizer.eos_token_id
+        filler = self._policy.tokenizer.eos_token_id
         theirs = trl_rows(rows, self._trl.rollouts, filler=filler, masks_idle=self._trl.trains_without_reward)
         measured = [rows.samples[number] for number in measured_rows([len(each.mask) for each in rows.samples])]
         with self.locked():

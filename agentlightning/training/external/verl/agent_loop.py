@@ -54,15 +54,7 @@ def _output(row: dict[str, Any], step: int) -> AgentLoopOutput:
 
 async def _serve(bridge: Any, client: Any, tokenizer: Any, link: Any) -> None:
     """Serve the model of VERL from this process, and announce the address."""
-    served = ServedAs(
-        model_name=link.model_name,
-        eos_ids=frozenset(link.eos_ids),
-        vocabulary=link.vocabulary,
-        context_length=link.context_length,
-        max_new_tokens=link.max_new_tokens,
-        seed=link.seed,
-        by="agl.VERL",
-    )
+    served = ServedAs(**{**link.served, "eos_ids": frozenset(link.served.eos_ids)})
     server = ChatServer(client, tokenizer, served, token=await bridge.token.remote())
     node = ray.util.get_node_ip_address()
     await server.start("127.0.0.1" if node == link.node else node)

@@ -70,7 +70,7 @@ class VERLSession:
         """Complete the configuration.
 
         Args:
-            link: what VERL's processes need to know of the run: names, lengths, end-of-sequence tokens.
+            link: what VERL's processes need to know of the run: `served` (fields of `ServedAs`) and `tells_tokens`.
             folder: for VERL's checkpoints.
             steps: of the whole run.
             held_out: tasks of an evaluation; 0 for none.

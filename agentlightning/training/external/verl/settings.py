@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from agentlightning.errors import BadRequestError, closest_name
-from agentlightning.training.external.packages import installed_version
+from agentlightning.training.external import installed_version
 from agentlightning.training.settings import GRPOSettings
 
 VERSION: Final = "0.9.1"
@@ -80,7 +80,24 @@ _FIXED: Final[dict[str, tuple[tuple[object, ...], str]]] = {
         "tasks are what the Trainer is given",
     ),
 }
-"""Values that VERL's settings must have, and why."""
+"""Values that VERL's settings must have, the default first, and why."""
+_DEFAULTS: Final[dict[str, object]] = {
+    "model_engine": "dp",
+    "agentlightning": {},
+    "trainer.logger": ["console"],
+    "trainer.total_epochs": 1,
+    "trainer.val_before_train": True,
+    "trainer.test_freq": 0,
+    "trainer.save_freq": 10,
+    "trainer.max_actor_ckpt_to_keep": 2,
+    "data.custom_cls.name": "PlacesOfSteps",
+    "data.validation_shuffle": False,
+    "data.dataloader_num_workers": 0,
+    "actor_rollout_ref.actor.checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
+    "actor_rollout_ref.rollout.n": 8,
+    "actor_rollout_ref.rollout.agent.agent_loop_config_path": str(Path(__file__).with_name("agents.yaml")),
+}
+"""Our defaults beside these."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,45 +217,8 @@ def _defaults() -> Any:
 
     with resources.as_file(resources.files("verl.trainer.config") / "_generated_ppo_trainer.yaml") as path:
         config = OmegaConf.load(path)
-    ours = {
-        "model_engine": "dp",
-        "algorithm": {"adv_estimator": "grpo"},
-        "agentlightning": {},
-        "trainer": {
-            "use_v1": True,
-            "logger": ["console"],
-            "total_epochs": 1,
-            "val_before_train": True,
-            "test_freq": 0,
-            "save_freq": 10,
-            "max_actor_ckpt_to_keep": 2,
-            "v1": {"trainer_mode": "sync"},
-        },
-        "data": {
-            "custom_cls": {"path": "pkg://agentlightning.training.external.verl.trainer", "name": "PlacesOfSteps"},
-            "train_files": "train",
-            "val_files": "val",
-            "shuffle": False,
-            "validation_shuffle": False,
-            "dataloader_num_workers": 0,
-        },
-        "actor_rollout_ref": {
-            "actor": {
-                "use_dynamic_bsz": True,
-                "checkpoint": {"save_contents": ["model", "optimizer", "extra", "hf_model"]},
-            },
-            "rollout": {
-                "n": 8,
-                "mode": "async",
-                "calculate_log_probs": True,
-                "agent": {
-                    "default_agent_loop": "agentlightning",
-                    "agent_loop_config_path": str(Path(__file__).with_name("agents.yaml")),
-                },
-            },
-        },
-    }
-    return OmegaConf.merge(config, ours)
+    _merge(config, {name: allowed[0] for name, (allowed, _) in _FIXED.items()} | _DEFAULTS)
+    return config
 
 
 def _check_own(own: object) -> None:

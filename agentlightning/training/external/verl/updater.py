@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
 
 from omegaconf import OmegaConf
 from typing_extensions import override
 
+from agentlightning.adapter.calls.calls import model_calls
+from agentlightning.adapter.rows.samples import Sample, samples_from_calls
 from agentlightning.errors import BadRequestError
 from agentlightning.llm_proxy import LLMProxy
 from agentlightning.store.base import LightningStore
 from agentlightning.training.checkpoint import Checkpoint
-from agentlightning.training.collect import evidence
-from agentlightning.training.external.remote import RemoteEngine, RemotePolicy, RemoteUpdater
+from agentlightning.training.collect import Evidence, evidence
+from agentlightning.training.external.remote import RemoteEngine, RemotePolicy, RemoteUpdater, served_as
 from agentlightning.training.external.verl.adapters import copy_newest_model
-from agentlightning.training.external.verl.rows import rows_of_evaluation, rows_of_step
+from agentlightning.training.external.verl.bridge import Row
 from agentlightning.training.external.verl.session import VERLSession
 from agentlightning.training.external.verl.settings import VERLSettings
 from agentlightning.training.external.verl.trainer import OURS
@@ -80,7 +82,9 @@ async def run_verl(
                     logger.warning(text)
                 return None
         resumed = _resumed(config, resume.checkpoint)
-        session = VERLSession(resumed, _link(policy, grpo), folder, steps=grpo.max_steps, held_out=len(held_out))
+        served = dataclasses.asdict(served_as(policy, grpo, "agl.VERL")) | {"eos_ids": sorted(policy.eos_ids)}
+        link = {"served": served, "tells_tokens": grpo.record_tokens != "none"}
+        session = VERLSession(resumed, link, folder, steps=grpo.max_steps, held_out=len(held_out))
         stack.push_async_callback(asyncio.to_thread, session.stop)
         await asyncio.to_thread(session.start)
         if grpo.progress != "none":
@@ -123,26 +127,13 @@ def _resumed(config: Any, checkpoint: Checkpoint | None) -> Any:
     return OmegaConf.merge(config, {"trainer": resume})
 
 
-def _link(policy: RemotePolicy, grpo: GRPOSettings) -> dict[str, Any]:
-    """Return the settings by which VERL's processes serve the model as the run does."""
-    return {
-        "model_name": RemoteEngine.model_name,
-        "eos_ids": sorted(policy.eos_ids),
-        "vocabulary": int(policy.config.vocab_size),
-        "context_length": policy.context_length,
-        "max_new_tokens": grpo.max_completion_length,
-        "seed": grpo.seed,
-        "tells_tokens": grpo.record_tokens != "none",
-    }
-
-
 class VERLUpdater(RemoteUpdater):
     """Hands the rows of each step, and of each evaluation, to VERL."""
 
     updates_without_rows = True  # VERL counts every step
 
     def __init__(self, policy: RemotePolicy, settings: GRPOSettings, session: VERLSession, base_url: str) -> None:
-        super().__init__(policy, settings, session, base_url)
+        super().__init__(policy, settings, RemoteEngine(base_url, session.token), name=session.name)
         self._session, self._settings = session, settings
         self._filler = min(policy.eos_ids)
         self.saves_every = session.saves_every
@@ -177,7 +168,7 @@ class VERLUpdater(RemoteUpdater):
             self.advance(self.weight_version + 1)
             update.changed = frozenset((None,))
             if not lost and settings.record_tokens != "none":
-                none: dict[str, Any] = dict.fromkeys(column.name for column in fields(RowFigures))
+                none: dict[str, Any] = dict.fromkeys(column.name for column in dataclasses.fields(RowFigures))
                 update.rows = [RowFigures(**none | dict(row or {})) for row in found]
         return update
 
@@ -198,6 +189,10 @@ class VERLUpdater(RemoteUpdater):
         (folder / PLACE).write_text(json.dumps({"path": str(self._session.checkpoint(step))}))
 
     @override
+    def save_model(self, folder: Path) -> None:
+        self._session.save_model(folder)
+
+    @override
     async def end(self) -> None:
         await asyncio.to_thread(self._session.wait_for_end)
 
@@ -214,3 +209,53 @@ def _rows_of(report: Mapping[str, Any], rows: StepRows, sessions: int) -> list[M
         for index, sample in enumerate(record.samples)
     }
     return [found.get(keys[id(sample)]) for sample in rows.samples]
+
+
+def rows_of_step(rows: StepRows, tasks: int, sessions: int, *, filler: int) -> list[list[list[Row]]]:
+    """Return the rows of a training step that teach something.
+
+    VERL takes the reward of a lone rollout of a task for its advantage, and for equal rewards what rounding leaves. The
+    ledger says that neither is trained, so neither is handed over.
+
+    Args:
+        filler: a token id. A step in which nothing is trained needs one row; its update is left out.
+    """
+    trained = {sample.rollout_id for sample in rows.samples}
+    found: list[list[list[Row]]] = [[[] for _ in range(sessions)] for _ in range(tasks)]
+    for number, record in enumerate(rows.records[: tasks * sessions]):
+        if record.rollout_id in trained:
+            place, session = divmod(number, sessions)
+            found[place][session] = [_row(sample, record.reward or 0.0, len(record.calls)) for sample in record.samples]
+    if not trained:
+        found[0][0] = [_filler(filler, 0.0)]
+    return found
+
+
+def rows_of_evaluation(
+    evidence: Sequence[Evidence], rewards: Sequence[float | None], *, filler: int
+) -> list[list[list[Row]]]:
+    """Return the rows of an evaluation: one session for each held-out task; a missing reward is 0."""
+    found: list[list[list[Row]]] = []
+    for rollout, reward in zip(evidence, rewards, strict=True):
+        calls = model_calls(rollout.counted)
+        rows = [_row(sample, reward or 0.0, len(calls)) for sample in samples_from_calls(calls).samples]
+        found.append([rows or [_filler(filler, reward or 0.0)]])
+    return found
+
+
+def _row(sample: Sample, reward: float, calls: int) -> Row:
+    first = sample.mask.index(1)
+    return {
+        "prompt_ids": sample.token_ids[:first],
+        "response_ids": sample.token_ids[first:],
+        "response_mask": sample.mask[first:],
+        "logprobs": sample.logprobs[first:],
+        "reward": reward,
+        "versions": [version for version in sample.weight_versions if version >= 0],
+        "calls": calls,
+    }
+
+
+def _filler(token: int, reward: float) -> Row:
+    one = {"prompt_ids": [token], "response_ids": [token], "response_mask": [1], "logprobs": [0.0]}
+    return {**one, "reward": reward, "versions": [], "calls": 0}
