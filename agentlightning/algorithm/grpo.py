@@ -18,9 +18,9 @@ from typing_extensions import override
 
 import agentlightning.engine.torch_setup  # noqa: F401 -- before what imports torch # pyright: ignore[reportUnusedImport]
 from agentlightning.algorithm.base import Algorithm
+from agentlightning.engine.torch_setup import deterministic_torch
 from agentlightning.errors import BadRequestError
 from agentlightning.training.group_rewards import GroupReward, check_group_reward, name_of_group_reward
-from agentlightning.training.learner.determinism import deterministic_torch
 from agentlightning.training.learner.memory import check_memory
 from agentlightning.training.policies import PolicyUpdater
 from agentlightning.training.result import GRPOResult
@@ -33,8 +33,7 @@ from agentlightning.training.run_inputs import (
     check_tasks,
     triplet_adapter,
 )
-from agentlightning.training.selection import Pick
-from agentlightning.training.settings import GRPOSettings, accepts, make_settings, signature_of
+from agentlightning.training.settings import GRPOSettings, Pick, accepts, make_settings, signature_of
 from agentlightning.training.tasks import items_of
 from agentlightning.types import Dataset, RolloutConfig
 

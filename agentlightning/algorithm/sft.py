@@ -13,8 +13,8 @@ from agentlightning.algorithm.grpo import GRPO
 from agentlightning.errors import BadRequestError
 from agentlightning.training.result import GRPOResult
 from agentlightning.training.run_inputs import check_model, check_tasks, triplet_adapter
-from agentlightning.training.selection import Pick, choose_stored
-from agentlightning.training.settings import accepts, signature_of
+from agentlightning.training.selection import choose_stored
+from agentlightning.training.settings import Pick, accepts, signature_of
 from agentlightning.training.sft_settings import SFTSettings, make_sft_settings, sft_setting_names
 from agentlightning.training.tasks import items_of
 from agentlightning.types import Dataset

@@ -247,7 +247,7 @@ class Collector:
         """Run the rollouts of a group. Its time is that of all steps that it may be in progress."""
         context, settings = self._context, self._context.settings
         task = self._replacements[key] if key in self._replacements else self._plan.tasks_of(key.step)[key.task]
-        looks = not (context.guard.has_looked or context.group_reward) and key.place == (context.step, 0)
+        looks = not (context.guard.has_looked or context.group_reward) and key.step == context.step
         patient = settings.late_rollouts == "wait"
 
         async def on_ended(ended: Sequence[Rollout]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from agentlightning.adapter import TraceToTripletBase
 from agentlightning.llm_proxy import LLMProxy
@@ -17,13 +16,10 @@ from agentlightning.training.progress import Progress, Silent
 from agentlightning.training.recording import RunRecorder
 from agentlightning.training.resume import Resumption
 from agentlightning.training.serving import resources_to_publish
-from agentlightning.training.settings import GRPOSettings
+from agentlightning.training.settings import GRPOSettings, Pick
 from agentlightning.training.tasks import with_timeout
 from agentlightning.training.updater import Updater
 from agentlightning.types import NamedResources, ResourceUnion, RolloutConfig
-
-if TYPE_CHECKING:
-    from agentlightning.training.selection import Pick
 
 logger = logging.getLogger(__name__)
 

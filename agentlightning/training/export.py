@@ -15,8 +15,8 @@ from agentlightning.store.base import LightningStore
 from agentlightning.training.checkpoint import CHECKPOINTS, MANIFEST, CheckpointFolder, read_checkpoint
 from agentlightning.training.gguf_file import write_gguf
 from agentlightning.training.learner.policy import Policy
+from agentlightning.training.policy_files import ADAPTER, fingerprint_of, model_in, restore_policy
 from agentlightning.training.runs.log import RunLog
-from agentlightning.training.weights import ADAPTER, fingerprint_of, model_in, restore_policy
 
 ExportFormat = Literal["merged", "adapter", "gguf"]
 _ADAPTER_FILES = ("adapter_model.safetensors", "adapter_config.json")

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from agentlightning.errors import BadRequestError
 from agentlightning.field_help import explain_fields
-from agentlightning.training.settings import Count, GRPOSettings, NotNegative, Positive, Share
+from agentlightning.training.settings import Count, CriticSettings, GRPOSettings, NotNegative
 from agentlightning.utils.setting_checks import Bounds, check_fields, check_names
 
 _BY_ANOTHER_NAME: Final = {
@@ -38,28 +38,6 @@ _WITHOUT_MEANING: Final = {
     "max_staleness": "it collects synchronously; agl.GRPO has it",
     "staleness_clip_max": "it collects synchronously; agl.GRPO has it, beside max_staleness",
 }
-
-
-@explain_fields
-@dataclass(frozen=True, kw_only=True)
-class CriticSettings:
-    """How values are learned and used; the formulas are in `losses/gae.py` and `losses/value_loss.py`."""
-
-    gamma: Share = 1.0
-    """What the value of the next token counts, between 0 and 1. [`algorithm.gamma`]"""
-    lam: Share = 0.95
-    """Between 0 (advantages by the next value alone) and 1 (by the whole return), the lambda of GAE.
-    [`algorithm.lam`]"""
-    vf_coef: NotNegative = 0.1
-    """Weight of the value loss. It moves the layers below the value head as well. [none; VERL's critic is a model of
-    its own]"""
-    cliprange_value: Positive = 0.2
-    """How far a value may go from what it was before the step, before its gain no longer counts.
-    [`critic.cliprange_value`, 0.5]"""
-    value_learning_rate: Positive = 1e-3
-    """Of AdamW on the value head, in the first step; it falls as `learning_rate` does. [`critic.optim.lr`]"""
-    whiten_advantages: bool = True
-    """Take the mean of all token advantages of a step off and divide by their deviation. TRL and VERL always do."""
 
 
 @explain_fields

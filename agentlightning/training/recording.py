@@ -18,7 +18,7 @@ from agentlightning.training.runs.vocabulary import vocabulary_id, vocabulary_of
 from agentlightning.training.settings import RecordTokens
 
 if TYPE_CHECKING:
-    from agentlightning.training.learner.row_figures import RowFigures
+    from agentlightning.training.learner.update import RowFigures
     from agentlightning.training.updater import Updater
 
 logger = logging.getLogger(__name__)

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 
 from agentlightning.adapter.rows.samples import Sample
+from agentlightning.engine.torch_setup import deterministic_torch
 from agentlightning.errors import GoneError, NotFoundError
 from agentlightning.store.base import LightningStore
 from agentlightning.training.checkpoint import CHECKPOINTS, CheckpointFolder
-from agentlightning.training.learner.determinism import deterministic_torch
 from agentlightning.training.policies import PolicyUpdater, fingerprint_of_models, load_policies
 from agentlightning.training.ppo_settings import PPOSettings
 from agentlightning.training.resume import RUN_FILE, STATE_NAME, read_run_file

@@ -27,8 +27,12 @@ from agentlightning.store.base import LightningStore
 from agentlightning.training.collect import Evidence, evidence
 from agentlightning.training.ledger.ledger import Ledger
 from agentlightning.training.ledger.record import ExclusionReason, RolloutRecord, read_rollout
-from agentlightning.training.losses.advantages import rollout_advantages, several_advantages
-from agentlightning.training.losses.rewards import overlong_penalty, weighted_reward
+from agentlightning.training.losses.advantages import (
+    overlong_penalty,
+    rollout_advantages,
+    several_advantages,
+    weighted_reward,
+)
 from agentlightning.training.settings import Aggregation, GRPOSettings
 from agentlightning.types import Rollout
 

@@ -35,9 +35,9 @@ from agentlightning.training.resume import OpenRun, Resumption, open_run
 from agentlightning.training.rows import StepRows
 from agentlightning.training.run_inputs import RunSource, decoder_of, triplet_adapter
 from agentlightning.training.runs.run_folder import RunFolder
-from agentlightning.training.selection import Pick, SelectingCollector
+from agentlightning.training.selection import SelectingCollector
 from agentlightning.training.serving import serve_policies
-from agentlightning.training.settings import GRPOSettings
+from agentlightning.training.settings import GRPOSettings, Pick
 from agentlightning.training.updater import StepUpdate, Updater
 from agentlightning.types import Rollout
 

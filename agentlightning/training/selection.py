@@ -6,9 +6,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncIterable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from typing_extensions import override
 
@@ -26,6 +26,7 @@ from agentlightning.training.endings import Endings
 from agentlightning.training.ledger.ledger import Ledger
 from agentlightning.training.ledger.record import RolloutRecord
 from agentlightning.training.rows import StepRows, read_records, seams_of, was_cut
+from agentlightning.training.settings import Pick
 from agentlightning.training.sft_settings import SFTSettings
 from agentlightning.types import Rollout
 
@@ -156,8 +157,6 @@ class SelectingCollector(Collector):
 
 LeftOut = Literal["not_named", "not_picked", "below_min_reward", "not_best_of_task", "not_in_top_share"]
 """Why a rollout with a reward is not chosen: its id was not given; the function said no; or by its reward."""
-Pick: TypeAlias = Callable[[Rollout, float], bool]
-"""Says of a rollout and its reward whether it may be chosen."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Final, Literal, ParamSpec, cast, get_type_hints
+from typing import Annotated, Any, Concatenate, Final, Literal, ParamSpec, TypeAlias, cast, get_type_hints
 
 from agentlightning.engine.vllm_engine.vllm_settings import VLLMSettings
 from agentlightning.errors import BadRequestError, closest_name
@@ -19,10 +19,8 @@ from agentlightning.field_help import explain_fields
 from agentlightning.training.alarms.alarms import AlarmSettings, make_rules
 from agentlightning.training.collect import LatePolicy
 from agentlightning.training.progress import Style
+from agentlightning.types import Rollout
 from agentlightning.utils.setting_checks import Bounds, check_fields, check_names, check_number, refuse_pairs
-
-if TYPE_CHECKING:
-    from agentlightning.training.ppo_settings import CriticSettings
 
 LossType = Literal["grpo", "dapo", "dr_grpo", "cispo", "gspo"]
 Aggregation = Literal["token", "sequence", "rollout", "constant"]
@@ -34,6 +32,8 @@ MultiObjective = Literal["sum_then_normalize", "normalize_then_sum"]
 LRSchedulerType = Literal["constant", "linear"]
 RefusedCalls = Literal["exclude", "train"]
 RecordTokens = Literal["auto", "all", "sample", "none"]
+Pick: TypeAlias = Callable[[Rollout, float], bool]
+"""Says of a rollout and its reward whether it may be trained, in supervised fine-tuning."""
 
 P = ParamSpec("P")
 Count = Annotated[int, Bounds(at_least=1)]
@@ -267,6 +267,28 @@ class RewardSettings:
     def compares_in_groups(self) -> bool:
         """Whether a group of one, or one of equal rewards, has nothing to teach."""
         return self.advantage != "reinforce_plus_plus"
+
+
+@explain_fields
+@dataclass(frozen=True, kw_only=True)
+class CriticSettings:
+    """How values are learned and used; the formulas are in `losses/critic.py`."""
+
+    gamma: Share = 1.0
+    """What the value of the next token counts, between 0 and 1. [`algorithm.gamma`]"""
+    lam: Share = 0.95
+    """Between 0 (advantages by the next value alone) and 1 (by the whole return), the lambda of GAE.
+    [`algorithm.lam`]"""
+    vf_coef: NotNegative = 0.1
+    """Weight of the value loss. It moves the layers below the value head as well. [none; VERL's critic is a model of
+    its own]"""
+    cliprange_value: Positive = 0.2
+    """How far a value may go from what it was before the step, before its gain no longer counts.
+    [`critic.cliprange_value`, 0.5]"""
+    value_learning_rate: Positive = 1e-3
+    """Of AdamW on the value head, in the first step; it falls as `learning_rate` does. [`critic.optim.lr`]"""
+    whiten_advantages: bool = True
+    """Take the mean of all token advantages of a step off and divide by their deviation. TRL and VERL always do."""
 
 
 @explain_fields

@@ -25,7 +25,7 @@ from agentlightning.training.settings import GRPOSettings
 
 if TYPE_CHECKING:
     from agentlightning.adapter.rows.samples import Sample
-    from agentlightning.training.learner.row_figures import RowFigures
+    from agentlightning.training.learner.update import RowFigures
 
 
 @dataclass(frozen=True)

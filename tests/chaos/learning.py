@@ -31,10 +31,10 @@ from agentlightning.store.base import LightningStore
 from agentlightning.training.collect import evidence
 from agentlightning.training.learner.policy import Policy
 from agentlightning.training.ledger.ledger import Ledger
+from agentlightning.training.policy_files import digest_of
 from agentlightning.training.rows import choose_rows, read_records
 from agentlightning.training.runs.check import check_ledger
 from agentlightning.training.settings import GRPOSettings
-from agentlightning.training.weights import digest_of
 from agentlightning.types import AttemptedRollout
 from tests.algorithm.parts import ask, calls_of, refused, rollouts_of, say
 

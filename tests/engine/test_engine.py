@@ -19,7 +19,7 @@ from agentlightning.demo.calculator import TOOLS
 from agentlightning.engine.engine import InferenceEngine
 from agentlightning.engine.request.tool_calls import parse_reply
 from agentlightning.llm_proxy.dialects import CHAT
-from agentlightning.training.learner.batch import make_batch
+from agentlightning.training.batch import make_batch
 from agentlightning.training.learner.policy import Policy
 
 ASK = {"return_token_ids": True, "logprobs": True}

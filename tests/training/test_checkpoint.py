@@ -32,7 +32,7 @@ from agentlightning.training.updater import Learner, Updater
 _WRITER = """
 import sys, time
 from pathlib import Path
-from agentlightning.training.checkpoint.folder import CheckpointFolder
+from agentlightning.training.checkpoint import CheckpointFolder
 
 def fill(folder):
     (folder / "weights").write_bytes(b"x" * 1000)

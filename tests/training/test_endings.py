@@ -133,7 +133,7 @@ def test_an_agent_that_goes_past_the_gateway_is_told_of_at_its_first_rollout(
             assert told.wait(30), "nothing was said while rollouts were open"
         return 1.0
 
-    logger = logging.getLogger("agentlightning.training.parts")
+    logger = logging.getLogger("agentlightning.training.context")
     listener = Listener()
     logger.addHandler(listener)
     try:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.training.checkpoint.test_weights import learn
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import agentlightning as agl
@@ -15,7 +14,8 @@ from agentlightning.training.checkpoint import BrokenCheckpointError, Checkpoint
 from agentlightning.training.export import export, trained_in
 from agentlightning.training.gguf_file import write_gguf
 from agentlightning.training.learner.policy import Policy
-from agentlightning.training.weights import digest_of, fingerprint_of, save_policy
+from agentlightning.training.policy_files import digest_of, fingerprint_of, save_policy
+from tests.training.test_policy_files import learn
 
 _TOKENS = torch.tensor([[11, 12, 13, 40, 41, 42, 7]])
 _LORA = {"r": 4, "target_modules": ["q_proj", "v_proj"]}

@@ -22,8 +22,8 @@ from agentlightning.engine.decoder import Decoder, generate
 from agentlightning.errors import OutOfMemoryError
 from agentlightning.training.learner.memory import needed_memory
 from agentlightning.training.learner.policy import Policy
+from agentlightning.training.policy_files import digest_of, restore_policy, save_policy
 from agentlightning.training.settings import GRPOSettings
-from agentlightning.training.weights import digest_of, restore_policy, save_policy
 from tests.algorithm.parts import SMALL, wants_digits
 from tests.engine.byte_policy import byte_tokenizer
 from tests.training.learner.rows import make_advantages, make_rows
@@ -262,7 +262,7 @@ def test_a_run_on_a_cpu_leaves_the_gpu_alone(untrained_model: Path, tmp_path: Pa
     program = (
         "import sys, torch\n"
         "from pathlib import Path\n"
-        "from agentlightning.training.checkpoint.weights import restore_policy, save_policy, digest_of\n"
+        "from agentlightning.training.policy_files import restore_policy, save_policy, digest_of\n"
         "from agentlightning.training.learner.policy import Policy\n"
         "policy = Policy.load(sys.argv[1])\n"
         "save_policy(policy, Path(sys.argv[2]))\n"

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 import agentlightning as agl
 from agentlightning.errors import BadRequestError
 from agentlightning.training.export import export, trained_in
-from agentlightning.training.losses.gae import whitened
+from agentlightning.training.losses.critic import whitened
 from agentlightning.training.replay import replay
 from agentlightning.training.runs.ledger_record import numbers_of
 from agentlightning.training.runs.log import RunLog

@@ -1,18 +1,28 @@
-"""Log-probabilities and entropies of the trained tokens of a batch, from one forward of the model."""
+"""The log-probabilities and entropies of the trained tokens of a batch, in micro-batches of bounded size.
+
+Rows go through the model padded or, without padding, one after the other: they stand in one sequence whose positions
+begin anew with each row, and attention is computed row by row, so that no row sees another. It is what TRL calls
+`padding_free` and VERL `use_remove_padding`; there it needs flash attention, here it is torch's own scaled-dot-product
+attention, on any device. A model whose attention does not come by way of transformers' attention interface cannot do
+it; `can_pack` finds out by comparing.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any, NamedTuple, cast
+from types import SimpleNamespace
+from typing import Any, Final, NamedTuple, cast
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 from agentlightning.engine.served import head_sees_only
-from agentlightning.training.learner.batch import Batch
-from agentlightning.training.learner.packing import packed_inputs
-from agentlightning.training.learner.value_head import ValueHead
+from agentlightning.training.batch import Batch
+from agentlightning.training.learner.weights import ValueHead
 
 
 class Scores(NamedTuple):
@@ -68,3 +78,103 @@ def _logits(model: PreTrainedModel, inputs: dict[str, Any], wanted: Tensor) -> t
     with head_sees_only(model, wanted) as seen:
         logits = cast("Tensor", model(**inputs, use_cache=False).logits)
     return (logits[0] if seen else logits[wanted]), seen
+
+
+BY_ROWS: Final = "agl_by_rows"
+"""Name of the attention that can keep rows apart; without `row_lengths` it is transformers' `sdpa`."""
+
+
+def _attention_by_rows(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    row_lengths: list[int] | None = None,
+    **settings: Any,
+) -> tuple[Tensor, None]:
+    """Causal attention, of each row with itself alone where `row_lengths` says how the sequence is made up.
+
+    Shapes: query: (B, heads, S, head width); key, value: the same with as many or fewer heads; B = 1 and
+        S = sum(row_lengths) if those are given; result: (B, S, heads, head width).
+    """
+    if query.is_cuda and query.dtype == torch.float32 and key.shape[1] < query.shape[1]:
+        # float32 has no kernel on CUDA for heads that share keys; without, all scores would be written down
+        key, value = (states.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for states in (key, value))
+        module = cast("torch.nn.Module", SimpleNamespace(is_causal=getattr(module, "is_causal", True)))
+    if row_lengths is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **settings)
+    rows = zip(*(states.split(row_lengths, dim=2) for states in (query, key, value)), strict=True)
+    return torch.cat([sdpa_attention_forward(module, q, k, v, None, **settings)[0] for q, k, v in rows], dim=1), None
+
+
+AttentionInterface.register(BY_ROWS, _attention_by_rows)
+AttentionMaskInterface.register(BY_ROWS, sdpa_mask)
+
+
+def packed_inputs(tokens: Tensor, attention: Tensor) -> dict[str, Any]:
+    """Return what the model is called with, so that the rows stand in one sequence without padding.
+
+    Shapes: tokens, attention: (B, T); in the result (1, S) with S = attention.sum().
+    """
+    real = attention.bool()
+    positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+    return {
+        "input_ids": tokens[real][None],
+        "position_ids": positions[real][None],
+        # a mask of four dimensions is taken as it is: without, transformers would make one of S x S for packed rows
+        "attention_mask": torch.ones((1, 1, 1, 1), dtype=torch.bool, device=tokens.device),
+        "row_lengths": cast("list[int]", attention.sum(dim=1).tolist()),
+    }
+
+
+@torch.no_grad()
+def can_pack(model: PreTrainedModel) -> bool:
+    """Switch the model to attention by rows and return whether it keeps two rows apart; if not, switch it back."""
+    before = model.config._attn_implementation  # pyright: ignore[reportPrivateUsage] -- it has no public name
+    if before == BY_ROWS:
+        return True
+    if before != "sdpa":
+        return False
+    rows = torch.tensor([[1, 2, 3, 2, 1], [3, 1, 2, 0, 0]], device=model.device) % model.config.vocab_size
+    attention = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]], device=model.device)
+    other_first = rows.clone()
+    other_first[0] = rows[0].flip(0).roll(1)
+    try:
+        padded = model(input_ids=rows, attention_mask=attention, use_cache=False).logits[attention.bool()]  # (8, V)
+        _bare(model).set_attn_implementation(BY_ROWS)
+        packed, beside = (
+            model(**packed_inputs(tokens, attention), use_cache=False).logits[0] for tokens in (rows, other_first)
+        )
+        tolerance = (1e-4 if packed.dtype == torch.float32 else 3e-2) * float(padded.abs().max())
+        if torch.equal(packed[5:], beside[5:]) and torch.allclose(packed, padded, rtol=0, atol=tolerance):
+            return True
+    except (TypeError, ValueError, RuntimeError):  # its forward takes none of these, or its shapes do not fit
+        pass
+    _bare(model).set_attn_implementation(before)
+    return False
+
+
+def _bare(model: Any) -> Any:
+    """Return the transformers model within adapters of peft, which have no `set_attn_implementation` of their own."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def microbatches(lengths: Sequence[int], max_tokens: int, *, packed: bool) -> list[list[int]]:
+    """Return the numbers of the rows that go through the model together: few tokens, little padding.
+
+    Rows are taken from the longest to the shortest, those of one length in their order. A micro-batch holds at most
+    `max_tokens`, padding included; a row that is longer than this is one by itself.
+
+    Shapes: lengths: (B,) tokens of each row; the lists hold each of 0 .. B-1 once.
+    """
+    parts: list[list[int]] = []
+    size = longest = 0
+    for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
+        grown = size + lengths[row] if packed else longest * (len(parts[-1]) + 1 if parts else 1)
+        if not parts or grown > max_tokens:
+            parts.append([])
+            size, longest = 0, lengths[row]
+        parts[-1].append(row)
+        size += lengths[row]
+    return parts

@@ -18,7 +18,7 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, P
 
 from agentlightning.engine.served import head_sees_only
 from agentlightning.errors import OutOfMemoryError
-from agentlightning.training.learner.adapters import with_lora
+from agentlightning.training.learner.weights import with_lora
 from agentlightning.utils.system_snapshot import memory_capacity_bytes
 
 if TYPE_CHECKING:

@@ -17,11 +17,10 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from agentlightning.engine.served import ServedModel, load_model
 from agentlightning.engine.torch_setup import one_thread
-from agentlightning.training.learner.adapters import with_lora
-from agentlightning.training.learner.batch import Batch
+from agentlightning.training.batch import Batch
 from agentlightning.training.learner.forward import score
-from agentlightning.training.learner.reference import Reference
-from agentlightning.training.learner.update import Updater, UpdateResult, UpdateSettings
+from agentlightning.training.learner.update import Optimizer, OptimizerOptions, UpdateResult, UpdateSettings
+from agentlightning.training.learner.weights import with_lora
 
 if TYPE_CHECKING:
     from agentlightning.adapter.rows.samples import Sample
@@ -61,55 +60,29 @@ class Policy(ServedModel):
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
         *,
-        learning_rate: float = 1e-5,
-        weight_decay: float = 0.0,
-        betas: tuple[float, float] = (0.9, 0.99),
         lora: Mapping[str, object] | None = None,
         device: str = "cpu",
-        seed: int = 0,
         max_model_length: int | None = None,
-        max_tokens_per_forward: int = 4096,
-        padding_free: bool = True,
-        gradient_checkpointing: bool = False,
-        keeps_reference: bool = False,
-        value_learning_rate: float | None = None,
+        **options: Any,
     ) -> None:
         """Take the model over.
 
         Args:
-            learning_rate: of AdamW, constant; so is `weight_decay`.
-            betas: of AdamW; the second is below the usual 0.999 because a run may have only some dozen steps.
-            lora: arguments of `peft.LoraConfig` (such as `{"r": 16}`); then only the adapters learn.
-            seed: of the adapters' first weights and of the order of the mini-batches.
+            lora: arguments of `peft.LoraConfig` (such as `{"r": 16}`); then only the adapters learn. Their first
+                weights are drawn by the option `seed`.
             max_model_length: bounds `context_length`.
-            max_tokens_per_forward: how many tokens of rows go through the model at once; a longer row goes alone.
-                Bounds the memory, does not change the result but for the last bits.
-            padding_free: put the rows of a forward into one sequence instead of padding them; see `packing.py`.
-            gradient_checkpointing: keep less for the backward pass and compute it anew.
-            keeps_reference: for a loss with a penalty towards the model as it was loaded; see `reference.py`.
-            value_learning_rate: of a value head, for updates with a critic; None makes none.
+            options: fields of `OptimizerOptions`.
 
         Raises:
             ValueError: The tokenizer has no chat template or no end-of-sequence token.
             BadRequestError: The model has no layers that can do gradient checkpointing.
         """
-        adapted = model if lora is None else with_lora(model, lora, seed)
+        learning = OptimizerOptions(**options)
+        adapted = model if lora is None else with_lora(model, lora, learning.seed)
         cast("torch.nn.Module", adapted).to(device).eval()  # transformers wraps `to` and loses its types
         super().__init__(adapted, tokenizer, max_model_length=max_model_length)
         pad, end = tokenizer.pad_token_id, cast("int", tokenizer.eos_token_id)
-        self._updater = Updater(
-            self.model,
-            learning_rate=learning_rate,
-            weight_decay=weight_decay,
-            betas=betas,
-            seed=seed,
-            pad_id=end if pad is None else cast("int", pad),
-            max_tokens_per_forward=max_tokens_per_forward,
-            padding_free=padding_free,
-            gradient_checkpointing=gradient_checkpointing,
-            reference=Reference(self.model) if keeps_reference else None,
-            value_learning_rate=value_learning_rate,
-        )
+        self._optimizer = Optimizer(self.model, end if pad is None else cast("int", pad), learning)
 
     @classmethod
     def load(
@@ -174,11 +147,11 @@ class Policy(ServedModel):
         """
         checked = UpdateSettings(**settings)
         with self.lock, one_thread() if self.is_small else nullcontext():
-            taken = self._updater.steps_taken
+            taken = self._optimizer.steps_taken
             try:
-                return self._updater.update(samples, advantages, checked, learning_rate)
+                return self._optimizer.update(samples, advantages, checked, learning_rate)
             finally:  # also where a later mini-batch fails: the weights of the version before are gone
-                self.weight_version += self._updater.steps_taken > taken
+                self.weight_version += self._optimizer.steps_taken > taken
 
     def divergences(self, samples: Sequence[Sample], **settings: Any) -> list[float]:
         """Return the divergence of each row from the model as it was loaded, in nats, for a penalty in the reward: (B,)
@@ -187,19 +160,19 @@ class Policy(ServedModel):
             settings: fields of `UpdateSettings`; `loss` says by which estimate.
         """
         with self.lock, one_thread() if self.is_small else nullcontext():
-            return self._updater.divergences(samples, UpdateSettings(**settings))
+            return self._optimizer.divergences(samples, UpdateSettings(**settings))
 
     def state(self) -> PolicyState:
         """Return what later updates depend on. The tensors are the live ones: hold `lock` until they are written."""
-        updater = self._updater
-        updater.prepare_optimizer()
+        learner = self._optimizer
+        learner.prepare_optimizer()
         optimizer = {
             f"{kind}/{name}": value
-            for name, weight in updater.learned.items()
-            for kind, value in updater.optimizer.state[weight].items()
+            for name, weight in learner.learned.items()
+            for kind, value in learner.adamw.state[weight].items()
         }
-        weights = {name: weight.detach() for name, weight in updater.learned.items()}
-        return PolicyState(weights, optimizer, updater.random_state(), self.weight_version, updater.max_tokens)
+        weights = {name: weight.detach() for name, weight in learner.learned.items()}
+        return PolicyState(weights, optimizer, learner.random_state(), self.weight_version, learner.max_tokens)
 
     def restore(self, state: PolicyState) -> None:
         """Go on from a state of a policy of the same model and adapters.
@@ -213,9 +186,9 @@ class Policy(ServedModel):
             _check_same(have, wanted)
             for name, value in have.items():
                 value.copy_(wanted[name])
-            self._updater.weights.publish()
-            self._updater.set_random_state(state.random)
-            self._updater.max_tokens = state.max_tokens_per_forward
+            self._optimizer.weights.publish()
+            self._optimizer.set_random_state(state.random)
+            self._optimizer.max_tokens = state.max_tokens_per_forward
             self.weight_version = state.weight_version
 
 

@@ -9,33 +9,28 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from agentlightning.engine.out_of_memory import free_cached_memory, is_out_of_memory, short_cause
 from agentlightning.errors import OutOfMemoryError
-from agentlightning.training.learner.batch import Batch, make_batch
-from agentlightning.training.learner.forward import Scores, score
-from agentlightning.training.learner.packing import can_pack, microbatches
-from agentlightning.training.learner.precision import Checkpointing, LearnedWeights
-from agentlightning.training.learner.reference import Reference
-from agentlightning.training.learner.row_figures import RowFigures, row_figures, summary
-from agentlightning.training.learner.value_head import ValueHead
-from agentlightning.training.losses.credit import explained, with_credit
+from agentlightning.training.batch import Batch, make_batch
+from agentlightning.training.learner.forward import Scores, can_pack, microbatches, score
+from agentlightning.training.learner.weights import Checkpointing, LearnedWeights, Reference, ValueHead
+from agentlightning.training.losses.critic import explained, value_loss, with_credit
+from agentlightning.training.losses.importance import stale_figures
 from agentlightning.training.losses.kl import kl_divergence
-from agentlightning.training.losses.objective import LossInputs, is_finite, policy_loss
-from agentlightning.training.losses.staleness import stale_figures
-from agentlightning.training.losses.value_loss import value_loss
+from agentlightning.training.losses.objective import LossInputs, PolicyLoss, is_finite, policy_loss
 from agentlightning.training.losses.weights import token_weights
-from agentlightning.training.ppo_settings import CriticSettings
-from agentlightning.training.settings import LossSettings
+from agentlightning.training.settings import CriticSettings, LossSettings
 
 if TYPE_CHECKING:
     from agentlightning.adapter.rows.samples import Sample
@@ -43,6 +38,72 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 MEASURED_TOKENS = 2048
 """About so many tokens are gone over once more after the last optimizer step; rows spread over those of the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowFigures:
+    """What the loss used of one row on the first pass over it: (R,) each, one per trained token in order.
+
+    Of a trainer that keeps the inside of its loss to itself (VERL), what the loss began with: the others are None.
+
+    Attributes:
+        engine_logprobs: float32, natural log-probability when the token was sampled.
+        trainer_logprobs: float32, the learner's own, when the row was first gone over.
+        entropy: float32, nats, of the learner's distribution.
+        ratio: float32, of the learner's probability to the engine's, or to the learner's own before the first optimizer
+            step; see `TokenFigures` for this and the next four.
+        clipped: uint8, which bound of the ratio counts; 0 for none.
+        weight: float32, share of the token in the loss of its optimizer step.
+        correction: float32, for what engine and learner differ in; of a stale token, for what older weights do.
+        kl: float32, divergence from the reference.
+        advantage: float32.
+        value: float32, of the critic before its first optimizer step; None without a critic.
+        returns: float32, what that is to become; None without a critic.
+    """
+
+    engine_logprobs: NDArray[np.float32]
+    trainer_logprobs: NDArray[np.float32] | None
+    entropy: NDArray[np.float32] | None
+    ratio: NDArray[np.float32] | None
+    clipped: NDArray[np.uint8] | None
+    weight: NDArray[np.float32] | None
+    correction: NDArray[np.float32] | None
+    kl: NDArray[np.float32] | None
+    advantage: NDArray[np.float32]
+    value: NDArray[np.float32] | None = None
+    returns: NDArray[np.float32] | None = None
+
+
+def row_figures(batch: Batch, logprobs: Tensor, entropy: Tensor, found: PolicyLoss) -> list[RowFigures]:
+    """Return what the loss saw of each row of `batch`; `logprobs` and `entropy` are (B, T), of the learner."""
+    mask, seen = batch.mask, found.tokens
+    advantages = batch.advantages.expand_as(mask)
+    of_loss = (seen.ratio, seen.clipped, seen.weight, seen.correction, seen.kl)
+    columns = (batch.logprobs, logprobs.detach(), entropy.detach(), *of_loss, advantages)
+    if batch.values is not None and batch.returns is not None:
+        columns = (*columns, batch.values, batch.returns)
+    ends = mask.sum(dim=1).cumsum(dim=0)[:-1].cpu().numpy()
+    split = [np.split(column[mask].cpu().numpy(), ends) for column in columns]
+    return [RowFigures(*row) for row in zip(*split, strict=True)]
+
+
+def summary(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the means of the optimizer steps that were taken, and how many were; NaN where none was. Of the first one
+    also how far engine and learner are apart on fresh tokens, and the weights of stale ones, where it has any."""
+    taken = [figure for figure in figures if figure["taken"]]
+    names = ["loss", "clip_fraction", "approx_kl", "kl", "entropy", "grad_norm"]
+    more = ("value_loss", "value_clip_fraction", "stale_kl", "fresh_kl", "stale_share")
+    names += [name for name in more if name in figures[0]]
+    means = {name: sum(figure[name] for figure in taken) / len(taken) if taken else float("nan") for name in names}
+    stale = figures[0].get("stale_share", 0.0)
+    if stale < 1.0:
+        means["first_ratio_error"] = figures[0]["max_ratio_error"]
+    if stale > 0.0:
+        means["first_stale_kl"] = figures[0]["stale_kl"] / stale
+    return means | {
+        "steps": len(taken),
+        "skipped_steps": len(figures) - len(taken),
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,44 +155,61 @@ def measured_rows(lengths: Sequence[int]) -> list[int]:
     return list(range(0, len(lengths), max(1, -(-sum(lengths) // MEASURED_TOKENS))))
 
 
-class Updater:
-    """The optimizer of one model and what it needs to take a step. Used by one thread, while nothing is generated."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerOptions:
+    """How the weights of a policy learn.
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        *,
-        learning_rate: float,
-        weight_decay: float,
-        betas: tuple[float, float],
-        seed: int,
-        pad_id: int,
-        max_tokens_per_forward: int,
-        padding_free: bool,
-        gradient_checkpointing: bool,
-        reference: Reference | None = None,
-        value_learning_rate: float | None = None,
-    ) -> None:
+    Attributes:
+        learning_rate: of AdamW, constant; so is `weight_decay`.
+        betas: of AdamW; the second is below the usual 0.999 because a run may have only some dozen steps.
+        seed: of the order of the mini-batches.
+        max_tokens_per_forward: how many tokens of rows go through the model at once; a longer row goes alone. Bounds
+            the memory, does not change the result but for the last bits.
+        padding_free: put the rows of a forward into one sequence instead of padding them; see `forward.py`.
+        gradient_checkpointing: keep less for the backward pass and compute it anew.
+        keeps_reference: for a loss with a penalty towards the model as it was loaded; see `Reference`.
+        value_learning_rate: of a value head, for updates with a critic; None makes none.
+    """
+
+    learning_rate: float = 1e-5
+    weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.99)
+    seed: int = 0
+    max_tokens_per_forward: int = 4096
+    padding_free: bool = True
+    gradient_checkpointing: bool = False
+    keeps_reference: bool = False
+    value_learning_rate: float | None = None
+
+
+class Optimizer:
+    """The optimizer of one model and what it needs to take a step. Used by one thread, while nothing is generated.
+
+    Attributes:
+        max_tokens: as set, or lowered after a lack of memory.
+        steps_taken: optimizer steps since the start, those of an update that ended in an error too.
+    """
+
+    def __init__(self, model: PreTrainedModel, pad_id: int, options: OptimizerOptions) -> None:
         self._model = model
-        self._reference = reference
-        self._random = random.Random(seed)
         self._pad_id = pad_id
-        self.max_tokens = max_tokens_per_forward
-        self._wants_packing, self._packed = padding_free, False
-        self._checkpointing = Checkpointing(model) if gradient_checkpointing else nullcontext
+        self._reference = Reference(model) if options.keeps_reference else None
+        self._random = random.Random(options.seed)
+        self.max_tokens = options.max_tokens_per_forward
+        self._wants_packing, self._packed = options.padding_free, False
+        self._checkpointing = Checkpointing(model) if options.gradient_checkpointing else nullcontext
         self.weights = LearnedWeights(model)
-        self._head = None if value_learning_rate is None else ValueHead(model)
-        groups: list[dict[str, Any]] = [{"params": list(self.weights.masters.values()), "initial": learning_rate}]
+        self._head = None if options.value_learning_rate is None else ValueHead(model)
+        self._first_rate = rate = options.learning_rate
+        groups: list[dict[str, Any]] = [{"params": list(self.weights.masters.values()), "initial": rate}]
         if self._head is not None:
-            groups.append({"params": list(self._head.parameters()), "initial": value_learning_rate})
-        self._first_rate = learning_rate
+            groups.append({"params": list(self._head.parameters()), "initial": options.value_learning_rate})
         # fused: it needs no memory beside its state, so that a step that has begun cannot fail half-way for want of it
         fused = model.device.type in ("cpu", "cuda")
-        self.optimizer = torch.optim.AdamW(
-            groups, lr=learning_rate, betas=betas, weight_decay=weight_decay, fused=fused
+        self.adamw = torch.optim.AdamW(
+            groups, lr=rate, betas=options.betas, weight_decay=options.weight_decay, fused=fused
         )
         self.steps_taken = 0
-        """Optimizer steps since the start, those of an update that ended in an error too."""
         self._notes: list[str] = []
         self._looked = False
 
@@ -246,7 +324,7 @@ class Updater:
                     whole[rows, : part.tokens.shape[1]] = one
             return result
 
-        return self._in_the_memory_there_is(attempt)
+        return self._within_memory(attempt)
 
     @property
     def learned(self) -> dict[str, torch.nn.Parameter]:
@@ -270,10 +348,10 @@ class Updater:
         """
         try:
             for weight in self.learned.values():
-                if not self.optimizer.state[weight]:
+                if not self.adamw.state[weight]:
                     step = torch.zeros((), dtype=torch.float32, device=weight.device)
                     first, second = torch.zeros_like(weight), torch.zeros_like(weight)
-                    self.optimizer.state[weight] = {"step": step, "exp_avg": first, "exp_avg_sq": second}
+                    self.adamw.state[weight] = {"step": step, "exp_avg": first, "exp_avg_sq": second}
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -284,7 +362,7 @@ class Updater:
 
     def _prepare(self, learning_rate: float | None) -> None:
         if learning_rate is not None:
-            for group in self.optimizer.param_groups:
+            for group in self.adamw.param_groups:
                 group["lr"] = learning_rate * group["initial"] / self._first_rate
         self.prepare_optimizer()
         if self._wants_packing and not self._looked:
@@ -306,9 +384,9 @@ class Updater:
     def _step(self, batch: Batch, settings: UpdateSettings) -> tuple[dict[str, float], list[RowFigures]]:
         """Take one optimizer step; for want of memory begin it again, from the same weights, with smaller forwards."""
         with self._checkpointing():
-            return self._in_the_memory_there_is(lambda in_hand: self._descend(batch, settings, in_hand))
+            return self._within_memory(lambda in_hand: self._descend(batch, settings, in_hand))
 
-    def _in_the_memory_there_is(self, attempt: Callable[[list[Batch]], _T]) -> _T:
+    def _within_memory(self, attempt: Callable[[list[Batch]], _T]) -> _T:
         """Return what an attempt returns; for want of memory make another one with smaller forwards.
 
         An attempt puts the rows of each forward in its list before it takes place.
@@ -345,7 +423,7 @@ class Updater:
         )
 
     def _forget_gradients(self) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
+        self.adamw.zero_grad(set_to_none=True)
         self._model.zero_grad(set_to_none=True)
 
     def _descend(
@@ -414,7 +492,7 @@ class Updater:
         taken = math.isfinite(figures["loss"]) and is_finite(grad_norm)
         if taken:
             self.steps_taken += 1
-            self.optimizer.step()
+            self.adamw.step()
             self.weights.publish()
         return {**figures, "taken": taken, "grad_norm": float(grad_norm)}, [seen[row] for row in range(len(lengths))]
 

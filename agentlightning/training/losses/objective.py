@@ -30,9 +30,8 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from agentlightning.training.losses.correction import correction_weights
+from agentlightning.training.losses.importance import correction_weights, staleness_weights
 from agentlightning.training.losses.kl import MAX_LOG_RATIO, kl_divergence
-from agentlightning.training.losses.staleness import staleness_weights
 from agentlightning.training.settings import LossSettings
 
 

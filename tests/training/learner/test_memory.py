@@ -116,7 +116,7 @@ def test_other_errors_are_no_lack_of_memory() -> None:
 _CHILD = """
 import json, resource, sys
 import psutil, torch
-from agentlightning.training.critic.ppo_settings import make_ppo_settings
+from agentlightning.training.ppo_settings import make_ppo_settings
 from agentlightning.training.learner.memory import free_memory
 from agentlightning.training.learner.policy import Policy
 from agentlightning.errors import OutOfMemoryError

@@ -9,9 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen2Config, Qwen3Config, SmolLM3Config
 
-from agentlightning.training.learner.batch import make_batch
-from agentlightning.training.learner.forward import score
-from agentlightning.training.learner.packing import can_pack, microbatches
+from agentlightning.training.batch import make_batch
+from agentlightning.training.learner.forward import can_pack, microbatches, score
 from agentlightning.training.learner.policy import Policy
 from tests.engine.byte_policy import byte_tokenizer
 from tests.training.learner.rows import make_advantages, make_rows

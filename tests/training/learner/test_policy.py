@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentlightning.adapter.rows.samples import Sample
-from agentlightning.training.learner.batch import make_batch
+from agentlightning.training.batch import make_batch
 from agentlightning.training.learner.policy import Policy
 
 

@@ -14,7 +14,7 @@ from agentlightning.engine.decoder import Decoder, generate
 from agentlightning.engine.served import dtype_of
 from agentlightning.errors import BadRequestError
 from agentlightning.training.learner.policy import Policy
-from agentlightning.training.weights import digest_of, restore_policy, save_policy
+from agentlightning.training.policy_files import digest_of, restore_policy, save_policy
 from tests.algorithm.parts import needs_bfloat16
 from tests.training.learner.rows import make_advantages, make_rows
 

@@ -17,10 +17,10 @@ import pytest
 import torch
 
 from agentlightning.adapter.rows.samples import Sample
+from agentlightning.training.batch import make_batch
 from agentlightning.training.learner import update
-from agentlightning.training.learner.batch import make_batch
 from agentlightning.training.learner.policy import Policy
-from agentlightning.training.learner.update import Updater, UpdateResult
+from agentlightning.training.learner.update import Optimizer, UpdateResult
 from tests.training.learner.rows import make_advantages, make_rows
 
 VOCABULARY = 80
@@ -122,14 +122,14 @@ def test_an_update_that_fails_after_its_first_step_leaves_another_version(
     policy: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = digest(policy)
-    descend, steps = Updater._descend, iter([True, False])
+    descend, steps = Optimizer._descend, iter([True, False])
 
-    def fails_the_second_time(self: Updater, *arguments: Any) -> Any:
+    def fails_the_second_time(self: Optimizer, *arguments: Any) -> Any:
         if next(steps):
             return descend(self, *arguments)
         raise RuntimeError("here")
 
-    monkeypatch.setattr(Updater, "_descend", fails_the_second_time)
+    monkeypatch.setattr(Optimizer, "_descend", fails_the_second_time)
     with pytest.raises(RuntimeError, match="here"):
         learn(policy)
     assert (digest(policy) != before, policy.weight_version) == (True, 1)
@@ -143,7 +143,7 @@ def test_an_update_that_fails_in_its_first_step_leaves_the_version_that_was(
     def fails(*_: Any) -> Any:
         raise RuntimeError("here")
 
-    monkeypatch.setattr(Updater, "_descend", fails)
+    monkeypatch.setattr(Optimizer, "_descend", fails)
     with pytest.raises(RuntimeError, match="here"):
         learn(policy)
     assert (digest(policy) == before, policy.weight_version) == (True, 0)

@@ -10,14 +10,11 @@ import pytest
 import torch
 
 from agentlightning.adapter.rows.samples import Sample
-from agentlightning.training.learner.batch import make_batch
-from agentlightning.training.losses.credit import with_credit
-from agentlightning.training.losses.gae import gae, whitened
-from agentlightning.training.ppo_settings import CriticSettings
+from agentlightning.training.batch import make_batch
+from agentlightning.training.losses.critic import gae, whitened, with_credit
+from agentlightning.training.settings import CriticSettings
 
-GOLDEN: list[dict[str, Any]] = json.loads(
-    (Path(__file__).parents[1] / "losses" / "golden" / "golden.json").read_text()
-)["critic"]
+GOLDEN: list[dict[str, Any]] = json.loads((Path(__file__).parent / "golden" / "golden.json").read_text())["critic"]
 
 
 @pytest.mark.parametrize("case", range(4))

@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from agentlightning.training.losses.advantages import rollout_advantages, several_advantages
+from agentlightning.training.losses.advantages import overlong_penalty, rollout_advantages, several_advantages
 from agentlightning.training.losses.kl import kl_divergence
-from agentlightning.training.losses.rewards import overlong_penalty
 from agentlightning.training.settings import LossSettings
 from tests.training.losses.batches import whole_loss
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentlightning.training.losses.rewards import overlong_penalty, weighted_reward
+from agentlightning.training.losses.advantages import overlong_penalty, weighted_reward
 
 
 def test_a_penalty_falls_in_a_line_over_the_last_tokens() -> None:

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from agentlightning.training.losses.importance import stale_figures, staleness_weights
 from agentlightning.training.losses.objective import LossInputs, PolicyLoss, policy_loss
-from agentlightning.training.losses.staleness import stale_figures, staleness_weights
 from agentlightning.training.settings import LossSettings
 from tests.training.losses.batches import ROLLOUTS, random_rows, weights_of
 

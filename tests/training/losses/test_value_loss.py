@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.training.critic.test_gae import GOLDEN
 
-from agentlightning.training.losses.value_loss import value_loss
+from agentlightning.training.losses.critic import value_loss
 from agentlightning.training.losses.weights import token_weights
+from tests.training.losses.test_gae import GOLDEN
 
 
 @pytest.mark.parametrize("case", [0, 1])

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -15,14 +15,15 @@ from typing_extensions import override
 
 from agentlightning.engine.served import ServedModel
 from agentlightning.engine.torch_setup import one_thread
+from agentlightning.training.batch import make_batch
 from agentlightning.training.external.trl.rows import trl_rows
 from agentlightning.training.external.trl.session import TRLSession
 from agentlightning.training.external.trl.settings import TRLSettings
-from agentlightning.training.learner.batch import make_batch
 from agentlightning.training.learner.forward import score
 from agentlightning.training.learner.update import measured_rows
 from agentlightning.training.losses.kl import update_figures
 from agentlightning.training.policies import check_context, engine_for
+from agentlightning.training.policy_files import digest_of
 from agentlightning.training.result import GRPOResult
 from agentlightning.training.resume import OpenRun
 from agentlightning.training.rows import StepRows
@@ -31,7 +32,6 @@ from agentlightning.training.run_inputs import RunSource, check_model, check_tas
 from agentlightning.training.settings import GRPOSettings
 from agentlightning.training.tasks import items_of
 from agentlightning.training.updater import Learner, StepUpdate, Updater
-from agentlightning.training.weights import digest_of
 from agentlightning.types import Dataset
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class TRLUpdater(Updater):
 
     @override
     def update_weights(self, step: int, rows: StepRows) -> StepUpdate:
-        filler = self._policy.tokenizer.eos_token_id
+        filler = cast("int", self._policy.tokenizer.eos_token_id)
         theirs = trl_rows(rows, self._trl.rollouts, filler=filler, masks_idle=self._trl.trains_without_reward)
         measured = [rows.samples[number] for number in measured_rows([len(each.mask) for each in rows.samples])]
         with self.locked():

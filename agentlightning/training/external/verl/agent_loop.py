@@ -54,8 +54,8 @@ def _output(row: dict[str, Any], step: int) -> AgentLoopOutput:
 
 async def _serve(bridge: Any, client: Any, tokenizer: Any, link: Any) -> None:
     """Serve the model of VERL from this process, and announce the address."""
-    served = ServedAs(**{**link.served, "eos_ids": frozenset(link.served.eos_ids)})
-    server = ChatServer(client, tokenizer, served, token=await bridge.token.remote())
+    fields: dict[str, Any] = {**link.served, "eos_ids": frozenset(link.served.eos_ids)}
+    server = ChatServer(client, tokenizer, ServedAs(**fields), token=await bridge.token.remote())
     node = ray.util.get_node_ip_address()
     await server.start("127.0.0.1" if node == link.node else node)
     await bridge.announce.remote(server.base_url)

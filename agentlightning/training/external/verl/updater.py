@@ -27,7 +27,7 @@ from agentlightning.training.external.verl.bridge import Row
 from agentlightning.training.external.verl.session import VERLSession
 from agentlightning.training.external.verl.settings import VERLSettings
 from agentlightning.training.external.verl.trainer import OURS
-from agentlightning.training.learner.row_figures import RowFigures
+from agentlightning.training.learner.update import RowFigures
 from agentlightning.training.progress import make_progress
 from agentlightning.training.result import Evaluation, GRPOResult
 from agentlightning.training.resume import OpenRun

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from agentlightning.adapter.rows.samples import Sample
-from agentlightning.training.learner.batch import make_batch
+from agentlightning.training.batch import make_batch
 
 
 def sample(tokens: list[int], mask: list[int], *, rollout: str = "r", logprob: float = -1.0) -> Sample:

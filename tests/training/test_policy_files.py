@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from agentlightning.adapter.rows.samples import Sample
 from agentlightning.training.checkpoint import BrokenCheckpointError
 from agentlightning.training.learner.policy import Policy
-from agentlightning.training.weights import ADAPTER, digest_of, fingerprint_of, restore_policy, save_policy
+from agentlightning.training.policy_files import ADAPTER, digest_of, fingerprint_of, restore_policy, save_policy
 
 _ROWS = [Sample(str(n), "a", [11, 12, 20 + n], [0, 0, 1], [0.0, 0.0, -3.0], [], []) for n in range(6)]
 _ADVANTAGES = [1.0, -1.0, 0.5, -0.5, 2.0, -2.0]

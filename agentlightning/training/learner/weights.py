@@ -1,4 +1,4 @@
-"""The learned weights in float32, whatever the model computes in.
+"""The weights of a model that learn: adapters, float32 copies, checkpointing, the reference, the value head.
 
 A model in bfloat16 has 8 bits of mantissa: a step of 1e-5 on a weight of 1 would be lost. So each learned weight
 that is not float32 has a float32 master copy, which the optimizer steps; the gradient, too, is summed in float32, over
@@ -7,17 +7,29 @@ all forwards of a step (mixed-precision training, arXiv:1710.03740, section 3.1)
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import copy
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Final, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from agentlightning.errors import BadRequestError
+
+
+def with_lora(model: PreTrainedModel, settings: Mapping[str, Any], seed: int) -> PreTrainedModel:
+    """Return the model with adapters (LoRA, arXiv:2106.09685), which alone learn. `settings` are arguments of
+    `peft.LoraConfig`."""
+    from peft import LoraConfig, get_peft_model
+
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        adapted: Any = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **settings))
+        return adapted
 
 
 class LearnedWeights:
@@ -42,7 +54,7 @@ class LearnedWeights:
                     self._live[name].copy_(master)
 
 
-def _add_gradient(master: torch.Tensor, live: torch.Tensor) -> None:
+def _add_gradient(master: Tensor, live: Tensor) -> None:
     gradient = live.grad
     live.grad = None
     if gradient is not None:
@@ -81,3 +93,56 @@ class Checkpointing:
         finally:
             for layer in self._layers:
                 layer.training = False
+
+
+class Reference:
+    """The reference of the KL penalty: the model as it was loaded. Made before its first update.
+
+    Where adapters learn, it is the live model with its adapters switched off. Where all weights learn, it is a frozen
+    copy, which takes the memory of the weights once more.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._live: Any = model
+        self._copy: Any = None
+        if not hasattr(model, "disable_adapter"):
+            self._copy = copy.deepcopy(model).requires_grad_(False).eval()
+
+    @contextmanager
+    def switched_on(self) -> Generator[PreTrainedModel]:
+        """Yield the model to compute with; within, the live model must not be used where it is the same one."""
+        if self._copy is not None:
+            yield self._copy
+        else:
+            with self._live.disable_adapter():
+                yield self._live
+
+
+PREFIX: Final = "value_head."
+"""Of the names of its weights in a state: the model has none of them."""
+
+
+class ValueHead(nn.Module):
+    """The value of the state before a token: one linear layer on the hidden states from which the policy predicts its
+    next token. It begins with the value 0 everywhere, and is kept in float32.
+
+    It is no part of the model: what is exported or served is the policy alone.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        output = cast("nn.Module | None", model.get_output_embeddings())
+        weight = getattr(output, "weight", None)
+        if not isinstance(weight, Tensor):
+            raise ValueError(f"a value head needs a model with an output layer; {model.config.model_type} has none")
+        self.linear = nn.Linear(weight.shape[-1], 1, device=model.device, dtype=torch.float32)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Shapes: hidden: (N, H) of any float type; result: (N,) float32."""
+        return self.linear(hidden.float())[..., 0]
+
+    def learned(self) -> dict[str, nn.Parameter]:
+        """Return its weights by the names that they have in a state."""
+        return {f"{PREFIX}{name}": weight for name, weight in self.linear.named_parameters()}
