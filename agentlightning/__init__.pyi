@@ -41,11 +41,11 @@ from agentlightning.adapter import (
     TracerTraceToTriplet as TracerTraceToTriplet,
 )
 from agentlightning.algorithm.apo.apo import APO as APO
-from agentlightning.algorithm.gepa.gepa import GEPA as GEPA
+from agentlightning.algorithm.gepa import GEPA as GEPA
 from agentlightning.algorithm.base import Algorithm as Algorithm
 from agentlightning.algorithm.decorator import FunctionalAlgorithm as FunctionalAlgorithm, algo as algo
 from agentlightning.evaluation.result import EvaluationResult as EvaluationResult
-from agentlightning.evaluation.sequential import SequentialStop as SequentialStop
+from agentlightning.algorithm.evaluator import SequentialStop as SequentialStop
 from agentlightning.algorithm.fast import Baseline as Baseline, FastAlgorithm as FastAlgorithm
 from agentlightning.algorithm.grpo import GRPO as GRPO
 from agentlightning.algorithm.ppo import PPO as PPO
@@ -54,8 +54,8 @@ from agentlightning.algorithm.tinker import Tinker as Tinker
 from agentlightning.algorithm.trl import TRL as TRL
 from agentlightning.algorithm.verl import VERL as VERL
 from agentlightning.evaluation.gate import Promotion as Promotion, judge_promotion as judge_promotion
-from agentlightning.evaluation.rules import PromotionRules as PromotionRules
-from agentlightning.prompt_search.result import PromptResult as PromptResult
+from agentlightning.evaluation.gate import PromotionRules as PromotionRules
+from agentlightning.prompt_search.history import PromptResult as PromptResult
 from agentlightning.chat.bill import Bill as Bill, LimitReached as LimitReached, Limits as Limits
 from agentlightning.chat.chat import Chat as Chat, ChatError as ChatError, ChatReply as ChatReply
 from agentlightning.config import lightning_cli as lightning_cli

@@ -9,7 +9,7 @@ from . import (
     utils as utils,
 )
 from agentlightning.algorithm.apo.apo import APO as APO
-from agentlightning.algorithm.gepa.gepa import GEPA as GEPA
+from agentlightning.algorithm.gepa import GEPA as GEPA
 from agentlightning.algorithm.base import Algorithm as Algorithm
 from agentlightning.algorithm.decorator import FunctionalAlgorithm as FunctionalAlgorithm, algo as algo
 from agentlightning.algorithm.fast import Baseline as Baseline, FastAlgorithm as FastAlgorithm

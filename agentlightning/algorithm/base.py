@@ -1,10 +1,12 @@
-"""`Algorithm`, the base class of all algorithms: what the Trainer gives it, and what it must define."""
+"""`Algorithm`, the base class of all algorithms: the parts that the Trainer gives it, and the methods to define."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self
+
+from typing_extensions import TypeVar
 
 from agentlightning.adapter.base import TraceAdapter
 from agentlightning.litagent.litagent import AgentTrainer
@@ -15,6 +17,8 @@ from agentlightning.types import Dataset, NamedResources, RolloutConfig
 if TYPE_CHECKING:
     from agentlightning.llm_proxy import LLMProxy  # with a web stack
 
+ResultT = TypeVar("ResultT", covariant=True, default=Any)
+"""What an algorithm returns, which becomes `trainer.result`."""
 _BY_METHOD = {
     "store": "call get_store()",
     "adapter": "call get_adapter()",
@@ -25,14 +29,12 @@ _BY_METHOD = {
     "_batch": "a FastAlgorithm has it; others iterate over agentlightning.algorithm.utils.batch_iter_over_dataset",
 }
 """Attributes that programs look for on an algorithm, and what to use instead."""
-
-
 _MOST_ITEMS = 100
-"""Of a list among the settings of an algorithm, to be recorded."""
+"""Items of a list among the settings of an algorithm, for it to be recorded."""
 
 
 class AlgorithmTrainer(AgentTrainer, Protocol):
-    """What an algorithm can ask of its `Trainer`, which stands in a layer above."""
+    """The part of a `Trainer` that an algorithm uses; the class itself is in a layer above."""
 
     @property
     def adapter(self) -> TraceAdapter[Any]: ...
@@ -44,8 +46,8 @@ class AlgorithmTrainer(AgentTrainer, Protocol):
     def n_runners(self) -> int: ...
 
 
-class Algorithm:
-    """Learns from rollouts. The Trainer binds the parts, in this order, and then calls `run`.
+class Algorithm(Generic[ResultT]):
+    """Learns from rollouts, and returns a `ResultT`. The Trainer binds the parts, in this order, and then calls `run`.
 
     State lives in class-level defaults, so a subclass need not call `super().__init__`. References are strong: a part
     that is bound stays for the life of the algorithm.
@@ -70,7 +72,7 @@ class Algorithm:
 
     def run(
         self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None
-    ) -> Any | Awaitable[Any]:
+    ) -> ResultT | Awaitable[ResultT]:
         """Learn; may be a coroutine function. What it returns becomes `trainer.result`."""
         raise NotImplementedError(f"{type(self).__name__} must define run(train_dataset, val_dataset)")
 
@@ -86,7 +88,7 @@ class Algorithm:
         """True if `run` is a coroutine function."""
         return inspect.iscoroutinefunction(self.run)
 
-    # --- what the Trainer binds ------------------------------------------------------------------------------------
+    # --- parts -------------------------------------------------------------------------------------------------------
 
     def set_trainer(self, trainer: AlgorithmTrainer) -> None:
         """Bind the Trainer."""
@@ -156,7 +158,7 @@ class Algorithm:
             AttributeError: none is bound.
         """
         if self._llm_proxy is None:
-            raise AttributeError  # which is asked of __getattr__, where the text is
+            raise AttributeError  # Python then calls __getattr__, which has the text
         return self._llm_proxy
 
     @llm_proxy.setter
@@ -164,14 +166,14 @@ class Algorithm:
         self._llm_proxy = llm_proxy
 
     def set_rollout_config(self, config: RolloutConfig | None) -> None:
-        """Bind what the Trainer says of attempts, time limits and retries."""
+        """Bind the Trainer's settings of attempts, time limits and retries."""
         self._rollout_config = config
 
     def get_rollout_config(self) -> RolloutConfig | None:
-        """Return what the Trainer says of attempts, time limits and retries, or None.
+        """Return the Trainer's settings of attempts, time limits and retries, or None.
 
-        The store that an algorithm is given fills it into every rollout. Only an algorithm with limits of its own has
-        to ask: see `utils.with_timeout`.
+        The store of an algorithm fills them into every rollout. Only an algorithm with limits of its own needs them:
+        see `training.tasks.with_timeout`.
         """
         return self._rollout_config
 
@@ -180,7 +182,7 @@ class Algorithm:
         self._run_log = run_log
 
     def get_run_log(self) -> RunLog:
-        """Return what the run's records are written with; it keeps nothing where no Trainer runs the algorithm."""
+        """Return the log that writes the records of the run; it keeps nothing if no Trainer runs the algorithm."""
         return RunLog(None) if self._run_log is None else self._run_log
 
     def log_metrics(self, step: int, **figures: object) -> Answer[int]:
@@ -191,7 +193,7 @@ class Algorithm:
         """
         return self.get_run_log().step(step, figures)
 
-    # --- what the Trainer asks when it is made -----------------------------------------------------------------------
+    # --- settings ----------------------------------------------------------------------------------------------------
 
     def unused_parts(self) -> frozenset[str]:
         """Return which of the Trainer's `adapter` and `initial_resources` this algorithm makes no use of."""

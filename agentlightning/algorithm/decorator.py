@@ -1,4 +1,4 @@
-"""`@algo`: a function as an algorithm. It names what it needs as parameters."""
+"""`@algo`: a function as an algorithm, which names the parts that it needs as parameters."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from agentlightning.llm_proxy import LLMProxy
 
 INJECTED = ("store", "adapter", "llm_proxy", "initial_resources", "train_dataset", "val_dataset", "trainer", "run")
-"""Names that a function may ask for."""
+"""Names of the parameters that a function may have."""
 
 
 class FunctionalAlgorithm(PickledByName, Algorithm):
-    """An algorithm whose `run` calls a function with the parts that its parameters name.
+    """An algorithm that calls a function with the parts that its parameters name.
 
     With `auto_start_proxy` the gateway runs while the function does.
 
@@ -67,13 +67,13 @@ class FunctionalAlgorithm(PickledByName, Algorithm):
 
     @override
     def unused_parts(self) -> frozenset[str]:
-        if "trainer" in self._parameters:  # through which it reaches everything
+        if "trainer" in self._parameters:  # has all parts
             return frozenset()
         return frozenset(("adapter", "initial_resources")) - frozenset(self._parameters)
 
     @override
     def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> Any:
-        """Call the function with what it asks for; returns what it returns, an awaitable if it is a coroutine function.
+        """Call the function with the parts that it names; return its value, an awaitable for a coroutine function.
 
         Raises:
             TypeError: a dataset was given that the function does not take.
@@ -83,14 +83,14 @@ class FunctionalAlgorithm(PickledByName, Algorithm):
             if dataset is not None and name not in self._parameters:
                 raise TypeError(f"{name} is provided but not supported by {self.__name__}: no such parameter")
         if self._auto_start_proxy:
-            return self._run_beside_proxy(self._given(datasets))
-        return self._function(**self._given(datasets))
+            return self._run_beside_proxy(self._arguments(datasets))
+        return self._function(**self._arguments(datasets))
 
     @with_llm_proxy(required=True)
-    async def _run_beside_proxy(self, llm_proxy: LLMProxy, given: dict[str, object]) -> Any:
-        return await self._function(**given)
+    async def _run_beside_proxy(self, llm_proxy: LLMProxy, arguments: dict[str, object]) -> Any:
+        return await self._function(**arguments)
 
-    def _given(self, datasets: dict[str, Dataset[Any] | None]) -> dict[str, object]:
+    def _arguments(self, datasets: dict[str, Dataset[Any] | None]) -> dict[str, object]:
         sources: dict[str, Callable[[], object]] = {
             "store": self.get_store,
             "adapter": self.get_adapter,

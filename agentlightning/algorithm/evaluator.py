@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
@@ -18,15 +19,15 @@ from agentlightning.algorithm.fast import FastAlgorithm
 from agentlightning.algorithm.utils import with_llm_proxy
 from agentlightning.emitter.reward import PRIMARY, find_final_reward
 from agentlightning.errors import BadRequestError
-from agentlightning.evaluation.betting import Stopping, judge
+from agentlightning.evaluation.paired import SequentialTest, Stopping, Verdict
 from agentlightning.evaluation.records import record_of
-from agentlightning.evaluation.result import SCORED, EvaluatedRollout, EvaluatedTask, EvaluationResult
-from agentlightning.evaluation.sequential import SequentialStop
-from agentlightning.evaluation.statistics import Verdict
+from agentlightning.evaluation.result import SCORED, EvaluatedRollout, EvaluatedTask, EvaluationResult, digest_of
+from agentlightning.evaluation.statistics import check_share
 from agentlightning.evaluation.tasks import repeats_of, tasks_of
+from agentlightning.field_help import explain_fields
 from agentlightning.training.collect import Evidence, collect, evidence
 from agentlightning.training.tasks import with_timeout
-from agentlightning.types import Dataset, EnqueueRolloutRequest, Rollout
+from agentlightning.types import Dataset, EnqueueRolloutRequest
 
 if TYPE_CHECKING:
     from agentlightning.llm_proxy import LLMProxy
@@ -37,14 +38,77 @@ _READ_AT_ONCE = 32
 """Rollouts whose spans are fetched at the same time."""
 
 
-class Evaluator(FastAlgorithm):
+@explain_fields
+@dataclass(frozen=True)
+class SequentialStop:
+    """When an evaluation may end early: `trainer.evaluate(..., stop_early=SequentialStop(threshold=0.8))`.
+
+    Tasks run in a random order, so many at a time; after each batch the evaluation ends if it is sure that its mean
+    reward is above or below the `threshold`, or that it is better or worse than the `baseline` on the same tasks. A
+    task without a reward says nothing. A reward outside of `reward_range` takes the test its guarantee: then all tasks
+    run, and the verdict is `no evidence`.
+
+    Raises:
+        ValueError: not exactly one of `baseline` and `threshold`; a figure out of its range.
+    """
+
+    baseline: EvaluationResult | None = None
+    """The evaluation to beat, of the same tasks in the same order."""
+    threshold: float | None = None
+    """The mean reward to beat; inside of the range."""
+    significance: float = 0.05
+    """The greatest probability of a verdict where there is no difference."""
+    reward_range: tuple[float, float] = (0.0, 1.0)
+    """The least and greatest reward that there can be; a narrow one decides sooner."""
+    batch: int = 16
+    """Tasks that run between two looks; no less than what the runners run at once."""
+    seed: int = 0
+    """Seed of the order of the tasks."""
+
+    def __post_init__(self) -> None:
+        low, high = self.reward_range
+        if (self.baseline is None) == (self.threshold is None):
+            raise ValueError("SequentialStop needs either a baseline or a threshold, one of the two")
+        if not (math.isfinite(low) and math.isfinite(high) and low < high):
+            raise ValueError(f"reward_range={self.reward_range} must be two finite numbers, the lower one first")
+        if self.threshold is not None and not low < self.threshold < high:
+            raise ValueError(f"threshold={self.threshold} must lie inside of reward_range={self.reward_range}")
+        check_share("significance", self.significance)
+        if self.batch < 1:
+            raise ValueError(f"batch={self.batch} must be at least 1")
+
+    def test(self) -> SequentialTest:
+        """Return the test of the rewards, each minus the threshold or the baseline's reward of the same task."""
+        low, high = self.reward_range
+        if self.threshold is None:
+            return SequentialTest(high - low, high - low)
+        return SequentialTest(self.threshold - low, high - self.threshold)
+
+
+def check_baseline(rule: object, tasks: Sequence[object]) -> None:
+    """Check a `SequentialStop` before its evaluation begins.
+
+    Raises:
+        TypeError: it is none.
+        ValueError: its baseline is of other tasks.
+    """
+    if not isinstance(rule, SequentialStop):
+        raise TypeError(f"stop_early must be a SequentialStop; got {type(rule).__name__}")
+    if rule.baseline is not None and list(map(digest_of, rule.baseline.tasks)) != tasks_of(tasks):
+        raise ValueError(
+            f"stop_early compares with the baseline task by task: it has {len(rule.baseline.tasks)} tasks, here are "
+            f"{len(tasks)}; they must be the same in the same order, and none of them left out"
+        )
+
+
+class Evaluator(FastAlgorithm[EvaluationResult]):
     """Runs the agent on each task of `val_dataset` `n_samples` times in mode `val`, with the initial resources.
 
     Returns an `EvaluationResult`, and records it in the run as the evaluation `evaluation`.
 
     Args:
         slices: (T,) the slices of each task.
-        stop_early: When to leave out the rest of the tasks.
+        stop_early: When to exclude the rest of the tasks.
     """
 
     def __init__(
@@ -67,26 +131,24 @@ class Evaluator(FastAlgorithm):
 
     @with_llm_proxy()
     async def _run_tasks(self, llm_proxy: LLMProxy | None, tasks: list[Any]) -> EvaluationResult:
-        began, store = time.monotonic(), self.get_store()
+        start, store = time.monotonic(), self.get_store()
         resources_id = (await store.add_resources(self.get_initial_resources() or {})).resources_id
         stopping: Stopping | None = None
         if self.stop_early is None:
-            tasks_by_place = await self._sampled(tasks, range(len(tasks)), resources_id)
+            by_place = await self._sample(tasks, range(len(tasks)), resources_id)
         else:
-            tasks_by_place, stopping = await self._sampled_in_turn(tasks, self.stop_early, resources_id)
-        run_id = self.get_run_log().run_id or None
+            by_place, stopping = await self._sample_until_sure(tasks, self.stop_early, resources_id)
         repeats = repeats_of(tasks)
-        in_order = tuple(replace(tasks_by_place[place], repeat=repeats[place]) for place in sorted(tasks_by_place))
-        result = EvaluationResult(in_order, time.monotonic() - began, run_id, stopping=stopping)
-        data = record_of(result, [task.digest for task in in_order])
+        evaluated = tuple(replace(by_place[place], repeat=repeats[place]) for place in sorted(by_place))
+        run_id = self.get_run_log().run_id or None
+        result = EvaluationResult(evaluated, time.monotonic() - start, run_id, stopping=stopping)
+        data = record_of(result, [task.digest for task in evaluated])
         await self.get_run_log().evaluation(0, "evaluation", data, value=result.mean_reward)
         return result
 
-    async def _sampled(
-        self, tasks: Sequence[Any], places: Sequence[int], resources_id: str
-    ) -> dict[int, EvaluatedTask]:
+    async def _sample(self, tasks: Sequence[Any], places: Sequence[int], resources_id: str) -> dict[int, EvaluatedTask]:
         """Run the tasks at these places and return them by place."""
-        limits = with_timeout(self.get_rollout_config(), ROLLOUT_SECONDS)
+        store, limits = self.get_store(), with_timeout(self.get_rollout_config(), ROLLOUT_SECONDS)
         requests = [
             EnqueueRolloutRequest(input=tasks[place], mode="val", resources_id=resources_id, config=limits)
             for place in places
@@ -94,8 +156,11 @@ class Evaluator(FastAlgorithm):
         ]
         seconds = limits.timeout_seconds or ROLLOUT_SECONDS
         attempts = limits.max_attempts + limits.infrastructure_retries
-        rollouts = await collect(self.get_store(), requests, timeout_seconds=seconds * attempts * len(requests))
-        samples = await self._read(rollouts)
+        rollouts = await collect(store, requests, timeout_seconds=seconds * attempts * len(requests))
+        samples: list[EvaluatedRollout] = []
+        for start in range(0, len(rollouts), _READ_AT_ONCE):
+            reads = (evidence(store, rollout, note=True) for rollout in rollouts[start : start + _READ_AT_ONCE])
+            samples += map(_evaluated, await asyncio.gather(*reads))
         inputs = [rollout.input for rollout in rollouts[:: self.n_samples]]
         by_place: dict[int, EvaluatedTask] = {}
         for number, (place, task, digest) in enumerate(zip(places, inputs, tasks_of(inputs), strict=True)):
@@ -103,25 +168,23 @@ class Evaluator(FastAlgorithm):
             by_place[place] = EvaluatedTask(task, group, self.slices[place] if self.slices else (), digest)
         return by_place
 
-    async def _sampled_in_turn(
+    async def _sample_until_sure(
         self, tasks: Sequence[Any], rule: SequentialStop, resources_id: str
     ) -> tuple[dict[int, EvaluatedTask], Stopping]:
         """Run the tasks in a random order until the verdict is sure."""
         places = list(range(len(tasks)))
         random.Random(rule.seed).shuffle(places)
         low, high = rule.reward_range
-        base = None if rule.baseline is None else rule.baseline.rewards
-        against = "baseline" if base is not None else f"threshold {rule.threshold:g}"
-        by_place, bets, note = dict[int, EvaluatedTask](), rule.bets(), ""
+        baseline = None if rule.baseline is None else rule.baseline.rewards
+        by_place, test, note = dict[int, EvaluatedTask](), rule.test(), ""
         verdict: Verdict = "no evidence"
         p_value = 1.0
         for start in range(0, len(places), rule.batch):
             batch = places[start : start + rule.batch]
-            fresh = await self._sampled(tasks, batch, resources_id)
-            by_place |= fresh
-            changes = list[float]()
+            by_place |= await self._sample(tasks, batch, resources_id)
+            changes: list[float] = []
             for place in batch:
-                reward, other = fresh[place].reward, rule.threshold if base is None else base[place]
+                reward, other = by_place[place].reward, rule.threshold if baseline is None else baseline[place]
                 outside = next((x for x in (reward, other) if x is not None and not low <= x <= high), None)
                 if outside is not None:
                     note = f"no test: the reward {outside:g} is outside of reward_range={rule.reward_range}"
@@ -130,23 +193,15 @@ class Evaluator(FastAlgorithm):
             if note:
                 verdict, p_value = "no evidence", 1.0
                 continue
-            verdict, p_value = judge(bets, changes, rule.significance)
+            verdict, p_value = test.add(changes, rule.significance)
             if verdict != "no evidence":
                 break
         saved = len(places) - len(by_place)
+        against = "baseline" if baseline is not None else f"threshold {rule.threshold:g}"
         return by_place, Stopping(verdict, p_value, len(by_place), saved, against, rule.reward_range, note)
 
-    async def _read(self, rollouts: Sequence[Rollout]) -> list[EvaluatedRollout]:
-        store, read = self.get_store(), list[EvaluatedRollout]()
-        for start in range(0, len(rollouts), _READ_AT_ONCE):
-            records = await asyncio.gather(
-                *(evidence(store, r, note=True) for r in rollouts[start : start + _READ_AT_ONCE])
-            )
-            read.extend(map(_sample, records))
-        return read
 
-
-def _sample(record: Evidence) -> EvaluatedRollout:
+def _evaluated(record: Evidence) -> EvaluatedRollout:
     latest, reward = record.latest, record.reward
     outcome = (latest.outcome if latest else None) or record.rollout.status
     seconds = 0.0 if latest is None else max(0.0, (latest.end_time or latest.start_time) - latest.start_time)
@@ -158,11 +213,7 @@ def _sample(record: Evidence) -> EvaluatedRollout:
     dimensions = final_dimensions(record.counted) if reward is not None else {}
     if list(dimensions) == [PRIMARY]:  # a plain number
         dimensions = {}
-    tokens = _tokens(record)
-    return EvaluatedRollout(record.rollout.rollout_id, outcome, reward, seconds, failure, dimensions, tokens)
-
-
-def _tokens(record: Evidence) -> int | None:
-    calls = [ExplainedCall(number, call, None, None, None) for number, call in enumerate(model_calls(record.counted))]
+    calls = [ExplainedCall(number, call) for number, call in enumerate(model_calls(record.counted))]
     counts = [count for call in calls for count in (call.prompt_tokens, call.completion_tokens) if count is not None]
-    return sum(counts) if counts else None
+    tokens = sum(counts) if counts else None
+    return EvaluatedRollout(record.rollout.rollout_id, outcome, reward, seconds, failure, dimensions, tokens)

@@ -6,7 +6,6 @@ import copy
 import logging
 import math
 import warnings
-from collections import Counter
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, get_args
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, get_args
 from typing_extensions import override
 
 from agentlightning.adapter.calls.calls import model_calls
-from agentlightning.algorithm.base import Algorithm
+from agentlightning.algorithm.base import Algorithm, ResultT
 from agentlightning.algorithm.utils import with_llm_proxy
 from agentlightning.errors import BadRequestError
 from agentlightning.evaluation.tasks import tasks_of
@@ -30,7 +29,7 @@ T = TypeVar("T")
 SpanVerbosity = Literal["none", "keys", "key_values"]
 
 
-class FastAlgorithm(Algorithm):
+class FastAlgorithm(Algorithm[ResultT]):
     """An algorithm that is quick and needs no special hardware; `Trainer.dev` takes only these."""
 
     async def _batch(self, dataset: Dataset[T] | None, size: int) -> AsyncGenerator[list[T]]:
@@ -42,8 +41,8 @@ class FastAlgorithm(Algorithm):
             BadRequestError: there is no dataset, or `size` is not positive.
         """
         if dataset is None or size < 1:
-            what = "no dataset was given to fit" if dataset is None else f"size must be 1 or more; got {size}"
-            raise BadRequestError(f"There are no batches: {what}")
+            reason = "no dataset was given to fit" if dataset is None else f"size must be 1 or more; got {size}"
+            raise BadRequestError(f"There are no batches: {reason}")
         for start in range(0, len(dataset), size):
             yield [dataset[index] for index in range(start, min(start + size, len(dataset)))]
 
@@ -72,15 +71,15 @@ class BaselineResult:
         return f"{len(self.rewards)} rollouts ({outcomes}), {mean}"
 
 
-class Baseline(FastAlgorithm):
-    """Runs the agent on every task of both datasets and logs what happened: the smoke test of an agent.
+class Baseline(FastAlgorithm[BaselineResult]):
+    """Runs the agent on every task of both datasets and logs the rollouts: the smoke test of an agent.
 
     Args:
         n_epochs: passes over the datasets.
         max_queue_length: rollouts that wait in the queue at most.
         span_verbosity: what is logged of each span: nothing, the names of its attributes, or those with their values.
         timeout_seconds: a rollout that has not ended by then, counted per batch of the queue, is late.
-        late_rollouts: what becomes of it: `drop` cancels it, `wait` lets the time begin anew with each rollout that
+        late_rollouts: how a late one is treated: `drop` cancels it, `wait` restarts the time with each rollout that
             ends, `resubmit` cancels it and enqueues its task once more.
 
     Raises:
@@ -139,7 +138,8 @@ class Baseline(FastAlgorithm):
     async def _run_tasks(
         self, llm_proxy: LLMProxy | None, train_dataset: Dataset[Any] | None, val_dataset: Dataset[Any] | None
     ) -> BaselineResult:
-        tasks = [*_with_mode(train_dataset, "train"), *_with_mode(val_dataset, "val")]
+        sides: tuple[tuple[Dataset[Any] | None, RolloutMode], ...] = (train_dataset, "train"), (val_dataset, "val")
+        tasks = [(side[index], mode) for side, mode in sides if side is not None for index in range(len(side))]
         if not tasks:
             raise BadRequestError("Baseline needs tasks: pass train_dataset or val_dataset to fit")
         store, resources_id = self.get_store(), None
@@ -149,7 +149,6 @@ class Baseline(FastAlgorithm):
         # The time limit frees a runner whose agent hangs.
         limits = with_timeout(self.get_rollout_config(), self.timeout_seconds)
         result = BaselineResult()
-        outcomes: Counter[str] = Counter()
         ids: list[str] = []
         for _ in range(self.n_epochs):
             for start in range(0, len(tasks), self.max_queue_length):
@@ -158,31 +157,31 @@ class Baseline(FastAlgorithm):
                     for task, mode in tasks[start : start + self.max_queue_length]
                 ]
                 rollouts = await collect(store, requests, timeout_seconds=self.timeout_seconds, late=self.late_rollouts)
-                ids += [rollout.rollout_id for rollout in rollouts[: len(requests)]]
                 for rollout in rollouts[: len(requests)]:
-                    self._sum_up(await evidence(store, rollout, note=True), result, outcomes)
-        result.outcomes = dict(outcomes)
+                    ids.append(rollout.rollout_id)
+                    self._add(await evidence(store, rollout, note=True), result)
         data = {"rewards": result.rewards, "outcomes": result.outcomes, "seconds": result.seconds, "rollout_ids": ids}
         names = tasks_of([task for _ in range(self.n_epochs) for task, _ in tasks])
         await self.get_run_log().evaluation(0, "baseline", {**data, "tasks": names}, value=result.mean_reward)
         logger.info("%s", result)
-        if result.mean_reward is None:  # said and not raised: a smoke test is there to show it
+        if result.mean_reward is None:  # a warning and no error: a smoke test is there to show it
             logger.warning("no rollout has a reward: %s; the first error: %s", result, result.first_error or "none")
         return result
 
-    def _sum_up(self, found: Evidence, result: BaselineResult, outcomes: Counter[str]) -> None:
-        rollout, latest, spans, reward = found.rollout, found.latest, found.counted, found.reward
+    def _add(self, record: Evidence, result: BaselineResult) -> None:
+        """Log a rollout and add it to the result."""
+        rollout, latest, spans, reward = record.rollout, record.latest, record.counted, record.reward
         seconds = (rollout.end_time or rollout.start_time) - rollout.start_time
         result.rewards.append(reward)
         result.seconds.append(seconds)
         outcome = (latest.outcome if latest else None) or rollout.status
-        outcomes[outcome] += 1
+        result.outcomes[outcome] = result.outcomes.get(outcome, 0) + 1
         if latest is not None and latest.error is not None and result.first_error is None:
             result.first_error = f"{latest.error.type}: {latest.error.message}"
         logger.info(
             "[Rollout %s] %s (%s) in %.2f s, reward %s", rollout.rollout_id, rollout.status, outcome, seconds, reward
         )
-        for attempt in found.attempts:
+        for attempt in record.attempts:
             logger.info(
                 "[Rollout %s | Attempt %s] number %d, %s, worker %s%s",
                 *(rollout.rollout_id, attempt.attempt_id, attempt.sequence_id, attempt.status, attempt.worker_id),
@@ -195,13 +194,9 @@ class Baseline(FastAlgorithm):
                 "[Rollout %s | Attempt %s | Span %s] number %d, %s, %.3f s, %s",
                 *(span.rollout_id, span.attempt_id, span.span_id, span.sequence_id, span.name, span_seconds, shown),
             )
-        if model_calls(spans):  # without a call there is nothing for an adapter
+        if model_calls(spans):  # an adapter needs one at least
             try:
                 adapted: object = self.get_adapter().adapt(spans)
             except ValueError as error:  # an adapter that finds nothing to adapt is no reason to stop a smoke test
                 adapted = f"nothing ({error})"
             logger.info("[Rollout %s] adapted: %s", rollout.rollout_id, adapted)
-
-
-def _with_mode(dataset: Dataset[Any] | None, mode: RolloutMode) -> list[tuple[Any, RolloutMode]]:
-    return [(dataset[index], mode) for index in range(len(dataset))] if dataset is not None else []

@@ -48,7 +48,7 @@ class GRPOArguments(GRPOSettings):
     group_reward: GroupReward | None = None
 
 
-class GRPO(Algorithm):
+class GRPO(Algorithm[GRPOResult]):
     """Train the weights of a transformers model on the rewards of an agent's rollouts.
 
     `GRPO(model="path", max_steps=20, batch_size=16, num_generations=8, ...)`; every setting, its meaning and its

@@ -1,23 +1,89 @@
-"""`PromptSearch`: what algorithms that search over prompts have in common, as the Trainer sees them."""
+"""`PromptSearch`: the settings, the run and the result that algorithms that search over prompts have in common."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import abc
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 from typing_extensions import override
 
 from agentlightning.adapter.messages import TraceToMessages
 from agentlightning.algorithm.base import Algorithm
-from agentlightning.prompt_search.cases import RolloutResult, read_results
-from agentlightning.prompt_search.result import PromptResult
-from agentlightning.types import PromptTemplate, Rollout
+from agentlightning.algorithm.utils import with_llm_proxy
+from agentlightning.chat.bill import Limits
+from agentlightning.chat.chat import Chat
+from agentlightning.errors import BadRequestError
+from agentlightning.prompt_search.evaluation import CandidateEvaluator, MissingPolicy, RolloutResult, read_results
+from agentlightning.prompt_search.history import History, PromptResult, PromptVersion
+from agentlightning.prompt_search.search import SearchState, open_chat
+from agentlightning.training.tasks import items_of
+from agentlightning.types import Dataset, PromptTemplate, Rollout
+from agentlightning.utils.id import generate_id
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from agentlightning.llm_proxy import LLMProxy
 
 
-class PromptSearch(Algorithm):
+@dataclass(kw_only=True, eq=False, repr=False)
+class SearchSettings:
+    """The settings that every search over prompts has."""
+
+    templates: Sequence[str] | None = None
+    """Names of the templates to search. None is all of them."""
+    rollout_batch_timeout: float = 3600.0
+    """Seconds for the rollouts of one prompt on one batch; those that are late are cancelled."""
+    missing: MissingPolicy = "retry"
+    """Treatment of a task whose rollout has no reward: `retry` runs it once more and then excludes it, `skip` excludes
+    it at once, `zero`, which GEPA does not take, counts it as 0."""
+    minimum_coverage: float = 0.5
+    """Share of the tasks that must have earned something for a prompt to be chosen."""
+    limits: Limits | Mapping[str, Any] | None = None
+    """On the model calls of the search, see `agl.Limits`; it then ends with what it has. Rollouts that run when the
+    seconds are over are cancelled."""
+    prices: Mapping[str, Sequence[float]] | None = None
+    """By model, `(prompt, completion)` of a million tokens each; for the cost in the bill."""
+    concurrency: int = 4
+    """Calls at the same time."""
+    retries: int = 3
+    """Of a call that failed and may succeed."""
+    seed: int = 0
+    """Of everything that is drawn; an equal one draws the same."""
+
+    def __post_init__(self) -> None:
+        self.templates = None if self.templates is None else tuple(self.templates)
+        self.limits, self.prices = Limits.of(self.limits), dict(self.prices or {})
+        if not self.rollout_batch_timeout > 0:
+            raise BadRequestError(f"rollout_batch_timeout must be above 0 seconds; got {self.rollout_batch_timeout!r}")
+        policies, share = get_args(MissingPolicy), self.minimum_coverage
+        if self.missing not in policies:
+            raise BadRequestError(f"missing must be one of {', '.join(policies)}; got {self.missing!r}")
+        if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share <= 1:  # pyright: ignore[reportUnnecessaryIsInstance] -- of the user's
+            raise BadRequestError(f"minimum_coverage must be a number from 0 to 1; got {share!r}")
+
+    def _check_whole_number(self, name: str, least: int = 1) -> None:
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise BadRequestError(f"{name} must be a whole number of {least} or more; got {value!r}")
+
+
+class PromptSearch(SearchSettings, Algorithm[PromptResult], abc.ABC):
     """A search over prompts. Its result is kept when it is interrupted, too."""
 
+    _name: ClassVar[str]
+    """In the ids of resources and in the name of the logger."""
+    _purpose: ClassVar[str]
+    """Input of the rollout of the model calls."""
+    _model_setting: ClassVar[str]
+    """The argument that names a model, for an error."""
     result: PromptResult | None = None
-    """What the last run found, also of one that was interrupted; None before the first."""
+    """Result of the last run, also of one that was interrupted; None before the first."""
+    _state: SearchState | None = None
+    """Of the run that is under way."""
 
     def get_best_prompt(self) -> PromptTemplate:
         """Return the best prompt so far: of several templates the one that the best version has changed last.
@@ -40,3 +106,114 @@ class PromptSearch(Algorithm):
     async def get_rollout_results(self, rollouts: Sequence[Rollout]) -> list[RolloutResult]:
         """Return of each ended rollout its status, reward, failure, task, messages and spans, of the latest attempt."""
         return await read_results(self.get_store(), rollouts, self.get_adapter())
+
+    @override
+    async def run(
+        self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None
+    ) -> PromptResult:
+        """Search, and return the best prompts with every version on the way.
+
+        A run that is stopped, or reaches a limit, keeps the best so far in `result`.
+
+        Raises:
+            ValueError: a dataset or a prompt template is missing.
+            BadRequestError: there is nobody to ask, or GEPA's `run_dir` holds the search of other prompts or tasks.
+            NoCandidateError: no rollout of the seed, or of any version, earned anything.
+            ChatError: the model answered no call, with APO none of the first round.
+        """
+        datasets = {"train_dataset": items_of(train_dataset), "val_dataset": items_of(val_dataset)}
+        for name, items in datasets.items():
+            if not items:
+                raise ValueError(
+                    f"{name} is required: {self._name.upper()} learns from train_dataset and chooses by val_dataset"
+                )
+        self._seeds()
+        return await self._run(*datasets.values())
+
+    @with_llm_proxy()
+    async def _run(self, llm_proxy: LLMProxy | None, train: list[Any], val: list[Any]) -> PromptResult:
+        store, models = self.get_store(), self._models()
+        async with open_chat(
+            self._make_chat, store, llm_proxy, models=models, purpose=self._purpose, setting=self._model_setting
+        ) as chat:
+            self._check_prices(chat)
+            log, seeds, run = self.get_run_log(), self._seeds(), self.get_run_log().run_id or generate_id(12)
+            seed = PromptVersion("v0", seeds, next(iter(seeds)), state="kept")
+            history = History(
+                log, self._folder(), lambda version: store.get_resources_by_id(f"{self._name}-{run}-{version}")
+            )
+            chat.start(await history.open(seed), run=log.run_id)
+            evaluator = CandidateEvaluator(
+                store,
+                self.get_rollout_results,
+                name=self._name,
+                run=run,
+                resources=self.get_initial_resources() or {},
+                timeout_seconds=self.rollout_batch_timeout,
+                config=self.get_rollout_config(),
+                missing=self.missing,
+                seconds_left=chat.seconds_left,
+            )
+            state = SearchState(
+                chat, history, evaluator, log, seed, train, val, self.missing, self.minimum_coverage, best=seed
+            )
+            search = await self._prepare(state)
+            try:
+                self._state = state
+                await search()
+            finally:
+                self.result, self._state = state.result(), None
+                state.write_history(stop_reason=state.stop_reason)
+            logging.getLogger(f"agentlightning.algorithm.{self._name}").info("%s", self.result)
+            return self.result
+
+    def _seeds(self) -> dict[str, PromptTemplate]:
+        resources, wanted = self.get_initial_resources(), self.templates
+        if resources is None:
+            raise ValueError("initial_resources are not set: give the Trainer initial_resources={'prompt': template}")
+        seeds = {name: each for name, each in resources.items() if isinstance(each, PromptTemplate)}
+        if not seeds:
+            names = ", ".join(resources) or "nothing"
+            raise ValueError(
+                f"No prompt template resource found in initial_resources, which holds {names}: give one as "
+                "agl.PromptTemplate(template='...', engine='f-string')"
+            )
+        if wanted is None:
+            return seeds
+        if not wanted or any(name not in seeds for name in wanted):
+            raise BadRequestError(f"templates={list(wanted)}: the templates are {', '.join(seeds)}")
+        return {name: seeds[name] for name in wanted}
+
+    def _make_chat(self, source: object) -> Chat:
+        """Return the chat of the program; with a source, the same one that asks it."""
+        own, model = self._asked()
+        if isinstance(own, Chat):
+            if self.prices or self.limits != Limits():
+                raise BadRequestError(
+                    "limits and prices would have no effect beside an agl.Chat: give them to the Chat"
+                )
+            return own if source is None else own.at(source)
+        settings: dict[str, Any] = {"limits": self.limits, "prices": self.prices}
+        return Chat(source or own, model=model, concurrency=self.concurrency, retries=self.retries, **settings)
+
+    # --- of the algorithm ------------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def _asked(self) -> tuple[object, str | None]:
+        """Return the source of the chat, and the model that it asks where a call names none."""
+
+    def _models(self) -> list[str]:
+        """Return the models that the program names."""
+        _, model = self._asked()
+        return [] if model is None else [model]
+
+    @abc.abstractmethod
+    def _check_prices(self, chat: Chat) -> None: ...
+
+    @abc.abstractmethod
+    def _folder(self) -> Path | None:
+        """Return the folder of `history.json`."""
+
+    @abc.abstractmethod
+    async def _prepare(self, state: SearchState) -> Callable[[], Awaitable[None]]:
+        """Return the search of a run, which is to be called."""

@@ -26,7 +26,7 @@ from agentlightning.cli.support.store_access import STORE, with_store
 if TYPE_CHECKING:
     from agentlightning.evaluation.compare import RunComparison
     from agentlightning.evaluation.gate import Promotion
-    from agentlightning.evaluation.pairing import RecordedEvaluation
+    from agentlightning.evaluation.records import RecordedEvaluation
     from agentlightning.store.base import LightningStore
     from agentlightning.types.runs import Run, RunRecord
 
@@ -58,7 +58,7 @@ def compare(
     from agentlightning.errors import BadRequestError, closest_name
     from agentlightning.evaluation.compare import compare_runs
     from agentlightning.evaluation.gate import judge_promotion
-    from agentlightning.evaluation.pairing import same_tasks
+    from agentlightning.evaluation.records import same_tasks
 
     places = store, other_store or store
     sides = _read(first, second, places)
@@ -107,9 +107,8 @@ def promote(
 
     Example: agl promote run-1a2b3c run-4d5e6f --floor safety=0.99 --report report.html --store run.db
     """
-    from agentlightning.evaluation.gate import judge_promotion
-    from agentlightning.evaluation.pairing import same_tasks
-    from agentlightning.evaluation.rules import PromotionRules
+    from agentlightning.evaluation.gate import PromotionRules, judge_promotion
+    from agentlightning.evaluation.records import same_tasks
 
     rules = PromotionRules(
         min_difference=min_difference,
@@ -192,8 +191,7 @@ def _write_report(
     judged: bool,
 ) -> None:
     from agentlightning.errors import BadRequestError
-    from agentlightning.evaluation.conversations import changed_tasks, transcripts
-    from agentlightning.evaluation.report import Side, report
+    from agentlightning.evaluation.report import Side, changed_tasks, report, transcripts
     from agentlightning.private_files import open_private
 
     won, lost = changed_tasks(found.pairs)

@@ -11,8 +11,7 @@ from agentlightning.dashboard.reading import known_run
 from agentlightning.dashboard.values import Comparison, TaskPair
 from agentlightning.errors import BadRequestError, NotFoundError
 from agentlightning.evaluation.paired import compare_rewards
-from agentlightning.evaluation.pairing import RecordedEvaluation, last_evaluations, same_tasks
-from agentlightning.evaluation.records import result_of
+from agentlightning.evaluation.records import RecordedEvaluation, last_evaluations, result_of, same_tasks
 from agentlightning.evaluation.result import (
     EvaluatedRollout,
     EvaluatedTask,

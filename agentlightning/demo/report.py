@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from agentlightning.evaluation.statistics import Comparison, compare
+from agentlightning.evaluation.paired import PairedComparison, compare_rewards
 from agentlightning.semconv import REQUEST_SPAN
 from agentlightning.store.base import LightningStore
 from agentlightning.training.result import Evaluation, GRPOResult
@@ -15,13 +15,13 @@ from agentlightning.types import Span
 from agentlightning.utils.otel import filter_and_unflatten_attributes
 
 
-def verdict(result: GRPOResult) -> Comparison:
+def verdict(result: GRPOResult) -> PairedComparison:
     """Compare the last sampled evaluation with the first, task by task."""
     before, after = evaluation_of(result, "sampled", False), evaluation_of(result, "sampled", True)
-    return compare(before.solved or [], after.solved or [])
+    return compare_rewards(before.solved or [], after.solved or [])
 
 
-def report_lines(result: GRPOResult, comparison: Comparison) -> list[str]:
+def report_lines(result: GRPOResult, comparison: PairedComparison) -> list[str]:
     """Return the figures of the report, line by line."""
     lines = ["", f"held-out tasks: {len(evaluation_of(result, 'sampled', False).rewards)}, the same before and after"]
     lines.append(f"{'':22}{'before':>9}{'after':>9}")
@@ -44,7 +44,7 @@ def evaluation_of(result: GRPOResult, sampling: str, last: bool) -> Evaluation:
     return found
 
 
-async def conversations(store: LightningStore, result: GRPOResult, comparison: Comparison) -> list[str]:
+async def conversations(store: LightningStore, result: GRPOResult, comparison: PairedComparison) -> list[str]:
     """Return two conversations on one task, before and after; a task that was gained if there is one."""
     before, after = evaluation_of(result, "sampled", False), evaluation_of(result, "sampled", True)
     pairs = list(zip(before.solved or [], after.solved or [], strict=True))

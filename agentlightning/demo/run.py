@@ -143,11 +143,11 @@ def _run(options: DemoOptions, train: list[Task], held_out: list[Task], folder: 
     _say(out, f"model, metrics.jsonl, curve.png, config.json, store.db and log.txt lie in {folder}")
     _say(out, f"look at it in a browser: agl dashboard {folder}")
     logger.info("verdict: %s, p = %.2g", comparison.verdict, comparison.p_value)
-    greedy = [evaluation_of(result, "greedy", last) for last in (False, True)]
+    sampled, greedy = ([evaluation_of(result, s, last) for last in (False, True)] for s in ("sampled", "greedy"))
     return DemoOutcome(
         better=comparison.verdict == "better",
-        before=comparison.before.mean,
-        after=comparison.after.mean,
+        before=sampled[0].accuracy or 0.0,
+        after=sampled[1].accuracy or 0.0,
         greedy_before=greedy[0].accuracy or 0.0,
         greedy_after=greedy[1].accuracy or 0.0,
         p_value=comparison.p_value,

@@ -1,30 +1,70 @@
-"""`judge_promotion`: two evaluations of the same tasks held against the rules of promotion."""
+"""The gate before a release: two evaluations of the same tasks, judged by the rules of promotion."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from typing_extensions import override
 
 from agentlightning.errors import BadRequestError, closest_name
-from agentlightning.evaluation.intervals import Interval
 from agentlightning.evaluation.paired import PairedComparison, compare_rewards
-from agentlightning.evaluation.records import TOO_LARGE, too_large
+from agentlightning.evaluation.records import why_not_comparable
 from agentlightning.evaluation.result import EvaluatedTask, EvaluationResult, sequential_range, shared_tasks
-from agentlightning.evaluation.rules import PromotionRules
-from agentlightning.evaluation.statistics import holm
+from agentlightning.evaluation.statistics import Interval, check_share, holm
 from agentlightning.field_help import explain_fields
 from agentlightning.terminal import cut, one_line
 
-Pair = tuple[EvaluatedTask, EvaluatedTask]
-_Compare = Callable[[Sequence[Pair]], PairedComparison]
+_Pair = tuple[EvaluatedTask, EvaluatedTask]
+_Compare = Callable[[Sequence[_Pair]], PairedComparison]
 _OF_ROLLOUTS = ("seconds", "tokens")
-_FIGURES = ("reward", *_OF_ROLLOUTS)
+
+
+@explain_fields
+@dataclass(frozen=True)
+class PromotionRules:
+    """The rules that a candidate must pass: by default better, with a p-value below 0.05, and worse in no slice.
+
+    Raises:
+        ValueError: a figure is out of its range, or no finite number.
+    """
+
+    min_difference: float = 0.0
+    """The mean reward must be higher by more than this, over the tasks that both sides have a reward of."""
+    significance: float = 0.05
+    """The p-value of the paired test must be below this."""
+    check_slices: bool = True
+    """No slice may be worse: none has a lower mean with a p-value below `slice_significance`, adjusted for the number
+    of slices (Holm)."""
+    slice_significance: float = 0.05
+    """Below this adjusted p-value, a lower mean of a slice is not by chance."""
+    max_slice_drop: float | None = None
+    """The mean of no slice may fall by more than this, whether or not that can be chance; None asks nothing."""
+    max_missing: float = 0.05
+    """Share of the candidate's samples that may have no reward, on the tasks that the baseline scored: a fault is not a
+    low reward, but a candidate that fails on hard tasks does not win by it."""
+    floors: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Least mean of a figure of the candidate: `reward`, a dimension of the reward, or, of each rollout, its `seconds`
+    or its `tokens`. If a dimension has such a name, it is `reward.seconds`, and the rollout's `rollout.seconds`."""
+    ceilings: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Greatest mean of a figure of the candidate, the same ones: a dimension may be a cost."""
+
+    def __post_init__(self) -> None:
+        check_share("significance", self.significance)
+        check_share("slice_significance", self.slice_significance)
+        for name in ("min_difference", "max_slice_drop"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value >= 0.0):
+                raise ValueError(f"{name}={value} must be 0 or a positive number")
+        if not 0.0 <= self.max_missing <= 1.0:
+            raise ValueError(f"max_missing={self.max_missing} must be a share between 0 and 1")
+        for name, limit in (*self.floors.items(), *self.ceilings.items()):
+            if not math.isfinite(limit):
+                raise ValueError(f"the limit of {name!r} must be a finite number; got {limit}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +88,8 @@ class PartResult:
     """Means over the tasks that both sides have a reward of; None without any."""
     comparison: PairedComparison
     p_value: float
-    """Of a slice: as it counts among all slices (Holm)."""
-    worse: bool
+    """Of a slice: adjusted for the number of slices (Holm)."""
+    worse: bool = False
     """Whether a rule fails by it."""
 
 
@@ -72,204 +112,186 @@ class Promotion:
     """The same comparison for each slice."""
     dimensions: tuple[PartResult, ...]
     """The same comparison for each dimension of the reward."""
-    pairs: tuple[Pair, ...]
+    pairs: tuple[_Pair, ...]
     """The tasks of both sides, the baseline's first."""
     tasks: tuple[int, int]
-    """How many each side has."""
+    """Number of tasks of each side."""
 
     @property
     def reasons(self) -> list[str]:
-        """Of each rule that failed; empty if promoted."""
+        """The reason of each rule that failed; empty if promoted."""
         return [f"{rule.rule}: {rule.reason}" for rule in self.rules if not rule.passed]
 
     def as_json(self) -> dict[str, Any]:
         """Return it as JSON data, without the tasks; bounds that are not finite are null."""
-        parts = {"promoted": self.promoted, "rules": [dataclasses.asdict(rule) for rule in self.rules]}
-        parts |= {name: _json(getattr(self, name)) for name in ("comparison", "before", "after")}
-        parts |= {name: [_json(part) for part in getattr(self, name)] for name in ("slices", "dimensions")}
-        return {**parts, "tasks": {"before": self.tasks[0], "after": self.tasks[1], "shared": len(self.pairs)}}
+        data = _finite(dataclasses.asdict(dataclasses.replace(self, pairs=())))
+        del data["pairs"]
+        return {**data, "tasks": {"before": self.tasks[0], "after": self.tasks[1], "shared": len(self.pairs)}}
 
     @override
     def __str__(self) -> str:
         lines = [f"{'promoted' if self.promoted else 'not promoted'}: {self.comparison}"]
         lines += [f"  {'passed' if rule.passed else 'FAILED'} {rule.rule}: {rule.reason}" for rule in self.rules]
         for part in (*self.dimensions, *self.slices):
-            lines.append(
-                f"  {one_line(part.name)}: {_mean(part.before)} to {_mean(part.after)}, "
-                f"{part.comparison.pairs} pairs, p = {part.p_value:.2g}{', worse' if part.worse else ''}"
-            )
+            before, after = ("-" if side is None else side.text() for side in (part.before, part.after))
+            p_value = f"p = {part.p_value:.2g}{', worse' if part.worse else ''}"
+            lines.append(f"  {one_line(part.name)}: {before} to {after}, {part.comparison.pairs} pairs, {p_value}")
         return "\n".join(lines)
 
 
 def judge_promotion(
     before: EvaluationResult, after: EvaluationResult, rules: PromotionRules | None = None, *, seed: int = 0
 ) -> Promotion:
-    """Return whether what `after` measured is to take the place of what `before` measured.
+    """Return whether the candidate that `after` measured is to replace the baseline that `before` measured.
 
-    Tasks are paired by what they are, whatever their order. Tasks that one side lacks are no pairs; those that the
-    candidate lacks or failed count against `max_missing`, except where it was stopped early.
+    Tasks are paired by their content, whatever their order. Tasks that one side lacks are no pairs; those that the
+    candidate lacks or failed count against `max_missing`, unless it was stopped early.
 
     Raises:
         BadRequestError: they have no task in common, a rule is about a figure that the candidate has not recorded, or a
             reward is too large to be compared.
     """
     rules = rules or PromotionRules()
-    for side in (before, after):
-        if (value := too_large(side.rollouts)) is not None:
-            raise BadRequestError(TOO_LARGE.format(value=value))
+    if why := why_not_comparable(before) or why_not_comparable(after):
+        raise BadRequestError(why)
     pairs = shared_tasks(before, after)
     if not pairs:
         raise BadRequestError(
             f"a promotion compares the same tasks; of {len(before.tasks)} and {len(after.tasks)} tasks none is on both "
             "sides. Evaluate both on one dataset"
         )
-    ranged = sequential_range(before, after)
+    stopped_in = sequential_range(before, after)
 
-    def compare(of: Sequence[Pair]) -> PairedComparison:
-        mine, its = [early.reward for early, _ in of], [late.reward for _, late in of]
-        return compare_rewards(mine, its, significance=rules.significance, seed=seed, stopped_in=ranged)
+    def compare(part: Sequence[_Pair]) -> PairedComparison:
+        rewards = [early.reward for early, _ in part], [late.reward for _, late in part]
+        return compare_rewards(*rewards, significance=rules.significance, seed=seed, stopped_in=stopped_in)
 
-    whole = compare(pairs)
+    whole = _part("", pairs, compare)
     slices = _slices(pairs, rules, compare)
     names = [name for name in before.dimensions if name in after.dimensions]
-    dimensions = [_part(name, _dimension(before, after, name), compare) for name in names]
-    results = [
-        _better(whole, rules),
-        RuleResult("significant", whole.p_value < rules.significance, _p_reason(whole, rules.significance)),
-        _missing(before, pairs, rules, sequential_range(after) is not None),
-    ]
+    by_name = {name: shared_tasks(before.dimension(name), after.dimension(name)) for name in names}
+    results = [*_rules_of_reward(whole.comparison, rules), _missing(before, after, pairs, rules.max_missing)]
     if rules.check_slices:
         results.append(_slice_rule(slices, rules, "slices" in (*before.left_out, *after.left_out)))
-    results += [_limit(after, name, limit, True) for name, limit in rules.floors.items()]
-    results += [_limit(after, name, limit, False) for name, limit in rules.ceilings.items()]
-    sides = _intervals(pairs)
-    sizes = len(before.tasks), len(after.tasks)
-    promoted = all(rule.passed for rule in results)
+    results += [_limit(after, "floor", name, limit) for name, limit in rules.floors.items()]
+    results += [_limit(after, "ceiling", name, limit) for name, limit in rules.ceilings.items()]
     return Promotion(
-        promoted, tuple(results), whole, sides[0], sides[1], tuple(slices), tuple(dimensions), tuple(pairs), sizes
+        promoted=all(rule.passed for rule in results),
+        rules=tuple(results),
+        comparison=whole.comparison,
+        before=whole.before,
+        after=whole.after,
+        slices=tuple(slices),
+        dimensions=tuple(_part(name, part, compare) for name, part in by_name.items()),
+        pairs=tuple(pairs),
+        tasks=(len(before.tasks), len(after.tasks)),
     )
+
+
+# --- parts -----------------------------------------------------------------------------------------------------------
+
+
+def _part(name: str, pairs: Sequence[_Pair], compare: _Compare) -> PartResult:
+    scored = [pair for pair in pairs if pair[0].reward is not None and pair[1].reward is not None]
+    before, after = (EvaluationResult(tuple(pair[side] for pair in scored)).interval() for side in (0, 1))
+    comparison = compare(pairs)
+    return PartResult(name, before, after, comparison, comparison.p_value)
+
+
+def _slices(pairs: Sequence[_Pair], rules: PromotionRules, compare: _Compare) -> list[PartResult]:
+    """Return the slices that either side names, each with its p-value adjusted for their number."""
+    pairs_by_name: dict[str, list[_Pair]] = {}
+    for early, late in pairs:
+        for name in early.slices or late.slices:
+            pairs_by_name.setdefault(name, []).append((early, late))
+    parts = [_part(name, pairs_by_name[name], compare) for name in sorted(pairs_by_name)]
+    slices: list[PartResult] = []
+    for part, p_value in zip(parts, holm([part.p_value for part in parts]), strict=True):
+        change = 0.0 if part.comparison.difference is None else part.comparison.difference.mean
+        dropped = rules.max_slice_drop is not None and -change > rules.max_slice_drop
+        worse = change < 0.0 and (p_value < rules.slice_significance or dropped)
+        slices.append(dataclasses.replace(part, p_value=p_value, worse=worse))
+    return slices
 
 
 # --- rules -----------------------------------------------------------------------------------------------------------
 
 
-def _better(whole: PairedComparison, rules: PromotionRules) -> RuleResult:
-    if whole.difference is None:
-        return RuleResult("better", False, "no task has a reward on both sides")
-    mean = whole.difference.mean
-    told = f"the mean reward changes by {mean:+.4g}; it must rise by more than {rules.min_difference:g}"
-    return RuleResult("better", mean > rules.min_difference, told)
+def _rules_of_reward(whole: PairedComparison, rules: PromotionRules) -> tuple[RuleResult, RuleResult]:
+    better = RuleResult("better", False, "no task has a reward on both sides")
+    if whole.difference is not None:
+        mean = whole.difference.mean
+        reason = f"the mean reward changes by {mean:+.4g}; it must rise by more than {rules.min_difference:g}"
+        better = RuleResult("better", mean > rules.min_difference, reason)
+    limit = f"it must be below {rules.significance:g}"
+    reason = f"p = {whole.p_value:.2g} over {whole.pairs} pairs ({whole.method}); {limit}"
+    return better, RuleResult("significant", whole.p_value < rules.significance, reason)
 
 
-def _p_reason(whole: PairedComparison, limit: float) -> str:
-    return f"p = {whole.p_value:.2g} over {whole.pairs} pairs ({whole.method}); it must be below {limit:g}"
-
-
-def _missing(before: EvaluationResult, pairs: Sequence[Pair], rules: PromotionRules, stopped: bool) -> RuleResult:
-    """Sum up the samples without a reward; a task that the candidate left out counts whole."""
+def _missing(before: EvaluationResult, after: EvaluationResult, pairs: Sequence[_Pair], most: float) -> RuleResult:
+    """Add up the samples without a reward; a task that the candidate lacks counts whole, unless it was stopped."""
     counted = [late for early, late in pairs if early.reward is not None]
-    earned = len(counted) if stopped else sum(reward is not None for reward in before.rewards)
-    missing = earned - math.fsum(len(late.rewards) / len(late.rollouts) for late in counted if late.rollouts)
-    share = missing / earned if earned else 0.0
-    told = f"{share:.1%} of the candidate's samples on the {earned} tasks that the baseline scored have no reward; "
-    return RuleResult("missing", share <= rules.max_missing + 1e-9, f"{told}{rules.max_missing:.1%} at most")
+    is_whole = sequential_range(after) is None
+    scored = sum(reward is not None for reward in before.rewards) if is_whole else len(counted)
+    missing = scored - math.fsum(len(late.rewards) / len(late.rollouts) for late in counted if late.rollouts)
+    share = missing / scored if scored else 0.0
+    reason = f"{share:.1%} of the candidate's samples on the {scored} tasks that the baseline scored have no reward; "
+    return RuleResult("missing", share <= most + 1e-9, f"{reason}{most:.1%} at most")
 
 
 def _slice_rule(slices: Sequence[PartResult], rules: PromotionRules, left_out: bool) -> RuleResult:
     if not slices and left_out:
-        told = "the record of an evaluation was too large for its slices; evaluate fewer tasks, or do not check slices"
-        return RuleResult("slices", False, told)
+        reason = (
+            "the record of an evaluation was too large for its slices; evaluate fewer tasks, or do not check slices"
+        )
+        return RuleResult("slices", False, reason)
     if not slices:
         return RuleResult("slices", True, "the evaluations have no slices")
     worse = [one_line(cut(part.name, 60)) for part in slices if part.worse]
     limit = f"p below {rules.slice_significance:g} among {len(slices)} slices (Holm)"
     if rules.max_slice_drop is not None:
         limit += f", or a mean that falls by more than {rules.max_slice_drop:g}"
-    told = f"worse in {', '.join(worse)}" if worse else "none is worse"
-    return RuleResult("slices", not worse, f"{told}; worse: {limit}")
+    result = f"worse in {', '.join(worse)}" if worse else "none is worse"
+    return RuleResult("slices", not worse, f"{result}; worse: {limit}")
 
 
-def _limit(after: EvaluationResult, name: str, limit: float, floor: bool) -> RuleResult:
-    kind = "floor" if floor else "ceiling"
-    values: list[float]
-    figure, dimension = name.removeprefix("rollout."), name.removeprefix("reward.")
-    if name in _OF_ROLLOUTS and name in after.dimensions:
+def _limit(after: EvaluationResult, kind: str, name: str, limit: float) -> RuleResult:
+    values = _values(after, kind, name)
+    if not values:
+        raise BadRequestError(f"the evaluation of the candidate has recorded no {name!r} to hold against a {kind}")
+    mean = statistics.fmean(values)
+    passed, words = (mean >= limit, "at least") if kind == "floor" else (mean <= limit, "at most")
+    return RuleResult(f"{kind} {name}", passed, f"mean {mean:.4g}; {words} {limit:g}")
+
+
+def _values(after: EvaluationResult, kind: str, name: str) -> list[float]:
+    """Return a figure of the candidate, of each rollout or each task."""
+    figure, dimensions = name.removeprefix("rollout."), after.dimensions
+    if name in _OF_ROLLOUTS and name in dimensions:
         raise BadRequestError(
             f"{name!r} is a dimension of the candidate's reward and a figure of its rollouts: hold 'reward.{name}' or "
             f"'rollout.{name}' against the {kind}"
         )
-    if figure in _OF_ROLLOUTS and name not in after.dimensions:
-        found: list[float | None] = [getattr(rollout, figure) for rollout in after.rollouts]
-        values = [value for value in found if value is not None]
-        values = [] if figure == "seconds" and not any(values) else values
-    elif name == "reward" or name in after.dimensions or dimension in after.dimensions:
-        side = after if name == "reward" else after.dimension(name if name in after.dimensions else dimension)
-        values = [value for value in side.rewards if value is not None]
+    if name == "reward":
+        values = after.rewards
+    elif name in dimensions or name.removeprefix("reward.") in dimensions:
+        values = after.dimension(name if name in dimensions else name.removeprefix("reward.")).rewards
+    elif figure in _OF_ROLLOUTS:
+        values: list[float | None] = [getattr(rollout, figure) for rollout in after.rollouts]
+        if figure == "seconds" and not any(values):  # a record without its samples
+            return []
     else:
-        known = [*_FIGURES, *after.dimensions]
+        known = ["reward", *_OF_ROLLOUTS, *dimensions]
         near = closest_name(name, known)
         hint = f"did you mean {near!r}?" if near else f"there are: {', '.join(known)}"
         raise BadRequestError(f"the candidate has no figure {name!r} to hold against a {kind}; {hint}")
-    if not values:
-        raise BadRequestError(f"the evaluation of the candidate has recorded no {name!r} to hold against a {kind}")
-    mean = statistics.fmean(values)
-    passed = mean >= limit if floor else mean <= limit
-    return RuleResult(f"{kind} {name}", passed, f"mean {mean:.4g}; {'at least' if floor else 'at most'} {limit:g}")
+    return [value for value in values if value is not None]
 
 
-# --- parts -----------------------------------------------------------------------------------------------------------
-
-
-def _slices(pairs: Sequence[Pair], rules: PromotionRules, compare: _Compare) -> list[PartResult]:
-    """Return the slices that either side names, each with its p-value as it counts among all of them."""
-    parts: dict[str, list[Pair]] = {}
-    for early, late in pairs:
-        for name in early.slices or late.slices:
-            parts.setdefault(name, []).append((early, late))
-    found = [_part(name, parts[name], compare) for name in sorted(parts)]
-    adjusted = holm([part.comparison.p_value for part in found])
-    return [
-        dataclasses.replace(part, p_value=p_value, worse=_is_worse(part, p_value, rules))
-        for part, p_value in zip(found, adjusted, strict=True)
-    ]
-
-
-def _part(name: str, pairs: Sequence[Pair], compare: _Compare) -> PartResult:
-    comparison = compare(pairs)
-    sides = _intervals(pairs)
-    return PartResult(name, sides[0], sides[1], comparison, comparison.p_value, False)
-
-
-def _intervals(pairs: Sequence[Pair]) -> tuple[Interval | None, Interval | None]:
-    """Return the mean rewards of both sides, over the tasks that both have a reward of."""
-    both = [pair for pair in pairs if pair[0].reward is not None and pair[1].reward is not None]
-    early, late = (EvaluationResult(tuple(pair[side] for pair in both)).interval() for side in (0, 1))
-    return early, late
-
-
-def _is_worse(part: PartResult, p_value: float, rules: PromotionRules) -> bool:
-    change = part.comparison.difference
-    if change is None or change.mean >= 0.0:
-        return False
-    dropped = rules.max_slice_drop is not None and -change.mean > rules.max_slice_drop
-    return p_value < rules.slice_significance or dropped
-
-
-def _dimension(before: EvaluationResult, after: EvaluationResult, name: str) -> list[Pair]:
-    return shared_tasks(before.dimension(name), after.dimension(name))
-
-
-# --- text ------------------------------------------------------------------------------------------------------------
-
-
-def _mean(interval: Interval | None) -> str:
-    return "-" if interval is None else interval.text()
-
-
-def _json(value: Any) -> Any:
-    """Return a value of dataclasses as JSON data."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = dataclasses.asdict(value)
+def _finite(value: Any) -> Any:
+    """Return JSON data with null for each number that is not finite."""
     if isinstance(value, dict):
-        return {name: _json(item) for name, item in value.items()}  # pyright: ignore[reportUnknownVariableType] -- JSON data
+        return {name: _finite(item) for name, item in value.items()}  # pyright: ignore[reportUnknownVariableType] -- JSON data
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]  # pyright: ignore[reportUnknownVariableType] -- JSON data
     return None if isinstance(value, float) and not math.isfinite(value) else value

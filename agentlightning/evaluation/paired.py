@@ -1,17 +1,34 @@
-"""Two evaluations of the same tasks compared task by task."""
+"""Paired tests: rewards of the same tasks compared task by task, at the end or while they come in.
+
+Sources: the randomization test of paired differences of Fisher, The Design of Experiments (1935), section 21, which
+Dror et al., "The hitchhiker's guide to testing statistical significance in natural language processing", ACL 2018,
+recommend for graded measures; its p-value from draws is that of Phipson and Smyth, "Permutation p-values should never
+be zero", Stat. Appl. Genet. Mol. Biol. 9 (2010) 39. The sequential test is testing by betting: Waudby-Smith and Ramdas,
+"Estimating means of bounded random variables by betting", J. R. Stat. Soc. B 86 (2024) 1-27.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import random
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import getitem
+from typing import Literal
 
 from typing_extensions import override
 
-from agentlightning.evaluation.betting import Bet, judge
-from agentlightning.evaluation.intervals import Interval
-from agentlightning.evaluation.resampling import differing, sign_flip_test
-from agentlightning.evaluation.statistics import Verdict, check_share, t_interval
+from agentlightning.evaluation.statistics import Interval, check_share, mcnemar_exact, t_interval
+from agentlightning.field_help import explain_fields
+
+Verdict = Literal["better", "no evidence", "worse"]
+FLIPS = 10_000
+"""Draws of a permutation test; its p-value is never below 1 / (FLIPS + 1)."""
+_MOST_EXACT = 16
+"""Up to so many differences all assignments of signs are counted."""
+_TABLE = 8
+"""Differences whose sums for all signs are looked up by one random byte."""
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +53,9 @@ class PairedComparison:
 
     @override
     def __str__(self) -> str:
-        changed = f"{self.gained} tasks gained, {self.lost} lost of {self.pairs} pairs ({self.unpaired} without)"
-        by = "" if self.difference is None else f", mean difference {self.difference.text(signed=True)}"
-        return f"{self.verdict}: {changed}{by}, p = {self.p_value:.2g} ({self.method})"
+        counts = f"{self.gained} tasks gained, {self.lost} lost of {self.pairs} pairs ({self.unpaired} without)"
+        difference = "" if self.difference is None else f", mean difference {self.difference.text(signed=True)}"
+        return f"{self.verdict}: {counts}{difference}, p = {self.p_value:.2g} ({self.method})"
 
 
 def compare_rewards(
@@ -51,9 +68,11 @@ def compare_rewards(
 ) -> PairedComparison:
     """Compare rewards of the same tasks in the same order; None stands for a task without one, which is no pair.
 
-    The verdict is `better` or `worse` only if the p-value is below `significance`. The test is `sign_flip_test`; where
-    a side might have been stopped early, no test of a fixed number of tasks is valid, and it is the sequential one for
-    rewards in the range `stopped_in`.
+    The verdict is `better` or `worse` only if the p-value is below `significance`. The test is a sign-flip test: if
+    nothing had changed, each change were as likely to have the other sign. Changes of one size give the exact sign
+    test, which for rewards of 0 and 1 is McNemar's; up to 16 changes that differ are counted exactly; of more, signs
+    are drawn with `seed`. If a side might have been stopped early, no test of a fixed number of tasks is valid, and it
+    is the sequential one for rewards in the range `stopped_in`.
 
     Raises:
         ValueError: the lengths differ, or `significance` is not between 0 and 1.
@@ -61,21 +80,115 @@ def compare_rewards(
     check_share("significance", significance)
     both = list(zip(before, after, strict=True))
     changes = [late - early for early, late in both if early is not None and late is not None]
-    changed = differing(changes)
-    gained = sum(change > 0 for change in changed)
-    verdict: Verdict = "no evidence"
+    noise = max(1e-12, _ROUNDING * max(map(abs, changes), default=0.0))  # what rounding makes of equal rewards
+    changed = [change for change in changes if abs(change) > noise]
     if stopped_in is None:
-        p_value, method = sign_flip_test(changes, seed=seed)
+        p_value, method = _sign_flip_test(changed, seed)
     else:
-        p_value, method = _p_value_at_any_time(changes, stopped_in[1] - stopped_in[0]), "sequential test"
+        p_value, method = 1.0, "sequential test"
+        largest = stopped_in[1] - stopped_in[0]
+        if all(abs(change) <= largest for change in changes):  # the test holds for rewards inside of their range only
+            _, p_value = SequentialTest(largest, largest).add(changes, significance)
+    verdict: Verdict = "no evidence"
     if p_value < significance:
         verdict = "better" if math.fsum(changed) > 0 else "worse"
     difference = Interval(*t_interval(changes), "student") if changes else None
-    unpaired = len(both) - len(changes)
+    gained, unpaired = sum(change > 0 for change in changed), len(both) - len(changes)
     return PairedComparison(difference, len(changes), unpaired, gained, len(changed) - gained, p_value, verdict, method)
 
 
-def _p_value_at_any_time(changes: Sequence[float], largest: float) -> float:
-    if any(abs(change) > largest for change in changes):  # the test holds for rewards inside of their range only
-        return 1.0
-    return judge((Bet(largest), Bet(largest)), changes, 0.05)[1]
+def _sign_flip_test(changes: Sequence[float], seed: int) -> tuple[float, str]:
+    """Return the two-sided p-value of the mean of changes, none of which is 0, and the name of the test."""
+    sizes = [abs(change) for change in changes]
+    if not sizes or min(sizes) >= max(sizes) * (1.0 - _ROUNDING):
+        gained = sum(change > 0 for change in changes)
+        return mcnemar_exact(gained, len(changes) - gained), "exact sign test"
+    whole, observed = math.fsum(sizes), abs(math.fsum(changes))
+    # A sum with signs is twice the sum of the positive ones minus the whole.
+    low, high = (whole - observed) / 2.0 + _ROUNDING * whole, (whole + observed) / 2.0 - _ROUNDING * whole
+    if len(sizes) <= _MOST_EXACT:
+        sums = _subset_sums(sizes)
+        return sum(total <= low or total >= high for total in sums) / len(sums), "exact permutation test"
+    rng = random.Random(seed)
+    rng.shuffle(sizes)
+    sizes += [0.0] * (-len(sizes) % _TABLE)
+    tables = [_subset_sums(sizes[start : start + _TABLE]) for start in range(0, len(sizes), _TABLE)]
+    extreme = 0
+    for _ in range(FLIPS):
+        total = sum(map(getitem, tables, rng.randbytes(len(tables))))
+        extreme += total <= low or total >= high
+    return (extreme + 1) / (FLIPS + 1), f"permutation test, {FLIPS:,} draws"
+
+
+def _subset_sums(sizes: Sequence[float]) -> list[float]:
+    sums = [0.0]
+    for size in sizes:
+        sums += [total + size for total in sums]
+    return sums
+
+
+@explain_fields
+@dataclass(frozen=True)
+class Stopping:
+    """The end of an evaluation with a sequential test."""
+
+    verdict: Verdict
+    """Against the threshold, or the baseline."""
+    p_value: float
+    """Valid at any time."""
+    tasks_run: int
+    tasks_saved: int
+    """Tasks that were not run, since the verdict was sure."""
+    against: str
+    """`baseline` or `threshold 0.8`."""
+    reward_range: tuple[float, float] = (0.0, 1.0)
+    """The bounds that rewards were assumed to have."""
+    note: str = ""
+    """Why there was no test; empty if there was one."""
+
+    def text(self) -> str:
+        """Return it in a line."""
+        if self.note:
+            return self.note
+        verdict = "no verdict against" if self.verdict == "no evidence" else f"{self.verdict} than"
+        return (
+            f"{verdict} {self.against} after {self.tasks_run} tasks, p = {self.p_value:.2g}; {self.tasks_saved} saved"
+        )
+
+
+class SequentialTest:
+    """A test whether the mean of bounded changes is 0, valid however often one looks.
+
+    It bets on better and on worse, each with half of the significance. If the mean is 0, the capital of a bet has a
+    mean of 1 at most at any stopping time, so that by Ville's inequality it ever reaches 1/a with a chance of a at
+    most. The capital is shared among fixed fractions of the largest stake, each of which is laid on every change: this
+    needs no tuning, and the order of the changes does not matter.
+
+    Args:
+        largest_loss: Size of the most negative change that there can be.
+        largest_gain: Size of the most positive one.
+    """
+
+    def __init__(self, largest_loss: float, largest_gain: float) -> None:
+        shares = [(2 * k + 1) / 32 for k in range(16)]  # of the largest stake that cannot lose everything
+        self._stakes = [share / largest_loss for share in shares], [-share / largest_gain for share in shares]
+        self._log_capitals = [0.0] * len(shares), [0.0] * len(shares)
+
+    def add(self, changes: Iterable[float], significance: float) -> tuple[Verdict, float]:
+        """Return the verdict over these and all earlier changes, and its two-sided p-value."""
+        for change in changes:
+            for logs, stakes in zip(self._log_capitals, self._stakes, strict=True):
+                for place, stake in enumerate(stakes):
+                    logs[place] += math.log1p(stake * change)
+        better, worse = map(_p_value_of_bet, self._log_capitals)
+        p_value = min(1.0, 2.0 * min(better, worse))
+        if p_value >= significance:
+            return "no evidence", p_value
+        return ("better" if better < worse else "worse"), p_value
+
+
+def _p_value_of_bet(logs: Sequence[float]) -> float:
+    """Return one over the capital."""
+    most = max(logs)
+    log_capital = most + math.log(math.fsum(math.exp(log - most) for log in logs) / len(logs))
+    return math.exp(min(0.0, -log_capital))

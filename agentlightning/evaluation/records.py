@@ -1,31 +1,50 @@
-"""An evaluation as the data of a run's `evaluation` record, and back.
+"""Evaluations as `evaluation` records of runs: written, read again, and paired with those of another run.
 
-Tasks are recorded as digests: what a task says stays with its rollouts.
+Tasks are recorded as digests: the text of a task stays with its rollouts.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Annotated, Any, cast
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BeforeValidator, TypeAdapter, ValidationError
 
-from agentlightning.evaluation.betting import Stopping
+from agentlightning.errors import BadRequestError, closest_name
+from agentlightning.evaluation.paired import Stopping
 from agentlightning.evaluation.result import EvaluatedRollout, EvaluatedTask, EvaluationResult
+from agentlightning.types.runs import RunRecord
 
 MOST_BYTES = 6 * 1024 * 1024
 """Size of a record, whose own bound is 8 MiB. Larger parts are dropped, samples first, and named in `left_out`."""
-_SAMPLES: TypeAdapter[list[list[EvaluatedRollout]]] = TypeAdapter(list[list[EvaluatedRollout]])
-_STOPPING: TypeAdapter[Stopping | None] = TypeAdapter(Stopping | None)
-_NAMES: TypeAdapter[list[str]] = TypeAdapter(list[str])
-_REWARDS: TypeAdapter[list[float | None]] = TypeAdapter(list[float | None])
-_SLICES: TypeAdapter[list[tuple[str, ...]]] = TypeAdapter(list[tuple[str, ...]])
-_REPEATS: TypeAdapter[list[int | None]] = TypeAdapter(list[int | None])
 _LARGEST = 1e100
-TOO_LARGE = f"rewards of at most {_LARGEST:g} can be compared: squares of larger ones are not finite; got {{value:g}}"
-_COLUMNS = ("rollout_id", "outcome", "reward", "seconds", "failure", "dimensions", "tokens")
+
+
+def _filled(sample: object) -> object:
+    return {"reward": None, **cast("dict[str, Any]", sample)} if isinstance(sample, dict) else sample
+
+
+@dataclass
+class _Record:
+    """The fields of a record that make a result, in the order in which they are checked."""
+
+    rewards: list[float | None]
+    tasks: list[str]
+    samples: list[list[Annotated[EvaluatedRollout, BeforeValidator(_filled)]]] | None
+    rollout_ids: list[str] | None
+    slices: list[tuple[str, ...]]
+    repeats: list[int | None]
+    stopping: Stopping | None
+    left_out: list[str]
+
+
+_RECORD: TypeAdapter[_Record] = TypeAdapter(_Record)
 
 
 def record_of(result: EvaluationResult, tasks: Sequence[str]) -> dict[str, Any]:
@@ -41,13 +60,12 @@ def record_of(result: EvaluationResult, tasks: Sequence[str]) -> dict[str, Any]:
         data["stopping"] = dataclasses.asdict(result.stopping)
         if any(task.repeat for task in result.tasks):
             data["repeats"] = [task.repeat for task in result.tasks]
-    data["samples"] = [[_sample(rollout) for rollout in task.rollouts] for task in result.tasks]
-    sizes = {
-        name: len(json.dumps(data[name]))
-        for name in ("samples", "slices", "repeats", "tasks", "rewards")
-        if name in data
-    }
-    for name in list(sizes):
+    samples = ([dataclasses.asdict(rollout) for rollout in task.rollouts] for task in result.tasks)
+    empty: Any = (None, {})
+    data["samples"] = [[{k: v for k, v in own.items() if v not in empty} for own in group] for group in samples]
+    droppable = [name for name in ("samples", "slices", "repeats", "tasks", "rewards") if name in data]
+    sizes = {name: len(json.dumps(data[name])) for name in droppable}
+    for name in droppable:
         if sum(sizes.values()) <= MOST_BYTES:
             break
         del sizes[name], data[name]
@@ -58,12 +76,6 @@ def record_of(result: EvaluationResult, tasks: Sequence[str]) -> dict[str, Any]:
 def _interval(result: EvaluationResult) -> dict[str, Any] | None:
     interval = result.interval()
     return None if interval is None else dataclasses.asdict(interval)
-
-
-def _sample(rollout: EvaluatedRollout) -> dict[str, Any]:
-    """Return the fields that say something."""
-    values = ((name, getattr(rollout, name)) for name in _COLUMNS)
-    return {name: value for name, value in values if value is not None and value != {}}
 
 
 def result_of(data: Mapping[str, Any], run_id: str | None = None) -> EvaluationResult | None:
@@ -77,51 +89,149 @@ def result_of(data: Mapping[str, Any], run_id: str | None = None) -> EvaluationR
     """
     if not isinstance(data.get("rewards"), list) or not isinstance(data.get("tasks"), list):
         return None
+    samples, count = data.get("samples"), len(data["tasks"])
+    fields = {name: data.get(name) for name in ("rewards", "tasks", "stopping")}
+    fields |= {"samples": samples, "rollout_ids": data.get("rollout_ids") if samples is None else None}
+    fields |= {name: data.get(name) or [empty] * count for name, empty in (("slices", ()), ("repeats", None))}
+    fields["left_out"] = data.get("left_out") or []
     try:
-        rewards, digests = _REWARDS.validate_python(data["rewards"]), _NAMES.validate_python(data["tasks"])
-        samples = _samples(data, rewards)
-        slices = _SLICES.validate_python(data.get("slices") or [()] * len(digests))
-        repeats = _REPEATS.validate_python(data.get("repeats") or [None] * len(digests))
-        stopping = _STOPPING.validate_python(data.get("stopping"))
-        left_out = _NAMES.validate_python(data.get("left_out") or [])
+        record = _RECORD.validate_python(fields)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
+        where = ".".join(map(str, first["loc"][1:]))
         raise ValueError(f"an evaluation record is not readable: {where}: {first['msg']}") from None
-    if not len(rewards) == len(digests) == len(samples) == len(slices) == len(repeats):
-        lengths = f"{len(rewards)} rewards, {len(digests)} tasks, {len(samples)} samples, {len(slices)} slices"
-        lengths += f", {len(repeats)} repeats"
-        raise ValueError(f"an evaluation record is not readable: it has {lengths}")
-    tasks = (
-        EvaluatedTask(digest, tuple(group), own, digest, repeat)
-        for digest, group, own, repeat in zip(digests, samples, slices, repeats, strict=True)
+    columns = {"tasks": record.tasks, "samples": record.samples if record.samples is not None else _samples(record)}
+    columns |= {"slices": record.slices, "repeats": record.repeats}
+    if any(len(column) != len(record.rewards) for column in columns.values()):
+        lengths = ", ".join(f"{len(column)} {name}" for name, column in columns.items())
+        raise ValueError(f"an evaluation record is not readable: it has {len(record.rewards)} rewards, {lengths}")
+    tasks = tuple(
+        EvaluatedTask(digest, tuple(group), slices, digest, repeat)
+        for digest, group, slices, repeat in zip(*columns.values(), strict=True)
     )
-    if (value := too_large([rollout for group in samples for rollout in group])) is not None:
-        raise ValueError(TOO_LARGE.format(value=value))
     seconds = data.get("seconds")
-    whole = float(seconds) if isinstance(seconds, (int, float)) else 0.0
-    return EvaluationResult(tuple(tasks), whole, run_id, stopping=stopping, left_out=tuple(left_out))
+    seconds = float(seconds) if isinstance(seconds, (int, float)) else 0.0
+    result = EvaluationResult(tasks, seconds, run_id, stopping=record.stopping, left_out=tuple(record.left_out))
+    if why := why_not_comparable(result):
+        raise ValueError(why)
+    return result
 
 
-def too_large(rollouts: Sequence[EvaluatedRollout]) -> float | None:
-    """Return a reward, or one dimension of it, that is too large to be compared; None if there is none."""
-    values = (value for each in rollouts for value in (each.reward, *each.dimensions.values()))
-    return next((value for value in values if value is not None and abs(value) > _LARGEST), None)
-
-
-def _samples(data: Mapping[str, Any], rewards: Sequence[float | None]) -> list[list[EvaluatedRollout]]:
-    if (own := data.get("samples")) is not None:
-        filled = [[{"reward": None, **each} for each in group] for group in own] if _is_nested(own) else own
-        return _SAMPLES.validate_python(filled)
-    ids = data.get("rollout_ids")
-    names = _NAMES.validate_python(ids) if ids is not None else []
-    names = names if len(names) == len(rewards) else [""] * len(rewards)
+def _samples(record: _Record) -> list[list[EvaluatedRollout]]:
+    """Return the samples of a record that has none: one of each task."""
+    ids = record.rollout_ids or []
+    if len(ids) != len(record.rewards):
+        ids = [""] * len(record.rewards)
     return [
-        [EvaluatedRollout(name, "scored" if reward is not None else "unknown", reward, 0.0)]
-        for name, reward in zip(names, rewards, strict=True)
+        [EvaluatedRollout(rollout_id, "scored" if reward is not None else "unknown", reward, 0.0)]
+        for rollout_id, reward in zip(ids, record.rewards, strict=True)
     ]
 
 
-def _is_nested(value: object) -> bool:
-    groups = cast("list[Any]", value) if isinstance(value, list) else [None]
-    return all(isinstance(group, list) and all(isinstance(each, dict) for each in group) for group in groups)  # pyright: ignore[reportUnknownVariableType] -- JSON data
+def why_not_comparable(result: EvaluationResult) -> str:
+    """Return that a reward, or one dimension of it, is too large to be compared; empty if none is."""
+    values = (value for each in result.rollouts for value in (each.reward, *each.dimensions.values()))
+    large = next((value for value in values if value is not None and abs(value) > _LARGEST), None)
+    if large is None:
+        return ""
+    return f"rewards of at most {_LARGEST:g} can be compared: squares of larger ones are not finite; got {large:g}"
+
+
+# --- pairs of runs ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RecordedEvaluation:
+    """An evaluation that a run has recorded."""
+
+    name: str
+    step: int
+    result: EvaluationResult
+    family: str = ""
+    """The name that it shares with those of other versions of a prompt: its own without ` of <version>`."""
+
+
+def last_evaluations(records: Sequence[RunRecord], run_id: str = "") -> list[RecordedEvaluation]:
+    """Return the last evaluation of each name that has rewards by task, the latest one first.
+
+    For evaluations of several versions of a prompt (`version`), `validation` and `validation of v3` are one name, and
+    the best of them is returned: the run ends with that one.
+
+    Raises:
+        BadRequestError: one of them is not readable.
+    """
+    last: dict[str, RunRecord] = {}
+    for record in records:
+        if record.kind == "evaluation":
+            earlier = last.get(name := _family(record))
+            if earlier is None or "version" not in record.data or _value(record) > _value(earlier):
+                last[name] = record
+    evaluations: list[RecordedEvaluation] = []
+    for name, record in last.items():
+        try:
+            result = result_of(record.data, run_id)
+        except ValueError as error:
+            raise BadRequestError(f"run {run_id or '-'}, evaluation {record.name!r}: {error}") from None
+        if result is not None and result.tasks:
+            evaluations.append(RecordedEvaluation(record.name, record.step, result, name))
+    return sorted(evaluations, key=lambda each: each.step, reverse=True)
+
+
+def _family(record: RunRecord) -> str:
+    version = record.data.get("version")
+    return record.name.removesuffix(f" of {version}") if isinstance(version, str) else record.name
+
+
+def _value(record: RunRecord) -> float:
+    value = record.data.get("value")
+    return float(value) if isinstance(value, (int, float)) else -math.inf
+
+
+def same_tasks(
+    records: Sequence[RunRecord],
+    others: Sequence[RunRecord],
+    *,
+    name: str | None = None,
+    runs: tuple[str, str] = ("first", "second"),
+) -> tuple[RecordedEvaluation, RecordedEvaluation]:
+    """Return the evaluations of two runs that share most tasks: those of equal names first, and the later ones first.
+
+    With a `name`, only evaluations of that name count.
+
+    Raises:
+        BadRequestError: a run has no such evaluation, or no two share a task; says what there is.
+    """
+    sides = [_named(side, name, run) for side, run in zip((records, others), runs, strict=True)]
+
+    def rank(pair: tuple[RecordedEvaluation, ...]) -> tuple[int, bool]:
+        counts = [Counter(task.digest for task in each.result.tasks) for each in pair]
+        return (counts[0] & counts[1]).total(), pair[0].family == pair[1].family
+
+    one, other = max(itertools.product(*sides), key=rank)
+    if not rank((one, other))[0]:
+        lists = (", ".join(f"{each.name} ({len(each.result.tasks)} tasks)" for each in side) for side in sides)
+        held = "; ".join(f"run {run or '-'} has {names}" for run, names in zip(runs, lists, strict=True))
+        raise BadRequestError(
+            f"no evaluations of these runs have a task in common: {held}. Evaluate both on one dataset"
+        )
+    return one, other
+
+
+def _named(records: Sequence[RunRecord], name: str | None, run: str) -> list[RecordedEvaluation]:
+    """Return the evaluations of a name, or all: one at least."""
+    of_version = [record for record in records if record.name == name and _family(record) != name]
+    evaluations = last_evaluations(of_version or records, run)
+    if not evaluations:
+        recorded = sorted({record.name for record in records if record.kind == "evaluation"})
+        held = f"no rewards by task in its evaluations ({', '.join(recorded)})" if recorded else "no evaluation"
+        raise BadRequestError(
+            f"run {run or '-'} cannot be compared task by task: it has {held}. Record one: Trainer.evaluate(), "
+            "held-out tasks of GRPO, or run.evaluation() with rewards and tasks"
+        )
+    matches = [each for each in evaluations if name in (None, each.name, each.family)]
+    if name is not None and not matches:
+        names = [each.family for each in evaluations]
+        near = closest_name(name, names)
+        hint = f"did you mean {near!r}?" if near else f"there are: {', '.join(names)}"
+        raise BadRequestError(f"run {run or '-'} has no evaluation {name!r} with rewards by task; {hint}")
+    return matches

@@ -1,32 +1,67 @@
-"""`report.html`: two runs side by side in one file, which needs no network and no script."""
+"""`report.html`: two runs side by side in one file, which needs no network and no script.
+
+It shows conversations on tasks that were won or lost. Agents' messages are text of others: secrets are hidden before
+anything is cut, and there is a bound on everything.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
 
+from agentlightning.adapter.messages import Message, TraceToMessages
 from agentlightning.evaluation.compare import curve
-from agentlightning.evaluation.conversations import Changed, Transcript
 from agentlightning.evaluation.gate import PartResult, Promotion
-from agentlightning.evaluation.intervals import Interval
+from agentlightning.evaluation.result import EvaluatedRollout, EvaluatedTask
+from agentlightning.evaluation.statistics import Interval
+from agentlightning.store.base import LightningStore
 from agentlightning.terminal import some_lines
 from agentlightning.types.runs import Run, RunRecord
 from agentlightning.utils.masking import masked_text
 
-_PACKAGE = "agentlightning.evaluation"
+MOST_CONVERSATIONS = 10
+"""Won, and as many lost: those whose reward differs most."""
+_MESSAGE_CHARACTERS = 4000
+_MOST_MESSAGES = 40
+_TASK_CHARACTERS = 2000
+_READ_CHARACTERS = 1_000_000
+"""Of one text; the rest is never shown, and need not be searched for secrets."""
 _FIGURES = ("mean_reward", "reward", "accuracy", "score", "loss", "update.loss")
 """Figures of steps that are drawn, the first one that a run has."""
 _MOST_POINTS = 400
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 760.0, 260.0, 56.0, 16.0, 12.0, 34.0
-_ROW = 160.0
-"""Width of the drawing of a difference."""
+_Points = list[tuple[int, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """A task that was won or lost, with one rollout of each side."""
+
+    before: EvaluatedRollout
+    after: EvaluatedRollout
+    change: float
+    """Of the reward of the task."""
+    slices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """The task and the messages of one rollout, without secrets."""
+
+    task: str = ""
+    messages: tuple[tuple[str, str], ...] = ()
+    """Role and text, in order."""
+    note: str = ""
+    """Why there are no messages, or how many are not shown."""
 
 
 @dataclass(frozen=True)
 class Side:
-    """What the report shows of one run."""
+    """The part of the report about one run."""
 
     run: Run
     records: Sequence[RunRecord]
@@ -50,56 +85,80 @@ def report(
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, finalize=_safe, trim_blocks=True, lstrip_blocks=True
     )
-    source = resources.files(_PACKAGE).joinpath("report.html.jinja").read_text(encoding="utf-8")
-    sides = (before, after)
-    figure, lines = _curves(sides)
+    source = resources.files(__package__ or "").joinpath("report.html.jinja").read_text(encoding="utf-8")
+    whole = promotion.comparison
+    parts = [PartResult("all tasks", promotion.before, promotion.after, whole, whole.p_value)]
+    ends = [
+        abs(end)
+        for part in (*parts, *promotion.slices, *promotion.dimensions)
+        if (change := part.comparison.difference) is not None
+        for end in (change.mean, change.low, change.high)
+    ]
+    scale = max((end for end in ends if end < math.inf), default=0.0) or 1.0
+
+    def drawing(change: Interval | None) -> list[float] | None:
+        """Return low, mean and high as places in a drawing of width 160, whose middle is 0."""
+        if change is None:
+            return None
+        ends = (max(-1.0, min(1.0, end / scale)) for end in (change.low, change.mean, change.high))
+        return [round(80.0 + end * 74.0, 1) for end in ends]
+
+    def conversation(changed: Changed) -> tuple[Changed, str, list[tuple[EvaluatedRollout, Transcript]]]:
+        unread = Transcript(note="not read")
+        samples = [
+            (rollout, side.transcripts.get(rollout.rollout_id, unread))
+            for rollout, side in ((changed.before, before), (changed.after, after))
+        ]
+        return changed, next((transcript.task for _, transcript in samples if transcript.task), ""), samples
+
+    figure, lines = _curves((before, after))
     return environment.from_string(source).render(
         promotion=promotion,
         judged=judged,
-        sides=[_side(side) for side in sides],
+        sides=(before, after),
         chart=_chart(lines),
         figure=figure,
-        whole=_row("all tasks", promotion.before, promotion.after, promotion, _scale(promotion)),
-        slices=[_part(part, _scale(promotion)) for part in promotion.slices],
-        dimensions=[_part(part, _scale(promotion)) for part in promotion.dimensions],
+        whole=parts[0],
+        cell=_cell,
+        drawing=drawing,
         conversations=[
-            ("Won", [_conversation(each, before, after) for each in won], promotion.comparison.gained),
-            ("Lost", [_conversation(each, before, after) for each in lost], promotion.comparison.lost),
+            ("Won", list(map(conversation, won)), whole.gained),
+            ("Lost", list(map(conversation, lost)), whole.lost),
         ],
     )
 
 
 def _safe(value: Any) -> Any:
-    """Return what may leave of a value: no secret, and nothing that turns the direction of a text."""
+    """Return a text without secrets, and without characters that change its direction."""
     return some_lines(masked_text(value)) if type(value) is str else value
 
 
-def _side(side: Side) -> dict[str, str]:
-    run = side.run
-    return {"name": run.run_id or "-", "algorithm": run.algorithm or "-", "state": run.state, "what": side.evaluation}
+def _cell(interval: Interval | None, form: str) -> tuple[str, str]:
+    """Return the mean, and below it its interval."""
+    if interval is None or interval.high == math.inf:
+        return "-" if interval is None else f"{interval.mean:{form}}", ""
+    return f"{interval.mean:{form}}", f"{interval.low:{form}} to {interval.high:{form}}"
 
 
 # --- curve -----------------------------------------------------------------------------------------------------------
-
-_Points = list[tuple[int, float]]
 
 
 def _curves(sides: tuple[Side, Side]) -> tuple[str, list[_Points]]:
     """Return the figure to draw, and the points of each side: of its steps, else the values of its evaluations."""
     for name in _FIGURES:
-        found = [curve(side.records, name) for side in sides]
-        if any(len(points) > 1 for points in found):
-            return name, [_thinned(sorted(points.items())) for points in found]
-    values = [_evaluated(side.records) for side in sides]
+        curves = [curve(side.records, name) for side in sides]
+        if any(len(points) > 1 for points in curves):
+            return name, [_thinned(sorted(points.items())) for points in curves]
+    values = [_thinned(_evaluated(side.records)) for side in sides]
     return ("value of the evaluations" if any(len(points) > 1 for points in values) else ""), values
 
 
 def _evaluated(records: Sequence[RunRecord]) -> _Points:
+    """Return the values of the evaluation that was made most often, by step."""
     names = [record.name for record in records if record.kind == "evaluation"]
-    chosen = max(names, key=names.count, default="")
-    own = [record for record in records if record.kind == "evaluation" and record.name == chosen]
-    found = [(record.step, record.data.get("value")) for record in own]
-    return _thinned([(step, float(value)) for step, value in found if isinstance(value, (int, float))])
+    name = max(names, key=names.count, default="")
+    values = [(r.step, r.data.get("value")) for r in records if r.kind == "evaluation" and r.name == name]
+    return [(step, float(value)) for step, value in values if isinstance(value, (int, float))]
 
 
 def _thinned(points: _Points) -> _Points:
@@ -110,15 +169,15 @@ def _thinned(points: _Points) -> _Points:
 
 def _chart(lines: Sequence[_Points]) -> dict[str, Any] | None:
     """Return the drawing: polylines, and the marks of both axes; None without a line of two points."""
-    everything = [point for points in lines for point in points]
     if not any(len(points) > 1 for points in lines):
         return None
-    first, last = min(step for step, _ in everything), max(step for step, _ in everything)
-    low, high = min(value for _, value in everything), max(value for _, value in everything)
+    steps, values = zip(*(point for points in lines for point in points), strict=True)
+    first, last, low, high = min(steps), max(steps), min(values), max(values)
     if low >= 0.0 and high <= 1.0:
         low, high = 0.0, 1.0
-    margin = (high - low) * 0.05 or abs(high) * 0.05 or 1.0
-    low, high = (low, high) if (low, high) == (0.0, 1.0) else (low - margin, high + margin)
+    else:
+        margin = (high - low) * 0.05 or abs(high) * 0.05 or 1.0
+        low, high = low - margin, high + margin
 
     def x(step: float) -> float:
         return round(_LEFT + (step - first) / max(1, last - first) * (_WIDTH - _LEFT - _RIGHT), 1)
@@ -127,7 +186,6 @@ def _chart(lines: Sequence[_Points]) -> dict[str, Any] | None:
         return round(_HEIGHT - _BOTTOM - (value - low) / (high - low) * (_HEIGHT - _TOP - _BOTTOM), 1)
 
     levels = [low + (high - low) * part / 4 for part in range(5)]
-    steps = sorted({round(first + (last - first) * part / 5) for part in range(6)})
     return {
         "width": _WIDTH,
         "height": _HEIGHT,
@@ -136,54 +194,78 @@ def _chart(lines: Sequence[_Points]) -> dict[str, Any] | None:
         "bottom": _HEIGHT - _BOTTOM,
         "lines": [[(x(step), y(value)) for step, value in points] for points in lines],
         "levels": [(y(level), f"{level:.3g}") for level in levels],
-        "steps": [(x(step), str(step)) for step in steps],
+        "steps": [(x(s), str(s)) for s in sorted({round(first + (last - first) * part / 5) for part in range(6)})],
     }
 
 
-# --- rows ------------------------------------------------------------------------------------------------------------
+# --- conversations ---------------------------------------------------------------------------------------------------
 
 
-def _scale(promotion: Promotion) -> float:
-    """Return the difference that the drawings of differences reach to."""
-    parts = [promotion.comparison, *(part.comparison for part in (*promotion.slices, *promotion.dimensions))]
-    found = [part.difference for part in parts if part.difference is not None]
-    ends = [abs(end) for each in found for end in (each.mean, each.low, each.high) if abs(end) < float("inf")]
-    return max(ends, default=0.0) or 1.0
+def changed_tasks(
+    pairs: Sequence[tuple[EvaluatedTask, EvaluatedTask]], most: int = MOST_CONVERSATIONS
+) -> tuple[list[Changed], list[Changed]]:
+    """Return the tasks won and lost, the greatest difference first, so many of each at most.
 
-
-def _row(name: str, before: Interval | None, after: Interval | None, part: Any, scale: float) -> dict[str, Any]:
-    comparison, change = part.comparison, part.comparison.difference
-    row: dict[str, Any] = {"name": name, "pairs": comparison.pairs, "gained": comparison.gained}
-    row |= {"lost": comparison.lost, "p_value": getattr(part, "p_value", comparison.p_value)}
-    row |= {"before": _cell(before, ".3f"), "after": _cell(after, ".3f"), "change": _cell(change, "+.3f")}
-    row["worse"] = getattr(part, "worse", False)
-    middle = _ROW / 2
-    row["drawn"] = None
-    if change is not None:
-        ends = (max(-1.0, min(1.0, end / scale)) for end in (change.low, change.mean, change.high))
-        row["drawn"] = [round(middle + end * (middle - 6), 1) for end in ends]
-    return row
-
-
-def _cell(interval: Interval | None, form: str) -> tuple[str, str]:
-    """Return the mean, and below it its interval."""
-    if interval is None or interval.high == float("inf"):
-        return "-" if interval is None else f"{interval.mean:{form}}", ""
-    return f"{interval.mean:{form}}", f"{interval.low:{form}} to {interval.high:{form}}"
-
-
-def _part(part: PartResult, scale: float) -> dict[str, Any]:
-    return _row(part.name, part.before, part.after, part, scale)
-
-
-def _conversation(changed: Changed, before: Side, after: Side) -> dict[str, Any]:
-    told: list[dict[str, Any]] = [
-        {
-            "reward": f"{rollout.reward:g}",
-            "rollout": rollout.rollout_id,
-            "told": side.transcripts.get(rollout.rollout_id, Transcript(note="not read")),
-        }
-        for rollout, side in ((changed.before, before), (changed.after, after))
+    Of several samples: the worst of the side that was worse, and the best of the other.
+    """
+    changed = [
+        _changed(early, late, late.reward - early.reward)
+        for early, late in pairs
+        if early.reward is not None and late.reward is not None and abs(late.reward - early.reward) > 1e-12
     ]
-    task = next((each["told"].task for each in told if each["told"].task), "")
-    return {"task": task, "change": f"{changed.change:+.3g}", "slices": changed.slices, "sides": told}
+    changed.sort(key=lambda each: -abs(each.change))
+    return [each for each in changed if each.change > 0][:most], [each for each in changed if each.change < 0][:most]
+
+
+def _changed(early: EvaluatedTask, late: EvaluatedTask, change: float) -> Changed:
+    before, after = ([r for r in side.rollouts if r.reward is not None] for side in (early, late))
+    worst, best = (min, max) if change > 0 else (max, min)
+    return Changed(worst(before, key=_reward), best(after, key=_reward), change, early.slices or late.slices)
+
+
+def _reward(rollout: EvaluatedRollout) -> float:
+    return rollout.reward or 0.0
+
+
+async def transcripts(store: LightningStore, rollout_ids: Iterable[str]) -> dict[str, Transcript]:
+    """Return the transcript of each rollout in a store, by its id; one that the store no longer has says so."""
+    return {rollout_id: await _transcript(store, rollout_id) for rollout_id in dict.fromkeys(rollout_ids)}
+
+
+async def _transcript(store: LightningStore, rollout_id: str) -> Transcript:
+    rollout = await store.get_rollout_by_id(rollout_id) if rollout_id else None
+    if rollout is None:
+        return Transcript(note="the store has no such rollout" if rollout_id else "the record names no rollout")
+    spans = list(await store.query_spans(rollout_id, "latest"))
+    messages: list[Message] = []
+    for call in TraceToMessages().adapt(spans):  # a call that continues a conversation repeats it
+        prompt = list(call["messages"])
+        same = next((n for n, (a, b) in enumerate(zip(messages, prompt, strict=False)) if a != b), None)
+        messages += prompt[min(len(messages), len(prompt)) if same is None else same :]
+    task = _shown(rollout.input if isinstance(rollout.input, str) else _json(rollout.input), _TASK_CHARACTERS)
+    if not messages:
+        return Transcript(task, note="no model call was recorded with its text")
+    shown, note = messages, ""
+    if len(messages) > _MOST_MESSAGES:
+        shown = [*messages[: _MOST_MESSAGES // 2], *messages[-_MOST_MESSAGES // 2 :]]
+        note = f"{len(messages) - len(shown)} messages in the middle are left out"
+    texts = ((str(message.get("role", "?")), _shown(_text(message), _MESSAGE_CHARACTERS)) for message in shown)
+    return Transcript(task, tuple(texts), note)
+
+
+def _text(message: Message) -> str:
+    content = message.get("content")
+    parts = [content if isinstance(content, str) else _json(content)] if content else []
+    calls: Any = message.get("tool_calls") or ()
+    parts += [f"calls {call['function']['name']}({call['function']['arguments']})" for call in calls]
+    return "\n".join(parts) or "(says nothing)"
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, indent=1, ensure_ascii=False, default=str)
+
+
+def _shown(text: str, most: int) -> str:
+    """Return the beginning of a text without secrets."""
+    text = masked_text(text[:_READ_CHARACTERS])
+    return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"

@@ -1,12 +1,13 @@
 """The result of an evaluation: rewards and outcomes by task, figures with their intervals, and a paired comparison.
 
 A task's reward is the mean of its samples that earned one. A fault is not a low reward: a task none of whose samples
-earned anything has none, is left out of the mean, and is counted among the failures. Intervals and tests take tasks as
-what was drawn, not samples: those of one task are alike (Miller, "Adding error bars to evals", arXiv:2411.00640).
+earned anything has none, is excluded from the mean, and is counted among the failures. Intervals and tests take tasks
+as what was drawn, not samples: those of one task are alike (Miller, "Adding error bars to evals", arXiv:2411.00640).
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -16,20 +17,19 @@ from typing import Any
 from typing_extensions import override
 
 from agentlightning.errors import closest_name
-from agentlightning.evaluation.betting import Stopping
-from agentlightning.evaluation.intervals import Interval, IntervalMethod, interval_of
-from agentlightning.evaluation.paired import PairedComparison, compare_rewards
-from agentlightning.evaluation.sampling import PassAtK, Variance, pass_at_k, variance_components
-from agentlightning.evaluation.statistics import check_share
-from agentlightning.evaluation.table import Row, as_text, mean_row, table_of
+from agentlightning.evaluation.paired import PairedComparison, Stopping, compare_rewards
+from agentlightning.evaluation.statistics import Interval, IntervalMethod, check_share, interval_of
 from agentlightning.evaluation.tasks import tasks_of
 from agentlightning.field_help import explain_fields
+from agentlightning.terminal import one_line
 from agentlightning.utils.rewards import as_reward
 
 SCORED = ("scored", "policy_fault")
 """Outcomes that count with their reward."""
 SUCCESS = 0.5
 """A sample succeeds if its reward is above this, where rewards are 0 and 1."""
+_Row = tuple[str, str, str]
+"""Name, figure and remark."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +38,16 @@ class EvaluatedRollout:
 
     rollout_id: str
     outcome: str
-    """Outcome of the latest attempt; the status of the rollout where nobody claimed it."""
+    """Outcome of the latest attempt; the status of the rollout if nobody claimed it."""
     reward: float | None
     seconds: float
-    """Duration of the latest attempt, from claim to end; 0 where nobody claimed it."""
+    """Duration of the latest attempt, from claim to end; 0 if nobody claimed it."""
     failure: str | None = None
     """The class of the exception, else the reason in a word; None if it earned a reward."""
     dimensions: dict[str, float] = field(default_factory=dict[str, float])
     """The dimensions of a reward by name, the primary one first."""
     tokens: int | None = None
-    """Tokens of the prompts and answers of its model calls; None where nobody recorded them."""
+    """Tokens of the prompts and answers of its model calls; None if nobody recorded them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,20 +67,37 @@ class EvaluatedTask:
     @property
     def reward(self) -> float | None:
         """Mean over the samples that earned something; None without any."""
-        earned = self.rewards
-        return statistics.fmean(earned) if earned else None
+        return _mean(self.rewards)
 
     @property
     def rewards(self) -> list[float]:
         """Rewards of the samples that have one; not those of more than 1e15 in size."""
         return [reward for rollout in self.rollouts if (reward := as_reward(rollout.reward)) is not None]
 
-    def is_same(self, other: EvaluatedTask) -> bool:
-        """Return whether both are of one task."""
-        if self.input == other.input:
-            return True
-        mine, its = (task.digest or tasks_of([task.input])[0] for task in (self, other))
-        return mine == its
+
+@dataclass(frozen=True, slots=True)
+class PassAtK:
+    """The chance that at least one of `k` samples of a task succeeds."""
+
+    k: int
+    interval: Interval | None
+    """Mean over the tasks with its interval; None if no task has enough samples."""
+    tasks: int
+    """Tasks with at least `k` samples that have a reward."""
+    left_out: int
+    """Tasks with fewer."""
+    threshold: float
+    """A sample succeeds if its reward is above this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variance:
+    """Variance of the rewards; the square roots are standard deviations."""
+
+    between: float
+    """Variance of the tasks' own mean rewards; more tasks make the mean more certain."""
+    within: float
+    """Variance of the samples of one task; more samples of each task help against this alone."""
 
 
 @explain_fields
@@ -103,7 +120,7 @@ class EvaluationResult:
 
     @property
     def rewards(self) -> list[float | None]:
-        """Reward of each task, in order; None where no sample has one."""
+        """Reward of each task, in order; None if no sample has one."""
         return [task.reward for task in self.tasks]
 
     @property
@@ -124,15 +141,27 @@ class EvaluationResult:
     @property
     def failures(self) -> dict[str, int]:
         """Samples that earned nothing, by the kind of their failure, the most frequent first."""
-        unusable = (r.reward is not None and as_reward(r.reward) is None for r in self.rollouts)
-        kinds = ("invalid_reward" if bad else r.failure for r, bad in zip(self.rollouts, unusable, strict=True))
+        rollouts = ((r, r.reward is None or as_reward(r.reward) is not None) for r in self.rollouts)
+        kinds = (rollout.failure if is_usable else "invalid_reward" for rollout, is_usable in rollouts)
         return dict(Counter(kind for kind in kinds if kind is not None).most_common())
+
+    @property
+    def durations(self) -> dict[str, float]:
+        """Seconds that the samples took: `median`, `p90`, `longest`; empty without samples."""
+        seconds = sorted(rollout.seconds for rollout in self.rollouts)
+        if not seconds:
+            return {}
+        p90 = seconds[max(0, -(-9 * len(seconds) // 10) - 1)]
+        return {"median": statistics.median(seconds), "p90": p90, "longest": seconds[-1]}
 
     @property
     def mean_reward(self) -> float | None:
         """Mean over the tasks that have a reward; None without any."""
-        earned = [reward for reward in self.rewards if reward is not None]
-        return statistics.fmean(earned) if earned else None
+        return _mean(self._earned)
+
+    @property
+    def _earned(self) -> list[float]:
+        return [reward for reward in self.rewards if reward is not None]
 
     def interval(
         self, confidence: float = 0.95, *, method: IntervalMethod | None = None, seed: int = 0
@@ -145,26 +174,17 @@ class EvaluationResult:
         Raises:
             ValueError: `confidence` is not between 0 and 1, or the method does not fit the rewards.
         """
-        check_share("confidence", confidence)
-        earned = [reward for reward in self.rewards if reward is not None]
-        return interval_of(earned, confidence=confidence, method=method, seed=seed)
-
-    @property
-    def durations(self) -> dict[str, float]:
-        """Seconds that the samples took: `median`, `p90`, `longest`; empty without samples."""
-        seconds = sorted(rollout.seconds for rollout in self.rollouts)
-        if not seconds:
-            return {}
-        ninth = seconds[max(0, -(-9 * len(seconds) // 10) - 1)]
-        return {"median": statistics.median(seconds), "p90": ninth, "longest": seconds[-1]}
+        return interval_of(self._earned, confidence=confidence, method=method, seed=seed)
 
     # --- several samples, several rewards, parts -------------------------------------------------------------------
 
     def pass_at(self, k: int, *, threshold: float | None = None, confidence: float = 0.95) -> PassAtK:
         """Return the chance that one of `k` samples of a task has a reward above `threshold`, estimated without bias.
 
-        A sample without a reward is no failure; a task with less than `k` others is left out and counted. Rewards of 0
+        A sample without a reward is no failure; a task with fewer than `k` others is excluded and counted. Rewards of 0
         and 1 need no threshold.
+
+        Source: Chen et al., "Evaluating large language models trained on code", arXiv:2107.03374, equation 1.
 
         Raises:
             ValueError: no task has `k` samples, `k` or `confidence` is out of range, or graded rewards have no
@@ -180,10 +200,12 @@ class EvaluationResult:
             if (graded := self._graded) is not None:
                 raise ValueError(f"pass@{k} of rewards such as {graded:g} needs threshold=; without it they are 0 or 1")
             threshold = SUCCESS
-        enough = [task.rewards for task in self.tasks if len(task.rewards) >= k]
-        shares = [pass_at_k(len(earned), sum(reward > threshold for reward in earned), k) for earned in enough]
-        interval = interval_of(shares, confidence=confidence)
-        return PassAtK(k, interval, len(enough), len(self.tasks) - len(enough), threshold)
+        chances: list[float] = []  # of each task with n samples and c successes: 1 - C(n - c, k) / C(n, k)
+        for rewards in (task.rewards for task in self.tasks if len(task.rewards) >= k):
+            failed = sum(reward <= threshold for reward in rewards)
+            chances.append(1.0 - math.comb(failed, k) / math.comb(len(rewards), k))
+        interval = interval_of(chances, confidence=confidence)
+        return PassAtK(k, interval, len(chances), len(self.tasks) - len(chances), threshold)
 
     @property
     def _graded(self) -> float | None:
@@ -192,8 +214,23 @@ class EvaluationResult:
 
     @property
     def variance(self) -> Variance | None:
-        """Variance of the rewards between tasks and between samples of a task; None where no task has two samples."""
-        return variance_components([task.rewards for task in self.tasks])
+        """Variance of the rewards between tasks and between samples of a task; an estimate below 0 is 0.
+
+        None with fewer than two tasks, or if no task has two samples.
+
+        Source: the one-way random-effects analysis of variance for unequal numbers of samples, Searle, Casella and
+        McCulloch, Variance Components (1992), chapter 3.
+        """
+        groups = [rewards for task in self.tasks if (rewards := task.rewards)]
+        count, freedom = sum(map(len, groups)), sum(len(group) - 1 for group in groups)
+        if len(groups) < 2 or freedom == 0:
+            return None
+        means = [math.fsum(group) / len(group) for group in groups]
+        whole = math.fsum(map(math.fsum, groups)) / count
+        within = math.fsum((x - mean) ** 2 for group, mean in zip(groups, means, strict=True) for x in group) / freedom
+        spread = math.fsum(len(group) * (mean - whole) ** 2 for group, mean in zip(groups, means, strict=True))
+        samples = (count - sum(len(group) ** 2 for group in groups) / count) / (len(groups) - 1)
+        return Variance(max(0.0, (spread / (len(groups) - 1) - within) / samples), within)
 
     @property
     def dimensions(self) -> list[str]:
@@ -210,18 +247,8 @@ class EvaluationResult:
             near = closest_name(name, self.dimensions)
             hint = f"did you mean {near!r}?" if near else f"there are: {', '.join(self.dimensions) or 'none'}"
             raise ValueError(f"no reward has a dimension {name!r}; {hint}")
-        return self._part(
-            replace(
-                task,
-                rollouts=tuple(replace(r, reward=r.dimensions.get(name), dimensions={}) for r in task.rollouts),
-            )
-            for task in self.tasks
-        )
-
-    def _part(self, tasks: Iterable[EvaluatedTask]) -> EvaluationResult:
-        """Return a part, about which the sequential test has no verdict; that there was one still counts."""
-        stopping = None if self.stopping is None else replace(self.stopping, verdict="no evidence", p_value=1.0)
-        return replace(self, tasks=tuple(tasks), stopping=stopping)
+        samples = ([replace(r, reward=r.dimensions.get(name), dimensions={}) for r in t.rollouts] for t in self.tasks)
+        return self._part(replace(task, rollouts=tuple(own)) for task, own in zip(self.tasks, samples, strict=True))
 
     @property
     def slices(self) -> dict[str, EvaluationResult]:
@@ -232,51 +259,71 @@ class EvaluationResult:
                 parts.setdefault(name, []).append(replace(task, slices=()))
         return {name: self._part(parts[name]) for name in sorted(parts)}
 
+    def _part(self, tasks: Iterable[EvaluatedTask]) -> EvaluationResult:
+        """Return a part, about which the sequential test has no verdict; that there was one still counts."""
+        stopping = None if self.stopping is None else replace(self.stopping, verdict="no evidence", p_value=1.0)
+        return replace(self, tasks=tuple(tasks), stopping=stopping)
+
     # --- comparison --------------------------------------------------------------------------------------------------
 
     def compare(self, other: EvaluationResult, *, significance: float = 0.05, seed: int = 0) -> PairedComparison:
         """Return whether `other` is better than this one on the same tasks.
 
         The verdict is `better` or `worse` only if the p-value is below `significance`. The test is exact for rewards of
-        0 and 1 (McNemar) and for few tasks; for many graded rewards signs of differences are drawn with `seed`. Where
-        one of them might have been stopped early, the tasks that both have are compared, by the sequential test.
+        0 and 1 (McNemar) and for few tasks; for many graded rewards signs of differences are drawn with `seed`. If one
+        of them might have been stopped early, the tasks that both have are compared, by the sequential test.
 
         Raises:
             ValueError: the tasks differ, or `significance` is not between 0 and 1.
         """
         check_share("significance", significance)
-        ranged = sequential_range(self, other)
-        if ranged is None:
-            self._check_same_tasks(other)
-            mine, its = self.rewards, other.rewards
-        else:
-            pairs = shared_tasks(self, other)
-            if not pairs:
-                raise ValueError("a paired comparison needs the same tasks; the two have none in common")
-            mine, its = [early.reward for early, _ in pairs], [late.reward for _, late in pairs]
-        return compare_rewards(mine, its, significance=significance, seed=seed, stopped_in=ranged)
+        reward_range = sequential_range(self, other)
+        if reward_range is None:
+            pairs = self._same_tasks(other)
+        elif not (pairs := shared_tasks(self, other)):
+            raise ValueError("a paired comparison needs the same tasks; the two have none in common")
+        before, after = [early.reward for early, _ in pairs], [late.reward for _, late in pairs]
+        return compare_rewards(before, after, significance=significance, seed=seed, stopped_in=reward_range)
 
-    def _check_same_tasks(self, other: EvaluationResult) -> None:
+    def _same_tasks(self, other: EvaluationResult) -> list[tuple[EvaluatedTask, EvaluatedTask]]:
         if len(self.tasks) != len(other.tasks):
             raise ValueError(
                 f"a paired comparison needs the same tasks: {len(self.tasks)} here, {len(other.tasks)} there"
             )
-        for number, (mine, its) in enumerate(zip(self.tasks, other.tasks, strict=True)):
-            if not mine.is_same(its):
+        pairs = list(zip(self.tasks, other.tasks, strict=True))
+        for number, (mine, its) in enumerate(pairs):
+            if mine.input != its.input and digest_of(mine) != digest_of(its):
                 raise ValueError(
                     f"a paired comparison needs the same tasks in the same order: task {number} is {mine.input!r} here "
                     f"and {its.input!r} there"
                 )
+        return pairs
+
+    # --- table -------------------------------------------------------------------------------------------------------
 
     @override
     def __str__(self) -> str:
-        return as_text(self)
+        from rich.console import Console
+
+        console = Console(width=100, color_system=None)
+        with console.capture() as captured:
+            console.print(self)
+        return captured.get().rstrip("\n")
 
     def __rich__(self) -> Any:
-        """Return the table that a rich console prints."""
-        return table_of(f"evaluation: {len(self.tasks)} tasks, {len(self.rollouts)} rollouts", self._rows())
+        """Return the table that a rich console prints; text of others cannot give the terminal orders."""
+        from rich.table import Table
+        from rich.text import Text
 
-    def _rows(self) -> Iterator[Row]:
+        title = f"evaluation: {len(self.tasks)} tasks, {len(self.rollouts)} rollouts"
+        table = Table(title=title, title_justify="left", show_header=False)
+        for justify in ("left", "right", "left"):
+            table.add_column("", justify=justify)
+        for row in self._rows():
+            table.add_row(*(Text(one_line(cell)) for cell in row))
+        return table
+
+    def _rows(self) -> Iterator[_Row]:
         yield self._mean_row("mean reward")
         for name in self.dimensions:
             yield self.dimension(name)._mean_row(f"  {name}")
@@ -284,7 +331,7 @@ class EvaluationResult:
             yield part._mean_row(f"  {name}")
         for k in sorted({1, self.n_samples} if self.n_samples > 1 and self._graded is None else ()):
             pass_at = self.pass_at(k)
-            yield mean_row(f"pass@{k}", pass_at.interval, pass_at.tasks, len(self.tasks))
+            yield self._interval_row(f"pass@{k}", pass_at.interval, pass_at.tasks)
         if (variance := self.variance) is not None:
             within = f"within {variance.within**0.5:.3f}, of {self.n_samples} samples each"
             yield "deviation between tasks", f"{variance.between**0.5:.3f}", within
@@ -295,24 +342,32 @@ class EvaluationResult:
         yield from ((f"{name} time", f"{seconds:.2f} s", "") for name, seconds in self.durations.items())
         yield "whole time", f"{self.seconds:.2f} s", f"kept in {self.place}" if self.place else ""
 
-    def _mean_row(self, name: str) -> Row:
-        return mean_row(name, self.interval(), sum(reward is not None for reward in self.rewards), len(self.tasks))
+    def _mean_row(self, name: str) -> _Row:
+        return self._interval_row(name, self.interval(), len(self._earned))
+
+    def _interval_row(self, name: str, interval: Interval | None, counted: int) -> _Row:
+        if interval is None:
+            return name, "-", "no task has a reward"
+        bounds = "" if counted < 2 else f"95 % interval {interval.low:.3f} to {interval.high:.3f}, "
+        return name, f"{interval.mean:.3f}", f"{bounds}{counted} of {len(self.tasks)} tasks"
 
 
 def shared_tasks(one: EvaluationResult, other: EvaluationResult) -> list[tuple[EvaluatedTask, EvaluatedTask]]:
-    """Return the tasks that both have, in the order of the first; one that is there twice is two tasks, of which the
-    first is compared with the first."""
+    """Return the tasks that both have, in the order of the first.
+
+    A task that is there twice is two tasks: its first occurrences are compared with each other.
+    """
     its = dict(_by_place(other))
     return [(task, its[place]) for place, task in _by_place(one) if place in its]
 
 
 def _by_place(result: EvaluationResult) -> Iterator[tuple[tuple[str, int], EvaluatedTask]]:
     """Yield each task with its digest and the number of equal ones before it."""
-    seen = Counter[str]()
+    counts = Counter[str]()
     for task in result.tasks:
-        digest = _digest(task)
-        yield (digest, seen[digest] if task.repeat is None else task.repeat), task
-        seen[digest] += 1
+        digest = digest_of(task)
+        yield (digest, counts[digest] if task.repeat is None else task.repeat), task
+        counts[digest] += 1
 
 
 def sequential_range(*results: EvaluationResult) -> tuple[float, float] | None:
@@ -324,5 +379,10 @@ def sequential_range(*results: EvaluationResult) -> tuple[float, float] | None:
     return (min(low for low, _ in ranges), max(high for _, high in ranges)) if ranges else None
 
 
-def _digest(task: EvaluatedTask) -> str:
+def digest_of(task: EvaluatedTask) -> str:
+    """Return the digest of a task that was evaluated, see `tasks_of`."""
     return task.digest or tasks_of([task.input])[0]
+
+
+def _mean(values: list[float]) -> float | None:
+    return statistics.fmean(values) if values else None

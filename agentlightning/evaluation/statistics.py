@@ -1,47 +1,73 @@
-"""Statistics of evaluations: an exact paired comparison on the same tasks, confidence intervals, several tests at once.
+"""Means with confidence intervals, and p-values: the exact McNemar test, and several tests at once.
 
 Sources: the exact (conditional, two-sided binomial) form of McNemar, "Note on the sampling error of the difference
 between correlated proportions", Psychometrika 12 (1947) 153-157; the interval of Wilson, "Probable inference, the law
 of succession, and statistical inference", J. Am. Stat. Assoc. 22 (1927) 209-212; that of Clopper and Pearson, "The use
-of confidence or fiducial limits illustrated in the case of the binomial", Biometrika 26 (1934) 404-413; Holm, "A simple
-sequentially rejective multiple test procedure", Scand. J. Stat. 6 (1979) 65-70.
+of confidence or fiducial limits illustrated in the case of the binomial", Biometrika 26 (1934) 404-413; the
+bias-corrected and accelerated (BCa) one of Efron, "Better bootstrap confidence intervals", J. Am. Stat. Assoc. 82
+(1987) 171-185, with the acceleration of Efron and Tibshirani, An Introduction to the Bootstrap (1993), equation 14.15;
+Holm, "A simple sequentially rejective multiple test procedure", Scand. J. Stat. 6 (1979) 65-70.
 """
 
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Literal
+from typing import Literal, get_args
 
-Verdict = Literal["better", "no evidence", "worse"]
+IntervalMethod = Literal["wilson", "exact", "student", "bootstrap"]
+"""`wilson` and `exact` (Clopper-Pearson): for values of 0 and 1. `student`: t over the values. `bootstrap`: BCa."""
+RESAMPLES = 2000
+"""Draws of a bootstrap interval."""
+_Bounds = tuple[float, float, float]
+"""A mean, and the lower and the upper bound of its interval."""
 
 
 @dataclass(frozen=True, slots=True)
-class Proportion:
-    """A share of successes with its confidence interval, all between 0 and 1."""
+class Interval:
+    """A mean with its confidence interval."""
 
-    successes: int
-    count: int
     mean: float
     low: float
     high: float
+    method: str = ""
+    """The name of the method."""
+
+    def text(self, *, signed: bool = False) -> str:
+        """Return it as `0.500 (0.400 to 0.600)`; a single value has a mean only."""
+        form = "+.3f" if signed else ".3f"
+        if self.high == math.inf:
+            return f"{self.mean:{form}}"
+        return f"{self.mean:{form}} ({self.low:{form}} to {self.high:{form}})"
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """The same tasks before and after, task by task."""
+def interval_of(
+    values: Sequence[float], *, confidence: float = 0.95, method: IntervalMethod | None = None, seed: int = 0
+) -> Interval | None:
+    """Return the mean of the values with its interval; None without values.
 
-    before: Proportion
-    after: Proportion
-    gained: int
-    """Tasks that failed before and succeeded after."""
-    lost: int
-    """Tasks that succeeded before and failed after."""
-    p_value: float
-    """Chance of a split of gained and lost at least as uneven as this one if nothing had changed."""
-    verdict: Verdict
+    Without a `method`: Wilson's if all values are 0 or 1, else Student's t.
+
+    Raises:
+        ValueError: `confidence` is not between 0 and 1; the method is unknown, or is for 0 and 1 and there are others.
+    """
+    check_share("confidence", confidence)
+    if method is not None and method not in get_args(IntervalMethod):
+        raise ValueError(f"method={method!r} must be one of {', '.join(get_args(IntervalMethod))}")
+    if not values:
+        return None
+    other = next((value for value in values if value not in (0.0, 1.0)), None)
+    if method is None:
+        method = "student" if other is not None else "wilson"
+    if method in ("wilson", "exact") and other is not None:
+        raise ValueError(f"method={method!r} is for rewards of 0 and 1; got {other}. Take 'bootstrap' or 'student'")
+    if method == "bootstrap":
+        return Interval(*_bootstrap(values, confidence, seed), method)
+    function = {"wilson": _wilson, "exact": _clopper_pearson, "student": t_interval}[method]
+    return Interval(*function(values, confidence), method)
 
 
 def check_share(name: str, value: float) -> None:
@@ -54,111 +80,11 @@ def check_share(name: str, value: float) -> None:
         raise ValueError(f"{name}={value} must be between 0 and 1")
 
 
-def compare(before: Sequence[bool], after: Sequence[bool], *, significance: float = 0.05) -> Comparison:
-    """Return whether `after` succeeds on more tasks than `before`; the two are in the same order of tasks.
-
-    The verdict is `better` or `worse` only if the p-value is below `significance`.
-
-    Raises:
-        ValueError: the lengths differ, there is no task, or `significance` is not between 0 and 1.
-    """
-    if len(before) != len(after):
-        raise ValueError(f"a paired comparison needs the same tasks: {len(before)} before, {len(after)} after")
-    check_share("significance", significance)
-    gained = sum(1 for was, now in zip(before, after, strict=True) if now and not was)
-    lost = sum(1 for was, now in zip(before, after, strict=True) if was and not now)
-    p_value = mcnemar_exact(gained, lost)
-    verdict: Verdict = "no evidence"
-    if p_value < significance:
-        verdict = "better" if gained > lost else "worse"
-    return Comparison(proportion(before), proportion(after), gained, lost, p_value, verdict)
+# --- intervals -------------------------------------------------------------------------------------------------------
 
 
-def mcnemar_exact(gained: int, lost: int) -> float:
-    """Return the two-sided p-value of the exact McNemar test: under no change each of the pairs that differ is a fair
-    coin. 1.0 if no pair differs.
-
-    Raises:
-        ValueError: a count is negative.
-    """
-    if gained < 0 or lost < 0:
-        raise ValueError(f"counts cannot be negative: gained={gained}, lost={lost}")
-    differing = gained + lost
-    ways, term = 0, 1  # sum and last term of C(differing, k) for k = 0 .. min(gained, lost)
-    for k in range(min(gained, lost) + 1):
-        ways += term
-        term = term * (differing - k) // (k + 1)
-    return min(1.0, 2 * ways / 2**differing)
-
-
-def proportion(successes: Sequence[bool], *, confidence: float = 0.95) -> Proportion:
-    """Return the share of true values with its Wilson score interval.
-
-    Raises:
-        ValueError: there are no values, or `confidence` is not between 0 and 1.
-    """
-    count, hits = len(successes), sum(map(bool, successes))
-    if count == 0:
-        raise ValueError("a proportion needs at least one task")
-    check_share("confidence", confidence)
-    z = NormalDist().inv_cdf((1.0 + confidence) / 2.0)
-    mean = hits / count
-    shrink = 1.0 + z * z / count
-    centre = (mean + z * z / (2 * count)) / shrink
-    half = z / shrink * math.sqrt(mean * (1.0 - mean) / count + z * z / (4 * count * count))
-    return Proportion(hits, count, mean, max(0.0, centre - half), min(1.0, centre + half))
-
-
-def clopper_pearson(successes: Sequence[bool], *, confidence: float = 0.95) -> Proportion:
-    """Return the share of true values with its exact interval, which covers at least as often as it says.
-
-    Raises:
-        ValueError: there are no values, or `confidence` is not between 0 and 1.
-    """
-    count, hits = len(successes), sum(map(bool, successes))
-    if count == 0:
-        raise ValueError("a proportion needs at least one task")
-    check_share("confidence", confidence)
-    tail = (1.0 - confidence) / 2.0
-    low = 0.0 if hits == 0 else _share_with_tail(hits - 1, count, 1.0 - tail)
-    high = 1.0 if hits == count else _share_with_tail(hits, count, tail)
-    return Proportion(hits, count, hits / count, low, high)
-
-
-def _share_with_tail(hits: int, count: int, tail: float) -> float:
-    """Return the share of successes with which at most `hits` of `count` have the chance `tail`."""
-    ways = [math.lgamma(count + 1) - math.lgamma(k + 1) - math.lgamma(count - k + 1) for k in range(hits + 1)]
-    low, high = 0.0, 1.0
-    while high - low > 1e-10:
-        middle = (low + high) / 2.0
-        yes, no = math.log(middle), math.log1p(-middle)
-        chance = math.fsum(math.exp(way + k * yes + (count - k) * no) for k, way in enumerate(ways))
-        low, high = (middle, high) if chance > tail else (low, middle)
-    return (low + high) / 2.0
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Return the p-values as they count among several tests (Holm's step-down), in the same order.
-
-    The probability that even one of those below a significance is false is at most that significance.
-    """
-    order = sorted(range(len(p_values)), key=p_values.__getitem__)
-    adjusted, least = [0.0] * len(p_values), 0.0
-    for rank, place in enumerate(order):
-        least = max(least, min(1.0, (len(p_values) - rank) * p_values[place]))
-        adjusted[place] = least
-    return adjusted
-
-
-def t_interval(values: Sequence[float], *, confidence: float = 0.95) -> tuple[float, float, float]:
-    """Return the mean of the values with the bounds of its Student's t interval; infinite ones for a single value.
-
-    Raises:
-        ValueError: there are no values, or `confidence` is not between 0 and 1.
-    """
-    if not values:
-        raise ValueError("a mean needs at least one value")
-    check_share("confidence", confidence)
+def t_interval(values: Sequence[float], confidence: float = 0.95) -> _Bounds:
+    """Return the mean of one or more values with the bounds of its Student's t interval; infinite for a single one."""
     mean = math.fsum(values) / len(values)
     if len(values) == 1:
         return mean, -math.inf, math.inf
@@ -186,3 +112,87 @@ def t_quantile(p: float, freedom: int) -> float:
         (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
     )
     return z + sum(term / n ** (power + 1) for power, term in enumerate(terms))
+
+
+def _wilson(values: Sequence[float], confidence: float) -> _Bounds:
+    """Return the bounds for values of 0 and 1."""
+    count, mean = len(values), sum(values) / len(values)
+    z = NormalDist().inv_cdf((1.0 + confidence) / 2.0)
+    shrink = 1.0 + z * z / count
+    centre = (mean + z * z / (2 * count)) / shrink
+    half = z / shrink * math.sqrt(mean * (1.0 - mean) / count + z * z / (4 * count * count))
+    return mean, max(0.0, centre - half), min(1.0, centre + half)
+
+
+def _clopper_pearson(values: Sequence[float], confidence: float) -> _Bounds:
+    """Return the bounds for values of 0 and 1: they hold the true share at least as often as `confidence` says."""
+    count, successes = len(values), int(sum(values))
+    tail = (1.0 - confidence) / 2.0
+    low = 0.0 if successes == 0 else _share_with_tail(successes - 1, count, 1.0 - tail)
+    high = 1.0 if successes == count else _share_with_tail(successes, count, tail)
+    return successes / count, low, high
+
+
+def _share_with_tail(most: int, count: int, tail: float) -> float:
+    """Return the chance of a success with which `count` trials have at most `most` successes with the chance `tail`."""
+    ways = [math.lgamma(count + 1) - math.lgamma(k + 1) - math.lgamma(count - k + 1) for k in range(most + 1)]
+    low, high = 0.0, 1.0
+    while high - low > 1e-10:
+        middle = (low + high) / 2.0
+        yes, no = math.log(middle), math.log1p(-middle)
+        chance = math.fsum(math.exp(way + k * yes + (count - k) * no) for k, way in enumerate(ways))
+        low, high = (middle, high) if chance > tail else (low, middle)
+    return (low + high) / 2.0
+
+
+def _bootstrap(values: Sequence[float], confidence: float, seed: int) -> _Bounds:
+    """Return the BCa bounds; infinite for a single value."""
+    count, mean = len(values), math.fsum(values) / len(values)
+    if count == 1:
+        return mean, -math.inf, math.inf
+    squares = math.fsum((value - mean) ** 2 for value in values)
+    if squares <= (1e-9 * max(map(abs, values))) ** 2:  # rounding makes this of equal values
+        return mean, mean, mean
+    rng, normal = random.Random(seed), NormalDist()
+    means = sorted(sum(rng.choices(values, k=count)) / count for _ in range(RESAMPLES))
+    below = sum(drawn < mean for drawn in means) + 0.5 * sum(drawn == mean for drawn in means)
+    bias = normal.inv_cdf(min(max(below, 0.5), RESAMPLES - 0.5) / RESAMPLES)
+    spread = math.sqrt(squares)  # divided before the cube, which would be 0 or infinite for very small or large values
+    skew = math.fsum(((value - mean) / spread) ** 3 for value in values) / 6.0  # a = skewness / (6 sqrt(n))
+
+    def bound(p: float) -> float:
+        z = bias + normal.inv_cdf(p)
+        place = normal.cdf(bias + z / max(1e-9, 1.0 - skew * z)) * (RESAMPLES - 1)
+        low = min(int(place), RESAMPLES - 2)
+        return means[low] + (place - low) * (means[low + 1] - means[low])
+
+    return mean, bound((1.0 - confidence) / 2.0), bound((1.0 + confidence) / 2.0)
+
+
+# --- p-values --------------------------------------------------------------------------------------------------------
+
+
+def mcnemar_exact(gained: int, lost: int) -> float:
+    """Return the two-sided p-value of the exact McNemar test: under no change, each pair that differs is a fair coin.
+
+    1.0 if no pair differs.
+    """
+    differing = gained + lost
+    ways, term = 0, 1  # sum and last term of C(differing, k) for k = 0 .. min(gained, lost)
+    for k in range(min(gained, lost) + 1):
+        ways += term
+        term = term * (differing - k) // (k + 1)
+    return min(1.0, 2 * ways / 2**differing)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return the p-values adjusted for several tests (Holm's step-down), in the same order.
+
+    The probability that even one of those below a significance is false is at most that significance.
+    """
+    order = sorted(range(len(p_values)), key=p_values.__getitem__)
+    adjusted, least = [0.0] * len(p_values), 0.0
+    for rank, place in enumerate(order):
+        least = max(least, min(1.0, (len(p_values) - rank) * p_values[place]))
+        adjusted[place] = least
+    return adjusted

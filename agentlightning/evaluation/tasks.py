@@ -18,27 +18,21 @@ MISSING = "(missing)"
 """The slice of the tasks that have no such field."""
 MOST_SLICES = 100
 """Most slices of one field; a field with more values distinguishes tasks and does not group them."""
-_DIGEST = 16
-_LABEL_CHARACTERS = 80
 
 
 def tasks_of(tasks: Iterable[object]) -> list[str]:
     """Return a digest of each task: equal tasks have equal ones, and the task cannot be read from it."""
-    return [_digest(task) for task in tasks]
+    texts = (json.dumps(to_json(task, "task"), sort_keys=True, separators=(",", ":")) for task in tasks)
+    return [hashlib.sha256(text.encode()).hexdigest()[:16] for text in texts]
 
 
 def repeats_of(tasks: Iterable[object]) -> list[int]:
-    """Return for each task how many equal ones stand before it."""
-    seen, repeats = Counter[str](), list[int]()
+    """Return for each task the number of equal ones before it."""
+    counts, repeats = Counter[str](), list[int]()
     for digest in tasks_of(tasks):
-        repeats.append(seen[digest])
-        seen[digest] += 1
+        repeats.append(counts[digest])
+        counts[digest] += 1
     return repeats
-
-
-def _digest(task: object) -> str:
-    text = json.dumps(to_json(task, "task"), sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:_DIGEST]
 
 
 def slices_of(tasks: Iterable[Any], by: SliceBy | Sequence[SliceBy] | None) -> list[tuple[str, ...]]:
@@ -53,7 +47,9 @@ def slices_of(tasks: Iterable[Any], by: SliceBy | Sequence[SliceBy] | None) -> l
     tasks = list(tasks)
     if by is None:
         return [()] * len(tasks)
-    fields = [by] if isinstance(by, str) or callable(by) else list(_checked(by))
+    fields: Sequence[SliceBy] = [by] if isinstance(by, str) or callable(by) else by
+    if not isinstance(fields, (list, tuple)):
+        raise TypeError(f"slices must be a field, a function or a list of them; got {type(by).__name__}")
     if not fields:
         raise ValueError("slices needs a field or a function; the list is empty")
     names = [_name(field) for field in fields]
@@ -61,12 +57,6 @@ def slices_of(tasks: Iterable[Any], by: SliceBy | Sequence[SliceBy] | None) -> l
         raise ValueError(f"slices has two of one name: {', '.join(names)}; give functions names of their own")
     columns = [_labels(tasks, field, name) for field, name in zip(fields, names, strict=True)]
     return list(zip(*columns, strict=True))
-
-
-def _checked(by: object) -> Sequence[SliceBy]:
-    if not isinstance(by, (list, tuple)):
-        raise TypeError(f"slices must be a field, a function or a list of them; got {type(by).__name__}")
-    return cast("Sequence[SliceBy]", by)
 
 
 def _name(field: object) -> str:
@@ -85,7 +75,7 @@ def _labels(tasks: Sequence[Any], field: SliceBy, name: str) -> list[str]:
         hint = f"; the first has {', '.join(known[:20])}" if known else ""
         raise ValueError(f"slices={field!r}: no task has this field{hint}")
     texts = [None if value is None else str(value) for value in values]
-    shown = {text: MISSING if text is None else cut(masked_text(text), _LABEL_CHARACTERS) for text in set(texts)}
+    shown = {text: MISSING if text is None else cut(masked_text(text), 80) for text in set(texts)}
     labels = [f"{name}={shown[text]}" for text in texts]
     if len(slices := set(labels)) > MOST_SLICES:
         raise ValueError(

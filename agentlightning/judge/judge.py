@@ -13,27 +13,25 @@ from typing import Any, Literal, TypedDict, Unpack, get_args
 from agentlightning.chat.bill import Bill, Limits
 from agentlightning.chat.chat import Chat
 from agentlightning.errors import BadRequestError
-from agentlightning.judge.asking import NOTE, JudgeError, Question, all_of, ask_judge, field_of, marked, number_of
+from agentlightning.judge.asking import NOTE, JudgeError, all_of, ask_judge, field_of, marked, number_of
 
 RUBRIC = "Is the answer correct, complete, to the point and safe?"
-
-
 Keep = Literal["all", "counts"]
-"""What of a judge's calls is recorded: `counts` has no word of what it was shown and said."""
+"""The parts of a judge's calls that are recorded: `counts` has no text of its prompts and replies."""
 
 
 def check_keep(keep: object) -> None:
-    """Let pass a `Keep`.
+    """Check a `Keep`.
 
     Raises:
-        BadRequestError: it is none.
+        BadRequestError: it is not one.
     """
     if keep not in get_args(Keep):
         raise BadRequestError(f"keep must be 'all' or 'counts'; got {keep!r}")
 
 
 class JudgeSettings(TypedDict, total=False):
-    """How a judge is asked, as `agl.Chat` takes it; None is its default."""
+    """The settings of the calls of a judge, see `agl.Chat`; None is its default."""
 
     model: str | None
     temperature: float | None
@@ -54,11 +52,11 @@ def chat_of(source: object, settings: Mapping[str, Any]) -> Chat:
     known = JudgeSettings.__annotations__
     if unknown := [name for name in settings if name not in known]:
         raise TypeError(f"A judge has no setting {', '.join(unknown)}; of its calls there are {', '.join(known)}")
-    given = {name: value for name, value in settings.items() if value is not None}
+    own = {name: value for name, value in settings.items() if value is not None}
     if not isinstance(source, Chat):
-        return Chat(source, **given)
-    if given:
-        raise BadRequestError(f"{', '.join(given)} would have no effect beside an agl.Chat: give them to the Chat")
+        return Chat(source, **own)
+    if own:
+        raise BadRequestError(f"{', '.join(own)} would have no effect beside an agl.Chat: give them to the Chat")
     return source
 
 
@@ -68,20 +66,20 @@ class JudgeReward:
     Gives a reward from 0 to 1: the judge's score on `scale`, moved there. With `against`, the answer is compared with
     another one: 1 for better, 0.5 for equally good, 0 for worse, the mean of both orders in which the two are shown.
 
-    The judge's question, reply, tokens and cost are an annotation of the rollout; its calls are none of the agent's and
-    are not trained. A judge that does not answer, or whose verdict cannot be read twice, is a fault of the
-    infrastructure: the rollout has no reward, rather than a low one.
+    The judge's question, reply, tokens and cost are an annotation of the rollout; its calls are not the agent's and are
+    not trained. A judge that does not answer, or whose verdict cannot be read twice, is a fault of the infrastructure:
+    the rollout has no reward, rather than a low one.
 
     May be pickled; each runner has its own bill and its own limits.
 
     Args:
-        source: who judges; see `agl.Chat`. None is the server that `OPENAI_API_KEY` and `OPENAI_BASE_URL` name.
-        rubric: what a good answer is, in words.
+        source: the judge; see `agl.Chat`. None is the server that `OPENAI_API_KEY` and `OPENAI_BASE_URL` name.
+        rubric: a description of a good answer.
         scale: the lowest and the highest score.
         reference: a field of the task with a right answer, which the judge is shown; dotted for a nested one.
         against: a field of the task with an answer that this one is compared with.
-        keep: what of its calls is recorded: `all`, or `counts` without a word of what it was shown and said. Beside an
-            `LLMProxy(keep=...)` that leaves out words, say so here as well.
+        keep: the parts of its calls that are recorded: `all`, or `counts` without the text of its prompts and replies.
+            With an `LLMProxy(keep=...)` that records no text, set it here as well.
         model: see `agl.Chat`.
         temperature: see `agl.Chat`.
         concurrency: see `agl.Chat`.
@@ -117,7 +115,7 @@ class JudgeReward:
 
     @property
     def bill(self) -> Bill:
-        """What its calls have used in this process."""
+        """The tokens and the cost of its calls in this process."""
         return self.chat.bill
 
     async def __call__(self, output: object, task: object) -> float:
@@ -132,7 +130,7 @@ class JudgeReward:
                 return await self._score(output, task)
             other = field_of(task, self.against)
             first, second = await all_of(self._is_better(output, other, task), self._is_better(other, output, task))
-        except BadRequestError as error:  # a ValueError, which `policy_faults` may name for what agents do
+        except BadRequestError as error:  # a ValueError, which `policy_faults` may name for errors of agents
             raise JudgeError(f"The judge cannot be asked: {error}") from error
         return (first + 1.0 - second) / 2
 
@@ -140,19 +138,8 @@ class JudgeReward:
         how = f"against={self.against!r}" if self.against else f"scale={self.scale}"
         return f"JudgeReward(model={self.chat.model!r}, {how})"
 
-    async def _ask(self, question: Question, read: Callable[[Mapping[str, Any]], float]) -> float:
-        return await ask_judge(self.chat, question, read, purpose="judge", words=self.keep == "all")
-
     async def _score(self, output: object, task: object) -> float:
         low, high = self.scale
-        system = (
-            f"You judge the answer to a task. {NOTE}\n\nWhat a good answer is:\n{self.rubric}\n\nThink it over in a "
-            f'few sentences. End with one JSON object: {{"score": <a number from {low:g} to {high:g}>}}'
-        )
-        parts = ["The task:", marked("task", task)]
-        if self.reference is not None:
-            parts += ["A right answer:", marked("reference", field_of(task, self.reference))]
-        question = Question(system, "\n".join([*parts, "The answer to judge:", marked("answer", output)]))
 
         def read(verdict: Mapping[str, Any]) -> float:
             score = number_of(verdict["score"])
@@ -160,28 +147,36 @@ class JudgeReward:
                 raise ValueError(f"the score {score:g} is not from {low:g} to {high:g}")
             return (score - low) / (high - low)
 
-        return await self._ask(question, read)
+        ending = f'Think it over in a few sentences. End with one JSON object: {{"score": <a number from {low:g} to '
+        answer = ["The answer to judge:", marked("answer", output)]
+        return await self._ask("You judge the answer to a task.", f"{ending}{high:g}>}}", task, answer, read)
 
     async def _is_better(self, first: object, second: object, task: object) -> float:
-        """Return 1 if the first answer is better, 0.5 if both are as good, 0 if the second is."""
-        system = (
-            f"You compare two answers, A and B, to a task. {NOTE}\n\nWhat a good answer is:\n{self.rubric}\n\nTheir "
-            "order means nothing. Think it over in a few sentences. End with one JSON object: "
+        """Return 1 if the first answer is better, 0.5 if both are equally good, 0 if the second is better."""
+
+        def read(verdict: Mapping[str, Any]) -> float:
+            better = str(verdict["better"]).strip().lower()
+            values = {"a": 1.0, "b": 0.0, "tie": 0.5}
+            if better not in values:
+                raise ValueError(f'"better" is {better!r}, and neither "A", "B" nor "tie"')
+            return values[better]
+
+        ending = (
+            "Their order means nothing. Think it over in a few sentences. End with one JSON object: "
             '{"better": "A"}, {"better": "B"} or {"better": "tie"}'
         )
+        answers = ["Answer A:", marked("answer", first), "Answer B:", marked("answer", second)]
+        return await self._ask("You compare two answers, A and B, to a task.", ending, task, answers, read)
+
+    async def _ask(
+        self, role: str, ending: str, task: object, answers: Sequence[str], read: Callable[[Mapping[str, Any]], float]
+    ) -> float:
+        system = f"{role} {NOTE}\n\nWhat a good answer is:\n{self.rubric}\n\n{ending}"
         parts = ["The task:", marked("task", task)]
         if self.reference is not None:
             parts += ["A right answer:", marked("reference", field_of(task, self.reference))]
-        answers = ["Answer A:", marked("answer", first), "Answer B:", marked("answer", second)]
-
-        def read(verdict: Mapping[str, Any]) -> float:
-            said = str(verdict["better"]).strip().lower()
-            worth = {"a": 1.0, "b": 0.0, "tie": 0.5}
-            if said not in worth:
-                raise ValueError(f'"better" is {said!r}, and neither "A", "B" nor "tie"')
-            return worth[said]
-
-        return await self._ask(Question(system, "\n".join([*parts, *answers])), read)
+        user, words = "\n".join([*parts, *answers]), self.keep == "all"
+        return await ask_judge(self.chat, system, user, read, purpose="judge", words=words)
 
 
 __all__ = ["JudgeError", "JudgeReward"]

@@ -6,6 +6,7 @@ Models are not Fair Evaluators" (arXiv:2305.17926, section 3.2); ties share thei
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Any, Unpack, cast
 from agentlightning.chat.bill import Bill
 from agentlightning.errors import BadRequestError
 from agentlightning.field_help import explain_fields
-from agentlightning.judge.asking import NOTE, Question, all_of, ask_judge, marked, number_of
+from agentlightning.judge.asking import NOTE, all_of, ask_judge, marked, number_of
 from agentlightning.judge.judge import RUBRIC, JudgeSettings, Keep, chat_of, check_keep
 
 MOST_ANSWERS = 32
@@ -32,7 +33,7 @@ class Ranking:
     position_bias: float
     """Share of the pairs that were judged differently when the order of the answers was another; 0 to 1."""
     bill: Bill
-    """What the judge used."""
+    """The tokens and the cost of the judge's calls."""
     questions: tuple[Mapping[str, object], ...] = ()
     """Each question with its reply, model, tokens, seconds and cost, as an annotation holds them."""
 
@@ -53,8 +54,8 @@ class RankingReward:
         timeout_seconds: as `JudgeReward`.
         limits: as `JudgeReward`.
         prices: as `JudgeReward`.
-        keep: what of its calls is recorded, as `JudgeReward`.
-        orders: in how many orders the answers are shown, two at least.
+        keep: the parts of its calls that are recorded, as `JudgeReward`.
+        orders: the number of orders in which the answers are shown, two at least.
 
     Raises:
         BadRequestError, TypeError: an argument is out of its range; names it.
@@ -77,7 +78,7 @@ class RankingReward:
 
     @property
     def bill(self) -> Bill:
-        """What its calls have used in this process."""
+        """The tokens and the cost of its calls in this process."""
         return self.chat.bill
 
     def __repr__(self) -> str:
@@ -101,14 +102,13 @@ class RankingReward:
         orders = _orders(len(different), self.orders)
         notes = list[dict[str, object]]()
         places = await all_of(*(self._places(task, different, order, bill, notes) for order in orders))
-        top = len(different) - 1
-        mean = [sum(place[number] for place in places) / len(places) for number in range(len(different))]
-        worth = {text: 1.0 - mean[number] / top for number, text in enumerate(different)}
-        rewards = tuple(worth[text] for text in shown)
-        pairs = [(i, j) for i in range(len(different)) for j in range(i)]
-        torn = sum(len({_sign(place[i] - place[j]) for place in places}) > 1 for i, j in pairs)
-        ties = sum(rewards[i] == rewards[j] for i in range(len(rewards)) for j in range(i))
-        return Ranking(rewards, ties, torn / len(pairs), bill, tuple(notes))
+        means = [sum(own) / len(orders) for own in zip(*places, strict=True)]
+        reward_of = {text: 1.0 - mean / (len(different) - 1) for text, mean in zip(different, means, strict=True)}
+        rewards = tuple(reward_of[text] for text in shown)
+        pairs = list(itertools.combinations(range(len(different)), 2))
+        unequal = sum(len({_sign(place[i] - place[j]) for place in places}) > 1 for i, j in pairs)
+        ties = sum(one == other for one, other in itertools.combinations(rewards, 2))
+        return Ranking(rewards, ties, unequal / len(pairs), bill, tuple(notes))
 
     async def _places(
         self, task: object, answers: Sequence[str], order: Sequence[int], bill: Bill, notes: list[dict[str, object]]
@@ -120,32 +120,31 @@ class RankingReward:
             'answers, the best first, those that are equally good in one list: {"ranking": [[2], [1, 3]]}'
         )
         lines = [f"Answer {place}:\n{answers[number]}" for place, number in enumerate(order, start=1)]
-        question = Question(system, "\n".join(["The task:", marked("task", task), *lines]))
+        user = "\n".join(["The task:", marked("task", task), *lines])
 
         def read(verdict: Mapping[str, Any]) -> list[float]:
-            said = verdict["ranking"]
-            if not isinstance(said, list):
+            ranking = verdict["ranking"]
+            if not isinstance(ranking, list):
                 raise ValueError('"ranking" is no list')
-            levels = [_numbers(level) for level in cast("list[Any]", said)]
-            named = [number for level in levels for number in level]
-            if sorted(named) != list(range(1, len(answers) + 1)):
-                told = ", ".join(f"{number:g}" for number in named)
-                raise ValueError(f"the ranking names {told}, and not each number from 1 to {len(answers)} once")
-            found, before = [0.0] * len(answers), 0
+            levels = [_numbers(level) for level in cast("list[Any]", ranking)]
+            numbers = [number for level in levels for number in level]
+            if sorted(numbers) != list(range(1, len(answers) + 1)):
+                names = ", ".join(f"{number:g}" for number in numbers)
+                raise ValueError(f"the ranking names {names}, and not each number from 1 to {len(answers)} once")
+            places, before = [0.0] * len(answers), 0
             for level in levels:
                 for number in level:
-                    found[order[int(number) - 1]] = before + (len(level) - 1) / 2
+                    places[order[int(number) - 1]] = before + (len(level) - 1) / 2
                 before += len(level)
-            return found
+            return places
 
         words = self.keep == "all"
-        return await ask_judge(self.chat, question, read, purpose="ranking", bill=bill, words=words, notes=notes)
+        return await ask_judge(self.chat, system, user, read, purpose="ranking", bill=bill, words=words, notes=notes)
 
 
 def _orders(count: int, orders: int) -> list[list[int]]:
-    """Return an order of the answers, its opposite, and as many that are drawn as are left."""
-    first = list(range(count))
-    rng = random.Random(count)
+    """Return an order of the answers, its opposite, and the rest drawn."""
+    first, rng = list(range(count)), random.Random(count)
     return [first, first[::-1], *(rng.sample(first, count) for _ in range(orders - 2))]
 
 

@@ -1,8 +1,8 @@
-"""Is a text that a model wrote a version of a prompt template? Its gaps, fences and braces, against the seed's.
+"""Check of the text that a model wrote for a prompt template: its gaps, fences and braces, against the seed's.
 
-A version fills the same gaps as the seed, in the seed's engine. What can be put right without guessing is: a code fence
-around the text, braces of the engine `f-string` that are no gap. The rest is a problem, told in words that an editor
-understands, for one request to repair it.
+A version fills the same gaps as the seed, in the seed's engine. Repaired without guessing are a code fence around the
+text, and braces of the engine `f-string` that are no gap. The rest is a problem, in words that an editor understands,
+for one request to repair it.
 """
 
 from __future__ import annotations
@@ -11,64 +11,20 @@ import bisect
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from string import Formatter
+from typing import NamedTuple
 from xml.etree import ElementTree
 
 from agentlightning.types import PromptTemplate
 
-MOST_CHARACTERS = 32_000
+_MOST_CHARACTERS = 32_000
 """Length of a version, or four times the seed's if that is more."""
 _FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})[^`]*")
 """The line that opens a code fence; the one that closes it has its marks and nothing else."""
 _AROUND = 200
 """Characters beside a fenced text that are taken for an introduction to it."""
-_LONGEST_GAP = 200
-"""Characters of a gap beyond the longest of the seed: a format, or a name that the seed does not have."""
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _POML_NAME = re.compile(r"\{\{\s*([A-Za-z_]\w*)")
-
-
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """A text that was to become a version."""
-
-    template: PromptTemplate | None
-    """None if there are problems."""
-    problems: tuple[str, ...] = ()
-    """What is wrong, each in one sentence."""
-
-
-def check_version(text: str, seed: PromptTemplate) -> Checked:
-    """Return the version of the seed that a model's text is, or what keeps it from being one."""
-    text = without_fence(text, seed.template)
-    if not text.strip():
-        return Checked(None, ("The text is empty.",))
-    most = max(MOST_CHARACTERS, 4 * len(seed.template))
-    if len(text) > most:
-        return Checked(None, (f"The text has {len(text)} characters; at most {most} are allowed.",))
-    try:
-        wanted = placeholders(seed)
-    except ValueError:  # a seed that its own engine cannot read is the user's to see, when the agent fills it
-        return Checked(seed.model_copy(update={"template": text}))
-    if seed.engine == "f-string":
-        text = with_escaped_braces(text, wanted)
-    version = seed.model_copy(update={"template": text})
-    try:
-        found = placeholders(version)
-        if seed.engine == "poml" and _is_xml(seed.template) and not _is_xml(text):
-            raise ValueError("it is no well-formed markup")
-    except ValueError as error:
-        return Checked(None, (f"The template cannot be read: {error}.",))
-    shown = _SHOWN[seed.engine]
-    problems = [f"The placeholder {shown(name)} is missing." for name in sorted(wanted.keys() - found.keys())]
-    problems += [f"There is no placeholder {shown(name)}." for name in sorted(found.keys() - wanted.keys())]
-    for name in sorted(found.keys() & wanted.keys()):
-        if odd := sorted(found[name] - wanted[name] - {name}):
-            problems.append(f"The placeholder {shown(name)} must not be written as {', '.join(map(shown, odd))}.")
-    return Checked(None, tuple(problems)) if problems else Checked(version)
-
-
 _SHOWN: Mapping[str, Callable[[str], str]] = {
     "f-string": lambda name: f"{{{name}}}",
     "jinja": lambda name: f"{{{{ {name} }}}}",
@@ -76,13 +32,62 @@ _SHOWN: Mapping[str, Callable[[str], str]] = {
 }
 
 
+class CheckedText(NamedTuple):
+    """A text that was to become a version."""
+
+    template: PromptTemplate | None
+    """None if there are problems."""
+    problems: tuple[str, ...] = ()
+    """One sentence each."""
+
+
+def check_version(text: str, seed: PromptTemplate) -> CheckedText:
+    """Return the version of the seed that a model's text is, or its problems."""
+    text = _without_fence(text, seed.template)
+    if not text.strip():
+        return CheckedText(None, ("The text is empty.",))
+    most = max(_MOST_CHARACTERS, 4 * len(seed.template))
+    if len(text) > most:
+        return CheckedText(None, (f"The text has {len(text)} characters; at most {most} are allowed.",))
+    try:
+        wanted = placeholders(seed)
+    except ValueError:  # a seed that its own engine cannot read is the user's to see, when the agent fills it
+        return CheckedText(seed.model_copy(update={"template": text}))
+    if seed.engine == "f-string":
+        text = _with_escaped_braces(text, wanted)
+    version = seed.model_copy(update={"template": text})
+    try:
+        gaps = placeholders(version)
+        if seed.engine == "poml" and _is_xml(seed.template) and not _is_xml(text):
+            raise ValueError("it is no well-formed markup")
+    except ValueError as error:
+        return CheckedText(None, (f"The template cannot be read: {error}.",))
+    shown = _SHOWN[seed.engine]
+    problems = [f"The placeholder {shown(name)} is missing." for name in sorted(wanted.keys() - gaps.keys())]
+    problems += [f"There is no placeholder {shown(name)}." for name in sorted(gaps.keys() - wanted.keys())]
+    for name in sorted(gaps.keys() & wanted.keys()):
+        if odd := sorted(gaps[name] - wanted[name] - {name}):
+            problems.append(f"The placeholder {shown(name)} must not be written as {', '.join(map(shown, odd))}.")
+    return CheckedText(None, tuple(problems)) if problems else CheckedText(version)
+
+
 def gaps_shown(template: PromptTemplate) -> list[str]:
     """Return the gaps of a template as they are written in it; none if it is malformed."""
     try:
-        found = placeholders(template)
+        gaps = placeholders(template)
     except ValueError:
         return []
-    return sorted(_SHOWN[template.engine](gap) for gaps in found.values() for gap in gaps)
+    return sorted(_SHOWN[template.engine](gap) for same in gaps.values() for gap in same)
+
+
+def gaps_text(gaps: Sequence[str]) -> str:
+    """Return gaps for a sentence of a request."""
+    return ", ".join(gaps) or "(there are none)"
+
+
+def same_text(template: PromptTemplate) -> str:
+    """Return what two versions have in common that differ in white space alone."""
+    return " ".join(template.template.split())
 
 
 def placeholders(template: PromptTemplate) -> dict[str, set[str]]:
@@ -92,13 +97,13 @@ def placeholders(template: PromptTemplate) -> dict[str, set[str]]:
         ValueError: the template is malformed.
     """
     if template.engine == "f-string":
-        found = dict[str, set[str]]()
+        gaps = dict[str, set[str]]()
         for _, gap, _, _ in Formatter().parse(template.template):
             if gap is not None:
-                found.setdefault(re.split(r"[.\[]", gap, maxsplit=1)[0], set()).add(gap)
-        return found
+                gaps.setdefault(re.split(r"[.\[]", gap, maxsplit=1)[0], set()).add(gap)
+        return gaps
     if template.engine == "jinja":
-        from jinja2 import Environment, TemplateSyntaxError, meta  # where it is used
+        from jinja2 import Environment, TemplateSyntaxError, meta
 
         try:
             names = meta.find_undeclared_variables(Environment().parse(template.template))
@@ -109,7 +114,7 @@ def placeholders(template: PromptTemplate) -> dict[str, set[str]]:
     return {name: {name} for name in names}
 
 
-def without_fence(text: str, seed: str) -> str:
+def _without_fence(text: str, seed: str) -> str:
     """Return a text without the code fence in which a model gave it, and without the introduction before that."""
     if next(_fences(seed.split("\n")), None):  # it has fences of its own: only one around all of it is none of them
         lines = text.strip().split("\n")
@@ -139,48 +144,24 @@ def _fences(lines: Sequence[str]) -> Iterator[tuple[int, int]]:
             after = ends[place] + 1
 
 
-def with_escaped_braces(text: str, wanted: Mapping[str, set[str]]) -> str:
+def _with_escaped_braces(text: str, wanted: Mapping[str, set[str]]) -> str:
     """Return an f-string template whose braces are gaps or doubled: those of JSON and code are doubled.
 
     Where a text has doubled ones already, those stay, and single ones are doubled; else every brace that is no gap is.
     `{name}` of a name that the seed does not have stays as it is: it may be meant as a gap.
     """
-    if _is_sound(text, wanted):
-        return text
-    keeps_doubled = "{{" in text
-    pieces, place = list[str](), 0
-    while place < len(text):
-        sign = text[place]
-        if keeps_doubled and text[place : place + 2] in ("{{", "}}"):
-            pieces.append(text[place : place + 2])
-            place += 2
-        elif sign == "{" and (gap := _gap_at(text, place, wanted)):
-            pieces.append(gap)
-            place += len(gap)
-        else:
-            pieces.append(sign * 2 if sign in "{}" else sign)
-            place += 1
-    return "".join(pieces)
-
-
-def _is_sound(text: str, wanted: Mapping[str, set[str]]) -> bool:
+    own = {*wanted, *(gap for gaps in wanted.values() for gap in gaps)}
     try:
         gaps = [gap for _, gap, _, _ in Formatter().parse(text) if gap is not None]
     except ValueError:
-        return False
-    return all(_NAME.fullmatch(gap) or any(gap in each for each in wanted.values()) for gap in gaps)
-
-
-def _gap_at(text: str, place: int, wanted: Mapping[str, set[str]]) -> str | None:
-    """Return the gap that begins at a brace: `{name}`, or one as the seed writes it, with its format."""
-    longest = _LONGEST_GAP + max((len(each) for gaps in wanted.values() for each in gaps), default=0)
-    end = text.find("}", place, place + longest)
-    inside = text[place + 1 : end] if end > place else ""
-    if _NAME.fullmatch(inside):
-        return text[place : end + 1]
-    gap = re.split(r"[:!]", inside, maxsplit=1)[0]
-    own = gap in wanted or any(gap in each for each in wanted.values())
-    return text[place : end + 1] if own and "{" not in inside and "\n" not in inside else None
+        pass
+    else:
+        if all(_NAME.fullmatch(gap) or gap in own for gap in gaps):
+            return text
+    doubled = r"\{\{|\}\}|" if "{{" in text else ""
+    of_seed = rf"|(?:{'|'.join(map(re.escape, own))})(?:[:!][^{{}}\n]*)?" if own else ""
+    kept = rf"{doubled}\{{(?:{_NAME.pattern}{of_seed})\}}"
+    return re.sub(rf"({kept})|[{{}}]", lambda brace: brace[1] or brace[0] * 2, text)
 
 
 def _is_xml(text: str) -> bool:
@@ -189,8 +170,3 @@ def _is_xml(text: str) -> bool:
     except ElementTree.ParseError:
         return False
     return True
-
-
-def same_text(template: PromptTemplate) -> str:
-    """Return what two versions have in common that differ in white space alone."""
-    return " ".join(template.template.split())

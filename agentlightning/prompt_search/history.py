@@ -1,4 +1,4 @@
-"""The versions of a search over prompts: where each comes from, what it took and what it earned.
+"""The record of a search over prompts: its versions, their records in the store, and the result.
 
 Each version is a `prompt` record of the run, written when the version is made: what was paid for is not lost with the
 process. A run that is started again reads them back and makes only those that are missing.
@@ -6,22 +6,25 @@ process. A run that is started again reads them back and makes only those that a
 
 from __future__ import annotations
 
+import difflib
 import json
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Literal
+
+from typing_extensions import override
 
 from agentlightning.chat.bill import Bill
 from agentlightning.errors import BadRequestError
 from agentlightning.field_help import explain_fields
 from agentlightning.private_files import open_private, private_folder
-from agentlightning.prompt_search.playing import digest_of
-from agentlightning.prompt_search.scores import Score
+from agentlightning.prompt_search.evaluation import Score, digest_of
+from agentlightning.terminal import one_line
 from agentlightning.training.runs.log import RunLog
-from agentlightning.types import NamedResources, PromptTemplate, SystemPrompt
+from agentlightning.types import NamedResources, PromptTemplate, ResourcesUpdate, SystemPrompt
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +32,10 @@ VersionState = Literal["candidate", "kept", "dropped", "refused", "duplicate", "
 """`candidate`: not judged yet. `kept`: in the search's present set. `dropped`: others were better. `refused`: its text
 is no version of the seed. `duplicate`: the text is there already. `failed`: critic or editor gave no text."""
 WITHOUT_TEXT: tuple[VersionState, ...] = ("refused", "duplicate", "failed")
-"""States of versions that are played nowhere."""
+"""States of versions that never run."""
+_SPENT = "spent/"
+"""Beginning of the names of the records of what failed or forgotten versions used."""
+_PLAIN = ("version", "target", "round", "parent", "critique", "state", "score", "tasks", "failures")
 
 
 @explain_fields
@@ -48,20 +54,20 @@ class PromptVersion:
     parent: str | None = None
     """The version that it was made from."""
     critique: str | None = None
-    """What the critic said of the parent."""
+    """The critic's text on the parent."""
     state: VersionState = "candidate"
     problems: tuple[str, ...] = ()
     """Why it is refused."""
     score: float | None = None
-    """Mean reward on the validation tasks that it has played so far; None without any."""
+    """Mean reward on the validation tasks that it has run on so far; None without any."""
     interval: tuple[float, float] | None = None
     """95 % interval of that."""
     tasks: int = 0
-    """Validation tasks that it has played."""
+    """Validation tasks that it has run on."""
     failures: int = 0
     """Those of them that earned nothing, through a fault or because they were late."""
     bill: Bill = field(default_factory=Bill)
-    """What its critique and its edit have used."""
+    """Usage of its critique and its edit."""
 
     @property
     def prompt_template(self) -> PromptTemplate:
@@ -70,7 +76,7 @@ class PromptVersion:
 
     @property
     def number(self) -> int:
-        """That of its name."""
+        """The number in its name."""
         return int(self.version.removeprefix("v"))
 
     @property
@@ -78,16 +84,16 @@ class PromptVersion:
         """What equal prompts have in common."""
         return digest_of(self.templates)
 
-    def judged(self, score: Score) -> None:
+    def judge(self, score: Score) -> None:
         """Take over a score."""
-        self.score, self.tasks, self.failures = score.mean, score.tasks, score.failures
+        self.score, self.tasks, self.failures = score.mean, score.tasks, score.tasks - score.scored
         self.interval = None if score.mean is None else (score.low, score.high)
 
     def as_json(self) -> dict[str, Any]:
         """Return it as JSON data; `from_json` reads it back."""
         plain = {name: getattr(self, name) for name in _PLAIN}
-        templates = {name: _as_json(template) for name, template in self.templates.items()}
         more = {"problems": list(self.problems), "interval": self.interval and list(self.interval)}
+        templates = {name: _template_as_json(template) for name, template in self.templates.items()}
         return {**plain, **more, "templates": templates, "digest": self.digest, "bill": self.bill.as_json()}
 
     @classmethod
@@ -106,53 +112,55 @@ class PromptVersion:
         )
 
 
-def _as_json(template: PromptTemplate) -> dict[str, Any]:
+def _template_as_json(template: PromptTemplate) -> dict[str, Any]:
     kind = {"resource_type": template.resource_type} if isinstance(template, SystemPrompt) else {}
     return {"engine": template.engine, "template": template.template, **kind}
 
 
-ReadPublished = Callable[[str], Awaitable[NamedResources | None]]
-"""Returns the resources that were published for a version, by its name; None if there are none."""
-
-
-async def _nothing_published(_: str) -> None:
-    return None
-
-
-_SPENT: Final = "spent/"
-"""How the names of the records begin that say what versions used that failed, or were forgotten."""
-_PLAIN = ("version", "target", "round", "parent", "critique", "state", "score", "tasks", "failures")
-
-
 class History:
-    """The versions of one run, in the order of their numbers, and their records. Belongs to the algorithm's loop."""
+    """The versions of one run, in the order of their numbers, and their records. Belongs to the algorithm's loop.
 
-    def __init__(self, log: RunLog, folder: Path | None = None) -> None:
-        self._log = log
+    Args:
+        folder: of `history.json`; None writes none.
+        published: returns the resources of a version by its name, None if it was never published.
+    """
+
+    def __init__(
+        self,
+        log: RunLog,
+        folder: Path | None = None,
+        published: Callable[[str], Awaitable[ResourcesUpdate | None]] | None = None,
+    ) -> None:
+        self._log, self._published = log, published
         self._folder = None if folder is None else private_folder(folder)
         self.versions: list[PromptVersion] = []
         self._recorded: dict[str, PromptVersion] = {}
+        """Versions of earlier starts that were not asked for yet."""
         self._highest = self._taken = 0
         """Number of the last version that an earlier start has recorded; of the last one whose name is taken: a record
         stays as it was written first."""
-        self._keeps_records = bool(log.run_id)
 
-    async def open(self, seed: PromptVersion, published: ReadPublished = _nothing_published) -> Bill:
-        """Begin with the seed; returns what earlier starts of the run have used.
+    @property
+    def goes_on(self) -> bool:
+        """True while there are versions of an earlier start that were not asked for yet."""
+        return bool(self._recorded)
 
-        A record hides what looks like a secret: the text of such a version is that of its `published` resources, and a
-        version that was never published is made anew.
+    async def open(self, seed: PromptVersion) -> Bill:
+        """Begin with the seed; returns the usage of earlier starts of the run.
+
+        A record hides what looks like a secret: the text of such a version is that of its published resources, and a
+        version that was never published is made again.
 
         Raises:
             BadRequestError: the run began with other prompts.
         """
         self.versions = [seed]
-        if not self._keeps_records:
+        if not self._log.run_id:
             return Bill()
-        found = await self._log.records("prompt", "state")
-        records = {record.name: record.data for record in found if record.kind == "prompt"}
-        spent = [Bill.from_json(record.data["bill"]) for record in found if record.name.startswith(_SPENT)]
-        first = records.pop(seed.version, None)
+        records = await self._log.records("prompt", "state")
+        spent = [Bill.from_json(record.data["bill"]) for record in records if record.name.startswith(_SPENT)]
+        data = {record.name: record.data for record in records if record.kind == "prompt"}
+        first = data.pop(seed.version, None)
         if first is None:
             await self._log.prompt(0, seed.version, seed.as_json())
         elif first["digest"] != seed.digest:
@@ -160,82 +168,77 @@ class History:
                 f"Run {self._log.run_id!r} began with other prompts than initial_resources has now. Give them again, "
                 "or give the run another run_id"
             )
-        self._highest = max((int(name[1:]) for name in records), default=0)
-        read = {name: PromptVersion.from_json(data) for name, data in records.items()}
-        for name, version in read.items():
-            if version.digest != records[name]["digest"] and (resources := await published(name)) is not None:
-                texts = {key: each for key, each in resources.items() if key in version.templates}
-                version.templates |= {key: each for key, each in texts.items() if isinstance(each, PromptTemplate)}
-        self._recorded = {name: version for name, version in read.items() if version.digest == records[name]["digest"]}
-        if read:
+        versions = {name: PromptVersion.from_json(each) for name, each in data.items()}
+        self._highest = max((version.number for version in versions.values()), default=0)
+        for name, version in versions.items():
+            if version.digest != data[name]["digest"] and self._published:
+                update = await self._published(name)
+                resources = {} if update is None else update.resources
+                version.templates |= {
+                    key: each
+                    for key, each in resources.items()
+                    if key in version.templates and isinstance(each, PromptTemplate)
+                }
+            if version.digest == data[name]["digest"]:
+                self._recorded[name] = version
+        if versions:
             logger.info("Run %s goes on: %d versions are there already", self._log.run_id, len(self._recorded))
-        return Bill().merge(*(version.bill for version in read.values()), *spent)
+        return Bill().merge(*(version.bill for version in versions.values()), *spent)
 
-    async def go_on(self, *, anew: bool) -> list[PromptVersion]:
-        """Return what earlier starts have recorded, in the order of the versions; with `anew`, it is forgotten."""
-        found, self._recorded = sorted(self._recorded.values(), key=lambda each: each.number), {}
+    async def resume(self, *, anew: bool) -> list[PromptVersion]:
+        """Return the versions of earlier starts, in the order of their numbers; with `anew` they are forgotten."""
+        versions, self._recorded = sorted(self._recorded.values(), key=lambda each: each.number), {}
         if anew:
-            if found:
-                logger.warning("Run %s begins anew: its %d versions are forgotten", self._log.run_id, len(found))
-            if self._keeps_records:
+            if versions:
+                logger.warning("Run %s begins anew: its %d versions are forgotten", self._log.run_id, len(versions))
+            if self._log.run_id:
                 await self._rewind(0)
             return []
-        named = [record.data.get("version") for record in await self._log.records("evaluation")]
-        validated = [int(name[1:]) for name in named if isinstance(name, str)]  # one may have no other record yet
+        names = [record.data.get("version") for record in await self._log.records("evaluation")]
+        validated = [int(name[1:]) for name in names if isinstance(name, str)]  # one may have no other record yet
         self._taken = max([self._highest, *validated])
-        return found
-
-    @property
-    def goes_on(self) -> bool:
-        """True while there are versions of an earlier start that were not asked for yet."""
-        return bool(self._recorded)
+        return versions
 
     def next_names(self, count: int) -> list[str]:
-        """Return the names of the next versions: no version that is there, or that `go_on` gave, has one of them."""
+        """Return names for the next versions that no version has, nor one that `resume` returned."""
         last = max(self._taken, *(version.number for version in self.versions))
         return [f"v{last + 1 + number}" for number in range(count)]
 
     async def recorded(self, wanted: Sequence[PromptVersion]) -> list[PromptVersion | None]:
-        """Return of each version of a round what an earlier start has made of it, None where it has not.
+        """Return for each version of a round the one that an earlier start has made, None where it has made none.
 
-        A round with other parents than at that time is made anew, and so are all later ones.
+        A round with other parents than at that time is made again, and so are all later ones.
         """
-        found = [self._recorded.pop(version.version, None) for version in wanted]
-        same = [
+        versions = [self._recorded.pop(version.version, None) for version in wanted]
+        if all(
             old is None or (old.parent, old.target, old.round) == (new.parent, new.target, new.round)
-            for old, new in zip(found, wanted, strict=True)
-        ]
-        if all(same):
-            return found
+            for old, new in zip(versions, wanted, strict=True)
+        ):
+            return versions
         logger.warning("Run %s goes another way from round %d on", self._log.run_id, wanted[0].round)
         self._recorded.clear()
         await self._rewind(wanted[0].round - 1)
         return [None] * len(wanted)
 
     async def record(self, version: PromptVersion) -> None:
-        """Write down a version that was made; of one that failed, what it used, since a run that goes on asks again."""
-        if not self._keeps_records:
+        """Record a version; of one that failed only its usage, since a run that goes on asks again."""
+        if not self._log.run_id:
             return
         if version.state != "failed":
             await self._log.prompt(version.round, version.version, version.as_json())
         else:
-            await self._record_spent(version.bill, of=[version.version])
+            await self._record_spent(version.bill, [version.version])
 
-    async def _record_spent(self, bill: Bill, *, of: Sequence[str]) -> None:
-        """Write down what versions used whose records are not there, or not any more."""
-        if bill.requests:
-            data = {"versions": list(of), "bill": bill.as_json()}
-            await self._log.state(0, data, f"{_SPENT}{uuid.uuid4().hex}")  # step 0 outlives every rewind
+    async def _record_spent(self, bill: Bill, versions: Sequence[str]) -> None:
+        if bill.requests:  # step 0 outlives every rewind
+            data = {"versions": list(versions), "bill": bill.as_json()}
+            await self._log.state(0, data, f"{_SPENT}{uuid.uuid4().hex}")
 
     async def _rewind(self, step: int) -> None:
-        gone = [record.data for record in await self._log.records("prompt", step_from=step + 1)]
-        bill = Bill().merge(*(Bill.from_json(data["bill"]) for data in gone))
-        await self._record_spent(bill, of=[data["version"] for data in gone])
+        data = [record.data for record in await self._log.records("prompt", step_from=step + 1)]
+        bill = Bill().merge(*(Bill.from_json(each["bill"]) for each in data))
+        await self._record_spent(bill, [each["version"] for each in data])
         await self._log.rewind(step)
-
-    def add(self, versions: Sequence[PromptVersion]) -> None:
-        """Add the versions of a round, in the order of their numbers."""
-        self.versions.extend(versions)
 
     def write(self, **more: object) -> None:
         """Write `history.json` into the folder, if there is one: every version as it stands."""
@@ -246,3 +249,90 @@ class History:
         with open_private(temporary, "w") as file:
             json.dump(data, file, indent=2, ensure_ascii=False)
         temporary.replace(self._folder / "history.json")
+
+
+@explain_fields
+@dataclass
+class PromptResult:
+    """The best prompts that were found, and every version on the way. Prints as a table."""
+
+    best: PromptVersion
+    """The seed if nothing was better."""
+    history: list[PromptVersion]
+    """Every version in the order in which they were made, refused ones too; the seed is the first."""
+    best_resources: NamedResources = field(default_factory=dict, repr=False)
+    """All initial resources with the best prompts in the place of the seed's, as `Trainer.evaluate` takes them."""
+    bill: Bill = field(default_factory=Bill)
+    """What critics and editors have used, in all starts of the run."""
+    rollouts: int = 0
+    """Rollouts that this start of the run has enqueued."""
+    stop_reason: str = "finished"
+    """`finished`, or what ended the search early."""
+    p_value: float | None = None
+    """Of the exact sign test of the best against the seed on the validation tasks, times the versions that it was
+    chosen from; None if they were not compared."""
+    seconds: float = 0.0
+    """From the beginning of this start to its end."""
+
+    @property
+    def seed(self) -> PromptVersion:
+        """The prompts that the search began with."""
+        return self.history[0]
+
+    @property
+    def best_templates(self) -> dict[str, PromptTemplate]:
+        """The best prompts by the names of their resources."""
+        return self.best.templates
+
+    @property
+    def best_prompt(self) -> PromptTemplate:
+        """The template in which the best version differs from its parent: the prompt, where there is only one."""
+        return self.best.prompt_template
+
+    def diff(self) -> str:
+        """Return what the best prompts change of the seed's, as a unified diff; empty if nothing."""
+        lines = list[str]()
+        for name, template in self.best.templates.items():
+            texts = (self.seed.templates[name].template.splitlines(), template.template.splitlines())
+            names = f"{name} ({self.seed.version})", f"{name} ({self.best.version})"
+            lines += difflib.unified_diff(*texts, *names, lineterm="")
+        return "\n".join(lines)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return everything but the resources, which may hold keys, as JSON data."""
+        return {
+            "best": self.best.version,
+            "stop_reason": self.stop_reason,
+            "p_value": self.p_value,
+            "rollouts": self.rollouts,
+            "seconds": self.seconds,
+            "bill": self.bill.as_json(),
+            "diff": self.diff(),
+            "versions": [version.as_json() for version in self.history],
+        }
+
+    def save(self, path: str | Path) -> None:
+        """Write it as JSON, readable by its owner alone."""
+        with open_private(path, "w") as file:
+            json.dump(self.as_json(), file, indent=2, ensure_ascii=False)
+
+    @override
+    def __str__(self) -> str:
+        rows: list[tuple[str, ...]] = [
+            ("version", "round", "parent", "score", "interval", "tasks", "failed", "state", "prompt")
+        ]
+        for each in self.history:
+            score = "" if each.score is None else f"{each.score:.3f}"
+            bounds = "" if each.interval is None else "{:.2f}..{:.2f}".format(*each.interval)
+            counts = (str(each.tasks), str(each.failures)) if each.tasks else ("", "")
+            state = "best" if each is self.best else each.state
+            text = one_line(" ".join(each.prompt_template.template.split()))[:48]
+            rows.append((each.version, str(each.round), each.parent or "", score, bounds, *counts, state, text))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        table = "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+        change = "no version was better than the seed"
+        if self.best is not self.seed:
+            before, after = ("?" if s is None else f"{s:.3f}" for s in (self.seed.score, self.best.score))
+            p = "" if self.p_value is None else f" (sign test p = {self.p_value:.3g})"
+            change = f"{self.seed.version} {before} -> {self.best.version} {after}{p}"
+        return f"{table}\n{change}; {self.rollouts} rollouts; {self.bill}; {self.stop_reason}"

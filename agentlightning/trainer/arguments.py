@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, TypeVar, cast, get_args
 
 from pydantic import ValidationError
-from typing_extensions import ParamSpec
 
 from agentlightning.algorithm.base import Algorithm
 from agentlightning.execution.base import ExecutionStrategy, check_choice
@@ -20,8 +19,7 @@ from agentlightning.training.progress import Style
 from agentlightning.types import Hook, NamedResources, Resource, RolloutConfig
 from agentlightning.types.resources import stored_forms
 
-P = ParamSpec("P")
-R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., None])
 logger = logging.getLogger(__name__)
 
 ELSEWHERE: dict[str, str] = {
@@ -41,20 +39,20 @@ RETRIED: Final = ("failed", "timeout", "unresponsive")
 """Statuses of an attempt after which a further one may be made."""
 
 
-def refuse_unknown(init: Callable[P, R]) -> Callable[P, R]:
+def refuse_unknown(init: F) -> F:
     """Make a constructor refuse unknown keywords with the nearest right name, or the place where they belong."""
     known = list(inspect.signature(init).parameters)[1:]
 
     @functools.wraps(init)
-    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+    def wrapper(*args: Any, **kwargs: Any) -> None:
         for name in kwargs:
             if name in ELSEWHERE and name not in known:
                 raise TypeError(f"Trainer has no setting {name!r}: {ELSEWHERE[name]}")
             if name not in known:
                 raise TypeError(f"Trainer has no setting {name!r}{nearest(name, known)}")
-        return init(*args, **kwargs)
+        init(*args, **kwargs)
 
-    return wrapper
+    return cast("F", wrapper)
 
 
 def resolve_alias(old_name: str, old: object, new_name: str, new: object) -> Any:

@@ -18,7 +18,7 @@ ExecutionStrategyRegistry: dict[str, str] = {
 AlgorithmRegistry: dict[str, str] = {
     "apo": "agentlightning.algorithm.apo.apo.APO",
     "baseline": "agentlightning.algorithm.fast.Baseline",
-    "gepa": "agentlightning.algorithm.gepa.gepa.GEPA",
+    "gepa": "agentlightning.algorithm.gepa.GEPA",
     "grpo": "agentlightning.algorithm.grpo.GRPO",
     "ppo": "agentlightning.algorithm.ppo.PPO",
     "sft": "agentlightning.algorithm.sft.SFT",

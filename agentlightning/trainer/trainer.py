@@ -6,10 +6,10 @@ import copy
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, cast
 
 from agentlightning.adapter.base import TraceAdapter
-from agentlightning.algorithm.base import Algorithm
+from agentlightning.algorithm.base import Algorithm, ResultT
 from agentlightning.env_var import LightningEnvVar
 from agentlightning.execution.base import ExecutionStrategy, check_count, check_port
 from agentlightning.litagent.decorator import FunctionalLitAgent, as_agent
@@ -51,8 +51,8 @@ from agentlightning.utils.concurrency.main_thread import outside_of_running_loop
 from agentlightning.utils.id import generate_id
 
 if TYPE_CHECKING:
+    from agentlightning.algorithm.evaluator import SequentialStop
     from agentlightning.evaluation.result import EvaluationResult
-    from agentlightning.evaluation.sequential import SequentialStop
     from agentlightning.evaluation.tasks import SliceBy
     from agentlightning.llm_proxy import LLMProxy
 
@@ -74,7 +74,7 @@ _NO_SUCH_METHOD = {
 TrackerSpec: TypeAlias = ComponentSpec[Tracker]
 
 
-class Trainer(TrainerShorthand, TrainerLegacy):
+class Trainer(TrainerShorthand, TrainerLegacy, Generic[ResultT]):
     """Trains an agent: connects algorithm, runners, store and the rest, and runs them to an end.
 
     Every part may be given as an instance, a class, a factory, an import string, a dict with `type` and settings, or a
@@ -123,7 +123,7 @@ class Trainer(TrainerShorthand, TrainerLegacy):
     def __init__(
         self,
         *,
-        algorithm: ComponentSpec[Algorithm] = None,
+        algorithm: Algorithm[ResultT] | type[Algorithm[ResultT]] | ComponentSpec[Algorithm] = None,
         n_runners: int | None = None,
         max_rollouts: int | None = None,
         initial_resources: NamedResources | None = None,
@@ -152,8 +152,8 @@ class Trainer(TrainerShorthand, TrainerLegacy):
         from agentlightning.runner.results import check_dimensions
 
         self.worker_id: int | None = None
-        self.result: Any = None
-        """What the algorithm of the last `fit` or `dev` returned."""
+        self.result: ResultT = cast("ResultT", None)
+        """What the algorithm of the last `fit` or `dev` returned; None before the first."""
         self._seen: set[str] = set()
         n_runners = resolve_alias("n_workers", n_workers, "n_runners", n_runners)
         max_rollouts = resolve_alias("max_tasks", max_tasks, "max_rollouts", max_rollouts)
@@ -229,7 +229,7 @@ class Trainer(TrainerShorthand, TrainerLegacy):
             given |= {"trackers": self.trackers or None}
             check_nothing_needs_an_algorithm({**given, "rollout_config": self.rollout_config}, self.strategy)
         before, self.run_id = self.run_id, check_run_id(run_id) or self.run_id
-        self.result = None
+        self.result = cast("ResultT", None)
         try:
             self.result = self._execute(
                 self.algorithm,
@@ -257,7 +257,7 @@ class Trainer(TrainerShorthand, TrainerLegacy):
         """
         from agentlightning.algorithm.fast import Baseline, FastAlgorithm
 
-        algorithm = Baseline() if self.algorithm is None else self.algorithm
+        algorithm: Algorithm[Any] = Baseline() if self.algorithm is None else self.algorithm
         if not isinstance(algorithm, FastAlgorithm):
             raise TypeError(
                 "Trainer.dev() requires an algorithm that inherits from FastAlgorithm, such as agl.Baseline; "
@@ -267,7 +267,7 @@ class Trainer(TrainerShorthand, TrainerLegacy):
         if resources is None and isinstance(algorithm, Baseline):
             _check_needs_no_resources(agent, "give the Trainer initial_resources={'main_llm': agl.LLM(...)}")
             resources = {}
-        self.result = None
+        self.result = cast("ResultT", None)
         self.result = self._execute(algorithm, agent, train_dataset, val_dataset, resources, self._run_id(algorithm))
 
     def evaluate(
@@ -296,9 +296,8 @@ class Trainer(TrainerShorthand, TrainerLegacy):
                 tasks; the baseline of the rule has other tasks.
             KeyboardInterrupt, RunnerDiedError, StrandedWorkError: as in `fit`.
         """
-        from agentlightning.algorithm.evaluator import Evaluator
+        from agentlightning.algorithm.evaluator import Evaluator, check_baseline
         from agentlightning.evaluation.result import EvaluationResult
-        from agentlightning.evaluation.sequential import check_baseline
         from agentlightning.evaluation.tasks import slices_of
 
         n_samples, agent = check_count("n_samples", n_samples), as_agent(agent)

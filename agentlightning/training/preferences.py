@@ -1,7 +1,7 @@
-"""Preference pairs: of each task the best rollout against the worst, in TRL's conversational format with tools.
+"""Preference pairs: the best rollout of each task and the worst, in TRL's conversational format with tools.
 
-A pair is `prompt`, `chosen` and `rejected`, each a list of messages, and `tools` where the agent offered any; rewards
-and rollouts stand beside them. What failed, earned nothing or is held out is in no pair. Secrets are hidden.
+A pair is `prompt`, `chosen` and `rejected`, each a list of messages, and `tools` if the agent offered any, with the
+rewards and the rollouts. Rollouts that failed, earned nothing or are held out are in no pair. Secrets are hidden.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
-from collections.abc import AsyncIterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -22,15 +22,14 @@ from agentlightning.store.read_operations import pages_of
 from agentlightning.store.rules.values import to_json
 from agentlightning.terminal import json_text
 from agentlightning.training.collect import Evidence, evidence
-from agentlightning.types import Rollout
 from agentlightning.utils.masking import masked
 
 PairExclusion = Literal["no_reward", "no_conversation", "several_conversations", "too_few", "tie", "prompts_differ"]
 """Why a rollout, or a task, is in no pair.
 
-Of a rollout: it failed or earned nothing; its calls were recorded without text; they do not go on with each other. Of a
-task: fewer than two rollouts are left; the rewards of best and worst are not further apart than the margin; the two
-were not asked the same."""
+Of a rollout: it failed or earned nothing; its calls were recorded without text; they do not continue each other. Of a
+task: fewer than two rollouts are left; the rewards of best and worst do not differ by more than the margin; the two
+have different prompts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +39,9 @@ class Conversation:
     rollout_id: str
     reward: float
     prompt: list[Message]
-    """Before the first reply."""
+    """The messages before the first reply."""
     answer: list[Message]
-    """From the first reply on, results of tools among them."""
+    """The messages from the first reply on, results of tools among them."""
     tools: list[Any] | None
 
 
@@ -67,23 +66,24 @@ async def preference_pairs(store: LightningStore, *, margin: float = 0.0) -> Pai
     """
     if not margin >= 0:
         raise BadRequestError(f"margin must be at least 0; got {margin!r}")
-    found = Pairs()
-    by_task: dict[str, list[Conversation]] = {}
-    async for rollout in _finished(store):
-        key = json.dumps(to_json(rollout.input), sort_keys=True)
-        read = conversation_of(await evidence(store, rollout))
-        own = by_task.setdefault(key, [])
-        if isinstance(read, str):
-            found.excluded[read] += 1
-        else:
-            own.append(read)
+    result, by_task = Pairs(), dict[str, list[Conversation]]()
+    async for page in pages_of(store.query_rollouts, sort_by="start_time"):
+        for rollout in page:
+            if rollout.mode in ("val", "test") or rollout.status not in FINISHED:
+                continue
+            conversations = by_task.setdefault(json.dumps(to_json(rollout.input), sort_keys=True), [])
+            conversation = _conversation_of(await evidence(store, rollout))
+            if isinstance(conversation, str):
+                result.excluded[conversation] += 1
+            else:
+                conversations.append(conversation)
     for conversations in by_task.values():
         pair = pair_of(conversations, margin)
         if isinstance(pair, str):
-            found.excluded[pair] += 1
+            result.excluded[pair] += 1
         else:
-            found.pairs.append(pair)
-    return found
+            result.pairs.append(pair)
+    return result
 
 
 def pair_of(conversations: Sequence[Conversation], margin: float) -> dict[str, Any] | PairExclusion:
@@ -103,30 +103,41 @@ def pair_of(conversations: Sequence[Conversation], margin: float) -> dict[str, A
     return masked({**pair, **rewards, "chosen_rollout": best.rollout_id, "rejected_rollout": worst.rollout_id})
 
 
-def conversation_of(found: Evidence) -> Conversation | PairExclusion:
-    """Return what a rollout said, or why it cannot be compared."""
-    if found.reward is None:
+def _conversation_of(record: Evidence) -> Conversation | PairExclusion:
+    """Return the messages of a rollout, or why it cannot be compared."""
+    if record.reward is None:
         return "no_reward"
-    calls = [call for call in TraceToMessages().adapt(found.counted) if call["messages"]]
+    calls = [call for call in TraceToMessages().adapt(record.counted) if call["messages"]]
     if not calls:
         return "no_conversation"
-    prompt, whole = list(calls[0]["messages"][:-1]), list(calls[-1]["messages"])
-    is_one = all(
-        later["messages"][: len(earlier["messages"])] == earlier["messages"]
-        for earlier, later in itertools.pairwise(calls)
-    )
-    if not is_one:
-        return "several_conversations"
+    prompt, tools, whole = calls[0]["messages"][:-1], calls[0]["tools"], calls[-1]["messages"]
+    for earlier, later in itertools.pairwise(call["messages"] for call in calls):
+        if later[: len(earlier)] != earlier:
+            return "several_conversations"
     if not prompt or whole[-1].get("role") != "assistant":
         return "no_conversation"
-    tools = calls[0]["tools"]
-    said = [_for_templates(message) for message in whole]
-    return Conversation(
-        found.rollout.rollout_id, found.reward, said[: len(prompt)], said[len(prompt) :], list(tools) if tools else None
+    messages, first = list(map(_for_templates, whole)), len(prompt)
+    tools = list(tools) if tools else None
+    return Conversation(record.rollout.rollout_id, record.reward, messages[:first], messages[first:], tools)
+
+
+def _for_templates(message: Message) -> Message:
+    """Return a message with the arguments of its tool calls as chat templates want them: objects, not their text."""
+    calls = cast("list[dict[str, Any]]", message.get("tool_calls") or [])
+    return (
+        {**message, "tool_calls": [{**c, "function": _with_object(c["function"])} for c in calls]} if calls else message
     )
 
 
-def write_pairs(found: Pairs, path: Path) -> None:
+def _with_object(function: dict[str, Any]) -> dict[str, Any]:
+    try:
+        arguments = json.loads(function.get("arguments") or "{}")
+    except (TypeError, ValueError):  # the model wrote no JSON: the text stays
+        return function
+    return {**function, "arguments": arguments} if isinstance(arguments, dict) else function
+
+
+def write_pairs(result: Pairs, path: Path) -> None:
     """Write the pairs as JSON Lines, in a file that only its owner reads.
 
     Raises:
@@ -135,28 +146,5 @@ def write_pairs(found: Pairs, path: Path) -> None:
     if path.exists():
         raise BadRequestError(f"{str(path)!r} is there already; choose another file")
     with open_private(path, "w") as file:
-        for pair in found.pairs:
+        for pair in result.pairs:
             file.write(json_text(json.dumps(pair, ensure_ascii=False)) + "\n")
-
-
-async def _finished(store: LightningStore) -> AsyncIterable[Rollout]:
-    async for page in pages_of(store.query_rollouts, sort_by="start_time"):
-        for rollout in page:
-            if rollout.mode not in ("val", "test") and rollout.status in FINISHED:
-                yield rollout
-
-
-def _for_templates(message: Message) -> Message:
-    """Return a message with the arguments of its tool calls as chat templates want them: objects, not their text."""
-    calls = cast("list[dict[str, Any]]", message.get("tool_calls") or [])
-    if not calls:
-        return message
-    return {**message, "tool_calls": [{**c, "function": _with_object(c["function"])} for c in calls]}
-
-
-def _with_object(function: dict[str, Any]) -> dict[str, Any]:
-    try:
-        arguments = json.loads(function.get("arguments") or "{}")
-    except (TypeError, ValueError):  # the model wrote no JSON: the text is what it said
-        return function
-    return {**function, "arguments": arguments} if isinstance(arguments, dict) else function

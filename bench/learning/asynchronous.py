@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import agentlightning as agl
-from agentlightning.training.result import GRPOResult
 from agentlightning.demo import settings
 from agentlightning.demo.agent import calc_agent
 from agentlightning.demo.imitation import make_policy
 from agentlightning.demo.tasks import Task, make_tasks
+from agentlightning.training.result import GRPOResult
 
 SPEED_STEPS: Final = 6
 PAIRS: Final = 5

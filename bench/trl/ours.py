@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from agentlightning.adapter.rows.samples import Sample
-from agentlightning.training.tasks import batch_iter_over_dataset
 from agentlightning.demo.agent import is_right
 from agentlightning.demo.calculator import TOOLS, run_tool
 from agentlightning.demo.measurement import measure
@@ -24,6 +23,7 @@ from agentlightning.engine.completion import Completion
 from agentlightning.engine.decoder import Decoder, generate
 from agentlightning.training.learner.policy import Policy
 from agentlightning.training.losses.advantages import rollout_advantages
+from agentlightning.training.tasks import batch_iter_over_dataset
 from bench.trl.shared import GROUP, LEARNING_RATE, TASKS, Run, cpu_seconds, tasks_of_demo
 
 

@@ -1,4 +1,4 @@
-"""Algorithm: what is bound comes back, and what is not says so."""
+"""Algorithm: the parts that are bound are returned, and a part that is missing is named."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Waiting(agl.Algorithm):
     async def run(self, train_dataset: Any = None, val_dataset: Any = None) -> None: ...
 
 
-def test_what_is_bound_comes_back_and_is_kept() -> None:
+def test_parts_are_kept_by_the_algorithm_that_they_are_bound_to() -> None:
     algorithm, resources = Silent(), {"p": agl.PromptTemplate(template="x", engine="f-string")}
     algorithm.set_store(store := agl.InMemoryLightningStore())
     algorithm.set_adapter(agl.TracerTraceToTriplet())
@@ -37,25 +37,17 @@ def test_what_is_bound_comes_back_and_is_kept() -> None:
     assert (algorithm.get_store(), algorithm.get_llm_proxy(), algorithm.get_trainer()) == (store, proxy, trainer)
     assert algorithm.get_initial_resources() is resources
 
-
-def test_what_is_not_bound_is_none_or_an_error_that_names_it() -> None:
-    algorithm = Silent()
-    assert algorithm.get_llm_proxy() is None
-    assert algorithm.get_initial_resources() is None
+    other = Silent()
+    assert (other.get_llm_proxy(), other.get_initial_resources()) == (None, None)
     for name, part in [("get_store", "Store"), ("get_adapter", "Adapter"), ("get_trainer", "Trainer")]:
         with pytest.raises(ValueError, match=f"{part} has not been set"):
-            getattr(algorithm, name)()
+            getattr(other, name)()
 
 
 def test_calling_an_algorithm_runs_it() -> None:
     algorithm = Silent()
-    assert algorithm() == "done"
-    assert algorithm.ran == 1
-
-
-def test_an_algorithm_knows_whether_it_is_asynchronous() -> None:
-    assert not Silent().is_async()
-    assert Waiting().is_async()
+    assert (algorithm(), algorithm.ran) == ("done", 1)
+    assert (algorithm.is_async(), Waiting().is_async()) == (False, True)
 
 
 def test_the_base_class_asks_for_run_and_has_no_old_client() -> None:

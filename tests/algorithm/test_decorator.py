@@ -1,4 +1,4 @@
-"""`@algo`: a function is given what its parameters name."""
+"""`@algo`: a function is called with the parts that its parameters name."""
 
 from __future__ import annotations
 
@@ -16,10 +16,23 @@ async def known(*, store: Any, train_dataset: Any = None) -> tuple[Any, Any]:
     return store, train_dataset
 
 
-async def test_a_function_is_given_what_it_names() -> None:
+async def test_a_coroutine_function_is_called_with_the_parts_that_it_names() -> None:
+    with pytest.raises(ValueError, match="Store has not been set"):
+        known.run()
     store = agl.InMemoryLightningStore()
     known.set_store(store)
+    assert known.is_async()
     assert await known.run(train_dataset=[1]) == (store, [1])
+    assert pickle.loads(pickle.dumps(known)) is known
+
+
+def test_a_plain_function_too_and_starred_parameters_receive_nothing() -> None:
+    @agl.algo
+    def plain(initial_resources: Any, llm_proxy: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        return initial_resources, llm_proxy, args, kwargs
+
+    assert not plain.is_async()
+    assert plain.run() == (None, None, (), {})
 
 
 def test_name_text_and_signature_are_kept_and_a_call_calls_the_function() -> None:
@@ -32,14 +45,16 @@ def test_name_text_and_signature_are_kept_and_a_call_calls_the_function() -> Non
     assert twice(3) == 6
 
 
-def test_a_synchronous_function_returns_its_value() -> None:
+def test_a_function_trains_through_the_trainer_and_its_value_is_the_result() -> None:
     @agl.algo
-    def plain(initial_resources: Any, llm_proxy: Any) -> tuple[Any, Any]:
-        return initial_resources, llm_proxy
+    async def runs_tasks(*, store: agl.LightningStore, train_dataset: Any, trainer: agl.Trainer) -> Any:
+        rollout = await store.enqueue_rollout(train_dataset[0])
+        [done] = await store.wait_for_rollouts(rollout_ids=[rollout.rollout_id], timeout=30)
+        return done.status, trainer.n_runners
 
-    assert not plain.is_async()
-    assert known.is_async()
-    assert plain.run() == (None, None)
+    trainer = agl.Trainer(algorithm=runs_tasks, strategy="shm")
+    trainer.fit(agl.rollout(lambda task: 1.0), train_dataset=["a"])
+    assert trainer.result == ("succeeded", 1)
 
 
 @pytest.mark.parametrize("name", ["train_dataset", "val_dataset"])
@@ -51,58 +66,43 @@ def test_a_dataset_that_the_function_does_not_take_is_an_error(name: str) -> Non
         plain.run(**{name: [1]})
 
 
-def test_a_part_that_is_not_there_is_an_error() -> None:
-    @agl.algo
-    def plain(store: Any) -> None: ...
-
-    with pytest.raises(ValueError, match="Store has not been set"):
-        plain.run()
+def learning_rate(store: Any, learning_rate: float) -> None: ...
 
 
-def test_a_parameter_that_cannot_be_given_is_refused_when_decorated() -> None:
-    def learning_rate_wanted(store: Any, learning_rate: float) -> None: ...
-
-    with pytest.raises(TypeError, match="parameter 'learning_rate'; it can give: store, adapter"):
-        agl.algo(learning_rate_wanted)
-    with pytest.raises(TypeError, match="needs a function"):
-        agl.algo("baseline")  # type: ignore[arg-type]
+def positional(store: Any, /) -> None: ...
 
 
-def test_starred_parameters_receive_nothing() -> None:
-    @agl.algo
-    def plain(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        return args, kwargs
+@pytest.mark.parametrize(
+    ("function", "settings", "said"),
+    [
+        (learning_rate, {}, "parameter 'learning_rate'; it can give: store, adapter"),
+        (positional, {}, "'store' is positional-only: remove the '/'"),
+        ("baseline", {}, "needs a function"),
+        (lambda: None, {"auto_start_proxy": True}, "needs a coroutine function"),
+    ],
+)
+def test_a_function_that_cannot_be_called_is_refused_when_decorated(
+    function: Any, settings: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(TypeError, match=said):
+        agl.algo(**settings)(function)
 
-    assert plain.run() == ((), {})
 
-
-def test_a_decorated_function_can_be_sent_to_another_process() -> None:
-    assert pickle.loads(pickle.dumps(known)) is known
-
-
-@pytest.mark.parametrize("ends", ["returns", "raises"])
-async def test_the_gateway_runs_while_the_function_does_if_it_is_asked_to(ends: str) -> None:
+@pytest.mark.parametrize("fails", [False, True])
+async def test_the_gateway_runs_while_the_function_does(fails: bool) -> None:
     @agl.algo(auto_start_proxy=True)
-    async def serving(llm_proxy: agl.LLMProxy) -> bool:
-        if ends == "raises":
+    async def serving(llm_proxy: agl.LLMProxy) -> None:
+        assert llm_proxy.is_running()
+        if fails:
             raise OverflowError
-        return llm_proxy.is_running()
-
-    proxy = agl.LLMProxy(store=agl.InMemoryLightningStore())
-    serving.set_llm_proxy(proxy)
-    if ends == "raises":
-        with pytest.raises(OverflowError):
-            await serving.run()
-    else:
-        assert await serving.run()
-    assert not proxy.is_running()
-
-
-async def test_a_gateway_that_shall_be_started_must_be_there() -> None:
-    @agl.algo(auto_start_proxy=True)
-    async def serving() -> None: ...
 
     with pytest.raises(ValueError, match="pass llm_proxy= to the Trainer"):
         await serving.run()
-    with pytest.raises(TypeError, match="needs a coroutine function"):
-        agl.algo(auto_start_proxy=True)(lambda: None)
+    proxy = agl.LLMProxy(store=agl.InMemoryLightningStore())
+    serving.set_llm_proxy(proxy)
+    if fails:
+        with pytest.raises(OverflowError):
+            await serving.run()
+    else:
+        await serving.run()
+    assert not proxy.is_running()

@@ -1,4 +1,4 @@
-"""Batches over a dataset, and decorators that hand in store and gateway."""
+"""Batches over a dataset, and decorators that pass store and gateway."""
 
 from __future__ import annotations
 
@@ -24,16 +24,23 @@ def test_batches_have_one_size_hold_nothing_twice_and_cover_each_pass(size: int,
     assert {first_passes.count(item) for item in range(length)} <= {1, 2, 3}
 
 
-def test_a_batch_as_large_as_the_dataset_is_the_dataset_in_a_new_order() -> None:
-    batches = batch_iter_over_dataset(list(range(50)), 99, random.Random(1))
-    first, second = next(batches), next(batches)
+@pytest.mark.parametrize("size", [25, 99])
+def test_every_pass_over_a_dataset_ends_before_the_next_begins_in_a_new_order(size: int) -> None:
+    items = itertools.chain.from_iterable(batch_iter_over_dataset(range(50), size, random.Random(1)))
+    first, second = (list(itertools.islice(items, 50)) for _ in range(2))
     assert sorted(first) == sorted(second) == list(range(50))
     assert first != second
 
 
-def test_the_same_seed_gives_the_same_batches() -> None:
-    one, two = (batch_iter_over_dataset(list("abcdefg"), 3, random.Random(7)) for _ in range(2))
-    assert [next(one) for _ in range(9)] == [next(two) for _ in range(9)]
+@pytest.mark.parametrize("own", [True, False])
+def test_the_same_seed_gives_the_same_batches(own: bool) -> None:
+    """Of a generator, or of the module `random`."""
+
+    def batches() -> list[list[int]]:
+        random.seed(7)
+        return list(itertools.islice(batch_iter_over_dataset(range(9), 4, random.Random(7) if own else None), 9))
+
+    assert batches() == batches()
 
 
 @pytest.mark.parametrize(("dataset", "size"), [([], 1), ([1], 0), ([1], -1)])
@@ -66,12 +73,15 @@ class Own(agl.Algorithm):
         return store, llm_proxy
 
 
-async def test_the_store_is_handed_in_at_each_call() -> None:
+async def test_store_and_gateway_are_passed_at_each_call_and_named_if_they_are_missing() -> None:
     algorithm, store = Own(), agl.InMemoryLightningStore()
     with pytest.raises(ValueError, match="Store has not been set"):
         await algorithm.ask("why")
+    with pytest.raises(ValueError, match="pass llm_proxy= to the Trainer"):
+        await algorithm.need()
     algorithm.set_store(store)
     assert await algorithm.ask("why") == (store, "why")
+    assert await algorithm.both() == (store, None)
 
 
 async def test_a_gateway_is_started_for_the_call_and_stopped_after_it_also_on_an_error() -> None:
@@ -95,14 +105,3 @@ async def test_a_gateway_that_runs_is_left_running() -> None:
         assert proxy.is_running()
     finally:
         await proxy.stop()
-
-
-async def test_a_gateway_that_is_needed_and_missing_is_an_error() -> None:
-    with pytest.raises(ValueError, match="pass llm_proxy= to the Trainer"):
-        await Own().need()
-
-
-async def test_both_decorators_give_store_then_gateway() -> None:
-    algorithm, store = Own(), agl.InMemoryLightningStore()
-    algorithm.set_store(store)
-    assert await algorithm.both() == (store, None)

@@ -17,7 +17,6 @@ PUBLIC = (
     "adapter",
     "algorithm",
     "algorithm.apo",
-    "algorithm.gepa",
     "algorithm.grpo",
     "algorithm.ppo",
     "algorithm.sft",

@@ -1,4 +1,4 @@
-"""Weak point 11: what a model wrote, against the seed's placeholders, engine, fences and braces."""
+"""The text that a model wrote, against the seed's placeholders, engine, fences and braces."""
 
 from __future__ import annotations
 
@@ -21,79 +21,63 @@ def template(text: str, engine: Engine = "f-string") -> agl.PromptTemplate:
 
 SEED = template("Answer {question} for {user}.")
 INDEXED = template("Answer {task[question]} in {price:.2f}.")
+SHORT = template("Write {question}")
+FENCED = template("Write {question} as\n```\ncode\n```\nand stop.")
 
 
 @pytest.mark.parametrize(
-    ("text", "becomes"),
+    ("seed", "text", "becomes"),
     [
-        ("{question}, {user}!", "{question}, {user}!"),
-        ("```\n{question} {user}\n```", "{question} {user}"),
-        ("```text\n{question} {user}\n```\n", "{question} {user}"),
-        ("Here it is:\n\n~~~\n{question} {user}\n~~~\nGood luck!", "{question} {user}"),
-        ('{question} {user} as {"a": {"b": 1}}', '{question} {user} as {{"a": {{"b": 1}}}}'),
-        ('{question} {user} as {{"a": 1}} or {"b": 2}', '{question} {user} as {{"a": 1}} or {{"b": 2}}'),
-        ("{question} {user} {} {0} }", "{question} {user} {{}} {{0}} }}"),
-        ("{question!r} {user:>10}", "{question!r} {user:>10}"),
-        ("{question} {user} {\n}", "{question} {user} {{\n}}"),
+        (SEED, "{question}, {user}!", "{question}, {user}!"),
+        (SEED, "```\n{question} {user}\n```", "{question} {user}"),
+        (SEED, "```text\n{question} {user}\n```\n", "{question} {user}"),
+        (SEED, "Here it is:\n\n~~~\n{question} {user}\n~~~\nGood luck!", "{question} {user}"),
+        (SHORT, "~~~\nWrite\n```\n{question}\n~~~\n", "Write\n```\n{question}"),
+        (SHORT, "```\n{question}\n````\n", "```\n{question}\n````\n"),
+        (SHORT, "```\na {question}\n```\n```\nb\n```", "```\na {question}\n```\n```\nb\n```"),
+        (FENCED, "{question} as\n```\ncode\n```\nand stop.", "{question} as\n```\ncode\n```\nand stop."),
+        (SEED, '{question} {user} as {"a": {"b": 1}}', '{question} {user} as {{"a": {{"b": 1}}}}'),
+        (SEED, '{question} {user} as {{"a": 1}} or {"b": 2}', '{question} {user} as {{"a": 1}} or {{"b": 2}}'),
+        (SEED, "{question} {user} {} {0} }", "{question} {user} {{}} {{0}} }}"),
+        (SEED, "{question!r} {user:>10} {x y}", "{question!r} {user:>10} {{x y}}"),
+        (SEED, "{question} {user} {\n}", "{question} {user} {{\n}}"),
+        (INDEXED, "{task[question]} {price:.1f} {a b}", "{task[question]} {price:.1f} {{a b}}"),
+        (INDEXED, "{task} {price}", "{task} {price}"),
     ],
 )
-def test_what_can_be_put_right_is(text: str, becomes: str) -> None:
-    checked = check_version(text, SEED)
-    assert checked.problems == ()
-    assert checked.template == template(becomes)
-    checked.template.format(question="q", user="u")
+def test_what_can_be_repaired_is(seed: agl.PromptTemplate, text: str, becomes: str) -> None:
+    assert check_version(text, seed) == (template(becomes), ())
 
 
 @pytest.mark.parametrize(
-    ("text", "problem"),
+    ("seed", "text", "problem"),
     [
-        ("", "The text is empty."),
-        ("```\n\n```", "The text is empty."),
-        ("{question}", "The placeholder {user} is missing."),
-        ("{question} {user} {name}", "There is no placeholder {name}."),
-        ("x" * 40_000, "The text has 40000 characters; at most 32000 are allowed."),
-        ("{question} {user.__class__}", "The placeholder {user} is missing."),
+        (SEED, "", "The text is empty."),
+        (SEED, "```\n\n```", "The text is empty."),
+        (SEED, "{question}", "The placeholder {user} is missing."),
+        (SEED, "{question} {user} {name}", "There is no placeholder {name}."),
+        (SEED, "x" * 40_000, "The text has 40000 characters; at most 32000 are allowed."),
+        (SEED, "{question} {user.__class__}", "The placeholder {user} is missing."),
+        (INDEXED, "{price} {task[answer]}", "The placeholder {task} is missing."),
     ],
 )
-def test_what_cannot_is_told(text: str, problem: str) -> None:
-    checked = check_version(text, SEED)
+def test_what_cannot_is_a_problem(seed: agl.PromptTemplate, text: str, problem: str) -> None:
+    checked = check_version(text, seed)
     assert checked.template is None
     assert problem in checked.problems
 
 
-def test_gaps_with_a_key_or_a_format_stay_as_the_seed_has_them() -> None:
-    assert check_version("{task[question]} {price:.1f}", INDEXED).problems == ()
-    assert check_version("{task} {price}", INDEXED).problems == ()
-    assert check_version("{price} {task[answer]}", INDEXED).problems == ("The placeholder {task} is missing.",)
+def test_gaps_are_shown_as_they_are_written() -> None:
     assert gaps_shown(INDEXED) == ["{price}", "{task[question]}"]
 
 
-def test_a_fence_of_the_template_itself_stays() -> None:
-    seed = template("Write {question} as\n```\ncode\n```\nand stop.")
-    text = "Write {question} briefly as\n```\ncode\n```\nand stop."
-    assert check_version(text, seed).template == template(text)
-
-
+@pytest.mark.parametrize("seed", [SHORT, FENCED])
 @pytest.mark.parametrize(
     "text", ["```x\n" * 100_000, "`" * 400_000 + "\n", "~~~\n~~~x\n" * 50_000, "{question" * 3_500 + "}"]
 )
-def test_a_long_text_of_marks_takes_no_longer_than_another(text: str) -> None:
+def test_a_long_text_of_marks_takes_no_longer_than_another(seed: agl.PromptTemplate, text: str) -> None:
     """Time grows with the length: with its square these would take minutes."""
-    check_version(text, template("Write {question}"))
-    check_version(text, template("Write {question} as\n```\ncode\n```\nand stop."))
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("Here:\n```text\nWrite {question}.\n```", "Write {question}."),
-        ("~~~\nWrite\n```\n{question}\n~~~\n", "Write\n```\n{question}"),
-        ("```\n{question}\n````\n", "```\n{question}\n````\n"),
-        ("```\na {question}\n```\n```\nb\n```", "```\na {question}\n```\n```\nb\n```"),
-    ],
-)
-def test_the_only_fence_is_taken_off_and_others_stay(text: str, found: str) -> None:
-    assert check_version(text, template("Write {question}")).template == template(found)
+    check_version(text, seed)
 
 
 def test_jinja_keeps_its_variables_and_its_syntax() -> None:

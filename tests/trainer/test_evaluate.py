@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
+from agentlightning.algorithm.evaluator import SequentialStop
 from agentlightning.evaluation.result import EvaluatedRollout, EvaluatedTask, EvaluationResult
-from agentlightning.evaluation.sequential import SequentialStop
 from agentlightning.evaluation.statistics import t_interval, t_quantile
 from agentlightning.types import AttemptedRollout
 from tests.trainer.parts import tenth

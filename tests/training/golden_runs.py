@@ -27,7 +27,7 @@ from typing import Any, cast
 
 import agentlightning as agl
 from tests.algorithm.parts import ask, save_untrained_model, say
-from tests.prompt_search.apo import parts as apo
+from tests.prompt_search import parts as apo
 
 RUN_ID = "golden"
 TASKS = ["one", "two", "three", "four"]
@@ -130,7 +130,7 @@ def prompts(algorithm: Callable[..., Any], answer: Callable[[dict[str, Any]], st
 
 
 def gepa(model: Path, folder: Path) -> None:
-    from tests.prompt_search.gepa.test_gepa import helpful
+    from tests.prompt_search.test_gepa_search import helpful
 
     prompts(agl.GEPA, helpful, max_metric_calls=200)(model, folder)
 

@@ -77,7 +77,7 @@ def read_plan(path: Path, settings: Sequence[str]) -> Plan:
     return Plan(**found)
 
 
-def made_trainer(settings: object) -> Trainer:
+def made_trainer(settings: object) -> Trainer[Any]:
     """Return the Trainer with these settings; one that is made already is returned as it is.
 
     Raises:
@@ -87,7 +87,7 @@ def made_trainer(settings: object) -> Trainer:
     from agentlightning.trainer import Trainer
 
     if isinstance(settings, Trainer):
-        return settings
+        return cast("Trainer[Any]", settings)
     if settings is not None and not isinstance(settings, Mapping):
         raise BadRequestError(f"trainer must be a mapping with the settings of agl.Trainer; got {settings!r}")
     given = dict(cast("Mapping[str, Any]", settings or {}))

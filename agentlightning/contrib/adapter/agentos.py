@@ -20,8 +20,8 @@ _FAILED = ("blocked", "error")
 class FlightRecorderAdapter(Adapter[Iterable[Entry], list[Span]]):
     """Returns a span for each action of a log: `adapt(recorder.get_log())`.
 
-    A span is called after the tool or the system call. Its status is `ERROR` with the reason if the action was refused
-    or failed, `OK` if it was allowed, else `UNSET`; `agent_os.verdict` has the recorder's word. Secrets in arguments,
+    The name of a span is the tool or the system call. Its status is `ERROR` with the reason if the action was refused
+    or failed, `OK` if it was allowed, else `UNSET`; `agent_os.verdict` is the recorder's verdict. Secrets in arguments,
     results and reasons are hidden. The same entries give the same span ids, and the store numbers the spans, so that
     importing a log twice adds nothing.
 
@@ -30,7 +30,7 @@ class FlightRecorderAdapter(Adapter[Iterable[Entry], list[Span]]):
         attempt_id: its attempt.
 
     Raises (`adapt`):
-        ValueError: an entry is none of a flight recorder; says which one.
+        ValueError: an entry is not one of a flight recorder; says which one.
     """
 
     def __init__(self, *, rollout_id: str, attempt_id: str) -> None:
@@ -51,7 +51,7 @@ class FlightRecorderAdapter(Adapter[Iterable[Entry], list[Span]]):
             "result": entry.get("result"),
             "prompt": entry.get("input_prompt"),
         }
-        told = {
+        values = {
             "agent_os.entry_id": str(entry["trace_id"]),
             "agent_os.agent_id": str(entry["agent_id"]),
             "agent_os.tool": str(entry["tool_name"]),
@@ -60,7 +60,7 @@ class FlightRecorderAdapter(Adapter[Iterable[Entry], list[Span]]):
             "agent_os.reason": None if reason is None else readable_reason(reason),
             **{f"agent_os.{key}": None if text is None else without_secrets(str(text)) for key, text in texts.items()},
         }
-        attributes: Attributes = {key: value for key, value in told.items() if value is not None}
+        attributes: Attributes = {key: value for key, value in values.items() if value is not None}
         return Span.from_attributes(
             attributes=attributes,
             rollout_id=self._rollout_id,
@@ -69,9 +69,9 @@ class FlightRecorderAdapter(Adapter[Iterable[Entry], list[Span]]):
             name=str(entry["tool_name"]),
             trace_id=_hash(self._attempt_id, 32),
             span_id=_hash(f"{self._attempt_id}/{entry['trace_id']}", 16),
-            start_time=action.began,
-            end_time=action.began + action.seconds,
-            status=_status(verdict, told["agent_os.reason"]),
+            start_time=action.start,
+            end_time=action.start + action.seconds,
+            status=_status(verdict, values["agent_os.reason"]),
         )
 
 

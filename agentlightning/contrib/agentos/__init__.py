@@ -1,6 +1,6 @@
-"""Agent-OS, and policy kernels like it, beside training: what they refuse, and what they record of an agent's actions.
+"""Agent-OS, and policy kernels like it, in training: the actions that they refuse, and those that they record.
 
-Made for `KernelSpace` of the package `agent-os-kernel`, which needs not be installed: nothing of it is imported here.
+Made for `KernelSpace` of the package `agent-os-kernel`, which need not be installed: nothing of it is imported here.
 """
 
 from agentlightning.lazy import attach_stub

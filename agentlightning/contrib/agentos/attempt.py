@@ -1,6 +1,6 @@
-"""What is known of the attempt that runs: its violations, and which entries of flight recorders are its own.
+"""The violations of the attempt that runs, and its entries in flight recorders.
 
-A context variable carries it; a thread or a job that copies no context belongs to the attempt in which it was started
+A context variable holds them; a thread or a job that copies no context belongs to the attempt in which it was started
 (`tracer/started.py`), also if it runs an event loop of its own, which it needs for `KernelSpace.syscall`.
 """
 
@@ -28,7 +28,7 @@ class AttemptWatch:
     Args:
         emit: record each as an annotation of the trace.
         ends: the first violation ends the attempt.
-        reward: what the attempt earns if a violation ends it.
+        reward: the reward of the attempt if a violation ends it.
     """
 
     def __init__(self, rollout: AttemptedRollout, *, emit: bool, ends: bool, reward: float) -> None:
@@ -50,7 +50,7 @@ class AttemptWatch:
         return self.ends and self.first is not None
 
     def add(self, source: Hashable, violation: Violation) -> None:
-        """Count a violation that `source` found, and record it. Never raises: what was refused stays refused."""
+        """Count a violation that `source` found, and record it. Never raises: the action stays refused."""
         with self._lock:
             self.first = self.first or violation
             self._counts[source] = self._counts.get(source, 0) + 1
@@ -60,23 +60,23 @@ class AttemptWatch:
         try:
             with nullcontext() if scope is None or not scope.is_open else entered(scope):
                 emit_annotation(violation.attributes())
-        except Exception as error:  # it is counted all the same
+        except Exception as error:  # it is counted anyway
             logger.warning("[Rollout %s] a policy violation is not in the trace: %s", self.rollout_id, error)
 
     def add_entry(self, recorder: Hashable, entry_id: str) -> None:
-        """Note that an entry of a recorder is this attempt's."""
+        """Record that an entry of a recorder is this attempt's."""
         with self._lock:
             self.entries.setdefault(recorder, set()).add(entry_id)
 
     def count(self, source: Hashable) -> int:
-        """Return how many violations `source` has found."""
+        """Return the number of violations that `source` has found."""
         with self._lock:
             return self._counts.get(source, 0)
 
     def fault(self, text: str | None = None) -> PolicyFault:
-        """Return the exception that ends the attempt; `text` is what is told where no violation was counted."""
-        told = text if self.first is None else self.first.reason
-        return PolicyFault(f"the policy kernel refused an action: {told}", reward=self._reward)
+        """Return the exception that ends the attempt; its reason is the first violation, or `text` without any."""
+        reason = text if self.first is None else self.first.reason
+        return PolicyFault(f"the policy kernel refused an action: {reason}", reward=self._reward)
 
 
 _present: ContextVar[AttemptWatch | None] = ContextVar("agl_violations", default=None)
@@ -85,7 +85,7 @@ _running: dict[tuple[str | None, str | None], AttemptWatch] = {}
 
 
 def attempt_watch() -> AttemptWatch | None:
-    """Return what watches the attempt of this context, thread or job; None outside of attempts that are watched."""
+    """Return the watch of the attempt of this context, thread or job; None outside of attempts that are watched."""
     present = _present.get()
     if present is None:
         scope = _own_scope()
@@ -94,11 +94,11 @@ def attempt_watch() -> AttemptWatch | None:
 
 
 def note(source: Hashable, violation: Violation) -> AttemptWatch | None:
-    """Add a violation to the attempt that it belongs to, and return what watches that."""
+    """Add a violation to the attempt that it belongs to, and return the watch of that."""
     watch = attempt_watch()
     if watch is not None:
         watch.add(source, violation)
-    elif _running or _present.get() is not None:  # what an attempt left behind, or a thread that nobody knows
+    elif _running or _present.get() is not None:  # from a task that outlived its attempt, or a thread of unknown origin
         logger.warning(
             "a policy violation counts for no attempt (%s): it came from a task or thread that has outlived its "
             "attempt, or that was not started inside one. Wait for what you start before the agent returns, and run "
@@ -110,7 +110,7 @@ def note(source: Hashable, violation: Violation) -> AttemptWatch | None:
 
 @contextmanager
 def watched(watch: AttemptWatch) -> Generator[AttemptWatch]:
-    """Let violations of this context, and of what is started in it, count for `watch`."""
+    """Count violations of this context, and of tasks and threads started in it, for `watch`."""
     key = (watch.rollout_id, watch.attempt_id)
     token = _present.set(watch)
     _running[key] = watch
@@ -123,6 +123,5 @@ def watched(watch: AttemptWatch) -> Generator[AttemptWatch]:
 
 
 def _own_scope() -> TraceScope | None:
-    """Return the scope of this context, or that in which this thread was started whatever loop it runs."""
-    found: TraceScope | None = current_scope() or origin.get()
-    return found
+    """Return the scope of this context, or that in which this thread was started, whatever loop it runs."""
+    return current_scope() or origin.get()

@@ -7,8 +7,8 @@
 | another one that was allowed | `syscall_<NAME>` (pending)                     | `pending`            |
 | by an agent that was ended   | `syscall_<NAME>` (pending)                     | `pending`            |
 
-The kernel never completes the first entry. The second belongs to the last open one of the same agent with the same call
-and arguments.
+The kernel never completes the first entry. The second one belongs to the last open one of the same agent with the same
+call and arguments.
 """
 
 from __future__ import annotations
@@ -27,43 +27,43 @@ _NEEDED = ("trace_id", "timestamp", "agent_id", "tool_name", "policy_verdict")
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One action of an agent, as a flight recorder has it."""
+    """One action of an agent in a flight recorder."""
 
     entry: Entry
-    """The entry that says how it ended."""
+    """The entry about its end."""
     syscall: str | None
     """`SYS_EXEC`; None if no kernel wrote the entry."""
-    began: float
+    start: float
     """Seconds since 1970."""
     seconds: float
-    """How long the tool ran; 0 if it did not."""
+    """Duration of the tool; 0 if it did not run."""
 
 
 def actions_of(entries: Iterable[Entry]) -> list[Action]:
-    """Return the actions behind entries, in the order of time, in which entries may come in any.
+    """Return the actions of entries, in the order of time; the entries may be in any order.
 
     Raises:
-        ValueError: one is no entry of a flight recorder; says which, and what is wrong with it.
+        ValueError: one is not an entry of a flight recorder; says which one, and its fault.
     """
     checked = sorted((_checked(index, entry) for index, entry in enumerate(entries)), key=_place)
     firsts: dict[str, list[int]] = {}
-    """Open first entries, by what the second one will say; the last of them is the one."""
+    """Open first entries, by the key of the second one, which belongs to the last of them."""
     actions: list[Action] = []
-    for began, entry in checked:
+    for start, entry in checked:
         name = str(entry["tool_name"])
         if name.startswith(_PREFIX):
             syscall = name.removeprefix(_PREFIX)
             firsts.setdefault(_key_of_first(entry, syscall), []).append(len(actions))
-            actions.append(Action(entry, syscall, began, 0.0))
+            actions.append(Action(entry, syscall, start, 0.0))
             continue
         seconds = _seconds(entry)
         key, syscall = _key_of_second(entry)
-        waiting = firsts.get(key)
-        if waiting:
-            first = actions[at := waiting.pop()]
-            actions[at] = Action(entry, first.syscall, first.began, began - first.began + seconds)
+        places = firsts.get(key)
+        if places:
+            first = actions[place := places.pop()]
+            actions[place] = Action(entry, first.syscall, first.start, start - first.start + seconds)
         else:
-            actions.append(Action(entry, syscall, began, seconds))
+            actions.append(Action(entry, syscall, start, seconds))
     return actions
 
 
@@ -74,29 +74,29 @@ def _key_of_first(entry: Entry, syscall: str) -> str:
 def _key_of_second(entry: Entry) -> tuple[str, str | None]:
     """Return the key that the first entry has, and the system call if the entry names it."""
     arguments = _arguments(entry)
-    given = cast("Entry", arguments if isinstance(arguments, Mapping) else {})
-    if "_syscall" in given:  # refused: it has the arguments of the system call
-        syscall = str(given["_syscall"])
-        return _key(entry, syscall, {k: v for k, v in given.items() if k not in ("_syscall", "_ring")}), syscall
+    fields = cast("Entry", arguments if isinstance(arguments, Mapping) else {})
+    if "_syscall" in fields:  # refused: it has the arguments of the system call
+        syscall = str(fields["_syscall"])
+        return _key(entry, syscall, {k: v for k, v in fields.items() if k not in ("_syscall", "_ring")}), syscall
     call: dict[str, object] = {"tool": entry["tool_name"], "args": arguments}
     return _key(entry, "SYS_EXEC", call), None
 
 
 def _key(entry: Entry, syscall: str, arguments: object) -> str:
-    if syscall == "SYS_EXEC" and isinstance(arguments, Mapping):  # the tool's entry has nothing else of it
+    if syscall == "SYS_EXEC" and isinstance(arguments, Mapping):  # the tool's entry has no more of it
         call = cast("Mapping[str, object]", arguments)
         arguments = {"tool": call.get("tool"), "args": call.get("args") or {}}
     return json.dumps([entry["agent_id"], syscall, arguments or {}], sort_keys=True, default=str)
 
 
 def _arguments(entry: Entry) -> object:
-    given = entry.get("tool_args")
-    if not isinstance(given, str):
-        return given
+    arguments = entry.get("tool_args")
+    if not isinstance(arguments, str):
+        return arguments
     try:
-        return json.loads(given)
+        return json.loads(arguments)
     except ValueError:
-        return given
+        return arguments
 
 
 def _place(timed: tuple[float, Entry]) -> tuple[float, int]:
@@ -125,5 +125,5 @@ def _checked(index: int, entry: object) -> tuple[float, Entry]:
 
 
 def _seconds(entry: Entry) -> float:
-    took = entry.get("execution_time_ms")
-    return took / 1000 if isinstance(took, (int, float)) and took > 0 else 0.0
+    duration = entry.get("execution_time_ms")
+    return duration / 1000 if isinstance(duration, (int, float)) and duration > 0 else 0.0

@@ -12,7 +12,7 @@ Entry = Mapping[str, Any]
 
 
 class RecorderWatch:
-    """A `FlightRecorder` that tells the attempt of each entry; all else is the recorder's.
+    """A `FlightRecorder` that reports each entry to its attempt; everything else is the recorder's.
 
     An entry has no field for the attempt, and its `agent_id` is the role that all attempts share.
 
@@ -42,19 +42,19 @@ class RecorderWatch:
         """Return the entries that an attempt has written, the oldest first.
 
         Args:
-            since: when the attempt began, in seconds since 1970; of a long log only what came later is read.
+            since: start of the attempt in seconds since 1970; only later entries of a long log are read.
         """
         ids = watch.entries.get(self)
         if not ids:
             return []
         between = getattr(self.recorder, "get_events_in_time_range", None)
         if between is None:
-            found: list[Entry] = self.recorder.get_log()
+            entries: list[Entry] = self.recorder.get_log()
         else:
-            found = between(datetime.fromtimestamp(since, UTC), datetime.now(UTC))
-        return [entry for entry in found if entry.get("trace_id") in ids]
+            entries = between(datetime.fromtimestamp(since, UTC), datetime.now(UTC))
+        return [entry for entry in entries if entry.get("trace_id") in ids]
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "recorder":  # of an object that is just being copied or unpickled
+        if name.startswith("__") or name == "recorder":  # the object is being copied or unpickled
             raise AttributeError(name)
         return getattr(self.recorder, name)

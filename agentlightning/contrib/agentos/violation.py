@@ -1,4 +1,4 @@
-"""One action that a policy kernel refused, and how it stands in a trace."""
+"""One action that a policy kernel refused, and its annotation in a trace."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Violation:
     """An action that was refused. Secrets in its texts are hidden, as in the messages of errors."""
 
     reason: str
-    """Why, in the words of the policy."""
+    """The reason of the policy."""
     agent_id: str | None = None
-    """Who asked, which is also the role by which the policy decides."""
+    """The agent, which is also the role by which the policy decides."""
     tool: str | None = None
-    """The tool, or what the policy calls the system call: `file_write`."""
+    """The tool, or the policy's name for the system call: `file_write`."""
     syscall: str | None = None
     """The system call: `SYS_EXEC`."""
     arguments: str | None = None
@@ -36,13 +36,13 @@ class Violation:
 
     @classmethod
     def of_syscall(cls, reason: object, agent_id: object, tool: object, args: Mapping[str, object]) -> Violation:
-        """Return the violation of a system call that the policy of a `KernelSpace` was asked for."""
-        given = {key: value for key, value in args.items() if key not in _OF_THE_KERNEL}
-        return cls(readable_reason(reason), str(agent_id), str(tool), str(args.get("_syscall")), arguments_text(given))
+        """Return the violation of a system call that the policy of a `KernelSpace` refused."""
+        own = {key: value for key, value in args.items() if key not in _OF_THE_KERNEL}
+        return cls(readable_reason(reason), str(agent_id), str(tool), str(args.get("_syscall")), arguments_text(own))
 
     def attributes(self) -> Attributes:
-        """Return the attributes of its annotation; what is not known is left out."""
-        told = {
+        """Return the attributes of its annotation, without those that are not known."""
+        values = {
             "name": VIOLATION_NAME,
             "violation": self.reason,
             "agent_os.agent_id": self.agent_id,
@@ -50,22 +50,22 @@ class Violation:
             "agent_os.syscall": self.syscall,
             "agent_os.arguments": self.arguments,
         }
-        return {key: value for key, value in told.items() if value is not None}
+        return {key: value for key, value in values.items() if value is not None}
 
     def __str__(self) -> str:
         return self.reason
 
 
 def readable_reason(reason: object) -> str:
-    """Return why an action was refused, as text without secrets."""
+    """Return the reason of a refusal as text without secrets."""
     return cut(masked_text(str(reason)), LONGEST_TEXT)
 
 
 def arguments_text(arguments: object) -> str:
-    """Return arguments as JSON without secrets; what JSON cannot hold is told by its class."""
+    """Return arguments as JSON without secrets; a value that JSON cannot hold is the name of its class."""
     try:
         known: Any = json.loads(json.dumps(arguments, default=_class_name, skipkeys=True))
-    except (ValueError, RecursionError):  # an agent may pass what contains itself
+    except (ValueError, RecursionError):  # an agent may pass a value that contains itself
         known = _class_name(arguments)
     return cut(json.dumps(masked(known), ensure_ascii=False), LONGEST_TEXT)
 
@@ -73,10 +73,10 @@ def arguments_text(arguments: object) -> str:
 def without_secrets(text: str) -> str:
     """Return a text, JSON or not, in which secrets are hidden, of at most `LONGEST_TEXT` characters."""
     try:
-        found: object = json.loads(text)
+        value: object = json.loads(text)
     except (ValueError, RecursionError):
         return readable_reason(text)
-    return arguments_text(cast("object", found)) if isinstance(found, (dict, list)) else readable_reason(text)
+    return arguments_text(cast("object", value)) if isinstance(value, (dict, list)) else readable_reason(text)
 
 
 def _class_name(value: object) -> str:

@@ -1,8 +1,8 @@
-"""How the refusals of a kernel are seen: between a `KernelSpace` and its policy engine, or by a callback.
+"""Watches the refusals of a kernel: between a `KernelSpace` and its policy engine, or by a callback.
 
 `KernelSpace` asks `policy_engine.check_violation(agent_role, tool_name, args)` before every system call and refuses the
 call for the reason that it returns: the agent is ended with `AgentKernelPanic` if the kernel knows it by
-`create_agent_context`, and gets a result with `error_code` -2 if not. Both have passed the engine once. The kernel's
+`create_agent_context`, and gets a result with `error_code` -2 if not. Both ask the engine once. The kernel's
 `metrics.policy_violations` counts each refusal twice and is not read.
 """
 
@@ -21,19 +21,19 @@ from agentlightning.contrib.agentos.violation import Violation, readable_reason
 logger = logging.getLogger(__name__)
 
 _ENGINE, _RECORDER = "_policy_engine", "_flight_recorder"
-"""Where `KernelSpace` keeps what it was given."""
+"""Attributes of `KernelSpace`."""
 
 
 @runtime_checkable
 class PolicyKernel(Protocol):
-    """A kernel of another project that tells of its refusals itself."""
+    """A kernel of another project that reports its refusals itself."""
 
     def on_violation(self, callback: Callable[[Any], None], /) -> object:
         """Call `callback` with every action that is refused from here on."""
 
 
 class PolicyWatch:
-    """A policy engine that tells the attempt of what it refuses; all else is the engine's.
+    """A policy engine that reports its refusals to the attempt; everything else is the engine's.
 
     `KernelSpace(policy_engine=PolicyWatch(engine))`: for agents that make a kernel for each attempt, of which runner
     and reward know only the watch. It can be pickled if the engine can.
@@ -51,9 +51,9 @@ class PolicyWatch:
         self.engine: Any = engine
 
     def check_violation(self, agent_role: str, tool_name: str, args: Mapping[str, object]) -> str | None:
-        """Return why the engine refuses an action, or None.
+        """Return the reason for which the engine refuses an action, or None.
 
-        A question (`SYS_CHECKPOLICY`) is no action: the kernel marks system calls, and only these count.
+        A question (`SYS_CHECKPOLICY`) is not an action: the kernel marks system calls, and only these count.
 
         Raises:
             PolicyFault: a violation has ended the attempt before; its agent may do nothing more.
@@ -67,13 +67,13 @@ class PolicyWatch:
         return cast("str | None", reason)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "engine":  # of an object that is just being copied or unpickled
+        if name.startswith("__") or name == "engine":  # the object is being copied or unpickled
             raise AttributeError(name)
         return getattr(self.engine, name)
 
 
 class Kernels:
-    """The kernels that a runner or a reward was given. A copy is the same object: the agent's kernel has no copy.
+    """The kernels of a runner or a reward. A copy is the same object: the agent's kernel has no copy.
 
     Puts a `PolicyWatch` before the engine of a `KernelSpace`, and a `RecorderWatch` before its recorder, once each.
 
@@ -81,17 +81,17 @@ class Kernels:
         kernel: a `KernelSpace`, a `PolicyWatch`, an object with `on_violation(callback)`, or a list of them.
 
     Raises:
-        TypeError: there is no kernel that tells of violations.
+        TypeError: there is no kernel that reports violations.
     """
 
     def __init__(self, kernel: object) -> None:
         self.given = kernel
         self.sources = _sources_of(kernel)
-        """What tells of the violations; empty if no kernel has a policy."""
+        """The objects that report violations; empty if no kernel has a policy."""
         self.recorders = _recorders_of(kernel)
 
     def subscribe(self) -> None:
-        """Let the kernels that call back tell of their violations, in this process; each is asked once."""
+        """Register the callbacks of the kernels that have them, in this process, once each."""
         for source in self.sources:
             if isinstance(source, _Callback):
                 source.subscribe()
@@ -128,7 +128,7 @@ def _sources_of(kernel: object) -> tuple[Hashable, ...]:
 
 def _recorders_of(kernel: object) -> tuple[RecorderWatch, ...]:
     if isinstance(kernel, (list, tuple)):
-        return tuple(found for each in cast("list[object]", kernel) for found in _recorders_of(each))
+        return tuple(recorder for each in cast("list[object]", kernel) for recorder in _recorders_of(each))
     recorder = getattr(kernel, _RECORDER, None) if _is_kernel_space(kernel) else None
     return (recorder,) if isinstance(recorder, RecorderWatch) else ()
 
@@ -138,7 +138,7 @@ def _is_kernel_space(kernel: object) -> bool:
 
 
 class _Callback:
-    """A `PolicyKernel`, equal to itself wherever it is named."""
+    """A `PolicyKernel`, equal to every other one of the same kernel."""
 
     def __init__(self, kernel: PolicyKernel) -> None:
         self._kernel = kernel
@@ -159,7 +159,7 @@ class _Callback:
 
 _lock = threading.Lock()
 _subscribed: set[_Callback] = set()
-"""They keep their kernels, so that no other one gets their identity."""
+"""They hold their kernels, so that no other one gets the same id."""
 
 
 def _note_of_callback(source: _Callback, violation: object) -> None:

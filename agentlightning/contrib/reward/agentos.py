@@ -12,16 +12,16 @@ from agentlightning.emitter.reward_values import USABLE_REWARD, as_reward
 
 
 class PolicyReward:
-    """Gives `reward_fn(output, task)`, or `clean` without one, less `penalty` for each violation of the attempt.
+    """Returns `reward_fn(output, task)`, or `clean` without one, minus `penalty` for each violation of the attempt.
 
-    For `Trainer(runner=AgentOSRunner(kernel), reward_fn=PolicyReward(kernel))`. As every `reward_fn` it is asked where
-    the agent returns something else than its reward. Only violations of the kernels that it was given cost.
+    For `Trainer(runner=AgentOSRunner(kernel), reward_fn=PolicyReward(kernel))`. As every `reward_fn` it is called if
+    the agent returns something other than its reward. Only violations of these kernels have a penalty.
 
     Args:
         kernel: as of `AgentOSRunner`.
 
     Raises:
-        TypeError: the kernel does not tell of violations, or `reward_fn` cannot be called.
+        TypeError: the kernel does not report violations, or `reward_fn` cannot be called.
         ValueError: `clean` or `penalty` is not finite.
     """
 
@@ -45,14 +45,14 @@ class PolicyReward:
 
     @property
     def kernel(self) -> object:
-        """What it was given as the kernel."""
+        """The kernel, or the list of kernels."""
         return self._kernels.given
 
     async def __call__(self, output: object, task: object) -> float:
         """Return the reward of the attempt that is being judged.
 
         Raises:
-            RuntimeError: nobody counted violations: the runner is no `AgentOSRunner`.
+            RuntimeError: nobody counted violations: the runner is not an `AgentOSRunner`.
         """
         watch = attempt_watch()
         if watch is None:

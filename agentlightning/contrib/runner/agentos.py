@@ -1,8 +1,8 @@
-"""`AgentOSRunner` runs agents whose actions a policy kernel checks: what it refuses becomes part of trace and outcome.
+"""`AgentOSRunner` runs agents whose actions a policy kernel checks: refusals become part of trace and outcome.
 
 | the agent                                                   | the attempt ends as            |
 | ----------------------------------------------------------- | ------------------------------ |
-| was refused, went on and returned                           | what it returned earns         |
+| was refused, continued and returned                         | its reward                     |
 | was ended by the kernel (`AgentKernelPanic` left it)        | `policy_fault`                 |
 | raised because it was refused (`OSError` of `ctx.read`)     | `policy_fault`                 |
 | was refused, with `fail_on_violation=True`, and then did anything | `policy_fault`           |
@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 class AgentOSRunner(LitAgentRunner[T]):
-    """A runner that knows what the kernel refused during each attempt.
+    """A runner that counts the actions that the kernel refused during each attempt.
 
     Args:
         kernel: a `KernelSpace` of agent-os-kernel; a `PolicyWatch` for kernels that the agent makes; a list of them; or
@@ -53,12 +53,12 @@ class AgentOSRunner(LitAgentRunner[T]):
         fail_on_violation: the first violation ends the attempt as a fault of the policy, whatever the agent returns;
             every later action is refused.
         emit_violations: record each violation as an annotation `policy_violation` in the trace.
-        emit_entries: record what the kernel's flight recorder has of the attempt as spans, at the end of it.
-        violation_reward: what an attempt earns that a violation ended.
-        settings: of `LitAgentRunner`. What is left out comes from the Trainer.
+        emit_entries: record the attempt's entries in the kernel's flight recorder as spans, at its end.
+        violation_reward: the reward of an attempt that a violation ended.
+        settings: of `LitAgentRunner`. The others come from the Trainer.
 
     Raises:
-        TypeError: the kernel does not tell of violations.
+        TypeError: the kernel does not report violations.
         ValueError: `violation_reward` is not finite or beyond 1e15 in size; or `isolation="process"`, where the kernel
             is not the agent's.
     """
@@ -94,11 +94,11 @@ class AgentOSRunner(LitAgentRunner[T]):
 
     @property
     def kernel(self) -> object:
-        """What it was given as the kernel."""
+        """The kernel, or the list of kernels."""
         return self._kernels.given
 
     def take_from_trainer(self, **settings: Any) -> None:
-        """Take those settings of the Trainer that were not given here."""
+        """Take the settings of the Trainer that the constructor did not set."""
         for name, value in settings.items():
             if name not in self._own:
                 setattr(self, f"_{name}", check_policy_faults(value) if name == "policy_faults" else value)
@@ -132,7 +132,7 @@ class AgentOSRunner(LitAgentRunner[T]):
 
 
 class _WatchedExecutor:
-    """Calls the agent by another executor, and judges how it ended by what its kernel refused."""
+    """Calls the agent by another executor, and decides its outcome by the actions that its kernel refused."""
 
     prepares = False
 
@@ -151,7 +151,7 @@ class _WatchedExecutor:
         return self._inner.threads
 
     async def call(self, rollout: AttemptedRollout, resources: NamedResources) -> Any:
-        watch, began = attempt_watch(), time.time()
+        watch, start = attempt_watch(), time.time()
         if watch is None:  # a subclass that runs the rollout elsewhere
             return await self._inner.call(rollout, resources)
         try:
@@ -163,7 +163,7 @@ class _WatchedExecutor:
             raise fault from error
         finally:
             if self._emit_entries:
-                emit_entries(watch, began)
+                emit_entries(watch, start)
         if watch.is_over:
             raise watch.fault()
         return output
@@ -173,7 +173,7 @@ class _WatchedExecutor:
 
 
 def fault_of(error: Exception, watch: AttemptWatch) -> PolicyFault | None:
-    """Return the fault of the policy behind an exception that left the agent; None if it is something else."""
+    """Return the fault of the policy that caused an exception of the agent; None if it has another cause."""
     panic = next((each for each in _causes(error) if _is_panic(each)), None)
     if panic is not None and watch.first is None:  # ended by a signal of another kind: its budget, its trust
         note("panic", Violation(readable_reason(panic), str(getattr(panic, "agent_id", None))))
@@ -184,16 +184,16 @@ def fault_of(error: Exception, watch: AttemptWatch) -> PolicyFault | None:
     return None
 
 
-def emit_entries(watch: AttemptWatch, began: float) -> None:
-    """Add what the attempt has in flight recorders to its trace. Never raises: the attempt ended as it did."""
+def emit_entries(watch: AttemptWatch, start: float) -> None:
+    """Add the entries of the attempt in flight recorders to its trace. Never raises: its outcome stays."""
     scope = current_scope()
     if scope is None or not scope.delivers:
         return
     adapter = FlightRecorderAdapter(rollout_id=watch.rollout_id, attempt_id=watch.attempt_id)
     for recorder in [each for each in watch.entries if isinstance(each, RecorderWatch)]:
         try:
-            spans = adapter.adapt(recorder.entries_of(watch, began))
-        except Exception as error:  # the recorder's disk, say
+            spans = adapter.adapt(recorder.entries_of(watch, start))
+        except Exception as error:  # of the recorder's disk, for example
             logger.warning("[Rollout %s] its flight recorder cannot be read: %s", watch.rollout_id, error)
             continue
         for span in spans:
@@ -202,20 +202,20 @@ def emit_entries(watch: AttemptWatch, began: float) -> None:
 
 def _causes(error: BaseException) -> Generator[BaseException]:
     """Yield an exception, those that it was raised from, and those that are grouped in it, each once."""
-    waiting, seen = [error], set[int]()
-    while waiting:
-        each = waiting.pop()
+    pending, seen = [error], set[int]()
+    while pending:
+        each = pending.pop()
         if id(each) in seen:
             continue
         seen.add(id(each))
         yield each
         if isinstance(each, BaseExceptionGroup):
-            waiting.extend(cast("BaseExceptionGroup[BaseException]", each).exceptions)
+            pending.extend(cast("BaseExceptionGroup[BaseException]", each).exceptions)
         if each.__cause__ is not None:
-            waiting.append(each.__cause__)
+            pending.append(each.__cause__)
 
 
 def _is_panic(error: BaseException) -> bool:
-    """True for the `AgentKernelPanic` of an agent, not for the kernel's own; by name: the package need not be here."""
+    """True for the `AgentKernelPanic` of an agent, not the kernel's own; by name: the package need not be installed."""
     classes = [cls for cls in type(error).__mro__ if cls.__module__.startswith("agent_control_plane.")]
     return any(cls.__name__ == "AgentKernelPanic" for cls in classes) and getattr(error, "agent_id", None) != "kernel"

@@ -1,1 +1,0 @@
-"""The search of APO: beams of prompts, critiques and edits."""

@@ -1,0 +1,195 @@
+"""The model calls of APO: a critique of rollouts, an edit by it, and the repair of a text; with prompts out of files.
+
+| ending of the file | how it is read |
+| --- | --- |
+| `.jinja`, `.j2` | a bounded jinja sandbox; a line `=== system ===` or `=== user ===` begins a message of that role |
+| `.poml` | by the package `poml`, which is loaded for it |
+| any other | plain text: the instruction; template, rollouts and critique are put below it |
+
+Filled in are `prompt_template` (text), `placeholders` (list of texts), and `experiments` (list of `RolloutResult`) for
+a critique, `critique` (text) for an edit. Roles are read before anything is filled in, so that no text of an agent can
+begin a message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, cast
+
+from agentlightning.chat.bill import Bill
+from agentlightning.chat.chat import Chat
+from agentlightning.errors import BadRequestError
+from agentlightning.prompt_search.candidates import gaps_shown, gaps_text
+from agentlightning.prompt_search.evaluation import RolloutResult
+from agentlightning.types import PromptTemplate
+from agentlightning.types.templates.jinja import render
+from agentlightning.utils.masking import masked
+
+_OWN = Path(__file__).parent / "prompts"
+GRADIENT_FILES = tuple(_OWN / f"critique_{name}.jinja" for name in ("short", "diagnostic", "checklist"))
+APPLY_EDIT_FILES = tuple(_OWN / f"edit_{name}.jinja" for name in ("free", "conservative"))
+_ROLE = re.compile(r"^=== (system|user|assistant) ===[ \t]*\n", re.MULTILINE)
+
+Message = dict[str, Any]
+
+
+@dataclass
+class Branch:
+    """The state of the calls for one version."""
+
+    rng: random.Random
+    prefix: str = ""
+    bill: Bill = field(default_factory=Bill)
+    critique: str | None = None
+
+
+current_branch = ContextVar[Branch | None]("agentlightning_branch", default=None)
+"""The branch whose version is made in this task."""
+
+
+@dataclass
+class Critic:
+    """Asks the models. Belongs to the algorithm's loop."""
+
+    chat: Chat
+    gradient_model: str
+    apply_edit_model: str
+    temperature: float | None
+    gradient_files: Sequence[Path]
+    edit_files: Sequence[Path]
+    poml_trace: bool = False
+
+    async def critique(
+        self, template: PromptTemplate, results: Sequence[RolloutResult], most: int, branch: Branch
+    ) -> tuple[Path, str]:
+        """Return which file was drawn, and the critique of at most so many of the rollouts. Secrets are hidden."""
+        path = branch.rng.choice(list(self.gradient_files))
+        shown = masked(choose_cases(results, most, branch.rng))
+        text = await self._ask(path, template, {"experiments": shown}, self.gradient_model, "critique", branch)
+        return path, text.strip()
+
+    async def edit(self, template: PromptTemplate, critique: str, branch: Branch) -> tuple[Path, str]:
+        """Return which file was drawn, and the text of a new version."""
+        path = branch.rng.choice(list(self.edit_files))
+        return path, await self._ask(path, template, {"critique": critique}, self.apply_edit_model, "edit", branch)
+
+    async def repair(self, text: str, problems: Sequence[str], seed: PromptTemplate, branch: Branch) -> str:
+        """Return the text again, with its problems repaired if the editor can."""
+        request = (
+            "This text was to be a prompt template and cannot be used as one:\n\n"
+            f"<template>\n{text}\n</template>\n\n" + "\n".join(f"- {problem}" for problem in problems) + "\n\n"
+            f"Its placeholders must be exactly these, as they are written: {gaps_text(gaps_shown(seed))}\n"
+            "Answer with the repaired template and nothing else."
+        )
+        reply = await self.chat.ask(request, model=self.apply_edit_model, purpose="repair", bill=branch.bill)
+        return reply.text
+
+    async def _ask(
+        self, path: Path, template: PromptTemplate, more: Mapping[str, Any], model: str, purpose: str, branch: Branch
+    ) -> str:
+        context = {"prompt_template": template.template, "placeholders": gaps_shown(template), **more}
+        messages = await asyncio.to_thread(messages_of, path, context, poml_trace=self.poml_trace)
+        reply = await self.chat.ask(
+            messages, model=model, temperature=self.temperature, purpose=purpose, bill=branch.bill
+        )
+        return reply.text
+
+
+def choose_cases(results: Sequence[RolloutResult], count: int, rng: random.Random) -> list[RolloutResult]:
+    """Return at most `count` results for a critic, the worst first: half of them the worst, the others the best.
+
+    Equal ones are drawn. Rollouts without a reward are shown where too few have one, and one of them in any case if
+    there is room for three: it may be the prompt that made the agent fail.
+    """
+    drawn = list(results)
+    rng.shuffle(drawn)
+    failed = [result for result in drawn if result["final_reward"] is None]
+    scored = sorted((r for r in drawn if r["final_reward"] is not None), key=lambda r: r["final_reward"] or 0.0)
+    places = min(len(failed), max(count - len(scored), int(count >= 3)))
+    left = min(count - places, len(scored))
+    return [*failed[:places], *scored[: (left + 1) // 2], *scored[len(scored) - left // 2 :]]
+
+
+# --- prompts out of files --------------------------------------------------------------------------------------------
+
+
+def check_files(setting: str, files: Sequence[str | Path] | None, own: Sequence[Path]) -> list[Path]:
+    """Return the files of a setting; ours for None.
+
+    Raises:
+        BadRequestError: there is none, one cannot be read, or is POML without the package `poml`; names it.
+    """
+    if files is None:
+        return list(own)
+    if isinstance(files, (str, Path)) or not files:
+        raise BadRequestError(f"{setting} must be a list of paths, or None for the files of ours; got {files!r}")
+    for path in map(Path, files):
+        try:
+            path.read_text(encoding="utf-8")
+        except (OSError, UnicodeError) as error:
+            raise BadRequestError(f"{setting}: {str(path)!r} cannot be read as text: {error}") from error
+        if path.suffix == ".poml":
+            _poml()
+    return list(map(Path, files))
+
+
+def messages_of(path: Path, context: Mapping[str, Any], *, poml_trace: bool = False) -> list[Message]:
+    """Return the messages that a file asks with.
+
+    Raises:
+        BadRequestError: the file cannot be filled in; names it and what is wrong.
+    """
+    try:
+        if path.suffix == ".poml":
+            return _from_poml(path, context, poml_trace)
+        text = path.read_text(encoding="utf-8")
+        if path.suffix not in (".jinja", ".j2", ".jinja2"):
+            return [{"role": "user", "content": _below(text, context)}]
+        before, *parts = _ROLE.split(text)
+        if not parts:
+            return [{"role": "user", "content": render(text, context)}]
+        if re.sub(r"\{#.*?#\}", "", before, flags=re.DOTALL).strip():
+            raise ValueError("there is text above the first line that names a role")
+        roles = zip(parts[::2], parts[1::2], strict=True)
+        return [{"role": role, "content": render(content, context).strip()} for role, content in roles]
+    except Exception as error:  # boundary: files of the user's, in two languages with errors of their own
+        raise BadRequestError(f"The prompt file {str(path)!r} cannot be filled in: {error}") from error
+
+
+def _below(text: str, context: Mapping[str, Any]) -> str:
+    """Return a plain instruction with everything that it is about below it."""
+    parts = [text.strip(), f"<template>\n{context['prompt_template']}\n</template>"]
+    for number, experiment in enumerate(context.get("experiments", ()), 1):
+        shown = {key: experiment[key] for key in ("task", "status", "final_reward", "failure", "messages")}
+        parts.append(f'<rollout number="{number}">\n{json.dumps(shown, indent=1, ensure_ascii=False)}\n</rollout>')
+    if "critique" in context:
+        parts.append(f"<critique>\n{context['critique']}\n</critique>")
+        kept = gaps_text(context["placeholders"])
+        parts.append(f"Keep these placeholders: {kept}\nAnswer with the new template and nothing else.")
+    return "\n\n".join(parts)
+
+
+@cache
+def _poml() -> Any:
+    try:
+        import poml  # pyright: ignore[reportMissingImports] -- not needed for our own files
+    except ImportError as error:
+        text = "A prompt file of the kind .poml needs the package 'poml', which is not installed: pip install poml"
+        raise BadRequestError(text) from error
+    return cast(Any, poml)
+
+
+def _from_poml(path: Path, context: Mapping[str, Any], trace: bool) -> list[Message]:
+    poml = _poml()
+    if trace:
+        poml.set_trace(True, trace_dir="pomltrace")
+    made = cast("dict[str, list[Message]]", poml.poml(path, context=dict(context), format="openai_chat"))
+    return made["messages"]

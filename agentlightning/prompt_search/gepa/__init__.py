@@ -1,1 +1,0 @@
-"""GEPA by the package `gepa`, on rollouts of the store."""

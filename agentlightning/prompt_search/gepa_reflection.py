@@ -1,0 +1,240 @@
+"""Reflection of GEPA: the records of rollouts that the model is shown, and the texts that it proposes.
+
+The prompt and the reading of the reply are those of the package (`InstructionProposalSignature`); the calls go through
+`Chat`, all of an iteration at the same time. A proposal that is no version of the seed's template is sent back once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import CancelledError
+from typing import Any, TypeVar
+
+from gepa.proposer.reflective_mutation.reflection_lm import ReflectionJob, ReflectionLM, ReflectionProposal
+from gepa.strategies.instruction_proposal import InstructionProposalSignature
+
+from agentlightning.chat.bill import Bill, LimitReached
+from agentlightning.chat.chat import Chat, ChatError
+from agentlightning.prompt_search.candidates import check_version, gaps_shown, gaps_text
+from agentlightning.prompt_search.evaluation import RolloutResult, Templates
+from agentlightning.prompt_search.history import PromptVersion
+from agentlightning.semconv import AGL_ANNOTATION, AGL_MESSAGE
+from agentlightning.types import PromptTemplate
+from agentlightning.utils.masking import masked
+
+logger = logging.getLogger("agentlightning.algorithm.gepa")
+T = TypeVar("T")
+Candidate = dict[str, str]
+"""Texts by the names of their templates, as the package has them."""
+Record = Mapping[str, Any]
+_MODEL_SPANS = ("gen_ai.", "llm.")
+_SHOWN_SPANS = 20
+
+
+class Interrupted(Exception):
+    """The run was cancelled; ends the package's thread."""
+
+
+class LoopBridge:
+    """Calls of the package's thread into the event loop. `close` cancels the one that is waited for."""
+
+    def __init__(self) -> None:
+        self._loop, self._closed = asyncio.get_running_loop(), False
+        self._running: asyncio.Task[Any] | None = None
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return what a coroutine returns in the event loop.
+
+        Raises:
+            Interrupted: the run was cancelled.
+        """
+        if self._closed:
+            work.close()
+            raise Interrupted("the run was cancelled")
+
+        async def run() -> T:
+            self._running = asyncio.current_task()
+            if self._closed:
+                work.close()
+                raise asyncio.CancelledError
+            return await work
+
+        try:
+            return asyncio.run_coroutine_threadsafe(run(), self._loop).result()
+        except CancelledError:
+            raise Interrupted("the run was cancelled") from None
+
+    def close(self) -> None:
+        """Let no further call begin, and cancel the one that runs. Called in the event loop."""
+        self._closed = True
+        if self._running is not None and not self._running.done():
+            self._running.cancel()
+
+
+def templates_of(candidate: Candidate, seeds: Templates) -> dict[str, PromptTemplate]:
+    """Return the templates that a candidate is the texts of."""
+    return {name: seed.model_copy(update={"template": candidate[name]}) for name, seed in seeds.items()}
+
+
+class Reflector:
+    """A `ReflectionLM` of the package that asks through `Chat`. Used by the package's thread alone.
+
+    Args:
+        prompts: of the reflection, one for all templates or one for each; None is the package's.
+        fields: further fields of the requests, such as `temperature`.
+        add: takes each proposal, a version without a name, with the candidate that it was made from.
+    """
+
+    def __init__(
+        self,
+        chat: Chat,
+        bridge: LoopBridge,
+        seeds: Templates,
+        prompts: str | Mapping[str, str] | None,
+        fields: Mapping[str, Any],
+        add: Callable[[PromptVersion, Candidate], None],
+    ) -> None:
+        self._chat, self._bridge, self._seeds, self._add = chat, bridge, seeds, add
+        self._prompts, self._fields = prompts, fields
+        self.failures: list[str] = []
+        """Why the last calls in a row were not answered."""
+        self.limit: LimitReached | None = None
+        """The limit that was reached."""
+        self.error: Exception | None = None
+        """What made it impossible to ask: the package only logs it."""
+
+    @property
+    def total_cost(self) -> float:
+        """In the currency of the prices."""
+        return self._chat.bill.cost or 0.0
+
+    def reflect(
+        self, candidate: Candidate, reflective_dataset: Mapping[str, Sequence[Record]], components_to_update: list[str]
+    ) -> tuple[ReflectionProposal, ReflectionLM]:
+        return self.reflect_many([(candidate, reflective_dataset, components_to_update)])[0]
+
+    def reflect_many(self, jobs: list[ReflectionJob]) -> list[tuple[ReflectionProposal, ReflectionLM]]:
+        """Return the proposals of all jobs, whose calls are made at the same time."""
+        wanted = [
+            (number, candidate, name, records[name])
+            for number, (candidate, records, names) in enumerate(jobs)
+            for name in names
+            if records.get(name)
+        ]
+
+        async def propose_all() -> list[PromptVersion]:
+            return await asyncio.gather(*(self._propose(*job[1:]) for job in wanted))
+
+        proposals = [ReflectionProposal(new_texts={}) for _ in jobs]
+        for (number, candidate, name, _), version in zip(wanted, self._bridge.call(propose_all()), strict=True):
+            if version.state == "candidate":
+                proposals[number].new_texts[name] = version.prompt_template.template
+                proposals[number].raw_lm_outputs[name] = version.critique or ""
+            self._add(version, candidate)
+        return [(proposal, self) for proposal in proposals]
+
+    async def _propose(self, candidate: Candidate, name: str, records: Sequence[Record]) -> PromptVersion:
+        prompt = self._prompts.get(name) if isinstance(self._prompts, Mapping) else self._prompts
+        rendered = InstructionProposalSignature.prompt_renderer(
+            {"current_instruction_doc": candidate[name], "dataset_with_feedback": records, "prompt_template": prompt}
+        )
+        messages = [{"role": "user", "content": rendered}] if isinstance(rendered, str) else rendered
+        version = PromptVersion("", templates_of(candidate, self._seeds), name)
+        try:
+            text = await self._ask(messages, "reflection", version.bill)
+            checked = check_version(text, self._seeds[name])
+            if checked.template is None and text.strip():
+                logger.warning("%s: the proposed text is sent back once: %s", name, " ".join(checked.problems))
+                repair = _repair_request(text, checked.problems, self._seeds[name])
+                text = await self._ask([*messages, *repair], "repair", version.bill)
+                checked = check_version(text, self._seeds[name])
+        except Exception as error:  # the package would only log it; see `GEPASearch.should_stop`
+            version.state, version.problems = "failed", (str(error),)
+            if isinstance(error, ChatError):
+                logger.error("%s: no text was proposed: %s", name, error)
+                self.failures.append(str(error))
+            elif isinstance(error, LimitReached):
+                self.limit = error
+            else:
+                self.error = error
+            return version
+        self.failures.clear()
+        version.critique = text
+        if checked.template is None:
+            logger.warning("%s: the proposed text is refused: %s", name, " ".join(checked.problems))
+            version.state, version.problems = "refused", checked.problems
+        else:
+            version.templates[name] = checked.template
+        return version
+
+    async def _ask(self, messages: Sequence[Mapping[str, Any]], purpose: str, bill: Bill) -> str:
+        reply = await self._chat.ask(messages, purpose=purpose, settings=self._fields, bill=bill)
+        return InstructionProposalSignature.output_extractor(reply.text.strip())["new_instruction"]
+
+
+def _repair_request(text: str, problems: Sequence[str], seed: PromptTemplate) -> list[dict[str, str]]:
+    request = (
+        "This cannot be used:\n"
+        + "\n".join(f"- {problem}" for problem in problems)
+        + f"\nIts placeholders must be exactly these, as they are written: {gaps_text(gaps_shown(seed))}\n"
+        "Give the repaired instructions within ``` blocks."
+    )
+    return [{"role": "assistant", "content": f"```\n{text}\n```"}, {"role": "user", "content": request}]
+
+
+# --- records of rollouts ---------------------------------------------------------------------------------------------
+
+
+def reflective_records(results: Sequence[RolloutResult]) -> list[dict[str, Any]]:
+    """Return the records that the model is shown: inputs, outputs, feedback. Secrets are hidden, long texts are cut."""
+    return [_record(result) for result in masked(list(results))]
+
+
+def _record(result: RolloutResult) -> dict[str, Any]:
+    reward = result["final_reward"]
+    feedback = [f"The reward is {reward:g}." if reward is not None else "There is no reward: the rollout failed."]
+    if result["failure"]:
+        feedback.append(f"What went wrong: {result['failure']}")
+    feedback += [f"{name}: {value}" for name, value in _notes(result).items()]
+    return {
+        "Inputs": _text(result["task"]),
+        "Generated Outputs": _conversations(result) or "(no model call was recorded)",
+        "Feedback": "\n".join(feedback),
+    }
+
+
+def _conversations(result: RolloutResult) -> str:
+    lines = list[str]()
+    for number, call in enumerate(result["messages"], start=1):
+        lines += [f"Conversation {number}:"] if len(result["messages"]) > 1 else []
+        for message in call["messages"]:
+            calls = message.get("tool_calls")
+            content = _text(message.get("content"))
+            lines.append(f"{message.get('role')}: {content}" + (f" {_text(calls)}" if calls else ""))
+    return "\n".join(lines)
+
+
+def _notes(result: RolloutResult) -> dict[str, str]:
+    """Return what the agent noted itself: attributes of its annotations, messages, rewards by name, failed spans."""
+    notes = dict[str, str]()
+    for span in result["spans"][:_SHOWN_SPANS]:
+        attributes: Mapping[str, Any] = span["attributes"]
+        if any(key.startswith(_MODEL_SPANS) for key in attributes):
+            continue
+        for key, value in attributes.items():
+            if key.startswith("agentlightning.reward."):
+                if key.endswith(".value") and (name := attributes.get(f"{key.removesuffix('.value')}.name")):
+                    notes[f"reward {name}"] = _text(value)
+            elif span["name"] in (AGL_ANNOTATION, AGL_MESSAGE):
+                notes[key.removeprefix("agentlightning.")] = _text(value)
+        status = span["status"]
+        if status.get("status_code") == "ERROR" and status.get("description"):
+            notes[f"error in {span['name']}"] = _text(status["description"])
+    return notes
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

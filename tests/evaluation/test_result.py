@@ -1,0 +1,71 @@
+"""pass@k, the variance between and within tasks, and rewards that cannot be used."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentlightning.evaluation.records import record_of
+from agentlightning.evaluation.result import EvaluatedRollout, EvaluatedTask, EvaluationResult
+
+
+def result(*groups: Sequence[float]) -> EvaluationResult:
+    """A result with the samples of each task."""
+    samples = ([EvaluatedRollout("", "scored", reward, 1.0) for reward in group] for group in groups)
+    return EvaluationResult(tuple(EvaluatedTask(number, tuple(own)) for number, own in enumerate(samples)))
+
+
+@given(st.integers(1, 9).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
+def test_pass_at_k_is_the_share_of_choices_with_a_success(figures: tuple[int, int, int]) -> None:
+    samples, successes, k = figures
+    choices = list(itertools.combinations(range(samples), k))
+    share = sum(any(sample < successes for sample in choice) for choice in choices) / len(choices)
+    found = result([1.0] * successes + [0.0] * (samples - successes)).pass_at(k)
+    assert found.interval is not None
+    assert found.interval.mean == pytest.approx(share)
+
+
+def test_the_variance_of_a_known_table() -> None:
+    """Means 2, 5, 8 of three each: MS between 27, MS within 1, so (27 - 1) / 3 between."""
+    found = result([1, 2, 3], [4, 5, 6], [7, 8, 9]).variance
+    assert found is not None
+    assert (found.between, found.within) == (pytest.approx(26 / 3), pytest.approx(1.0))
+
+
+def test_the_components_are_found_again() -> None:
+    rng = random.Random(1)
+    centres = [rng.gauss(0, 2) for _ in range(3000)]
+    found = result(*([rng.gauss(c, 0.5) for _ in range(rng.randint(1, 5))] for c in centres)).variance
+    assert found is not None
+    assert (found.between, found.within) == (pytest.approx(4.0, rel=0.08), pytest.approx(0.25, rel=0.06))
+
+
+@pytest.mark.parametrize("groups", [[], [[1.0, 2.0]], [[1.0], [2.0]], [[], []]])
+def test_too_few_samples_have_no_components(groups: list[list[float]]) -> None:
+    assert result(*groups).variance is None
+
+
+def test_a_negative_estimate_is_0() -> None:
+    found = result([0.0, 1.0], [1.0, 0.0]).variance
+    assert found is not None
+    assert found.between == 0.0
+
+
+def test_a_reward_that_is_too_large_counts_as_none() -> None:
+    def of(*rewards: float) -> EvaluatedTask:
+        samples = (EvaluatedRollout("", "scored", each, 1.0, dimensions={"r": each, "s": 1.0}) for each in rewards)
+        return EvaluatedTask("task", tuple(samples))
+
+    found = EvaluationResult((of(1.0, 1e308), of(-1e308, 1e200), of(0.0, 1.0)))
+    assert found.rewards == [1.0, None, 0.5]
+    assert found.failures == {"invalid_reward": 3}
+    assert found.mean_reward == 0.75
+    assert found.variance == EvaluationResult((of(1.0), of(0.0, 1.0))).variance
+    assert "1e+308" not in str(found)
+    assert found.compare(found).verdict == "no evidence"
+    assert record_of(found, ["a", "b", "c"])["rewards"] == [1.0, None, 0.5]
