@@ -50,9 +50,9 @@ from agentlightning.algorithm.fast import Baseline as Baseline, FastAlgorithm as
 from agentlightning.algorithm.grpo import GRPO as GRPO
 from agentlightning.algorithm.ppo import PPO as PPO
 from agentlightning.algorithm.sft import SFT as SFT
-from agentlightning.algorithm.tinker.tinker import Tinker as Tinker
-from agentlightning.algorithm.trl.trl import TRL as TRL
-from agentlightning.algorithm.verl.verl import VERL as VERL
+from agentlightning.algorithm.tinker import Tinker as Tinker
+from agentlightning.algorithm.trl import TRL as TRL
+from agentlightning.algorithm.verl import VERL as VERL
 from agentlightning.evaluation.gate import Promotion as Promotion, judge_promotion as judge_promotion
 from agentlightning.evaluation.gate import PromotionRules as PromotionRules
 from agentlightning.prompt_search.history import PromptResult as PromptResult

@@ -21,7 +21,7 @@ from agentlightning.llm_proxy import LLMProxy
 from agentlightning.runner import LitAgentRunner
 from agentlightning.store.sqlite import SQLiteLightningStore
 from agentlightning.tracer.otel import OtelTracer
-from agentlightning.training.external.verl.verl_settings import GONE, OWN
+from agentlightning.training.external.verl.settings import GONE, OWN
 from agentlightning.types import LLM, EnqueueRolloutRequest
 from agentlightning.verl.__main__ import OURS
 from tests.stubs.model_server import ModelServer

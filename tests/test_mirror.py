@@ -31,7 +31,7 @@ FILES = {
         test_one_rollout test_readme test_secrets_apart tracer/test_hidden_keys tracer/test_mirror tracer/test_stress
         trackers/test_packages trainer/test_constructor trainer/test_evaluate trainer/test_fit trainer/test_machines
         trainer/test_rollout_config trainer/test_specs training/external/tinker/test_tinker
-        training/external/trl/test_trl training/external/trl/test_trl_run training/external/verl/test_verl
+        training/external/test_before_a_run training/external/trl/test_trl_run training/external/verl/test_verl
         training/external/verl/test_verl_run training/learner/test_packing training/learner/test_precision
         training/learner/test_reference training/losses/test_gae training/losses/test_golden
         training/losses/test_rewards training/losses/test_staleness training/losses/test_value_loss training/test_game
@@ -43,7 +43,7 @@ FILES = {
         training/test_ppo_run training/test_resume_facts training/test_sft_run training/test_staleness_settings
         training/test_two_roles utils/test_every_server
         prompt_search/apo/test_apo prompt_search/gepa/test_gepa
-        training/external/tinker/test_tinker training/external/trl/test_trl training/external/verl/test_verl
+        training/external/tinker/test_tinker training/external/test_before_a_run training/external/verl/test_verl
         training/checkpoint/test_find_resumption 
         training/test_grpo_alarms training/test_grpo_faults training/test_grpo_family
         training/test_grpo_flight training/test_grpo_flight_resumed training/test_grpo_gpu training/test_grpo_killed

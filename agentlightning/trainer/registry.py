@@ -22,9 +22,9 @@ AlgorithmRegistry: dict[str, str] = {
     "grpo": "agentlightning.algorithm.grpo.GRPO",
     "ppo": "agentlightning.algorithm.ppo.PPO",
     "sft": "agentlightning.algorithm.sft.SFT",
-    "tinker": "agentlightning.algorithm.tinker.tinker.Tinker",
-    "trl": "agentlightning.algorithm.trl.trl.TRL",
-    "verl": "agentlightning.algorithm.verl.verl.VERL",
+    "tinker": "agentlightning.algorithm.tinker.Tinker",
+    "trl": "agentlightning.algorithm.trl.TRL",
+    "verl": "agentlightning.algorithm.verl.VERL",
 }
 """Short name in lower case to import path; looked up in any case."""
 
@@ -32,7 +32,7 @@ NEEDED_BY: dict[str, tuple[str, ...]] = {
     "agentlightning.algorithm.grpo.GRPO": ("model",),
     "agentlightning.algorithm.ppo.PPO": ("model",),
     "agentlightning.algorithm.sft.SFT": ("model",),
-    "agentlightning.algorithm.tinker.tinker.Tinker": ("model",),
+    "agentlightning.algorithm.tinker.Tinker": ("model",),
 }
 """What these cannot be made without. They load a training stack, which takes seconds: a bare name is answered before.
 """

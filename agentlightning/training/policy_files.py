@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from agentlightning.engine.served import ServedModel
 from agentlightning.engine.torch_setup import no_progress_bar
 from agentlightning.training.checkpoint import BrokenCheckpointError, sha256_of
 from agentlightning.training.learner.policy import Policy, PolicyState
@@ -30,7 +31,7 @@ ADAPTER: Final = "adapter_model.safetensors"
 _SCALARS: Final = "optimizer.json"
 
 
-def digest_of(policy: Policy) -> str:
+def digest_of(policy: ServedModel) -> str:
     """Return the SHA-256 over name, type, shape and bytes of every parameter that learns.
 
     Equal digests: equal weights, bit for bit. What does not learn (the model below an adapter) is not in it.

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from agentlightning.engine.decode_thread import EngineStats
 from agentlightning.engine.policy_engine import PolicyEngine
 from agentlightning.engine.served import ServedModel
+from agentlightning.llm_proxy import LLMProxy
 from agentlightning.store.base import LightningStore
 from agentlightning.training.result import Evaluation
 from agentlightning.training.rows import StepRows
@@ -123,8 +124,8 @@ class Updater:
         """Return what a checkpoint says of its weights beside their digest, as JSON data."""
         return {}
 
-    async def before_step(self) -> None:
-        """Prepare a step: its rollouts are not started yet."""
+    async def before_step(self, proxy: LLMProxy) -> None:
+        """Prepare a step, whose rollouts are not started yet; `proxy` is the gateway of the run."""
 
     async def after_evaluation(self, step: int, evaluation: Evaluation, store: LightningStore) -> None:
         """Take notice of an evaluation after a step."""

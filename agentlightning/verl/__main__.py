@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
 def _prepared(arguments: Sequence[str]) -> Any:
     """Return the training, once all that was said is read and checked."""
     settings, ours = read(arguments)
-    from agentlightning.algorithm.verl.verl import VERL
+    from agentlightning.algorithm.verl import VERL
     from agentlightning.trainer import Trainer
 
     data: dict[str, Any] = settings.get("data", {})
@@ -69,7 +69,7 @@ def read(arguments: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
         ImportError: verl is not installed.
         BadRequestError: an argument is not of the form key=value.
     """
-    from agentlightning.training.external.verl.verl_settings import check_version
+    from agentlightning.training.external.verl.settings import check_version
 
     wrong = [each for each in arguments if "=" not in each.lstrip("+~")]
     if wrong:

@@ -26,11 +26,11 @@ from pathlib import Path
 from typing import Any
 
 import agentlightning as agl
-from agentlightning.training.ledger_records import check_ledger
 from agentlightning.adapter import TracerTraceToTriplet
 from agentlightning.store.base import LightningStore
 from agentlightning.training.learner.policy import Policy
 from agentlightning.training.ledger import Ledger
+from agentlightning.training.ledger_records import check_ledger
 from agentlightning.training.policy_files import digest_of
 from agentlightning.training.rollouts import evidence
 from agentlightning.training.rows import choose_rows, read_records

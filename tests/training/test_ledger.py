@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any, get_args
 
 import pytest
-from agentlightning.training.ledger import Trained
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +18,7 @@ from agentlightning.training.ledger import (
     ExclusionReason,
     Ledger,
     RolloutRecord,
+    Trained,
     attempt_verdict,
     read_rollout,
 )

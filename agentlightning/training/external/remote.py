@@ -10,10 +10,13 @@ from typing import Any
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 from typing_extensions import override
 
+from agentlightning.engine.chat_server import ServedAs
 from agentlightning.engine.decode_thread import EngineStats
 from agentlightning.engine.engine import ONLY_POLICY
 from agentlightning.engine.served import ServedModel
 from agentlightning.errors import BadRequestError
+from agentlightning.training.settings import GRPOSettings
+from agentlightning.training.updater import Learner, Updater
 
 
 class RemotePolicy(ServedModel):
@@ -44,7 +47,7 @@ class RemotePolicy(ServedModel):
         except OSError:
             configured = None
         several = configured if isinstance(configured, list) else [configured]
-        self._ends = frozenset(token for token in (self.tokenizer.eos_token_id, *several) if token is not None)
+        self._eos_ids = frozenset(token for token in (self.tokenizer.eos_token_id, *several) if token is not None)
         self._longest = longest
         self.weight_version = 0
         self.lock = threading.RLock()
@@ -52,7 +55,7 @@ class RemotePolicy(ServedModel):
     @property
     @override
     def eos_ids(self) -> frozenset[int]:
-        return self._ends
+        return self._eos_ids
 
     @property
     @override
@@ -91,3 +94,30 @@ class RemoteEngine:
     def stats(self) -> EngineStats:
         """Return nothing: it is measured elsewhere."""
         return EngineStats()
+
+
+def served_as(policy: RemotePolicy, settings: GRPOSettings, algorithm: str) -> ServedAs:
+    """Return the model as its endpoints serve it."""
+    return ServedAs(
+        model_name=ONLY_POLICY,
+        eos_ids=policy.eos_ids,
+        vocabulary=int(policy.config.vocab_size),
+        context_length=policy.context_length,
+        max_new_tokens=settings.max_completion_length,
+        seed=settings.seed,
+        by=algorithm,
+    )
+
+
+class RemoteUpdater(Updater):
+    """What another system learns and serves, as the only policy of a run."""
+
+    def __init__(self, policy: RemotePolicy, settings: GRPOSettings, engine: RemoteEngine, *, name: str) -> None:
+        """Take the first endpoint; no other start of any run has the name."""
+        super().__init__([Learner(None, settings, policy)], [engine])
+        self._name = name
+
+    @override
+    def digest(self) -> str:
+        # the weights lie elsewhere: those of another start never count as the same
+        return f"{self._name}-{self.weight_version}"

@@ -1,7 +1,7 @@
 """The Tinker service through its client: the weights that learn, and the sampler of their newest version.
 
-Every wait has an end, and every failure says at what. What the client retries by itself (lost connections, a busy
-service) is not retried here.
+Every wait has an end, and every error says at which request. The client repeats a request by itself where the
+connection is lost or the service is busy; nothing is repeated here.
 """
 
 from __future__ import annotations
@@ -27,24 +27,28 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 PLACE: Final = "tinker.json"
-"""File of a checkpoint, and of the folder of the trained model, that says where the service keeps it."""
+"""File of a checkpoint, and of the folder of the trained model, with the place where the service keeps it."""
+_ANSWER_SECONDS: Final = 600.0
+"""For the answer to one request of a step: requests wait at the service for others."""
 _REFUSED: Final = (tinker.AuthenticationError, tinker.PermissionDeniedError)
 
 
 class TinkerService:
-    """One training client. Its methods that wait belong to one thread at a time; `generate` to the loop.
+    """One training client. `generate` belongs to the loop; the other methods to one thread at a time.
+
+    They raise an EngineError where the service fails, or does not answer in time.
 
     Attributes:
         name: no other start of any run has it.
-        token: what the endpoint in front of it asks for.
+        token: for calls to the endpoint in front of it.
     """
 
-    def __init__(self, model: str, base_url: str | None, key: str, *, seconds: float) -> None:
-        """Prepare it; nothing is asked yet. `seconds`: for each answer, but for that of `open`."""
+    def __init__(self, model: str, base_url: str | None, key: str) -> None:
+        """Prepare the client; it sends nothing yet."""
         self.name, self.token = f"agl-{uuid4().hex}", uuid4().hex
-        self._model, self._seconds = model, seconds
+        self._model = model
         self._client = tinker.ServiceClient(base_url=base_url, api_key=key)
-        self._where = base_url or "the vendor's address, or TINKER_BASE_URL"
+        self._address = base_url or "the vendor's address, or TINKER_BASE_URL"
         self._training: Any = None
         self._sampler: tuple[Any, int] | None = None
 
@@ -56,16 +60,16 @@ class TinkerService:
             EngineError: there was no answer within `seconds`.
         """
 
-        def made() -> Any:
+        def training_client() -> Any:
             if state is not None:
                 return self._client.create_training_client_from_state_with_optimizer(state).result()
             return self._client.create_lora_training_client(self._model, rank=rank, seed=seed).result()
 
         try:
             # on a thread of its own: the client connects before it returns a future, and repeats that for minutes
-            self._training = _aside(made).result(seconds)
+            self._training = _on_thread(training_client).result(seconds)
         except TimeoutError:
-            text = f"The Tinker service ({self._where}) did not answer within connect_seconds={seconds:g}"
+            text = f"The Tinker service ({self._address}) did not answer within connect_seconds={seconds:g}"
             raise EngineError(text) from None
         except (tinker.TinkerError, ValueError) as error:
             if isinstance(error, _REFUSED) or type(error) is tinker.TinkerError:  # the latter: of the key's form
@@ -93,20 +97,19 @@ class TinkerService:
 
         Raises:
             NonFiniteLossError: a log-probability of the service is not finite.
-            EngineError: the service failed, or did not answer in time.
         """
         tokens = sum(sum(sample.mask) for sample in samples)
         scaled = [advantage * share / tokens for advantage in advantages]
         data = [datum_of(sample, advantage) for sample, advantage in zip(samples, scaled, strict=True)]
+        # both requests are sent before one is waited for, so that the service takes them in one go
         computed = self._training.forward_backward(data, "importance_sampling")
-        # both are asked for before one is waited for, so that the service takes them in one go
         taken = self._training.optim_step(tinker.AdamParams(learning_rate=learning_rate, grad_clip_norm=clip))
-        output = self._answer(computed, "forward_backward")
-        self._answer(taken, "optim_step")
+        output = _answer(computed, "forward_backward")
+        _answer(taken, "optim_step")
         log_ratios: list[float] = []
-        for sample, found in zip(samples, output.loss_fn_outputs, strict=True):
-            row = zip(found["logprobs"].tolist(), sample.logprobs[1:], sample.mask[1:], strict=True)
-            log_ratios += [new - old for new, old, trained in row if trained]
+        for sample, row in zip(samples, output.loss_fn_outputs, strict=True):
+            columns = zip(row["logprobs"].tolist(), sample.logprobs[1:], sample.mask[1:], strict=True)
+            log_ratios += [new - old for new, old, trained in columns if trained]
         if not all(map(math.isfinite, log_ratios)):
             raise NonFiniteLossError(
                 "The Tinker service computed a log-probability that is not finite, and took the step. Start the run "
@@ -117,17 +120,16 @@ class TinkerService:
             "approx_kl": -math.fsum(log_ratios) / len(log_ratios),
             "first_ratio_error": max(abs(math.expm1(ratio)) for ratio in log_ratios),
             "learning_rate": learning_rate,
-            **{"rows": len(samples), "rollouts": len({sample.rollout_id for sample in samples}), "tokens": tokens},
-            **{"steps": 1, "skipped_steps": 0},
+            "rows": len(samples),
+            "rollouts": len({sample.rollout_id for sample in samples}),
+            "tokens": tokens,
+            "steps": 1,
+            "skipped_steps": 0,
         }
 
     def publish(self, version: int) -> None:
-        """Sample from the present weights from now on.
-
-        Raises:
-            EngineError: the service failed, or did not answer in time.
-        """
-        sampler = self._answer(self._training.save_weights_and_get_sampling_client(), "save_weights_for_sampler")
+        """Sample from the present weights from now on."""
+        sampler = _answer(self._training.save_weights_and_get_sampling_client(), "save_weights_for_sampler")
         self._sampler = (sampler, version)
 
     async def generate(self, *, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Any:
@@ -142,63 +144,59 @@ class TinkerService:
             **{name: sampling_params[name] for name in ("max_tokens", "temperature", "top_p")}
         )
         try:
-            (found,) = (await sampler.sample(tinker.ModelInput.from_ints(prompt_ids), 1, params)).sequences
+            (reply,) = (await sampler.sample(tinker.ModelInput.from_ints(prompt_ids), 1, params)).sequences
         except (tinker.TinkerError, ValueError) as error:
             text = f"the Tinker service did not sample: {error}"
             raise RequestError(text, status=503, code="service_failed", retry_after=1) from error
-        told = {"global_steps": version}
-        return SimpleNamespace(token_ids=found.tokens, log_probs=found.logprobs, extra_fields=told)
+        version_of_weights = {"global_steps": version}
+        return SimpleNamespace(token_ids=reply.tokens, log_probs=reply.logprobs, extra_fields=version_of_weights)
 
     def save(self, folder: Path, step: int) -> None:
-        """Have weights and optimizer kept by the service, and write where they are into a folder.
-
-        Raises:
-            EngineError: the service failed, or did not answer in time.
-        """
-        self._note(folder, "state", self._training.save_state(f"{self.name}-step-{step}"))
+        """Let the service keep weights and optimizer, and write their place into a folder."""
+        self._write_place(folder, "state", self._training.save_state(f"{self.name}-step-{step}"))
 
     def save_model(self, folder: Path) -> None:
-        """Have the weights kept for sampling, and write where they are into a folder; errors as of `save`."""
-        self._note(folder, "sampler", self._training.save_weights_for_sampler(f"{self.name}-end"))
+        """Let the service keep the weights for sampling, and write their place into a folder."""
+        self._write_place(folder, "sampler", self._training.save_weights_for_sampler(f"{self.name}-end"))
 
     def close(self) -> None:
         """End the session. May be called twice."""
-        _aside(self._client.close)
+        _on_thread(self._client.close)
 
-    def _note(self, folder: Path, what: str, future: Any) -> None:
+    def _write_place(self, folder: Path, kind: str, future: Any) -> None:
         private_folder(folder)
-        (folder / PLACE).write_text(json.dumps({"model": self._model, what: self._answer(future, f"save_{what}").path}))
-
-    def _answer(self, future: Any, what: str) -> Any:
-        try:
-            return future.result(self._seconds)
-        except TimeoutError:
-            raise EngineError(f"The Tinker service did not answer {what} within {self._seconds:g} s") from None
-        except (tinker.TinkerError, ValueError, RuntimeError) as error:
-            raise EngineError(f"The Tinker service failed at {what}: {error}") from error
+        (folder / PLACE).write_text(json.dumps({"model": self._model, kind: _answer(future, f"save_{kind}").path}))
 
 
 def datum_of(sample: Sample, advantage: float) -> tinker.Datum:
     """Return a row as the service takes it: each token but the last one predicts the next, (T - 1,) each."""
-    mask = sample.mask[1:]
     return tinker.Datum(
         model_input=tinker.ModelInput.from_ints(sample.token_ids[:-1]),
         loss_fn_inputs={
             "target_tokens": sample.token_ids[1:],
             "logprobs": sample.logprobs[1:],
-            "advantages": [advantage * trained for trained in mask],
+            "advantages": [advantage * trained for trained in sample.mask[1:]],
         },
     )
 
 
-def _aside(work: Callable[[], T]) -> Future[T]:
-    """Do work on a thread that no end of the process waits for."""
+def _answer(future: Any, request: str) -> Any:
+    try:
+        return future.result(_ANSWER_SECONDS)
+    except TimeoutError:
+        raise EngineError(f"The Tinker service did not answer {request} within {_ANSWER_SECONDS:g} s") from None
+    except (tinker.TinkerError, ValueError, RuntimeError) as error:
+        raise EngineError(f"The Tinker service failed at {request}: {error}") from error
+
+
+def _on_thread(work: Callable[[], T]) -> Future[T]:
+    """Do work on a thread that the end of the process does not wait for."""
     future: Future[T] = Future()
 
     def run() -> None:
         try:
             future.set_result(work())
-        except BaseException as error:  # whoever waits raises it
+        except BaseException as error:  # the caller raises it
             future.set_exception(error)
 
     threading.Thread(target=run, name="agl-tinker", daemon=True).start()

@@ -1,13 +1,13 @@
-"""What a step hands to TRL: a row for each prompt and generation, in their order; masked where nothing is learned.
+"""The rows of a step for TRL: one for each prompt and generation, in their order.
 
-TRL wants exactly one row for each rollout. One that is excluded (a crash, no reward, cut off, late) is a row of two
-tokens with mask 0 and without a reward, which TRL leaves out of the statistics of its group: it never counts as zero.
+TRL takes exactly one row for each rollout. An excluded rollout (a crash, no reward, cut off, late) is a row of two
+tokens with mask 0 and without a reward. TRL leaves it out of the statistics of its group, so it never counts as zero.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from agentlightning.errors import BadRequestError
@@ -18,52 +18,47 @@ if TYPE_CHECKING:
     from agentlightning.training.rows import StepRows
 
 
-@dataclass
-class TRLRows:
-    """The rows of a step as `rollout_func` returns them: (B,) each, B = tasks times generations."""
+@dataclass(frozen=True)
+class TRLRow:
+    """The row of one rollout."""
 
-    prompt_ids: list[list[int]] = field(default_factory=list[list[int]])
-    completion_ids: list[list[int]] = field(default_factory=list[list[int]])
-    """What follows the first prompt: replies, and what came between them."""
-    logprobs: list[list[float]] = field(default_factory=list[list[float]])
+    prompt_ids: list[int]
+    completion_ids: list[int]
+    """The tokens after the first prompt: replies, and what came between them."""
+    logprobs: list[float]
     """The engine's, natural logarithm; 0 where `env_mask` is 0."""
-    env_mask: list[list[int]] = field(default_factory=list[list[int]])
+    env_mask: list[int]
     """1 on the tokens of the policy."""
-    agl_reward: list[float | None] = field(default_factory=list[float | None])
-    trained: list[bool] = field(default_factory=list[bool])
+    agl_reward: float | None
+    is_trained: bool
     """False where the row must not move the weights, whatever its reward."""
-    places: dict[str, int] = field(default_factory=dict[str, int])
-    """The row of each rollout."""
-
-    def output(self) -> dict[str, Any]:
-        """Return what `rollout_func` returns."""
-        names = ("prompt_ids", "completion_ids", "logprobs", "env_mask", "agl_reward")
-        return {name: getattr(self, name) for name in names}
 
 
-def trl_rows(rows: StepRows, wanted: int, *, filler: int, masks_idle: bool) -> TRLRows:
-    """Return the rows of a step for TRL.
+def trl_rows(rows: StepRows, count: int, *, filler: int, masks_idle: bool) -> list[TRLRow]:
+    """Return the rows of a step for TRL: (B,), B = `count`.
 
     Args:
-        wanted: tasks times generations; rollouts beyond them took the place of late ones.
+        count: tasks times generations; rollouts beyond them took the place of late ones.
         filler: token id of masked rows.
-        masks_idle: whether rows of groups that teach nothing are masked too. They have no advantage, so that it takes a
-            penalty or a bonus beside the reward to move the weights by them; TRL counts them in its means otherwise.
+        masks_idle: whether rows of groups that teach nothing are masked too. Their advantage is zero, so they move the
+            weights only where the loss has a penalty or a bonus beside the reward; elsewhere TRL counts them in its
+            means.
 
     Raises:
-        BadRequestError: a rollout has more than one row; says why, and what trains such agents.
+        BadRequestError: a rollout has more than one row; says why, and which algorithm trains such agents.
     """
-    chosen = {sample.rollout_id for sample in rows.samples}
-    idle = {sample.rollout_id for sample in rows.idle}
-    trl = TRLRows()
-    for place, record in enumerate(rows.records[:wanted]):
-        trl.places[record.rollout_id] = place
-        is_trained = record.rollout_id in chosen
-        if is_trained or (record.rollout_id in idle and not masks_idle):
-            _add(trl, _only_row(record), record.reward, trained=is_trained)
-        else:
-            _add_masked(trl, filler)
-    return trl
+    trained = {sample.rollout_id for sample in rows.samples}
+    shown = trained if masks_idle else trained | {sample.rollout_id for sample in rows.idle}
+    found: list[TRLRow] = []
+    for record in rows.records[:count]:
+        if record.rollout_id not in shown:
+            found.append(TRLRow([filler], [filler], [0.0], [0], None, False))
+            continue
+        row = _only_row(record)
+        first = row.mask.index(1)
+        parts = row.token_ids[:first], row.token_ids[first:], row.logprobs[first:], row.mask[first:]
+        found.append(TRLRow(*parts, record.reward, record.rollout_id in trained))
+    return found
 
 
 def _only_row(record: RolloutRecord) -> Sample:
@@ -77,25 +72,7 @@ def _only_row(record: RolloutRecord) -> Sample:
     )
 
 
-def _add(rows: TRLRows, sample: Sample, reward: float | None, *, trained: bool) -> None:
-    first = sample.mask.index(1)
-    rows.prompt_ids.append(sample.token_ids[:first])
-    rows.completion_ids.append(sample.token_ids[first:])
-    rows.logprobs.append(sample.logprobs[first:])
-    rows.env_mask.append(sample.mask[first:])
-    rows.agl_reward.append(reward)
-    rows.trained.append(trained)
-
-
-def _add_masked(rows: TRLRows, filler: int) -> None:
-    rows.prompt_ids.append([filler])
-    rows.completion_ids.append([filler])
-    rows.logprobs.append([0.0])
-    rows.env_mask.append([0])
-    rows.agl_reward.append(None)
-    rows.trained.append(False)
-
-
-def rewards_of(completions: Sequence[object], agl_reward: Sequence[float | None], **_: object) -> list[float | None]:
-    """Return the rewards that the rows brought along: TRL's reward function."""
-    return list(agl_reward)
+def as_output(rows: Sequence[TRLRow]) -> dict[str, Any]:
+    """Return rows as the output of TRL's `rollout_func`."""
+    names = ("prompt_ids", "completion_ids", "logprobs", "env_mask", "agl_reward")
+    return {name: [getattr(row, name) for row in rows] for name in names}

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import ray
 from typing_extensions import override
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
-from agentlightning.training.external.verl.model_server import serve
+from agentlightning.engine.chat_server import ChatServer, ServedAs
+
+_started: asyncio.Future[None] | None = None
+"""The chat service of this process, in which every session makes an agent loop of its own."""
 
 
 class RowsOfRollouts(AgentLoopBase):
@@ -17,9 +21,12 @@ class RowsOfRollouts(AgentLoopBase):
     @override
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> Any:
         """Return the rows of a session, once its step is collected; none where its rollout is excluded."""
+        global _started
         link = self.config.agentlightning_link
         bridge = ray.get_actor(link.bridge, namespace=link.namespace)
-        await serve(bridge, self.server_manager, self.tokenizer, link)
+        if _started is None:
+            _started = asyncio.ensure_future(_serve(bridge, self.server_manager, self.tokenizer, link))
+        await asyncio.shield(_started)
         part, index = kwargs["agl_part"], int(kwargs["index"])
         place = index % self.config.data.train_batch_size if part == "train" else index
         step, session = int(kwargs["global_steps"]), int(kwargs["session_id"])
@@ -43,3 +50,12 @@ def _output(row: dict[str, Any], step: int) -> AgentLoopOutput:
             "max_global_steps": max(versions),
         },
     )
+
+
+async def _serve(bridge: Any, client: Any, tokenizer: Any, link: Any) -> None:
+    """Serve the model of VERL from this process, and announce the address."""
+    fields: dict[str, Any] = {**link.served, "eos_ids": frozenset(link.served.eos_ids)}
+    server = ChatServer(client, tokenizer, ServedAs(**fields), token=await bridge.token.remote())
+    node = ray.util.get_node_ip_address()
+    await server.start("127.0.0.1" if node == link.node else node)
+    await bridge.announce.remote(server.base_url)

@@ -1,4 +1,4 @@
-"""VERL's synchronous trainer, which says after each step what its update was like. Loaded in VERL's processes."""
+"""Runs in the process of VERL's trainer: its synchronous trainer, which reports each step, and its data set."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import numbers
 from typing import Any
 
 import ray
+import torch
 import transfer_queue as tq
 from omegaconf import open_dict
 from torch import Tensor
+from torch.utils.data import Dataset
 from typing_extensions import override
 from verl.trainer.main_ppo import TaskRunnerV1
 from verl.trainer.ppo.v1.trainer_base import register_trainer
@@ -21,67 +23,90 @@ from agentlightning.training.losses.kl import update_figures
 
 NAME = "agentlightning"
 OURS = "agentlightning/"
-"""Begins the names of figures among VERL's that we measure."""
+"""Prefix of the figures among VERL's that are measured here."""
+
+
+class PlacesOfSteps(Dataset[dict[str, Any]]):
+    """The places of the tasks in each step, in the place of prompts: the run has the tasks.
+
+    One row for each task of each step, in order. `data.train_files` and `data.val_files` are `train:COUNT` and
+    `val:COUNT`.
+    """
+
+    def __init__(
+        self, data_files: Any, tokenizer: Any, config: Any, processor: Any = None, max_samples: int = -1
+    ) -> None:
+        name = data_files if isinstance(data_files, str) else data_files[0]
+        self._part, _, count = str(name).partition(":")
+        self._count = int(count)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {
+            "agl_part": self._part,
+            "index": index,
+            "raw_prompt": [],
+            "data_source": "agentlightning",
+            "reward_model": {"ground_truth": ""},
+            "dummy_tensor": torch.tensor([0], dtype=torch.uint8),
+        }
 
 
 @register_trainer(NAME)
 class StepTrainer(PPOTrainerSync):
-    """The steps are VERL's; the loop of the run is told of each, once its weights are served."""
+    """The steps are VERL's; each is reported to the loop of the run once its weights are served."""
 
     def __init__(self, config: Any) -> None:
         with open_dict(config):
             config.trainer.v1.trainer_mode = "sync"  # which VERL asks for by name
         super().__init__(config)
-        self._told: dict[str, Any] = {}
+        link = config.agentlightning_link
+        self._bridge = ray.get_actor(link.bridge, namespace=link.namespace)
+        self._report: dict[str, Any] = {}
 
     @override
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        mask = self._columns(batch, ["response_mask"])["response_mask"].bool()  # (B, T), before VERL rejects tokens
+        mask = _columns(batch, ["response_mask"])["response_mask"].bool()  # (B, T), before VERL rejects tokens
         batch = super()._compute_advantage(batch, metrics)
-        columns = self._columns(batch, list(names := self._figures()))
-        self._told["advantages"], self._told["tokens"] = {}, {}
-        for row, (key, tag) in enumerate(zip(batch.keys, batch.tags, strict=True)):
-            if tag.get("is_padding", False):
-                continue
-            own = {ours: columns[theirs][row][mask[row]].float().numpy() for theirs, ours in names.items()}
-            self._told["advantages"][key] = float(own["advantage"][0])  # the same on every token of a session
-            if len(own) > 1:
-                self._told["tokens"][key] = own
+        names = self._token_figures()
+        columns = _columns(batch, list(names))
+        self._report["rows"] = {
+            key: {ours: columns[theirs][row][mask[row]].float().numpy() for theirs, ours in names.items()}
+            for row, (key, tag) in enumerate(zip(batch.keys, batch.tags, strict=True))
+            if not tag.get("is_padding", False)
+        }
         return batch
 
-    def _figures(self) -> dict[str, str]:
-        """Return VERL's names of what is told of each token, and ours."""
-        told = {"advantages": "advantage"}
+    def _token_figures(self) -> dict[str, str]:
+        """Return VERL's names of the figures of each token that are reported, and ours."""
+        names = {"advantages": "advantage"}
         if not self.config.agentlightning_link.tells_tokens:
-            return told
-        told["rollout_log_probs"] = "engine_logprobs"
+            return names
+        names["rollout_log_probs"] = "engine_logprobs"
         if (self.config.algorithm.get("rollout_correction") or {}).get("bypass_mode", False):
-            return told  # then the learner computes none of its own before the loss
-        return told | {"old_log_probs": "trainer_logprobs", "entropy": "entropy"}
-
-    @staticmethod
-    def _columns(batch: Any, names: list[str]) -> Any:
-        """Return fields of the batch, padded: (B, T) each."""
-        return tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=names).to_padded_tensor()
+            return names  # then the learner computes none of its own before the loss
+        return names | {"old_log_probs": "trainer_logprobs", "entropy": "entropy"}
 
     @override
     def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        if ray.get(self._bridge().skips.remote(self.global_steps)):
-            self._told |= {"metrics": {}, "optimizer_steps": 0, "skipped_steps": 0}
+        if ray.get(self._bridge.skips.remote(self.global_steps)):
+            self._report |= {"metrics": {}, "optimizer_steps": 0, "skipped_steps": 0}
             return batch
         workers, norms = self.actor_rollout_wg, list[float]()
         measured = self._measured(batch)
         engine, before = self._logprobs(measured)
-        self.actor_rollout_wg = _Heard(workers, norms)
+        self.actor_rollout_wg = _Workers(workers, norms)
         try:
             batch = super()._update_actor(batch, metrics)
         finally:
             self.actor_rollout_wg = workers
         figures = update_figures(engine, before, self._logprobs(measured)[1])
         metrics.update({OURS + name: value for name, value in figures.items()})
-        self._told["optimizer_steps"] = sum(map(math.isfinite, norms))
-        self._told["skipped_steps"] = len(norms) - self._told["optimizer_steps"]
-        self._told["metrics"] = {
+        taken = sum(map(math.isfinite, norms))
+        self._report |= {"optimizer_steps": taken, "skipped_steps": len(norms) - taken}
+        self._report["metrics"] = {
             name: float(value)
             for name, value in metrics.items()
             if isinstance(value, numbers.Real) and math.isfinite(value)
@@ -90,12 +115,12 @@ class StepTrainer(PPOTrainerSync):
 
     def _measured(self, batch: Any) -> Any:
         """Return rows of the batch on which the distance of an update is measured, as many for each worker."""
-        mask = self._columns(batch, ["response_mask"])["response_mask"]
+        mask = _columns(batch, ["response_mask"])["response_mask"]
         own = [place for place, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
-        chosen = [own[number] for number in measured_rows(mask.sum(dim=1)[own].tolist())]
-        others = sorted(set(range(len(batch.keys))) - set(chosen))
-        chosen += others[: -len(chosen) % self.actor_rollout_wg.world_size]  # all of them, where there are too few
-        part = batch.select_keys([batch.keys[place] for place in sorted(chosen)])
+        places = [own[number] for number in measured_rows(mask.sum(dim=1)[own].tolist())]
+        others = sorted(set(range(len(batch.keys))) - set(places))
+        places += others[: -len(places) % self.actor_rollout_wg.world_size]  # all of them, where there are too few
+        part = batch.select_keys([batch.keys[place] for place in sorted(places)])
         temperature = self.config.actor_rollout_ref.rollout.temperature
         part.extra_info.update(calculate_entropy=False, compute_loss=False, temperature=temperature)
         return part
@@ -113,18 +138,19 @@ class StepTrainer(PPOTrainerSync):
     @override
     def on_step_end(self) -> None:
         super().on_step_end()  # the new weights are served from here on
-        told, self._told = self._told, {}
-        ray.get(self._bridge().stepped.remote(self.global_steps, told))
-
-    def _bridge(self) -> Any:
-        link = self.config.agentlightning_link
-        return ray.get_actor(link.bridge, namespace=link.namespace)
+        report, self._report = self._report, {}
+        ray.get(self._bridge.stepped.remote(self.global_steps, report))
 
 
-class _Heard:
-    """VERL's workers, whose updates also say the norm of the gradient of each of their optimizer's steps.
+def _columns(batch: Any, names: list[str]) -> Any:
+    """Return fields of a batch, padded: (B, T) each."""
+    return tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=names).to_padded_tensor()
 
-    VERL takes no such step where the norm is not finite, and gives only the mean of them.
+
+class _Workers:
+    """VERL's workers, whose updates also add the norm of the gradient of each of their optimizer's steps to a list.
+
+    VERL takes no such step where the norm is not finite, and returns only the mean of them.
     """
 
     def __init__(self, workers: Any, norms: list[float]) -> None:
@@ -143,4 +169,4 @@ _Runner: Any = TaskRunnerV1.__ray_actor_class__  # pyright: ignore[reportAttribu
 
 
 class TaskRunner(_Runner):
-    """VERL's task runner, in whose process the trainer above is known by its name."""
+    """VERL's task runner, in whose process the trainer above is registered by its name."""

@@ -34,14 +34,6 @@ Json = dict[str, Any]
 
 
 @dataclass
-class Trained:
-    """The weights of one training client."""
-
-    model: Any
-    optimizer: Any
-
-
-@dataclass
 class StubService:
     """One service with one base model. What it was asked is in `asked`, the rows of each training request in `rows`."""
 
@@ -57,26 +49,24 @@ class StubService:
         self._base = AutoModelForCausalLM.from_pretrained(self.folder).eval()
         self._eos = AutoTokenizer.from_pretrained(self.folder).eos_token_id
         self._numbers = itertools.count(1)
-        self._training: dict[str, Trained] = {}
+        self._training: dict[str, tuple[Any, Any]] = {}  # model and optimizer of each training client
         self.states: dict[str, tuple[Json, Json]] = {}
         self._samplers: dict[str, Any] = {}
         self._answers: dict[str, bytes | Json] = {}
         self._draws = torch.Generator().manual_seed(0)
         self._lock = threading.Lock()
 
-    # --- computation ---------------------------------------------------------------------------------------------
-
-    def _new(self, state: tuple[Json, Json] | None = None) -> Trained:
+    def _new(self, state: tuple[Json, Json] | None = None) -> tuple[Any, Any]:
         model = copy.deepcopy(self._base)
         optimizer = torch.optim.Adam(model.parameters())
         if state is not None:
             model.load_state_dict(state[0])
             optimizer.load_state_dict(copy.deepcopy(state[1]))
-        return Trained(model, optimizer)
+        return model, optimizer
 
     def _forward_backward(self, message: Any) -> bytes:
         assert message.loss_fn == "importance_sampling"
-        model, rows, found, total = self._training[message.model_id].model, list[Json](), list[np.ndarray](), 0.0
+        (model, _), rows, found, total = self._training[message.model_id], list[Json](), list[np.ndarray](), 0.0
         for datum in message.data:
             tokens = np.frombuffer(datum.model_input[0].encoded_text.tokens, np.int32)
             inputs = {
@@ -104,13 +94,13 @@ class StubService:
         ).SerializeToString()
 
     def _optim_step(self, body: Json) -> Json:
-        trained, params = self._training[body["model_id"]], body["adam_params"]
-        for group in trained.optimizer.param_groups:
+        (model, optimizer), params = self._training[body["model_id"]], body["adam_params"]
+        for group in optimizer.param_groups:
             group |= {"lr": params["learning_rate"], "betas": (params["beta1"], params["beta2"]), "eps": params["eps"]}
         if params["grad_clip_norm"]:
-            torch.nn.utils.clip_grad_norm_(trained.model.parameters(), params["grad_clip_norm"])
-        trained.optimizer.step()
-        trained.optimizer.zero_grad()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), params["grad_clip_norm"])
+        optimizer.step()
+        optimizer.zero_grad()
         return {"metrics": {}}
 
     def _sample(self, body: Json) -> bytes:
@@ -135,36 +125,30 @@ class StubService:
         )
         return wire.SampleResponse(sequences=[sequence]).SerializeToString()
 
-    # --- requests ------------------------------------------------------------------------------------------------
-
     def _do(self, kind: str, body: Any) -> bytes | Json:
         match kind:
-            case "create_model":
-                if body["base_model"] != MODEL:
+            case "create_model" | "load_weights":
+                if body.get("base_model", MODEL) != MODEL:
                     return {"error": f"unknown base model {body['base_model']}", "category": "user"}
+                path = body.get("path")
+                if path is not None and path not in self.states:
+                    return {"error": f"no weights at {path}", "category": "user"}
                 model_id = f"{body['session_id']}:train:{body['model_seq_id']}"
-                self._training[model_id] = self._new()
-                return {"model_id": model_id}
-            case "load_weights":
-                if body["path"] not in self.states:
-                    return {"error": f"no weights at {body['path']}", "category": "user"}
-                model_id = f"{body['session_id']}:train:{body['model_seq_id']}"
-                self._training[model_id] = self._new(self.states[body["path"]])
-                return {"path": body["path"], "model_id": model_id}
+                self._training[model_id] = self._new(None if path is None else self.states[path])
+                return {"path": path, "model_id": model_id}
             case "forward_backward":
                 return self._forward_backward(body)
             case "optim_step":
                 return self._optim_step(body)
             case "save_weights":
-                trained, path = self._training[body["model_id"]], f"tinker://{body['model_id']}/weights/{body['path']}"
-                state = trained.model.state_dict(), trained.optimizer.state_dict()
-                self.states[path] = copy.deepcopy(state)
+                path = f"tinker://{body['model_id']}/weights/{body['path']}"
+                self.states[path] = copy.deepcopy(tuple(each.state_dict() for each in self._training[body["model_id"]]))
                 return {"path": path}
             case "save_weights_for_sampler":
                 if body.get("path"):
                     return {"path": f"tinker://{body['model_id']}/sampler_weights/{body['path']}"}
                 session = f"sampler-{next(self._numbers)}"
-                self._samplers[session] = copy.deepcopy(self._training[body["model_id"]].model)
+                self._samplers[session] = copy.deepcopy(self._training[body["model_id"]][0])
                 return {"sampling_session_id": session}
             case _:
                 assert kind == "asample", kind
@@ -186,12 +170,12 @@ class StubService:
 
     async def retrieve(self, request: Request) -> Response:
         answer = self._answers[(await request.json())["request_id"]]
-        return (
-            JSONResponse(answer) if isinstance(answer, dict) else Response(answer, media_type="application/x-protobuf")
-        )
+        if isinstance(answer, dict):
+            return JSONResponse(answer)
+        return Response(answer, media_type="application/x-protobuf")
 
-    async def told(self, request: Request) -> Response:
-        """Answer what needs no computation."""
+    async def answer(self, request: Request) -> Response:
+        """Answer a request that needs no computation."""
         path = request.url.path
         self.asked.append(path.rpartition("/")[2])
         if request.headers.get("x-api-key") != KEY:
@@ -204,22 +188,13 @@ class StubService:
 
     def app(self) -> Starlette:
         promised = ("create_model", "load_weights", "forward_backward", "optim_step", "save_weights", "asample")
-        told = (
-            "client/config",
-            "client/dynamic_config",
-            "create_session",
-            "session_heartbeat",
-            "telemetry",
-            "get_info",
-        )
+        promised += ("save_weights_for_sampler",)
+        at_once = ("client/config", "client/dynamic_config", "create_session", "session_heartbeat")
+        at_once += ("telemetry", "get_info")
         routes = [Route(f"/api/v1/{name}", self.promise, methods=["POST"]) for name in promised]
-        routes += [Route("/api/v1/save_weights_for_sampler", self.promise, methods=["POST"])]
-        routes += [Route(f"/api/v1/{name}", self.told, methods=["POST"]) for name in told]
-        routes += [
-            Route("/api/v1/samplers/{name}", self.told),
-            Route("/api/v1/retrieve_future", self.retrieve, methods=["POST"]),
-        ]
-        return Starlette(routes=routes)
+        routes += [Route(f"/api/v1/{name}", self.answer, methods=["POST"]) for name in at_once]
+        routes += [Route("/api/v1/samplers/{name}", self.answer)]
+        return Starlette(routes=[*routes, Route("/api/v1/retrieve_future", self.retrieve, methods=["POST"])])
 
     @contextmanager
     def serving(self) -> Generator[str]:

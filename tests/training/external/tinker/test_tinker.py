@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import os
-import re
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -122,33 +121,37 @@ def test_the_key_leaves_the_environment_that_agents_inherit(service: StubService
     assert secret("TINKER_API_KEY") == KEY
 
 
-def test_without_a_key_the_variable_is_named(
-    service: StubService, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("key", "settings", "error", "says"),
+    [
+        (None, {}, BadRequestError, "set the environment variable TINKER_API_KEY"),
+        ("tml-another-key", {}, BadRequestError, "TINKER_API_KEY"),
+        ("no key at all", {}, BadRequestError, "TINKER_API_KEY"),
+        (KEY, {"model": "no/model"}, BadRequestError, "does not train model='no/model': .*unknown base model no/model"),
+        (
+            KEY,
+            {"base_url": "http://127.0.0.1:9", "connect_seconds": 1},  # nobody listens there
+            EngineError,
+            r"\(http://127\.0\.0\.1:9\) did not answer within connect_seconds=1",
+        ),
+    ],
+)
+def test_a_run_that_the_service_does_not_begin_says_why(
+    service: StubService,
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    key: str | None,
+    settings: dict[str, Any],
+    error: type[Exception],
+    says: str,
 ) -> None:
     monkeypatch.delenv("TINKER_API_KEY")
-    with pytest.raises(BadRequestError, match="set the environment variable TINKER_API_KEY"):
-        train(service, model, tmp_path / "run")
-    assert service.asked == []
-
-
-@pytest.mark.parametrize("key", ["tml-another-key", "no key at all"])
-def test_a_key_that_is_refused_says_so(
-    service: StubService, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
-) -> None:
-    monkeypatch.setenv("TINKER_API_KEY", key)
-    with pytest.raises(BadRequestError, match="TINKER_API_KEY"):
-        train(service, model, tmp_path / "run")
-
-
-def test_a_model_that_the_service_does_not_have_is_named(service: StubService, model: Path, tmp_path: Path) -> None:
-    with pytest.raises(BadRequestError, match=r"does not train model='no/model': .*unknown base model no/model"):
-        train(service, model, tmp_path / "run", model="no/model")
-
-
-def test_a_service_that_does_not_answer_ends_the_run(service: StubService, model: Path, tmp_path: Path) -> None:
-    service.url = "http://127.0.0.1:9"  # nobody listens there
-    with pytest.raises(EngineError, match=re.escape("(http://127.0.0.1:9) did not answer within connect_seconds=1")):
-        train(service, model, tmp_path / "run", connect_seconds=1)
+    if key is not None:
+        monkeypatch.setenv("TINKER_API_KEY", key)
+    with pytest.raises(error, match=says):
+        train(service, model, tmp_path / "run", **settings)
+    assert "forward_backward" not in service.asked
 
 
 def test_a_step_that_the_service_fails_ends_the_run_and_says_at_what(
@@ -160,18 +163,16 @@ def test_a_step_that_the_service_fails_ends_the_run_and_says_at_what(
 
 
 @pytest.mark.parametrize(
-    ("settings", "error"),
+    ("settings", "error", "says"),
     [
-        ({"learning_rat": 1e-4}, "Did you mean 'learning_rate'"),
-        ({"temperature": 0.5}, "Tinker has no setting 'temperature'"),
-        ({"use_vllm": True}, "Tinker has no setting 'use_vllm'"),
+        ({"learning_rat": 1e-4}, TypeError, "Did you mean 'learning_rate'"),
+        ({"temperature": 0.5}, TypeError, "Tinker has no setting 'temperature'"),
+        ({"use_vllm": True}, TypeError, "Tinker has no setting 'use_vllm'"),
+        ({"rank": 0}, BadRequestError, "rank"),
     ],
 )
-def test_a_setting_that_the_service_cannot_honour_is_refused(settings: dict[str, Any], error: str) -> None:
-    with pytest.raises(TypeError, match=error):
+def test_a_setting_that_the_service_cannot_honour_is_refused(
+    settings: dict[str, Any], error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says):
         agl.Tinker(model=MODEL, **settings)
-
-
-def test_the_rank_is_a_whole_number() -> None:
-    with pytest.raises(BadRequestError, match="rank"):
-        agl.Tinker(model=MODEL, rank=0)

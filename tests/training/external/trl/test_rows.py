@@ -1,4 +1,4 @@
-"""The rows that TRL is given: one for each rollout, masked where nothing is learned."""
+"""The rows for TRL: one for each rollout, masked where nothing is learned."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from agentlightning.adapter.rows.samples import Sample, SampleReading
 from agentlightning.errors import BadRequestError
-from agentlightning.training.external.trl.rows import trl_rows
+from agentlightning.training.external.trl.rows import as_output, trl_rows
 from agentlightning.training.ledger import ExclusionReason, RolloutRecord
 from agentlightning.training.rows import StepRows
 
@@ -23,7 +23,7 @@ def _record(
 
 def test_a_row_is_split_before_the_first_token_of_the_policy_and_others_between_are_masked() -> None:
     rows = StepRows(samples=[_sample("r")], records=[_record("r", _sample("r"), reward=0.5)])
-    assert trl_rows(rows, 1, filler=2, masks_idle=False).output() == {
+    assert as_output(trl_rows(rows, 1, filler=2, masks_idle=False)) == {
         "prompt_ids": [[5, 6]],
         "completion_ids": [[7, 8, 9]],
         "logprobs": [[-0.5, 0.0, -0.25]],
@@ -32,29 +32,23 @@ def test_a_row_is_split_before_the_first_token_of_the_policy_and_others_between_
     }
 
 
-def test_an_excluded_rollout_is_a_masked_row_without_a_reward_in_its_place() -> None:
-    records = [_record("crash", reward=0.0, verdict="infrastructure_fault"), _record("good", _sample("good"))]
-    found = trl_rows(StepRows(samples=[_sample("good")], records=records), 2, filler=2, masks_idle=False)
-    assert found.agl_reward == [None, 1.0]
-    assert found.env_mask[0] == [0]
-    assert found.trained == [False, True]
-    assert found.places == {"crash": 0, "good": 1}
+def test_an_excluded_rollout_is_a_masked_row_without_a_reward_and_one_beyond_the_count_has_none() -> None:
+    crash, late = (_record(name, reward=0.0, verdict="infrastructure_fault") for name in ("crash", "late"))
+    step = StepRows(samples=[_sample("good")], records=[crash, _record("good", _sample("good")), late])
+    rows = trl_rows(step, 2, filler=2, masks_idle=False)
+    assert [row.agl_reward for row in rows] == [None, 1.0]
+    assert [row.is_trained for row in rows] == [False, True]
+    assert rows[0].env_mask == [0]
 
 
 @pytest.mark.parametrize("masks_idle", [False, True])
 def test_a_row_of_a_group_that_teaches_nothing_counts_only_where_nothing_but_its_reward_moves_the_weights(
     masks_idle: bool,
 ) -> None:
-    rows = StepRows(idle=[_sample("idle")], records=[_record("idle", _sample("idle"))])
-    found = trl_rows(rows, 1, filler=2, masks_idle=masks_idle)
-    assert found.agl_reward == [None if masks_idle else 1.0]
-    assert found.trained == [False]
-
-
-def test_rollouts_beyond_those_that_were_wanted_have_no_row() -> None:
-    records = [_record("good", _sample("good")), _record("late", verdict="cancelled", reward=None)]
-    found = trl_rows(StepRows(samples=[_sample("good")], records=records), 1, filler=2, masks_idle=False)
-    assert list(found.places) == ["good"]
+    step = StepRows(idle=[_sample("idle")], records=[_record("idle", _sample("idle"))])
+    [row] = trl_rows(step, 1, filler=2, masks_idle=masks_idle)
+    assert row.agl_reward == (None if masks_idle else 1.0)
+    assert not row.is_trained
 
 
 def test_several_rows_of_one_rollout_are_refused_with_the_rollout_and_the_way_out() -> None:

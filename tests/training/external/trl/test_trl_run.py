@@ -11,7 +11,6 @@ import signal
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,6 @@ from tests.algorithm.parts import (
     calls_of,
     metrics_of,
     rollouts_of,
-    save_untrained_model,
     say,
     wants_digits,
 )
@@ -49,24 +47,17 @@ SMALL: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def untrained_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_untrained_model(tmp_path_factory.mktemp("model"))
-
-
 def fit(agent: Any, model: Path, folder: Path, *, store: LightningStore | None = None, **settings: Any) -> Any:
-    val = settings.pop("val_dataset", None)
-    run_id = settings.pop("run_id", None)
-    resources = settings.pop("initial_resources", None)
+    trainer_settings = {"run_id": settings.pop("run_id")} if "run_id" in settings else {}
+    val_dataset = settings.pop("val_dataset", None)
     trainer = agl.Trainer(
-        initial_resources=resources,
         algorithm=agl.TRL(model=model, output_dir=folder, **{**SMALL, **settings}),
         strategy="shm",
         store=store or agl.InMemoryLightningStore(),
         runner={"type": "agentlightning.LitAgentRunner", "concurrency": 4},
-        **({} if run_id is None else {"run_id": run_id}),
+        **trainer_settings,
     )
-    trainer.fit(agent, train_dataset=TASKS, val_dataset=val)
+    trainer.fit(agent, train_dataset=TASKS, val_dataset=val_dataset)
     return trainer.result
 
 
@@ -162,18 +153,6 @@ def test_a_step_without_any_reward_leaves_the_weights_and_a_run_of_them_says_so(
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_an_agent_with_several_rows_in_a_rollout_is_refused_with_the_way_out(
-    untrained_model: Path, tmp_path: Path
-) -> None:
-    @agl.rollout
-    def two_conversations(task: str, llm: agl.LLM) -> float:
-        ask(llm, [say(task)])
-        return float(len(ask(llm, [say(f"another one than {task}")])["content"]))
-
-    with pytest.raises(agl.BadRequestError, match=r"2 token rows.*agl\.GRPO trains"):
-        fit(two_conversations, untrained_model, tmp_path)
-
-
 def test_a_peft_config_trains_adapters_and_the_model_is_written_merged(untrained_model: Path, tmp_path: Path) -> None:
     from peft import LoraConfig
 
@@ -258,43 +237,33 @@ if __name__ == "__main__":
 def test_ctrl_c_saves_what_was_learned_and_the_run_goes_on_from_trls_checkpoint(
     untrained_model: Path, tmp_path: Path
 ) -> None:
-    program = tmp_path / "program.py"
+    program, metrics = tmp_path / "program.py", tmp_path / "run" / "metrics.jsonl"
     program.write_text(_PROGRAM)
-    metrics = tmp_path / "run" / "metrics.jsonl"
 
-    def start(steps: int) -> subprocess.Popen[str]:
-        command = [sys.executable, str(program), str(untrained_model), str(tmp_path), str(steps)]
-        environment = {**os.environ, "PYTHONPATH": os.getcwd()}
-        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment)
+    def lines_when_interrupted_after(count: int) -> list[dict[str, Any]]:
+        """Train until so many steps are written, press Ctrl+C, and return the metrics."""
+        with (tmp_path / "errors").open("w+") as errors:
+            command = [sys.executable, str(program), str(untrained_model), str(tmp_path), "500"]
+            environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+            running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors, env=environment)
+            while running.poll() is None and not (metrics.is_file() and metrics.read_text().count("\n") >= count):
+                time.sleep(0.05)  # another process writes the file
+            assert running.poll() is None, (tmp_path / "errors").read_text()[-2000:]
+            running.send_signal(signal.SIGINT)
+            running.wait(180)
+        return [json.loads(line) for line in metrics.read_text().splitlines()]
 
-    running = start(500)
-    reader = threading.Thread(target=lambda: told.append(running.stderr.read() if running.stderr else ""))
-    told: list[str] = []
-    reader.start()
-    while running.poll() is None and not (metrics.is_file() and metrics.read_text().count("\n") >= 2):
-        time.sleep(0.05)  # another process writes the file
-    assert running.poll() is None, told
-    running.send_signal(signal.SIGINT)
-    running.wait(180)
-    reader.join()
-    interrupted = [json.loads(line)["step"] for line in metrics.read_text().splitlines()]
-    last = interrupted[-1]
-    assert interrupted == list(range(1, last + 1))
+    first = lines_when_interrupted_after(2)
+    last = first[-1]["step"]
     checkpoint = tmp_path / "run" / "checkpoints" / f"checkpoint-{last}"
     assert json.loads((checkpoint / "trainer_state.json").read_text())["global_step"] == last
     assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
 
-    again = start(500)
-    while again.poll() is None and metrics.read_text().count("\n") < last + 2:
-        time.sleep(0.05)
-    again.send_signal(signal.SIGINT)
-    _, errors = again.communicate(timeout=180)
-    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
-    assert [line["step"] for line in lines] == list(range(1, len(lines) + 1)), errors[-2000:]
-    assert len(lines) >= last + 2, errors[-2000:]
+    lines = lines_when_interrupted_after(last + 2)
+    assert lines[:last] == first
+    assert [line["step"] for line in lines] == list(range(1, len(lines) + 1))
     rates = [line["update"]["learning_rate"] for line in lines]
-    assert rates == sorted(rates, reverse=True)  # TRL's schedule went on where it was
-    assert len(set(rates)) == len(rates)
+    assert rates == sorted(set(rates), reverse=True)  # TRL's schedule went on where it was
 
 
 def test_another_setting_than_the_run_began_with_is_refused(untrained_model: Path, tmp_path: Path) -> None:
@@ -304,25 +273,6 @@ def test_another_setting_than_the_run_began_with_is_refused(untrained_model: Pat
     other = agl.SQLiteLightningStore(tmp_path / "store.db")
     with pytest.raises(agl.BadRequestError, match="begun with other settings"):
         fit(wants_digits, untrained_model, folder, store=other, run_id="same", max_steps=1, epsilon=0.1)
-
-
-def test_agents_have_the_trainers_resources_beside_the_policy(untrained_model: Path, tmp_path: Path) -> None:
-    seen = set[tuple[str, ...]]()
-
-    @agl.rollout
-    def agent(task: str, main_llm: agl.LLM, prompt: agl.PromptTemplate, rollout: agl.Rollout) -> float:
-        seen.add((rollout.mode or "", main_llm.model, prompt.template))
-        reply = ask(main_llm, [say(prompt.format(task=task))])["content"]
-        return float(len(set(reply)))
-
-    prompt = agl.PromptTemplate(template="Say {task}.", engine="f-string")
-    store = agl.InMemoryLightningStore()
-    settings: dict[str, Any] = {"store": store, "run_id": "beside", "max_steps": 1, "val_dataset": ["held out"]}
-    fit(agent, untrained_model, tmp_path, **settings, initial_resources={"prompt": prompt})
-    assert seen == {(mode, "policy", "Say {task}.") for mode in ("train", "val")}
-    other = prompt.model_copy(update={"template": "{task}!"})
-    with pytest.raises(agl.BadRequestError, match="initial_resources of run 'beside' were others: 'prompt' had"):
-        fit(agent, untrained_model, tmp_path, **settings, initial_resources={"prompt": other})
 
 
 async def test_metrics_have_what_trl_says_of_its_update_and_how_far_it_moved_the_policy(

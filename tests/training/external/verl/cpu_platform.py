@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import types
-from collections.abc import Generator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,82 +17,47 @@ from verl.plugin.platform import PlatformBase, PlatformRegistry
 from verl.workers.rollout.base import _ROLLOUT_REGISTRY, BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry, TokenOutput
 
-_module = types.ModuleType("torch_cpu_as_device")
-for _name in ("empty_cache", "synchronize", "set_device", "reset_peak_memory_stats", "ipc_collect", "manual_seed"):
-    setattr(_module, _name, lambda *args, **kwargs: None)
-for _name in ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved"):
-    setattr(_module, _name, lambda *args, **kwargs: 0)
-_told: dict[str, Any] = {
-    "manual_seed_all": lambda seed: None,
-    "mem_get_info": lambda *args: (1 << 34, 1 << 34),
-    "is_available": lambda: True,
-    "device_count": lambda: 1,
-    "current_device": lambda: "cpu",
-    "get_device_name": lambda *args: "CPU",
-    "is_current_stream_capturing": lambda: False,
-    "get_rng_state": lambda *args: torch.get_rng_state(),
-    "set_rng_state": lambda state, *args: torch.set_rng_state(state),
+
+def _constant(value: Any) -> Callable[..., Any]:
+    return lambda *_, **__: value
+
+
+_nothing = _constant(None)
+_device_module = types.ModuleType("torch_cpu_as_device")
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(("empty_cache", "synchronize", "set_device", "reset_peak_memory_stats", "ipc_collect"), _nothing),
+    **dict.fromkeys(("manual_seed", "manual_seed_all"), _nothing),
+    **dict.fromkeys(("memory_allocated", "memory_reserved", "max_memory_allocated"), _constant(0)),
+    "max_memory_reserved": _constant(0),
+    "mem_get_info": _constant((1 << 34, 1 << 34)),
+    "is_available": _constant(True),
+    "device_count": _constant(1),
+    "current_device": _constant("cpu"),
+    "get_device_name": _constant("CPU"),
+    "is_current_stream_capturing": _constant(False),
+    "get_rng_state": lambda *_: torch.get_rng_state(),
+    "set_rng_state": lambda state, *_: torch.set_rng_state(state),
 }
-for _name, _value in _told.items():
-    setattr(_module, _name, _value)
+vars(_device_module).update(_FUNCTIONS)
 
 
 @PlatformRegistry.register(platform="cpu")
 class PlatformCPU(PlatformBase):
-    device_name = "cpu"
-    vendor_name = "cpu"
-    device_module = _module
-
-    def is_available(self) -> bool:
-        return True
-
-    def current_device(self) -> torch.device:
-        return torch.device("cpu")
-
-    def device_count(self) -> int:
-        return 1
-
-    def set_device(self, device_index: int) -> None: ...
-
-    def synchronize(self, device_index: int | None = None) -> None: ...
-
-    def manual_seed(self, seed: int) -> None:
-        torch.manual_seed(seed)
-
-    def manual_seed_all(self, seed: int) -> None:
-        torch.manual_seed(seed)
-
-    def set_allocator_settings(self, settings: str) -> None: ...
-
-    def empty_cache(self) -> None: ...
-
-    def get_device_capability(self, device_index: int = 0) -> tuple[None, None]:
-        return None, None
-
-    def communication_backend_name(self) -> str:
-        return "gloo"
-
-    def visible_devices_envvar(self) -> str:
-        return "AGL_VISIBLE_SLOTS"
-
-    @contextlib.contextmanager
-    def nvtx_range(self, msg: str) -> Generator[None]:
-        yield
-
-    def profiler_start(self) -> None: ...
-
-    def profiler_stop(self) -> None: ...
-
-    def ray_resource_name(self) -> str:
-        return "GPU"  # ray.init(num_gpus=n): a slot, no device is touched
-
-    def ray_noset_envvars(self) -> list[str]:
-        return []
-
-    def is_ipc_supported(self) -> bool:
-        return False
-
-    def cudart(self) -> None: ...
+    device_name = vendor_name = "cpu"
+    device_module = _device_module
+    is_available = _constant(True)
+    current_device = _constant(torch.device("cpu"))
+    device_count = _constant(1)
+    set_device = synchronize = set_allocator_settings = empty_cache = _nothing
+    profiler_start = profiler_stop = cudart = _nothing
+    manual_seed = manual_seed_all = staticmethod(torch.manual_seed)
+    get_device_capability = _constant((None, None))
+    communication_backend_name = _constant("gloo")
+    visible_devices_envvar = _constant("AGL_VISIBLE_SLOTS")
+    nvtx_range = _constant(contextlib.nullcontext())
+    ray_resource_name = _constant("GPU")  # ray.init(num_gpus=n): a slot, no device is touched
+    ray_noset_envvars = _constant([])
+    is_ipc_supported = _constant(False)
 
 
 # gloo alone: verl asks for "cpu:gloo,<device>:<backend>", which names the cpu twice here
@@ -113,11 +78,9 @@ def _server() -> Any:
 class CPUAdapter(BaseRollout):
     """Lives beside the trained weights; hands them to the server of its replica."""
 
-    async def resume(self, tags: Any) -> None:
-        await _server().wake_up.remote()
+    async def resume(self, tags: Any) -> None: ...
 
-    async def release(self) -> None:
-        await _server().sleep.remote()
+    async def release(self) -> None: ...
 
     async def update_weights(
         self,
@@ -146,19 +109,9 @@ class CPUServer:
         self.waiting: list[tuple[list[int], dict[str, Any], asyncio.Future[TokenOutput]]] = []
         self.task: asyncio.Task[None] | None = None
 
-    async def wake_up(self, tags: Any = None) -> None: ...
+    async def wake_up(self, *_: Any, **__: Any) -> None: ...
 
-    async def sleep(self) -> None: ...
-
-    async def clear_kv_cache(self) -> None: ...
-
-    async def release_kv_cache(self) -> None: ...
-
-    async def resume_kv_cache(self) -> None: ...
-
-    async def abort_all_requests(self, reject_request: bool = False) -> None: ...
-
-    async def resume_generation(self) -> None: ...
+    sleep = clear_kv_cache = release_kv_cache = resume_kv_cache = abort_all_requests = resume_generation = wake_up
 
     async def load(
         self, state: dict[str, torch.Tensor], global_steps: int | None, adapters: float | None = None
@@ -200,49 +153,38 @@ class CPUServer:
             batch, self.waiting = self.waiting[:64], self.waiting[64:]
             groups: dict[tuple[float, int], list[Any]] = {}
             for item in batch:
-                key = item[1].get("temperature", 1.0), item[1]["max_tokens"]
-                groups.setdefault(key, []).append(item)
+                groups.setdefault((item[1].get("temperature", 1.0), item[1]["max_tokens"]), []).append(item)
             for (temperature, limit), items in groups.items():
                 outputs = self._generate([item[0] for item in items], temperature, limit)
-                for (ids, logprobs, reason), item in zip(outputs, items, strict=True):
-                    extra = {"global_steps": self.step}
-                    item[2].set_result(
-                        TokenOutput(token_ids=ids, log_probs=logprobs, stop_reason=reason, extra_fields=extra)
-                    )
+                for output, (_, _, future) in zip(outputs, items, strict=True):
+                    future.set_result(output)
 
     @torch.no_grad()
-    def _generate(
-        self, prompts: list[list[int]], temperature: float, limit: int
-    ) -> list[tuple[list[int], list[float], str]]:
-        ends = self.model.generation_config.eos_token_id
-        ends = set(ends if isinstance(ends, list) else [ends])
-        width = max(map(len, prompts))
+    def _generate(self, prompts: list[list[int]], temperature: float, limit: int) -> list[TokenOutput]:
+        width, ends = max(map(len, prompts)), self.model.generation_config.eos_token_id
         ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])  # (B, T)
         mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-        positions = (mask.cumsum(1) - 1).clamp(min=0)
-        past, count = None, len(prompts)
-        found: list[list[int]] = [[] for _ in prompts]
-        logprobs: list[list[float]] = [[] for _ in prompts]
-        done = [False] * count
-        for _ in range(limit):
-            output = self.model(
-                input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=past, use_cache=True
+        sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+        output = self.model.generate(
+            input_ids=ids,
+            attention_mask=mask,
+            max_new_tokens=limit,
+            pad_token_id=0,
+            return_dict_in_generate=True,
+            output_scores=True,
+            **(sampling if temperature else {"do_sample": False}),
+        )
+        drawn = output.sequences[:, width:]  # (B, R)
+        logprobs = torch.stack(output.scores, 1).log_softmax(-1).gather(-1, drawn[..., None])[..., 0]
+        found: list[TokenOutput] = []
+        for tokens, own in zip(drawn.tolist(), logprobs.tolist(), strict=True):
+            is_end = [token in (ends if isinstance(ends, list) else [ends]) for token in tokens]
+            end = is_end.index(True) + 1 if any(is_end) else len(tokens)
+            reason, extra = "completed" if any(is_end) else "length", {"global_steps": self.step}
+            found.append(
+                TokenOutput(token_ids=tokens[:end], log_probs=own[:end], stop_reason=reason, extra_fields=extra)
             )
-            past = output.past_key_values
-            of_next = torch.log_softmax(output.logits[:, -1].float() / (temperature or 1.0), -1)  # (B, V)
-            drawn = of_next.argmax(-1) if temperature == 0 else torch.multinomial(of_next.exp(), 1)[:, 0]
-            for row in range(count):
-                if not done[row]:
-                    token = int(drawn[row])
-                    found[row].append(token)
-                    logprobs[row].append(float(of_next[row, token]))
-                    done[row] = token in ends
-            if all(done):
-                break
-            ids, positions = drawn[:, None], positions[:, -1:] + 1
-            mask = torch.cat([mask, torch.ones(count, 1, dtype=mask.dtype)], 1)
-        told = ["completed" if over else "length" for over in done]
-        return list(zip(found, logprobs, told, strict=True))
+        return found
 
 
 class CPUReplica(RolloutReplica):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +14,6 @@ import agentlightning as agl
 from agentlightning.errors import BadRequestError
 
 pytestmark = pytest.mark.timeout(900)  # each test starts a process that loads VERL
-
-
-def test_a_bare_name_says_which_setting_is_missing_and_loads_no_training_stack() -> None:
-    program = (
-        "import sys, agentlightning as agl\n"
-        "try:\n    agl.Trainer(algorithm='verl', store=agl.InMemoryLightningStore())\n"
-        "except TypeError as error:\n    print(error)\n"
-        "print([name for name in ('torch', 'verl', 'ray', 'transformers') if name in sys.modules])\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=600)
-    message, loaded = done.stdout.splitlines()
-    assert "config" in message
-    assert "missing" in message
-    assert loaded == "[]"
 
 
 @pytest.mark.parametrize(
@@ -50,35 +36,29 @@ def test_what_is_no_dict_is_refused(config: Any) -> None:
         agl.VERL(config)
 
 
-def test_without_verl_the_extra_is_named() -> None:
-    try:
-        import verl  # noqa: F401  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        pass
-    else:
-        pytest.skip("verl is installed here")
-    with pytest.raises(ImportError, match=r"agl-framework\[verl\]"):
-        agl.VERL({})
-    done = subprocess.run(
-        [sys.executable, "-m", "agentlightning.verl", "trainer.nnodes=1"], capture_output=True, text=True, timeout=600
-    )
+@pytest.mark.parametrize(
+    ("argument", "says"),
+    [
+        pytest.param(
+            "trainer.nnodes=1",
+            "agl-framework[verl]",
+            marks=pytest.mark.skipif(find_spec("verl") is not None, reason="verl is installed here"),
+        ),
+        ("trainer.nnodes", "'trainer.nnodes': expected key=value"),
+    ],
+)
+def test_the_program_says_what_is_missing(argument: str, says: str) -> None:
+    command = [sys.executable, "-m", "agentlightning.verl", argument]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 2
-    assert "agl-framework[verl]" in done.stderr
+    assert says in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_an_argument_that_is_no_pair_is_told() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "agentlightning.verl", "trainer.nnodes"], capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode == 2
-    assert "'trainer.nnodes': expected key=value" in done.stderr
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("trainer", ["verl", "grpo"])
 def test_the_script_for_a_gpu_says_what_the_machine_lacks(trainer: str) -> None:
-    if importlib.util.find_spec("vllm") is not None:
+    if find_spec("vllm") is not None:
         pytest.skip("vllm is installed here: the script would train, see make bench-gpu")
     command = [sys.executable, "-m", "bench.pretrained.on_gpu", "--trainer", trainer]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)

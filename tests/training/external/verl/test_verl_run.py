@@ -25,7 +25,7 @@ from agentlightning.errors import GoneError
 from agentlightning.store import LightningStore
 from agentlightning.training.ledger_records import numbers_of
 from agentlightning.training.replay import replay
-from tests.algorithm.parts import ask, calls_of, rollouts_of, save_untrained_model, say
+from tests.algorithm.parts import ask, calls_of, rollouts_of, say
 
 pytest.importorskip("verl", reason="verl is in an environment of its own: make test-verl")
 
@@ -36,31 +36,16 @@ _PATIENCE = 1200
 """Seconds for a run on a busy machine, where it takes ten times as long as on a quiet one."""
 
 
-@pytest.fixture(scope="module")
-def untrained_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_untrained_model(tmp_path_factory.mktemp("model"))
-
-
 def config(model: Path, folder: Path, **trainer: Any) -> dict[str, Any]:
     plain = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
+    actor: dict[str, Any] = {"strategy": "fsdp2", "ppo_mini_batch_size": 4, "ppo_max_token_len_per_gpu": 4096}
+    actor |= {"use_torch_compile": False, "optim": {"lr": 5e-3, "weight_decay": 0}}
+    actor["fsdp_config"] = {"strategy": "fsdp2", "use_torch_compile": False, "mixed_precision": plain}
+    whole = {"path": str(model), "override_config": {"attn_implementation": "sdpa"}, "use_remove_padding": False}
+    whole["enable_gradient_checkpointing"] = False
+    rollout = {"name": "hfcpu", "n": 4, "tensor_model_parallel_size": 1, "agent": {"num_workers": 1}}
     return {
-        "actor_rollout_ref": {
-            "model": {
-                "path": str(model),
-                "override_config": {"attn_implementation": "sdpa"},
-                "use_remove_padding": False,
-                "enable_gradient_checkpointing": False,
-            },
-            "actor": {
-                "strategy": "fsdp2",
-                "ppo_mini_batch_size": 4,
-                "ppo_max_token_len_per_gpu": 4096,
-                "use_torch_compile": False,
-                "optim": {"lr": 5e-3, "weight_decay": 0},
-                "fsdp_config": {"strategy": "fsdp2", "use_torch_compile": False, "mixed_precision": plain},
-            },
-            "rollout": {"name": "hfcpu", "n": 4, "tensor_model_parallel_size": 1, "agent": {"num_workers": 1}},
-        },
+        "actor_rollout_ref": {"model": whole, "actor": actor, "rollout": rollout},
         "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu": 4096,
         "data": {"train_batch_size": 4, "max_prompt_length": 64, "max_response_length": 16},
         "trainer": {"device": "cpu", "n_gpus_per_node": 1, "nnodes": 1, "total_training_steps": 2, **trainer},
@@ -71,14 +56,9 @@ def config(model: Path, folder: Path, **trainer: Any) -> dict[str, Any]:
     }
 
 
-def fit(agent: Any, settings: dict[str, Any], *, store: LightningStore, run_id: str | None = None, **data: Any) -> Any:
-    trainer = agl.Trainer(
-        algorithm=agl.VERL(settings),
-        strategy="shm",
-        store=store,
-        runner={"type": "agentlightning.LitAgentRunner", "concurrency": 8},
-        **({} if run_id is None else {"run_id": run_id}),
-    )
+def fit(agent: Any, settings: dict[str, Any], *, store: LightningStore, run_id: str = "run", **data: Any) -> Any:
+    runner = {"type": "agentlightning.LitAgentRunner", "concurrency": 8}
+    trainer = agl.Trainer(algorithm=agl.VERL(settings), strategy="shm", store=store, runner=runner, run_id=run_id)
     trainer.fit(agent, train_dataset=TASKS, **data)
     return trainer.result
 
@@ -117,13 +97,8 @@ async def test_two_steps_of_sixteen_rollouts_are_exact_in_rewards_ledger_and_pro
     captured = sum(step.calls_captured for step in result.metrics) + sum(result.late_calls.values())
     assert captured == len(await calls_of(store, rollouts))
     assert result.steps == 2
-    assert [(e.step, e.sampling) for e in result.evaluations] == [
-        (0, "sampled"),
-        (0, "greedy"),
-        (2, "sampled"),
-        (2, "greedy"),
-    ]
-
+    measured = [(each.step, each.sampling) for each in result.evaluations]
+    assert measured == [(0, "sampled"), (0, "greedy"), (2, "sampled"), (2, "greedy")]
     records = await store.query_run_records("exact", kind_in=["ledger"])
     entries = {str(record.name): record.data for record in records.items}
     assert set(entries) == {rollout.rollout_id for rollout in rollouts}
@@ -285,40 +260,34 @@ if __name__ == "__main__":
 """
 
 
-def start(program: Path, *arguments: object) -> subprocess.Popen[str]:
-    command = [sys.executable, str(program), *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
 def test_ctrl_c_leaves_no_process_and_the_run_goes_on_from_verls_checkpoint(
     untrained_model: Path, tmp_path: Path
 ) -> None:
-    program = tmp_path / "program.py"
+    program, metrics = tmp_path / "program.py", tmp_path / "run" / "metrics.jsonl"
     program.write_text(PROGRAM)
-    first = start(program, untrained_model, tmp_path, 4)
-    metrics = tmp_path / "run" / "metrics.jsonl"
-    end = time.monotonic() + _PATIENCE
-    while not (metrics.exists() and len(metrics.read_text().splitlines()) >= 2):
+
+    def start() -> subprocess.Popen[str]:
+        command = [sys.executable, str(program), str(untrained_model), str(tmp_path), "4"]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def steps() -> list[int]:
+        return [json.loads(line)["step"] for line in metrics.read_text().splitlines()]
+
+    first, end = start(), time.monotonic() + _PATIENCE
+    while not (metrics.exists() and metrics.read_text().count("\n") >= 2):
         assert first.poll() is None, first.stdout and first.stdout.read()
         assert time.monotonic() < end
         time.sleep(0.2)
     os.kill(first.pid, signal.SIGINT)
     told, _ = first.communicate(timeout=_PATIENCE)
     assert first.returncode != 0, told
-    taken = len(metrics.read_text().splitlines())
-    assert 2 <= taken < 4, told
+    assert 2 <= len(steps()) < 4, told
     assert _are_gone(), _processes_of_ray()
-
-    second = start(program, untrained_model, tmp_path, 4)
-    told, _ = second.communicate(timeout=_PATIENCE)
-    assert "RESULT 4 [1, 2, 3, 4]" in told, told
-    steps = [json.loads(line)["step"] for line in metrics.read_text().splitlines()]
-    assert steps == [1, 2, 3, 4]
-    assert _are_gone(), _processes_of_ray()
-
-    third = start(program, untrained_model, tmp_path, 4)  # nothing is left to do: the same result, and no Ray
-    told, _ = third.communicate(timeout=_PATIENCE)
-    assert "RESULT 4 [1, 2, 3, 4]" in told, told
+    for _ in range(2):  # the third start has nothing left to do: the same result, and no Ray
+        told, _ = start().communicate(timeout=_PATIENCE)
+        assert "RESULT 4 [1, 2, 3, 4]" in told, told
+        assert steps() == [1, 2, 3, 4]
+        assert _are_gone(), _processes_of_ray()
 
 
 def _are_gone() -> bool:
@@ -355,21 +324,21 @@ def test_an_error_in_verls_processes_ends_the_run_with_its_words(untrained_model
 
 def test_iterations_are_steps(untrained_model: Path, tmp_path: Path) -> None:
     given = agl.VERL(config(untrained_model, tmp_path))
-    assert given.with_iterations(5).settings.steps(len(TASKS)) == 5
-    assert given.settings.steps(len(TASKS)) == 2
+    assert (given.settings.steps(len(TASKS)), given.with_iterations(5).settings.steps(len(TASKS))) == (2, 5)
 
 
 @pytest.mark.parametrize(
-    ("said", "says"),
+    ("settings", "says"),
     [
+        ({}, r"'actor_rollout_ref': \{'model': \{'path'"),
         ({"algorithm.adv_estimator": "gae"}, r"adv_estimator='gae' does not go with agl.VERL: .*must be 'grpo'"),
         ({"actor_rollout_ref.rollout.top_p": 0.9}, r"top_p=0.9 does not go with agl.VERL"),
         ({"trainer": {"use_v1": False}}, r"use_v1=False does not go with agl.VERL"),
     ],
 )
-def test_a_value_that_does_not_fit_is_refused_by_name(said: dict[str, Any], says: str) -> None:
+def test_a_value_that_does_not_fit_is_refused_by_name(settings: dict[str, Any], says: str) -> None:
     with pytest.raises(agl.BadRequestError, match=says):
-        agl.VERL({"actor_rollout_ref.model.path": "m", **said})
+        agl.VERL({"actor_rollout_ref.model.path": "m", **settings} if settings else {})
 
 
 def test_the_settings_of_the_script_for_a_gpu_are_taken(untrained_model: Path, tmp_path: Path) -> None:
@@ -378,8 +347,3 @@ def test_the_settings_of_the_script_for_a_gpu_are_taken(untrained_model: Path, t
     settings = agl.VERL(verl_settings(untrained_model, tmp_path, seed=3)).config
     assert settings.actor_rollout_ref.model.lora_rank == 16
     assert (settings.data.seed, settings.trainer.total_training_steps) == (3, 6)
-
-
-def test_without_a_model_it_says_where_it_stands() -> None:
-    with pytest.raises(agl.BadRequestError, match=r"'actor_rollout_ref': \{'model': \{'path'"):
-        agl.VERL({})

@@ -6,19 +6,19 @@ gradient of its `importance_sampling` loss and takes the optimizer's step, throu
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 from typing import Any, Final
 
 from typing_extensions import override
 
 from agentlightning.algorithm.grpo import GRPO
-from agentlightning.errors import BadRequestError, closest_name
+from agentlightning.errors import BadRequestError
 from agentlightning.process_secrets import secret
+from agentlightning.training.external import installed_version
 from agentlightning.training.result import GRPOResult
-from agentlightning.training.settings import GRPOSettings
+from agentlightning.training.settings import GRPOSettings, signature_of
 from agentlightning.types import Dataset
-from agentlightning.utils.setting_checks import Bounds, check_number
+from agentlightning.utils.setting_checks import Bounds, check_names, check_number
 
 __all__ = ["Tinker"]
 
@@ -67,17 +67,17 @@ class Tinker(GRPO):
         connect_seconds: float = 60.0,
         **settings: Any,
     ) -> None:
-        for name in settings:
-            if name not in SETTINGS:
-                near = closest_name(name, list(SETTINGS))
-                hint = f"Did you mean {near!r}?" if near else f"The settings are: {', '.join(SETTINGS)}"
-                raise TypeError(f"Tinker has no setting {name!r}. {hint}")
+        check_names("Tinker", list(settings), SETTINGS, other_names={})
         check_number("rank", rank, int, Bounds(at_least=1))
         check_number("connect_seconds", connect_seconds, float, Bounds(above=0))
         self.settings = GRPOSettings(model=model, record_tokens="none", **settings)
         self.group_reward = None
-        self._service: dict[str, Any] = {"rank": rank, "tokenizer": tokenizer or model, "base_url": base_url}
-        self._service["connect_seconds"] = connect_seconds
+        self._service: dict[str, Any] = {
+            "rank": rank,
+            "tokenizer": tokenizer or model,
+            "base_url": base_url,
+            "connect_seconds": connect_seconds,
+        }
         secret(KEY)
 
     @override
@@ -95,24 +95,14 @@ class Tinker(GRPO):
                 what `GRPO.run` raises.
             EngineError: the service does not answer, or fails; says at what.
         """
-        try:
-            from agentlightning.training.external.tinker.running import run_tinker
-        except ModuleNotFoundError as error:
-            if error.name != "tinker":
-                raise
-            raise ImportError("agl.Tinker needs the package tinker: pip install 'agl-framework[tinker]'") from None
+        installed_version("tinker", "Tinker")
+        from agentlightning.training.external.tinker.updater import run_tinker
+
         key = secret(KEY)
         if not key:
             raise BadRequestError(f"agl.Tinker needs a key of the service: set the environment variable {KEY}")
-        return await run_tinker(self, self.settings, train_dataset, val_dataset, {**self._service, "api_key": key})
+        return await run_tinker(self, self.settings, train_dataset, val_dataset, api_key=key, **self._service)
 
 
-def _signature() -> inspect.Signature:
-    """Return the constructor's signature with every setting by name, for help texts and command lines."""
-    fields = {field.name: field for field in dataclasses.fields(GRPOSettings)}
-    keyword, own = inspect.Parameter.KEYWORD_ONLY, list(inspect.signature(Tinker.__init__).parameters.values())[1:-1]
-    own += [inspect.Parameter(n, keyword, default=fields[n].default, annotation=fields[n].type) for n in SETTINGS]
-    return inspect.Signature(own)
-
-
-Tinker.__signature__ = _signature()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+_OWN = list(inspect.signature(Tinker.__init__).parameters.values())[2:-1]
+Tinker.__signature__ = signature_of(GRPOSettings, SETTINGS, *_OWN)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,17 +1,18 @@
-"""The settings of a VERL run: VERL's own configuration, what of it must stay as it is, and what is ours beside it.
+"""The settings of a VERL run: VERL's own configuration, the values in it that are fixed, and our settings beside it.
 
-Nothing here loads torch or verl before a configuration is composed.
+Nothing here loads torch or verl before a configuration is made.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any, Final, cast
 
 from agentlightning.errors import BadRequestError, closest_name
+from agentlightning.training.external import installed_version
 from agentlightning.training.settings import GRPOSettings
 
 VERSION: Final = "0.9.1"
@@ -21,9 +22,9 @@ OWN: Final = (
     *("step_timeout_seconds", "rollout_timeout_seconds", "late_rollouts", "refused_calls", "max_drift"),
     *("alarms", "resource_name", "progress", "output_dir", "max_completion_length", "record_tokens", "solved_above"),
 )
-"""What stands under `agentlightning` in the configuration: settings of `agl.GRPO` with the same meaning.
-`max_completion_length` is by default `data.max_response_length`; of `record_tokens`, which is by default `sample`, a
-token has what VERL's loss begins with."""
+"""Settings under `agentlightning` in the configuration, with the same meaning as in `agl.GRPO`. The default of
+`max_completion_length` is `data.max_response_length`. `record_tokens`, by default `sample`, keeps the figures of each
+token before VERL's loss."""
 
 _NO_LEGACY = "there is one mode, in which the Trainer's store and gateway are used"
 _MERGED = "turns are merged where one goes on with another token by token, and stay apart elsewhere; leave it out"
@@ -42,10 +43,10 @@ GONE: Final = {
     "async_rollout": "rollouts of a step are collected before its update",
     "max_ppo_update_times": "set actor_rollout_ref.actor.ppo_mini_batch_size and ppo_epochs",
 }
-"""Settings of the older system that stood under `agentlightning`, and what to do."""
+"""Settings of the older system under `agentlightning`, and what to do instead."""
 
 _OF_OTHERS: Final = ("ray_kwargs", "transfer_queue")
-"""Parts of VERL's configuration that it hands on."""
+"""Parts of VERL's configuration that it passes to other packages."""
 _SAMPLING = "calls are sampled by temperature alone, so that what is learned from is what was sampled"
 _REWARDS = "rewards come from the agent's rollouts"
 _FIXED: Final[dict[str, tuple[tuple[object, ...], str]]] = {
@@ -75,25 +76,42 @@ _FIXED: Final[dict[str, tuple[tuple[object, ...], str]]] = {
     "data.val_files": (("val",), "held-out tasks are what fit is given"),
     "data.shuffle": ((False,), "the run shuffles the tasks itself"),
     "data.custom_cls.path": (
-        ("pkg://agentlightning.training.external.verl.data_set",),
+        ("pkg://agentlightning.training.external.verl.trainer",),
         "tasks are what the Trainer is given",
     ),
 }
-"""Values that VERL's settings must have, and why."""
+"""Values that VERL's settings must have, the default first, and why."""
+_DEFAULTS: Final[dict[str, object]] = {
+    "model_engine": "dp",
+    "agentlightning": {},
+    "trainer.logger": ["console"],
+    "trainer.total_epochs": 1,
+    "trainer.val_before_train": True,
+    "trainer.test_freq": 0,
+    "trainer.save_freq": 10,
+    "trainer.max_actor_ckpt_to_keep": 2,
+    "data.custom_cls.name": "PlacesOfSteps",
+    "data.validation_shuffle": False,
+    "data.dataloader_num_workers": 0,
+    "actor_rollout_ref.actor.checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
+    "actor_rollout_ref.rollout.n": 8,
+    "actor_rollout_ref.rollout.agent.agent_loop_config_path": str(Path(__file__).with_name("agents.yaml")),
+}
+"""Our defaults beside these."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class VERLSettings:
-    """What `agl.VERL` was given, composed and checked as far as it can be without the tasks."""
+    """The settings of `agl.VERL`, checked as far as they can be without the tasks."""
 
     config: Any
-    """VERL's configuration, an `omegaconf.DictConfig`, with `agentlightning` beside."""
+    """VERL's whole configuration, an `omegaconf.DictConfig`, with `agentlightning` in it."""
     given: Mapping[str, Any]
-    """What was said, without the defaults."""
+    """The settings of the user, without the defaults."""
 
     @property
     def own(self) -> dict[str, Any]:
-        """What stands under `agentlightning`."""
+        """Our settings, which are under `agentlightning`."""
         from omegaconf import OmegaConf
 
         return cast("dict[str, Any]", OmegaConf.to_container(self.config.agentlightning, resolve=True))
@@ -126,7 +144,7 @@ class VERLSettings:
         )
 
     def recorded(self) -> dict[str, object]:
-        """Return what was given, as JSON data."""
+        """Return the settings of the user, as JSON data."""
         return {"verl": VERSION, **self.given}
 
 
@@ -140,23 +158,23 @@ def make_settings(given: object) -> VERLSettings:
     """
     if not isinstance(given, Mapping):
         raise TypeError(f"VERL takes a dict of VERL's settings, such as {{'trainer': {{...}}}}; got {given!r}")
-    own = given.get("agentlightning") or {}
-    _check_own(own)
+    _check_own(given.get("agentlightning") or {})
     check_version()
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    config = _composed()
+    user = OmegaConf.create()
     try:
-        said = OmegaConf.create(_nested(given))
+        _merge(user, given)
     except OmegaConfBaseException as error:
         raise BadRequestError(f"the configuration of VERL cannot be read: {error}") from None
-    if not OmegaConf.select(said, "actor_rollout_ref.model.path"):
+    if not OmegaConf.select(user, "actor_rollout_ref.model.path"):
         raise BadRequestError(
             "VERL needs the model: {'actor_rollout_ref': {'model': {'path': 'folder of a transformers model'}}}"
         )
-    _check_names(config, said, "")
-    config = OmegaConf.merge(config, said)
+    defaults = _defaults()
+    _check_names(defaults, user, "")
+    config: Any = OmegaConf.merge(defaults, user)
     if config.actor_rollout_ref.rollout.n < 2:
         raise BadRequestError(
             f"actor_rollout_ref.rollout.n={config.actor_rollout_ref.rollout.n}: advantages are taken among the "
@@ -171,72 +189,36 @@ def make_settings(given: object) -> VERLSettings:
     return settings
 
 
+def _merge(config: Any, given: Mapping[str, Any], path: str = "") -> None:
+    """Add settings to a configuration: nested, or with dots in their names as on VERL's command line."""
+    from omegaconf import OmegaConf
+
+    for name, value in given.items():
+        if isinstance(value, Mapping) and value:
+            _merge(config, cast("Mapping[str, Any]", value), f"{path}{name}.")
+        else:
+            OmegaConf.update(config, f"{path}{name}", value)
+
+
 def check_version() -> None:
     """Return if the version of verl that this was made for is installed.
 
     Raises:
         ImportError: it is not; says what to install.
     """
-    try:
-        found = importlib.metadata.version("verl")
-    except importlib.metadata.PackageNotFoundError:
-        raise ImportError("agl.VERL needs the package verl: pip install 'agl-framework[verl]'") from None
-    if found != VERSION:
-        raise ImportError(f"agl.VERL was made for verl {VERSION}; {found} is installed: pip install verl=={VERSION}")
+    version = installed_version("verl", "VERL")
+    if version != VERSION:
+        raise ImportError(f"agl.VERL was made for verl {VERSION}; {version} is installed: pip install verl=={VERSION}")
 
 
-def _composed() -> Any:
-    """Return VERL's defaults with what suits a run of ours."""
-    from hydra import compose, initialize_config_module
-    from hydra.core.global_hydra import GlobalHydra
+def _defaults() -> Any:
+    """Return VERL's defaults with those of a run of ours."""
     from omegaconf import OmegaConf
 
-    state = GlobalHydra.instance()
-    before, state.hydra = state.hydra, None  # a program may use hydra itself
-    try:
-        with initialize_config_module("verl.trainer.config", version_base=None):
-            config = compose("ppo_trainer")
-    finally:
-        state.hydra = before
-    OmegaConf.set_struct(config, False)
-    suited = {
-        "algorithm": {"adv_estimator": "grpo"},
-        "agentlightning": {},
-        "trainer": {
-            "use_v1": True,
-            "logger": ["console"],
-            "total_epochs": 1,
-            "val_before_train": True,
-            "test_freq": 0,
-            "save_freq": 10,
-            "max_actor_ckpt_to_keep": 2,
-            "v1": {"trainer_mode": "sync"},
-        },
-        "data": {
-            "custom_cls": {"path": "pkg://agentlightning.training.external.verl.data_set", "name": "PlacesOfSteps"},
-            "train_files": "train",
-            "val_files": "val",
-            "shuffle": False,
-            "validation_shuffle": False,
-            "dataloader_num_workers": 0,
-        },
-        "actor_rollout_ref": {
-            "actor": {
-                "use_dynamic_bsz": True,
-                "checkpoint": {"save_contents": ["model", "optimizer", "extra", "hf_model"]},
-            },
-            "rollout": {
-                "n": 8,
-                "mode": "async",
-                "calculate_log_probs": True,
-                "agent": {
-                    "default_agent_loop": "agentlightning",
-                    "agent_loop_config_path": str(Path(__file__).with_name("agents.yaml")),
-                },
-            },
-        },
-    }
-    return OmegaConf.merge(config, suited)
+    with resources.as_file(resources.files("verl.trainer.config") / "_generated_ppo_trainer.yaml") as path:
+        config = OmegaConf.load(path)
+    _merge(config, {name: allowed[0] for name, (allowed, _) in _FIXED.items()} | _DEFAULTS)
+    return config
 
 
 def _check_own(own: object) -> None:
@@ -251,8 +233,8 @@ def _check_own(own: object) -> None:
             raise BadRequestError(f"agentlightning has no setting {name!r} in VERL's configuration. {hint}")
 
 
-def _check_names(known: Any, said: Any, place: str) -> None:
-    """Refuse a name that is nearly one of VERL's. Names beyond are let through: VERL takes further ones.
+def _check_names(known: Any, given: Any, place: str) -> None:
+    """Refuse a name that is nearly one of VERL's; other unknown names pass, because VERL takes more than its defaults.
 
     Raises:
         BadRequestError: names the right one.
@@ -260,39 +242,12 @@ def _check_names(known: Any, said: Any, place: str) -> None:
     from omegaconf import DictConfig, OmegaConf
 
     names = [str(each) for each in known.keys()]  # noqa: SIM118 -- `in` leaves out those without a value
-    for name in said:
+    for name in given:
         if str(name) not in names:
             near = closest_name(str(name), names)
             if near is not None:
                 raise BadRequestError(f"VERL has no setting {place}{name}. Did you mean {place}{near}?")
             continue
-        inner, wanted = None if OmegaConf.is_missing(known, name) else known.get(name), said.get(name)
-        if name in _OF_OTHERS and not place:
-            continue
-        if isinstance(inner, DictConfig) and isinstance(wanted, DictConfig):
+        inner, wanted = None if OmegaConf.is_missing(known, name) else known.get(name), given.get(name)
+        if isinstance(inner, DictConfig) and isinstance(wanted, DictConfig) and f"{place}{name}" not in _OF_OTHERS:
             _check_names(inner, wanted, f"{place}{name}.")
-
-
-def _nested(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings as nested dicts: keys may be written with dots, as on VERL's command line."""
-    found: dict[str, Any] = {}
-    for name, value in given.items():
-        place = found
-        *path, last = str(name).split(".")
-        for part in path:
-            place = place.setdefault(part, {})
-        if isinstance(value, Mapping):
-            inner = _nested(cast("Mapping[str, Any]", value))
-            known = place.get(last)
-            place[last] = _merged(known, inner) if isinstance(known, dict) else inner
-        else:
-            place[last] = value
-    return found
-
-
-def _merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    found = dict(one)
-    for name, value in other.items():
-        known = found.get(name)
-        found[name] = _merged(known, value) if isinstance(known, dict) and isinstance(value, dict) else value
-    return found

@@ -1,12 +1,12 @@
-"""The settings of a TRL run: what is ours, what is TRL's `GRPOConfig`, and what of the latter is refused, by name.
+"""The settings of a TRL run: ours, those of TRL's `GRPOConfig`, and the fields of the latter that are refused.
 
-Nothing here loads torch or trl before a `GRPOConfig` is to be made.
+Nothing here loads torch or trl before a `GRPOConfig` is made.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,22 +14,16 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from agentlightning.errors import BadRequestError, closest_name
+from agentlightning.training.external import installed_version
 from agentlightning.training.settings import GRPOSettings
 
 VERSIONS: Final = "trl>=1.16,<1.17"
 """`rollout_func` is experimental there: a later minor version may call it in another way."""
 
 OWN: Final = (
-    *(
-        "eval_steps",
-        "solved_above",
-        "step_timeout_seconds",
-        "rollout_timeout_seconds",
-        "late_rollouts",
-        "refused_calls",
-        "engine_batch",
-    ),
-    *("max_drift", "alarms", "resource_name", "progress", "save_steps", "save_total_limit", "output_dir"),
+    *("eval_steps", "solved_above", "step_timeout_seconds", "rollout_timeout_seconds", "late_rollouts"),
+    *("refused_calls", "engine_batch", "max_drift", "alarms", "resource_name", "progress", "save_steps"),
+    *("save_total_limit", "output_dir"),
 )
 """Settings that `agl.GRPO` has too, with the same meaning; the others are fields of `GRPOConfig`."""
 
@@ -126,22 +120,18 @@ class TRLSettings:
         )
 
     def facts(self) -> dict[str, Any]:
-        """Return what says what a step learns, as JSON data; what says how long and where is left out."""
-        where = ("output_dir", "logging_", "report_to", "save_", "run_name", "hub_", "disable_tqdm", "max_steps")
-        told = {name: value for name, value in self.config.to_dict().items() if not name.startswith(where)}
+        """Return the settings that say what a step learns, as JSON data; how long and where is left out."""
+        left_out = ("output_dir", "logging_", "report_to", "save_", "run_name", "hub_", "disable_tqdm", "max_steps")
+        config = {name: value for name, value in self.config.to_dict().items() if not name.startswith(left_out)}
         adapter = None if self.peft_config is None else self.peft_config.to_dict()
-        found = {"config": told, "peft_config": adapter, "version": importlib.metadata.version("trl")}
-        return {name: _plain(value) for name, value in found.items()}
+        return _as_json({"config": config, "peft_config": adapter, "version": installed_version("trl", "TRL")})
 
     def recorded(self) -> dict[str, object]:
         """Return all settings, as JSON data."""
-        own = {name: _plain(value) for name, value in self.own.items()}
-        return {"model": self.model, **own, **self.facts()}
+        return {"model": self.model, **_as_json(self.own), **self.facts()}
 
 
-def make_settings(
-    model: object, config: Any, peft_config: object, given: Mapping[str, Any], *, folder: str = "runs"
-) -> TRLSettings:
+def make_settings(model: object, config: Any, peft_config: object, given: Mapping[str, Any]) -> TRLSettings:
     """Return checked settings.
 
     Raises:
@@ -151,63 +141,32 @@ def make_settings(
     """
     if not isinstance(model, (str, Path)) or not str(model):
         raise BadRequestError(f"model must be the folder of a transformers model; got {model!r}")
-    check_version()
+    version = installed_version("trl", "TRL")
+    if version.split(".")[:2] != ["1", "16"]:
+        raise ImportError(
+            f"agl.TRL was made for {VERSIONS}; trl {version} is installed: pip install 'agl-framework[trl]'"
+        )
+    import torch
     from trl import GRPOConfig  # pyright: ignore[reportAttributeAccessIssue] -- it takes the module beside this one
 
     own = {name: value for name, value in given.items() if name in OWN}
     theirs = {name: value for name, value in given.items() if name not in OWN}
     _check_names(theirs, [field.name for field in dataclasses.fields(GRPOConfig) if field.init])
-    if config is not None:
-        if not isinstance(config, GRPOConfig):
-            raise TypeError(f"config must be a trl.GRPOConfig; got {type(config).__name__}")
-        if theirs:
-            raise TypeError(f"{', '.join(theirs)}: say it in config=GRPOConfig(...), or leave config out")
-        own.setdefault("save_steps", int(config.save_steps) if str(config.save_strategy) != "no" else 0)
+    if config is None:
+        on_cpu = bool(theirs.get("use_cpu", not torch.cuda.is_available()))
+        defaults = {"output_dir": "runs", "use_cpu": on_cpu, "bf16": not on_cpu and not theirs.get("fp16", False)}
+        defaults |= {"logging_steps": 1, "report_to": [], "disable_tqdm": True, "save_strategy": "no"}
+        config = GRPOConfig(**{**defaults, **theirs})
+    elif not isinstance(config, GRPOConfig):
+        raise TypeError(f"config must be a trl.GRPOConfig; got {type(config).__name__}")
+    elif theirs:
+        raise TypeError(f"{', '.join(theirs)}: say it in config=GRPOConfig(...), or leave config out")
     else:
-        config = GRPOConfig(**_with_defaults(theirs, folder))
-    for name, (default, why) in _REFUSED.items():
-        value = getattr(config, name, default)
-        value = getattr(value, "value", value)
-        if value != default and not (not value and not default):
-            raise BadRequestError(f"{name}={value!r} does not go with agl.TRL: {why}")
-    _check_sharding(config)
-    _check_steps(config)
+        own.setdefault("save_steps", int(config.save_steps) if str(config.save_strategy) != "no" else 0)
+    _check_values(config)
     settings = TRLSettings(model=str(model), config=config, peft_config=_adapter(peft_config), own=own)
     settings.as_grpo(1)  # checks ours
     return settings
-
-
-def check_version() -> None:
-    """Return if the version of trl that this was made for is installed.
-
-    Raises:
-        ImportError: it is not; says what to install.
-    """
-    try:
-        found = importlib.metadata.version("trl")
-    except importlib.metadata.PackageNotFoundError:
-        raise ImportError("agl.TRL needs the package trl: pip install 'agl-framework[trl]'") from None
-    if found.split(".")[:2] != ["1", "16"]:
-        raise ImportError(
-            f"agl.TRL was made for {VERSIONS}; trl {found} is installed: pip install 'agl-framework[trl]'"
-        )
-
-
-def _with_defaults(theirs: Mapping[str, Any], folder: str) -> dict[str, Any]:
-    """Return the arguments of `GRPOConfig` with what suits a run of ours where nothing was said."""
-    import torch
-
-    on_cpu = bool(theirs.get("use_cpu", not torch.cuda.is_available()))
-    suited = {
-        "output_dir": folder,
-        "use_cpu": on_cpu,
-        "bf16": not on_cpu and not theirs.get("fp16", False),
-        "logging_steps": 1,
-        "report_to": [],
-        "disable_tqdm": True,
-        "save_strategy": "no",
-    }
-    return {**suited, **theirs}
 
 
 def _check_names(theirs: Mapping[str, Any], known: list[str]) -> None:
@@ -216,35 +175,31 @@ def _check_names(theirs: Mapping[str, Any], known: list[str]) -> None:
             raise TypeError(f"TRL has no setting {name!r}. Its name is {_OTHER_NAMES[name]}")
         if name not in known:
             near = closest_name(name, [*known, *OWN])
-            hint = (
-                f"Did you mean {near!r}?"
-                if near
-                else "Its settings are those of trl.GRPOConfig, and: " + ", ".join(OWN)
-            )
-            raise TypeError(f"TRL has no setting {name!r}. {hint}")
+            every = f"Its settings are those of trl.GRPOConfig, and: {', '.join(OWN)}"
+            raise TypeError(f"TRL has no setting {name!r}. {f'Did you mean {near!r}?' if near else every}")
 
 
-def _check_sharding(config: Any) -> None:
-    """Refuse what spreads the weights, or the run, over several processes.
+def _check_values(config: Any) -> None:
+    """Refuse values of a `GRPOConfig` that do not go with a run of ours.
 
     Raises:
-        BadRequestError: the weights would not be whole in this process.
+        BadRequestError: says which, and why.
     """
+    for name, (default, why) in _REFUSED.items():
+        value = getattr(config, name, default)
+        value = getattr(value, "value", value)
+        if value != default and (value or default):
+            raise BadRequestError(f"{name}={value!r} does not go with agl.TRL: {why}")
     if config.world_size > 1:
         raise BadRequestError(
             f"agl.TRL collects in one process, and this one is one of {config.world_size} (accelerate launch or "
             "torchrun): start it plainly with python"
         )
-    given = config.deepspeed
-    stage = given.get("zero_optimization", {}).get("stage", 0) if isinstance(given, Mapping) else 0
-    if stage == 3:
+    if isinstance(config.deepspeed, Mapping) and config.deepspeed.get("zero_optimization", {}).get("stage", 0) == 3:
         raise BadRequestError(
             "deepspeed with zero_optimization stage 3 shards the weights, which the engine that answers the agent "
             "reads: use stage 1 or 2"
         )
-
-
-def _check_steps(config: Any) -> None:
     passes, window = config.steps_per_generation * config.num_iterations, config.gradient_accumulation_steps
     if passes % window:
         raise BadRequestError(
@@ -266,12 +221,10 @@ def _adapter(given: object) -> Any:
     raise TypeError(f"peft_config must be a peft.PeftConfig, or arguments of peft.LoraConfig; got {given!r}")
 
 
-def _plain(value: object) -> object:
-    """Return JSON data: sets as sorted lists, what is no JSON as its text."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (set, frozenset)):
-        return sorted(map(str, value))
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return value if value is None or isinstance(value, (bool, int, float, str)) else str(getattr(value, "value", value))
+def _as_json(values: Mapping[str, object]) -> dict[str, Any]:
+    """Return JSON data: sets as sorted lists, enumerations as their values, other objects as their texts."""
+
+    def plain(value: object) -> object:
+        return sorted(map(str, value)) if isinstance(value, (set, frozenset)) else str(getattr(value, "value", value))
+
+    return json.loads(json.dumps(values, default=plain))

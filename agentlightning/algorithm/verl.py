@@ -1,7 +1,7 @@
 """VERL: rollouts as in `agl.GRPO`, and VERL's trainer and engines in the place of its learner and its engine.
 
 The loop, the records and the ledger are those of GRPO. VERL makes advantages, loss, optimizer's steps, weight transfer
-and checkpoints on its Ray workers; its agent loops wait for the rows that the loop of the run collects.
+and checkpoints on its Ray workers (`agentlightning.training.external.verl`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 from typing_extensions import override
 
 from agentlightning.algorithm.base import Algorithm
-from agentlightning.training.external.verl.verl_settings import VERLSettings, make_settings
+from agentlightning.training.external.verl.settings import VERLSettings, make_settings
 from agentlightning.training.run_inputs import check_one_time_limit
 from agentlightning.types import Dataset, RolloutConfig
 
@@ -29,14 +29,14 @@ class VERL(Algorithm):
 
     `VERL({"actor_rollout_ref": {"model": {"path": "..."}, "rollout": {"n": 8, "name": "vllm"}}, "data":
     {"train_batch_size": 32}, "trainer": {"n_gpus_per_node": 8, "total_epochs": 2}})`: settings of VERL's `ppo_trainer`
-    configuration, nested or with dots in their names; what is not said is as VERL has it, or as a run of ours needs it
-    (`verl_settings.py`). Under `agentlightning` stand settings that `agl.GRPO` has too.
+    configuration, nested or with dots in their names. The defaults are VERL's, or those that a run of ours needs.
+    Settings under `agentlightning` are those that `agl.GRPO` has too.
 
     Args:
         config: VERL's settings.
 
     Attributes:
-        config: the whole configuration that they make, an `omegaconf.DictConfig`.
+        config: the whole configuration, an `omegaconf.DictConfig`.
 
     Raises:
         ImportError: verl is not installed, or not in the version that this was made for.
@@ -82,6 +82,6 @@ class VERL(Algorithm):
             NoTrainableCallError: no rollout with a reward in the first step has a model call that can be trained.
             NoScoredRolloutError: no rollout of the whole run could be learned from.
         """
-        from agentlightning.training.external.verl.running import run_verl
+        from agentlightning.training.external.verl.updater import run_verl
 
         return await run_verl(self, self.settings, train_dataset, val_dataset)

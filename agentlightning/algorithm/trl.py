@@ -1,8 +1,7 @@
 """TRL: rollouts as in `agl.GRPO`, and TRL's `GRPOTrainer` in the place of its learner.
 
 The loop, the records, the ledger and the checkpoints' folder are those of GRPO. TRL makes the advantages, the loss, the
-optimizer's steps and the checkpoints; its trainer waits in `rollout_func` until the loop has rows for it
-(`session.py`).
+optimizer's steps and the checkpoints (`agentlightning.training.external.trl`).
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 from typing_extensions import override
 
 from agentlightning.algorithm.base import Algorithm
-from agentlightning.training.external.trl.trl_settings import TRLSettings, make_settings
+from agentlightning.training.external.trl.settings import TRLSettings, make_settings
 from agentlightning.training.run_inputs import check_one_time_limit
 from agentlightning.types import Dataset, RolloutConfig
 
@@ -29,8 +28,8 @@ class TRL(Algorithm):
     """Train the weights of a transformers model with TRL's `GRPOTrainer` on the rewards of an agent's rollouts.
 
     `TRL(model="path", max_steps=20, num_generations=8, per_device_train_batch_size=128, learning_rate=1e-5)`: every
-    setting that is not named in `trl_settings.OWN` is a field of `trl.GRPOConfig`, with TRL's default. A step makes
-    `generation_batch_size` rollouts, `num_generations` of each task.
+    setting that is not named in `OWN` of `training/external/trl/settings.py` is a field of `trl.GRPOConfig`, with TRL's
+    default. A step makes `generation_batch_size` rollouts, `num_generations` of each task.
 
     Args:
         model: folder of the model.
@@ -79,6 +78,6 @@ class TRL(Algorithm):
             NoTrainableCallError: no rollout with a reward in the first step has a model call that can be trained.
             NoScoredRolloutError: no rollout of the whole run could be learned from.
         """
-        from agentlightning.training.external.trl.running import run_trl
+        from agentlightning.training.external.trl.updater import run_trl
 
         return await run_trl(self, self.settings, train_dataset, val_dataset)
