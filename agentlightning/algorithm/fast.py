@@ -139,7 +139,7 @@ class Baseline(FastAlgorithm[BaselineResult]):
         self, llm_proxy: LLMProxy | None, train_dataset: Dataset[Any] | None, val_dataset: Dataset[Any] | None
     ) -> BaselineResult:
         tasks: list[tuple[object, RolloutMode]] = [(task, "train") for task in items_of(train_dataset)]
-        tasks += [(task, "val") for task in items_of(val_dataset)]
+        tasks.extend((task, "val") for task in items_of(val_dataset))
         if not tasks:
             raise BadRequestError("Baseline needs tasks: pass train_dataset or val_dataset to fit")
         store, resources_id = self.get_store(), None
