@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from agentlightning.engine.vllm_engine.vllm_settings import VLLMSettings
+from agentlightning.engine.vllm_server import VLLMSettings
 from agentlightning.errors import BadRequestError, closest_name
 from agentlightning.field_help import explain_fields
 from agentlightning.training.alarms.alarms import AlarmSettings, make_rules

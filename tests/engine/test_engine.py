@@ -16,8 +16,8 @@ import torch
 
 from agentlightning.adapter.rows.samples import Sample
 from agentlightning.demo.calculator import TOOLS
+from agentlightning.engine.chat import parse_reply
 from agentlightning.engine.engine import InferenceEngine
-from agentlightning.engine.request.tool_calls import parse_reply
 from agentlightning.llm_proxy.dialects import CHAT
 from agentlightning.training.learner.batch import make_batch
 from agentlightning.training.learner.policy import Policy

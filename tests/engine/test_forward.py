@@ -10,7 +10,8 @@ import torch
 from peft import LoraConfig
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from agentlightning.engine.forward import Forward, LlamaForward, ModelForward, forward_of
+from agentlightning.engine.forward import Forward, ModelForward, forward_of
+from agentlightning.engine.llama_forward import LlamaForward
 
 PROMPTS = [[5, 6, 7, 8, 9], [3, 4], [11, 12, 13]]
 

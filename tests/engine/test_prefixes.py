@@ -16,7 +16,7 @@ from agentlightning.engine.forward import ModelForward
 @pytest.fixture
 def model(monkeypatch: pytest.MonkeyPatch) -> LlamaForCausalLM:
     """Return a model that is decoded through its own modules, as large ones are."""
-    monkeypatch.setattr("agentlightning.engine.forward.SMALL_MODEL_PARAMETERS", 0)
+    monkeypatch.setattr("agentlightning.engine.llama_forward.SMALL_MODEL_PARAMETERS", 0)
     torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType] -- torch's stub
     config = LlamaConfig(
         vocab_size=97,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agentlightning.engine.completion import Completion
-from agentlightning.engine.decoder import generate
-from agentlightning.engine.separate import SeparateDecoder
+from agentlightning.engine.decoder import SeparateDecoder, generate
 from agentlightning.training.learner.policy import Policy
 
 

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agentlightning.engine.decode_thread import EngineStats
-from agentlightning.engine.policy_engine import PolicyEngine
+from agentlightning.engine.policy_engine import EngineStats, PolicyEngine
 from agentlightning.training.checkpoint.weights import digest_of
 from agentlightning.training.learner.policy import Policy
 from agentlightning.training.settings import GRPOSettings

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 from typing_extensions import override
 
-from agentlightning.engine.decode_thread import EngineStats
 from agentlightning.engine.engine import ONLY_POLICY
+from agentlightning.engine.policy_engine import EngineStats
 from agentlightning.errors import BadRequestError
 from agentlightning.training.learner.policy import Policy
 from agentlightning.training.policies.learners import Learner, Learners

@@ -10,7 +10,7 @@ from typing import Any
 from agentlightning.engine.engine import ONLY_POLICY, InferenceEngine
 from agentlightning.engine.policy_engine import PolicyEngine
 from agentlightning.engine.seeds import PlaceOf
-from agentlightning.engine.vllm_engine.engine import VLLMEngine
+from agentlightning.engine.vllm import VLLMEngine
 from agentlightning.errors import BadRequestError
 from agentlightning.llm_proxy import LLMProxy
 from agentlightning.llm_proxy.policies import PolicyConfig

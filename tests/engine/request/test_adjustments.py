@@ -10,10 +10,8 @@ import openai
 import pytest
 import torch
 
-from agentlightning.engine.completion import Completion
-from agentlightning.engine.decoder import draw
+from agentlightning.engine.completion import Adjustments, Completion, draw
 from agentlightning.engine.engine import InferenceEngine
-from agentlightning.engine.request.adjustments import Adjustments
 from tests.engine.clients import ask, logprobs, tokens
 
 LOGITS = torch.tensor([3.0, 2.0, 1.0, 0.5, -1.0, -2.0])

@@ -12,10 +12,9 @@ import pytest
 
 from agentlightning.adapter.rows.samples import Sample
 from agentlightning.demo.calculator import TOOLS
-from agentlightning.engine.chat import ChatFormat
+from agentlightning.engine import grammar
+from agentlightning.engine.chat import ChatFormat, parse_reply
 from agentlightning.engine.engine import InferenceEngine
-from agentlightning.engine.request import grammar
-from agentlightning.engine.request.tool_calls import parse_reply
 from agentlightning.training.learner.policy import Policy
 from tests.engine.clients import HI, ask, client_of, content, logprobs, stream, tokens
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from agentlightning.engine.request.fields import RequestError
-from agentlightning.engine.request.request import parse_request
+from agentlightning.engine.request import RequestError, parse_request
 
 PLAIN: dict[str, Any] = {"model": "policy", "messages": [{"role": "user", "content": "hello"}]}
 TOOL = {"type": "function", "function": {"name": "calculator", "parameters": {}}}

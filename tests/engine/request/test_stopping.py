@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from agentlightning.engine.completion import StopRule
 from agentlightning.engine.engine import InferenceEngine
-from agentlightning.engine.request.stopping import StopRule
 from tests.engine.byte_policy import byte_tokenizer
 from tests.engine.clients import ask, client_of, content, logprobs, stream, tokens
 

@@ -92,8 +92,8 @@ def test_it_learns_with_vllm_itself(untrained_model: Path, tmp_path: Path, lora:
 
 
 def test_a_server_that_runs_already_is_used_and_left(untrained_model: Path, tmp_path: Path) -> None:
-    from agentlightning.engine.vllm_engine.engine import VLLMEngine
-    from agentlightning.engine.vllm_engine.vllm_settings import VLLMSettings
+    from agentlightning.engine.vllm import VLLMEngine
+    from agentlightning.engine.vllm_server import VLLMSettings
     from agentlightning.training.learner.policy import Policy
 
     own = VLLMEngine(
