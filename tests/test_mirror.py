@@ -35,7 +35,7 @@ FILES = {
         training/policies/test_policies_run training/external/trl/test_trl_run training/external/verl/test_verl_run
         engine/vllm_engine/test_signatures engine/vllm_engine/test_vllm_run
         training/test_game engine/test_families training/losses/test_golden
-        prompt_search/apo/test_resumed engine/test_prefixes engine/test_smolagents
+        prompt_search/apo/test_resumed engine/test_smolagents
         prompt_search/test_proof execution/test_several_machines execution/test_endings
         execution/test_endings_table execution/test_lone_runner execution/test_main_thread
         execution/test_never_hangs legacy/test_legacy
@@ -47,7 +47,7 @@ FILES = {
         trainer/test_fit trainer/test_machines trainer/test_rollout_config trainer/test_specs utils/test_every_server
     """,
     "what a client of the gateway sees, whichever module does it": """
-        engine/test_engine_faults llm_proxy/access/test_budget llm_proxy/recording/test_privacy
+        llm_proxy/access/test_budget llm_proxy/recording/test_privacy
         llm_proxy/recording/test_record_size llm_proxy/test_bounds_of_work llm_proxy/test_bytes_in_hand
         llm_proxy/test_engine_headers llm_proxy/test_faults llm_proxy/test_faults_each_byte
         llm_proxy/test_faults_kill llm_proxy/test_keys llm_proxy/test_malformed llm_proxy/test_many_streams

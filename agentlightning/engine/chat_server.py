@@ -24,11 +24,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
-from typing_extensions import override
 
 from agentlightning.engine.chat import ChatFormat
 from agentlightning.engine.completion import Completion
-from agentlightning.engine.grammar import Grammars, GrammarState
+from agentlightning.engine.grammar import GrammarState
 from agentlightning.engine.request import Constraint, RequestError
 from agentlightning.engine.seeds import ArrivalSeeds
 from agentlightning.engine.service import ChatService, ServedAs
@@ -67,8 +66,8 @@ class ChatServer:
         """
         chat_format = ChatFormat(tokenizer)
         generator = _ClientGenerator(client, chat_format, served)
-        grammars, seeds = _NoGrammars(tokenizer, served), ArrivalSeeds(served.seed)
-        service = ChatService(served, chat_format.copy(), generator.submit, grammars, seeds)
+        seeds = ArrivalSeeds(served.seed)
+        service = ChatService(served, chat_format.copy(), generator.submit, generator.refuse, seeds)
         self._app = BearerAuth(make_app(service, dict), token, lambda scope: False)
         self._server: ServerThread | None = None
         self.base_url = ""
@@ -79,7 +78,7 @@ class ChatServer:
         Raises:
             TimeoutError: the server did not come up.
         """
-        self._server = ServerThread(self._app, host, 0, patience=_PATIENCE, name="agl-chat")
+        self._server = ServerThread(self._app, host, patience=_PATIENCE, name="agl-chat")
         await asyncio.to_thread(self._server.start, _START_SECONDS)
         self.base_url = self._server.base_url
 
@@ -90,17 +89,15 @@ class ChatServer:
 
 
 class ServerThread:
-    """An application on a port of this machine, served by a thread of its own."""
+    """An application, served by a thread of its own."""
 
-    def __init__(self, app: ASGIApp, host: str, port: int, *, patience: float, name: str) -> None:
-        """Listen.
-
-        Raises:
-            OSError: The port is taken.
-        """
+    def __init__(self, app: ASGIApp, host: str, *, patience: float, name: str) -> None:
+        """Listen on a free port of an address of this machine."""
         app = HostDoor(app, AllowedHosts.of(host, host, None), same_origin=True)
         self._server = AsgiServer(app, patience=patience, bounds=HttpBounds(), log_level=logging.WARNING)
-        self._socket = _listen(host, port)
+        self._socket = socket.create_server(
+            (host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=1024
+        )
         shown = f"[{host}]" if ":" in host else host
         self.base_url = f"http://{shown}:{self._socket.getsockname()[1]}/v1"
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],), name=name, daemon=True)
@@ -211,41 +208,6 @@ async def _while_connected(request: Request, answer: Coroutine[Any, Any, dict[st
         await asyncio.gather(answering, disconnect, return_exceptions=True)
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise OSError(
-            error.errno, f"cannot listen on {host}:{port} ({error.strerror}); port 0 takes a free one"
-        ) from error
-    listener.listen(1024)
-    return listener
-
-
-def _not_served(by: str, param: str | None = None) -> RequestError:
-    return RequestError(
-        f"{by} serves temperature, top_p, max_tokens, n and stop; it does not serve response_format, required "
-        "tools, penalties, logit_bias, min_tokens and top_logprobs",
-        param=param,
-        code="unsupported_parameter",
-    )
-
-
-class _NoGrammars(Grammars):
-    """Refuses constrained replies before a grammar is compiled, whether or not its library is installed."""
-
-    def __init__(self, tokenizer: Any, served: ServedAs) -> None:
-        super().__init__(tokenizer, served.vocabulary, served.eos_ids)
-        self._by = served.by
-
-    @override
-    async def state(self, constraint: Constraint) -> GrammarState:
-        raise _not_served(self._by, constraint.param)
-
-
 class _ClientGenerator:
     """Completions by the client. `submit` may be called from any thread."""
 
@@ -260,10 +222,21 @@ class _ClientGenerator:
         Raises:
             RequestError: they would be drawn from another distribution than the one that learns.
         """
-        for one in completions:
-            if one.is_reshaped or one.top_logprobs:
-                raise _not_served(self._by)
+        if any(one.is_reshaped or one.top_logprobs for one in completions):
+            raise self._not_served()
         return asyncio.run_coroutine_threadsafe(self._all(completions), self._loop)
+
+    async def refuse(self, constraint: Constraint) -> GrammarState:
+        """Refuse a constrained reply, whether or not the library of grammars is installed."""
+        raise self._not_served(constraint.param)
+
+    def _not_served(self, param: str | None = None) -> RequestError:
+        return RequestError(
+            f"{self._by} serves temperature, top_p, max_tokens, n and stop; it does not serve response_format, "
+            "required tools, penalties, logit_bias, min_tokens and top_logprobs",
+            param=param,
+            code="unsupported_parameter",
+        )
 
     async def _all(self, completions: Sequence[Completion]) -> int:
         tasks = [asyncio.ensure_future(self._one(completion)) for completion in completions]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections import deque
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Final
@@ -25,7 +24,7 @@ _STOP_SECONDS: Final = 2.0  # for both threads together
 
 
 class InferenceEngine:
-    """Serves a policy while it learns.
+    """Serves a policy while it learns, on this machine alone: it has no authentication.
 
     Two threads of its own: one decodes (`decode_thread`), one serves HTTP (`chat_server`). The weights are read in
     place, so a swap copies nothing: update the policy inside `swap()`. `start` and `stop` belong to one owner; the rest
@@ -33,20 +32,17 @@ class InferenceEngine:
 
     Attributes:
         model_name: the `model` of requests.
-        record: the latest calls as the engine saw them, oldest first, `record_size` at most.
+        record: the latest 1,024 replies as the engine saw them, oldest first.
     """
 
     def __init__(
         self,
         policy: ServedModel,
         *,
-        host: str = "127.0.0.1",
-        port: int = 0,
         model_name: str = ONLY_POLICY,
         max_batch: int = 32,
         max_waiting: int = 256,
         max_new_tokens: int = 512,
-        record_size: int = 1024,
         seed: int = 0,
         threads: int | None = None,
         place_of: PlaceOf | None = None,
@@ -54,7 +50,6 @@ class InferenceEngine:
         """Prepare the engine; nothing listens yet.
 
         Args:
-            port: 0 takes a free one.
             max_batch: completions that are decoded together.
             max_waiting: requests that may wait beside; more are refused with 503 and `Retry-After`.
             max_new_tokens: for requests that name no limit.
@@ -64,21 +59,14 @@ class InferenceEngine:
                 that place and the request, not on what else is in flight or when it arrives.
 
         Raises:
-            ValueError: The host is not this machine's loopback (the engine has no authentication), or a limit is
-                below 1.
+            ValueError: A limit is below 1.
         """
-        if not ipaddress.ip_address(host).is_loopback:
-            raise ValueError(
-                f"the embedded engine has no authentication and serves loopback only, not {host}; "
-                "put the gateway (LLMProxy) in front of it for other machines"
-            )
         limits = {"max_batch": max_batch, "max_waiting": max_waiting, "max_new_tokens": max_new_tokens}
         for name, value in limits.items():
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")
         self.model_name: Final = model_name
         self._policy = policy
-        self._address = (host, port)
         chat_format = ChatFormat(policy.tokenizer)  # of which each thread has a copy
         self._loop = DecodeLoop(
             policy,
@@ -95,9 +83,9 @@ class InferenceEngine:
             served,
             chat_format.copy(),
             self._loop.submit,
-            self._grammars,
+            self._grammars.state,
             ArrivalSeeds(seed) if place_of is None else PlaceSeeds(seed, place_of),
-            record_size=record_size,
+            record_size=1024,
         )
         self.record: deque[CallRecord] = self._service.record
         self._server: ServerThread | None = None
@@ -118,13 +106,12 @@ class InferenceEngine:
         """Listen and serve; returns when requests are answered.
 
         Raises:
-            OSError: The port is taken.
             RuntimeError: The engine was started before, or the server does not come up.
         """
         if self._server is not None:
             raise RuntimeError("an engine is started once; make a new one")
-        app, patience = make_app(self._service, self._health), _STOP_SECONDS / 4
-        self._server = ServerThread(app, *self._address, patience=patience, name="agl-engine")
+        app = make_app(self._service, self._health)
+        self._server = ServerThread(app, "127.0.0.1", patience=_STOP_SECONDS / 4, name="agl-engine")
         self._loop.start()
         try:
             self._server.start(_START_SECONDS)

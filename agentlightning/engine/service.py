@@ -14,15 +14,15 @@ import random
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 from agentlightning.engine.chat import CALL_CLOSING, CALL_OPENING, ChatFormat, Reply, message_body
 from agentlightning.engine.completion import Adjustments, Completion, StopRule
-from agentlightning.engine.grammar import Grammars
-from agentlightning.engine.request import ChatRequest, RequestError, parse_request
+from agentlightning.engine.grammar import GrammarState
+from agentlightning.engine.request import ChatRequest, Constraint, RequestError, parse_request
 from agentlightning.engine.seeds import ArrivalSeeds, PlaceSeeds, hash_of
 
 logger = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class ChatService:
     """Answers requests. Lives on the loop of the server.
 
     Attributes:
-        record: the latest calls, oldest first, `record_size` at most.
+        record: the latest `record_size` choices, oldest first.
     """
 
     def __init__(
@@ -66,10 +66,10 @@ class ChatService:
         served: ServedAs,
         chat_format: ChatFormat,
         submit: Callable[[Sequence[Completion]], Future[int]],
-        grammars: Grammars,
+        grammar_of: Callable[[Constraint], Awaitable[GrammarState]],
         seeds: ArrivalSeeds | PlaceSeeds,
         *,
-        record_size: int = 1,
+        record_size: int = 0,
     ) -> None:
         """Prepare it. `submit` generates, and its future gives the version of the weights; `seeds` are for requests
         without one."""
@@ -77,7 +77,7 @@ class ChatService:
         self.served = served
         self._format = chat_format
         self._submit = submit
-        self._grammars = grammars
+        self._grammar_of = grammar_of
         self._seeds = seeds
         self._noted: set[str] = set()
 
@@ -128,7 +128,7 @@ class ChatService:
             )
         limit = wanted or min(room, self.served.max_new_tokens)
         adjustments = self._adjustments(request, limit)
-        grammar = None if request.constraint is None else await self._grammars.state(request.constraint)
+        grammar = None if request.constraint is None else await self._grammar_of(request.constraint)
         further = random.Random(f"further choices of {seed}")  # the first is drawn as if it were alone
         return [
             Completion(

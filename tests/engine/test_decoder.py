@@ -10,7 +10,7 @@ import torch
 
 from agentlightning.engine import decoder as decode
 from agentlightning.engine.completion import Completion
-from agentlightning.engine.decoder import Decoder, generate
+from agentlightning.engine.decoder import Decoder, SeparateDecoder, generate
 from agentlightning.training.learner.policy import Policy
 
 
@@ -105,3 +105,32 @@ def test_a_model_without_plain_attention_is_refused(policy: Policy) -> None:
     policy.model.config.layer_types = ["linear_attention", "full_attention"]
     with pytest.raises(ValueError, match="linear_attention"):
         Decoder(policy.model, ())
+
+
+# --- each completion alone ------------------------------------------------------------------------------------------
+
+
+def separately(policy: Policy, numbers: range, max_batch: int = 128) -> dict[int, object]:
+    made = {n: Completion(list(range(10, 14 + n % 7)), 12, 0.7 + n / 50, seed=n, top_logprobs=3) for n in numbers}
+    generate(SeparateDecoder(policy.model, policy.eos_ids), list(made.values()), max_batch)
+    return {n: (one.token_ids, one.logprobs, one.likeliest, one.finish_reason) for n, one in made.items()}
+
+
+@pytest.mark.heavy
+def test_company_changes_no_bit(policy: Policy) -> None:
+    alone: dict[int, object] = {}
+    for number in range(24):
+        alone |= separately(policy, range(number, number + 1))
+    assert separately(policy, range(24)) == alone
+    assert separately(policy, range(23, -1, -1), max_batch=5) == alone
+
+
+def test_completions_that_nobody_waits_for_leave_and_the_others_come_back_when_cleared(policy: Policy) -> None:
+    decoder = SeparateDecoder(policy.model, policy.eos_ids)
+    first, second, third = (Completion([10, 11], 12, seed=n) for n in range(3))
+    decoder.add([first, second, third])
+    first.left = True
+    assert first in decoder.step()
+    assert len(decoder) == 2
+    assert decoder.clear() == [second, third]
+    assert len(decoder) == 0
