@@ -30,7 +30,7 @@ class GrammarError(ValueError):
 
 
 class Hit(NamedTuple):
-    """Where the text of a reply ends."""
+    """The end of the text of a reply."""
 
     end: int
     """Characters of the decoded text that belong to the reply."""

@@ -151,6 +151,7 @@ def parse_request(body: object) -> ChatRequest:
         raise RequestError(
             f"'temperature' must be 0 or at least {_LEAST_TEMPERATURE}, not {temperature}", param="temperature"
         )
+    limit = "max_completion_tokens" if "max_completion_tokens" in fields else "max_tokens"
     tools, one_call = _tools(fields), not _flag(fields, "parallel_tool_calls", default=True)
     return ChatRequest(
         model=model,
@@ -169,11 +170,11 @@ def parse_request(body: object) -> ChatRequest:
             logit_bias=_logit_bias(fields),
             min_tokens=_integer(fields, "min_tokens", 0, low=0),
         ),
-        max_new_tokens=_max_new_tokens(fields),
+        max_new_tokens=_integer(fields, limit, 1, low=1) if limit in fields else None,
         stop=_stop(fields),
         stop_token_ids=_stop_token_ids(fields),
         include_stop=_flag(fields, "include_stop_str_in_output"),
-        seed=_typed(fields, "seed", int) if "seed" in fields else None,
+        seed=_optional(fields, "seed", int),
         n=_integer(fields, "n", 1, low=1, high=_MOST_CHOICES),
         logprobs=_flag(fields, "logprobs"),
         top_logprobs=_top_logprobs(fields),
@@ -207,6 +208,10 @@ def _typed(fields: Fields, name: str, kind: type[Any]) -> Any:
     return value
 
 
+def _optional(fields: Fields, name: str, kind: type[Any]) -> Any:
+    return _typed(fields, name, kind) if name in fields else None
+
+
 def _integer(fields: Fields, name: str, default: int, *, low: int, high: int | None = None) -> int:
     value = _typed(fields, name, int) if name in fields else default
     if value < low or (high is not None and value > high):
@@ -232,7 +237,7 @@ def _flag(fields: Fields, name: str, *, default: bool = False) -> bool:
 
 
 def _logit_bias(fields: Fields) -> dict[int, float]:
-    biases = _typed(fields, "logit_bias", dict) if "logit_bias" in fields else {}
+    biases = _optional(fields, "logit_bias", dict) or {}
     if len(biases) > _MOST_BIASES:
         text = f"'logit_bias' must name at most {_MOST_BIASES} tokens, not {len(biases)}"
         raise RequestError(text, param="logit_bias")
@@ -244,13 +249,6 @@ def _logit_bias(fields: Fields) -> dict[int, float]:
     except ValueError as error:
         text = f"'logit_bias' must be an object of token ids and numbers from -100 to 100 ({error})"
         raise RequestError(text, param="logit_bias") from error
-
-
-def _max_new_tokens(fields: Fields) -> int | None:
-    for name in ("max_completion_tokens", "max_tokens"):
-        if name in fields:
-            return _integer(fields, name, 1, low=1)
-    return None
 
 
 def _stop(fields: Fields) -> tuple[str, ...]:
@@ -280,9 +278,9 @@ def _top_logprobs(fields: Fields) -> int:
 
 
 def _template_fields(fields: Fields) -> dict[str, Any]:
-    variables = _typed(fields, "chat_template_kwargs", dict) if "chat_template_kwargs" in fields else {}
-    effort = {"reasoning_effort": _typed(fields, "reasoning_effort", str)} if "reasoning_effort" in fields else {}
-    return {**effort, **variables}
+    effort = _optional(fields, "reasoning_effort", str)
+    variables = _optional(fields, "chat_template_kwargs", dict) or {}
+    return variables if effort is None else {"reasoning_effort": effort, **variables}
 
 
 def _tools(fields: Fields) -> list[dict[str, Any]] | None:

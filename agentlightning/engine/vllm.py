@@ -109,7 +109,8 @@ class VLLMEngine:
                 f"--served-model-name {self.model_name} --logprobs-mode processed_logprobs"
             )
         try:
-            self._check_name()
+            if self._process is not None or not self._has_adapters:  # else the adapter takes the name
+                self._check_name()
             if self._process is None:
                 self._push()
         except BaseException:
@@ -193,8 +194,6 @@ class VLLMEngine:
             self._process.await_server(timeout)
 
     def _check_name(self) -> None:
-        if self._process is None and self._has_adapters:
-            return  # the adapter takes the name
         names = [str(model["id"]) for model in self._control.get("/v1/models")["data"]]
         if self.model_name not in names:
             raise EngineError(

@@ -90,7 +90,12 @@ class VLLMSettings:
                 raise BadRequestError(f"{name} must be a tuple of texts; got {value!r}")
             object.__setattr__(self, name, tuple(value))  # JSON has lists
         if self.vllm_server_base_url is not None:
-            _check_address(self.vllm_server_base_url)
+            parts = urlsplit(str(self.vllm_server_base_url))
+            if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/"):
+                raise BadRequestError(
+                    "vllm_server_base_url must be the address of a server without a path, such as "
+                    f"'http://127.0.0.1:8000'; got {self.vllm_server_base_url!r}"
+                )
         if not self.use_vllm:
             for name, field in VLLMSettings.__dataclass_fields__.items():
                 if getattr(self, name) != field.default:
@@ -105,15 +110,6 @@ class VLLMSettings:
                 raise BadRequestError(
                     f"These settings do not go together: {name} and vllm_server_base_url: that server runs already"
                 )
-
-
-def _check_address(address: object) -> None:
-    parts = urlsplit(address) if isinstance(address, str) else None
-    if parts is None or parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/"):
-        raise BadRequestError(
-            "vllm_server_base_url must be the address of a server without a path, such as 'http://127.0.0.1:8000'; "
-            f"got {address!r}"
-        )
 
 
 class VLLMControl:
@@ -210,7 +206,8 @@ class VLLMProcess:
             log: file to which the server's output is appended.
             start_seconds: until it must answer.
         """
-        self._port = _free_port()
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self._port: int = probe.getsockname()[1]
         self.api_key = secrets.token_urlsafe(24)
         self.control = VLLMControl(f"http://127.0.0.1:{self._port}", api_key=self.api_key)
         self._command, self._arguments = list(command or AGL_VLLM), arguments
@@ -325,9 +322,3 @@ class VLLMProcess:
             if lines:
                 return f"Its log {str(self._log)!r} ends with:\n" + "\n".join(f"  {line}" for line in lines)
         return f"It wrote nothing into {str(self._log)!r}"
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

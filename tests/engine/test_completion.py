@@ -24,12 +24,11 @@ PLAIN = {"seed": 3, "max_tokens": 40}
 # --- adjustments ----------------------------------------------------------------------------------------------------
 
 
-def drawn(*, said: tuple[int, ...] = (), **settings: object) -> Counter[int]:
-    count, prompt = 3000, (5,)
-    adjustments = Adjustments(**settings)  # type: ignore[arg-type]  # of the right types
-    made = [Completion(prompt, 9, seed=n, adjustments=adjustments, token_ids=list(said)) for n in range(count)]
-    ids, recorded = draw(LOGITS.repeat(count, 1), made)
-    own = LOGITS.log_softmax(dim=-1)
+def drawn(said: tuple[int, ...], *, temperature: float = 1.0, top_p: float = 1.0, **settings: object) -> Counter[int]:
+    changes = Adjustments(**settings) if settings else None  # type: ignore[arg-type]  # of the right types
+    made = [Completion((5,), 9, temperature, top_p, n, adjustments=changes, token_ids=list(said)) for n in range(3000)]
+    ids, recorded = draw(LOGITS.repeat(3000, 1), made)
+    own = (LOGITS / temperature).log_softmax(dim=-1)
     assert recorded == pytest.approx([float(own[token]) for token in ids], abs=1e-5)
     return Counter(ids)
 
@@ -44,6 +43,9 @@ def changed(changes: dict[int, float]) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("said", "settings", "logits"),
     [
+        ((), {"temperature": 0.5}, LOGITS / 0.5),
+        ((), {"temperature": 2.0}, LOGITS / 2),
+        ((), {"top_p": 0.7}, changed(dict.fromkeys(range(2, 6), -math.inf))),  # the first two have 0.62 and 0.23
         ((), {"top_k": 2}, changed(dict.fromkeys(range(2, 6), -math.inf))),
         ((), {"min_p": 0.3}, changed(dict.fromkeys(range(2, 6), -math.inf))),  # e^-1 is 0.37, e^-2 is 0.14
         ((0, 0, 2), {"frequency_penalty": 0.5, "presence_penalty": 0.25}, changed({0: 3 - 1.25, 2: 1 - 0.75})),
@@ -56,7 +58,7 @@ def changed(changes: dict[int, float]) -> torch.Tensor:
 def test_tokens_are_drawn_as_often_as_the_settings_say(
     said: tuple[int, ...], settings: dict[str, object], logits: torch.Tensor
 ) -> None:
-    counts = drawn(said=said, **settings)
+    counts = drawn(said, **settings)  # type: ignore[arg-type]  # of the right types
     for token, p in enumerate(logits.softmax(dim=-1).tolist()):
         assert abs(counts[token] / 3000 - p) <= 6 * math.sqrt(p * (1 - p) / 3000) + 1e-9
 
