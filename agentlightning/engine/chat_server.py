@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import socket
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
@@ -39,6 +38,7 @@ from agentlightning.utils.http.allowed_hosts import AllowedHosts, HostDoor
 from agentlightning.utils.http.auth import BearerAuth
 from agentlightning.utils.http.byte_budget import ClientLeftError, client_hold, read_body
 from agentlightning.utils.http.protocol import HttpBounds
+from agentlightning.utils.http.sockets import bracket, listen
 from agentlightning.utils.http.uvicorn_server import AsgiServer
 from agentlightning.utils.http.whole_answer import send_whole
 
@@ -95,11 +95,8 @@ class ServerThread:
         """Listen on a free port of an address of this machine."""
         app = HostDoor(app, AllowedHosts.of(host, host, None), same_origin=True)
         self._server = AsgiServer(app, patience=patience, bounds=HttpBounds(), log_level=logging.WARNING)
-        self._socket = socket.create_server(
-            (host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=1024
-        )
-        shown = f"[{host}]" if ":" in host else host
-        self.base_url = f"http://{shown}:{self._socket.getsockname()[1]}/v1"
+        self._socket = listen(host, 0)
+        self.base_url = f"http://{bracket(host)}:{self._socket.getsockname()[1]}/v1"
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],), name=name, daemon=True)
 
     def start(self, timeout: float) -> None:

@@ -12,21 +12,64 @@ import random
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from agentlightning.engine.grammar import GrammarState
-
 DecodeText = Callable[[Sequence[int]], str]
 """Returns the text of tokens, special ones included."""
+_SHOWN_CHARS: Final = 1000  # of a message of the grammar library
 _UNFINISHED: Final = "\ufffd"  # the decoded form of bytes of an incomplete character
 
 
 class GrammarError(ValueError):
     """A completion cannot go on within its grammar."""
+
+
+class GrammarState:
+    """The place of one completion in its grammar. Used by the thread that decodes."""
+
+    def __init__(self, matcher: Any, unknown_id: int | None) -> None:
+        self._matcher = matcher
+        self._unknown_id = unknown_id
+
+    @property
+    def is_whole(self) -> bool:
+        """True if the text so far satisfies the grammar."""
+        return self._matcher.is_accepting()
+
+    def allowed(self, vocabulary: int) -> Tensor:
+        """Return which tokens may come next; the end-of-sequence tokens are among them where the text may end.
+
+        Shapes: result: (V,) bool.
+
+        Raises:
+            GrammarError: there is none, or the grammar is beyond the library's bounds.
+        """
+        bits = np.unpackbits(np.frombuffer(self._matcher.compute_bitmask(), np.uint8), bitorder="little")[:vocabulary]
+        if self._unknown_id is not None and self._unknown_id < len(bits):
+            bits[self._unknown_id] = 0  # which stands for text that the vocabulary does not have
+        if self._matcher.is_error():
+            raise GrammarError(f"the schema cannot be followed: {shortened(self._matcher.get_error())}")
+        if not bits.any():
+            raise GrammarError("the model's vocabulary has no token for what the schema asks for next")
+        return torch.from_numpy(np.pad(bits, (0, vocabulary - len(bits))).astype(bool))
+
+    def accept(self, token_id: int) -> None:
+        """Go on by the token that was drawn, an allowed one."""
+        self._matcher.consume_token(token_id)
+
+    def fresh(self) -> GrammarState:
+        """Return an independent state at the same place."""
+        return GrammarState(self._matcher.deep_copy(), self._unknown_id)
+
+
+def shortened(message: str) -> str:
+    """Return the first part of a message of the grammar library."""
+    first = message.split("\n<state>")[0].strip()
+    return first if len(first) <= _SHOWN_CHARS else f"{first[:_SHOWN_CHARS]} ..."
 
 
 class Hit(NamedTuple):

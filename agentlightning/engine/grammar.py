@@ -19,58 +19,16 @@ from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, cast
 
-import numpy as np
-import torch
-from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from agentlightning.engine.chat import CALL_CLOSING, CALL_OPENING
-from agentlightning.engine.completion import GrammarError
+from agentlightning.engine.completion import GrammarError, GrammarState, shortened
 from agentlightning.engine.request import Constraint, JsonShape, RequestError
 
 MAX_GRAMMAR_BYTES: Final = 256 * 1024
 COMPILE_SECONDS: Final = 10.0
 _KEPT: Final = 64  # compiled grammars; agents send the same tools with every call
-_SHOWN_CHARS: Final = 1000
 _SPELLING: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-
-
-class GrammarState:
-    """The place of one completion in its grammar. Used by the thread that decodes."""
-
-    def __init__(self, matcher: Any, unknown_id: int | None) -> None:
-        self._matcher = matcher
-        self._unknown_id = unknown_id
-
-    @property
-    def is_whole(self) -> bool:
-        """True if the text so far satisfies the grammar."""
-        return self._matcher.is_accepting()
-
-    def allowed(self, vocabulary: int) -> Tensor:
-        """Return which tokens may come next; the end-of-sequence tokens are among them where the text may end.
-
-        Shapes: result: (V,) bool.
-
-        Raises:
-            GrammarError: there is none, or the grammar is beyond the library's bounds.
-        """
-        bits = np.unpackbits(np.frombuffer(self._matcher.compute_bitmask(), np.uint8), bitorder="little")[:vocabulary]
-        if self._unknown_id is not None and self._unknown_id < len(bits):
-            bits[self._unknown_id] = 0  # which stands for text that the vocabulary does not have
-        if self._matcher.is_error():
-            raise GrammarError(f"the schema cannot be followed: {_shortened(self._matcher.get_error())}")
-        if not bits.any():
-            raise GrammarError("the model's vocabulary has no token for what the schema asks for next")
-        return torch.from_numpy(np.pad(bits, (0, vocabulary - len(bits))).astype(bool))
-
-    def accept(self, token_id: int) -> None:
-        """Go on by the token that was drawn, an allowed one."""
-        self._matcher.consume_token(token_id)
-
-    def fresh(self) -> GrammarState:
-        """Return an independent state at the same place."""
-        return GrammarState(self._matcher.deep_copy(), self._unknown_id)
 
 
 class Grammars:
@@ -129,7 +87,7 @@ class Grammars:
         matchers, limits = self._llguidance.LLMatcher, self._llguidance.LLParserLimits(verbose_errors=False)
         grammar = matchers.grammar_from_lark(text)
         if problem := matchers.validate_grammar(grammar, self._ll_tokenizer, limits=limits):
-            raise GrammarError(_shortened(problem))
+            raise GrammarError(shortened(problem))
         matcher = matchers(self._ll_tokenizer, grammar, log_level=0, limits=limits)
         unknown = cast("int | None", self._tokenizer.unk_token_id)
         return GrammarState(matcher, None if unknown in self._eos_ids else unknown)
@@ -197,8 +155,3 @@ class _Vocabulary:
     def __call__(self, text: bytes | str) -> list[int]:
         whole = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
         return cast("list[int]", self._tokenizer(whole, add_special_tokens=False)["input_ids"])
-
-
-def _shortened(message: str) -> str:
-    first = message.split("\n<state>")[0].strip()
-    return first if len(first) <= _SHOWN_CHARS else f"{first[:_SHOWN_CHARS]} ..."
