@@ -12,7 +12,7 @@ from typing import Protocol
 
 from typing_extensions import override
 
-from agentlightning.engine.decode_thread import EngineStats
+from agentlightning.engine.policy_engine import EngineStats
 from agentlightning.evaluation.paired import PairedComparison, compare_rewards
 from agentlightning.field_help import explain_fields
 from agentlightning.training.progress import StepFigures

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Concatenate, Final, Literal, ParamSpec, TypeAlias, cast, get_type_hints
 
-from agentlightning.engine.vllm_engine.vllm_settings import VLLMSettings
+from agentlightning.engine.vllm_server import VLLMSettings
 from agentlightning.errors import BadRequestError, closest_name
 from agentlightning.field_help import explain_fields
 from agentlightning.training.alarms import AlarmSettings, make_rules

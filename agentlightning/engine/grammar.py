@@ -3,6 +3,9 @@
 llguidance (MIT, one wheel of 3 MB for all Pythons from 3.9 on, no dependencies, no CUDA) computes the mask of the next
 token while it decodes; a grammar needs no compilation against the vocabulary beforehand. It comes with the extra
 `grpo` and is loaded with the first request that needs it.
+
+A forced tool call is written as chat templates write it (`chat.py`), with its arguments in the spelling of
+`json.dumps`, so that a template that renders the call again gives the same text, and the row goes on.
 """
 
 from __future__ import annotations
@@ -10,65 +13,22 @@ from __future__ import annotations
 import asyncio
 import copy
 import importlib
+import json
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, cast
 
-import numpy as np
-import torch
-from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from agentlightning.engine.request.constraint import Constraint
-from agentlightning.engine.request.fields import RequestError
+from agentlightning.engine.chat import CALL_CLOSING, CALL_OPENING
+from agentlightning.engine.completion import GrammarError, GrammarState, shortened
+from agentlightning.engine.request import Constraint, JsonShape, RequestError
 
 MAX_GRAMMAR_BYTES: Final = 256 * 1024
 COMPILE_SECONDS: Final = 10.0
 _KEPT: Final = 64  # compiled grammars; agents send the same tools with every call
-_SHOWN_CHARS: Final = 1000
-
-
-class GrammarError(ValueError):
-    """A completion cannot go on within its grammar."""
-
-
-class GrammarState:
-    """The place of one completion in its grammar. Used by the thread that decodes."""
-
-    def __init__(self, matcher: Any, unknown_id: int | None) -> None:
-        self._matcher = matcher
-        self._unknown_id = unknown_id
-
-    @property
-    def is_whole(self) -> bool:
-        """True if the text so far is all that the grammar asks for."""
-        return self._matcher.is_accepting()
-
-    def allowed(self, vocabulary: int) -> Tensor:
-        """Return which tokens may come next; the end-of-sequence tokens are among them where the text may end.
-
-        Shapes: result: (V,) bool.
-
-        Raises:
-            GrammarError: there is none, or the grammar is beyond the library's bounds.
-        """
-        bits = np.unpackbits(np.frombuffer(self._matcher.compute_bitmask(), np.uint8), bitorder="little")[:vocabulary]
-        if self._unknown_id is not None and self._unknown_id < len(bits):
-            bits[self._unknown_id] = 0  # which stands for text that the vocabulary does not have
-        if self._matcher.is_error():
-            raise GrammarError(f"the schema cannot be followed: {_shown(self._matcher.get_error())}")
-        if not bits.any():
-            raise GrammarError("the model's vocabulary has no token for what the schema asks for next")
-        return torch.from_numpy(np.pad(bits, (0, vocabulary - len(bits))).astype(bool))
-
-    def accept(self, token_id: int) -> None:
-        """Go on by the token that was drawn, an allowed one."""
-        self._matcher.consume_token(token_id)
-
-    def fresh(self) -> GrammarState:
-        """Return a state at the place of this one, independent of it."""
-        return GrammarState(self._matcher.deep_copy(), self._unknown_id)
+_SPELLING: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 class Grammars:
@@ -93,36 +53,31 @@ class Grammars:
             RequestError: 400, it is too large, takes too long, or the library refuses it, in its words; 501, the
                 library is not installed.
         """
-        text = constraint.lark(self._special)
+        text, param = lark_of(constraint, self._special), constraint.param
         if len(text) > MAX_GRAMMAR_BYTES:
             raise RequestError(
-                f"the schemas of {constraint.param!r} take {len(text)} bytes; at most {MAX_GRAMMAR_BYTES} are compiled",
-                param=constraint.param,
+                f"the schemas of {param!r} take {len(text)} bytes; at most {MAX_GRAMMAR_BYTES} are compiled",
+                param=param,
                 code="schema_too_large",
             )
-        if (known := self._compiled.get(text)) is None:
+        if text not in self._compiled:
             try:
                 compiling = asyncio.get_running_loop().run_in_executor(self._thread, self._compile, text)
-                known = await asyncio.wait_for(compiling, COMPILE_SECONDS)
+                self._compiled[text] = await asyncio.wait_for(compiling, COMPILE_SECONDS)
             except TimeoutError:
-                raise RequestError(
-                    f"the schemas of {constraint.param!r} took more than {COMPILE_SECONDS:.0f} s to compile",
-                    param=constraint.param,
-                    code="schema_too_complex",
-                ) from None
+                message = f"the schemas of {param!r} took more than {COMPILE_SECONDS:.0f} s to compile"
+                raise RequestError(message, param=param, code="schema_too_complex") from None
             except GrammarError as error:
-                raise RequestError(
-                    f"{constraint.param!r} cannot be compiled: {error}", param=constraint.param, code="invalid_schema"
-                ) from error
-            self._compiled[text] = known
-            while len(self._compiled) > _KEPT:
-                self._compiled.popitem(last=False)
-        else:
-            self._compiled.move_to_end(text)
-        return known.fresh()
+                message = f"{param!r} cannot be compiled: {error}"
+                raise RequestError(message, param=param, code="invalid_schema") from error
+        self._compiled.move_to_end(text)
+        state = self._compiled[text].fresh()
+        while len(self._compiled) > _KEPT:
+            self._compiled.popitem(last=False)
+        return state
 
     def close(self) -> None:
-        """End the thread; what it compiles is not waited for."""
+        """End the thread without waiting for what it compiles."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _compile(self, text: str) -> GrammarState:
@@ -132,10 +87,37 @@ class Grammars:
         matchers, limits = self._llguidance.LLMatcher, self._llguidance.LLParserLimits(verbose_errors=False)
         grammar = matchers.grammar_from_lark(text)
         if problem := matchers.validate_grammar(grammar, self._ll_tokenizer, limits=limits):
-            raise GrammarError(_shown(problem))
+            raise GrammarError(shortened(problem))
         matcher = matchers(self._ll_tokenizer, grammar, log_level=0, limits=limits)
         unknown = cast("int | None", self._tokenizer.unk_token_id)
         return GrammarState(matcher, None if unknown in self._eos_ids else unknown)
+
+
+def lark_of(constraint: Constraint, special: Mapping[str, int]) -> str:
+    """Return the grammar in the Lark dialect of llguidance. `special` names the tokens that are no text to the
+    tokenizer, with their ids."""
+    starts, rules = list[str](), list[str]()
+    if constraint.value is not None:
+        starts.append("value")
+        rules.append(f"value: {_json_of(constraint.value)}")
+    if constraint.functions:
+        starts.append('call ("\\n"? call)*' if constraint.several else "call")
+        names = " | ".join(f"f{number}" for number in range(len(constraint.functions)))
+        rules.append(f'call: opening "\\n"? ({names}) "\\n"? closing')
+        for name, text in (("opening", CALL_OPENING), ("closing", CALL_CLOSING)):
+            spelt = json.dumps(text)
+            rules.append(f"{name}: <[{special[text]}]> | {spelt}" if text in special else f"{name}: {spelt}")
+    for number, (name, arguments) in enumerate(constraint.functions):
+        head = f'{{"name": {json.dumps(name)}, "arguments": '
+        rules.append(f'f{number}: {json.dumps(head)} a{number} "}}"')
+        rules.append(f"a{number}: {_json_of(arguments)}")
+    return "\n".join([f"start: {' | '.join(starts)}", *rules]) + "\n"
+
+
+def _json_of(shape: JsonShape) -> str:
+    own = shape.schema.get("x-guidance")
+    options = {**(own if isinstance(own, dict) else {}), **_SPELLING, "lenient": not shape.strict}
+    return f"%json {json.dumps({**shape.schema, 'x-guidance': options})}"
 
 
 def _library() -> Any:
@@ -161,7 +143,7 @@ def _ll_tokenizer(library: Any, tokenizer: PreTrainedTokenizerBase, vocabulary: 
 
 
 class _Vocabulary:
-    """What `llguidance.TokenizerWrapper` asks of a tokenizer, for one whose tokens are texts."""
+    """The members of a tokenizer that `llguidance.TokenizerWrapper` reads, for one whose tokens are texts."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
@@ -173,8 +155,3 @@ class _Vocabulary:
     def __call__(self, text: bytes | str) -> list[int]:
         whole = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
         return cast("list[int]", self._tokenizer(whole, add_special_tokens=False)["input_ids"])
-
-
-def _shown(words: str) -> str:
-    first = words.split("\n<state>")[0].strip()
-    return first if len(first) <= _SHOWN_CHARS else f"{first[:_SHOWN_CHARS]} ..."

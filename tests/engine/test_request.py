@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from agentlightning.engine.request.fields import RequestError
-from agentlightning.engine.request.request import parse_request
+from agentlightning.engine.request import RequestError, parse_request
 
 PLAIN: dict[str, Any] = {"model": "policy", "messages": [{"role": "user", "content": "hello"}]}
 TOOL = {"type": "function", "function": {"name": "calculator", "parameters": {}}}
@@ -64,65 +63,44 @@ def test_fields_without_effect_are_told_by_name() -> None:
     assert parse_request({**PLAIN, "user": "me", "service_tier": "auto"}).without_effect == ("service_tier", "user")
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("n", 0),
-        ("n", 1000),
-        ("best_of", 2),
-        ("stop", 7),
-        ("stop", ["", "a"]),
-        ("stop", ["a" * 1001]),
-        ("stop", ["a"] * 65),
-        ("stop_token_ids", ["a"]),
-        ("stop_token_ids", [-1]),
-        ("include_stop_str_in_output", "yes"),
-        ("min_tokens", -1),
-        ("top_logprobs", 3),
-        ("frequency_penalty", 2.1),
-        ("presence_penalty", "much"),
-        ("repetition_penalty", 0),
-        ("repetition_penalty", 1e-40),
-        ("logit_bias", {"five": 100}),
-        ("logit_bias", {"5": 101}),
-        ("logit_bias", [5]),
-        ("top_k", 1.5),
-        ("min_p", 1.1),
-        ("parallel_tool_calls", "one"),
-        ("response_format", {"type": "xml"}),
-        ("response_format", {"type": "json_schema"}),
-        ("response_format", "json"),
-        ("tool_choice", "required"),
-        ("tool_choice", "any"),
-        ("tool_choice", {"type": "function", "function": {"name": "calculator"}}),
-        ("functions", [{"name": "f"}]),
-        ("function_call", "auto"),
-        ("chat_template_kwargs", ["thinking"]),
-        ("reasoning_effort", 3),
-        ("modalities", ["audio"]),
-        ("ignore_eos", True),
-        ("tools", {"calculator": {}}),
-        ("tools", ["calculator"]),
-        ("temperature", -0.1),
-        ("temperature", 0.001),
-        ("temperature", 2.5),
-        ("temperature", "hot"),
-        ("temperature", True),
-        ("top_p", 0),
-        ("top_p", 1.1),
-        ("max_tokens", 0),
-        ("max_tokens", 1.5),
-        ("max_completion_tokens", -1),
-        ("seed", "seven"),
-        ("logprobs", "yes"),
-        ("return_token_ids", 2),
-        ("messages", "hello"),
-        ("messages", []),
-        ("messages", ["hello"]),
-        ("model", 7),
-        ("guided_json", {"type": "object"}),
-    ],
-)
+REFUSED: dict[str, list[Any]] = {
+    "n": [0, 1000],
+    "best_of": [2],
+    "stop": [7, ["", "a"], ["a" * 1001], ["a"] * 65],
+    "stop_token_ids": [["a"], [-1]],
+    "include_stop_str_in_output": ["yes"],
+    "min_tokens": [-1],
+    "top_logprobs": [3],
+    "frequency_penalty": [2.1],
+    "presence_penalty": ["much"],
+    "repetition_penalty": [0, 1e-40],
+    "logit_bias": [{"five": 100}, {"5": 101}, [5]],
+    "top_k": [1.5],
+    "min_p": [1.1],
+    "parallel_tool_calls": ["one"],
+    "response_format": [{"type": "xml"}, {"type": "json_schema"}, "json"],
+    "tool_choice": ["required", "any", {"type": "function", "function": {"name": "calculator"}}],
+    "functions": [[{"name": "f"}]],
+    "function_call": ["auto"],
+    "chat_template_kwargs": [["thinking"]],
+    "reasoning_effort": [3],
+    "modalities": [["audio"]],
+    "ignore_eos": [True],
+    "tools": [{"calculator": {}}, ["calculator"]],
+    "temperature": [-0.1, 0.001, 2.5, "hot", True],
+    "top_p": [0, 1.1],
+    "max_tokens": [0, 1.5],
+    "max_completion_tokens": [-1],
+    "seed": ["seven"],
+    "logprobs": ["yes"],
+    "return_token_ids": [2],
+    "messages": ["hello", [], ["hello"]],
+    "model": [7],
+    "guided_json": [{"type": "object"}],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in REFUSED.items() for value in values])
 def test_a_field_that_is_not_honoured_is_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(RequestError, match=name) as refused:
         parse_request({**PLAIN, name: value})
