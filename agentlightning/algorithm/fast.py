@@ -138,7 +138,7 @@ class Baseline(FastAlgorithm):
     async def _run_tasks(
         self, llm_proxy: LLMProxy | None, train_dataset: Dataset[Any] | None, val_dataset: Dataset[Any] | None
     ) -> BaselineResult:
-        sides: tuple[tuple[Dataset[Any] | None, RolloutMode], ...] = (train_dataset, "train"), (val_dataset, "val")
+        sides: list[tuple[Dataset[Any] | None, RolloutMode]] = [(train_dataset, "train"), (val_dataset, "val")]
         tasks = [(side[index], mode) for side, mode in sides if side is not None for index in range(len(side))]
         if not tasks:
             raise BadRequestError("Baseline needs tasks: pass train_dataset or val_dataset to fit")
