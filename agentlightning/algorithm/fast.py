@@ -139,7 +139,9 @@ class Baseline(FastAlgorithm):
         self, llm_proxy: LLMProxy | None, train_dataset: Dataset[Any] | None, val_dataset: Dataset[Any] | None
     ) -> BaselineResult:
         sides: list[tuple[Dataset[Any] | None, RolloutMode]] = [(train_dataset, "train"), (val_dataset, "val")]
-        tasks = [(side[index], mode) for side, mode in sides if side is not None for index in range(len(side))]
+        tasks: list[tuple[Any, RolloutMode]] = [
+            (side[index], mode) for side, mode in sides if side is not None for index in range(len(side))
+        ]
         if not tasks:
             raise BadRequestError("Baseline needs tasks: pass train_dataset or val_dataset to fit")
         store, resources_id = self.get_store(), None
