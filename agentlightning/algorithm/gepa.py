@@ -45,6 +45,9 @@ class GEPA(PromptSearch, Generic[T]):
     Needs the extra `apo`. Arguments that the package has too mean what they mean there; one of `max_metric_calls`,
     `max_reflection_cost` and `stop_callbacks` is needed.
 
+    Settings that every search over prompts has: `templates`, `rollout_batch_timeout`, `missing`, `minimum_coverage`,
+    `limits`, `prices`, `concurrency`, `retries` and `seed`, see `SearchSettings`.
+
     Subclasses may override `get_rollout_results` and `make_reflective_dataset`.
 
     Raises:

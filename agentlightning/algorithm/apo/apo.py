@@ -51,6 +51,9 @@ class APO(PromptSearch, Generic[T]):
     rollouts, a model edits the prompt by the critique, and the new versions are compared with the beam on validation
     tasks. The agent is not changed; all other resources stay as they are. Returns a `PromptResult`.
 
+    Settings that every search over prompts has: `templates`, `rollout_batch_timeout`, `missing`, `minimum_coverage`,
+    `limits`, `prices`, `concurrency`, `retries` and `seed`, see `SearchSettings`.
+
     Subclasses may override `evaluate_prompt_on_batch`, `get_rollout_results`, `compute_textual_gradient` and
     `textual_gradient_and_apply_edit`: the search and the other three call the override.
 
