@@ -26,9 +26,6 @@ PACKAGES = (
     *(
         "adapter",
         "algorithm",
-        "algorithm.grpo",
-        "algorithm.ppo",
-        "algorithm.sft",
         "emitter",
         "execution",
         "litagent",
