@@ -21,17 +21,16 @@ FOLDERS = {
 
 FILES = {
     "a whole run, or a promise of several modules": """
-        algorithm/test_algo algorithm/test_baseline emitter/test_values engine/test_families engine/test_prefixes
-        engine/test_smolagents engine/vllm_engine/test_signatures engine/vllm_engine/test_vllm_run
-        execution/test_endings execution/test_endings_table execution/test_lone_runner execution/test_main_thread
-        execution/test_never_hangs execution/test_several_machines legacy/test_legacy prompt_search/apo/test_apo
-        prompt_search/apo/test_resumed prompt_search/gepa/test_gepa prompt_search/test_proof runner/test_hostile
-        runner/test_iter runner/test_killed runner/test_left_behind runner/test_lost_replies runner/test_threads
-        runner/test_tracers test_architecture test_dependencies test_documents test_imports test_mirror
-        test_one_rollout test_readme test_secrets_apart tracer/test_hidden_keys tracer/test_mirror tracer/test_stress
-        trackers/test_packages trainer/test_constructor trainer/test_evaluate trainer/test_fit trainer/test_machines
-        trainer/test_rollout_config trainer/test_specs training/external/tinker/test_tinker
-        training/external/test_before_a_run training/external/trl/test_trl_run training/external/verl/test_verl
+        emitter/test_values engine/test_families engine/test_prefixes engine/test_smolagents
+        engine/vllm_engine/test_signatures engine/vllm_engine/test_vllm_run execution/test_endings
+        execution/test_endings_table execution/test_lone_runner execution/test_main_thread execution/test_never_hangs
+        execution/test_several_machines legacy/test_legacy prompt_search/test_proof prompt_search/test_resumed
+        runner/test_hostile runner/test_iter runner/test_killed runner/test_left_behind runner/test_lost_replies
+        runner/test_threads runner/test_tracers test_architecture test_dependencies test_documents test_imports
+        test_mirror test_one_rollout test_readme test_secrets_apart tracer/test_hidden_keys tracer/test_mirror
+        tracer/test_stress trackers/test_packages trainer/test_constructor trainer/test_evaluate trainer/test_fit
+        trainer/test_machines trainer/test_rollout_config trainer/test_specs training/external/test_before_a_run
+        training/external/tinker/test_tinker training/external/trl/test_trl_run training/external/verl/test_verl
         training/external/verl/test_verl_run training/learner/test_packing training/learner/test_precision
         training/learner/test_reference training/losses/test_gae training/losses/test_golden
         training/losses/test_rewards training/losses/test_staleness training/losses/test_value_loss training/test_game
@@ -43,8 +42,8 @@ FILES = {
         training/test_ppo_run training/test_resume_facts training/test_sft_run training/test_staleness_settings
         training/test_two_roles utils/test_every_server
         prompt_search/apo/test_apo prompt_search/gepa/test_gepa
-        training/external/tinker/test_tinker training/external/test_before_a_run training/external/verl/test_verl
-        training/checkpoint/test_find_resumption 
+        training/external/tinker/test_tinker training/external/trl/test_trl training/external/verl/test_verl
+        training/checkpoint/test_find_resumption algorithm/test_baseline algorithm/test_algo
         training/test_grpo_alarms training/test_grpo_faults training/test_grpo_family
         training/test_grpo_flight training/test_grpo_flight_resumed training/test_grpo_gpu training/test_grpo_killed
         training/test_grpo_ledger
@@ -56,7 +55,7 @@ FILES = {
         training/policies/test_policies_run training/external/trl/test_trl_run training/external/verl/test_verl_run
         engine/vllm_engine/test_signatures engine/vllm_engine/test_vllm_run
         training/test_game engine/test_families training/losses/test_golden
-        prompt_search/test_resumed engine/test_prefixes engine/test_smolagents
+        prompt_search/apo/test_resumed engine/test_smolagents
         prompt_search/test_proof execution/test_several_machines execution/test_endings
         execution/test_endings_table execution/test_lone_runner execution/test_main_thread
         execution/test_never_hangs legacy/test_legacy
@@ -68,7 +67,7 @@ FILES = {
         trainer/test_fit trainer/test_machines trainer/test_rollout_config trainer/test_specs utils/test_every_server
     """,
     "what a client of the gateway sees, whichever module does it": """
-        engine/test_engine_faults llm_proxy/access/test_budget llm_proxy/recording/test_privacy
+        llm_proxy/access/test_budget llm_proxy/recording/test_privacy
         llm_proxy/recording/test_record_size llm_proxy/test_bounds_of_work llm_proxy/test_bytes_in_hand
         llm_proxy/test_engine_headers llm_proxy/test_faults llm_proxy/test_faults_each_byte llm_proxy/test_faults_kill
         llm_proxy/test_keys llm_proxy/test_malformed llm_proxy/test_many_streams llm_proxy/test_mirror
@@ -84,14 +83,9 @@ FILES = {
     """,
     "a page of the documents, its programs and its promises": """
         adapter/test_drawn_seam adapter/test_worked_examples cli/test_guides cli/test_pages contrib/test_pages
-        judge/test_pages litagent/test_any_program_page llm_proxy/test_gateway_documents prompt_search/apo/test_pages
-        prompt_search/gepa/test_pages store/test_store_documents trainer/test_pages trainer/test_running_promises
-        trainer/test_tutorials training/alarms/test_page v03/test_pages
-        adapter/test_drawn_seam adapter/test_worked_examples training/alarms/test_page
-        prompt_search/test_pages
-        cli/test_guides cli/test_pages contrib/test_pages judge/test_pages
-        litagent/test_any_program_page llm_proxy/test_gateway_documents store/test_store_documents
-        trainer/test_pages trainer/test_running_promises trainer/test_tutorials v03/test_pages
+        judge/test_pages litagent/test_any_program_page llm_proxy/test_gateway_documents prompt_search/test_pages
+        store/test_store_documents trainer/test_pages trainer/test_running_promises trainer/test_tutorials
+        v03/test_pages
     """,
     "the page as a browser shows it": """
         dashboard/test_frame dashboard/test_hostile dashboard/test_lists dashboard/test_one_rollout

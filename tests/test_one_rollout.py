@@ -15,8 +15,7 @@ from agentlightning.llm_proxy import LLMProxy
 from agentlightning.runner import LitAgentRunner
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.tracer.otel import OtelTracer
-from agentlightning.training.ledger.ledger import Ledger
-from agentlightning.training.ledger.record import read_rollout
+from agentlightning.training.ledger import Ledger, read_rollout
 from agentlightning.types import LLM
 from tests.stubs.model_server import ModelServer
 

@@ -21,7 +21,7 @@ from agentlightning.llm_proxy.recording.replay import CallFile
 from agentlightning.logging import setup
 from agentlightning.private_files import make_private, open_private, private_folder
 from agentlightning.store.sqlite import SQLiteLightningStore
-from agentlightning.training.runs.run_folder import RunFolder, new_run_folder
+from agentlightning.training.run_folder import RunFolder, new_run_folder
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs modes of files (POSIX)")
 

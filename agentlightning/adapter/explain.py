@@ -1,7 +1,7 @@
 """What became of every model call of an attempt, in a form that a person can read.
 
 One line per call: who saw it, how it ended, whether its tokens are known, which row it went to and why that row began,
-or why it is in none. The reasons are those of the training ledger (`algorithm/ledger/record.py`), as far as spans tell
+or why it is in none. The reasons are those of the training ledger (`training/ledger.py`), as far as spans tell
 them.
 """
 

@@ -11,7 +11,7 @@ from typing_extensions import TypeVar
 from agentlightning.adapter.base import TraceAdapter
 from agentlightning.litagent.litagent import AgentTrainer
 from agentlightning.store.base import LightningStore
-from agentlightning.training.runs.log import Answer, RunLog
+from agentlightning.training.records import Answer, RunLog
 from agentlightning.types import Dataset, NamedResources, RolloutConfig
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from agentlightning.evaluation.result import SCORED, EvaluatedRollout, Evaluated
 from agentlightning.evaluation.statistics import check_share
 from agentlightning.evaluation.tasks import repeats_of, tasks_of
 from agentlightning.field_help import explain_fields
-from agentlightning.training.collect import Evidence, collect, evidence
+from agentlightning.training.rollouts import Evidence, collect, evidence
 from agentlightning.training.tasks import with_timeout
 from agentlightning.types import Dataset, EnqueueRolloutRequest
 

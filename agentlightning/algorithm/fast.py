@@ -17,8 +17,8 @@ from agentlightning.algorithm.base import Algorithm, ResultT
 from agentlightning.algorithm.utils import with_llm_proxy
 from agentlightning.errors import BadRequestError
 from agentlightning.evaluation.tasks import tasks_of
-from agentlightning.training.collect import Evidence, LatePolicy, collect, evidence
-from agentlightning.training.tasks import with_timeout
+from agentlightning.training.rollouts import Evidence, LatePolicy, collect, evidence
+from agentlightning.training.tasks import items_of, with_timeout
 from agentlightning.types import Dataset, EnqueueRolloutRequest, RolloutMode
 
 if TYPE_CHECKING:
@@ -138,8 +138,8 @@ class Baseline(FastAlgorithm[BaselineResult]):
     async def _run_tasks(
         self, llm_proxy: LLMProxy | None, train_dataset: Dataset[Any] | None, val_dataset: Dataset[Any] | None
     ) -> BaselineResult:
-        sides: tuple[tuple[Dataset[Any] | None, RolloutMode], ...] = (train_dataset, "train"), (val_dataset, "val")
-        tasks = [(side[index], mode) for side, mode in sides if side is not None for index in range(len(side))]
+        tasks: list[tuple[object, RolloutMode]] = [(task, "train") for task in items_of(train_dataset)]
+        tasks.extend((task, "val") for task in items_of(val_dataset))
         if not tasks:
             raise BadRequestError("Baseline needs tasks: pass train_dataset or val_dataset to fit")
         store, resources_id = self.get_store(), None

@@ -12,7 +12,7 @@ from agentlightning.cli.support.output import say
 from agentlightning.cli.support.store_access import STORE, with_store
 
 if TYPE_CHECKING:
-    from agentlightning.training.export import Trained
+    from agentlightning.training.model_export import Trained
 
 
 class Form(StrEnum):
@@ -39,7 +39,7 @@ def export(
 
     Example: agl export runs/20260101-120000 --format gguf --out model
     """
-    from agentlightning.training.export import export as write
+    from agentlightning.training.model_export import export as write
 
     trained = trained_at(model, store)
     files = write(trained, form.value, out)
@@ -50,7 +50,7 @@ def export(
 def trained_at(model: str, store: str) -> Trained:
     """Return the trained model that an argument names: in a folder, or of a run that the store knows."""
     import agentlightning.engine.torch_setup  # noqa: F401 -- says what is not installed # pyright: ignore[reportUnusedImport]
-    from agentlightning.training.export import trained_by, trained_in
+    from agentlightning.training.model_export import trained_by, trained_in
 
     if Path(model).is_dir():
         return trained_in(model)

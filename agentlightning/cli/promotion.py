@@ -150,7 +150,7 @@ _Side = tuple["Run", "list[RunRecord]"]
 def _read(first: str, second: str, places: tuple[str, str]) -> tuple[_Side, _Side]:
     """Return two runs with their steps and evaluations."""
     from agentlightning.errors import BadRequestError
-    from agentlightning.training.runs.clean import clean_record
+    from agentlightning.training.records import clean_record
 
     if first == second and places[0] == places[1]:
         raise BadRequestError(f"Run {first!r} was given twice; name the other run, or its store with --other-store")

@@ -23,7 +23,7 @@ from agentlightning.terminal import json_text
 if TYPE_CHECKING:
     from agentlightning.adapter.messages import Message
     from agentlightning.store.base import LightningStore
-    from agentlightning.training.collect import Evidence
+    from agentlightning.training.rollouts import Evidence
     from agentlightning.types import Attempt, AttemptedRollout, Rollout, RolloutStatus, Span
 
 _ID = typer.Argument(metavar="ID", help="Which rollout.")
@@ -146,7 +146,7 @@ async def _export(store: LightningStore, out: Path | None, form: Form, status: l
 async def _records(store: LightningStore, rollout: Rollout, form: Form) -> list[dict[str, object]]:
     from agentlightning.adapter.messages import TraceToMessages
     from agentlightning.store.http.redaction import hidden
-    from agentlightning.training.collect import evidence
+    from agentlightning.training.rollouts import evidence
 
     found = await evidence(store, rollout)
     if form is Form.RECORDS:
@@ -252,7 +252,7 @@ def explain(rollout_id: str = _ID, store: str = STORE, as_json: bool = JSON) -> 
     """
     from agentlightning.adapter.explain import HEADER
     from agentlightning.store.http.redaction import hidden
-    from agentlightning.training.ledger.record import read_rollout
+    from agentlightning.training.ledger import read_rollout
 
     found = with_store(store, lambda opened: _evidence(opened, rollout_id, store))
     record = read_rollout(found.rollout, found.attempts, found.spans)
@@ -282,7 +282,7 @@ def _filters(status: list[str], run: str | None) -> dict[str, Any]:
 async def _evidence(store: LightningStore, rollout_id: str, place: str) -> Evidence:
     """Return a rollout as it is shown, and the spans as they are, for those who read calls out of them."""
     from agentlightning.store.http.redaction import hidden
-    from agentlightning.training.collect import evidence
+    from agentlightning.training.rollouts import evidence
 
     found = await evidence(store, await existing_rollout(store, rollout_id, place))
     return replace(found, rollout=hidden(found.rollout), attempts=hidden(found.attempts))

@@ -55,7 +55,7 @@ def list_runs(
 
     Example: agl runs list --store run.db --state failed
     """
-    from agentlightning.training.runs.clean import clean_run
+    from agentlightning.training.records import clean_run
 
     filters: dict[str, Any] = {"state_in": state or None, "run_id_contains": contains}
     page = with_store(store, lambda opened: opened.query_runs(**filters, sort_order="desc", limit=limit, offset=offset))
@@ -86,7 +86,7 @@ def show(
     Exit code 2 if there is no such run. Example: agl runs show run-1a2b3c --figure mean_reward --store run.db
     """
     from agentlightning.evaluation.compare import flat
-    from agentlightning.training.runs.clean import clean_record
+    from agentlightning.training.records import clean_record
 
     async def ask(opened: LightningStore) -> tuple[Run, Any, list[RunRecord], list[RunRecord]]:
         run = await existing_run(opened, run_id, store)
@@ -168,7 +168,7 @@ def export(
 
     Exit code 2 if there is no such run. Example: agl runs export run-1a2b3c --out exported --store run.db
     """
-    from agentlightning.training.runs.export import export_run
+    from agentlightning.training.export import export_run
 
     async def ask(opened: LightningStore) -> dict[str, int]:
         return await export_run(opened, await existing_run(opened, run_id, store), out)

@@ -18,8 +18,8 @@ from agentlightning.adapter.explain import ExplainedCall
 from agentlightning.adapter.spans.attributes import Fields, as_dict, decoded, dicts_in, is_list
 from agentlightning.adapter.spans.content import in_order, read_content
 from agentlightning.dashboard.values import AttemptConversation, ConversationCall, Part, ShownMessage, ToolCall
-from agentlightning.training.collect import Evidence
-from agentlightning.training.ledger.record import read_rollout
+from agentlightning.training.ledger import read_rollout
+from agentlightning.training.rollouts import Evidence
 from agentlightning.types import Span
 
 MOST_TEXT: Final = 200_000

@@ -6,8 +6,8 @@ from typing import Any
 
 from agentlightning.adapter.explain import ExplainedCall, advice_for
 from agentlightning.dashboard.values import CallExplanation, LedgerEntry, RolloutExplanation
-from agentlightning.training.collect import Evidence
-from agentlightning.training.ledger.record import read_rollout
+from agentlightning.training.ledger import read_rollout
+from agentlightning.training.rollouts import Evidence
 from agentlightning.types import RunRecord
 
 

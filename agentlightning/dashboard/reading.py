@@ -7,7 +7,7 @@ from typing import Final
 
 from agentlightning.errors import BadRequestError, NotFoundError
 from agentlightning.store.base import LightningStore
-from agentlightning.training.collect import Evidence, evidence
+from agentlightning.training.rollouts import Evidence, evidence
 from agentlightning.types import Attempt, Rollout, Run, RunRecord
 
 _SPANS_OF_CALL: Final = 3

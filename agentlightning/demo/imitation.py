@@ -25,8 +25,7 @@ from agentlightning.demo.calculator import TOOLS
 from agentlightning.demo.measurement import Measured, measure
 from agentlightning.demo.model import make_model, make_tokenizer
 from agentlightning.demo.tasks import Task, draw_imitation_task
-from agentlightning.engine.chat import message_body
-from agentlightning.engine.request.tool_calls import Reply, ToolCall, messages_for_template
+from agentlightning.engine.chat import Reply, ToolCall, message_body, messages_for_template
 from agentlightning.engine.torch_setup import one_thread
 from agentlightning.training.learner.policy import Policy
 

@@ -19,7 +19,7 @@ from agentlightning.demo import settings as defaults
 from agentlightning.demo.tasks import Task, load_tasks, make_tasks
 from agentlightning.errors import BadRequestError, MissingExtraError
 from agentlightning.training.progress import Style
-from agentlightning.training.runs.run_folder import RunFolder, check_writable, new_run_folder
+from agentlightning.training.run_folder import RunFolder, check_writable, new_run_folder
 
 if TYPE_CHECKING:
     from agentlightning.demo.measurement import Measured

@@ -1,57 +1,55 @@
-"""The chat endpoint over a client that takes and gives tokens: what the gateway calls when another system serves the
-model, such as VERL or Tinker.
+"""The HTTP face of a model: `POST /v1/chat/completions`, `GET /v1/models`, `GET /health`, on a thread of its own.
 
-`ChatService` renders calls as in every run of ours and reads the replies; the client generates.
+`InferenceEngine` serves the embedded engine by it; `ChatServer` serves a client that takes and returns tokens, where
+another system generates, such as VERL or Tinker.
+
+A call for a stream gets each whole completion in its first frames: sequences are decoded together and short, so there
+is little to gain by sending pieces. A client that closes the connection ends its completions.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
-import socket
 import threading
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any, Final
 from uuid import uuid4
 
-from typing_extensions import override
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from agentlightning.engine.app import make_app
 from agentlightning.engine.chat import ChatFormat
-from agentlightning.engine.completion import Completion
-from agentlightning.engine.request.constraint import Constraint
-from agentlightning.engine.request.fields import RequestError
-from agentlightning.engine.request.grammar import Grammars, GrammarState
+from agentlightning.engine.completion import Completion, GrammarState
+from agentlightning.engine.request import Constraint, RequestError
 from agentlightning.engine.seeds import ArrivalSeeds
-from agentlightning.engine.service import ChatService
+from agentlightning.engine.service import ChatService, ServedAs
+from agentlightning.errors import BusyError, TooLargeError
+from agentlightning.llm_proxy.dialects import CHAT
+from agentlightning.llm_proxy.dialects.json_values import json_bytes
+from agentlightning.semconv import ATTEMPT_HEADER
 from agentlightning.utils.http.allowed_hosts import AllowedHosts, HostDoor
 from agentlightning.utils.http.auth import BearerAuth
+from agentlightning.utils.http.byte_budget import ClientLeftError, client_hold, read_body
 from agentlightning.utils.http.protocol import HttpBounds
+from agentlightning.utils.http.sockets import bracket, listen
 from agentlightning.utils.http.uvicorn_server import AsgiServer
+from agentlightning.utils.http.whole_answer import send_whole
 
+__all__ = ["ChatServer", "ServedAs", "ServerThread", "make_app"]
+
+_CHAT: Final = "/v1/chat/completions"
 _PATIENCE: Final = 1.0
 _START_SECONDS: Final = 20.0
 
 
-@dataclass(frozen=True)
-class ServedAs:
-    """The model behind an endpoint: its name, its vocabulary and its bounds."""
-
-    model_name: str
-    eos_ids: frozenset[int]
-    vocabulary: int
-    context_length: int
-    max_new_tokens: int
-    seed: int
-    by: str
-    """The algorithm whose client generates, for error messages."""
-
-
 class ChatServer:
-    """Serves on a thread of its own. To be made on the loop on which the client lives.
+    """Serves a client that generates. To be made on the loop on which the client lives.
 
     Attributes:
         base_url: where the gateway sends calls. Known after `start`.
@@ -63,24 +61,14 @@ class ChatServer:
         Args:
             client: has `async generate(request_id=, prompt_ids=, sampling_params=)`, whose result has `token_ids`,
                 `log_probs` (natural, one for each), and the version of the weights in `extra_fields["global_steps"]`.
-            token: what calls must carry; None: nothing.
+            token: the bearer token of calls; None: none.
         """
         chat_format = ChatFormat(tokenizer)
-        submitter = _Submitter(client, chat_format, served)
-        service = ChatService(
-            chat_format.copy(),
-            submitter.submit,
-            _NoGrammars(tokenizer, served),
-            deque(maxlen=1),
-            model_name=served.model_name,
-            eos_ids=served.eos_ids,
-            vocabulary=served.vocabulary,
-            context_length=served.context_length,
-            max_new_tokens=served.max_new_tokens,
-            seeds=ArrivalSeeds(served.seed),
-        )
+        generator = _ClientGenerator(client, chat_format, served)
+        seeds = ArrivalSeeds(served.seed)
+        service = ChatService(served, chat_format.copy(), generator.submit, generator.refuse, seeds)
         self._app = BearerAuth(make_app(service, dict), token, lambda scope: False)
-        self._server: AsgiServer | None = None
+        self._server: ServerThread | None = None
         self.base_url = ""
 
     async def start(self, host: str) -> None:
@@ -89,15 +77,9 @@ class ChatServer:
         Raises:
             TimeoutError: the server did not come up.
         """
-        listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-        listener.bind((host, 0))
-        listener.listen(1024)
-        app = HostDoor(self._app, AllowedHosts.of(host, host, None), same_origin=True)
-        server = self._server = AsgiServer(app, patience=_PATIENCE, bounds=HttpBounds(), log_level=logging.WARNING)
-        threading.Thread(target=server.run, args=([listener],), name="agl-chat", daemon=True).start()
-        await asyncio.to_thread(server.ready.result, _START_SECONDS)
-        name = f"[{host}]" if ":" in host else host
-        self.base_url = f"http://{name}:{listener.getsockname()[1]}/v1"
+        self._server = ServerThread(self._app, host, patience=_PATIENCE, name="agl-chat")
+        await asyncio.to_thread(self._server.start, _START_SECONDS)
+        self.base_url = self._server.base_url
 
     def stop(self) -> None:
         """End it."""
@@ -105,29 +87,125 @@ class ChatServer:
             self._server.request_stop()
 
 
-def _not_served(by: str, param: str | None = None) -> RequestError:
-    return RequestError(
-        f"{by} serves temperature, top_p, max_tokens, n and stop; it does not serve response_format, required "
-        "tools, penalties, logit_bias, min_tokens and top_logprobs",
-        param=param,
-        code="unsupported_parameter",
-    )
+class ServerThread:
+    """An application, served by a thread of its own."""
+
+    def __init__(self, app: ASGIApp, host: str, *, patience: float, name: str) -> None:
+        """Listen on a free port of an address of this machine."""
+        app = HostDoor(app, AllowedHosts.of(host, host, None), same_origin=True)
+        self._server = AsgiServer(app, patience=patience, bounds=HttpBounds(), log_level=logging.WARNING)
+        self._socket = listen(host, 0)
+        self.base_url = f"http://{bracket(host)}:{self._socket.getsockname()[1]}/v1"
+        self._thread = threading.Thread(target=self._server.run, args=([self._socket],), name=name, daemon=True)
+
+    def start(self, timeout: float) -> None:
+        """Serve; returns when requests are answered.
+
+        Raises:
+            TimeoutError: They are not within `timeout` seconds.
+        """
+        self._thread.start()
+        self._server.ready.result(timeout)
+
+    def request_stop(self) -> None:
+        """Let the thread end."""
+        self._server.request_stop()
+
+    def stop(self, timeout: float) -> None:
+        """End the thread within `timeout` seconds and free the port. May be called twice."""
+        self._server.request_stop()
+        if self._thread.is_alive():
+            self._thread.join(timeout)
+        self._server.force_exit = True
+        self._socket.close()
 
 
-class _NoGrammars(Grammars):
-    """Refuses constrained replies before a grammar is compiled, whether or not its library is installed."""
+def make_app(service: ChatService, health: Callable[[], dict[str, object]]) -> ASGIApp:
+    """Return the application; `health` adds to the answer of `/health`."""
 
-    def __init__(self, tokenizer: Any, served: ServedAs) -> None:
-        super().__init__(tokenizer, served.vocabulary, served.eos_ids)
-        self._by = served.by
+    async def chat_completions(request: Request) -> Response | bytes:
+        """Return the answer, or the JSON of a good one."""
+        try:
+            with client_hold(request.scope) as hold:
+                body = _json_of(await read_body(request.scope, request.receive, hold))
+                reply = await _while_connected(request, service.reply(body, request.headers.get(ATTEMPT_HEADER)))
+            if isinstance(body, dict) and body.get("stream"):
+                return Response(CHAT.stream_of(reply, body), media_type="text/event-stream")
+            return json_bytes(reply)
+        except ClientLeftError:
+            return Response(status_code=400)  # nobody reads it
+        except RecursionError:
+            return _refusal(RequestError("the body is nested too deeply", code="too_deep"))
+        except TooLargeError as error:
+            return _refusal(RequestError(str(error), status=413, code="body_too_large"))
+        except BusyError as error:
+            return _refusal(RequestError(str(error), status=429, code="too_many_bytes", retry_after=1))
+        except RequestError as error:
+            return _refusal(error)
 
-    @override
-    async def state(self, constraint: Constraint) -> GrammarState:
-        raise _not_served(self._by, constraint.param)
+    async def models(_: Request) -> Response:
+        model = {"id": service.served.model_name, "object": "model", "created": 0, "owned_by": "agentlightning"}
+        return JSONResponse({"object": "list", "data": [model]})
+
+    async def healthy(_: Request) -> Response:
+        return JSONResponse({"status": "ok", **health()})
+
+    async def not_allowed(_: Request) -> Response:
+        return Response("Method Not Allowed", 405, {"Allow": "POST"})
+
+    routes = [Route(_CHAT, not_allowed), Route("/v1/models", models), Route("/health", healthy)]
+    others = Starlette(routes=routes)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] != _CHAT or scope["method"] != "POST":
+            await others(scope, receive, send)
+            return
+        answer = await chat_completions(Request(scope, receive))  # past the layers of routes, a third of its time
+        if isinstance(answer, bytes):
+            await send_whole(send, 200, b"application/json", answer)
+        else:
+            await answer(scope, receive, send)
+
+    return app
 
 
-class _Submitter:
-    """Has completions generated by the client. `submit` may be called from any thread."""
+def _refusal(error: RequestError) -> Response:
+    headers = {"Retry-After": str(error.retry_after)} if error.retry_after else None
+    return JSONResponse(error.body(), status_code=error.status, headers=headers)
+
+
+def _json_of(body: bytes) -> object:
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"the body is not JSON: {error}", code="invalid_json") from error
+
+
+async def _while_connected(request: Request, answer: Coroutine[Any, Any, dict[str, object]]) -> dict[str, object]:
+    """Return the answer.
+
+    Raises:
+        ClientLeftError: The client closed the connection first; the answer was cancelled.
+    """
+
+    async def wait_for_disconnect() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    answering, disconnect = asyncio.ensure_future(answer), asyncio.ensure_future(wait_for_disconnect())
+    try:
+        await asyncio.wait((answering, disconnect), return_when=asyncio.FIRST_COMPLETED)
+        if not answering.done():
+            raise ClientLeftError("the client closed the connection before it was answered")
+        return answering.result()
+    finally:
+        for task in (answering, disconnect):
+            task.cancel()
+        await asyncio.gather(answering, disconnect, return_exceptions=True)
+
+
+class _ClientGenerator:
+    """Completions by the client. `submit` may be called from any thread."""
 
     def __init__(self, client: Any, chat_format: ChatFormat, served: ServedAs) -> None:
         self._client, self._eos_ids, self._by = client, served.eos_ids, served.by
@@ -138,12 +216,23 @@ class _Submitter:
         """Begin the completions of a call; the result is the version of the weights that answered.
 
         Raises:
-            RequestError: what is asked would be drawn from another distribution than the one that learns.
+            RequestError: they would be drawn from another distribution than the one that learns.
         """
-        for one in completions:
-            if one.grammar is not None or one.adjustments is not None or one.top_logprobs:
-                raise _not_served(self._by)
+        if any(one.is_reshaped or one.top_logprobs for one in completions):
+            raise self._not_served()
         return asyncio.run_coroutine_threadsafe(self._all(completions), self._loop)
+
+    async def refuse(self, constraint: Constraint) -> GrammarState:
+        """Refuse a constrained reply, whether or not the library of grammars is installed."""
+        raise self._not_served(constraint.param)
+
+    def _not_served(self, param: str | None = None) -> RequestError:
+        return RequestError(
+            f"{self._by} serves temperature, top_p, max_tokens, n and stop; it does not serve response_format, "
+            "required tools, penalties, logit_bias, min_tokens and top_logprobs",
+            param=param,
+            code="unsupported_parameter",
+        )
 
     async def _all(self, completions: Sequence[Completion]) -> int:
         tasks = [asyncio.ensure_future(self._one(completion)) for completion in completions]
@@ -160,12 +249,12 @@ class _Submitter:
             "max_tokens": completion.max_new_tokens,
             "logprobs": True,
         }
-        found = await self._client.generate(
+        result = await self._client.generate(
             request_id=uuid4().hex, prompt_ids=list(completion.prompt_ids), sampling_params=sampling
         )
-        if not found.token_ids:
+        if not result.token_ids:
             raise RequestError(f"the engine of {self._by} gave no token", status=503, code="no_token", retry_after=1)
-        ids, logprobs = list(found.token_ids), list(found.log_probs or ())
+        ids, logprobs = list(result.token_ids), list(result.log_probs or ())
         if len(ids) != len(logprobs):
             text = f"the engine of {self._by} gave {len(ids)} tokens and {len(logprobs)} log-probabilities"
             raise RequestError(text, status=500, code="no_logprobs")
@@ -178,4 +267,4 @@ class _Submitter:
         stopped = completion.stop_reason is not None or end < len(ids) or ids[end - 1] in self._eos_ids
         completion.token_ids[:], completion.logprobs[:] = ids[:end], logprobs[:end]
         completion.finish_reason = "stop" if stopped else "length"
-        return int(found.extra_fields.get("global_steps") or 0)
+        return int(result.extra_fields.get("global_steps") or 0)

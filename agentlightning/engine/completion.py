@@ -1,18 +1,191 @@
-"""One completion of the embedded engine: what is asked, what has been drawn, and when it is over."""
+"""One completion: what is asked of it, how its tokens are drawn, and what ends it.
+
+The tokens of the row, and their log-probabilities, are exactly those that were sampled: a stop text that ends in the
+middle of a token has this whole token in the row, and the text of the token beyond the stop text is in no reply, as in
+vLLM. So the next prompt of the conversation does not begin with the row's tokens where the agent sends back the cut
+text, and a new row begins there (a seam, which the ledger counts).
+"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Final, Literal, NamedTuple
 
-if TYPE_CHECKING:
-    from agentlightning.engine.request.adjustments import Adjustments
-    from agentlightning.engine.request.grammar import GrammarState
-    from agentlightning.engine.request.stopping import DecodeText, StopRule
+import numpy as np
+import torch
+from torch import Tensor
 
-FinishReason = Literal["stop", "length"]
+DecodeText = Callable[[Sequence[int]], str]
+"""Returns the text of tokens, special ones included."""
+_SHOWN_CHARS: Final = 1000  # of a message of the grammar library
+_UNFINISHED: Final = "\ufffd"  # the decoded form of bytes of an incomplete character
+
+
+class GrammarError(ValueError):
+    """A completion cannot go on within its grammar."""
+
+
+class GrammarState:
+    """The place of one completion in its grammar. Used by the thread that decodes."""
+
+    def __init__(self, matcher: Any, unknown_id: int | None) -> None:
+        self._matcher = matcher
+        self._unknown_id = unknown_id
+
+    @property
+    def is_whole(self) -> bool:
+        """True if the text so far satisfies the grammar."""
+        return self._matcher.is_accepting()
+
+    def allowed(self, vocabulary: int) -> Tensor:
+        """Return which tokens may come next; the end-of-sequence tokens are among them where the text may end.
+
+        Shapes: result: (V,) bool.
+
+        Raises:
+            GrammarError: there is none, or the grammar is beyond the library's bounds.
+        """
+        bits = np.unpackbits(np.frombuffer(self._matcher.compute_bitmask(), np.uint8), bitorder="little")[:vocabulary]
+        if self._unknown_id is not None and self._unknown_id < len(bits):
+            bits[self._unknown_id] = 0  # which stands for text that the vocabulary does not have
+        if self._matcher.is_error():
+            raise GrammarError(f"the schema cannot be followed: {shortened(self._matcher.get_error())}")
+        if not bits.any():
+            raise GrammarError("the model's vocabulary has no token for what the schema asks for next")
+        return torch.from_numpy(np.pad(bits, (0, vocabulary - len(bits))).astype(bool))
+
+    def accept(self, token_id: int) -> None:
+        """Go on by the token that was drawn, an allowed one."""
+        self._matcher.consume_token(token_id)
+
+    def fresh(self) -> GrammarState:
+        """Return an independent state at the same place."""
+        return GrammarState(self._matcher.deep_copy(), self._unknown_id)
+
+
+def shortened(message: str) -> str:
+    """Return the first part of a message of the grammar library."""
+    first = message.split("\n<state>")[0].strip()
+    return first if len(first) <= _SHOWN_CHARS else f"{first[:_SHOWN_CHARS]} ..."
+
+
+class Hit(NamedTuple):
+    """The end of the text of a reply."""
+
+    end: int
+    """Characters of the decoded text that belong to the reply."""
+    reason: str | int | None
+    """The stop text or token; None for the end of a single tool call."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopRule:
+    """Stop texts and stop tokens; a text is found wherever its end falls, also across tokens."""
+
+    texts: tuple[str, ...] = ()  # none of them empty
+    token_ids: frozenset[int] = frozenset()
+    included: bool = False  # the stop text is part of the reply (`include_stop_str_in_output`)
+    min_tokens: int = 0  # nothing ends the reply before
+    last_call: str | None = None  # closes a tool call where only one may be made; part of the reply
+
+    def hit(self, token_ids: Sequence[int], decode: DecodeText) -> Hit | None:
+        """Return the hit if the last of the tokens ends the reply; its `end` counts from an unspecified place."""
+        if len(token_ids) < self.min_tokens:
+            return None
+        longest = max(map(len, self._all_texts), default=0)
+        # a character takes four tokens at most; the first tokens of the window may be cut and are longer than needed
+        return self._search(token_ids[-(4 * longest + 8) :] if longest else token_ids[-1:], decode)
+
+    def cut(self, token_ids: Sequence[int], decode: DecodeText) -> str:
+        """Return the text of a reply that this rule ended."""
+        hit, text = self._search(token_ids, decode), decode(token_ids)
+        return text if hit is None else text[: hit.end]
+
+    @property
+    def _all_texts(self) -> tuple[str, ...]:
+        return self.texts if self.last_call is None else (*self.texts, self.last_call)
+
+    def _search(self, token_ids: Sequence[int], decode: DecodeText) -> Hit | None:
+        earlier = token_ids[:-1]
+        if token_ids[-1] in self.token_ids:
+            kept = token_ids if self.included else earlier
+            return Hit(len(decode(kept)) if kept else 0, token_ids[-1])
+        text = decode(token_ids) if self._all_texts else ""
+        if not any(stop in text for stop in self._all_texts):
+            return None  # as after nearly every token: decoded once
+        known = len(decode(earlier).rstrip(_UNFINISHED)) if earlier else 0
+        places = [(text.find(stop, max(0, known - len(stop) + 1)), stop) for stop in self._all_texts]
+        # the one that is complete first
+        at, stop = min(places, key=lambda place: (place[0] < 0, place[0] + len(place[1]), place[0]))
+        if at < 0:
+            return None
+        if stop == self.last_call and stop not in self.texts:
+            return Hit(at + len(stop), None)
+        return Hit(at + len(stop) if self.included else at, stop)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adjustments:
+    """Changes of the distribution from which tokens are drawn; the defaults change nothing.
+
+    Applied in vLLM's order: the grammar's mask, `min_tokens` and `logit_bias`; the penalties; the temperature; `min_p`,
+    `top_k`, `top_p`.
+    """
+
+    top_k: int = 0
+    """Only so many of the likeliest tokens; 0 for all."""
+    min_p: float = 0.0
+    """Only tokens with at least this share of the likeliest one's probability."""
+    frequency_penalty: float = 0.0
+    """Taken off a token's logit for each time it was drawn (OpenAI)."""
+    presence_penalty: float = 0.0
+    """Taken off a token's logit if it was drawn (OpenAI)."""
+    repetition_penalty: float = 1.0
+    """Divides the positive logits of tokens in prompt or reply, multiplies the negative ones (CTRL, arXiv:1909.05858,
+    section 4.1)."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict[int, float])
+    """Added to the logits of these tokens."""
+    min_tokens: int = 0
+    """Nothing ends the reply before so many tokens are drawn."""
+    ends: frozenset[int] = frozenset()
+    """Tokens that would end it, held back for `min_tokens`."""
+
+    def reshape(self, logits: Tensor, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> None:
+        """Change the logits of the token after `prompt_ids` and the `token_ids` drawn so far, in place.
+
+        Shapes: logits: (V,).
+        """
+        if len(token_ids) < self.min_tokens:
+            held_back = logits.clone()
+            held_back[list(self.ends)] = -torch.inf
+            if held_back.isfinite().any():  # a grammar may allow nothing but the end
+                logits.copy_(held_back)
+        if self.logit_bias:
+            tokens = torch.tensor(list(self.logit_bias), device=logits.device)
+            logits[tokens] += torch.tensor(list(self.logit_bias.values()), dtype=logits.dtype, device=logits.device)
+        if self.repetition_penalty != 1:
+            tokens = torch.tensor(sorted({*prompt_ids, *token_ids}), device=logits.device)
+            seen = logits[tokens]
+            logits[tokens] = torch.where(seen > 0, seen / self.repetition_penalty, seen * self.repetition_penalty)
+        if token_ids and (self.frequency_penalty or self.presence_penalty):
+            counts = Counter(token_ids)
+            tokens = torch.tensor(list(counts), device=logits.device)
+            times = torch.tensor(list(counts.values()), dtype=logits.dtype, device=logits.device)
+            logits[tokens] -= self.frequency_penalty * times + self.presence_penalty
+
+    def truncate(self, likely: Tensor) -> None:
+        """Set the probabilities that `min_p` and `top_k` exclude to 0, in place, and let the rest sum to one.
+
+        Shapes: likely: (V,).
+        """
+        if self.min_p:
+            likely[likely < self.min_p * likely.max()] = 0.0
+        if 0 < self.top_k < len(likely):
+            likely[likely < likely.topk(self.top_k).values[-1]] = 0.0
+        likely /= likely.sum()
 
 
 @dataclass(slots=True, eq=False)
@@ -20,49 +193,42 @@ class Completion:
     """One completion, from its prompt to its last token.
 
     **The log-probabilities are the model's own**: under softmax(logits / temperature) over the whole vocabulary (at
-    temperature 0: that of temperature 1), before `top_p`, `adjustments` and `grammar`. These change what is drawn, not
-    what is recorded, as vLLM's `raw_logprobs` do not contain them either. The learner recomputes the probability of
-    each token with the model alone, so the ratio to the same weights is one; with the probability under a mask it
-    would be below one from the first update on, by as much as the mask took away. The price: such tokens are samples
-    of another distribution than the one that learns from them, and no importance weight corrects it. The gateway
-    notes the settings that do so on the call (`agentlightning.call.constrained_by`), and the ledger counts such calls.
-
-    Attributes:
-        prompt_ids: what the model reads first; at least one token. Completions that share the very same list are
-            read once when they start together.
-        max_new_tokens: at most so many tokens are drawn; at least one is.
-        temperature: 0 takes the likeliest token.
-        top_p: sample from the smallest set of likeliest tokens that holds this much of the probability.
-        seed: of the draws; same seed and weights, same tokens.
-        adjustments: what else changes the distribution; None for nothing.
-        stop: what ends it beside the end-of-sequence tokens; None for nothing.
-        grammar: what the text must be; None for anything.
-        top_logprobs: so many of the likeliest tokens are noted for each drawn one.
-        token_ids: drawn so far, the end-of-sequence token included.
-        logprobs: natural log-probability of each drawn token, as said above.
-        likeliest: for each drawn token the `top_logprobs` likeliest ones, (token, log-probability), likeliest first.
-        finish_reason: None while it runs.
-        stop_reason: the stop text or stop token that ended it, if one did.
-        error: why it cannot go on, if it cannot.
-        left: nobody waits for it; set by the one who did, from any thread.
+    temperature 0: that of temperature 1), before `top_p`, `adjustments` and `grammar`. These change which token is
+    drawn, not what is recorded, as vLLM's `raw_logprobs` do not contain them either. The learner recomputes the
+    probability of each token with the model alone, so the ratio to the same weights is one; with the probability under
+    a mask it would be below one from the first update on. The price: such tokens are samples of another distribution
+    than the one that learns from them, and no importance weight corrects it. The gateway notes the settings that do so
+    on the call (`agentlightning.call.constrained_by`), and the ledger counts such calls.
     """
 
     prompt_ids: Sequence[int]
+    """At least one token. Completions that share the very same list are read once when they start together."""
     max_new_tokens: int
     temperature: float = 1.0
+    """0 takes the likeliest token."""
     top_p: float = 1.0
+    """Sample from the smallest set of likeliest tokens that has this probability."""
     seed: int = 0
+    """Of the draws: the same seed and weights give the same tokens."""
     adjustments: Adjustments | None = None
     stop: StopRule | None = None
     grammar: GrammarState | None = None
     top_logprobs: int = 0
+    """So many of the likeliest tokens are noted for each drawn one."""
     token_ids: list[int] = field(default_factory=list[int])
+    """Drawn so far, the end-of-sequence token included."""
     logprobs: list[float] = field(default_factory=list[float])
+    """Natural log-probability of each drawn token."""
     likeliest: list[list[tuple[int, float]]] = field(default_factory=list[list[tuple[int, float]]])
-    finish_reason: FinishReason | None = None
+    """For each drawn token the `top_logprobs` likeliest ones, (token, log-probability), likeliest first."""
+    finish_reason: Literal["stop", "length"] | None = None
+    """None while it runs."""
     stop_reason: str | int | None = None
+    """The stop text or stop token that ended it."""
     error: str | None = None
+    """Why it cannot go on."""
     left: bool = False
+    """Nobody waits for it; may be set from any thread."""
     _random: random.Random = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -80,7 +246,7 @@ class Completion:
 
     @property
     def is_reshaped(self) -> bool:
-        """True if what is drawn depends on more than temperature and `top_p`."""
+        """True if the distribution depends on more than temperature and `top_p`."""
         return self.adjustments is not None or self.grammar is not None
 
     def next_uniform(self) -> float:
@@ -100,3 +266,56 @@ class Completion:
             self.finish_reason, self.stop_reason = "stop", hit.reason
         elif len(self.token_ids) >= self.max_new_tokens:
             self.finish_reason = "length"
+
+
+def draw(logits: Tensor, completions: Sequence[Completion]) -> tuple[list[int], list[float]]:
+    """Sample one token per row by inverting the cumulative distribution at the row's own uniform number.
+
+    Notes the likeliest tokens of completions that ask for them. A completion without an allowed token gets its `error`,
+    and the values returned for it mean nothing.
+
+    Shapes: logits: (B, V) float32; the lists have length B.
+    """
+    temperatures = [c.temperature or 1.0 for c in completions]
+    scaled = logits
+    if any(temperature != 1.0 for temperature in temperatures):
+        scaled = logits / torch.tensor(temperatures, device=logits.device)[:, None]
+    logprobs = scaled.log_softmax(dim=-1)  # (B, V)
+    scores, likely = logits, logprobs.exp().double()
+    reshaped = [row for row, completion in enumerate(completions) if completion.is_reshaped]
+    if reshaped:
+        scores = logits.clone()
+        for row in reshaped:
+            _reshape(scores[row], completions[row])
+            likely[row] = (scores[row] / temperatures[row]).softmax(dim=-1).double()
+            if (adjustments := completions[row].adjustments) is not None:
+                adjustments.truncate(likely[row])
+    if any(c.top_p < 1 for c in completions):  # 0 for tokens outside the smallest set that reaches top_p
+        top_p = torch.tensor([c.top_p for c in completions], device=logits.device)  # (B,)
+        ordered, order = likely.sort(dim=-1, descending=True)
+        before = ordered.cumsum(dim=-1) - ordered  # (B, V) probability of all that are likelier
+        likely = torch.zeros_like(likely).scatter(1, order, torch.where(before < top_p[:, None], ordered, 0.0))
+    cumulative = likely.cumsum(dim=-1)
+    uniform = torch.tensor([c.next_uniform() for c in completions], dtype=torch.float64, device=logits.device)
+    wanted = uniform[:, None] * cumulative[:, -1:]  # below the total, so the token has a probability above 0
+    tokens = torch.searchsorted(cumulative, wanted, right=True)[:, 0].clamp(max=logits.shape[-1] - 1)  # (B,)
+    greedy = [c.temperature == 0 for c in completions]
+    if any(greedy):
+        tokens = torch.where(torch.tensor(greedy, device=logits.device), scores.argmax(dim=-1), tokens)
+    for row, completion in enumerate(completions):
+        if completion.top_logprobs:
+            best = logprobs[row].topk(completion.top_logprobs)
+            completion.likeliest.append(list(zip(best.indices.tolist(), best.values.tolist(), strict=True)))
+    return tokens.tolist(), logprobs.gather(1, tokens[:, None])[:, 0].tolist()
+
+
+def _reshape(logits: Tensor, completion: Completion) -> None:
+    if completion.grammar is not None:
+        try:
+            allowed = completion.grammar.allowed(len(logits))
+        except GrammarError as error:
+            completion.error = str(error)
+            return
+        logits.masked_fill_(~allowed.to(logits.device), -torch.inf)
+    if completion.adjustments is not None:
+        completion.adjustments.reshape(logits, completion.prompt_ids, completion.token_ids)

@@ -15,27 +15,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from agentlightning.engine.completion import Completion
-from agentlightning.engine.decoder import Decoder
+from agentlightning.engine.completion import Completion, DecodeText
+from agentlightning.engine.decoder import Decoder, SeparateDecoder
 from agentlightning.engine.out_of_memory import free_cached_memory, is_out_of_memory, short_cause
-from agentlightning.engine.request.fields import RequestError
-from agentlightning.engine.request.stopping import DecodeText
-from agentlightning.engine.separate import SeparateDecoder
+from agentlightning.engine.policy_engine import EngineStats
+from agentlightning.engine.request import RequestError
 
 if TYPE_CHECKING:
     from agentlightning.engine.served import ServedModel
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class EngineStats:
-    """Sums since the start: completions finished, tokens read and sampled, seconds with something in flight."""
-
-    completions: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    busy_seconds: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -92,13 +81,13 @@ class DecodeLoop:
         self._thread.start()
 
     def stop(self, timeout: float) -> None:
-        """End the thread within `timeout` seconds; what waits or is in flight fails with 503. May be called twice."""
+        """End the thread within `timeout` seconds; waiting and running requests fail with 503. May be called twice."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
         if self._thread.is_alive():
             self._thread.join(timeout)
-        self._fail(RequestError("the engine is stopping", status=503, code="stopping"), waiting_too=True)
+        self._fail(_stopping(), waiting_too=True)
 
     def submit(self, completions: Sequence[Completion]) -> Future[int]:
         """Queue completions that start together; the future gives the version of the weights that made them, when all
@@ -115,35 +104,35 @@ class DecodeLoop:
         job = _Job(completions)
         with self._changed:
             if self._stopping:
-                raise RequestError("the engine is stopping", status=503, code="stopping")
+                raise _stopping()
             if len(self._waiting) >= self._max_waiting:
-                raise RequestError(
-                    f"{len(self._waiting)} requests are waiting already", status=503, code="overloaded", retry_after=1
-                )
+                text = f"{len(self._waiting)} requests are waiting already"
+                raise RequestError(text, status=503, code="overloaded", retry_after=1)
             self._waiting.append(job)
             self._changed.notify_all()
         return job.finished
 
     @contextmanager
     def swap(self, timeout: float) -> Generator[None]:
-        """Wait until nothing is in flight; inside the block nothing starts and new requests queue up.
+        """Wait until no completion is in flight; inside the block none starts and new requests queue up.
 
         Raises:
-            TimeoutError: Something was still in flight after `timeout` seconds; decoding goes on as before.
+            TimeoutError: A completion was still in flight after `timeout` seconds; decoding goes on as before.
             RuntimeError: Another `swap` is open.
         """
         with self._changed:
             if self._paused:
                 raise RuntimeError("a swap of weights is open already; one at a time")
             self._paused = True
-            if not self._changed.wait_for(lambda: not self._in_flight, timeout):
-                self._resume()
-                raise TimeoutError(f"{len(self._in_flight)} completions are still in flight after {timeout} s")
         try:
+            with self._changed:
+                if not self._changed.wait_for(lambda: not self._in_flight, timeout):
+                    raise TimeoutError(f"{len(self._in_flight)} completions are still in flight after {timeout} s")
             yield
         finally:
             with self._changed:
-                self._resume()
+                self._paused = False
+                self._changed.notify_all()
 
     def stats(self) -> EngineStats:
         """Return a copy of the sums."""
@@ -155,26 +144,22 @@ class DecodeLoop:
         with self._changed:
             return {"waiting": len(self._waiting), "in_flight": len(self._in_flight)}
 
-    def _resume(self) -> None:
-        self._paused = False
-        self._changed.notify_all()
-
     def _run(self) -> None:
         torch.set_num_threads(self._threads)  # of this thread only
         while (jobs := self._admit()) is not None:
-            started, lack = time.perf_counter(), ""
+            started, cause = time.perf_counter(), ""
             finished: list[Completion] = []
             try:
                 finished = self._advance([completion for job in jobs for completion in job.completions])
                 self._lacked = False
-            except Exception as error:  # the boundary: whatever the model raises is the answer to those in flight
+            except Exception as error:  # the boundary: any error of the model is the answer to those in flight
                 if not is_out_of_memory(error):
                     logger.exception("decoding failed; %d completions are lost", len(self._in_flight))
                     self._fail(RequestError(f"decoding failed: {error}", status=500, code="internal_error"))
                     continue
-                lack = short_cause(error)
-            if lack:  # here the frames of the error are gone, and their tensors with them
-                finished = self._begin_again(lack)
+                cause = short_cause(error)
+            if cause:  # here the frames of the error are gone, and their tensors with them
+                finished = self._begin_again(cause)
             self._deliver(finished, time.perf_counter() - started)
 
     def _admit(self) -> list[_Job] | None:
@@ -196,29 +181,29 @@ class DecodeLoop:
             return jobs
 
     def _advance(self, new: list[Completion]) -> list[Completion]:
-        """Sample one token of everything in flight; return what is finished."""
+        """Sample one token of everything in flight; return the finished completions."""
         with self._policy.lock:
             if self._version != self._policy.weight_version:
-                begun = [*self._decoder.clear(), *(one for one in self._set_aside if one.token_ids)]
-                if begun:
-                    self._set_aside = deque(one for one in self._set_aside if not one.token_ids)
-                    with self._changed:
-                        stale = [self._in_flight.pop(completion) for completion in begun]
-                        self._changed.notify_all()
-                    text = "the weights changed while this was generated"
-                    error = RequestError(text, status=503, code="weights_changed", retry_after=1)
-                    _fail_jobs(stale, error)
+                self._fail_begun()
                 self._version = self._policy.weight_version
             self._set_aside.extend(new)
-            running = self._decoder.step()
-            free = max(0, self._room - len(self._decoder))
-            return running + self._decoder.add(
-                [self._set_aside.popleft() for _ in range(min(free, len(self._set_aside)))]
-            )
+            finished = self._decoder.step()
+            free = min(max(0, self._room - len(self._decoder)), len(self._set_aside))
+            return finished + self._decoder.add([self._set_aside.popleft() for _ in range(free)])
+
+    def _fail_begun(self) -> None:
+        """Fail the completions that have tokens of weights that are no longer there."""
+        begun = [*self._decoder.clear(), *(one for one in self._set_aside if one.token_ids)]
+        self._set_aside = deque(one for one in self._set_aside if not one.token_ids)
+        with self._changed:
+            jobs = [self._in_flight.pop(completion) for completion in begun]
+            self._changed.notify_all()
+        text = "the weights changed while this was generated"
+        _fail_jobs(jobs, RequestError(text, status=503, code="weights_changed", retry_after=1))
 
     def _begin_again(self, cause: str) -> list[Completion]:
-        """For want of memory set aside what is in flight, and let the decoder hold half as much from now on; return
-        what is over. Fails all of it where the memory does not suffice for one, without what earlier ones left."""
+        """After an out-of-memory error, set aside all in flight and let the decoder have half as many from now on;
+        return the finished ones. Fails all of them where the memory does not suffice for a single one."""
         tried, device = min(self._room, len(self._in_flight)), self._policy.model.device
         self._decoder = self._new_decoder()
         free_cached_memory(device)
@@ -273,3 +258,7 @@ def _fail_jobs(jobs: Iterable[_Job], error: RequestError) -> None:
     for job in dict.fromkeys(jobs):
         if not job.finished.done():
             job.finished.set_exception(error)
+
+
+def _stopping() -> RequestError:
+    return RequestError("the engine is stopping", status=503, code="stopping")

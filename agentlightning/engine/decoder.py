@@ -1,7 +1,10 @@
 """Samples from a causal model, many completions at a time: prompts join and finished ones leave between two steps.
 
-What is sampled for a completion depends on its own seed and on the weights, not on the rest of the batch (but for the
-last bits of floating point). No thread, no queue, no text: the engine adds those.
+The tokens of a completion depend on its own seed and on the weights, not on the rest of the batch (but for the last
+bits of floating point; with `SeparateDecoder` not even for these). No thread, no queue, no text: the engine adds those.
+
+transformers' own continuous batching does not serve here: it has one random generator for all requests, while each
+completion here has a seed, a grammar and stop texts of its own.
 """
 
 from __future__ import annotations
@@ -14,19 +17,17 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from agentlightning.engine.completion import Completion
+from agentlightning.engine.completion import Completion, DecodeText, draw
 from agentlightning.engine.forward import SHARED_TOKENS, forward_of
-from agentlightning.engine.request.grammar import GrammarError
-from agentlightning.engine.request.stopping import DecodeText
 
 PREFILL_TOKENS: Final = 16_384  # padded prompt tokens of one forward, a bound on memory
 
 
 class Decoder:
-    """The completions in flight over one model. Used by one thread at a time; the weights must rest meanwhile."""
+    """The completions being decoded over one model. Used by one thread at a time; the weights must rest meanwhile."""
 
     def __init__(self, model: PreTrainedModel, eos_ids: Collection[int], decode: DecodeText | None = None) -> None:
-        """Begin with nothing in flight. `decode` is asked by completions that end at a stop text or token."""
+        """Begin with no completion. Completions that end at a stop text or token need `decode`."""
         self._model = model
         self._eos_ids = frozenset(eos_ids)
         self._decode = decode or _no_text
@@ -34,7 +35,6 @@ class Decoder:
         self._running: list[Completion] = []  # row b of the forward's belongs to the b-th
 
     def __len__(self) -> int:
-        """Return how many completions are in flight."""
         return len(self._running)
 
     @torch.inference_mode()
@@ -42,13 +42,13 @@ class Decoder:
         """Read the prompts and sample the first token of each; return those that are finished with it. A completion
         that has tokens already, from before a `clear`, goes on after them.
 
-        Prompts stand in the cache padded on the right. One that several completions share is read once.
+        Prompts are in the cache padded on the right. One that several completions share is read once.
         """
-        for chunk in _chunks(completions, SHARED_TOKENS if self._forward.shares_prefixes else None):
+        for chunk in _chunks(completions, share=self._forward.shares_prefixes):
             device = self._model.device
             numbers: dict[int, int] = {}
             read = [c.read_ids for c in chunk]
-            rows = [numbers.setdefault(id(ids), len(numbers)) for ids in read]  # (P,) which prompt is whose
+            rows = [numbers.setdefault(id(ids), len(numbers)) for ids in read]  # (P,) the prompt of each completion
             prompts = list({id(ids): ids for ids in read}.values())  # (R,)
             last = torch.tensor([len(prompt) - 1 for prompt in prompts], device=device)  # (R,)
             length = max(map(len, prompts))
@@ -63,19 +63,19 @@ class Decoder:
 
     @torch.inference_mode()
     def step(self) -> list[Completion]:
-        """Sample one more token of each completion in flight; return those that are finished with it."""
-        left = self._remove_finished()  # nobody waits for them any more
+        """Sample one more token of each completion; return those that are finished with it."""
+        finished = self._remove_finished()  # nobody waits for them any more
         if not self._running:
-            return left
+            return finished
         device = self._model.device
         tokens = torch.tensor([c.token_ids[-1] for c in self._running], device=device)  # (B,)
         before = [len(c.prompt_ids) + len(c.token_ids) - 1 for c in self._running]
         lengths = torch.tensor(before, device=device)  # (B,)
         self._append(self._running, self._forward.tokens(tokens, lengths, max(before) + 1))
-        return left + self._remove_finished()
+        return finished + self._remove_finished()
 
     def clear(self) -> list[Completion]:
-        """Drop everything in flight and return it, unfinished."""
+        """Drop all completions and return them, unfinished."""
         dropped, self._running = self._running, []
         return dropped
 
@@ -99,7 +99,45 @@ class Decoder:
         return finished
 
 
-def generate(decoder: Decoder, completions: Sequence[Completion], max_batch: int = 128) -> None:
+class SeparateDecoder:
+    """Decodes as `Decoder` does, each completion alone. Costs as many forwards per token as there are completions.
+
+    The sums of a matrix product are rounded in an order that depends on the shapes of the operands. In a batch these
+    follow from the rest of it, and so would the last bits of every probability, and now and then a token. Here every
+    completion has a key-value cache of its own: all shapes, strides and alignments follow from the request.
+    """
+
+    def __init__(self, model: PreTrainedModel, eos_ids: Collection[int], decode: DecodeText | None = None) -> None:
+        self._model, self._eos_ids, self._decode = model, eos_ids, decode
+        self._running: list[Decoder] = []
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def add(self, completions: Sequence[Completion]) -> list[Completion]:
+        """As `Decoder.add`."""
+        finished: list[Completion] = []
+        for completion in completions:
+            decoder = Decoder(self._model, self._eos_ids, self._decode)
+            finished += decoder.add([completion])
+            if len(decoder):
+                self._running.append(decoder)
+        return finished
+
+    def step(self) -> list[Completion]:
+        """As `Decoder.step`."""
+        finished = [completion for decoder in self._running for completion in decoder.step()]
+        self._running = [decoder for decoder in self._running if len(decoder)]
+        return finished
+
+    def clear(self) -> list[Completion]:
+        """As `Decoder.clear`."""
+        dropped = [completion for decoder in self._running for completion in decoder.clear()]
+        self._running = []
+        return dropped
+
+
+def generate(decoder: Decoder | SeparateDecoder, completions: Sequence[Completion], max_batch: int = 128) -> None:
     """Run the completions to their end, at most `max_batch` at a time."""
     waiting = list(completions)
     while waiting or len(decoder):
@@ -110,77 +148,24 @@ def generate(decoder: Decoder, completions: Sequence[Completion], max_batch: int
         decoder.step()
 
 
-def draw(logits: Tensor, completions: Sequence[Completion]) -> tuple[list[int], list[float]]:
-    """Sample one token per row by inverting the cumulative distribution at the row's own uniform number.
-
-    Notes the likeliest tokens of those that want them. A completion for which there is no token gets its `error`, and
-    what is returned for it means nothing.
-
-    Shapes: logits: (B, V) float32; the lists have length B.
-    """
-    greedy = [c.temperature == 0 for c in completions]
-    temperatures = [c.temperature or 1.0 for c in completions]
-    scaled = logits
-    if any(temperature != 1.0 for temperature in temperatures):
-        scaled = logits / torch.tensor(temperatures, device=logits.device)[:, None]
-    logprobs = scaled.log_softmax(dim=-1)  # (B, V)
-    scores, likely = logits, logprobs.exp().double()
-    reshaped = [row for row, completion in enumerate(completions) if completion.is_reshaped]
-    if reshaped:
-        scores = logits.clone()
-        for row in reshaped:
-            _reshape(scores[row], completions[row])
-            likely[row] = (scores[row] / temperatures[row]).softmax(dim=-1).double()
-            if (adjustments := completions[row].adjustments) is not None:
-                adjustments.truncate(likely[row])
-    if any(c.top_p < 1 for c in completions):  # 0 for what lies outside the smallest set that reaches top_p
-        top_p = torch.tensor([c.top_p for c in completions], device=logits.device)  # (B,)
-        ordered, order = likely.sort(dim=-1, descending=True)
-        before = ordered.cumsum(dim=-1) - ordered  # (B, V) probability of all that are likelier
-        likely = torch.zeros_like(likely).scatter(1, order, torch.where(before < top_p[:, None], ordered, 0.0))
-    cumulative = likely.cumsum(dim=-1)
-    uniform = torch.tensor([c.next_uniform() for c in completions], dtype=torch.float64, device=logits.device)
-    wanted = uniform[:, None] * cumulative[:, -1:]  # below the total, so the token found has a probability above 0
-    tokens = torch.searchsorted(cumulative, wanted, right=True)[:, 0].clamp(max=logits.shape[-1] - 1)  # (B,)
-    if any(greedy):
-        tokens = torch.where(torch.tensor(greedy, device=logits.device), scores.argmax(dim=-1), tokens)
-    for row, completion in enumerate(completions):
-        if completion.top_logprobs:
-            best = logprobs[row].topk(completion.top_logprobs)
-            completion.likeliest.append(list(zip(best.indices.tolist(), best.values.tolist(), strict=True)))
-    return tokens.tolist(), logprobs.gather(1, tokens[:, None])[:, 0].tolist()
-
-
-def _reshape(logits: Tensor, completion: Completion) -> None:
-    if completion.grammar is not None:
-        try:
-            allowed = completion.grammar.allowed(len(logits))
-        except GrammarError as error:
-            completion.error = str(error)
-            return
-        logits.masked_fill_(~allowed.to(logits.device), -torch.inf)
-    if completion.adjustments is not None:
-        completion.adjustments.reshape(logits, completion.prompt_ids, completion.token_ids)
-
-
-def _chunks(completions: Sequence[Completion], fewest_shared: int | None) -> Iterator[list[Completion]]:
-    """Yield what is read together; apart where a common beginning of more tokens than that would be lost by it."""
+def _chunks(completions: Sequence[Completion], *, share: bool) -> Iterator[list[Completion]]:
+    """Yield the completions whose prompts one forward reads. With `share`, prompts that begin alike come together, and
+    apart from others where these would make the beginning shorter by more than `SHARED_TOKENS`."""
+    waiting = sorted(completions, key=lambda completion: list(completion.read_ids)) if share else list(completions)
     chunk: list[Completion] = []
     longest = shared = 0  # tokens of the longest prompt, and tokens that all of the chunk begin with
-    waiting = list(completions)
-    if fewest_shared is not None:
-        waiting.sort(key=lambda completion: list(completion.read_ids))
     for completion, after in zip(waiting, [*waiting[1:], None], strict=False):
-        longest = max(longest, len(completion.read_ids))
-        left = min(shared, _common(chunk[0], completion)) if chunk and fewest_shared is not None else 0
-        lost = 0
-        if chunk and fewest_shared is not None:
-            ahead = _common(completion, after) if after is not None else 0
+        length = len(completion.read_ids)
+        longest = max(longest, length)
+        left = lost = 0
+        if chunk and share:
+            left = min(shared, _common(chunk[0], completion))
+            ahead = 0 if after is None else _common(completion, after)
             lost = max((len(chunk) - 1) * (shared - left), ahead - left)
-        if chunk and (longest * (len(chunk) + 1) > PREFILL_TOKENS or lost > (fewest_shared or 0)):
+        if chunk and (longest * (len(chunk) + 1) > PREFILL_TOKENS or lost > SHARED_TOKENS):
             yield chunk
-            chunk, longest = [], len(completion.read_ids)
-        shared = left if chunk else len(completion.read_ids)
+            chunk, longest = [], length
+        shared = left if chunk else length
         chunk.append(completion)
     if chunk:
         yield chunk

@@ -1,40 +1,34 @@
-"""One forward of the model for the decoder: through the model itself, or for small ones of Llama's layout directly.
+"""The forward of the decoder: reads prompts and tokens through the model, with a key-value cache of rows.
 
-A model of a quarter of a million parameters computes a token in a tenth of the time that its modules take to call each
-other, and each tensor operation gives the interpreter lock away, which a busy process returns late. So small Llama
-models are computed here with a third of the operations, on the weights of the model as they are at each forward.
+Rows 0 .. B-1 of the cache are the sequences being decoded, each with its own length. A new sequence takes the next row,
+a finished one gives its place to the last row, so that a step always works on the first B rows and nothing is ever
+padded on the left. The buffers grow by doubling and are kept. The caches of transformers append to all rows at the
+same place, which cannot serve sequences that join and leave between two steps.
 """
 
 from __future__ import annotations
 
-import copy
 import inspect
-import logging
-from collections.abc import Callable
-from typing import Any, Final, Protocol, cast
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from torch.nn import functional
-from transformers import LlamaForCausalLM, PreTrainedModel
+from transformers import Cache, PretrainedConfig, PreTrainedModel
+from transformers.cache_utils import CacheLayerMixin
 
-from agentlightning.engine.kv_cache import FlatRows, RowCache
+from agentlightning.engine.llama_forward import FlatRows, LlamaForward, grown, llama_forward_of
 from agentlightning.engine.served import head_sees_only
-from agentlightning.engine.torch_setup import SMALL_MODEL_PARAMETERS
 
-logger = logging.getLogger(__name__)
-
-_STATIC_ROPE: Final = ("default", "linear", "llama3")  # whose angles depend on the position alone
-_MOST_POSITIONS: Final = 32_768
 SHARED_TOKENS: Final = 32
 """A common beginning of fewer tokens is not worth a forward of its own."""
-FULL: Final = "full_attention"
-_TOLERANCE: Final = 1e-4
+_FULL: Final = "full_attention"
+_PLAIN: Final = {_FULL, "sliding_attention"}
 
 
 class Forward(Protocol):
-    """Gives logits, and keeps keys and values in rows: those in flight are the first ones, without gaps."""
+    """Returns logits, and keeps keys and values in rows."""
 
     def prompts(self, tokens: Tensor, last: Tensor, first_row: int) -> Tensor:
         """Write prompts to the rows from `first_row` on and return the logits after the last token of each.
@@ -61,8 +55,23 @@ class Forward(Protocol):
         ...
 
 
+_llama_forwards: WeakKeyDictionary[PreTrainedModel, LlamaForward | None] = WeakKeyDictionary()
+
+
+def forward_of(model: PreTrainedModel) -> Forward:
+    """Return the fastest forward that computes the same as the model, with its own rows."""
+    if model not in _llama_forwards:
+        _llama_forwards[model] = llama_forward_of(model, ModelForward)
+    own = _llama_forwards[model]
+    return ModelForward(model) if own is None else own.with_new_rows()
+
+
 class ModelForward:
-    """The model's own forward."""
+    """The model's own forward.
+
+    Raises:
+        ValueError: The model has layers that are not plain attention (state-space or linear attention layers).
+    """
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
@@ -70,7 +79,7 @@ class ModelForward:
         # transformers names it `cache` from 5.24 on, and drops the older name with 5.40
         name = "cache" if "cache" in inspect.signature(type(model).forward).parameters else "past_key_values"
         self._cache: dict[str, Any] = {name: self.rows, "use_cache": True}
-        self.shares_prefixes = set(getattr(model.config, "layer_types", None) or [FULL]) == {FULL}
+        self.shares_prefixes = set(getattr(model.config, "layer_types", None) or [_FULL]) == {_FULL}
 
     def prompts(self, tokens: Tensor, last: Tensor, first_row: int) -> Tensor:
         count, length = tokens.shape
@@ -86,7 +95,7 @@ class ModelForward:
         return logits[0] if seen else logits[wanted]
 
     def _read_prefix(self, tokens: Tensor, last: Tensor, first_row: int) -> int:
-        """Read what all prompts begin with once, into the rows of all; return how many tokens that is, 0 for few."""
+        """Read the common beginning of all prompts once, into the rows of all; return its tokens, 0 for few."""
         same = (tokens == tokens[0]).all(dim=0).long().cumprod(dim=0)  # (T,)
         shared = min(int(same.sum()), int(last.min()))  # of each prompt at least the last token is left
         if not self.shares_prefixes or len(tokens) == 1 or shared < SHARED_TOKENS:
@@ -108,134 +117,98 @@ class ModelForward:
         return output.logits[:, -1]
 
 
-_Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""Takes the number of a layer, queries (N, heads, width), keys and values (N, key heads, width); gives (N, D)."""
+class RowCache(Cache):
+    """Keys and values of all layers. Owned by the thread that decodes; not thread-safe."""
 
-
-class LlamaForward:
-    """The forward of `LlamaForCausalLM` without its modules; differs from theirs in the last bits of floating point."""
-
-    shares_prefixes = False
-
-    def __init__(self, model: LlamaForCausalLM) -> None:
-        body, config = cast("Any", model.model), model.config
-        self._embedding: Tensor = body.embed_tokens.weight  # (V, D)
-        self._head: Tensor = model.lm_head.weight  # (V, D)
-        self._norm: Tensor = body.norm.weight
-        self._epsilon = torch.tensor(config.rms_norm_eps)
-        self._mean = torch.full((len(self._norm), 1), 1 / len(self._norm))
-        self._heads: int = config.num_attention_heads
-        self._key_heads: int = config.num_key_value_heads or self._heads
-        self._width: int = body.layers[0].self_attn.head_dim
-        self._layers = [
-            (
-                (layer.input_layernorm.weight, layer.post_attention_layernorm.weight),
-                [(part.weight, part.bias) for part in (own.q_proj, own.k_proj, own.v_proj, own.o_proj)],
-                [(part.weight, part.bias) for part in (mlp.gate_proj, mlp.up_proj, mlp.down_proj)],
+    def __init__(self, config: PretrainedConfig) -> None:
+        kinds = set(getattr(config, "layer_types", None) or [_FULL])
+        if not kinds <= _PLAIN:
+            raise ValueError(
+                f"the embedded engine serves models with plain attention layers; {config.model_type} also has "
+                f"{', '.join(sorted(kinds - _PLAIN))}"
             )
-            for layer in body.layers
-            for own, mlp in ((layer.self_attn, layer.mlp),)
-        ]
-        cosine, sine = body.rotary_emb(self._embedding, torch.arange(config.max_position_embeddings)[None])
-        sign = torch.tensor([-1.0, 1.0]).repeat_interleave(self._width // 2)  # of the half that is turned
-        self._cosine, self._sine = cosine[0, :, None], (sine[0] * sign)[:, None]  # (positions, 1, width)
-        self.rows = FlatRows(len(self._layers), self._key_heads, self._width)
+        self._row_layers = [_RowLayer() for _ in range(config.num_hidden_layers)]
+        super().__init__(layers=[*self._row_layers])
 
-    def with_new_rows(self) -> LlamaForward:
-        """Return the same with rows of its own."""
-        other = copy.copy(self)
-        other.rows = FlatRows(len(self._layers), self._key_heads, self._width)
-        return other
+    def prepare_prompts(self, first_row: int, start: int = 0) -> None:
+        """Let the next forward write prompts, from position `start` on, to the rows from `first_row` on."""
+        for layer in self._row_layers:
+            layer.prompts_at, layer.tokens_at = (first_row, start), None
 
-    def prompts(self, tokens: Tensor, last: Tensor, first_row: int) -> Tensor:
-        count, places = tokens.shape
-        position = torch.arange(places).repeat(count)  # (R * T,)
+    def prepare_tokens(self, lengths: Tensor, width: int) -> None:
+        """Let the next forward append one token to each of the first B rows.
 
-        def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-            shape = (count, places, -1, self._width)
-            queries, keys, values = (part.view(shape).transpose(1, 2) for part in (queries, keys, values))
-            self.rows.write_prompts(layer, first_row, keys, values)
-            grouped = self._heads != self._key_heads
-            found = functional.scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=grouped)
-            return found.transpose(1, 2).reshape(count * places, -1)
+        `lengths`: (B,) tokens that each row already has; `width`: tokens of the longest with the new one.
+        """
+        rows = torch.arange(len(lengths), device=lengths.device)
+        for layer in self._row_layers:
+            layer.tokens_at = rows, lengths, width
 
-        hidden = self._hidden(tokens.view(-1), position, attend)  # (R * T, D)
-        return self._logits(hidden[last + torch.arange(count) * places])
+    def spread_rows(self, first_row: int, sources: Sequence[int]) -> None:
+        """Copy rows so that the i-th from `first_row` on gets the content of the `sources[i]`-th from there."""
+        for layer in self._row_layers:
+            layer.spread(first_row, sources)
 
-    def tokens(self, tokens: Tensor, lengths: Tensor, width: int) -> Tensor:
-        hidden_keys = torch.arange(width) > lengths[:, None]  # (B, width): after itself
-        mask = torch.zeros(hidden_keys.shape).masked_fill_(hidden_keys, -torch.inf)
-        mask = mask.repeat_interleave(self._key_heads, 0)[:, None]  # (B * key heads, 1, width)
-        kept = self.rows.prepare_tokens(lengths, width)
-        scale = self._width**-0.5
-
-        def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-            self.rows.write_tokens(layer, keys, values)
-            all_keys, all_values = kept[2 * layer : 2 * layer + 2]  # (B * key heads, width, head width)
-            grouped = queries.reshape(len(all_keys), -1, self._width)
-            weights = torch.baddbmm(mask, grouped, all_keys.transpose(1, 2), alpha=scale).softmax(-1)
-            return torch.bmm(weights, all_values).view(len(lengths), -1)
-
-        return self._logits(self._hidden(tokens, lengths, attend))
-
-    def _logits(self, hidden: Tensor) -> Tensor:
-        return functional.linear(self._rms_norm(hidden, self._norm), self._head)
-
-    def _rms_norm(self, hidden: Tensor, weight: Tensor) -> Tensor:
-        """Return what `functional.rms_norm` does, for (N, D), in half its time: the mean is a matrix product."""
-        return hidden * torch.addmm(self._epsilon, hidden.square(), self._mean).rsqrt_() * weight
-
-    def _hidden(self, tokens: Tensor, position: Tensor, attend: _Attend) -> Tensor:
-        """Return what the last layer gives for tokens (N,) at their positions (N,): (N, D)."""
-        linear, count = functional.linear, len(tokens)
-        cosine, sine = self._cosine[position], self._sine[position]
-        hidden = functional.embedding(tokens, self._embedding)
-        for layer, ((norm, second_norm), (query, key, value, out), (gate, up, down)) in enumerate(self._layers):
-            normed = self._rms_norm(hidden, norm)
-            both = torch.cat((linear(normed, *query), linear(normed, *key)), -1).view(count, -1, self._width)
-            turned = torch.addcmul(both * cosine, both.roll(self._width // 2, -1), sine)
-            values = linear(normed, *value).view(count, -1, self._width)
-            queries, keys = turned.split((self._heads, self._key_heads), 1)
-            hidden = hidden + linear(attend(layer, queries, keys, values), *out)
-            normed = self._rms_norm(hidden, second_norm)
-            hidden = hidden + linear(functional.silu(linear(normed, *gate)).mul_(linear(normed, *up)), *down)
-        return hidden
+    def move_row(self, source: int, target: int) -> None:
+        """Copy one row over another."""
+        for layer in self._row_layers:
+            layer.keys[target], layer.values[target] = layer.keys[source], layer.values[source]
 
 
-_direct: WeakKeyDictionary[PreTrainedModel, LlamaForward | None] = WeakKeyDictionary()
+class _RowLayer(CacheLayerMixin):
+    """One layer: keys and values (rows, heads, capacity, head width)."""
 
+    prompts_at: tuple[int, int] = (0, 0)
+    """First row and position of the next prompts."""
+    tokens_at: tuple[Tensor, Tensor, int] | None = None
+    """Rows (B,), lengths (B,) and width of the next single tokens; None before prompts."""
 
-def forward_of(model: PreTrainedModel) -> Forward:
-    """Return the fastest forward that computes what the model does, with rows of its own; tried out once per model."""
-    if model not in _direct:
-        _direct[model] = _direct_forward(model)
-    known = _direct[model]
-    return ModelForward(model) if known is None else known.with_new_rows()
+    def update(self, key_states: Tensor, value_states: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+        """Write (b, heads, t, width) and return the keys and values that the queries may attend to."""
+        count = len(key_states)
+        if self.tokens_at is None:
+            first, start = self.prompts_at
+            end, place = start + key_states.shape[2], slice(first, first + count)
+            self._reserve(key_states, value_states, place.stop, end)
+            self.keys[place, :, start:end] = key_states
+            self.values[place, :, start:end] = value_states
+            return (self.keys[place, :, :end], self.values[place, :, :end]) if start else (key_states, value_states)
+        rows, lengths, width = self.tokens_at
+        self._reserve(key_states, value_states, count, width)
+        self.keys[rows, :, lengths] = key_states[:, :, 0].to(self.keys.dtype)
+        self.values[rows, :, lengths] = value_states[:, :, 0].to(self.values.dtype)
+        return self.keys[:count, :, :width], self.values[:count, :, :width]
 
+    def spread(self, first: int, sources: Sequence[int]) -> None:
+        self._reserve(self.keys, self.values, first + len(sources), 0)
+        rows = torch.tensor(sources, device=self.keys.device) + first
+        target = slice(first, first + len(sources))
+        self.keys[target], self.values[target] = self.keys[rows], self.values[rows]  # copied before it is written
 
-@torch.inference_mode()
-def _direct_forward(model: PreTrainedModel) -> LlamaForward | None:
-    if not _has_llama_layout(model):
-        return None
-    direct = LlamaForward(cast("LlamaForCausalLM", model))
-    count = min(8, model.config.vocab_size, model.config.max_position_embeddings)
-    tokens, last = torch.arange(count)[None], torch.tensor([count - 1])
-    own, other = (forward.prompts(tokens, last, 0) for forward in (ModelForward(model), direct))
-    if torch.allclose(own, other, rtol=_TOLERANCE, atol=_TOLERANCE):
-        return direct
-    logger.info("the model computes other probabilities than its layout says; it is decoded through its own modules")
-    return None
+    def _reserve(self, keys: Tensor, values: Tensor, rows: int, length: int) -> None:
+        """Make room, for numbers of the types of the first ones: autocast gives keys and values different types."""
+        if not self.is_initialized:
+            self.lazy_initialization(keys, values)
+        have_rows, heads, have_length, width = self.keys.shape
+        if rows > have_rows or length > have_length:
+            shape = (grown(have_rows, rows), heads, grown(have_length, length), width)
+            old_keys, self.keys = self.keys, self.keys.new_zeros(shape)
+            old_values, self.values = self.values, self.values.new_zeros((*shape[:3], self.values.shape[3]))
+            self.keys[:have_rows, :, :have_length] = old_keys
+            self.values[:have_rows, :, :have_length] = old_values
 
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        keys, values = (part.new_zeros(0, part.shape[1], 0, part.shape[3]) for part in (key_states, value_states))
+        self.keys: Tensor = keys  # pyright: ignore[reportIncompatibleVariableOverride] -- there before its first use
+        self.values: Tensor = values  # pyright: ignore[reportIncompatibleVariableOverride] -- the same
+        self.is_initialized = True
 
-def _has_llama_layout(model: PreTrainedModel) -> bool:
-    if type(model) is not LlamaForCausalLM or model.device.type != "cpu" or model.dtype != torch.float32:
-        return False
-    config, projections = model.config, ("_proj", "lm_head")
-    rope = (config.rope_parameters or {}).get("rope_type", "default")
-    return (
-        model.num_parameters() < SMALL_MODEL_PARAMETERS
-        and config.hidden_act == "silu"
-        and rope in _STATIC_ROPE
-        and config.max_position_embeddings <= _MOST_POSITIONS
-        and all(type(part) is torch.nn.Linear for name, part in model.named_modules() if name.endswith(projections))
-    )  # an adapter that does nothing yet would pass the comparison, and learn later
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Return (keys to look at, offset) of a prompt; for single tokens the decoder passes its own mask."""
+        return query_length, 0
+
+    def get_seq_length(self) -> int:
+        return 0
+
+    def get_max_length(self) -> int:
+        return -1

@@ -1,29 +1,38 @@
-"""What the loop needs of whatever serves the policy: the embedded engine, or a server beside it."""
+"""The seam between the training loop and what serves the policy: the embedded engine, or a server beside it."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Protocol
 
-from agentlightning.engine.decode_thread import EngineStats
+
+@dataclass(slots=True)
+class EngineStats:
+    """Sums since the start: completions finished, tokens read and sampled, seconds with completions in flight."""
+
+    completions: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    busy_seconds: float = 0.0
 
 
 class PolicyEngine(Protocol):
-    """Serves the present weights of a policy behind an OpenAI-style endpoint."""
+    """Serves the current weights of a policy behind an OpenAI-style endpoint."""
 
     @property
     def model_name(self) -> str:
-        """What requests must ask for as `model`."""
+        """The `model` of requests."""
         ...
 
     @property
     def base_url(self) -> str:
-        """Where the gateway sends calls. Known after `start`."""
+        """The address to which the gateway sends calls. Known after `start`."""
         ...
 
     @property
     def api_key(self) -> str | None:
-        """What calls must carry; None: nothing."""
+        """The key that calls must carry; None: none."""
         ...
 
     def start(self) -> None:
@@ -35,8 +44,8 @@ class PolicyEngine(Protocol):
         ...
 
     def swap(self, timeout: float = 30.0) -> AbstractContextManager[None]:
-        """Return the block in which the weights may change: nothing is in flight, and afterwards the new ones are
-        served."""
+        """Return the block in which the weights may change: no completion is in flight, and afterwards the new ones
+        are served."""
         ...
 
     def stats(self) -> EngineStats:

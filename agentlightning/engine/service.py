@@ -3,8 +3,7 @@
 Replies have the form of vLLM's: `prompt_token_ids` at the top and `token_ids` in each choice when the request says
 `return_token_ids`, `logprobs.content[*].logprob` when it says `logprobs`, and in each choice `stop_reason`, the stop
 text or token that ended it. The token ids include the one that ends the sequence, when the model drew it; its
-log-probability is among the others. Which distribution they are of, `Completion` says; what a stop text does to the
-tokens, `stopping.py`.
+log-probability is among the others. `Completion` says which distribution they are of.
 """
 
 from __future__ import annotations
@@ -15,81 +14,83 @@ import random
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
-from agentlightning.engine.chat import ChatFormat, message_body
-from agentlightning.engine.completion import Completion
-from agentlightning.engine.request.adjustments import Adjustments
-from agentlightning.engine.request.fields import RequestError
-from agentlightning.engine.request.grammar import Grammars
-from agentlightning.engine.request.request import ChatRequest, SamplingFields, parse_request
-from agentlightning.engine.request.stopping import StopRule
-from agentlightning.engine.request.tool_calls import CALL_CLOSING, CALL_OPENING, Reply
+from agentlightning.engine.chat import CALL_CLOSING, CALL_OPENING, ChatFormat, Reply, message_body
+from agentlightning.engine.completion import Adjustments, Completion, GrammarState, StopRule
+from agentlightning.engine.request import ChatRequest, Constraint, RequestError, parse_request
 from agentlightning.engine.seeds import ArrivalSeeds, PlaceSeeds, hash_of
 
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class ServedAs:
+    """The model behind an endpoint: its name, its vocabulary and its bounds."""
+
+    model_name: str
+    eos_ids: frozenset[int]
+    vocabulary: int
+    context_length: int
+    max_new_tokens: int
+    seed: int = 0
+    by: str = ""
+    """The algorithm whose client generates, for error messages."""
+
+
 @dataclass(frozen=True, slots=True)
 class CallRecord:
-    """What the engine consumed and produced in one call, for comparison with what others recorded.
-
-    Attributes:
-        logprobs: natural, one per completion token.
-        index: of the choice, where several were asked for.
-    """
+    """Input and output of one choice of a call, for comparison with what others recorded."""
 
     response_id: str
     prompt_ids: list[int]
     token_ids: list[int]
-    logprobs: list[float]
+    logprobs: list[float]  # natural, one per completion token
     weight_version: int
-    index: int = 0
+    index: int = 0  # of the choice, where several were asked for
 
 
 class ChatService:
-    """Answers requests. Lives on the loop of the server."""
+    """Answers requests. Lives on the loop of the server.
+
+    Attributes:
+        record: the latest `record_size` choices, oldest first.
+    """
 
     def __init__(
         self,
+        served: ServedAs,
         chat_format: ChatFormat,
         submit: Callable[[Sequence[Completion]], Future[int]],
-        grammars: Grammars,
-        record: deque[CallRecord],
-        *,
-        model_name: str,
-        eos_ids: frozenset[int],
-        vocabulary: int,
-        context_length: int,
-        max_new_tokens: int,
+        grammar_of: Callable[[Constraint], Awaitable[GrammarState]],
         seeds: ArrivalSeeds | PlaceSeeds,
+        *,
+        record_size: int = 0,
     ) -> None:
+        """Prepare it. `submit` generates, and its future gives the version of the weights; `seeds` are for requests
+        without one."""
+        self.record: deque[CallRecord] = deque(maxlen=record_size)
+        self.served = served
         self._format = chat_format
         self._submit = submit
-        self._grammars = grammars
-        self._record = record
-        self.model_name = model_name
-        self._eos_ids = eos_ids
-        self._vocabulary = vocabulary
-        self._context_length = context_length
-        self._max_new_tokens = max_new_tokens
-        self._seeds = seeds  # of requests that bring none
+        self._grammar_of = grammar_of
+        self._seeds = seeds
         self._noted: set[str] = set()
 
     async def reply(self, body: object, attempt: str | None = None) -> dict[str, object]:
-        """Return the reply to a request. Cancelled, it ends the completions. `attempt` is what the gateway says of who
-        asks.
+        """Return the reply to a request. Cancelled, it ends the completions. `attempt` is the value of the gateway's
+        header.
 
         Raises:
             RequestError: The request is wrong, too long, or cannot be served at the moment.
         """
         request = parse_request(body)
-        if request.model != self.model_name:
+        if request.model != self.served.model_name:
             raise RequestError(
-                f"the model {request.model!r} is not served here, only {self.model_name!r}",
+                f"the model {request.model!r} is not served here, only {self.served.model_name!r}",
                 status=404,
                 param="model",
                 code="model_not_found",
@@ -103,31 +104,30 @@ class ChatService:
         with drawn as seed:
             completions = await self._completions(request, prompt_ids, seed)
             try:
-                weight_version = await asyncio.wrap_future(self._submit(completions))
+                version = await asyncio.wrap_future(self._submit(completions))
             except asyncio.CancelledError:
                 for completion in completions:
                     completion.left = True
                 raise
         response_id = f"chatcmpl-{uuid.uuid4().hex}"
         for index, done in enumerate(completions):
-            prompt_ids = list(done.prompt_ids)
-            record = CallRecord(response_id, prompt_ids, done.token_ids, done.logprobs, weight_version, index)
-            self._record.append(record)
-        return self._response(request, completions, response_id, weight_version)
+            ids = list(done.prompt_ids)
+            self.record.append(CallRecord(response_id, ids, done.token_ids, done.logprobs, version, index))
+        return self._response(request, completions, response_id, version)
 
     async def _completions(self, request: ChatRequest, prompt_ids: list[int], seed: int) -> list[Completion]:
-        """Return what is to be decoded: one completion for each choice."""
-        left, wanted = self._context_length - len(prompt_ids), request.max_new_tokens
-        if left < (wanted or 1):
+        """Return one completion for each choice."""
+        room, wanted = self.served.context_length - len(prompt_ids), request.max_new_tokens
+        if room < (wanted or 1):
             raise RequestError(
-                f"the context is {self._context_length} tokens; the messages take {len(prompt_ids)} of them and "
+                f"the context is {self.served.context_length} tokens; the messages take {len(prompt_ids)} of them and "
                 f"{wanted or 'at least 1'} are asked for the completion",
                 param="messages",
                 code="context_length_exceeded",
             )
-        limit = wanted or min(left, self._max_new_tokens)
+        limit = wanted or min(room, self.served.max_new_tokens)
         adjustments = self._adjustments(request, limit)
-        grammar = None if request.constraint is None else await self._grammars.state(request.constraint)
+        grammar = None if request.constraint is None else await self._grammar_of(request.constraint)
         further = random.Random(f"further choices of {seed}")  # the first is drawn as if it were alone
         return [
             Completion(
@@ -139,27 +139,27 @@ class ChatService:
                 adjustments=adjustments,
                 stop=_stop_rule(request),
                 grammar=None if grammar is None else grammar.fresh(),
-                top_logprobs=min(request.top_logprobs, self._vocabulary),
+                top_logprobs=min(request.top_logprobs, self.served.vocabulary),
             )
             for index in range(request.n)
         ]
 
     def _adjustments(self, request: ChatRequest, limit: int) -> Adjustments | None:
-        sampling = request.sampling
-        if sampling == SamplingFields():
+        wanted, vocabulary = request.adjustments, self.served.vocabulary
+        if wanted == Adjustments():
             return None
-        beyond = [token for token in sampling.logit_bias if not 0 <= token < self._vocabulary]
+        beyond = [token for token in wanted.logit_bias if not 0 <= token < vocabulary]
         if beyond:
-            text = f"'logit_bias' names the token {beyond[0]}; the tokens are 0 to {self._vocabulary - 1}"
+            text = f"'logit_bias' names the token {beyond[0]}; the tokens are 0 to {vocabulary - 1}"
             raise RequestError(text, param="logit_bias")
-        if sampling.min_tokens > limit:
-            text = f"'min_tokens' must be at most the limit of the completion, {limit}; got {sampling.min_tokens}"
+        if wanted.min_tokens > limit:
+            text = f"'min_tokens' must be at most the limit of the completion, {limit}; got {wanted.min_tokens}"
             raise RequestError(text, param="min_tokens")
-        ends = frozenset(token for token in self._eos_ids | request.stop_token_ids if token < self._vocabulary)
-        return Adjustments(**asdict(sampling), ends=ends)
+        ends = self.served.eos_ids | request.stop_token_ids
+        return replace(wanted, ends=frozenset(token for token in ends if token < vocabulary))
 
     def _note_fields_without_effect(self, request: ChatRequest) -> None:
-        """Say once of each such field that it came."""
+        """Log the name of each such field once."""
         names = list(request.without_effect)
         names += [name for name in request.template_fields if not self._format.template_reads(name)]
         names += ["tools"] if request.tools and not self._format.template_reads("tools") else []
@@ -171,17 +171,16 @@ class ChatService:
                 logger.info("the field %r of requests has no effect on this model and its chat template", name)
 
     def _response(
-        self, request: ChatRequest, completions: Sequence[Completion], response_id: str, weight_version: int
+        self, request: ChatRequest, completions: Sequence[Completion], response_id: str, version: int
     ) -> dict[str, object]:
         prompt_ids, tokens = completions[0].prompt_ids, sum(len(one.token_ids) for one in completions)
-        choices = [self._choice(request, completion, index) for index, completion in enumerate(completions)]
         response: dict[str, object] = {
             "id": response_id,
             "object": "chat.completion",
             "created": int(time.time()),
-            "model": self.model_name,
-            "system_fingerprint": f"agl-w{weight_version}",
-            "choices": choices,
+            "model": self.served.model_name,
+            "system_fingerprint": f"agl-w{version}",
+            "choices": [self._choice(request, completion, index) for index, completion in enumerate(completions)],
             "usage": {
                 "prompt_tokens": len(prompt_ids),
                 "completion_tokens": tokens,
@@ -193,14 +192,16 @@ class ChatService:
         return response
 
     def _choice(self, request: ChatRequest, completion: Completion, index: int) -> dict[str, object]:
-        text = self._text(completion)
-        constrained = completion.grammar is not None
-        tools = request.tools
-        reply = Reply(content=text) if tools is None else self._format.read(text, tools, constrained=constrained)
+        text, grammar = self._text(completion), completion.grammar
+        reply = Reply(content=text)
+        if request.tools is not None:
+            reply = self._format.read(text, request.tools, constrained=grammar is not None)
         if request.one_call:  # where a call has no closing tag of its own, several may have come before the end
             reply = replace(reply, tool_calls=reply.tool_calls[:1])
         ids = hash_of(completion.seed, completion.prompt_ids) if self._seeds.repeatable else None
-        cut = completion.finish_reason == "length" and _is_unfinished(completion, reply)
+        # the limit may have come within a call, or before the grammar was satisfied
+        unfinished = CALL_OPENING in (reply.content or "") if grammar is None else not grammar.is_whole
+        cut = completion.finish_reason == "length" and unfinished
         choice: dict[str, object] = {
             "index": index,
             "message": message_body(reply, ids),
@@ -214,28 +215,22 @@ class ChatService:
 
     def _text(self, completion: Completion) -> str:
         token_ids = completion.token_ids
-        if token_ids[-1] in self._eos_ids:
+        if token_ids[-1] in self.served.eos_ids:
             return self._format.text(token_ids[:-1])
         if completion.finish_reason == "stop" and completion.stop is not None:
             return completion.stop.cut(token_ids, self._format.text)
         return self._format.text(token_ids)
 
     def _logprobs(self, completion: Completion) -> dict[str, object]:
-        likeliest = completion.likeliest or [[]] * len(completion.token_ids)
-        content = [
-            {
-                "token": text,
-                "logprob": logprob,
-                "bytes": None,
-                "top_logprobs": [
-                    {"token": other, "logprob": value, "bytes": None}
-                    for other, (_, value) in zip(self._format.token_texts([t for t, _ in best]), best, strict=True)
-                ],
-            }
-            for text, logprob, best in zip(
-                self._format.token_texts(completion.token_ids), completion.logprobs, likeliest, strict=True
-            )
-        ]
+        def entries(tokens: Sequence[int], logprobs: Sequence[float]) -> list[dict[str, object]]:
+            texts = self._format.token_texts(tokens)
+            return [
+                {"token": text, "logprob": value, "bytes": None} for text, value in zip(texts, logprobs, strict=True)
+            ]
+
+        content = entries(completion.token_ids, completion.logprobs)
+        for entry, best in zip(content, completion.likeliest or [[]] * len(content), strict=True):
+            entry["top_logprobs"] = entries([token for token, _ in best], [value for _, value in best])
         return {"content": content, "refusal": None}
 
 
@@ -243,12 +238,5 @@ def _stop_rule(request: ChatRequest) -> StopRule | None:
     last_call = CALL_CLOSING if request.one_call and request.constraint is None else None  # a grammar ends by itself
     if not (request.stop or request.stop_token_ids or last_call):
         return None
-    least = request.sampling.min_tokens
+    least = request.adjustments.min_tokens
     return StopRule(request.stop, request.stop_token_ids, request.include_stop, least, last_call)
-
-
-def _is_unfinished(completion: Completion, reply: Reply) -> bool:
-    """True if the limit came within a call, or before the grammar was satisfied."""
-    if completion.grammar is not None:
-        return not completion.grammar.is_whole
-    return CALL_OPENING in (reply.content or "")

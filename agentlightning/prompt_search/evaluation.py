@@ -22,7 +22,7 @@ from agentlightning.evaluation.tasks import tasks_of
 from agentlightning.store.base import LightningStore
 from agentlightning.store.rules.values import to_json
 from agentlightning.terminal import cut
-from agentlightning.training.collect import Evidence, collect, evidence
+from agentlightning.training.rollouts import Evidence, collect, evidence
 from agentlightning.training.tasks import with_timeout
 from agentlightning.types import (
     EnqueueRolloutRequest,

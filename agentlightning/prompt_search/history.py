@@ -23,7 +23,7 @@ from agentlightning.field_help import explain_fields
 from agentlightning.private_files import open_private, private_folder
 from agentlightning.prompt_search.evaluation import Score, digest_of
 from agentlightning.terminal import one_line
-from agentlightning.training.runs.log import RunLog
+from agentlightning.training.records import RunLog
 from agentlightning.types import NamedResources, PromptTemplate, ResourcesUpdate, SystemPrompt
 
 logger = logging.getLogger(__name__)

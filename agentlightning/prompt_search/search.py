@@ -22,7 +22,7 @@ from agentlightning.prompt_search.evaluation import (
 )
 from agentlightning.prompt_search.history import History, PromptResult, PromptVersion, VersionState
 from agentlightning.store.base import LightningStore
-from agentlightning.training.runs.log import RunLog
+from agentlightning.training.records import RunLog
 from agentlightning.types import RolloutConfig
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@
 | ended because its budget was used up           | failed    | infrastructure_fault | budget            |
 
 A policy fault earns exactly the reward that was said for it. Nothing is trained that is not scored or a policy fault.
-The reason `refused_call` is told by readers of the spans, whichever runner ran the agent (`algorithm/collect.py`), and
+The reason `refused_call` is told by readers of the spans, whichever runner ran the agent (`training/rollouts.py`), and
 such an attempt is trained only if the algorithm is told to.
 What was lost because the store was away is made again, beside `max_attempts` (`store/rules/lifecycle.py`).
 """

@@ -28,8 +28,8 @@ from agentlightning.trainer.report import RunReport
 from agentlightning.trainer.resume import LightningStoreOfRun, past_of
 from agentlightning.trainer.tracking import RunTracking
 from agentlightning.training.progress import Style
-from agentlightning.training.runs.log import RunLog
-from agentlightning.training.runs.run_folder import versions
+from agentlightning.training.records import RunLog
+from agentlightning.training.run_folder import versions
 from agentlightning.types import Dataset, Hook, NamedResources, RolloutConfig
 from agentlightning.utils.concurrency.loop_thread import call_in_thread
 from agentlightning.utils.masking import masked

@@ -8,8 +8,8 @@ from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentlightning.training.runs.log import RunLog
-from agentlightning.training.runs.run_folder import versions
+from agentlightning.training.records import RunLog
+from agentlightning.training.run_folder import versions
 from agentlightning.types.runs import Run, RunRecord, RunState
 from agentlightning.utils.concurrency.loop_thread import call_in_thread
 from agentlightning.utils.exceptions import readable

@@ -24,7 +24,7 @@ from agentlightning.errors import BadRequestError
 from agentlightning.private_files import private_folder
 
 if TYPE_CHECKING:
-    from agentlightning.training.runs.log import RunLog
+    from agentlightning.training.records import RunLog
     from agentlightning.training.updater import Updater
 
 logger = logging.getLogger(__name__)

@@ -19,13 +19,11 @@ from typing import Any
 
 from agentlightning.adapter.calls.calls import CallRef
 from agentlightning.adapter.rows.samples import UNKNOWN_WEIGHTS, Sample, SampleReading
-from agentlightning.training.collect import Evidence, collect, evidence
 from agentlightning.training.context import RunContext
-from agentlightning.training.endings import Endings
 from agentlightning.training.group_rewards import Questions, store_group_rewards, with_group_rewards
 from agentlightning.training.groups import GroupKey, GroupPlan, OpenGroups, key_of, metadata_of
-from agentlightning.training.ledger.ledger import Ledger
-from agentlightning.training.ledger.record import ExclusionReason, RolloutRecord
+from agentlightning.training.ledger import ExclusionReason, Ledger, RolloutRecord
+from agentlightning.training.rollouts import Evidence, collect, evidence
 from agentlightning.training.rows import (
     LateCalls,
     StepRows,
@@ -34,6 +32,7 @@ from agentlightning.training.rows import (
     read_records,
     why_failed,
 )
+from agentlightning.training.run_checks import Endings
 from agentlightning.types import EnqueueRolloutRequest, Rollout
 
 

@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from agentlightning.adapter import TraceToTripletBase
 from agentlightning.llm_proxy import LLMProxy
 from agentlightning.store.base import LightningStore
-from agentlightning.training.alarms.alarms import Alarms
-from agentlightning.training.alarms.watch import Alarm
-from agentlightning.training.drift_guard import DriftGuard
+from agentlightning.training.alarms import Alarm, Alarms
 from agentlightning.training.group_rewards import GroupReward
 from agentlightning.training.progress import Progress, Silent
 from agentlightning.training.recording import RunRecorder
 from agentlightning.training.resume import Resumption
+from agentlightning.training.run_checks import DriftGuard
 from agentlightning.training.serving import resources_to_publish
 from agentlightning.training.settings import GRPOSettings, Pick
 from agentlightning.training.tasks import with_timeout

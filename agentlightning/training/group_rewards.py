@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import inspect
-import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -17,11 +16,9 @@ from agentlightning.judge.asking import all_of
 from agentlightning.judge.ranking import MOST_ANSWERS, Ranking, RankingReward
 from agentlightning.semconv import AGL_ANNOTATION
 from agentlightning.store.base import LightningStore
-from agentlightning.training.collect import Evidence
+from agentlightning.training.rollouts import Evidence
 from agentlightning.types import Attempt, Span
 from agentlightning.utils.otel import flatten_attributes
-
-logger = logging.getLogger(__name__)
 
 
 @runtime_checkable
@@ -37,11 +34,9 @@ GroupReward = Ranker | Callable[[object, Sequence[object]], Any]
 """A ranker, or a function `(task, answers) -> rewards`; a plain one runs on threads, an async one on the loop of the
 run. An answer is the agent's conversation after its first prompt, as chat messages."""
 Questions = Sequence[Mapping[str, object]]
-"""What a judge was asked of a group, and what it said; see `Ranking.questions`."""
+"""The questions to a judge about a group, and its replies; see `Ranking.questions`."""
 _AT_ONCE = 8
 """Groups that are judged at the same time, and rewards that are written."""
-_GIVEN = ("group_reward", "not_judged")
-"""Outcome reasons of attempts whose reward is the group's, and of those whose judge failed."""
 
 
 def check_group_reward(group_reward: object, size: int) -> GroupReward | None:
@@ -61,7 +56,7 @@ def check_group_reward(group_reward: object, size: int) -> GroupReward | None:
 
 
 def name_of_group_reward(group_reward: GroupReward) -> str:
-    """Return how a run records it: the same in every process, and without what it was made with."""
+    """Return its name in the records of a run: the same in every process, and without its arguments."""
     if isinstance(group_reward, RankingReward):
         return repr(group_reward)
     named: Any = group_reward if hasattr(group_reward, "__qualname__") else type(group_reward)
@@ -80,24 +75,24 @@ async def with_group_rewards(
     Only rollouts that succeeded are judged; a policy fault keeps its reward. Those of a group whose judge failed have
     no reward, rather than a low one, and `note` is called once. Nor have those without a group, whose number is -1.
 
-    What a judge was asked and said goes into `asked`, under the rollout of a group that comes first.
+    The questions to a judge and its replies go into `asked`, under the rollout of a group that comes first.
     """
     members: dict[int, list[int]] = {}
     for place, (one, group) in enumerate(zip(collected, groups, strict=True)):
-        if _can_be_judged(one):
+        if (latest := one.latest) and latest.status == "succeeded" and latest.outcome in ("scored", "unscored", None):
             members.setdefault(group, []).append(place)
     slots, judged = asyncio.Semaphore(_AT_ONCE), list(collected)
     failed: list[tuple[int, str]] = []  # rollouts of a group that was not judged, and why
 
     async def judge(places: Sequence[int]) -> None:
-        task, answers = collected[places[0]].rollout.input, [answer_of(collected[place]) for place in places]
+        first, answers = collected[places[0]].rollout, [_answer_of(collected[place]) for place in places]
         rewards: Sequence[float | None] = [None] * len(places)
         if any(answers):
             try:
                 async with slots:
-                    rewards, questions = await _rewards(group_reward, task, answers)
+                    rewards, questions = await _rewards(group_reward, first.input, answers)
                 if asked is not None and questions:
-                    asked[collected[places[0]].rollout.rollout_id] = questions
+                    asked[first.rollout_id] = questions
             except ServiceError as error:
                 failed.append((len(places), str(error)))
         else:
@@ -118,18 +113,17 @@ async def with_group_rewards(
 async def store_group_rewards(
     store: LightningStore, judged: Sequence[Evidence], asked: Mapping[str, Questions]
 ) -> None:
-    """Write the rewards that `with_group_rewards` gave onto the attempts, where lists and pages read them, and what the
-    judge was asked and said as annotations of the rollout of each group that comes first."""
+    """Write the rewards of `with_group_rewards` onto the attempts, where lists and pages read them, and the questions
+    to the judge with its replies as annotations of the rollout of each group that comes first."""
     latest = {one.rollout.rollout_id: one.latest for one in judged}
     spans = [
-        _annotation(attempt, {"judge": question})
+        _annotation(attempt, flatten_attributes({"judge": question}), sequence_id=-1)
         for rollout_id, questions in asked.items()
         for question in questions
         if (attempt := latest[rollout_id]) is not None
     ]
     if spans:
         await store.add_many_spans(spans)
-    changed = [latest for one in judged if (latest := one.latest) and latest.outcome_reason in _GIVEN]
     slots = asyncio.Semaphore(_AT_ONCE)
 
     async def write(attempt: Attempt) -> None:
@@ -142,10 +136,11 @@ async def store_group_rewards(
                 reward=attempt.reward,
             )
 
-    await all_of(*(write(attempt) for attempt in changed))
+    attempts = [one.latest for one in judged if one.latest is not None]
+    await all_of(*(write(each) for each in attempts if each.outcome_reason in ("group_reward", "not_judged")))
 
 
-def answer_of(rollout: Evidence) -> list[Mapping[str, Any]]:
+def _answer_of(rollout: Evidence) -> list[Mapping[str, Any]]:
     """Return the chat messages of a rollout from the first reply on: its longest conversation."""
     try:
         calls = TraceToMessages().adapt(rollout.counted)
@@ -156,61 +151,48 @@ def answer_of(rollout: Evidence) -> list[Mapping[str, Any]]:
     return [cast("Mapping[str, Any]", each) for each in messages[first:]]
 
 
-def _can_be_judged(one: Evidence) -> bool:
-    latest = one.latest
-    return latest is not None and latest.status == "succeeded" and latest.outcome in ("scored", "unscored", None)
-
-
 async def _rewards(group_reward: GroupReward, task: object, answers: Sequence[object]) -> tuple[list[float], Questions]:
     if len(answers) == 1 and isinstance(group_reward, Ranker):
         return [0.5], ()
-    said: Any
+    result: Any
     if isinstance(group_reward, Ranker):
-        said = group_reward.rank(task, answers)
+        result = group_reward.rank(task, answers)
     elif inspect.iscoroutinefunction(group_reward):
-        said = group_reward(task, answers)
+        result = group_reward(task, answers)
     else:  # it may wait for a server, and the gateway is not to wait with it
-        said = await asyncio.to_thread(group_reward, task, answers)
-    if inspect.isawaitable(said):
-        said = await said
-    rewards: Any = getattr(said, "rewards", said)
-    numbers = [as_reward(reward) for reward in rewards] if isinstance(rewards, (list, tuple)) else []  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+        result = await asyncio.to_thread(group_reward, task, answers)
+    if inspect.isawaitable(result):
+        result = await result
+    rewards: Any = getattr(result, "rewards", result)
+    numbers = [as_reward(reward) for reward in rewards] if isinstance(rewards, (list, tuple)) else []
     if len(numbers) != len(answers) or None in numbers:
         raise BadRequestError(
-            f"group_reward must give {len(answers)} finite numbers, one per answer; it gave {said!r}. Each must be "
+            f"group_reward must give {len(answers)} finite numbers, one per answer; it gave {result!r}. Each must be "
             f"{USABLE_REWARD}"
         )
-    return cast("list[float]", numbers), said.questions if isinstance(said, Ranking) else ()
-
-
-def _annotation(attempt: Attempt, noted: Mapping[str, object]) -> Span:
-    end = attempt.end_time or attempt.start_time
-    return Span.from_attributes(
-        attributes=flatten_attributes(noted),
-        rollout_id=attempt.rollout_id,
-        attempt_id=attempt.attempt_id,
-        sequence_id=-1,
-        name=AGL_ANNOTATION,
-        start_time=end,
-        end_time=end,
-    )
+    return cast("list[float]", numbers), result.questions if isinstance(result, Ranking) else ()
 
 
 def _with_reward(one: Evidence, reward: float | None) -> Evidence:
-    latest = one.attempts[-1]
     outcome, reason = ("unscored", "not_judged") if reward is None else ("scored", "group_reward")
-    attempt = latest.model_copy(update={"outcome": outcome, "outcome_reason": reason, "reward": reward})
-    attempts = [*one.attempts[:-1], attempt]
+    latest = one.attempts[-1].model_copy(update={"outcome": outcome, "outcome_reason": reason, "reward": reward})
+    judged = dataclasses.replace(one, attempts=[*one.attempts[:-1], latest])
     if reward is None:
-        return dataclasses.replace(one, attempts=attempts)
-    end = latest.end_time or latest.start_time
-    span = Span.from_attributes(
-        attributes=reward_attributes(reward),
-        rollout_id=one.rollout.rollout_id,
-        attempt_id=latest.attempt_id,
-        sequence_id=1 + max((each.sequence_id for each in one.counted), default=0),
+        return judged
+    sequence_id = 1 + max((span.sequence_id for span in one.counted), default=0)
+    return dataclasses.replace(
+        judged, spans=[*one.spans, _annotation(latest, reward_attributes(reward), sequence_id=sequence_id)]
+    )
+
+
+def _annotation(attempt: Attempt, attributes: Mapping[str, Any], *, sequence_id: int) -> Span:
+    end = attempt.end_time or attempt.start_time
+    return Span.from_attributes(
+        attributes=dict(attributes),
+        rollout_id=attempt.rollout_id,
+        attempt_id=attempt.attempt_id,
+        sequence_id=sequence_id,
         name=AGL_ANNOTATION,
         start_time=end,
         end_time=end,
     )
-    return dataclasses.replace(one, attempts=attempts, spans=[*one.spans, span])

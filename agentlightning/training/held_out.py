@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from agentlightning.store.base import LightningStore
-from agentlightning.training.collect import collect, evidence
 from agentlightning.training.context import RunContext
 from agentlightning.training.groups import metadata_of
 from agentlightning.training.result import Evaluation
+from agentlightning.training.rollouts import collect, evidence
 from agentlightning.types import EnqueueRolloutRequest, RolloutConfig
 
 

@@ -16,7 +16,7 @@ from typing_extensions import override
 from agentlightning.engine.engine import ONLY_POLICY, InferenceEngine
 from agentlightning.engine.policy_engine import PolicyEngine
 from agentlightning.engine.served import load_model
-from agentlightning.engine.vllm_engine.engine import VLLMEngine
+from agentlightning.engine.vllm import VLLMEngine
 from agentlightning.errors import BadRequestError
 from agentlightning.store.base import LightningStore
 from agentlightning.training.checkpoint import Checkpoint

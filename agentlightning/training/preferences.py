@@ -21,7 +21,7 @@ from agentlightning.store.base import FINISHED, LightningStore
 from agentlightning.store.read_operations import pages_of
 from agentlightning.store.rules.values import to_json
 from agentlightning.terminal import json_text
-from agentlightning.training.collect import Evidence, evidence
+from agentlightning.training.rollouts import Evidence, evidence
 from agentlightning.utils.masking import masked
 
 PairExclusion = Literal["no_reward", "no_conversation", "several_conversations", "too_few", "tie", "prompts_differ"]

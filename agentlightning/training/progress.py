@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from typing_extensions import override
 
@@ -41,7 +42,7 @@ class StepFigures:
     held_out: float | None = None
     """Mean reward on held-out tasks, if it was measured after this step."""
     update: Mapping[str, float] = field(default_factory=dict[str, float])
-    """What the learning core says of its update."""
+    """The learner's figures of its update."""
     seams: Mapping[str, int] = field(default_factory=dict[str, int])
     """Why rows began, by cause."""
     rollouts_excluded: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -74,11 +75,11 @@ class StepFigures:
     weights: str = ""
     """Digest of the weights after the step: equal ones, equal weights."""
     take: str | None = None
-    """Marks a step that was taken anew after the run was started again; None for the first time."""
+    """Marks a step that was taken again after the run was started again; None for the first time."""
 
 
-class Progress(Protocol):
-    """Receives what happens in a run."""
+class Progress:
+    """Receives the events of a run."""
 
     def note(self, text: str) -> None:
         """Report something that happened."""
@@ -103,23 +104,11 @@ def make_progress(style: Style, stream: TextIO | None = None) -> Progress:
     return Plain(stream)
 
 
-class Silent:
+class Silent(Progress):
     """Shows nothing."""
 
-    def note(self, text: str) -> None:
-        pass
 
-    def rollouts(self, done: int, of: int, what: str) -> None:
-        pass
-
-    def step(self, figures: StepFigures) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-class Plain(Silent):
+class Plain(Progress):
     """One line per event."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -137,70 +126,64 @@ class Plain(Silent):
 def step_line(figures: StepFigures) -> str:
     """Return a step as one line."""
     reward = "-" if figures.mean_reward is None else f"{figures.mean_reward:.3f}"
-    held_out = "" if figures.held_out is None else f"  held-out {_held_out(figures)}"
+    held_out = "" if figures.held_out is None else f"  held-out {figures.held_out:.3f}"
+    if figures.held_out is not None and figures.held_out_solved is not None:
+        held_out += f" ({figures.held_out_solved:.1%} solved)"
     phases = "  ".join(f"{name} {seconds:.2f}s" for name, seconds in figures.seconds.items())
     return (
         f"step {figures.step:3d}/{figures.steps}  reward {reward}{held_out}  "
-        f"rollouts {figures.rollouts_done} done {figures.rollouts_failed} failed{left_out_text(figures)}  "
+        f"rollouts {figures.rollouts_done} done {figures.rollouts_failed} failed{_not_trained(figures)}  "
         f"calls {figures.calls_trained} trained {excluded_text(figures.calls_excluded)}  "
         f"{figures.tokens_per_second:.0f} tok/s  {phases}"
     )
 
 
-def _held_out(figures: StepFigures) -> str:
-    """Return the mean reward, beside it the share that was solved."""
-    share = "" if figures.held_out_solved is None else f" ({figures.held_out_solved:.1%} solved)"
-    return "" if figures.held_out is None else f"{figures.held_out:.3f}{share}"
-
-
-def _held_out_cell(figures: StepFigures) -> str:
-    """Return the held-out figure in the width of a column: of rewards of 0 and 1 the share that was solved."""
-    if figures.held_out_solved is not None and figures.held_out_solved == figures.held_out:
-        return f"{figures.held_out:.1%}"
-    return "" if figures.held_out is None else f"{figures.held_out:.3f}"
-
-
-def left_out_text(figures: StepFigures) -> str:
-    """Return which rollouts of a step are not trained, by reason, in brackets; empty if all are."""
-    left_out = excluded_text(figures.rollouts_excluded).partition("(")[2].rstrip(")")
-    return f" (not trained: {left_out})" if left_out else ""
-
-
 def excluded_text(excluded: Mapping[str, int]) -> str:
     """Return the excluded calls by reason, the most frequent first."""
-    total = sum(excluded.values())
-    reasons = sorted(((count, reason) for reason, count in excluded.items() if count), reverse=True)
-    named = ", ".join(f"{reason} {count}" for count, reason in reasons)
-    return f"{total} excluded" + (f" ({named})" if named else "")
+    reasons = _reasons(excluded)
+    return f"{sum(excluded.values())} excluded" + (f" ({reasons})" if reasons else "")
 
 
-class Live:
-    """A table that is drawn anew, below it the state of the present batch. Made for a terminal."""
+def _not_trained(figures: StepFigures) -> str:
+    """Return which rollouts of a step are not trained, by reason, in brackets; empty if all are."""
+    reasons = _reasons(figures.rollouts_excluded)
+    return f" (not trained: {reasons})" if reasons else ""
 
-    _ROWS = 12
+
+def _reasons(counts: Mapping[str, int]) -> str:
+    ordered = sorted(((count, reason) for reason, count in counts.items() if count), reverse=True)
+    return ", ".join(f"{reason} {count}" for count, reason in ordered)
+
+
+class Live(Progress):
+    """A table that is redrawn, below it the state of the present batch. Made for a terminal."""
 
     def __init__(self, stream: TextIO) -> None:
         from rich.console import Console
         from rich.live import Live as RichLive
 
         self._console = Console(file=stream)
-        self._steps: list[StepFigures] = []
+        self._steps: deque[StepFigures] = deque(maxlen=12)
         self._batch = ""
         self._began = time.monotonic()
         self._live = RichLive(self._draw(), console=self._console, refresh_per_second=4, transient=False)
         self._live.start()
 
+    @override
     def note(self, text: str) -> None:
         self._console.print(some_lines(text), highlight=False, markup=False)
 
+    @override
     def rollouts(self, done: int, of: int, what: str) -> None:
         self._batch = f"{what}: {done} of {of} rollouts done"
         self._live.update(self._draw())
 
+    @override
     def step(self, figures: StepFigures) -> None:
         self._steps.append(figures)
         self._live.update(self._draw())
 
+    @override
     def close(self) -> None:
         self._batch = ""
         self._live.update(self._draw(), refresh=True)
@@ -217,13 +200,16 @@ class Live:
             texts = name in ("failed", "excluded")  # these alone are folded where the terminal is narrow
             justify = "left" if name == "excluded" else "right"
             table.add_column(name, justify=justify, no_wrap=not texts, overflow="fold")
-        for figures in self._steps[-self._ROWS :]:
+        for figures in self._steps:
+            held_out = "" if figures.held_out is None else f"{figures.held_out:.3f}"
+            if figures.held_out_solved is not None and figures.held_out_solved == figures.held_out:
+                held_out = f"{figures.held_out:.1%}"  # of rewards of 0 and 1, in the width of the column
             cells = [
                 f"{figures.step}/{figures.steps}",
                 "-" if figures.mean_reward is None else f"{figures.mean_reward:.3f}",
-                _held_out_cell(figures),
+                held_out,
                 str(figures.rollouts_done),
-                f"{figures.rollouts_failed}{left_out_text(figures)}",
+                f"{figures.rollouts_failed}{_not_trained(figures)}",
                 str(figures.calls_trained),
                 excluded_text(figures.calls_excluded).replace(" excluded", ""),
                 f"{figures.tokens_per_second:.0f}",

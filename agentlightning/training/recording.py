@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from agentlightning.evaluation.tasks import tasks_of
-from agentlightning.training.ledger.ledger import Ledger
+from agentlightning.training.ledger import Ledger
+from agentlightning.training.ledger_records import LedgerRow, entries_of, row_of, vocabulary_id, vocabulary_of
 from agentlightning.training.progress import StepFigures
+from agentlightning.training.records import RunLog
 from agentlightning.training.result import Evaluation
 from agentlightning.training.rows import StepRows
-from agentlightning.training.runs.ledger_record import LedgerRow, entries_of, row_of
-from agentlightning.training.runs.log import RunLog
-from agentlightning.training.runs.vocabulary import vocabulary_id, vocabulary_of
 from agentlightning.training.settings import RecordTokens
 
 if TYPE_CHECKING:

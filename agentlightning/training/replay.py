@@ -20,11 +20,11 @@ from agentlightning.engine.torch_setup import deterministic_torch
 from agentlightning.errors import GoneError, NotFoundError
 from agentlightning.store.base import LightningStore
 from agentlightning.training.checkpoint import CHECKPOINTS, CheckpointFolder
+from agentlightning.training.ledger_records import numbers_of
 from agentlightning.training.policies import PolicyUpdater, fingerprint_of_models, load_policies
 from agentlightning.training.ppo_settings import PPOSettings
+from agentlightning.training.records import RunLog
 from agentlightning.training.resume import RUN_FILE, STATE_NAME, read_run_file
-from agentlightning.training.runs.ledger_record import numbers_of
-from agentlightning.training.runs.log import RunLog
 from agentlightning.training.settings import GRPOSettings
 from agentlightning.training.sft_settings import SFTSettings
 from agentlightning.training.updater import Learner, StepUpdate

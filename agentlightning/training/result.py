@@ -1,4 +1,4 @@
-"""The result of a run, and the clock of its figures."""
+"""The result of a training run, and the clock of its figures."""
 
 from __future__ import annotations
 
@@ -12,17 +12,13 @@ from typing import Protocol
 
 from typing_extensions import override
 
-from agentlightning.engine.decode_thread import EngineStats
+from agentlightning.engine.policy_engine import EngineStats
 from agentlightning.evaluation.paired import PairedComparison, compare_rewards
 from agentlightning.field_help import explain_fields
 from agentlightning.training.progress import StepFigures
 from agentlightning.utils.system_snapshot import thread_cpu_seconds
 
 _SERVER_THREADS = ("agl-server", "agl-sqlite", "agl-store", "agl-reaper")
-
-
-RIGHT = 0.5
-"""Between the rewards of a run all of whose held-out rewards are 0 or 1."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +44,7 @@ class Evaluation:
         `solved_above`."""
         if self.solved_above is None and self.is_graded:
             return None
-        limit = RIGHT if self.solved_above is None else self.solved_above
+        limit = 0.5 if self.solved_above is None else self.solved_above  # 0.5 is between rewards of 0 and 1
         return [reward is not None and reward > limit for reward in self.rewards]
 
     @property
@@ -76,23 +72,25 @@ class Evaluation:
         """Return how this one differs from the best earlier one of its `sampling`, over the tasks that have a reward in
         both: see `StepFigures.held_out_change`. Empty without such a task."""
         known = [(e.mean_reward, e) for e in earlier if e.sampling == self.sampling and e.mean_reward is not None]
-        mean, best = max(known, key=itemgetter(0), default=(0.0, None))
-        pairs = None if best is None else best.compare(self)
-        if best is None or pairs is None or pairs.difference is None:
+        if not known:
+            return {}
+        mean, best = max(known, key=itemgetter(0))
+        pairs = best.compare(self)
+        if pairs.difference is None:
             return {}
         rewards = [reward for reward in (*best.rewards, *self.rewards) if reward is not None]
         figures = {"best": mean, "updates": best.step, "change": pairs.difference.mean}
         return {**figures, "range": max(rewards) - min(rewards), "p_value": pairs.p_value, "pairs": pairs.pairs}
 
-    @override
-    def __str__(self) -> str:
-        share = "" if self.accuracy is None else f" ({self.accuracy:.1%} solved)"
-        return f"mean reward {_mean(self)} {self.sampling}{share}"
-
     @property
     def failed(self) -> int:
         """Rollouts without a reward."""
         return sum(reward is None for reward in self.rewards)
+
+    @override
+    def __str__(self) -> str:
+        share = "" if self.accuracy is None else f" ({self.accuracy:.1%} solved)"
+        return f"mean reward {_mean(self)} {self.sampling}{share}"
 
 
 @explain_fields
@@ -150,9 +148,7 @@ def _mean(one: Evaluation) -> str:
     return "-" if one.mean_reward is None else f"{one.mean_reward:.3f}"
 
 
-class CountsTokens(Protocol):
-    """An engine, or several."""
-
+class _Engines(Protocol):
     def stats(self) -> EngineStats:
         """Return sums since the start."""
         ...
@@ -161,14 +157,14 @@ class CountsTokens(Protocol):
 class StepClock:
     """Measures one step: wall seconds by phase, CPU seconds of the servers' threads, tokens generated."""
 
-    def __init__(self, engines: CountsTokens) -> None:
+    def __init__(self, engines: _Engines) -> None:
         self._engine = engines
         self._began = self._sampled = time.monotonic()
         self._cpu = thread_cpu_seconds(_SERVER_THREADS)
         self._engine_before = engines.stats()
 
     def sampled(self) -> None:
-        """The rollouts of the step are there."""
+        """Note that the rollouts of the step have ended."""
         self._sampled = time.monotonic()
 
     def stop(self) -> tuple[dict[str, float], dict[str, float], int]:

@@ -24,15 +24,14 @@ from agentlightning.adapter.rows.samples import Sample
 from agentlightning.errors import BadRequestError
 from agentlightning.llm_proxy.access.admission import LOOKUP_SECONDS
 from agentlightning.store.base import LightningStore
-from agentlightning.training.collect import Evidence, evidence
-from agentlightning.training.ledger.ledger import Ledger
-from agentlightning.training.ledger.record import ExclusionReason, RolloutRecord, read_rollout
+from agentlightning.training.ledger import ExclusionReason, Ledger, RolloutRecord, read_rollout
 from agentlightning.training.losses.advantages import (
     overlong_penalty,
     rollout_advantages,
     several_advantages,
     weighted_reward,
 )
+from agentlightning.training.rollouts import Evidence, evidence
 from agentlightning.training.settings import Aggregation, GRPOSettings
 from agentlightning.types import Rollout
 

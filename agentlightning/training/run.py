@@ -19,22 +19,21 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from agentlightning.errors import NonFiniteLossError
-from agentlightning.training.alarms.alarms import Alarms
+from agentlightning.training.alarms import Alarms
 from agentlightning.training.checkpoint import CHECKPOINTS, CheckpointFolder, CheckpointWriter, CompletedStep
 from agentlightning.training.collector import Collector
 from agentlightning.training.context import RunContext
-from agentlightning.training.drift_guard import DriftGuard
 from agentlightning.training.group_rewards import GroupReward
 from agentlightning.training.held_out import HeldOut
-from agentlightning.training.ledger.ledger import Ledger, LedgerSummary
-from agentlightning.training.metrics_file import figures_of, write_lines
+from agentlightning.training.ledger import Ledger, LedgerSummary
 from agentlightning.training.progress import StepFigures, make_progress, step_line
 from agentlightning.training.recording import RunRecorder
 from agentlightning.training.result import Evaluation, GRPOResult, StepClock
 from agentlightning.training.resume import OpenRun, Resumption, open_run
 from agentlightning.training.rows import StepRows
+from agentlightning.training.run_checks import DriftGuard
+from agentlightning.training.run_folder import RunFolder, figures_of, write_lines
 from agentlightning.training.run_inputs import RunSource, decoder_of, triplet_adapter
-from agentlightning.training.runs.run_folder import RunFolder
 from agentlightning.training.selection import SelectingCollector
 from agentlightning.training.serving import serve_policies
 from agentlightning.training.settings import GRPOSettings, Pick

@@ -13,7 +13,7 @@ from agentlightning.adapter.rows.samples import Decode
 from agentlightning.errors import BadRequestError
 from agentlightning.llm_proxy import LLMProxy
 from agentlightning.store.base import LightningStore
-from agentlightning.training.runs.log import RunLog
+from agentlightning.training.records import RunLog
 from agentlightning.types import NamedResources, RolloutConfig
 
 if TYPE_CHECKING:

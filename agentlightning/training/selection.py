@@ -19,13 +19,12 @@ from agentlightning.store.base import FINISHED, LightningStore
 from agentlightning.store.read_operations import pages_of
 from agentlightning.store.rules.values import to_json
 from agentlightning.store.unset import UNSET, Unset
-from agentlightning.training.collect import Evidence, evidence
 from agentlightning.training.collector import Collector, ReadRollouts
 from agentlightning.training.context import RunContext
-from agentlightning.training.endings import Endings
-from agentlightning.training.ledger.ledger import Ledger
-from agentlightning.training.ledger.record import RolloutRecord
+from agentlightning.training.ledger import Ledger, RolloutRecord
+from agentlightning.training.rollouts import Evidence, evidence
 from agentlightning.training.rows import StepRows, read_records, seams_of, was_cut
+from agentlightning.training.run_checks import Endings
 from agentlightning.training.settings import Pick
 from agentlightning.training.sft_settings import SFTSettings
 from agentlightning.types import Rollout

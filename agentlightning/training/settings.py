@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Concatenate, Final, Literal, ParamSpec, TypeAlias, cast, get_type_hints
 
-from agentlightning.engine.vllm_engine.vllm_settings import VLLMSettings
+from agentlightning.engine.vllm_server import VLLMSettings
 from agentlightning.errors import BadRequestError, closest_name
 from agentlightning.field_help import explain_fields
-from agentlightning.training.alarms.alarms import AlarmSettings, make_rules
-from agentlightning.training.collect import LatePolicy
+from agentlightning.training.alarms import AlarmSettings, make_rules
 from agentlightning.training.progress import Style
+from agentlightning.training.rollouts import LatePolicy
 from agentlightning.types import Rollout
 from agentlightning.utils.setting_checks import Bounds, check_fields, check_names, check_number, refuse_pairs
 

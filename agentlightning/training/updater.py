@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentlightning.engine.decode_thread import EngineStats
-from agentlightning.engine.policy_engine import PolicyEngine
+from agentlightning.engine.policy_engine import EngineStats, PolicyEngine
 from agentlightning.engine.served import ServedModel
 from agentlightning.llm_proxy import LLMProxy
 from agentlightning.store.base import LightningStore

@@ -23,7 +23,7 @@ from agentlightning.demo.calculator import TOOLS, run_tool
 from agentlightning.demo.imitation import shown_messages
 from agentlightning.demo.model import make_model, make_tokenizer
 from agentlightning.demo.tasks import Task, draw_imitation_task, make_tasks
-from agentlightning.engine.request.tool_calls import messages_for_template
+from agentlightning.engine.chat import messages_for_template
 from agentlightning.engine.torch_setup import one_thread
 from agentlightning.training.learner.policy import Policy
 

@@ -19,7 +19,7 @@ import openai
 from stand_in import llm, model_server
 
 import agentlightning as agl
-from agentlightning.training.collect import collect, evidence
+from agentlightning.training.rollouts import collect, evidence
 
 
 class Question(TypedDict):

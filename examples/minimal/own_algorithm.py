@@ -6,7 +6,7 @@ import random
 from statistics import fmean
 
 import agentlightning as agl
-from agentlightning.training.runs.log import RunLog
+from agentlightning.training.records import RunLog
 
 TASKS = [{"distance": distance} for distance in (8.0, 9.0, 10.0, 11.0, 12.0)]
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import openai
 
-from agentlightning.engine.vllm_engine.process import VLLMProcess
+from agentlightning.engine.vllm_server import VLLMProcess
 
 
 def main() -> None:

@@ -40,6 +40,8 @@ def train(model: Path, folder: Path, steps: int, held_out: int) -> None:
     trainer.fit(names_kind, train_dataset=items, val_dataset=others[:held_out])
     for sampling in ("sampled", "greedy"):
         before, after = (trainer.result.evaluation(sampling, last=last) for last in (False, True))
+        assert before is not None
+        assert after is not None
         found = compare_rewards(*([reward or 0.0 for reward in one.rewards] for one in (before, after)))
         print(f"{sampling}: {before.accuracy:.1%} before, {after.accuracy:.1%} after; {found}", flush=True)
 

@@ -28,12 +28,12 @@ from typing import Any
 import agentlightning as agl
 from agentlightning.adapter import TracerTraceToTriplet
 from agentlightning.store.base import LightningStore
-from agentlightning.training.collect import evidence
 from agentlightning.training.learner.policy import Policy
-from agentlightning.training.ledger.ledger import Ledger
+from agentlightning.training.ledger import Ledger
+from agentlightning.training.ledger_records import check_ledger
 from agentlightning.training.policy_files import digest_of
+from agentlightning.training.rollouts import evidence
 from agentlightning.training.rows import choose_rows, read_records
-from agentlightning.training.runs.check import check_ledger
 from agentlightning.training.settings import GRPOSettings
 from agentlightning.types import AttemptedRollout
 from tests.algorithm.parts import ask, calls_of, refused, rollouts_of, say

@@ -23,7 +23,7 @@ VOCABULARY = ["<user>", "two", "3", "\\xe2"]
 
 def packed(values: list[float], dtype: str) -> Any:
     """Numbers as records hold them."""
-    from agentlightning.training.runs.packed import pack
+    from agentlightning.training.ledger_records import pack
 
     return pack(values, dtype)  # type: ignore[arg-type]
 

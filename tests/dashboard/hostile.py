@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from agentlightning.store.sqlite import SQLiteLightningStore
-from agentlightning.training.runs.packed import pack
+from agentlightning.training.ledger_records import pack
 from agentlightning.types import LLM, AttemptError, BestFigure, PromptTemplate, RunRecord, Span, TraceStatus
 from tests.adapter.span_maker import reward, span, spoken_call
 from tests.dashboard.stores import HOSTILE, run_async

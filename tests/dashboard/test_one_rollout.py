@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from agentlightning.store.sqlite import SQLiteLightningStore
-from agentlightning.training.runs.ledger_record import numbers_of
+from agentlightning.training.ledger_records import numbers_of
 from agentlightning.types import Span
 from tests.adapter.span_maker import spoken_call
 from tests.dashboard.browser import no_violations, nothing_cut_off

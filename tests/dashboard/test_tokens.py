@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from agentlightning.store.sqlite import SQLiteLightningStore
-from agentlightning.training.runs.packed import pack
+from agentlightning.training.ledger_records import pack
 from agentlightning.types import RunRecord
 from tests.adapter.span_maker import reward, spoken_call
 from tests.dashboard.browser import no_violations, nothing_cut_off

@@ -1,14 +1,13 @@
-"""How the tests of the engine ask it: through the client library that agents use."""
+"""Calls of the engine by the client library that agents use."""
 
 from __future__ import annotations
 
 import json
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import openai
+import pytest
 
 from agentlightning.engine.engine import InferenceEngine
 from agentlightning.llm_proxy.dialects import CHAT
@@ -16,26 +15,30 @@ from agentlightning.llm_proxy.dialects import CHAT
 HI: Any = [{"role": "user", "content": "say so"}]
 
 
-@contextmanager
-def client_of(engine: InferenceEngine) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=engine.base_url, api_key="none", max_retries=0, timeout=60) as client:
-        yield client
+def body_of(engine: InferenceEngine, **fields: Any) -> dict[str, Any]:
+    return {"model": engine.model_name, "messages": HI, "return_token_ids": True, "logprobs": True, **fields}
 
 
-def ask(engine: InferenceEngine, *, messages: Any = HI, **fields: Any) -> dict[str, Any]:
+def ask(engine: InferenceEngine, **fields: Any) -> dict[str, Any]:
     """Return the reply as JSON, with token ids and log-probabilities."""
-    body = {"model": engine.model_name, "messages": messages, "return_token_ids": True, "logprobs": True, **fields}
-    with client_of(engine) as client:
-        return client.post("/chat/completions", body=body, cast_to=object)  # type: ignore[return-value]  # JSON
+    with openai.OpenAI(base_url=engine.base_url, api_key="none", max_retries=0, timeout=60) as client:
+        return client.post("/chat/completions", body=body_of(engine, **fields), cast_to=object)  # type: ignore[return-value]  # JSON
 
 
-def stream(engine: InferenceEngine, *, messages: Any = HI, **fields: Any) -> dict[str, Any]:
+def refusal(engine: InferenceEngine, **fields: Any) -> tuple[int, dict[str, Any]]:
+    """Return status and error of a call that is refused."""
+    with pytest.raises(openai.APIStatusError) as refused:
+        ask(engine, **fields)
+    return refused.value.status_code, refused.value.body  # type: ignore[return-value]  # JSON
+
+
+def stream(engine: InferenceEngine, **fields: Any) -> dict[str, Any]:
     """Return the reply that the frames of a stream make up, as the gateway reads them."""
-    body = {"model": engine.model_name, "messages": messages, "return_token_ids": True, "logprobs": True, **fields}
-    body["stream"] = True
+    body = body_of(engine, **fields, stream=True)
     request = urllib.request.Request(f"{engine.base_url}/chat/completions", json.dumps(body).encode())
     reader = CHAT.read_stream(body)
     with urllib.request.urlopen(request, timeout=60) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
         for frame in answer.read().split(b"\n\n"):
             reader.feed(frame)
     assert reader.ended

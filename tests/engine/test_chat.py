@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from agentlightning.engine.chat import ChatFormat, message_body
-from agentlightning.engine.request.fields import RequestError
-from agentlightning.engine.request.tool_calls import parse_reply
+from agentlightning.engine.chat import ChatFormat, message_body, parse_reply
+from agentlightning.engine.request import RequestError
 from agentlightning.training.learner.policy import Policy
 
 

@@ -1,7 +1,12 @@
-"""The chat endpoint over VERL's client: what is served, what is refused, where a reply ends. Needs no verl."""
+"""The chat endpoint: over VERL's client (needs no verl), and when a client goes away or sends nonsense."""
 
 from __future__ import annotations
 
+import json
+import socket
+import time
+import urllib.error
+import urllib.request
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +15,11 @@ import aiohttp
 import pytest
 
 from agentlightning.demo.model import make_tokenizer
-from agentlightning.engine.chat_server import ChatServer, ServedAs
+from agentlightning.engine.chat_server import ChatServer
+from agentlightning.engine.engine import InferenceEngine
+from agentlightning.engine.service import ServedAs
+from tests.engine.byte_policy import byte_policy
+from tests.engine.clients import HI, ask
 
 TOKEN = "a-token-of-this-test-alone"
 Ask = Callable[..., Awaitable[tuple[int, Any]]]
@@ -39,23 +48,21 @@ async def served() -> AsyncGenerator[tuple[Client, Ask]]:
     body = {"model": "policy", "messages": [{"role": "user", "content": "1"}]}
     body |= {"logprobs": True, "return_token_ids": True}
 
-    async def ask(*, token: str = TOKEN, **fields: Any) -> tuple[int, Any]:
+    async def send(*, token: str = TOKEN, **fields: Any) -> tuple[int, Any]:
         headers = {"Authorization": f"Bearer {token}"}
         address = f"{server.base_url}/chat/completions"
         async with aiohttp.ClientSession() as http, http.post(address, json=body | fields, headers=headers) as reply:
             return reply.status, await reply.json()
 
     try:
-        yield client, ask
+        yield client, send
     finally:
         server.stop()
 
 
-async def test_a_reply_has_the_tokens_their_probabilities_and_the_version(
-    served: tuple[Client, Ask],
-) -> None:
-    client, ask = served
-    _, reply = await ask(temperature=0.7, max_tokens=5, n=2)
+async def test_a_reply_has_the_tokens_their_probabilities_and_the_version(served: tuple[Client, Ask]) -> None:
+    client, send = served
+    _, reply = await send(temperature=0.7, max_tokens=5, n=2)
     assert [choice["token_ids"] for choice in reply["choices"]] == [client.tokens] * 2
     assert [one["logprob"] for one in reply["choices"][0]["logprobs"]["content"]] == client.logprobs
     assert reply["system_fingerprint"] == "agl-w3"
@@ -64,8 +71,8 @@ async def test_a_reply_has_the_tokens_their_probabilities_and_the_version(
 
 
 async def test_a_reply_ends_at_a_stop_text_with_the_tokens_up_to_it(served: tuple[Client, Ask]) -> None:
-    client, ask = served
-    _, reply = await ask(stop=["+"])
+    client, send = served
+    _, reply = await send(stop=["+"])
     choice = reply["choices"][0]
     assert (choice["finish_reason"], choice["message"]["content"]) == ("stop", "12")
     assert choice["token_ids"] == client.tokens[: len(choice["token_ids"])]
@@ -79,8 +86,8 @@ async def test_a_reply_ends_at_a_stop_text_with_the_tokens_up_to_it(served: tupl
 async def test_what_would_be_drawn_from_another_distribution_is_refused(
     served: tuple[Client, Ask], fields: dict[str, Any]
 ) -> None:
-    client, ask = served
-    status, reply = await ask(**fields)
+    client, send = served
+    status, reply = await send(**fields)
     assert status == 400
     assert "agl.VERL serves temperature" in reply["error"]["message"]
     assert client.asked == []
@@ -89,15 +96,72 @@ async def test_what_would_be_drawn_from_another_distribution_is_refused(
 async def test_an_engine_without_probabilities_is_an_error_and_not_a_reply(
     served: tuple[Client, Ask],
 ) -> None:
-    client, ask = served
+    client, send = served
     client.logprobs = None
-    status, reply = await ask()
+    status, reply = await send()
     assert status == 500
     assert "tokens and 0 log-probabilities" in reply["error"]["message"]
 
 
 async def test_nobody_is_answered_without_the_token(served: tuple[Client, Ask]) -> None:
-    client, ask = served
-    status, _ = await ask(token="another")
+    client, send = served
+    status, _ = await send(token="another")
     assert status == 401
     assert client.asked == []
+
+
+def test_a_client_that_goes_away_ends_its_completions() -> None:
+    policy = byte_policy(context=100_000)
+    engine = InferenceEngine(policy, max_batch=4, max_new_tokens=90_000)
+    engine.start()
+    try:
+        port = int(engine.base_url.split(":")[2].split("/")[0])
+        end = str(policy.tokenizer.eos_token_id)
+        body = {"model": "policy", "messages": HI, "n": 4, "max_tokens": 90_000, "logit_bias": {end: -100}}
+        raw = json.dumps(body).encode()
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(raw)}\r\n\r\n"
+            connection.sendall(head.encode() + raw)
+            _until(engine, 4)
+        _until(engine, 0)  # long before the 90,000 tokens are there
+        assert not engine.record
+        assert len(ask(engine, max_tokens=3)["choices"]) == 1
+    finally:
+        engine.stop()
+
+
+def _until(engine: InferenceEngine, in_flight: int) -> None:
+    end = time.monotonic() + 30
+    while engine._loop.load()["in_flight"] != in_flight:
+        assert time.monotonic() < end, f"still {engine._loop.load()}"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 100_000])
+def test_a_body_that_is_not_json_is_refused(byte_engine: InferenceEngine, body: bytes) -> None:
+    status, answer = _post(byte_engine, body)
+    assert (status, answer["error"]["code"]) == (400, "invalid_json")
+
+
+@pytest.mark.parametrize(
+    "field",
+    ['"tools": [{"type": "function", "function": {"name": "f", "parameters": %s}}]', '"chat_template_kwargs": %s'],
+)
+@pytest.mark.parametrize("depth", [800, 100_000])
+def test_a_body_nested_too_deeply_is_no_fault_of_the_engine(
+    byte_engine: InferenceEngine, field: str, depth: int
+) -> None:
+    deep = '{"a":' * depth + "1" + "}" * depth
+    body = f'{{"model": "policy", "max_tokens": 1, "messages": {json.dumps(HI)}, {field % deep}}}'
+    status, _ = _post(byte_engine, body.encode())
+    assert status in (200, 400)  # the depth that is too much differs between versions of Python
+
+
+def _post(engine: InferenceEngine, body: bytes) -> tuple[int, dict[str, Any]]:
+    request = urllib.request.Request(f"{engine.base_url}/chat/completions", body)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as refused:
+        with refused:
+            return refused.code, json.load(refused)

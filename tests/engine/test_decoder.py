@@ -1,16 +1,15 @@
-"""Decoding by rows that come and go gives what one sequence at a time gives, and draws from the right distribution."""
+"""Decoding by rows that come and go gives the tokens of one sequence at a time."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 
 import pytest
 import torch
 
 from agentlightning.engine import decoder as decode
 from agentlightning.engine.completion import Completion
-from agentlightning.engine.decoder import Decoder, generate
+from agentlightning.engine.decoder import Decoder, SeparateDecoder, generate
 from agentlightning.training.learner.policy import Policy
 
 
@@ -60,32 +59,6 @@ def test_prompts_beyond_the_bound_of_one_forward_are_read_in_parts(
     assert [c.token_ids for c in whole] == [c.token_ids for c in parts]
 
 
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-def test_tokens_are_drawn_as_often_as_their_log_probability_says(policy: Policy, temperature: float) -> None:
-    made = [Completion([20, 21, 22], 1, temperature, seed=n) for n in range(4000)]
-    generate(Decoder(policy.model, ()), made, max_batch=4000)
-    with torch.no_grad():
-        logits = policy.model(torch.tensor([[20, 21, 22]])).logits[0, -1]
-    expected = (logits / temperature).log_softmax(dim=-1)
-    for completion in made[:50]:
-        assert completion.logprobs[0] == pytest.approx(float(expected[completion.token_ids[0]]), abs=1e-4)
-    counts = Counter(completion.token_ids[0] for completion in made)
-    for token, logprob in enumerate(expected.tolist()):
-        p = math.exp(logprob)
-        assert abs(counts[token] / 4000 - p) < 6 * math.sqrt(p / 4000)
-
-
-def test_top_p_draws_from_the_likeliest_tokens_only_and_reports_the_whole_distribution(policy: Policy) -> None:
-    with torch.no_grad():
-        likely = policy.model(torch.tensor([[20, 21]])).logits[0, -1].softmax(dim=-1)
-    ordered = likely.sort(descending=True)
-    nucleus = set(ordered.indices[: int((ordered.values.cumsum(0) < 0.3).sum()) + 1].tolist())
-    made = [Completion([20, 21], 1, 1.0, 0.3, seed=n) for n in range(500)]
-    generate(Decoder(policy.model, ()), made, max_batch=500)
-    assert {completion.token_ids[0] for completion in made} == nucleus
-    assert math.exp(made[0].logprobs[0]) == pytest.approx(float(likely[made[0].token_ids[0]]), rel=1e-3)
-
-
 def test_the_token_that_ends_the_sequence_is_kept(policy: Policy) -> None:
     [probe] = completions(1, temperature=0.0)
     generate(Decoder(policy.model, ()), [probe])
@@ -105,3 +78,32 @@ def test_a_model_without_plain_attention_is_refused(policy: Policy) -> None:
     policy.model.config.layer_types = ["linear_attention", "full_attention"]
     with pytest.raises(ValueError, match="linear_attention"):
         Decoder(policy.model, ())
+
+
+# --- each completion alone ------------------------------------------------------------------------------------------
+
+
+def separately(policy: Policy, numbers: range, max_batch: int = 128) -> dict[int, object]:
+    made = {n: Completion(list(range(10, 14 + n % 7)), 12, 0.7 + n / 50, seed=n, top_logprobs=3) for n in numbers}
+    generate(SeparateDecoder(policy.model, policy.eos_ids), list(made.values()), max_batch)
+    return {n: (one.token_ids, one.logprobs, one.likeliest, one.finish_reason) for n, one in made.items()}
+
+
+@pytest.mark.heavy
+def test_company_changes_no_bit(policy: Policy) -> None:
+    alone: dict[int, object] = {}
+    for number in range(24):
+        alone |= separately(policy, range(number, number + 1))
+    assert separately(policy, range(24)) == alone
+    assert separately(policy, range(23, -1, -1), max_batch=5) == alone
+
+
+def test_completions_that_nobody_waits_for_leave_and_the_others_come_back_when_cleared(policy: Policy) -> None:
+    decoder = SeparateDecoder(policy.model, policy.eos_ids)
+    first, second, third = (Completion([10, 11], 12, seed=n) for n in range(3))
+    decoder.add([first, second, third])
+    first.left = True
+    assert first in decoder.step()
+    assert len(decoder) == 2
+    assert decoder.clear() == [second, third]
+    assert len(decoder) == 0

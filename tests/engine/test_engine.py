@@ -1,4 +1,4 @@
-"""The embedded engine over a real socket, with a real model: tokens, log-probabilities, batching, refusals, swaps."""
+"""The embedded engine over a real socket, with a real model: tokens, log-probabilities, swaps, and what can fail."""
 
 from __future__ import annotations
 
@@ -6,193 +6,272 @@ import itertools
 import json
 import socket
 import threading
-import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
+import openai
 import pytest
 import torch
 
 from agentlightning.adapter.rows.samples import Sample
 from agentlightning.demo.calculator import TOOLS
+from agentlightning.engine.completion import Completion
+from agentlightning.engine.decoder import Decoder
 from agentlightning.engine.engine import InferenceEngine
-from agentlightning.engine.request.tool_calls import parse_reply
-from agentlightning.llm_proxy.dialects import CHAT
 from agentlightning.training.batch import make_batch
 from agentlightning.training.learner.policy import Policy
+from tests.engine.clients import ask, logprobs, refusal, tokens
 
-ASK = {"return_token_ids": True, "logprobs": True}
-
-
-def post(engine: InferenceEngine, **body: Any) -> dict[str, Any]:
-    body = {"model": engine.model_name, "messages": [{"role": "user", "content": "What is 3 plus 4?"}], **body}
-    request = urllib.request.Request(
-        f"{engine.base_url}/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=30) as answer:
-        return json.load(answer)
+LONG = 150  # tokens; the context is 256
 
 
-def refusal(engine: InferenceEngine, **body: Any) -> tuple[int, dict[str, Any]]:
-    with pytest.raises(urllib.error.HTTPError) as refused:
-        post(engine, **body)
-    with refused.value as answer:
-        return answer.code, json.load(answer)["error"]
+@pytest.fixture
+def endless(policy: Policy) -> Policy:
+    """The policy with an end-of-sequence token that is hardly drawn, so that completions are long."""
+    with torch.no_grad():
+        policy.model.get_input_embeddings().weight[policy.tokenizer.eos_token_id] = 0.0
+    policy.model.generation_config.eos_token_id = None
+    policy.tokenizer.eos_token = "<pad>"
+    return policy
+
+
+@pytest.fixture
+def endless_engine(endless: Policy) -> Iterator[InferenceEngine]:
+    engine = InferenceEngine(endless, max_batch=1, max_new_tokens=7)
+    engine.start()
+    yield engine
+    engine.stop()
+
+
+def in_flight(engine: InferenceEngine, waiting: int = 0) -> None:
+    """Wait until the engine has taken one request and so many wait behind it."""
+    loop = engine._loop
+    with loop._changed:
+        assert loop._changed.wait_for(lambda: (len(loop._in_flight), len(loop._waiting)) == (1, waiting), 10)
+
+
+# --- replies --------------------------------------------------------------------------------------------------------
 
 
 def test_a_reply_is_spelled_as_openai_and_vllm_spell_it(engine: InferenceEngine) -> None:
-    reply = post(engine, max_tokens=5, temperature=1.0, tools=TOOLS, **ASK)
+    reply = ask(engine, max_tokens=5, tools=TOOLS)
     choice = reply["choices"][0]
-    assert reply["object"] == "chat.completion"
-    assert reply["system_fingerprint"] == "agl-w0"
+    assert (reply["object"], reply["system_fingerprint"]) == ("chat.completion", "agl-w0")
     assert choice["message"]["role"] == "assistant"
     assert choice["finish_reason"] in ("stop", "length", "tool_calls")
     assert reply["usage"]["completion_tokens"] == len(choice["token_ids"]) <= 5
-    assert reply["usage"]["prompt_tokens"] == len(reply["prompt_token_ids"])
     assert len(choice["logprobs"]["content"]) == len(choice["token_ids"])
-    plain = post(engine, max_tokens=5)
+    plain = ask(engine, max_tokens=5, return_token_ids=False)
     assert "prompt_token_ids" not in plain
     assert "token_ids" not in plain["choices"][0]
 
 
-def test_a_call_for_a_stream_is_answered_with_frames_that_hold_the_same(engine: InferenceEngine) -> None:
-    whole = post(engine, max_tokens=6, seed=3, temperature=1.0, **ASK)
-    body = {"model": engine.model_name, "messages": [{"role": "user", "content": "What is 3 plus 4?"}]}
-    body |= {"max_tokens": 6, "seed": 3, "temperature": 1.0, "stream": True, **ASK}
-    request = urllib.request.Request(f"{engine.base_url}/chat/completions", json.dumps(body).encode())
-    with urllib.request.urlopen(request, timeout=30) as answer:
-        assert answer.headers["content-type"].startswith("text/event-stream")
-        frames = [frame for frame in answer.read().split(b"\n\n") if frame]
-    reader = CHAT.read_stream(body)
-    for frame in frames:
-        reader.feed(frame)
-    assert reader.ended
-    streamed = reader.reply()
-    assert streamed is not None
-    assert CHAT.tokens_of(streamed, {}) == CHAT.tokens_of(whole, {})
-    assert streamed["choices"][0]["message"]["content"] == whole["choices"][0]["message"]["content"]
-
-
 def test_log_probabilities_equal_a_forward_pass_of_the_same_weights(engine: InferenceEngine, policy: Policy) -> None:
     with ThreadPoolExecutor(6) as pool:
-        replies = list(pool.map(lambda n: post(engine, max_tokens=12, seed=n, temperature=1.0, **ASK), range(12)))
-    assert len({tuple(reply["choices"][0]["token_ids"]) for reply in replies}) > 1
+        replies = list(pool.map(lambda n: ask(engine, max_tokens=12, seed=n), range(12)))
+    assert len({tuple(tokens(reply)) for reply in replies}) > 1
     for reply in replies:
-        prompt, choice = reply["prompt_token_ids"], reply["choices"][0]
-        tokens = choice["token_ids"]
-        logprobs = [entry["logprob"] for entry in choice["logprobs"]["content"]]
-        row = Sample(
-            "r", "a", prompt + tokens, [0] * len(prompt) + [1] * len(tokens), [0.0] * len(prompt) + logprobs, [], []
-        )
+        prompt, said = reply["prompt_token_ids"], tokens(reply)
+        mask, known = [0] * len(prompt) + [1] * len(said), [0.0] * len(prompt) + logprobs(reply)
+        row = Sample("r", "a", prompt + said, mask, known, [], [])
         with torch.no_grad():
             expected = policy.logprobs(make_batch([row], [0.0]))[0, len(prompt) :]
-        assert logprobs == pytest.approx(expected.tolist(), abs=1e-4)
+        assert logprobs(reply) == pytest.approx(expected.tolist(), abs=1e-4)
 
 
-def test_the_engine_keeps_a_record_of_what_it_consumed_and_produced(engine: InferenceEngine) -> None:
-    reply = post(engine, max_tokens=4, **ASK)
-    call = engine.record[-1]
-    assert (call.response_id, call.prompt_ids, call.token_ids, call.weight_version) == (
-        reply["id"],
-        reply["prompt_token_ids"],
-        reply["choices"][0]["token_ids"],
-        0,
-    )
+def test_a_request_without_a_limit_ends_at_the_engines_own(endless_engine: InferenceEngine) -> None:
+    reply = ask(endless_engine)
+    assert (len(tokens(reply)), reply["choices"][0]["finish_reason"]) == (7, "length")
 
 
-def test_greedy_tokens_do_not_depend_on_who_else_is_in_the_batch(engine: InferenceEngine) -> None:
-    questions = [f"What is {n} times {n + 1}?" * (1 + n % 3) for n in range(8)]
-
-    def ask(question: str) -> list[int]:
-        messages = [{"role": "user", "content": question}]
-        return post(engine, messages=messages, temperature=0, max_tokens=10, **ASK)["choices"][0]["token_ids"]
-
-    alone = [ask(question) for question in questions]
-    with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(ask, questions)) == alone
+def test_health_and_models_say_what_is_served(engine: InferenceEngine) -> None:
+    with urllib.request.urlopen(engine.base_url.replace("/v1", "/health"), timeout=10) as answer:
+        assert json.load(answer) == {"status": "ok", "weight_version": 0, "waiting": 0, "in_flight": 0}
+    with urllib.request.urlopen(f"{engine.base_url}/models", timeout=10) as answer:
+        assert [model["id"] for model in json.load(answer)["data"]] == ["policy"]
 
 
-def test_the_same_seed_draws_the_same_tokens(engine: InferenceEngine) -> None:
-    draws = [post(engine, max_tokens=12, seed=7, **ASK)["choices"][0]["token_ids"] for _ in range(2)]
-    assert draws[0] == draws[1]
+# --- refusals -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
-    [("best_of", 2), ("temperature", -1), ("max_tokens", 0), ("messages", "hello"), ("messages", [])],
+    ("fields", "status", "code", "words"),
+    [
+        ({"best_of": 2}, 400, "unsupported_value", "does not support best_of=2"),
+        ({"messages": [{"role": "user", "content": "9" * 1000}]}, 400, "context_length_exceeded", "the messages take"),
+        ({"max_tokens": 256}, 400, "context_length_exceeded", "256 are asked"),
+        ({"model": "somebody else"}, 404, "model_not_found", "only 'policy'"),
+    ],
 )
-def test_a_request_that_cannot_be_served_names_the_field(engine: InferenceEngine, field: str, value: Any) -> None:
-    status, error = refusal(engine, **{field: value})
-    assert status == 400
-    assert field in error["message"]
+def test_a_request_that_cannot_be_served_is_refused_by_its_code(
+    engine: InferenceEngine, fields: dict[str, Any], status: int, code: str, words: str
+) -> None:
+    refused, error = refusal(engine, **fields)
+    assert (refused, error["code"]) == (status, code)
+    assert words in error["message"]
+    assert engine.stats().completions == 0
 
 
-def test_a_prompt_beyond_the_context_is_refused_by_openais_code(engine: InferenceEngine) -> None:
-    status, error = refusal(engine, messages=[{"role": "user", "content": "9" * 1000}])
-    assert (status, error["code"]) == (400, "context_length_exceeded")
+def test_too_many_waiting_requests_get_a_time_to_retry(policy: Policy) -> None:
+    engine = InferenceEngine(policy, max_batch=1, max_waiting=1)
+    engine.start()
+    with ThreadPoolExecutor(12) as pool, engine.swap():
+        asked = [pool.submit(ask, engine, max_tokens=2) for _ in range(12)]
+        refused = [future.exception() for future in itertools.islice(as_completed(asked, timeout=20), 8)]
+    engine.stop()
+    for error in refused:
+        assert isinstance(error, openai.APIStatusError)
+        assert (error.status_code, bool(error.response.headers["retry-after"])) == (503, True)
 
 
-def test_an_unknown_model_is_refused(engine: InferenceEngine) -> None:
-    status, error = refusal(engine, model="somebody else")
-    assert status == 404
-    assert engine.model_name in error["message"]
+@pytest.mark.parametrize("limit", ["max_batch", "max_waiting", "max_new_tokens"])
+def test_a_limit_below_one_is_refused_by_name(policy: Policy, limit: str) -> None:
+    with pytest.raises(ValueError, match=limit):
+        InferenceEngine(policy, **{limit: 0})  # type: ignore[arg-type]  # a limit of the right type
+
+
+# --- start, swap, stop ----------------------------------------------------------------------------------------------
+
+
+def test_an_engine_is_started_once_and_leaves_no_thread_and_no_port(policy: Policy) -> None:
+    before = set(threading.enumerate())
+    engine = InferenceEngine(policy)
+    with pytest.raises(RuntimeError, match="start"):
+        _ = engine.base_url
+    engine.start()
+    with pytest.raises(RuntimeError, match="started once"):
+        engine.start()
+    engine.stop()
+    engine.stop()
+    assert set(threading.enumerate()) <= before
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", int(engine.base_url.split(":")[2].split("/")[0]))) != 0
 
 
 def test_inside_a_swap_nothing_is_served_and_after_it_the_new_weights_are(
     engine: InferenceEngine, policy: Policy
 ) -> None:
-    asked = threading.Event()
-    replies: list[dict[str, Any]] = []
-
-    def ask() -> None:
-        asked.set()
-        replies.append(post(engine, max_tokens=3))
-
-    asking = threading.Thread(target=ask)
-    with engine.swap():
-        asking.start()
-        asked.wait()
-        policy.weight_version += 1
-        assert not replies
-    asking.join(20)
-    assert replies[0]["system_fingerprint"] == "agl-w1"
+    with ThreadPoolExecutor(1) as pool:
+        with engine.swap():
+            asked = pool.submit(ask, engine, max_tokens=3)
+            loop = engine._loop
+            with loop._changed:
+                assert loop._changed.wait_for(lambda: loop._waiting, 10)
+            policy.weight_version += 1
+            assert not asked.done()
+        assert asked.result(20)["system_fingerprint"] == "agl-w1"
 
 
-def test_too_many_waiting_requests_are_told_to_come_back(policy: Policy) -> None:
-    engine = InferenceEngine(policy, max_batch=1, max_waiting=1)
-    engine.start()
-    with ThreadPoolExecutor(12) as pool, engine.swap():
-        asking = [pool.submit(post, engine, max_tokens=2) for _ in range(12)]
-        refused = [future.exception() for future in itertools.islice(as_completed(asking, timeout=20), 8)]
-    engine.stop()
-    for error in refused:
-        assert isinstance(error, urllib.error.HTTPError)
-        with error:
-            assert (error.code, bool(error.headers["retry-after"])) == (503, True)
+def test_weights_that_change_under_a_completion_end_it(endless: Policy, endless_engine: InferenceEngine) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        with endless.lock:  # the decoder cannot take a token while this is held
+            asked = pool.submit(ask, endless_engine, max_tokens=LONG)
+            in_flight(endless_engine)
+        with endless.lock:
+            endless.weight_version += 1
+        error = asked.exception()
+    # it may have been admitted after the change: then all of it is made by the new weights
+    assert "weights changed" in str(error) if error else asked.result()["system_fingerprint"] == "agl-w1"
+    assert ask(endless_engine, max_tokens=2)["system_fingerprint"] == "agl-w1"
 
 
-def test_an_engine_that_stopped_leaves_no_thread_and_no_port(policy: Policy) -> None:
-    before = set(threading.enumerate())
-    engine = InferenceEngine(policy)
-    engine.start()
-    port = int(engine.base_url.rsplit(":", 1)[1].split("/")[0])
-    engine.stop()
-    engine.stop()
-    assert set(threading.enumerate()) <= before
-    with socket.socket() as probe:
-        assert probe.connect_ex(("127.0.0.1", port)) != 0
-    with pytest.raises(ValueError, match="loopback"):
-        InferenceEngine(policy, host="0.0.0.0")
+def test_a_swap_that_cannot_wait_leaves_the_engine_as_it_was(endless: Policy, endless_engine: InferenceEngine) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        with endless.lock:
+            asked = pool.submit(ask, endless_engine, max_tokens=LONG)
+            in_flight(endless_engine)
+            with (
+                pytest.raises(TimeoutError, match="1 completions are still in flight"),
+                endless_engine.swap(timeout=0.01),
+            ):
+                pass
+        assert tokens(asked.result())
+    with endless_engine.swap(), pytest.raises(RuntimeError, match="open already"), endless_engine.swap():
+        pass
+    assert ask(endless_engine, max_tokens=1)
 
 
-def test_tool_calls_are_parsed_and_a_malformed_one_stays_text() -> None:
-    good = 'so: <tool_call>{"name": "calculator", "arguments": {"expression": "1 + 2"}}</tool_call>'
-    reply = parse_reply(good)
-    assert reply.content == "so:"
-    assert [(call.name, json.loads(call.arguments)) for call in reply.tool_calls] == [
-        ("calculator", {"expression": "1 + 2"})
-    ]
-    for text in ("<tool_call>{</tool_call>", '<tool_call>{"name": 1}</tool_call>', "<tool_call>", "plain"):
-        assert parse_reply(text).content == text
-        assert not parse_reply(text).tool_calls
+def test_stopping_answers_waiting_and_running_requests(endless: Policy, endless_engine: InferenceEngine) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        with endless.lock:
+            asked = [pool.submit(refusal, endless_engine, max_tokens=LONG) for _ in range(2)]
+            in_flight(endless_engine, waiting=1)
+            stopping = threading.Thread(target=endless_engine.stop)
+            stopping.start()
+        stopping.join()
+        answers = [future.result() for future in asked]
+    assert [(status, error["code"]) for status, error in answers] == [(503, "stopping")] * 2
+
+
+# --- weights and memory ---------------------------------------------------------------------------------------------
+
+
+def test_broken_weights_are_an_error_of_the_server_and_it_goes_on(engine: InferenceEngine, policy: Policy) -> None:
+    weight = policy.model.get_input_embeddings().weight
+    before = weight.detach().clone()
+    with torch.no_grad():
+        weight.fill_(float("nan"))
+    status, error = refusal(engine)
+    assert status == 500
+    assert "no finite probabilities" in error["message"]
+    with torch.no_grad():
+        weight.copy_(before)
+    assert ask(engine, max_tokens=2)
+
+
+def few_at_once(monkeypatch: pytest.MonkeyPatch, most: int) -> list[int]:
+    """Let the memory suffice for so many completions; return the list that says how many each step tried."""
+    tried: list[int] = []
+    real = Decoder.step
+
+    def step(decoder: Decoder) -> list[Completion]:
+        tried.append(len(decoder))
+        if len(decoder) > most:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total of ...")
+        return real(decoder)
+
+    monkeypatch.setattr(Decoder, "step", step)
+    return tried
+
+
+def test_calls_that_the_memory_does_not_suffice_for_at_once_go_on_in_smaller_numbers(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    replies: list[list[dict[str, Any]]] = []
+    for most in (8, 3):
+        with monkeypatch.context() as patch, ThreadPoolExecutor(8) as pool:
+            engine = InferenceEngine(policy, max_batch=8, max_new_tokens=16)
+            engine.start()
+            tried = few_at_once(patch, most)
+            calls = [pool.submit(ask, engine, seed=n, top_logprobs=2, n=2) for n in range(8)]
+            replies.append([call.result() for call in calls])
+            engine.stop()
+    for one, other in zip(*replies, strict=True):
+        assert [choice["message"] for choice in one["choices"]] == [choice["message"] for choice in other["choices"]]
+        for choice in other["choices"]:
+            assert all(len(entry["top_logprobs"]) == 2 for entry in choice["logprobs"]["content"])
+        assert one["usage"] == other["usage"]
+    assert max(tried) > 3 >= tried[-1]
+    assert "out of memory while" in caplog.text
+    assert "(CUDA out of memory. Tried to allocate 20.00 MiB.): they go on, at most" in caplog.text
+    assert "set engine_batch=" in caplog.text
+
+
+def test_one_call_that_is_too_much_for_the_memory_says_so_and_the_next_one_is_answered(
+    engine: InferenceEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Decoder.add
+
+    def add(decoder: Decoder, new: list[Completion]) -> list[Completion]:
+        if any(completion.max_new_tokens == 9 for completion in new):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has ...")
+        return real(decoder, new)
+
+    monkeypatch.setattr(Decoder, "add", add)
+    status, error = refusal(engine, max_tokens=9)
+    assert (status, error["code"]) == (500, "out_of_memory")
+    words = "too much for the memory of cpu (CUDA out of memory. Tried to allocate 20.00 MiB.). Try bf16"
+    assert words in error["message"]
+    assert ask(engine, max_tokens=8)

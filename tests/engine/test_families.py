@@ -15,8 +15,7 @@ import pytest
 from agentlightning.adapter.calls.calls import model_calls
 from agentlightning.adapter.rows.samples import samples_from_calls
 from agentlightning.adapter.rows.seams import describe
-from agentlightning.engine.chat import ChatFormat, message_body
-from agentlightning.engine.request.tool_calls import parse_reply, syntax_of
+from agentlightning.engine.chat import ChatFormat, message_body, parse_reply, syntax_of
 from tests.adapter.span_maker import spoken_call
 from tests.engine.family_tokenizers import END, tokenizer_of
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from agentlightning.engine.request.fields import RequestError
+from agentlightning.engine.request import RequestError
 from agentlightning.engine.seeds import ArrivalSeeds, PlaceSeeds
 
 _PLACES = {"ro/1": "step 1, task 0, sample 0", "ro-2": "step 1, task 0, sample 1"}

@@ -30,17 +30,17 @@ def test_choices_are_counted_recorded_and_repeatable(byte_engine: InferenceEngin
     assert reply["usage"]["prompt_tokens"] == len(reply["prompt_token_ids"])
     recorded = [call for call in byte_engine.record if call.response_id == reply["id"]]
     assert [(call.index, call.token_ids) for call in recorded] == list(enumerate(said))
-    assert {tuple(call.prompt_ids) for call in recorded} == {tuple(reply["prompt_token_ids"])}
+    assert {(*call.prompt_ids, call.weight_version) for call in recorded} == {(*reply["prompt_token_ids"], 0)}
 
 
 def test_the_choices_have_the_log_probabilities_of_their_own_tokens(byte_engine: InferenceEngine) -> None:
     """Their prompt is read once; each row of the cache must hold all of it."""
     reply = ask(byte_engine, n=5, seed=3, max_tokens=12)
+    prompt = reply["prompt_token_ids"]
     for index in range(5):
-        prompt = reply["prompt_token_ids"]
-        row = torch.tensor([prompt + tokens(reply, index)])
-        alone = byte_engine._policy.model(input_ids=row).logits[0].detach().log_softmax(-1)
-        own = [float(alone[len(prompt) - 1 + n, token]) for n, token in enumerate(tokens(reply, index))]
+        said = tokens(reply, index)
+        alone = byte_engine._policy.model(input_ids=torch.tensor([prompt + said])).logits[0].detach().log_softmax(-1)
+        own = [float(alone[len(prompt) - 1 + n, token]) for n, token in enumerate(said)]
         assert logprobs(reply, index) == pytest.approx(own, abs=1e-4)
 
 
@@ -51,18 +51,12 @@ def test_more_choices_than_are_decoded_together_are_refused(byte_engine: Inferen
 
 def test_fields_without_effect_are_noted_once(byte_engine: InferenceEngine, caplog: pytest.LogCaptureFixture) -> None:
     fields = {"user": "me", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "reasoning_effort": "low"}
+    function = {"name": "weather", "strict": True, "parameters": {"type": "object", "properties": {}}}
+    tools = [{"type": "function", "function": function}]  # which need not be called
     with caplog.at_level(logging.INFO):
         said = [content(ask(byte_engine, seed=1, max_tokens=5, chat_template_kwargs={"x": 1}, **fields)) for _ in "ab"]
+        for _ in "ab":
+            ask(byte_engine, seed=1, max_tokens=5, tools=tools)
     assert said[0] == said[1] == content(ask(byte_engine, seed=1, max_tokens=5))
-    for name in (*fields, "x"):
+    for name in (*fields, "x", "strict"):
         assert caplog.text.count(f"the field {name!r} ") == 1
-
-
-def test_strict_tools_that_need_not_be_called_are_noted_once(
-    byte_engine: InferenceEngine, caplog: pytest.LogCaptureFixture
-) -> None:
-    function = {"name": "weather", "strict": True, "parameters": {"type": "object", "properties": {}}}
-    for _ in "ab":
-        with caplog.at_level(logging.INFO):
-            ask(byte_engine, seed=1, max_tokens=5, tools=[{"type": "function", "function": function}])
-    assert caplog.text.count("the field 'strict' ") == 1

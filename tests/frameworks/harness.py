@@ -22,8 +22,8 @@ import agentlightning as agl
 from agentlightning.adapter import TracerTraceToTriplet, TraceTree, model_calls
 from agentlightning.semconv import LightningCallAttributes
 from agentlightning.store import LightningStore
-from agentlightning.training.collect import Evidence, evidence
-from agentlightning.training.ledger.record import RolloutRecord, read_rollout
+from agentlightning.training.ledger import RolloutRecord, read_rollout
+from agentlightning.training.rollouts import Evidence, evidence
 from agentlightning.types import Dataset, EnqueueRolloutRequest, Span
 from tests.frameworks.engine import Engine, calculator, said
 from tests.stubs.model_server import Exchange, Json, logprobs_of

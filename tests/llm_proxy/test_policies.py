@@ -14,7 +14,7 @@ from agentlightning.adapter import LlmProxyTraceToTriplet, TracerTraceToTriplet,
 from agentlightning.llm_proxy import LLMProxy
 from agentlightning.runner import LitAgentRunner
 from agentlightning.tracer.otel import OtelTracer
-from agentlightning.training.ledger.record import read_rollout
+from agentlightning.training.ledger import read_rollout
 from agentlightning.types import AttemptedRollout, ProxyLLM
 from tests.llm_proxy.harness import GatewayHarness
 from tests.stubs.model_server import ModelServer

@@ -15,15 +15,10 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
-<<<<<<< HEAD:tests/prompt_search/apo/test_apo.py
-from agentlightning.prompt_search.scores import sign_test_of
-from agentlightning.training.tasks import batch_iter_over_dataset
-=======
-from agentlightning.algorithm.utils import batch_iter_over_dataset
 from agentlightning.prompt_search.beam_search import leader_of
 from agentlightning.prompt_search.evaluation import score_of, sign_test
 from agentlightning.prompt_search.history import PromptVersion
->>>>>>> prompts:tests/prompt_search/test_beam_search.py
+from agentlightning.training.tasks import batch_iter_over_dataset
 from agentlightning.types import EnqueueRolloutRequest, Rollout
 from tests.prompt_search.parts import (
     RULES,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
-from agentlightning.evaluation.statistics import proportion
+from agentlightning.evaluation.statistics import interval_of
 from agentlightning.prompt_search import evaluation
 from agentlightning.prompt_search.evaluation import (
     CandidateEvaluator,
@@ -98,7 +98,7 @@ def test_a_fault_counts_as_the_policy_says_and_in_the_coverage(missing: Any, mea
 
 
 def test_the_interval_is_wilsons_and_a_few_equal_rewards_are_not_certain() -> None:
-    expected = proportion([True, True, False, True])
+    expected = interval_of([1.0, 1.0, 0.0, 1.0])
     assert interval([1.0, 1.0, 0.0, 1.0]) == pytest.approx((expected.mean, expected.low, expected.high))
     mean, low, high = interval([0.5] * 4)
     assert (mean, low < 0.3, high > 0.7) == (0.5, True, True)

@@ -16,13 +16,8 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
-<<<<<<< HEAD:tests/prompt_search/gepa/test_gepa.py
 from agentlightning.evaluation.tasks import tasks_of
-from tests.prompt_search.apo.parts import RULES, SEED, TRAIN, VAL, asked, heeds_rules, llm, resources
-=======
-from agentlightning.evaluation.compare import tasks_of
 from tests.prompt_search.parts import RULES, SEED, TRAIN, VAL, asked, fit, heeds_rules, llm, resources, trainer_of
->>>>>>> prompts:tests/prompt_search/test_gepa_search.py
 from tests.stubs.model_server import Fault
 
 pytest.importorskip("gepa")

@@ -10,7 +10,7 @@ import pytest
 import agentlightning as agl
 from agentlightning.chat.bill import BillLine
 from agentlightning.prompt_search.history import History, PromptVersion
-from agentlightning.training.runs.log import RunLog
+from agentlightning.training.records import RunLog
 from tests.prompt_search.parts import resources
 
 

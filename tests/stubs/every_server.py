@@ -69,7 +69,8 @@ async def _engine(folder: Path) -> AsyncGenerator[tuple[int, list[str]]]:
 @asynccontextmanager
 async def _verl_chat(folder: Path) -> AsyncGenerator[tuple[int, list[str]]]:
     from agentlightning.demo.model import make_tokenizer
-    from agentlightning.engine.chat_server import ChatServer, ServedAs
+    from agentlightning.engine.chat_server import ChatServer
+    from agentlightning.engine.service import ServedAs
 
     class Client:
         """Generates as VERL's client does: tokens in, tokens out."""

@@ -19,7 +19,7 @@ from agentlightning.execution import ExecutionStrategy
 from agentlightning.execution.events import ThreadingEvent
 from agentlightning.store import InMemoryLightningStore, LightningStore, SQLiteLightningStore
 from agentlightning.store.http.metrics import prometheus_response
-from agentlightning.training.runs.log import RunLog
+from agentlightning.training.records import RunLog
 from agentlightning.types.runs import Run, RunRecord
 from tests.trainer.parts import tenth
 
@@ -221,7 +221,7 @@ async def forever(*, run, store):
     await asyncio.sleep(600)
 
 if __name__ == "__main__":
-    import agentlightning.training.runs.log as log
+    import agentlightning.training.records as log
     log.HEARTBEAT_SECONDS = 0.2
     strategy = {"type": sys.argv[2], **({"server_port": 0} if sys.argv[2] == "cs" else {})}
     if len(sys.argv) > 3:
@@ -277,7 +277,7 @@ def test_the_end_of_a_process_is_told_by_its_run(tmp_path: Path, end: Any, layou
 
 
 def test_a_heartbeat_tells_that_an_idle_run_lives(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentlightning.training.runs.log.HEARTBEAT_SECONDS", 0.01)
+    monkeypatch.setattr("agentlightning.training.records.HEARTBEAT_SECONDS", 0.01)
 
     @agl.algo
     async def idle(*, store: LightningStore) -> list[float]:

@@ -22,7 +22,7 @@ from agentlightning.training.checkpoint import CheckpointFolder
 from agentlightning.training.learner.policy import Policy
 from agentlightning.training.policies import PolicyUpdater
 from agentlightning.training.recording import RunRecorder
-from agentlightning.training.runs.run_folder import RunFolder
+from agentlightning.training.run_folder import RunFolder
 from agentlightning.types import AttemptedRollout
 from tests.algorithm.parts import SMALL, two_turns
 

@@ -25,7 +25,7 @@ from agentlightning.training.checkpoint import (
     read_checkpoint,
 )
 from agentlightning.training.learner.policy import Policy
-from agentlightning.training.runs.log import RunLog
+from agentlightning.training.records import RunLog
 from agentlightning.training.settings import GRPOSettings
 from agentlightning.training.updater import Learner, Updater
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from agentlightning.adapter.calls.calls import CallRef, ModelCall
 from agentlightning.adapter.rows.samples import Sample, samples_from_calls
 from agentlightning.training.collector import age_of_group, dropped_record, staleness_figures
-from agentlightning.training.ledger.ledger import Ledger
-from agentlightning.training.ledger.record import ExclusionReason, RolloutRecord
+from agentlightning.training.ledger import ExclusionReason, Ledger, RolloutRecord
 
 
 def call(name: str, version: int | None, attempt: str = "at", produced: int = 2) -> ModelCall:

@@ -15,8 +15,8 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.cli.main import main
-from agentlightning.training.collect import Evidence
 from agentlightning.training.group_rewards import with_group_rewards
+from agentlightning.training.rollouts import Evidence
 from tests.algorithm.parts import ask, fit, metrics_of, rollouts_of, say
 from tests.judge.test_judge import between, model_of, said
 from tests.stubs.model_server import ModelServer
@@ -30,6 +30,12 @@ def says_something(task: str, llm: agl.LLM) -> None:
     ask(llm, [say(task)])
 
 
+def lines_of(model: Path, folder: Path, **settings: Any) -> list[dict[str, Any]]:
+    """Run two tasks and return the metrics of each step."""
+    settings = {**BASE, "model": model, "output_dir": folder / "run", **settings}
+    return metrics_of(fit(says_something, ["first", "second"], **settings))
+
+
 def by_words(request: dict[str, Any]) -> str:
     shown = between("answer", said(request))
     ranking = sorted(range(1, len(shown) + 1), key=lambda place: shown[place - 1])
@@ -41,17 +47,7 @@ def test_a_judge_ranks_the_rollouts_of_each_task(untrained_model: Path, tmp_path
     store = agl.InMemoryLightningStore()
     with ModelServer(by_words) as server:
         reward = agl.RankingReward(model_of(server), keep=keep, prices={"judge": (1.0, 1.0)})
-        [line] = metrics_of(
-            fit(
-                says_something,
-                ["first", "second"],
-                model=untrained_model,
-                output_dir=tmp_path / "run",
-                store=store,
-                group_reward=reward,
-                **BASE,
-            )
-        )
+        [line] = lines_of(untrained_model, tmp_path, store=store, group_reward=reward)
         assert len(server.calls) == 4, "two groups, each in two orders"
         [task] = between("task", said(server.calls[0].request))
         assert task in ("first", "second")
@@ -86,18 +82,8 @@ async def test_a_group_whose_judge_fails_is_not_trained_and_an_alarm_tells(
         return by_words(request) if between("task", said(request)) == ["first"] else "Hm."
 
     with ModelServer(only_the_first) as server:
-        [line] = metrics_of(
-            fit(
-                says_something,
-                ["first", "second"],
-                model=untrained_model,
-                output_dir=tmp_path / "run",
-                store=store,
-                trainer_run_id="run-j",
-                group_reward=agl.RankingReward(model_of(server)),
-                **BASE,
-            )
-        )
+        ranking = agl.RankingReward(model_of(server))
+        [line] = lines_of(untrained_model, tmp_path, store=store, trainer_run_id="run-j", group_reward=ranking)
     assert line["calls_trained"] == 4
     assert line["calls_excluded"] == {"no_reward": 4}
     rollouts = await rollouts_of(store)
@@ -117,18 +103,15 @@ def test_a_function_may_give_the_rewards(untrained_model: Path, tmp_path: Path) 
         seen.append(task)
         return [float(len(answer[0]["content"])) + place / 100 for place, answer in enumerate(answers)]
 
-    settings = {**BASE, "model": untrained_model, "output_dir": tmp_path / "run", "group_reward": lengths}
-    [line] = metrics_of(fit(says_something, ["first", "second"], **settings))
+    [line] = lines_of(untrained_model, tmp_path, group_reward=lengths)
     assert sorted(map(str, seen)) == ["first", "second"]
     assert line["calls_trained"] == 8
 
 
 async def test_held_out_tasks_that_no_group_rewards_are_told_of(untrained_model: Path, tmp_path: Path) -> None:
     store = agl.InMemoryLightningStore()
-    settings = {**BASE, "model": untrained_model, "output_dir": tmp_path / "run", "group_reward": by_letters}
-    await asyncio.to_thread(
-        fit, says_something, ["first", "second"], val_dataset=["third"], store=store, trainer_run_id="run-h", **settings
-    )
+    settings: dict[str, Any] = {"val_dataset": ["third"], "store": store, "trainer_run_id": "run-h"}
+    await asyncio.to_thread(lines_of, untrained_model, tmp_path, group_reward=by_letters, **settings)
     alarms = [record for record in await store.query_run_records("run-h") if record.kind == "alarm"]
     assert [alarm.data["text"][:40] for alarm in alarms if alarm.name == "held_out_without_reward"] == [
         "no held-out rollout has a reward: group_"
@@ -136,15 +119,16 @@ async def test_held_out_tasks_that_no_group_rewards_are_told_of(untrained_model:
 
 
 def test_rewards_that_are_none_end_the_run_with_what_was_given(untrained_model: Path, tmp_path: Path) -> None:
-    settings = {**BASE, "model": untrained_model, "output_dir": tmp_path / "run"}
     with pytest.raises(agl.BadRequestError, match=r"must give 4 finite numbers, one per answer; it gave \[1.0\]"):
-        fit(says_something, ["first", "second"], group_reward=lambda task, answers: [1.0], **settings)
-    for worst in (1e308, -1e16, 10**400, float("nan")):
-        settings["output_dir"] = tmp_path / str(worst)[:5]
-        with pytest.raises(agl.BadRequestError, match=r"Each must be a finite number of at most 1e\+15 in size"):
-            fit(says_something, ["first"], group_reward=lambda task, answers, w=worst: [w] * len(answers), **settings)
+        lines_of(untrained_model, tmp_path, group_reward=lambda task, answers: [1.0])
     with pytest.raises(TypeError, match="group_reward must be an agl"):
         agl.GRPO(untrained_model, group_reward=0.5)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("worst", [1e308, -1e16, 10**400, float("nan")])
+async def test_a_number_that_is_no_reward_is_refused(worst: float) -> None:
+    with pytest.raises(agl.BadRequestError, match=r"Each must be a finite number of at most 1e\+15 in size"):
+        await rewarded(lambda task, answers: [worst] * len(answers), [ended("a")], [0])
 
 
 def test_a_policy_fault_keeps_its_reward_and_groups_of_equal_rewards_are_sampled_again(

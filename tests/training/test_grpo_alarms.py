@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from collections.abc import Callable
@@ -21,7 +22,7 @@ ROLLOUTS = 8
 """Of a step."""
 
 
-def rewarded_by(reward: Callable[[int], float], scale: float = 1.0) -> Any:
+def rewarded_by(reward: Callable[[int], float]) -> Any:
     """An agent that makes a call and earns what `reward` says for the step in which it runs, 1 being the first."""
     count, lock = 0, threading.Lock()
 
@@ -31,9 +32,15 @@ def rewarded_by(reward: Callable[[int], float], scale: float = 1.0) -> Any:
         with lock:
             number, count = count, count + 1
         ask(llm, [say(task)])
-        return (reward(number // ROLLOUTS + 1) + number % 3 / 100) * scale
+        return reward(number // ROLLOUTS + 1) + number % 3 / 100
 
     return agent
+
+
+@agl.rollout
+def pleased(task: str, llm: agl.LLM) -> float:
+    ask(llm, [say(task)])
+    return 1.0
 
 
 async def told(store: agl.LightningStore, *names: str) -> list[tuple[str, str, int, int]]:
@@ -51,11 +58,6 @@ def run(agent: Any, model: Path, folder: Path, store: Any, **settings: Any) -> A
 async def test_equal_rewards_and_steps_without_training_are_told_of_once_with_what_to_try(
     untrained_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    @agl.rollout
-    def pleased(task: str, llm: agl.LLM) -> float:
-        ask(llm, [say(task)])
-        return 1.0
-
     store = agl.InMemoryLightningStore()
     with caplog.at_level(logging.INFO):
         run(pleased, untrained_model, tmp_path / "run", store, max_steps=6)
@@ -71,12 +73,11 @@ async def test_equal_rewards_and_steps_without_training_are_told_of_once_with_wh
     assert [(line.levelname, line.getMessage().count("\n")) for line in lines] == [("WARNING", 0)]
 
 
-@pytest.mark.parametrize("scale", [0.01, 100.0])
 async def test_a_reward_that_jumps_is_told_of_and_over_once_it_has_a_new_level(
-    untrained_model: Path, tmp_path: Path, scale: float
+    untrained_model: Path, tmp_path: Path
 ) -> None:
     store = agl.InMemoryLightningStore()
-    agent = rewarded_by(lambda step: 0.9 if step > 6 else 0.1, scale)
+    agent = rewarded_by(lambda step: 0.9 if step > 6 else 0.1)
     run(agent, untrained_model, tmp_path / "run", store, max_steps=13)
     assert await told(store, "reward_jump") == [("reward_jump", "raised", 7, 7), ("reward_jump", "over", 12, 7)]
 
@@ -90,15 +91,13 @@ async def test_a_learning_rate_that_destroys_the_policy_is_told_of_after_its_fir
     assert (await told(store, "policy_shift"))[0] == ("policy_shift", "raised", 1, 1)
     first = result.metrics[0].update
     assert first["update_kl"] > 1.0 > first["approx_kl"], "before its only optimizer step an update has moved nothing"
+
+
+async def test_a_reward_that_falls_in_the_second_step_is_told_of_at_once(untrained_model: Path, tmp_path: Path) -> None:
+    store = agl.InMemoryLightningStore()
     agent = rewarded_by(lambda step: 0.9 if step == 1 else 0.1)
-    run(agent, untrained_model, tmp_path / "fallen", store, max_steps=2, trainer_run_id="fallen")
-    [fallen] = [r for r in await store.query_run_records("fallen", kind_in=["alarm"]) if r.name == "early_fall"]
-    assert fallen.step == 2
-    assert fallen.data["text"].startswith("mean reward fell to 0.1")
-    for record in [fallen, *await store.query_run_records("watched", kind_in=["alarm"])]:
-        if record.name in ("policy_shift", "early_fall"):
-            assert "learning_rate" in record.data["what_to_try"]
-            assert "batch" in record.data["what_to_try"]
+    run(agent, untrained_model, tmp_path / "run", store, max_steps=2)
+    assert await told(store, "early_fall") == [("early_fall", "raised", 2, 2)]
 
 
 async def test_rollouts_that_all_fail_are_told_of_and_over_when_they_succeed_again(
@@ -126,8 +125,6 @@ async def test_a_policy_that_is_driven_to_one_answer_collapses_and_is_told_of(
     assert [state for _, state, _, _ in found[:1]] == ["raised"]
     step = found[0][2]
 
-    import asyncio
-
     assert await asyncio.to_thread(main, ["runs", "show", "watched", "--store", str(place)]) == 0
     shown = capsys.readouterr().out
     assert f"alarm entropy_collapse after step {step}, raised: entropy is " in shown
@@ -139,8 +136,7 @@ async def test_without_alarms_nothing_is_told_of_and_a_rule_can_be_switched_off(
 ) -> None:
     for alarms, expected in (("none", set[str]()), ({"cut_off": None}, {"nothing_trained"})):
         store = agl.InMemoryLightningStore()
-        agent = agl.rollout(lambda task, llm: float(bool(ask(llm, [say(task)]))))
-        run(agent, untrained_model, tmp_path / str(len(expected)), store, max_steps=2, alarms=alarms)
+        run(pleased, untrained_model, tmp_path / str(len(expected)), store, max_steps=2, alarms=alarms)
         found = {record.name for record in await store.query_run_records("watched", kind_in=["alarm"])}
         assert found == expected
 
@@ -149,9 +145,8 @@ async def test_trackers_are_told_of_steps_evaluations_alarms_and_the_model(
     untrained_model: Path, tmp_path: Path
 ) -> None:
     tracker = Remembers()
-    agent = agl.rollout(lambda task, llm: float(bool(ask(llm, [say(task)]))))
     settings: dict[str, Any] = {"val_dataset": ["five"], "trainer_trackers": [tracker]}
-    run(agent, untrained_model, tmp_path / "run", agl.InMemoryLightningStore(), max_steps=2, **settings)
+    run(pleased, untrained_model, tmp_path / "run", agl.InMemoryLightningStore(), max_steps=2, **settings)
     found = {(kind, step, name) for kind, step, name in tracker.told}
     assert {("step", 1, ""), ("step", 2, ""), ("evaluation", 2, "held_out_sampled")} <= found
     assert ("alarm", 2, "nothing_trained") in found
@@ -169,17 +164,8 @@ async def test_a_run_that_goes_on_does_not_tell_again_and_tells_the_end(untraine
     store = agl.SQLiteLightningStore(tmp_path / "agl.db")
     settings: dict[str, Any] = {"save_steps": 1, "store": store}
     settings |= {"model": untrained_model, "output_dir": tmp_path / "run", "trainer_run_id": "watched"}
-    steps = iter(range(10**6))
-
-    @agl.rollout
-    def agent(task: str, llm: agl.LLM) -> float:
-        ask(llm, [say(task)])
-        return next(steps) % 4 / 10 if resumed else 1.0
-
-    resumed = False
-    fit(agent, TASKS, max_steps=4, **settings)
-    resumed = True
-    fit(agent, TASKS, max_steps=7, **settings)
+    fit(pleased, TASKS, max_steps=4, **settings)
+    fit(rewarded_by(lambda step: 0.5), TASKS, max_steps=7, **settings)
     found = await told(store, "equal_rewards", "nothing_trained")
     await store.close()
     assert found == [

@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import agentlightning as agl
 from agentlightning.errors import BadRequestError, NonFiniteLossError
-from agentlightning.training.collect import evidence
-from agentlightning.training.ledger.record import read_rollout
+from agentlightning.training.ledger import read_rollout
+from agentlightning.training.rollouts import evidence
 from agentlightning.types import Span
 from tests.algorithm.parts import ask, fit, say, wants_digits
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
+from agentlightning.training.ledger_records import check_ledger
 from agentlightning.training.replay import replay
-from agentlightning.training.runs.check import check_ledger
 from agentlightning.types import AttemptedRollout
 from tests.algorithm.parts import SMALL, ask, calls_of, fit, metrics_of, rollouts_of, say, two_turns
 

@@ -17,10 +17,10 @@ from agentlightning.demo.calculator import TOOLS
 from agentlightning.engine.completion import Completion
 from agentlightning.engine.decoder import Decoder
 from agentlightning.errors import NoScoredRolloutError
-from agentlightning.training.collect import Evidence
-from agentlightning.training.endings import Endings
 from agentlightning.training.result import GRPOResult
+from agentlightning.training.rollouts import Evidence
 from agentlightning.training.rows import LateCalls
+from agentlightning.training.run_checks import Endings
 from tests.algorithm.parts import ask, calls_of, fit, metrics_of, refused, rollouts_of, say
 
 ENDS: list[Any] = ["good", "better", "raises", "raises", "no call", "none", "nan", "inf", "string", "too long"]

@@ -13,12 +13,11 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.training.learner.policy import Policy
+from agentlightning.training.ledger_records import LedgerEntry, check_ledger, numbers_of
 from agentlightning.training.progress import StepFigures
 from agentlightning.training.recording import RunRecorder
+from agentlightning.training.records import RunLog
 from agentlightning.training.result import Evaluation, GRPOResult
-from agentlightning.training.runs.check import check_ledger
-from agentlightning.training.runs.ledger_record import LedgerEntry, numbers_of
-from agentlightning.training.runs.log import RunLog
 from agentlightning.training.settings import GRPOSettings
 from agentlightning.training.updater import Learner, Updater
 from agentlightning.types.runs import RunRecord

@@ -10,7 +10,7 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.cli.main import main
-from agentlightning.training.alarms.alarms import Alarms
+from agentlightning.training.alarms import Alarms
 from agentlightning.training.result import GRPOResult
 from agentlightning.types import AttemptedRollout
 from tests.algorithm.parts import ask, fit, metrics_of, say

@@ -13,8 +13,15 @@ from hypothesis import strategies as st
 from agentlightning.adapter import LlmProxyTraceToTriplet, TracerTraceToTriplet, TraceToTripletBase, model_calls
 from agentlightning.adapter.spans.tokens import FAILED_STATES
 from agentlightning.errors import LedgerError
-from agentlightning.training.ledger.ledger import Excluded, Ledger, Trained
-from agentlightning.training.ledger.record import ExclusionReason, RolloutRecord, attempt_verdict, read_rollout
+from agentlightning.training.ledger import (
+    Excluded,
+    ExclusionReason,
+    Ledger,
+    RolloutRecord,
+    Trained,
+    attempt_verdict,
+    read_rollout,
+)
 from agentlightning.types import Attempt, Rollout, Span, Triplet
 from tests.adapter.span_maker import chat, gateway_call, reward, span, spoken_call, with_attributes
 
@@ -57,18 +64,13 @@ def closed(record: RolloutRecord) -> dict[str, int]:
 
 
 def test_a_scored_rollout_gives_its_reward_and_its_rows() -> None:
-    record = read_rollout(rollout(), [attempt()], [*two_turns(), final(0.5)])
-    assert (record.reward, record.outcome, record.verdict) == (0.5, "scored", None)
+    record = read_rollout(rollout(), [attempt()], [final(0.5, 10), *two_turns(), final(0.75, 9)])
+    assert (record.reward, record.outcome, record.verdict) == (0.5, "scored", None), "the last reward counts"
     (row,) = record.samples
     assert (row.token_ids, row.mask) == ([1, 2, 3, 4, 5, 6], [0, 0, 1, 0, 1, 1])
     assert (row.call_ids, row.weight_versions) == (["c1", "c2"], [7, 7])
     assert record.exclusions == {}
     assert record.seams["first_call"] == 1
-
-
-def test_the_last_reward_counts() -> None:
-    record = read_rollout(rollout(), [attempt()], [final(0.25, 10), *two_turns(), final(0.75, 9)])
-    assert record.reward == 0.25
 
 
 @pytest.mark.parametrize(
@@ -106,17 +108,13 @@ def test_only_the_latest_attempt_counts_and_its_reward_once() -> None:
     first = [*gateway_call("old", 1, [1], [2], attempt_id="at-1"), final(0.0, 2, attempt_id="at-1")]
     late = gateway_call("late", 5, [1], [2], attempt_id="at-1", **LATE)
     second = [*gateway_call("new", 3, [1], [2], attempt_id="at-2"), final(1.0, 4, attempt_id="at-2")]
+    second += gateway_call("after", 7, [1], [2], attempt_id="at-2", **LATE)
     late_reward = with_attributes(final(0.0, 6, attempt_id="at-1"), LATE)
     attempts = [attempt("at-2", 2), attempt("at-1", 1, outcome="infrastructure_fault", status="unresponsive")]
     record = read_rollout(rollout(), attempts, [*first, *second, *late, late_reward])
     assert (record.reward, record.attempt_id) == (1.0, "at-2")
     assert [row.call_ids for row in record.samples] == [["new"]]
-    assert reasons(record) == {"old": "superseded_attempt", "late": "stale"}
-
-
-def test_a_late_call_of_the_latest_attempt_is_not_trained() -> None:
-    record = read_rollout(rollout(), [attempt()], [*two_turns(), *gateway_call("l", 3, [1], [2], **LATE), final()])
-    assert reasons(record) == {"l": "stale"}
+    assert reasons(record) == {"old": "superseded_attempt", "late": "stale", "after": "stale"}
 
 
 @pytest.mark.parametrize("state", sorted(FAILED_STATES))
@@ -155,7 +153,8 @@ def test_a_refused_call_of_an_older_attempt_or_a_late_one_does_not_count() -> No
 
 
 def test_a_reward_without_any_call_of_the_policy_is_no_call() -> None:
-    assert read_rollout(rollout(), [attempt()], [final()]).verdict == "no_call"
+    record = read_rollout(rollout(), [attempt()], [final()])
+    assert (record.verdict, record.reward, record.samples, record.calls) == ("no_call", 1.0, [], [])
     judge = gateway_call("judge", 1, [1], [2], **{"agentlightning.call.policy_kind": "frozen"})
     record = read_rollout(rollout(), [attempt()], [*judge, final()])
     assert (record.verdict, reasons(record)) == ("no_call", {"judge": "not_selected"})
@@ -288,26 +287,20 @@ def test_calls_that_the_adapter_leaves_out_are_not_selected() -> None:
     }
 
 
-def test_a_call_that_may_be_of_several_agents_is_no_named_agents_call() -> None:
+def test_a_call_that_may_be_of_several_agents_is_no_named_agents_call_and_the_advice_is_given_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     agents = [
         with_attributes(span(name, f"invoke_agent {name}", None, 0, 40), {"gen_ai.agent.name": name})
         for name in ("planner", "critic")
     ]
     spans = [*two_turns(), *agents, final()]
     assert reasons(read_rollout(rollout(), [attempt()], spans)) == {}
-    record = read_rollout(rollout(), [attempt()], spans, TracerTraceToTriplet(agent_match="planner"))
-    assert reasons(record) == {"c1": "unknown_agent", "c2": "unknown_agent"}
-    assert "as_resource(role=" in str(record.explain())
-
-
-def test_the_advice_for_unknown_agents_is_given_once(caplog: pytest.LogCaptureFixture) -> None:
-    agents = [
-        with_attributes(span(name, f"invoke_agent {name}", None, 0, 40), {"gen_ai.agent.name": name})
-        for name in ("planner", "critic")
-    ]
     adapter = TracerTraceToTriplet(agent_match="planner")
     for _ in range(3):
-        read_rollout(rollout(), [attempt()], [*two_turns(), *agents, final()], adapter)
+        record = read_rollout(rollout(), [attempt()], spans, adapter)
+        assert reasons(record) == {"c1": "unknown_agent", "c2": "unknown_agent"}
+        assert "as_resource(role=" in str(record.explain())
     assert [each.getMessage().count("as_resource(role=") for each in caplog.records] == [1]
 
 
@@ -317,20 +310,12 @@ def test_evaluation_rollouts_train_nothing_and_keep_their_reward() -> None:
     assert closed(record) == {"captured": 2, "trained": 0, "not_a_train_rollout": 2}
 
 
-def test_a_rollout_that_nobody_claimed_has_nothing() -> None:
+def test_a_cancelled_rollout_that_nobody_claimed_or_whose_attempt_never_ended_is_cancelled() -> None:
     record = read_rollout(rollout(status="cancelled"), [], [])
     assert (record.attempt_id, record.reward, record.verdict, record.calls) == (None, None, "cancelled", [])
-
-
-def test_a_cancelled_rollout_whose_attempt_never_ended_is_cancelled() -> None:
     running = attempt(outcome=None, status="running")
     record = read_rollout(rollout(status="cancelled"), [running], two_turns())
     assert set(reasons(record).values()) == {"cancelled"}
-
-
-def test_an_agent_that_called_no_model_gives_a_reward_and_no_row() -> None:
-    record = read_rollout(rollout(), [attempt()], [final(1.0)])
-    assert (record.reward, record.samples, record.calls) == (1.0, [], [])
 
 
 class Custom(TraceToTripletBase):
@@ -349,13 +334,10 @@ def test_an_adapter_of_a_user_selects() -> None:
     assert reasons(record) == {"c2": "not_selected"}
 
 
-def test_an_adapter_that_changes_tokens_is_refused() -> None:
+def test_an_adapter_that_changes_tokens_or_gives_triplets_without_a_name_is_refused() -> None:
     cut = Custom(lambda triplet: triplet.model_copy(update={"response": {"token_ids": [99]}}))
     with pytest.raises(LedgerError, match="Custom changed the tokens of call c1"):
         read_rollout(rollout(), [attempt()], [*two_turns(), final()], cut)
-
-
-def test_a_triplet_without_a_name_is_refused() -> None:
     nameless = Custom(lambda triplet: triplet.model_copy(update={"metadata": {}}))
     with pytest.raises(LedgerError, match=r"metadata\['call_id'\]"):
         read_rollout(rollout(), [attempt()], [*two_turns(), final()], nameless)
@@ -389,20 +371,13 @@ def test_a_call_without_an_end_is_named() -> None:
         ledger.close()
 
 
-def test_a_call_with_two_ends_is_named() -> None:
-    ledger, record = captured()
-    for row, sample in enumerate(record.samples):
-        ledger.train(sample, row=row, advantage=1.0)
-    ledger.exclude(record.samples[1], "equal_rewards")
-    with pytest.raises(LedgerError, match=r"call c3 .* is trained in row 1 and excluded as equal_rewards"):
-        ledger.close()
-
-
-def test_a_call_trained_twice_is_named() -> None:
+def test_a_call_with_several_ends_is_named() -> None:
     ledger, record = captured()
     for row, sample in enumerate([*record.samples, record.samples[1]]):
         ledger.train(sample, row=row, advantage=1.0)
-    with pytest.raises(LedgerError, match=r"call c3 .* trained in row 1 and trained in row 2"):
+    ledger.exclude(record.samples[1], "equal_rewards")
+    ends = "trained in row 1 and trained in row 2 and excluded as equal_rewards"
+    with pytest.raises(LedgerError, match=rf"call c3 .* is {ends}"):
         ledger.close()
 
 
@@ -414,32 +389,21 @@ def test_a_call_that_was_never_captured_is_named() -> None:
         ledger.close()
 
 
-def test_a_rollout_is_captured_once() -> None:
+def test_a_rollout_that_is_captured_twice_and_a_row_that_lost_tokens_are_refused() -> None:
     ledger, record = captured()
     with pytest.raises(LedgerError, match="captured twice"):
         ledger.add(record)
-
-
-def test_a_row_that_lost_tokens_is_refused() -> None:
-    ledger, record = captured()
     sample = record.samples[0]
     sample.mask[2] = 0
     with pytest.raises(LedgerError, match="row 0 of rollout ro trains 2 tokens, its 2 model calls have 3"):
         ledger.train(sample, row=0, advantage=1.0)
 
 
-def test_many_wrong_calls_are_counted_and_some_named() -> None:
+def test_many_wrong_calls_are_counted_and_some_named_also_those_of_one_name_in_two_rollouts() -> None:
+    spans = [made for n in range(25) for made in gateway_call(f"c{n}", n, [1], [2])]
     ledger = Ledger(0)
-    ledger.capture(model_calls([made for n in range(50) for made in gateway_call(f"c{n}", n, [1], [2])]))
+    ledger.capture(model_calls([*spans, *(made.model_copy(update={"rollout_id": "ro-2"}) for made in spans)]))
     with pytest.raises(LedgerError, match=r"50 of 50 .* and 42 more"):
-        ledger.close()
-
-
-def test_calls_of_one_name_in_two_rollouts_are_two_calls() -> None:
-    other = [made.model_copy(update={"rollout_id": "ro-2"}) for made in two_turns()]
-    ledger = Ledger(0)
-    ledger.capture(model_calls([*two_turns(), *other]))
-    with pytest.raises(LedgerError, match="4 of 4"):
         ledger.close()
 
 

@@ -12,8 +12,8 @@ import pytest
 from agentlightning.algorithm.fast import Baseline
 from agentlightning.errors import BadRequestError
 from agentlightning.store import InMemoryLightningStore
+from agentlightning.training.records import RunLog
 from agentlightning.training.resume import RUN_FILE, OpenRun, open_run
-from agentlightning.training.runs.log import RunLog
 from agentlightning.training.settings import GRPOSettings
 
 
@@ -57,7 +57,7 @@ async def test_another_process_is_refused_while_the_run_is_open(
     store: InMemoryLightningStore, untrained_model: Path, tmp_path: Path
 ) -> None:
     program = f"""
-from agentlightning.training.runs.run_folder import held_folder
+from agentlightning.training.run_folder import held_folder
 with held_folder({str(tmp_path / "run")!r}):
     pass
 """

@@ -15,10 +15,10 @@ from safetensors.torch import load_file
 
 import agentlightning as agl
 from agentlightning.engine.served import load_model
-from agentlightning.training.export import trained_in
+from agentlightning.training.ledger_records import check_ledger
+from agentlightning.training.model_export import trained_in
 from agentlightning.training.policies import load_policies, twin_of
 from agentlightning.training.replay import replay
-from agentlightning.training.runs.check import check_ledger
 from agentlightning.training.settings import GRPOSettings
 from tests.algorithm.parts import ask, fit, metrics_of, say
 

@@ -14,11 +14,11 @@ from safetensors.torch import load_file
 
 import agentlightning as agl
 from agentlightning.errors import BadRequestError
-from agentlightning.training.export import export, trained_in
+from agentlightning.training.ledger_records import numbers_of
 from agentlightning.training.losses.critic import whitened
+from agentlightning.training.model_export import export, trained_in
+from agentlightning.training.records import RunLog
 from agentlightning.training.replay import replay
-from agentlightning.training.runs.ledger_record import numbers_of
-from agentlightning.training.runs.log import RunLog
 from tests.algorithm.parts import ask, needs_bfloat16, say, two_turns, wants_digits
 from tests.training.test_grpo_interrupted import curve, interrupt_in
 

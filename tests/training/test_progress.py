@@ -48,14 +48,9 @@ def test_a_step_is_one_line_with_all_figures() -> None:
         "1234 tok/s  generate 1.25s  wait 0.50s  train 0.75s"
     )
 
-
-def test_a_step_without_a_reward_shows_a_dash_and_without_an_evaluation_nothing() -> None:
     line = step_line(_figures(mean_reward=None))
     assert "reward -" in line
     assert "held-out" not in line
-
-
-def test_excluded_calls_are_named_by_reason_the_most_frequent_first() -> None:
     assert excluded_text({"no_group": 1, "equal_rewards": 5, "stale": 0}) == "6 excluded (equal_rewards 5, no_group 1)"
     assert excluded_text({}) == "0 excluded"
 
@@ -102,23 +97,17 @@ def test_a_table_shows_the_latest_steps_only(terminal: Terminal) -> None:
     assert " 1/20" not in shown
 
 
-def test_the_style_can_be_chosen_whatever_the_stream_is(terminal: Terminal) -> None:
+def test_the_style_can_be_chosen_whatever_the_stream_is(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert isinstance(make_progress("plain", terminal), Plain)
-    assert isinstance(make_progress("none", terminal), Silent)
-
-
-def test_silence_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    progress = make_progress("none")
+    progress = make_progress("none", terminal)
     progress.note("x")
-    progress.rollouts(1, 2, "x")
     progress.step(_figures())
     progress.close()
-    assert capsys.readouterr().out == ""
-
-
-def test_a_process_without_standard_output_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert terminal.getvalue() + capsys.readouterr().out == ""
     monkeypatch.setattr("sys.stdout", None)
-    assert isinstance(make_progress("auto"), Silent)
+    assert isinstance(make_progress("auto"), Silent), "a process without standard output shows nothing"
 
 
 SHOW_STEPS = """

@@ -11,7 +11,7 @@ import pytest
 import agentlightning as agl
 from agentlightning.cli import main
 from agentlightning.errors import GoneError
-from agentlightning.training.export import trained_in
+from agentlightning.training.model_export import trained_in
 from agentlightning.training.replay import replay
 from tests.training.test_grpo_interrupted import run
 

@@ -10,8 +10,8 @@ import pytest
 
 from agentlightning.store import InMemoryLightningStore, read_operations
 from agentlightning.training.checkpoint import CHECKPOINTS, CheckpointFolder
+from agentlightning.training.records import RunLog
 from agentlightning.training.resume import STATE_NAME, Resumption, find_resumption, write_run_file
-from agentlightning.training.runs.log import RunLog
 from agentlightning.types import EnqueueRolloutRequest
 
 _SETTINGS = {"model": "m", "lr_scheduler_type": "constant", "max_steps": 9}

@@ -9,8 +9,7 @@ import torch
 
 from agentlightning.adapter.calls.calls import CallRef, ModelCall
 from agentlightning.adapter.rows.samples import Sample, SampleReading
-from agentlightning.training.ledger.ledger import Ledger
-from agentlightning.training.ledger.record import RolloutRecord
+from agentlightning.training.ledger import Ledger, RolloutRecord
 from agentlightning.training.losses.objective import LossInputs, policy_loss
 from agentlightning.training.losses.weights import token_weights
 from agentlightning.training.rows import StepRows, choose_rows

@@ -15,11 +15,10 @@ from tokenizers import Tokenizer
 import agentlightning as agl
 from agentlightning.engine.served import load_model
 from agentlightning.errors import BadRequestError, NoScoredRolloutError, NotFoundError
+from agentlightning.training.ledger_records import check_ledger, numbers_of
 from agentlightning.training.policies import PolicyUpdater
+from agentlightning.training.records import RunLog
 from agentlightning.training.replay import replay
-from agentlightning.training.runs.check import check_ledger
-from agentlightning.training.runs.ledger_record import numbers_of
-from agentlightning.training.runs.log import RunLog
 from tests.algorithm.parts import needs_bfloat16, two_turns, wants_digits
 from tests.training.test_grpo_interrupted import curve
 

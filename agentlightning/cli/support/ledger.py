@@ -8,9 +8,8 @@ from agentlightning.cli.support.output import number, say, show_json, show_table
 from agentlightning.errors import NotFoundError
 from agentlightning.store.base import LightningStore
 from agentlightning.store.read_operations import pages_of
-from agentlightning.training.runs.check import check_ledger
-from agentlightning.training.runs.clean import clean_record
-from agentlightning.training.runs.ledger_record import LedgerEntry, numbers_of
+from agentlightning.training.ledger_records import LedgerEntry, check_ledger, numbers_of
+from agentlightning.training.records import clean_record
 
 _PAGE = 100
 _CALLS = ("step", "rollout", "call", "ending", "row", "tokens", "advantage", "weights")

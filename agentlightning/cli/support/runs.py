@@ -39,7 +39,7 @@ async def existing_run(store: LightningStore, run_id: str, place: str) -> Run:
     """
     from agentlightning.errors import NotFoundError, closest_name
     from agentlightning.store.spec import public_form
-    from agentlightning.training.runs.clean import clean_run
+    from agentlightning.training.records import clean_run
 
     run = await store.get_run_by_id("" if run_id == "-" else run_id)
     if run is None:

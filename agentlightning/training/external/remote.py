@@ -10,10 +10,10 @@ from typing import Any
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 from typing_extensions import override
 
-from agentlightning.engine.chat_server import ServedAs
-from agentlightning.engine.decode_thread import EngineStats
 from agentlightning.engine.engine import ONLY_POLICY
+from agentlightning.engine.policy_engine import EngineStats
 from agentlightning.engine.served import ServedModel
+from agentlightning.engine.service import ServedAs
 from agentlightning.errors import BadRequestError
 from agentlightning.training.settings import GRPOSettings
 from agentlightning.training.updater import Learner, Updater

@@ -6,7 +6,7 @@ import copy
 import json
 from typing import Any
 
-from agentlightning.engine.vllm_engine import control, process, weights
+from agentlightning.engine import vllm, vllm_server
 from agentlightning.llm_proxy.dialects.token_fields import IDS
 from agentlightning.llm_proxy.endpoints.engines import VLLM
 from tests.engine.vllm_engine.signatures import STORED, lost_entries
@@ -31,14 +31,22 @@ def test_replies_have_the_fields_that_tokens_are_read_from() -> None:
 
 
 def test_the_server_has_the_routes_variables_and_metrics_that_steer_it() -> None:
-    names = [name for name in vars(control.VLLMControl) if not name.startswith("_")]
-    assert len(names) == 12  # a new one is to be looked up here
-    for route in ("health", "version", "v1/models", "is_sleeping"):
+    for route in ("health", "v1/models", "is_sleeping"):
         assert f"GET /{route}" in OFFERED["routes"]
-    for route in ("pause", "resume", "sleep", "wake_up", "reset_prefix_cache", "v1/load_lora_adapter"):
+    for route in (
+        "pause",
+        "resume",
+        "sleep",
+        "wake_up",
+        "reset_prefix_cache",
+        "v1/load_lora_adapter",
+        "collective_rpc",
+    ):
         assert f"POST /{route}" in OFFERED["routes"]
     assert "weights_path" in OFFERED["functions"]["GPUModelRunner.reload_weights"]
-    assert set(process._SWITCHES) | {"VLLM_API_KEY", "VLLM_ALLOW_INSECURE_SERIALIZATION"} <= set(OFFERED["variables"])
+    assert set(vllm_server.SWITCHES) | {"VLLM_API_KEY", "VLLM_ALLOW_INSECURE_SERIALIZATION"} <= set(
+        OFFERED["variables"]
+    )
     assert {"vllm:request_success", "vllm:prompt_tokens", "vllm:generation_tokens"} <= set(OFFERED["metrics"])
 
 
@@ -47,7 +55,7 @@ def test_the_transfer_by_cuda_ipc_has_its_classes() -> None:
     assert OFFERED["functions"]["ModuleSource.__init__"] == ["module"]
     assert {"client", "source"} <= set(OFFERED["functions"]["WeightTransferTrainerFactory.trainer_init"])
     assert OFFERED["functions"]["TrainerWeightTransferEngine.send_weights"] == []
-    assert "IpcSync" in vars(weights)
+    assert "IpcSync" in vars(vllm)
 
 
 def test_what_a_later_version_drops_is_named() -> None:

@@ -92,8 +92,8 @@ def test_it_learns_with_vllm_itself(untrained_model: Path, tmp_path: Path, lora:
 
 
 def test_a_server_that_runs_already_is_used_and_left(untrained_model: Path, tmp_path: Path) -> None:
-    from agentlightning.engine.vllm_engine.engine import VLLMEngine
-    from agentlightning.engine.vllm_engine.vllm_settings import VLLMSettings
+    from agentlightning.engine.vllm import VLLMEngine
+    from agentlightning.engine.vllm_server import VLLMSettings
     from agentlightning.training.learner.policy import Policy
 
     own = VLLMEngine(
@@ -124,35 +124,23 @@ def test_nothing_is_left_of_a_server(untrained_model: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("settings", "said"),
     [
-        (("no-such-program",), "'no-such-program' cannot be started"),
-        ((sys.executable, "-c", "print('out of GPU memory'); raise SystemExit(3)"), "status 3 .*out of GPU memory"),
+        ({"vllm_command": ("no-such-program",)}, "'no-such-program' cannot be started"),
+        (
+            {"vllm_command": (sys.executable, "-c", "print('out of GPU memory'); raise SystemExit(3)")},
+            "(?s)status 3 .*out of GPU memory",
+        ),
+        ({}, "pip install vllm"),
+        ({"vllm_server_base_url": "http://127.0.0.1:9"}, "VLLM_SERVER_DEV_MODE=1"),
     ],
-    ids=["absent", "ends"],
+    ids=["absent", "ends", "without vLLM", "not there"],
 )
 def test_a_server_that_does_not_start_says_why(
-    untrained_model: Path, tmp_path: Path, command: tuple[str, ...], said: str
+    untrained_model: Path, tmp_path: Path, settings: dict[str, Any], said: str
 ) -> None:
-    with pytest.raises(EngineError, match=f"(?s){said}"):
-        fit(wants_digits, TASKS, model=untrained_model, output_dir=tmp_path, use_vllm=True, vllm_command=command)
-
-
-def test_without_vllm_the_error_says_what_to_install(untrained_model: Path, tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match="pip install vllm"):
-        fit(wants_digits, TASKS, model=untrained_model, output_dir=tmp_path, use_vllm=True)
-
-
-def test_a_server_that_is_not_there_says_how_to_start_one(untrained_model: Path, tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match="VLLM_SERVER_DEV_MODE=1"):
-        fit(
-            wants_digits,
-            TASKS,
-            model=untrained_model,
-            output_dir=tmp_path,
-            use_vllm=True,
-            vllm_server_base_url="http://127.0.0.1:9",
-        )
+    with pytest.raises(EngineError, match=said):
+        fit(wants_digits, TASKS, model=untrained_model, output_dir=tmp_path, use_vllm=True, **settings)
 
 
 def test_a_server_that_does_not_take_the_weights_ends_the_run(

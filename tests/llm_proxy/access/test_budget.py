@@ -14,7 +14,7 @@ from agentlightning.adapter import TracerTraceToTriplet
 from agentlightning.llm_proxy import GatewayLimits
 from agentlightning.runner import LitAgentRunner
 from agentlightning.tracer.otel import OtelTracer
-from agentlightning.training.ledger.record import read_rollout
+from agentlightning.training.ledger import read_rollout
 from agentlightning.types import AttemptedRollout
 from tests.llm_proxy.harness import GatewayHarness
 from tests.stubs.model_server import Fault, ModelServer

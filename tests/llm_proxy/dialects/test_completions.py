@@ -12,7 +12,7 @@ import pytest
 from agentlightning.adapter import LlmProxyTraceToTriplet, TracerTraceToTriplet, TraceToMessages
 from agentlightning.adapter.calls.calls import model_calls
 from agentlightning.adapter.rows.samples import unusable
-from agentlightning.training.ledger.record import read_rollout
+from agentlightning.training.ledger import read_rollout
 from agentlightning.types import AttemptedRollout, Span
 from tests.llm_proxy.harness import GatewayHarness, until
 from tests.llm_proxy.test_policies import reward_of

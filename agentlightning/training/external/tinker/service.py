@@ -18,7 +18,7 @@ from uuid import uuid4
 
 import tinker
 
-from agentlightning.engine.request.fields import RequestError
+from agentlightning.engine.request import RequestError
 from agentlightning.errors import BadRequestError, EngineError, NonFiniteLossError
 from agentlightning.private_files import private_folder
 

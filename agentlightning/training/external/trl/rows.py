@@ -14,7 +14,7 @@ from agentlightning.errors import BadRequestError
 
 if TYPE_CHECKING:
     from agentlightning.adapter.rows.samples import Sample
-    from agentlightning.training.ledger.record import RolloutRecord
+    from agentlightning.training.ledger import RolloutRecord
     from agentlightning.training.rows import StepRows
 
 

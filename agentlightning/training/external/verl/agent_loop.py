@@ -9,7 +9,8 @@ import ray
 from typing_extensions import override
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
-from agentlightning.engine.chat_server import ChatServer, ServedAs
+from agentlightning.engine.chat_server import ChatServer
+from agentlightning.engine.service import ServedAs
 
 _started: asyncio.Future[None] | None = None
 """The chat service of this process, in which every session makes an agent loop of its own."""

@@ -20,7 +20,6 @@ from agentlightning.errors import BadRequestError
 from agentlightning.llm_proxy import LLMProxy
 from agentlightning.store.base import LightningStore
 from agentlightning.training.checkpoint import Checkpoint
-from agentlightning.training.collect import Evidence, evidence
 from agentlightning.training.external.remote import RemoteEngine, RemotePolicy, RemoteUpdater, served_as
 from agentlightning.training.external.verl.adapters import copy_newest_model
 from agentlightning.training.external.verl.bridge import Row
@@ -31,6 +30,7 @@ from agentlightning.training.learner.update import RowFigures
 from agentlightning.training.progress import make_progress
 from agentlightning.training.result import Evaluation, GRPOResult
 from agentlightning.training.resume import OpenRun
+from agentlightning.training.rollouts import Evidence, evidence
 from agentlightning.training.rows import StepRows
 from agentlightning.training.run import train
 from agentlightning.training.run_inputs import RunSource, triplet_adapter

@@ -7,7 +7,7 @@ import pytest
 from agentlightning.adapter.rows.samples import Sample, SampleReading
 from agentlightning.errors import BadRequestError
 from agentlightning.training.external.trl.rows import as_output, trl_rows
-from agentlightning.training.ledger.record import ExclusionReason, RolloutRecord
+from agentlightning.training.ledger import ExclusionReason, RolloutRecord
 from agentlightning.training.rows import StepRows
 
 

@@ -23,8 +23,8 @@ import pytest
 import agentlightning as agl
 from agentlightning.errors import GoneError
 from agentlightning.store import LightningStore
+from agentlightning.training.ledger_records import numbers_of
 from agentlightning.training.replay import replay
-from agentlightning.training.runs.ledger_record import numbers_of
 from tests.algorithm.parts import ask, calls_of, rollouts_of, say
 
 pytest.importorskip("verl", reason="verl is in an environment of its own: make test-verl")

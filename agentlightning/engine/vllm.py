@@ -1,0 +1,305 @@
+"""vLLM with the interface of the embedded engine: a server beside the learner that serves the latest weights."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+import threading
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+from typing_extensions import override
+
+from agentlightning.engine.policy_engine import EngineStats
+from agentlightning.engine.served import ServedModel
+from agentlightning.engine.torch_setup import no_progress_bar
+from agentlightning.engine.vllm_server import VLLMControl, VLLMProcess, VLLMSettings
+from agentlightning.errors import EngineError
+from agentlightning.private_files import private_folder
+
+logger = logging.getLogger(__name__)
+
+_STEER_SECONDS: Final = 600.0
+"""For a server to take new weights."""
+_LORA_RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""The values of vLLM's `--max-lora-rank`."""
+
+
+class VLLMEngine:
+    """Serves a policy by vLLM.
+
+    While the weights change (`swap`) no call is in flight: the server pauses, or sleeps and gives its memory back. It
+    goes on with the new weights, without the keys and values that older ones computed. A server that ends by itself is
+    started again with the current weights; the calls that were in flight fail and are the gateway's to repeat.
+    """
+
+    def __init__(
+        self,
+        policy: ServedModel,
+        settings: VLLMSettings,
+        *,
+        model: str,
+        folder: Path,
+        model_name: str = "policy",
+        has_adapters: bool = False,
+        seed: int = 0,
+        max_batch: int = 64,
+    ) -> None:
+        """Prepare the engine; nothing runs yet.
+
+        Args:
+            model: folder of the model below the adapters.
+            folder: for the weights that the server reads, and for the output of one that is started.
+            has_adapters: they alone learn.
+            max_batch: calls that are generated at once by a server that is started.
+        """
+        self.model_name: Final = model_name
+        self._swapping, self._pushing = threading.Lock(), threading.Lock()  # the latter: a server may start meanwhile
+        self._policy, self._settings, self._has_adapters = policy, settings, has_adapters
+        weights, ipc = folder / "vllm-weights", settings.vllm_weight_transfer == "ipc"
+        if has_adapters:
+            self._sync = AdapterSync(policy, model_name, weights, base=model)
+        else:
+            self._sync = (IpcSync if ipc else FolderSync)(policy, model_name, weights)
+        self._process: VLLMProcess | None = None
+        if settings.vllm_server_base_url is None:
+            self._process = VLLMProcess(
+                lambda: [*self._write(), *_arguments(policy, settings, seed, max_batch)],
+                command=settings.vllm_command,
+                environment={"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"} if ipc else None,
+                log=folder / "vllm.log",
+                start_seconds=settings.vllm_server_timeout,
+            )
+            self._control = self._process.control
+        else:
+            self._control = VLLMControl(settings.vllm_server_base_url, api_key=self.api_key)
+        self._served: int | None = None
+        self._began = time.monotonic()
+        self._swapped_seconds = 0.0
+
+    @property
+    def base_url(self) -> str:
+        """The address for OpenAI clients."""
+        return f"{self._control.address}/v1"
+
+    @property
+    def api_key(self) -> str | None:
+        """The key of clients."""
+        return os.environ.get("VLLM_API_KEY") if self._process is None else self._process.api_key
+
+    def start(self) -> None:
+        """Start or find the server and give it the weights.
+
+        Raises:
+            EngineError: it does not start, does not answer, serves another model, or does not take the weights.
+        """
+        if self._process is not None:
+            self._process.start()
+        elif not self._control.is_healthy():
+            raise EngineError(
+                f"No vLLM server answers at vllm_server_base_url={self._control.address!r}: GET /health. Start it with "
+                "VLLM_SERVER_DEV_MODE=1 VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 agl vllm serve MODEL "
+                f"--served-model-name {self.model_name} --logprobs-mode processed_logprobs"
+            )
+        try:
+            if self._process is not None or not self._has_adapters:  # else the adapter takes the name
+                self._check_name()
+            if self._process is None:
+                self._push()
+        except BaseException:
+            self.stop()
+            raise
+        self._began = time.monotonic()
+
+    def stop(self) -> None:
+        """Stop a server that was started here. May be called twice."""
+        if self._process is not None:
+            self._process.stop()
+        self._sync.close()
+
+    @contextmanager
+    def swap(self, timeout: float = 30.0) -> Generator[None]:
+        """Let calls in flight end, let the block change the weights, and serve them.
+
+        Raises:
+            EngineError: the server did not do its part; or there is none any more.
+        """
+        if not self._swapping.acquire(timeout=timeout):
+            raise EngineError(f"Another change of the weights was not over within {timeout:g} s")
+        began = time.monotonic()
+        try:
+            self._await_server(timeout)
+            if (
+                self._settings.vllm_enable_sleep_mode
+            ):  # level 1 keeps the weights in the CPU's memory: an adapter's base
+                self._control.post("/sleep", timeout, level=1 if self._has_adapters else 2, mode="wait")
+            else:
+                self._control.post("/pause", timeout, mode="wait")
+            try:
+                yield
+            finally:
+                self._resume(began)
+        finally:
+            self._swapped_seconds += time.monotonic() - began
+            self._swapping.release()
+
+    def stats(self) -> EngineStats:
+        """Return sums since the start. `busy_seconds` is the time outside of swaps."""
+        with contextlib.suppress(EngineError):
+            requests, prompt, completion = self._control.counts()
+            busy = time.monotonic() - self._began - self._swapped_seconds
+            return EngineStats(requests, prompt, completion, busy)
+        return EngineStats()
+
+    def _resume(self, began: float) -> None:
+        """Serve the current weights. A server that was started again meanwhile does not sleep."""
+        self._await_server(_STEER_SECONDS)
+        control = self._control
+        sleeps = self._settings.vllm_enable_sleep_mode and control.get("/is_sleeping")["is_sleeping"]
+        if sleeps:
+            control.post("/wake_up", _STEER_SECONDS, tags=["weights"])
+        if self._served != self._policy.weight_version or (sleeps and not self._has_adapters):
+            self._push()
+            logger.debug("vLLM took weight version %s, %.1f s", self._served, time.monotonic() - began)
+        if sleeps:
+            control.post("/wake_up", _STEER_SECONDS, tags=["kv_cache"])
+        if not json.loads(control.post("/reset_prefix_cache", _STEER_SECONDS)).get("success"):
+            raise EngineError(
+                f"The vLLM server at {control.address} did not drop its cache of prefixes, whose keys and values are "
+                "of older weights: something else than this run makes calls there"
+            )
+        if not sleeps:
+            control.post("/resume", _STEER_SECONDS)
+
+    def _write(self) -> list[str]:
+        with self._pushing:
+            self._served = self._policy.weight_version
+            return self._sync.for_start()
+
+    def _push(self) -> None:
+        with self._pushing:
+            version = self._policy.weight_version
+            self._sync.push(self._control, _STEER_SECONDS)
+            self._served = version
+
+    def _await_server(self, timeout: float) -> None:
+        if self._process is not None:
+            self._process.await_server(timeout)
+
+    def _check_name(self) -> None:
+        names = [str(model["id"]) for model in self._control.get("/v1/models")["data"]]
+        if self.model_name not in names:
+            raise EngineError(
+                f"The vLLM server at {self._control.address} serves {', '.join(names)}; it must serve the policy as "
+                f"{self.model_name!r}: start it with --served-model-name {self.model_name}"
+            )
+
+
+def _arguments(policy: ServedModel, settings: VLLMSettings, seed: int, most_calls: int) -> list[str]:
+    """Return the arguments of `vllm serve` after the model's. Log-probabilities are of the distribution that is
+    sampled from."""
+    arguments = ["--seed", str(seed), "--max-model-len", str(policy.context_length)]
+    arguments += ["--logprobs-mode", "processed_logprobs", "--max-num-seqs", str(most_calls)]
+    arguments += ["--gpu-memory-utilization", str(settings.vllm_gpu_memory_utilization)]
+    arguments += ["--tensor-parallel-size", str(settings.vllm_tensor_parallel_size)]
+    arguments += ["--dtype", str(policy.model.dtype).removeprefix("torch.")]
+    if settings.vllm_enable_sleep_mode:
+        arguments += ["--enable-sleep-mode"]
+    if settings.vllm_weight_transfer == "ipc":
+        arguments += ["--weight-transfer-config", '{"backend": "ipc"}']
+    return [*arguments, *settings.vllm_args]
+
+
+class FolderSync:
+    """Gives a server the current weights of a policy: all of them, in a folder that it reads."""
+
+    def __init__(self, policy: ServedModel, name: str, folder: Path) -> None:
+        self._policy, self._name, self._folder = policy, name, folder
+
+    def for_start(self) -> list[str]:
+        """Write the weights and return the arguments by which a server starts with them, the model first."""
+        self._save()
+        self._policy.tokenizer.save_pretrained(self._folder)
+        return [str(self._folder), "--served-model-name", self._name]
+
+    def push(self, control: VLLMControl, timeout: float) -> None:
+        """Return when the server serves the weights; raises `EngineError` if it does not."""
+        self._save()
+        body = {"method": "reload_weights", "kwargs": {"weights_path": str(self._folder)}}
+        control.post("/collective_rpc", timeout, body)
+
+    def close(self) -> None:
+        """Remove the folder."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _save(self) -> None:
+        private_folder(self._folder)
+        with self._policy.lock, no_progress_bar():
+            self._policy.model.save_pretrained(self._folder)
+
+
+class AdapterSync(FolderSync):
+    """Writes the adapter alone, and vLLM loads it in the place of the one before."""
+
+    def __init__(self, policy: ServedModel, name: str, folder: Path, *, base: str) -> None:
+        super().__init__(policy, name, folder)
+        self._base = base
+
+    @override
+    def for_start(self) -> list[str]:
+        """Write the adapter; the model below it has the name `base`, which no call asks for."""
+        self._save()
+        adapters: Any = self._policy.model
+        rank = max(config.r for config in adapters.peft_config.values())
+        allowed = next((each for each in _LORA_RANKS if each >= rank), rank)
+        loaded = ["--lora-modules", f"{self._name}={self._folder}", "--max-lora-rank", str(allowed), "--max-loras", "1"]
+        return [self._base, "--served-model-name", "base", "--enable-lora", *loaded]
+
+    @override
+    def push(self, control: VLLMControl, timeout: float) -> None:
+        self._save()
+        body = {"lora_name": self._name, "lora_path": str(self._folder), "load_inplace": True}
+        control.post("/v1/load_lora_adapter", timeout, body)
+
+
+class IpcSync(FolderSync):
+    """Hands the weights over on the GPU by vLLM's own transfer (`vllm.distributed.weight_transfer`, backend `ipc`)."""
+
+    def __init__(self, policy: ServedModel, name: str, folder: Path) -> None:
+        """Prepare; raises `EngineError` where vLLM cannot be imported here."""
+        super().__init__(policy, name, folder)
+        try:
+            package = "vllm.distributed.weight_transfer"
+            self._base, self._clients, self._factory, self._ipc = (
+                import_module(f"{package}.{name}") for name in ("base", "clients", "factory", "ipc_engine")
+            )
+        except ImportError as error:
+            raise EngineError(
+                "vllm_weight_transfer='ipc' runs vLLM's transfer in the learner's process, where the package 'vllm' "
+                f"cannot be imported ({error}); install it there, or leave vllm_weight_transfer out"
+            ) from error
+        self._engine: Any = None
+        self._address = ""
+
+    @override
+    def push(self, control: VLLMControl, timeout: float) -> None:
+        try:
+            if self._engine is None or self._address != control.address:
+                client = self._clients.HTTPVLLMWeightSyncClient(control.address, timeout=timeout)
+                source = self._base.ModuleSource(self._policy.model)
+                init = self._ipc.IPCTrainerInitInfo(packed=True)
+                make = self._factory.WeightTransferTrainerFactory.trainer_init
+                self._engine = make(init, client=client, source=source)
+                self._address = control.address
+            with self._policy.lock:
+                self._engine.send_weights()
+        except Exception as error:  # of vLLM, torch and requests
+            self._engine = None
+            raise EngineError(f"vLLM did not take the weights by CUDA IPC: {error}") from error

@@ -1,0 +1,318 @@
+"""A vLLM server: the settings by which GRPO uses one, the calls that control it, and its process.
+
+Source of the calls: vLLM 0.33, `entrypoints/serve/dev`, `entrypoints/serve/lora` and `entrypoints/rl/online`. All but
+`/health` and `/metrics` are there only with `VLLM_SERVER_DEV_MODE=1`, those of adapters only with
+`VLLM_ALLOW_RUNTIME_LORA_UPDATING=1`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+from urllib.parse import urlencode, urlsplit
+
+from agentlightning.errors import BadRequestError, EngineError
+from agentlightning.litagent.command.process_group import ProcessGroup
+from agentlightning.private_files import private_folder
+from agentlightning.process_secrets import TOKEN
+from agentlightning.utils.setting_checks import Bounds
+
+logger = logging.getLogger(__name__)
+
+WeightTransfer = Literal["folder", "ipc"]
+AGL_VLLM: Final = (sys.executable, "-m", "agentlightning.cli", "vllm")
+MAX_RESTARTS: Final = 3
+"""How often a server that ended by itself is started again in one run."""
+_STOP_SECONDS: Final = 15.0
+_POLL_SECONDS: Final = 0.2
+_HEALTH_SECONDS: Final = 5.0
+_LAST_LINES: Final = 15
+_LONGEST_TEXT: Final = 500
+SWITCHES: Final = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_NO_USAGE_STATS": "1"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class VLLMSettings:
+    """Whether and how vLLM generates; the names are TRL's where it has one."""
+
+    use_vllm: bool = False
+    """Generate with vLLM instead of the embedded engine. Needs a GPU and the package `vllm`."""
+    vllm_server_base_url: str | None = None
+    """The address of a vLLM server that runs already, such as `http://127.0.0.1:8000`; None starts one for the run and
+    stops it at its end."""
+    vllm_server_timeout: Annotated[float, Bounds(above=0)] = 240.0
+    """Seconds until a server that was started must answer."""
+    vllm_gpu_memory_utilization: Annotated[float, Bounds(above=0, at_most=1)] = 0.3
+    """Share of the GPU's memory that vLLM takes; the learner needs the rest. [`rollout.gpu_memory_utilization`]"""
+    vllm_enable_sleep_mode: bool = False
+    """vLLM gives its memory back while the learner updates. [`rollout.free_cache_engine`]"""
+    vllm_tensor_parallel_size: Annotated[int, Bounds(at_least=1)] = 1
+    """GPUs over which vLLM spreads the model. [`rollout.tensor_model_parallel_size`]"""
+    vllm_weight_transfer: WeightTransfer = "folder"
+    """How new weights get there, where all of them learn: as a `folder` that both read, or from one process to the
+    other on the same GPU (`ipc`: vLLM's own transfer, which needs vLLM in the learner's environment)."""
+    vllm_args: tuple[str, ...] = ()
+    """Further arguments of `vllm serve`, such as `("--quantization", "fp8")`."""
+    vllm_command: tuple[str, ...] = ()
+    """What starts vLLM's command line; `()` is `agl vllm` of this environment."""
+
+    def check_vllm(self, *, has_adapters: bool) -> None:
+        """Check what the annotations do not say.
+
+        Raises:
+            BadRequestError: one is out of its range, or has no effect as the others are.
+        """
+        for name in ("vllm_args", "vllm_command"):
+            value: object = getattr(self, name)
+            if not isinstance(value, tuple | list) or not all(isinstance(each, str) for each in value):
+                raise BadRequestError(f"{name} must be a tuple of texts; got {value!r}")
+            object.__setattr__(self, name, tuple(value))  # JSON has lists
+        if self.vllm_server_base_url is not None:
+            parts = urlsplit(str(self.vllm_server_base_url))
+            if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/"):
+                raise BadRequestError(
+                    "vllm_server_base_url must be the address of a server without a path, such as "
+                    f"'http://127.0.0.1:8000'; got {self.vllm_server_base_url!r}"
+                )
+        if not self.use_vllm:
+            for name, field in VLLMSettings.__dataclass_fields__.items():
+                if getattr(self, name) != field.default:
+                    raise BadRequestError(f"{name}={getattr(self, name)!r} has no effect without use_vllm=True")
+        if self.vllm_weight_transfer == "ipc" and has_adapters:
+            raise BadRequestError(
+                "These settings do not go together: vllm_weight_transfer='ipc' and lora: adapters are loaded by their "
+                "own API of vLLM; leave vllm_weight_transfer out"
+            )
+        for name in ("vllm_args", "vllm_command"):
+            if getattr(self, name) and self.vllm_server_base_url is not None:
+                raise BadRequestError(
+                    f"These settings do not go together: {name} and vllm_server_base_url: that server runs already"
+                )
+
+
+class VLLMControl:
+    """The calls to one vLLM server, by its address. May be used from any thread. Any failure is an `EngineError`."""
+
+    def __init__(self, address: str, *, api_key: str | None = None) -> None:
+        self.address = address.rstrip("/")
+        self._headers = {"Content-Type": "application/json"}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+
+    def is_healthy(self) -> bool:
+        """Return whether the server answers and its engine lives."""
+        try:
+            self._ask("GET", "/health", timeout=_HEALTH_SECONDS)
+        except EngineError:
+            return False
+        return True
+
+    def get(self, path: str) -> Any:
+        """Return the JSON at a path."""
+        return json.loads(self._ask("GET", path, timeout=_HEALTH_SECONDS))
+
+    def post(self, path: str, timeout: float, body: Mapping[str, Any] | None = None, **query: object) -> bytes:
+        """Return the answer to a call with a body of JSON or with arguments in the query, within `timeout` seconds."""
+        return self._ask("POST", path, query, body=body, timeout=timeout)
+
+    def counts(self) -> tuple[int, int, int]:
+        """Return requests finished, prompt tokens and completion tokens since the server started."""
+        from prometheus_client.parser import text_string_to_metric_families
+
+        names = ("vllm:request_success_total", "vllm:prompt_tokens_total", "vllm:generation_tokens_total")
+        sums = dict.fromkeys(names, 0.0)
+        text = self._ask("GET", "/metrics", timeout=_HEALTH_SECONDS).decode()
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                if sample.name in sums:
+                    sums[sample.name] += sample.value
+        requests, prompt, completion = (int(sums[name]) for name in names)
+        return requests, prompt, completion
+
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, object] | None = None,
+        *,
+        body: Mapping[str, Any] | None = None,
+        timeout: float,
+    ) -> bytes:
+        url = self.address + path + (f"?{urlencode(query, doseq=True)}" if query else "")
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(url, data=data, headers=self._headers, method=method)
+        call = f"{method} {path} of the vLLM server at {self.address}"
+        try:
+            with urllib.request.urlopen(request, timeout=timeout) as answer:
+                return answer.read()
+        except urllib.error.HTTPError as error:
+            text = error.read().decode(errors="replace").strip()[:_LONGEST_TEXT]
+            advice = ""
+            if error.code == 404:
+                variable = "VLLM_ALLOW_RUNTIME_LORA_UPDATING" if "lora" in path else "VLLM_SERVER_DEV_MODE"
+                advice = f". The server offers it when it was started with {variable}=1 in its environment"
+            elif error.code in (401, 403):
+                advice = ". Its API key is read from the environment variable VLLM_API_KEY"
+            raise EngineError(f"{call} was answered with {error.code}: {text or error.reason}{advice}") from None
+        except OSError as error:  # URLError and TimeoutError are of this kind
+            raise EngineError(f"{call} was not answered within {timeout:g} s: {error}") from None
+
+
+class VLLMProcess:
+    """One server on loopback with an API key that nobody else knows.
+
+    `start` and `stop` belong to one owner. A thread waits for the end of the process: one that ends by itself is
+    started again, at the same address, `MAX_RESTARTS` times at most.
+    """
+
+    def __init__(
+        self,
+        arguments: Callable[[], Sequence[str]],
+        *,
+        command: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        log: Path,
+        start_seconds: float,
+    ) -> None:
+        """Prepare the process; nothing runs yet.
+
+        Args:
+            arguments: gives those of `vllm serve`, the model first, before each start: from its first answer on the
+                server has the weights that they name. Address and key are added.
+            command: starts vLLM's command line; () is `agl vllm`.
+            environment: variables beside those of this process.
+            log: file to which the server's output is appended.
+            start_seconds: until it must answer.
+        """
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self._port: int = probe.getsockname()[1]
+        self.api_key = secrets.token_urlsafe(24)
+        self.control = VLLMControl(f"http://127.0.0.1:{self._port}", api_key=self.api_key)
+        self._command, self._arguments = list(command or AGL_VLLM), arguments
+        self._environment = {name: value for name, value in os.environ.items() if name != TOKEN} | SWITCHES
+        self._environment |= {**(environment or {}), "VLLM_API_KEY": self.api_key}
+        self._log, self._start_seconds = log, start_seconds
+        self._stopping = threading.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._group: ProcessGroup | None = None
+        self._watcher: threading.Thread | None = None
+        self._restarts = 0
+        self._failure: EngineError | None = None  # why there is no server any more
+
+    def start(self) -> None:
+        """Start the server; returns when it answers.
+
+        Raises:
+            EngineError: the command does not start or ends, or there is no answer in time; the text has the last
+                lines of its output.
+        """
+        private_folder(self._log.parent)
+        process, group = self._launch()
+        self._watcher = threading.Thread(target=self._watch, args=(process, group), name="agl-vllm", daemon=True)
+        self._watcher.start()
+
+    def await_server(self, timeout: float) -> None:
+        """Return when the server answers, after a restart if need be.
+
+        Raises:
+            EngineError: there is none any more, or it does not answer in time.
+        """
+        deadline = time.monotonic() + timeout
+        while True:
+            if self._failure is not None:
+                raise self._failure
+            if self.control.is_healthy():
+                return
+            if time.monotonic() > deadline:
+                raise EngineError(f"The vLLM server did not answer within {timeout:g} s. {self._log_end()}")
+            self._stopping.wait(_POLL_SECONDS)
+
+    def stop(self) -> None:
+        """End the server and all that it started: SIGTERM, then SIGKILL. May be called twice."""
+        self._stopping.set()
+        if self._process is not None and self._process.poll() is None and self._group is not None:
+            self._group.signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_STOP_SECONDS)
+        if self._group is not None:
+            self._group.close()
+        if self._process is not None:
+            self._process.wait()
+        if self._watcher is not None and self._watcher is not threading.current_thread():
+            self._watcher.join()
+
+    def _launch(self) -> tuple[subprocess.Popen[bytes], ProcessGroup]:
+        place = ["--host", "127.0.0.1", "--port", str(self._port)]
+        arguments = self._arguments()
+        with self._log.open("ab") as log:
+            try:
+                process = self._process = subprocess.Popen(
+                    [*self._command, "serve", *arguments, *place],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=self._environment,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise EngineError(f"{self._command[0]!r} cannot be started: {error}") from None
+        group = self._group = ProcessGroup(process.pid)
+        try:
+            self._await_health(process)
+        except BaseException:
+            group.close()
+            process.wait()
+            raise
+        return process, group
+
+    def _await_health(self, process: subprocess.Popen[bytes]) -> None:
+        deadline = time.monotonic() + self._start_seconds
+        while not self.control.is_healthy():
+            if (code := process.poll()) is not None:
+                raise EngineError(f"The vLLM server ended with status {code} before it answered. {self._log_end()}")
+            if time.monotonic() > deadline:
+                limit = f"vllm_server_timeout={self._start_seconds:g} s"
+                raise EngineError(f"The vLLM server did not answer within {limit}. {self._log_end()}")
+            if self._stopping.wait(_POLL_SECONDS):
+                raise EngineError("The vLLM server was stopped before it answered")
+
+    def _watch(self, process: subprocess.Popen[bytes], group: ProcessGroup) -> None:
+        while True:
+            code = process.wait()
+            if self._stopping.is_set():
+                return
+            group.close()
+            try:
+                if self._restarts >= MAX_RESTARTS:
+                    raise EngineError(f"The vLLM server ended {self._restarts + 1} times by itself. {self._log_end()}")
+                self._restarts += 1
+                logger.warning("the vLLM server ended with status %s and is started again. %s", code, self._log_end())
+                process, group = self._launch()
+            except Exception as error:
+                if not self._stopping.is_set():
+                    self._failure = error if isinstance(error, EngineError) else EngineError(str(error))
+                    logger.error("there is no vLLM server any more: %s", self._failure)
+                return
+
+    def _log_end(self) -> str:
+        with contextlib.suppress(OSError), self._log.open(errors="replace") as log:
+            lines = deque((line.rstrip()[:300] for line in log if line.strip()), maxlen=_LAST_LINES)
+            if lines:
+                return f"Its log {str(self._log)!r} ends with:\n" + "\n".join(f"  {line}" for line in lines)
+        return f"It wrote nothing into {str(self._log)!r}"

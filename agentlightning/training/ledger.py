@@ -1,0 +1,429 @@
+"""The training ledger: how every model call of a training step ended, trained or excluded with a reason.
+
+`read_rollout` reads a finished rollout. Its rules, in the order in which they apply to a call:
+
+1. A rollout that was not sampled for training trains nothing.
+2. Only the latest attempt counts: calls of older ones are `superseded_attempt`, those that the store marked `stale`.
+3. A call that is no turn of the agent's work is a `helper`; the adapter says which.
+4. A call that gave the agent no answer, or by its nature generates nothing, is excluded by how it ended.
+5. The attempt's outcome decides (`attempt_verdict`), then the reward: a missing one is never filled in.
+6. A scored attempt one of whose calls was refused for good (`refused_for_good`) trains nothing unless it is asked for,
+   and one without any call of the policy has nothing to train.
+7. The adapter selects among the calls that are left.
+8. A call that has no token ids, or not one log-probability per token, cannot be trained.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, cast
+
+from agentlightning.adapter.calls.calls import (
+    CallRef,
+    ModelCall,
+    is_call_of_other_policy,
+    model_calls,
+    of_unknown_agents,
+    policies_of,
+)
+from agentlightning.adapter.calls.helpers import is_known_helper, without_calls
+from agentlightning.adapter.calls.refusals import REFUSED_CALL, refused_for_good
+from agentlightning.adapter.explain import Explanation, explain_calls
+from agentlightning.adapter.rows.drift import Decode
+from agentlightning.adapter.rows.samples import Sample, SampleReading, samples_from_calls, unusable
+from agentlightning.adapter.rows.seams import RowCause
+from agentlightning.adapter.spans.attributes import Problem
+from agentlightning.adapter.spans.rewards import final_dimensions, final_reward
+from agentlightning.adapter.spans.tokens import FAILED_STATES, has_failed, is_gateway_call, is_stale, refused_for_budget
+from agentlightning.adapter.triplet import TracerTraceToTriplet, TraceToTripletBase
+from agentlightning.errors import LedgerError
+from agentlightning.field_help import explain_fields
+from agentlightning.types import Attempt, Outcome, Rollout, Span
+
+_NAMED_AT_MOST = 8
+
+ExclusionReason = Literal[
+    # what the call itself is
+    "no_generation",  # there was nothing to generate (embeddings)
+    "no_tokens",
+    "no_logprobs",
+    "bad_logprobs",
+    "image_input",  # its prompt shows images, and rows hold tokens of text alone
+    "upstream_error",
+    "refused",
+    "client_left",
+    "stale",
+    "not_selected",  # by the adapter: a grader's call, another agent's, another policy's, or which one is not clear
+    "helper",  # no turn of the agent's work, but a title, a summary or the like
+    "unknown_agent",  # agents ran side by side; a role in the URL (`LLMProxy.as_resource(role=)`) tells them apart
+    # what became of its attempt
+    "superseded_attempt",
+    "infrastructure_fault",
+    "cancelled",
+    "budget",  # the call was refused for its budget, or its attempt ended because of one
+    "no_reward",
+    "unfinished",  # the attempt had not ended when the step closed
+    "refused_call",  # a call of the attempt was refused for good, so the reward tells nothing of the policy
+    "no_call",  # of a rollout, never of a call: it has a reward and no call of the policy, as after an agent's cache
+    # what the algorithm decided
+    "not_a_train_rollout",
+    "too_stale",  # a reply of its group is of weights more than `max_staleness` versions old
+    "not_chosen",  # supervised fine-tuning did not choose its rollout
+    "no_group",  # too few of its group's rollouts are usable
+    "equal_rewards",  # all rewards of its group are the same, so there is nothing to learn
+    "over_length",
+    "step_skipped",
+    "step_undone",  # the run was started again from before its step, and the step was taken again
+]
+"""Why a model call is not trained: the closed list."""
+
+
+# --- one rollout -----------------------------------------------------------------------------------------------------
+
+
+@explain_fields
+@dataclass(frozen=True, slots=True)
+class RolloutRecord:
+    """One rollout, read for training. Every call in `calls` is in exactly one of `samples` and `exclusions`."""
+
+    rollout_id: str
+    """The rollout that was read."""
+    attempt_id: str | None
+    """The latest attempt; None if nobody claimed the rollout."""
+    outcome: Outcome | None
+    """The latest attempt's."""
+    verdict: ExclusionReason | None
+    """Why nothing of the rollout is trained; None if its calls may be."""
+    reward: float | None
+    """The final reward of the latest attempt, also of rollouts that are not trained (evaluation)."""
+    dimensions: dict[str, float] = field(default_factory=dict[str, float])
+    """The dimensions of that reward by name; none where it has only one without a name."""
+    reading: SampleReading = field(default_factory=lambda: SampleReading([], []))
+    """The rows, and why each began."""
+    calls: list[ModelCall] = field(default_factory=list[ModelCall])
+    """Of all attempts, in the order of arrival."""
+    exclusions: dict[CallRef, ExclusionReason] = field(default_factory=dict[CallRef, ExclusionReason])
+    """Why each call that is in no row is excluded."""
+    problems: list[Problem] = field(default_factory=list[Problem])
+    """Parts of the spans that could not be read."""
+
+    @property
+    def samples(self) -> list[Sample]:
+        return self.reading.samples
+
+    @property
+    def seams(self) -> dict[RowCause, int]:
+        """How many rows each cause began."""
+        return self.reading.seam_counts()
+
+    def explain(self, decode: Decode | None = None) -> Explanation:
+        """Return what became of each call; print it to read it. `decode` shows tokens at seams as text too."""
+        return explain_calls(self.rollout_id, self.calls, [self.reading], self.exclusions, decode)
+
+
+def read_rollout(
+    rollout: Rollout,
+    attempts: Sequence[Attempt],
+    spans: Sequence[Span],
+    adapter: TraceToTripletBase | None = None,
+    *,
+    decode: Decode | None = None,
+    train_refused: bool = False,
+    policies: Collection[str] | None = None,
+) -> RolloutRecord:
+    """Return what a rollout gives to a training step. `spans` are those of all its attempts.
+
+    `decode` turns token ids into their text: see `samples_from_calls`. With `train_refused` a rollout is trained
+    although one of its calls was refused for good. `policies` are those that learn, where several do: each row is of
+    one of them.
+
+    Raises:
+        LedgerError: the adapter made a triplet that names no recorded call, or changed the tokens of one.
+    """
+    problems: list[Problem] = []
+    calls = model_calls(spans, problems)
+    latest = max(attempts, key=lambda attempt: attempt.sequence_id, default=None)
+    counted = counted_spans(spans, latest)
+    reward, dimensions = final_reward(counted), final_dimensions(counted)
+    adapter = adapter or TracerTraceToTriplet()
+    helpers = {call.ref for call in calls if adapter.is_helper(call)}
+    own = [call for call in calls if latest is not None and call.ref.attempt_id == latest.attempt_id and not call.stale]
+    work = [call for call in own if call.ref not in helpers]
+    others = {
+        call.ref
+        for call in calls
+        if is_call_of_other_policy(call, adapter.policy) or (policies is not None and call.policy not in policies)
+    }
+
+    verdict = _verdict(rollout, latest, reward)
+    was_faulty = latest is not None and latest.outcome == "policy_fault"
+    if verdict is None and not train_refused and not was_faulty and refused_for_good(work):
+        verdict = REFUSED_CALL
+    if verdict is None and all(call.ref in others for call in work):
+        verdict = "no_call"
+    exclusions: dict[CallRef, ExclusionReason] = {
+        call.ref: reason for call in calls if (reason := _exclusion(call, latest, verdict, helpers)) is not None
+    }
+
+    candidates = [call for call in calls if call.ref not in exclusions]
+    selected: dict[CallRef, ModelCall] = {}
+    unknown: set[CallRef] = set()
+    if candidates:
+        counted = without_calls(counted, [call for call in own if call.ref in helpers])
+        selection = adapter.select(counted, candidates)
+        problems.extend(selection.problems)
+        selected = {call.ref: call for call in selection.calls if policies is None or call.ref not in others}
+        unknown = of_unknown_agents(candidates, selection.problems)
+    if policies is None and adapter.policy is None and len(policies_of(selected.values())) > 1:
+        selected = {}  # which of them is trained here, only the adapter's policy= can tell
+    reading = samples_from_calls(list(selected.values()), decode=decode)
+    if verdict == "no_call" and reading.samples:
+        verdict = None  # an adapter of the user's own selects what it wants
+    in_rows = {ref for sample in reading.samples for ref in sample.call_refs()}
+    for call in candidates:
+        if call.ref in others and call.ref not in in_rows:
+            exclusions[call.ref] = "not_selected"
+        elif call.ref not in in_rows:
+            exclusions[call.ref] = unusable(call) or ("unknown_agent" if call.ref in unknown else "not_selected")
+    return RolloutRecord(
+        rollout_id=rollout.rollout_id,
+        attempt_id=None if latest is None else latest.attempt_id,
+        outcome=None if latest is None else latest.outcome,
+        verdict=verdict,
+        reward=reward,
+        dimensions={} if reward is None else dimensions,
+        reading=reading,
+        calls=[selected.get(call.ref, call) for call in calls],
+        exclusions=exclusions,
+        problems=problems,
+    )
+
+
+def attempt_verdict(attempt: Attempt, is_latest: bool) -> ExclusionReason | None:
+    """Return why nothing of an attempt is trained; None if its outcome allows it.
+
+    Only `scored` and `policy_fault` do. An attempt that succeeded under a runner that states no outcome is allowed too:
+    its reward decides.
+    """
+    if not is_latest:
+        return "superseded_attempt"
+    if attempt.outcome in ("scored", "policy_fault"):
+        return None
+    if attempt.outcome_reason == "budget":
+        return "budget"
+    if attempt.outcome == "unscored":
+        return "no_reward"
+    if attempt.outcome == "cancelled" or (attempt.outcome is None and attempt.status == "timeout"):
+        return "cancelled"
+    if attempt.outcome is not None:
+        return "infrastructure_fault"
+    if attempt.status == "succeeded":
+        return None
+    return "unfinished" if attempt.status in ("preparing", "running") else "infrastructure_fault"
+
+
+def counted_spans(spans: Sequence[Span], latest: Attempt | None) -> list[Span]:
+    """Return the spans of the latest attempt that were not late, in their order."""
+    attempt_id = None if latest is None else latest.attempt_id
+    own = (span for span in spans if span.attempt_id == attempt_id and not is_stale(span))
+    return sorted(own, key=lambda span: span.sequence_id)
+
+
+def refusal_of(attempt: Attempt, spans: Sequence[Span]) -> str | None:
+    """Return `refused_call` for an attempt that was scored although one of its calls was refused for good.
+
+    None for every other attempt, and for one whose end has a reason already: a fault of the policy is the user's word.
+    `spans` are those of the attempt that were not late.
+    """
+    scored = attempt.outcome == "scored" or (attempt.outcome is None and attempt.status == "succeeded")
+    if not scored or attempt.outcome_reason is not None:
+        return None
+    if not any(is_gateway_call(span) and has_failed(span) for span in spans):
+        return None
+    work = [call for call in model_calls(spans) if not is_known_helper(call)]
+    return REFUSED_CALL if refused_for_good(work) else None
+
+
+def _verdict(rollout: Rollout, latest: Attempt | None, reward: float | None) -> ExclusionReason | None:
+    """Return why the rollout as a whole is not trained; None if it is."""
+    if rollout.mode in ("val", "test"):
+        return "not_a_train_rollout"
+    verdict = "unfinished" if latest is None else attempt_verdict(latest, is_latest=True)
+    if verdict == "unfinished" and rollout.status == "cancelled":
+        return "cancelled"
+    return verdict or ("no_reward" if reward is None else None)
+
+
+def _exclusion(
+    call: ModelCall, latest: Attempt | None, verdict: ExclusionReason | None, helpers: Collection[CallRef]
+) -> ExclusionReason | None:
+    if verdict == "not_a_train_rollout":
+        return verdict
+    if call.stale:
+        return "stale"
+    if latest is None or call.ref.attempt_id != latest.attempt_id:
+        return "superseded_attempt"
+    if call.ref in helpers:
+        return "helper"
+    if call.state == "refused" and (
+        latest.outcome_reason == "budget" or (call.spans is not None and refused_for_budget(call.spans.record))
+    ):
+        return "budget"
+    if call.state == "no_generation" or call.state in FAILED_STATES:
+        return cast(ExclusionReason, call.state)  # the names of the two lists are the same
+    return None if verdict == "no_call" else verdict  # the calls of other policies were not selected
+
+
+# --- one step --------------------------------------------------------------------------------------------------------
+
+
+@explain_fields
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """The call is part of the update."""
+
+    row: int
+    """Index of its row in the step's batch."""
+    tokens: int
+    """How many of its tokens are trained: all that the policy produced in it."""
+    advantage: float
+    """The factor by which its tokens count in the loss."""
+    weight_version: int
+    """The weights that served the call."""
+    constrained_by: tuple[str, ...] = ()
+    """Settings under which its tokens were drawn from another distribution than the one that learns."""
+
+
+@explain_fields
+@dataclass(frozen=True, slots=True)
+class Excluded:
+    """The call is not part of the update."""
+
+    reason: ExclusionReason
+    """Why, out of the closed list."""
+
+
+Ending = Trained | Excluded
+
+
+@explain_fields
+@dataclass(frozen=True, slots=True)
+class LedgerSummary:
+    """The counts of one step; `captured` is `trained` plus all of `excluded`."""
+
+    step: int
+    """The number of the training step."""
+    captured: int
+    """Calls that were captured."""
+    trained: int
+    """Calls that were part of the update."""
+    trained_tokens: int
+    """Tokens of these calls that were trained."""
+    excluded: dict[ExclusionReason, int]
+    """Reasons that occurred, the most frequent first."""
+    constrained: dict[str, int] = field(default_factory=dict[str, int])
+    """Trained calls that were constrained, by the setting that did it, the most frequent first; one may be counted
+    under several. Their log-probabilities are those of the unconstrained model."""
+
+
+class Ledger:
+    """The ledger of one training step. Belongs to the loop that runs the step; not for several threads."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self._calls: dict[CallRef, ModelCall] = {}
+        self._endings: dict[CallRef, list[Ending]] = {}
+
+    def add(self, record: RolloutRecord) -> None:
+        """Capture the calls of a rollout and enter those that are already excluded."""
+        self.capture(record.calls)
+        for ref, reason in record.exclusions.items():
+            self._enter(ref, Excluded(reason))
+
+    def capture(self, calls: Iterable[ModelCall]) -> None:
+        """Open an account for each call.
+
+        Raises:
+            LedgerError: a call was captured before.
+        """
+        for call in calls:
+            if call.ref in self._calls:
+                raise LedgerError(f"step {self.step}: {_name(call.ref)} was captured twice; add each rollout once")
+            self._calls[call.ref] = call
+
+    def train(self, sample: Sample, *, row: int, advantage: float) -> None:
+        """Enter that the calls of a row are trained.
+
+        Raises:
+            LedgerError: the row trains another number of tokens than its calls have.
+        """
+        refs = sample.call_refs()
+        tokens = {ref: len(self._calls[ref].completion_token_ids) for ref in refs if ref in self._calls}
+        if len(tokens) == len(refs) and sum(tokens.values()) != sum(sample.mask):
+            raise LedgerError(
+                f"step {self.step}: row {row} of rollout {sample.rollout_id} trains {sum(sample.mask)} tokens, "
+                f"its {len(refs)} model calls have {sum(tokens.values())}"
+            )
+        for ref, version in zip(refs, sample.weight_versions, strict=True):
+            constrained_by = self._calls[ref].constrained_by if ref in self._calls else ()
+            self._enter(ref, Trained(row, tokens.get(ref, 0), advantage, version, constrained_by))
+
+    def exclude(self, calls: Iterable[CallRef] | Sample, reason: ExclusionReason) -> None:
+        """Enter that calls, or all calls of a row, are not trained."""
+        for ref in calls.call_refs() if isinstance(calls, Sample) else calls:
+            self._enter(ref, Excluded(reason))
+
+    def calls(self) -> list[ModelCall]:
+        """Return every captured call, in the order of capture."""
+        return list(self._calls.values())
+
+    def endings(self) -> dict[CallRef, Ending]:
+        """Return the ending of each call that has exactly one."""
+        return {ref: endings[0] for ref, endings in self._endings.items() if len(endings) == 1}
+
+    def close(self) -> LedgerSummary:
+        """Return the counts.
+
+        Raises:
+            LedgerError: a call is neither trained nor excluded, is both or is entered twice, or was never captured; the
+                calls are named.
+        """
+        wrong = [text for ref in {**self._calls, **self._endings} if (text := self._fault(ref)) is not None]
+        if wrong:
+            more = f"; and {len(wrong) - _NAMED_AT_MOST} more" if len(wrong) > _NAMED_AT_MOST else ""
+            raise LedgerError(
+                f"step {self.step}: {len(wrong)} of {len(self._calls)} model calls do not add up: "
+                + "; ".join(wrong[:_NAMED_AT_MOST])
+                + more
+            )
+        endings = self.endings().values()
+        trained = [end for end in endings if isinstance(end, Trained)]
+        excluded: Counter[ExclusionReason] = Counter(end.reason for end in endings if isinstance(end, Excluded))
+        return LedgerSummary(
+            step=self.step,
+            captured=len(self._calls),
+            trained=len(trained),
+            trained_tokens=sum(end.tokens for end in trained),
+            excluded=dict(excluded.most_common()),
+            constrained=dict(Counter(name for end in trained for name in end.constrained_by).most_common()),
+        )
+
+    def _enter(self, ref: CallRef, ending: Ending) -> None:
+        self._endings.setdefault(ref, []).append(ending)
+
+    def _fault(self, ref: CallRef) -> str | None:
+        """Return what does not add up about a call; None if all does."""
+        endings, captured = self._endings.get(ref, ()), ref in self._calls
+        if captured and len(endings) == 1:
+            return None
+        text = " and ".join(
+            f"trained in row {end.row}" if isinstance(end, Trained) else f"excluded as {end.reason}" for end in endings
+        )
+        never = "" if captured else " and was never captured"
+        return f"{_name(ref)} is {text or 'neither trained nor excluded'}{never}"
+
+
+def _name(ref: CallRef) -> str:
+    return f"call {ref.call_id} (rollout {ref.rollout_id}, attempt {ref.attempt_id})"

@@ -1,0 +1,327 @@
+"""The records of a training run in its store: `RunLog` writes them, and reads them back when the run is started again.
+
+A record has a kind, a step, a name and JSON data; the methods of `RunLog` say what each kind holds. The records of the
+ledger are made in `ledger_records.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
+from typing import Any, Generic, TypeVar, cast
+
+from agentlightning.errors import BadRequestError
+from agentlightning.store.base import LightningStore
+from agentlightning.store.rules.values import to_json
+from agentlightning.terminal import cut
+from agentlightning.types.runs import BestFigure, RecordKind, Run, RunRecord
+from agentlightning.utils.concurrency.loops import within
+from agentlightning.utils.masking import masked
+
+T = TypeVar("T")
+Work = Callable[[LightningStore], Coroutine[Any, Any, T]]
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_SECONDS = 10.0
+_LAST_SECONDS = 2.0
+"""Time to store the pending records when an algorithm fails."""
+_MOST_PENDING = 10_000
+"""Records that are not awaited and not stored yet."""
+_TEXT_CHARACTERS = 4096
+"""Longest text of an alarm; the rest is cut."""
+_CALL_BYTES = 8 * 1024 * 1024
+"""About so much is sent to the store at once."""
+
+
+def clean_run(run: Run) -> Run:
+    """Return a run without secrets, whoever has written it."""
+    return Run.model_validate(masked(run.model_dump(mode="json")))
+
+
+def clean_record(record: RunRecord) -> RunRecord:
+    """Return a record without secrets; token rows are numbers and stay exactly as they are."""
+    data = dict(record.data)
+    rows = data.pop("rows", None) if record.kind == "ledger" else None
+    data = masked(data)
+    if rows is not None:
+        data["rows"] = rows
+    return record.model_copy(update={"data": data})
+
+
+class Answer(Generic[T]):
+    """The result of a call: awaiting it returns the result, once the record is stored."""
+
+    def __init__(self, future: asyncio.Future[T] | None = None, value: T | None = None) -> None:
+        self._future, self._value = future, value
+        self.is_awaited = False
+
+    def __await__(self) -> Generator[Any, None, T]:
+        self.is_awaited = True
+        if self._future is not None:
+            return (yield from self._future.__await__())
+        return cast(T, self._value)
+
+
+class RunLog:
+    """The records of one run, bound to its store.
+
+    A write may be awaited, and then the record is stored when it returns. A record that a coroutine does not await is
+    stored before the run ends, and the run fails if it cannot be. From a plain thread each call returns once its record
+    is stored. Secrets are hidden, and numbers that are not finite are null, before anything leaves this process. A
+    record that is there already, by its kind, step and name, stays as it was.
+
+    Belongs to the event loop in which it was made; threads and other loops may call it. Without a store, or with one
+    that keeps no runs (logged once), it keeps nothing.
+    """
+
+    def __init__(
+        self,
+        store: LightningStore | None,
+        run_id: str | None = None,
+        *,
+        tell: Callable[[Sequence[RunRecord]], None] | None = None,
+    ) -> None:
+        """`tell` is called with the records that were new to the store, or with all where none keeps them; it must not
+        wait."""
+        self.run_id = run_id or ""
+        """`""` is the run without a name."""
+        self._store = store
+        self._tell: Callable[[Sequence[RunRecord]], None] = tell or (lambda records: None)
+        self._pending: dict[asyncio.Future[Any], Answer[Any]] = {}
+        self._failed: BaseException | None = None
+        self._loop = _running_loop()
+
+    @property
+    def keeps_records(self) -> bool:
+        """False if there is no store that could keep them, so that expensive ones need not be made."""
+        return self._store is not None
+
+    # --- write -----------------------------------------------------------------------------------------------------
+
+    def step(self, step: int, figures: Mapping[str, object]) -> Answer[int]:
+        """Record the figures of a training step, such as `{"mean_reward": 0.5, "loss": 0.1}`."""
+        return self.add([RunRecord(kind="step", step=step, data=dict(figures))])
+
+    def evaluation(
+        self,
+        step: int,
+        name: str,
+        data: Mapping[str, object],
+        *,
+        value: float | None = None,
+        counts_for_best: bool = True,
+    ) -> Answer[int]:
+        """Record an evaluation after `step`; its `value` is the run's best figure of this name if none was better.
+
+        A run has one best figure, and one of another name replaces it: of several evaluations one should count. For a
+        comparison task by task, `data` holds `rewards` and `tasks`, see `tasks_of`.
+        """
+        record = RunRecord(kind="evaluation", step=step, name=name, data={**data, "value": value})
+        return self.add([record], value if counts_for_best else None)
+
+    def alarm(self, step: int, name: str, text: str, **data: object) -> Answer[int]:
+        """Record something that somebody should look at.
+
+        A condition that lasts over steps has two records of one name, with these `data`: `state` (`raised` where it
+        began, `over` where it ended), `since` (the step after which it was raised), `value`, `threshold` and
+        `what_to_try`, which is empty in the second. A record without a `state` is of something that happened once.
+        """
+        data["text"] = cut(text, _TEXT_CHARACTERS)
+        return self.add([RunRecord(kind="alarm", step=step, name=name, data=data)])
+
+    def checkpoint(self, step: int, name: str = "", **data: object) -> Answer[int]:
+        """Record where weights and optimizer lie."""
+        return self.add([RunRecord(kind="checkpoint", step=step, name=name, data=data)])
+
+    def prompt(self, step: int, name: str, data: Mapping[str, object]) -> Answer[int]:
+        """Record a version of a prompt."""
+        return self.add([RunRecord(kind="prompt", step=step, name=name, data=dict(data))])
+
+    def state(self, step: int, data: Mapping[str, object], name: str = "") -> Answer[int]:
+        """Record what the algorithm needs to go on after `step`; `latest("state")` reads it back."""
+        return self.add([RunRecord(kind="state", step=step, name=name, data=dict(data))])
+
+    def ledger(self, step: int, entries: Sequence[Mapping[str, Any]]) -> Answer[int]:
+        """Record the endings of the model calls of rollouts, one entry each: see `ledger_records.py`."""
+        return self.add([RunRecord(kind="ledger", step=step, name=e["rollout_id"], data=dict(e)) for e in entries])
+
+    def add(self, records: Sequence[RunRecord], best: float | None = None) -> Answer[int]:
+        """Store records, in one call if they are not too large for one. Returns how many were new.
+
+        Raises:
+            TypeError: something in a record is no JSON value; names the place.
+            BadRequestError: a record is too large.
+        """
+        clean = [clean_record(record.model_copy(update={"data": to_json(record.data, "data")})) for record in records]
+        figure = None if best is None else BestFigure(name=clean[-1].name, value=best, step=clean[-1].step)
+
+        async def add(store: LightningStore) -> int:
+            new = 0
+            for batch in _batches(clean):
+                try:
+                    added = await store.add_run_records(self.run_id, batch)
+                except NotImplementedError:
+                    self._tell(clean)
+                    raise
+                new += added
+                if added:
+                    self._tell(batch)
+            if figure is not None:
+                await store.update_run(self.run_id, best=figure)
+            return new
+
+        if self._store is None:
+            self._tell(clean)
+        return self._write(add, 0)
+
+    def best(self, name: str, value: float, step: int) -> Answer[None]:
+        """Record a result as the best of the run, if there is none of its name that was better."""
+        figure = BestFigure(name=name, value=value, step=step)
+
+        async def update(store: LightningStore) -> None:
+            await store.update_run(self.run_id, best=figure)
+
+        return self._write(update, None)
+
+    def vocabulary(self, name: str, tokens: Sequence[str]) -> Answer[bool]:
+        """Store the text of each token id under the id of its table, once for all runs."""
+        return self._write(lambda store: store.add_vocabulary(name, tokens), False)
+
+    def rewind(self, step: int) -> Answer[int]:
+        """Remove the records of later steps, which a run that goes on makes again. Returns how many they were."""
+        return self._write(lambda store: store.rewind_run(self.run_id, step), 0)
+
+    async def flush(self) -> None:
+        """Return once everything is stored.
+
+        Raises:
+            Exception: a record that was not awaited could not be stored.
+        """
+        while self._pending:
+            await asyncio.wait(self._pending)
+        failed, self._failed = self._failed, None
+        if failed is not None:
+            raise failed
+
+    # --- read ------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> Run | None:
+        """Return the run as the store knows it; None if it keeps none."""
+        return await self._ask(lambda store: store.get_run_by_id(self.run_id), None)
+
+    async def latest(self, kind: RecordKind, name: str | None = None) -> RunRecord | None:
+        """Return the record of the greatest step, to go on from it; None without one."""
+        query: dict[str, Any] = {"kind_in": [kind], "sort_order": "desc", "limit": 1}
+        query |= {} if name is None else {"name": name}
+        page = await self._ask(lambda store: store.query_run_records(self.run_id, **query), [])
+        return page[0] if page else None
+
+    async def records(
+        self, *kinds: RecordKind, step_from: int | None = None, step_to: int | None = None
+    ) -> list[RunRecord]:
+        """Return the records of these kinds, of all without any, in the order of their steps. Bounds are inclusive."""
+        query: dict[str, Any] = {"kind_in": list(kinds) or None, "step_from": step_from, "step_to": step_to}
+        return list(await self._ask(lambda store: store.query_run_records(self.run_id, **query), []))
+
+    @contextlib.asynccontextmanager
+    async def kept_alive(self) -> AsyncGenerator[None]:
+        """Send a heartbeat every ten seconds during the body, and wait at its end for the pending records: two seconds
+        at most if the body raises, and then its error is what counts."""
+
+        async def beat() -> None:
+            while self._store is not None:
+                await asyncio.sleep(HEARTBEAT_SECONDS)
+                try:
+                    await self._ask(lambda store: store.update_run(self.run_id, heartbeat=True), None)
+                except Exception as error:  # the store is away: whoever works with it meets the same and decides
+                    logger.debug("Run %s could not send its heartbeat: %s", self.run_id, error)
+
+        beating = asyncio.create_task(beat(), name="run-heartbeat")
+        try:
+            try:
+                yield
+            except BaseException:  # whatever ended the body, what it recorded is stored first
+                with contextlib.suppress(Exception):  # that of the body goes on
+                    await within(_LAST_SECONDS, self.flush())
+                raise
+            await self.flush()
+        finally:
+            beating.cancel()
+            await asyncio.wait([beating])
+
+    # --- how calls reach the store -----------------------------------------------------------------------------------
+
+    def _write(self, work: Work[T], nothing: T) -> Answer[T]:
+        """Do the work on the store, after what was written before; from a plain thread, wait for it."""
+
+        async def in_order() -> T:
+            return await self._queued(work, nothing)
+
+        here = _running_loop()
+        self._loop = self._loop or here
+        if self._loop is None:
+            return Answer(value=asyncio.run(in_order()))
+        if here is self._loop:
+            return self._queued(work, nothing)
+        future = asyncio.run_coroutine_threadsafe(in_order(), self._loop)
+        return Answer(value=future.result()) if here is None else Answer(asyncio.wrap_future(future))
+
+    def _queued(self, work: Work[T], nothing: T) -> Answer[T]:
+        if len(self._pending) >= _MOST_PENDING:
+            raise BadRequestError(f"{_MOST_PENDING} records of {self._named} wait to be stored; await each call")
+        before = next(reversed(self._pending), None)
+
+        async def after() -> T:
+            if before is not None:
+                await asyncio.wait([before])
+            return await self._ask(work, nothing)
+
+        task = asyncio.get_running_loop().create_task(after())
+        answer = self._pending[task] = Answer(task)
+        task.add_done_callback(self._note_end)
+        return answer
+
+    def _note_end(self, task: asyncio.Future[Any]) -> None:
+        answer = self._pending.pop(task)
+        if not answer.is_awaited and not task.cancelled() and self._failed is None:
+            self._failed = task.exception()
+
+    async def _ask(self, work: Work[T], nothing: T) -> T:
+        """Do the work in the loop that the store belongs to; `nothing` if no store keeps runs."""
+        if self._loop is not None and asyncio.get_running_loop() is not self._loop:
+            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._ask(work, nothing), self._loop))
+        if self._store is None:
+            return nothing
+        try:
+            return await work(self._store)
+        except NotImplementedError:
+            logger.info("%s keeps no runs: what %s records is left out", type(self._store).__name__, self._named)
+            self._store = None
+            return nothing
+
+    @property
+    def _named(self) -> str:
+        return f"run {self.run_id}" if self.run_id else "the run without a name"
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    with contextlib.suppress(RuntimeError):
+        return asyncio.get_running_loop()
+    return None
+
+
+def _batches(records: Sequence[RunRecord]) -> Generator[list[RunRecord]]:
+    """Yield the records in their order, so many at a time as the store takes in one call."""
+    batch, size = list[RunRecord](), 0
+    for record in records:
+        own = len(json.dumps(record.data))
+        if batch and size + own > _CALL_BYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append(record)
+        size += own
+    if batch:
+        yield batch

@@ -1,0 +1,162 @@
+"""Runs rollouts in batches for all algorithms: enqueue, wait with a limit, cancel what is left, fetch the evidence."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Literal
+
+from agentlightning.adapter.spans.rewards import final_reward
+from agentlightning.errors import AgentLightningError, ConflictError
+from agentlightning.store.base import LightningStore
+from agentlightning.training.ledger import attempt_verdict, counted_spans, refusal_of
+from agentlightning.types import Attempt, EnqueueRolloutRequest, Rollout, Span
+
+logger = logging.getLogger(__name__)
+
+_LOOK_EVERY = 0.25
+"""Seconds between two reports to `on_done`; the end itself is noticed at once."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A rollout at its end, with everything that was recorded of it."""
+
+    rollout: Rollout
+    attempts: list[Attempt]
+    """In the order in which they were made."""
+    spans: list[Span]
+    """Of all attempts."""
+
+    @property
+    def latest(self) -> Attempt | None:
+        """The attempt that counts; None if nobody claimed the rollout."""
+        return self.attempts[-1] if self.attempts else None
+
+    @property
+    def counted(self) -> list[Span]:
+        """The spans of the latest attempt that were not late, in their order."""
+        return counted_spans(self.spans, self.latest)
+
+    @property
+    def reward(self) -> float | None:
+        """The last reward of an attempt that was scored, or the one that a fault of the policy names. None for a
+        rollout that failed in another way, is not at its end, or earned nothing."""
+        latest = self.latest
+        if latest is None or attempt_verdict(latest, is_latest=True) is not None:
+            return None
+        return final_reward(self.counted)
+
+
+LatePolicy = Literal["drop", "wait", "resubmit"]
+"""What becomes of rollouts that are late: they are cancelled; or waited for as long as others still end, each end
+restarting the time limit; or cancelled and enqueued once more, with the same time limit."""
+
+
+async def collect(
+    store: LightningStore,
+    requests: Sequence[EnqueueRolloutRequest],
+    *,
+    timeout_seconds: float,
+    on_done: Callable[[int], None] | None = None,
+    on_ended: Callable[[Sequence[Rollout]], Awaitable[None]] | None = None,
+    on_enqueued: Callable[[Sequence[Rollout]], None] | None = None,
+    late: LatePolicy = "drop",
+    last_end: Callable[[], float] | None = None,
+) -> list[Rollout]:
+    """Enqueue the requests and return their rollouts, in order, once all are at an end.
+
+    Those that are not after `timeout_seconds` are treated as `late` says, and in the end returned as `cancelled`; the
+    wait has an end in each case. With `resubmit` the rollouts that were given up come after the others. `on_done` is
+    called from time to time with the number that are done; `on_ended` is awaited with those that have ended since,
+    while others are still open; `on_enqueued` is called with the rollouts as soon as the store has them. `last_end`
+    returns the monotonic time at which a rollout of another call ended last, where several calls are one step: with
+    `wait` it restarts the time limit. When the caller is cancelled, so are the open rollouts.
+    """
+
+    async def collect_once(
+        requests: Sequence[EnqueueRolloutRequest], done: int, *, patient: bool
+    ) -> tuple[list[Rollout], list[int]]:
+        """Return the rollouts, and the places of those that were late and cancelled; `done` are done already."""
+        rollouts = await _enqueued(store, requests)
+        if on_enqueued:
+            on_enqueued(rollouts)
+        ids = [rollout.rollout_id for rollout in rollouts]
+        end = time.monotonic() + timeout_seconds
+        ended: dict[str, Rollout] = {}
+        try:
+            while len(ended) < len(ids):
+                if patient and last_end is not None:
+                    end = max(end, last_end() + timeout_seconds)
+                if (left := end - time.monotonic()) <= 0:
+                    break
+                pause = min(left, _LOOK_EVERY) if on_done or on_ended or patient else left
+                known = set(ended)
+                ended = {r.rollout_id: r for r in await store.wait_for_rollouts(rollout_ids=ids, timeout=pause)}
+                if patient and len(ended) > len(known):
+                    end = time.monotonic() + timeout_seconds
+                if on_done:
+                    on_done(done + len(ended))
+                if on_ended and (fresh := [rollout for id, rollout in ended.items() if id not in known]):
+                    await on_ended(fresh)
+        finally:
+            given_up = [place for place, rollout_id in enumerate(ids) if rollout_id not in ended]
+            for rollout_id in (ids[place] for place in given_up):
+                try:
+                    ended[rollout_id] = await store.update_rollout(rollout_id, status="cancelled")
+                except ConflictError:  # it ended in this moment, and stays as it ended
+                    rollout = await store.get_rollout_by_id(rollout_id)
+                    assert rollout is not None, rollout_id
+                    ended[rollout_id] = rollout
+        cancelled = [place for place in given_up if ended[ids[place]].status == "cancelled"]
+        return [ended[rollout_id] for rollout_id in ids], cancelled
+
+    rollouts, cancelled = await collect_once(requests, 0, patient=late == "wait")
+    if late != "resubmit" or not cancelled:
+        return rollouts
+    given_up = [rollouts[place] for place in cancelled]
+    again = [requests[place] for place in cancelled]
+    resubmitted, _ = await collect_once(again, len(rollouts) - len(cancelled), patient=False)
+    for place, rollout in zip(cancelled, resubmitted, strict=True):
+        rollouts[place] = rollout
+    return rollouts + given_up
+
+
+async def _enqueued(store: LightningStore, requests: Sequence[EnqueueRolloutRequest]) -> list[Rollout]:
+    """Return the rollouts of the requests. A caller that is cancelled meanwhile leaves none of them open."""
+    enqueuing = asyncio.ensure_future(store.enqueue_many_rollouts(requests))
+    try:
+        return list(await asyncio.shield(enqueuing))
+    except asyncio.CancelledError:
+        await asyncio.wait([enqueuing])
+        for rollout in [] if enqueuing.exception() else enqueuing.result():
+            with suppress(ConflictError):  # one that a run has found again may have ended
+                await store.update_rollout(rollout.rollout_id, status="cancelled")
+        raise
+
+
+async def evidence(store: LightningStore, rollout: Rollout, *, note: bool = False) -> Evidence:
+    """Return a rollout with its attempts and spans.
+
+    The latest attempt has the reason `refused_call` where a call of it was refused for good. Every reader of every
+    store can find that in the spans, whatever ran the agent; with `note` the store records it, so that lists show it.
+    """
+    attempts = sorted(await store.query_attempts(rollout.rollout_id), key=lambda attempt: attempt.sequence_id)
+    result = Evidence(rollout, attempts, list(await store.query_spans(rollout.rollout_id)))
+    reason = None if result.latest is None else refusal_of(result.latest, result.counted)
+    if result.latest is None or reason is None:
+        return result
+    latest = attempts[-1] = result.latest.model_copy(update={"outcome_reason": reason})
+    if note:
+        try:
+            await store.update_attempt(latest.rollout_id, latest.attempt_id, outcome_reason=reason)
+        except (AgentLightningError, OSError) as error:  # readers find the reason in the spans again
+            logger.warning(
+                "[Rollout %s | Attempt %s] the store did not take the reason %s: %s",
+                *(latest.rollout_id, latest.attempt_id, reason, error),
+            )
+    return result

@@ -1,0 +1,189 @@
+"""Checks of what keeps a run from learning: rollouts without a trainable or a scored call, and tokens that drift.
+
+Rollouts without a trainable call, and those with a call that was refused for good, are excluded and the run goes on; a
+report on one of each kind is made once. Where a whole first batch has no such call, where the tokens drift more than is
+allowed, and where no rollout of the whole run has a reward, the run ends with an error.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from agentlightning.adapter.calls.calls import model_calls
+from agentlightning.adapter.calls.refusals import REFUSED_CALL, refused_for_good
+from agentlightning.adapter.rows.drift import Decode
+from agentlightning.adapter.rows.seams import describe
+from agentlightning.errors import NoScoredRolloutError, NoTrainableCallError, TooMuchDriftError
+from agentlightning.training.ledger import RolloutRecord
+from agentlightning.training.rollouts import Evidence
+from agentlightning.training.rows import StepRows
+
+_WAYS_OUT: Final = (
+    "Two ways out: let the agent take the model, `def agent(task, llm: agl.LLM)`, and give its client "
+    "base_url=llm.get_base_url(), api_key=llm.api_key and model=llm.model; or run the agent as a program of its own "
+    "(agl.CommandAgent), whose environment holds OPENAI_BASE_URL, OPENAI_API_KEY and the like. If the client has a "
+    "cache that answers without a call (DSPy has), switch it off"
+)
+_STATE: Final = ("turns", "drifts", "_first_step_seen", "_reported", "_told_of_refusals", "has_looked")
+"""Of `DriftGuard`: the state of a run that is started again. Checkpoints hold these names."""
+
+
+@dataclass
+class DriftGuard:
+    """Reports what keeps a run from learning. Belongs to the loop of the run, which asks it once per step, in order."""
+
+    max_drift: float | None = None
+    """Largest share of turns that may drift; None is no limit."""
+    decode: Decode | None = None
+    turns: int = field(default=0, init=False)
+    """Model calls that are in rows, of the whole run."""
+    drifts: int = field(default=0, init=False)
+    """Those among them that begin a row because of template or tokenizer."""
+    _first_step_seen: bool = field(default=False, init=False)
+    _reported: bool = field(default=False, init=False)
+    _told_of_refusals: bool = field(default=False, init=False)
+    has_looked: bool = field(default=False, init=False)
+    """The first rollout with a reward was looked at."""
+
+    def state(self) -> dict[str, Any]:
+        """Return what `restore` takes, as JSON data: the counts, and what was reported already."""
+        return {name: getattr(self, name) for name in _STATE}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from an earlier start of the run."""
+        for name in _STATE:
+            setattr(self, name, state[name])
+
+    def first_look(self, evidence: Evidence) -> str | None:
+        """Return what to do if this is the first rollout with a reward and no call of it came through the gateway.
+
+        It is called when the rollout ends, not at the end of its step: an agent that goes past the gateway gives
+        nothing to learn from.
+        """
+        latest = evidence.latest
+        if self.has_looked or evidence.reward is None or latest is None or latest.outcome_reason == REFUSED_CALL:
+            return None
+        self.has_looked = True
+        calls = model_calls(evidence.counted)
+        if any(call.spans is not None and call.spans.record is not None for call in calls):
+            return None
+        seen = f"its tracer saw {len(calls)}, which went elsewhere" if calls else "its tracer saw none either"
+        return (
+            f"the first rollout with a reward ({evidence.rollout.rollout_id}) has no model call through the gateway "
+            f"({seen}), so nothing of it can be trained. {_WAYS_OUT}"
+        )
+
+    def refusals(self, records: Sequence[RolloutRecord]) -> str | None:
+        """Return a report on rollouts that are excluded for a refused call, the first time that there are any."""
+        refused = [record for record in records if record.verdict == REFUSED_CALL]
+        if not refused or self._told_of_refusals:
+            return None
+        self._told_of_refusals = True
+        return (
+            f"{len(refused)} of {len(records)} rollouts had a model call that was refused for good; they are left out "
+            f"as {REFUSED_CALL}, and this is said once. The first, rollout {refused[0].rollout_id}: "
+            f"{_first_refusal(refused[0])}. Change what the program asks for, or train such rollouts with "
+            "refused_calls='train'"
+        )
+
+    @property
+    def drift_rate(self) -> float:
+        """Drifts per turn, of the whole run; 0 before the first turn."""
+        return self.drifts / self.turns if self.turns else 0.0
+
+    def count_drift(self, records: Sequence[RolloutRecord]) -> None:
+        """Count the turns and drifts of a step.
+
+        Raises:
+            TooMuchDriftError: the run is beyond its limit; shows a seam of this step.
+        """
+        self.turns += sum(record.reading.turns for record in records)
+        self.drifts += sum(len(record.reading.drifts) for record in records)
+        if self.max_drift is None or self.drift_rate <= self.max_drift:
+            return
+        record = next(record for record in records if record.reading.drifts)
+        example = describe(record.reading.drifts[0], record.calls, self.decode)
+        raise TooMuchDriftError(
+            f"{self.drifts} of {self.turns} turns came back in other tokens than were recorded ({self.drift_rate:.1%}, "
+            f"max_drift={self.max_drift}). Each of them begins a row of its own. An example, of rollout "
+            f"{record.rollout_id}:\n{example}\n"
+            "To try: a chat template that shows earlier turns as they were said, or a higher max_drift"
+        )
+
+    def untrainable(self, records: Sequence[RolloutRecord]) -> str | None:
+        """Return a report on rollouts with a reward and no trainable call, the first time that there are any.
+
+        Raises:
+            NoTrainableCallError: it is the first step, and no rollout with a reward has such a call.
+        """
+        first, self._first_step_seen = not self._first_step_seen, True
+        earned = [record for record in records if record.verdict in (None, "no_call")]
+        without = [record for record in earned if not record.samples]
+        if not without or self._reported:
+            return None
+        self._reported = True
+        report = f"The first of them, rollout {without[0].rollout_id}:\n{without[0].explain(self.decode)}"
+        if first and len(without) == len(earned):
+            raise NoTrainableCallError(
+                f"None of the {len(earned)} rollouts with a reward in the first step has a model call that can be "
+                f"trained: there is nothing to learn from. {report}"
+            )
+        return (
+            f"{len(without)} of {len(earned)} rollouts with a reward have no model call that can be trained; they are "
+            f"left out, and this is said once. {report}"
+        )
+
+
+class Endings:
+    """Counts the training rollouts of a run by how they ended. Belongs to the loop."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._scored = 0
+        self._first_error: str | None = None
+
+    def state(self) -> dict[str, Any]:
+        """Return what `restore` takes, as JSON data."""
+        return {"counts": dict(self._counts), "scored": self._scored, "first_error": self._first_error}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from an earlier start of the run."""
+        self._counts = Counter(state["counts"])
+        self._scored, self._first_error = state["scored"], state["first_error"]
+
+    def add(self, collected: Sequence[Evidence], rows: StepRows) -> None:
+        """Count the rollouts of a step and what was read of them, in the same order."""
+        self._scored += len(rows.rewards)
+        self._counts.update(rows.excluded_rollouts)
+        for one, record in zip(collected, rows.records, strict=True):
+            if self._first_error is not None:
+                return
+            if one.latest is not None and one.latest.error is not None:
+                self._first_error = f"{record.rollout_id}: {one.latest.error.type}: {one.latest.error.message}"
+            elif record.verdict == REFUSED_CALL:
+                self._first_error = f"{record.rollout_id}: {_first_refusal(record)}"
+
+    def require_scored(self) -> None:
+        """Return if there was a rollout with a reward to learn from.
+
+        Raises:
+            NoScoredRolloutError: there was none.
+        """
+        if self._scored or not self._counts:
+            return
+        counts = ", ".join(f"{number} {reason}" for reason, number in self._counts.most_common())
+        error = f" The first error, of rollout {self._first_error}." if self._first_error else ""
+        raise NoScoredRolloutError(
+            f"The run took no rollout to learn from: of {self._counts.total()} rollouts {counts}.{error} Its model is "
+            "the one that it began with. See one of them with: agl rollouts list, agl rollouts explain <rollout id>"
+        )
+
+
+def _first_refusal(record: RolloutRecord) -> str:
+    """Return the answer to the first call of a rollout that was refused for good."""
+    calls = [call for call in record.calls if call.ref.attempt_id == record.attempt_id]
+    spans = [call.spans.record for call in refused_for_good(calls) if call.spans is not None]
+    return next((s.status.description for s in spans if s is not None and s.status.description), "no error is recorded")
