@@ -110,7 +110,7 @@ def served_as(policy: RemotePolicy, settings: GRPOSettings, algorithm: str) -> S
 
 
 class RemoteUpdater(Updater):
-    """What another system learns and serves, as the only policy of a run."""
+    """A model that another system trains and serves, as the only policy of a run."""
 
     def __init__(self, policy: RemotePolicy, settings: GRPOSettings, engine: RemoteEngine, *, name: str) -> None:
         """Take the first endpoint; no other start of any run has the name."""

@@ -49,16 +49,16 @@ def trl_rows(rows: StepRows, count: int, *, filler: int, masks_idle: bool) -> li
     """
     trained = {sample.rollout_id for sample in rows.samples}
     shown = trained if masks_idle else trained | {sample.rollout_id for sample in rows.idle}
-    found: list[TRLRow] = []
+    result: list[TRLRow] = []
     for record in rows.records[:count]:
         if record.rollout_id not in shown:
-            found.append(TRLRow([filler], [filler], [0.0], [0], None, False))
+            result.append(TRLRow([filler], [filler], [0.0], [0], None, False))
             continue
         row = _only_row(record)
         first = row.mask.index(1)
         parts = row.token_ids[:first], row.token_ids[first:], row.logprobs[first:], row.mask[first:]
-        found.append(TRLRow(*parts, record.reward, record.rollout_id in trained))
-    return found
+        result.append(TRLRow(*parts, record.reward, record.rollout_id in trained))
+    return result
 
 
 def _only_row(record: RolloutRecord) -> Sample:

@@ -67,14 +67,14 @@ _OTHER_NAMES: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class TRLSettings:
-    """What `agl.TRL` was given, checked as far as it can be without the tasks."""
+    """The settings of `agl.TRL`, checked as far as they can be without the tasks."""
 
     model: str
     config: Any
     """A `trl.GRPOConfig`."""
     peft_config: Any
     own: Mapping[str, Any]
-    """Settings of ours that were given, by name."""
+    """The user's settings that are ours, by name."""
 
     @property
     def rollouts(self) -> int:
@@ -89,7 +89,7 @@ class TRLSettings:
 
     @property
     def trains_without_reward(self) -> bool:
-        """Whether a row moves the weights although its advantage is zero."""
+        """True if a row moves the weights although its advantage is zero."""
         return bool(self.config.beta or self.config.entropy_coef or self.config.use_adaptive_entropy)
 
     def max_steps(self, tasks: int) -> int:
@@ -131,7 +131,7 @@ class TRLSettings:
         return {"model": self.model, **_as_json(self.own), **self.facts()}
 
 
-def make_settings(model: object, config: Any, peft_config: object, given: Mapping[str, Any]) -> TRLSettings:
+def make_settings(model: object, config: Any, peft_config: object, settings: Mapping[str, Any]) -> TRLSettings:
     """Return checked settings.
 
     Raises:
@@ -149,8 +149,8 @@ def make_settings(model: object, config: Any, peft_config: object, given: Mappin
     import torch
     from trl import GRPOConfig  # pyright: ignore[reportAttributeAccessIssue] -- it takes the module beside this one
 
-    own = {name: value for name, value in given.items() if name in OWN}
-    theirs = {name: value for name, value in given.items() if name not in OWN}
+    own = {name: value for name, value in settings.items() if name in OWN}
+    theirs = {name: value for name, value in settings.items() if name not in OWN}
     _check_names(theirs, [field.name for field in dataclasses.fields(GRPOConfig) if field.init])
     if config is None:
         on_cpu = bool(theirs.get("use_cpu", not torch.cuda.is_available()))
@@ -164,9 +164,9 @@ def make_settings(model: object, config: Any, peft_config: object, given: Mappin
     else:
         own.setdefault("save_steps", int(config.save_steps) if str(config.save_strategy) != "no" else 0)
     _check_values(config)
-    settings = TRLSettings(model=str(model), config=config, peft_config=_adapter(peft_config), own=own)
-    settings.as_grpo(1)  # checks ours
-    return settings
+    checked = TRLSettings(model=str(model), config=config, peft_config=_adapter(peft_config), own=own)
+    checked.as_grpo(1)  # checks ours
+    return checked
 
 
 def _check_names(theirs: Mapping[str, Any], known: list[str]) -> None:
@@ -208,17 +208,17 @@ def _check_values(config: Any) -> None:
         )
 
 
-def _adapter(given: object) -> Any:
-    if given is None:
+def _adapter(peft_config: object) -> Any:
+    if peft_config is None:
         return None
     from peft import LoraConfig, PeftConfig
 
-    if isinstance(given, Mapping):
-        arguments: dict[str, Any] = {"task_type": "CAUSAL_LM", **cast("Mapping[str, Any]", given)}
+    if isinstance(peft_config, Mapping):
+        arguments: dict[str, Any] = {"task_type": "CAUSAL_LM", **cast("Mapping[str, Any]", peft_config)}
         return LoraConfig(**arguments)
-    if isinstance(given, PeftConfig):
-        return given
-    raise TypeError(f"peft_config must be a peft.PeftConfig, or arguments of peft.LoraConfig; got {given!r}")
+    if isinstance(peft_config, PeftConfig):
+        return peft_config
+    raise TypeError(f"peft_config must be a peft.PeftConfig, or arguments of peft.LoraConfig; got {peft_config!r}")
 
 
 def _as_json(values: Mapping[str, object]) -> dict[str, Any]:

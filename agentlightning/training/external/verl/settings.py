@@ -106,7 +106,7 @@ class VERLSettings:
 
     config: Any
     """VERL's whole configuration, an `omegaconf.DictConfig`, with `agentlightning` in it."""
-    given: Mapping[str, Any]
+    user_settings: Mapping[str, Any]
     """The settings of the user, without the defaults."""
 
     @property
@@ -145,10 +145,10 @@ class VERLSettings:
 
     def recorded(self) -> dict[str, object]:
         """Return the settings of the user, as JSON data."""
-        return {"verl": VERSION, **self.given}
+        return {"verl": VERSION, **self.user_settings}
 
 
-def make_settings(given: object) -> VERLSettings:
+def make_settings(settings: object) -> VERLSettings:
     """Return checked settings.
 
     Raises:
@@ -156,16 +156,16 @@ def make_settings(given: object) -> VERLSettings:
         TypeError: the configuration is no mapping with texts as keys.
         BadRequestError: a setting is unknown under `agentlightning`, or does not go with a run of ours; says which.
     """
-    if not isinstance(given, Mapping):
-        raise TypeError(f"VERL takes a dict of VERL's settings, such as {{'trainer': {{...}}}}; got {given!r}")
-    _check_own(given.get("agentlightning") or {})
+    if not isinstance(settings, Mapping):
+        raise TypeError(f"VERL takes a dict of VERL's settings, such as {{'trainer': {{...}}}}; got {settings!r}")
+    _check_own(settings.get("agentlightning") or {})
     check_version()
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     user = OmegaConf.create()
     try:
-        _merge(user, given)
+        _merge(user, settings)
     except OmegaConfBaseException as error:
         raise BadRequestError(f"the configuration of VERL cannot be read: {error}") from None
     if not OmegaConf.select(user, "actor_rollout_ref.model.path"):
@@ -184,16 +184,16 @@ def make_settings(given: object) -> VERLSettings:
         value = OmegaConf.select(config, name)
         if value not in allowed:
             raise BadRequestError(f"{name}={value!r} does not go with agl.VERL: {why}; it must be {allowed[0]!r}")
-    settings = VERLSettings(config=config, given=dict(given))
-    settings.as_grpo(1)  # checks ours
-    return settings
+    checked = VERLSettings(config=config, user_settings=dict(settings))
+    checked.as_grpo(1)  # checks ours
+    return checked
 
 
-def _merge(config: Any, given: Mapping[str, Any], path: str = "") -> None:
+def _merge(config: Any, settings: Mapping[str, Any], path: str = "") -> None:
     """Add settings to a configuration: nested, or with dots in their names as on VERL's command line."""
     from omegaconf import OmegaConf
 
-    for name, value in given.items():
+    for name, value in settings.items():
         if isinstance(value, Mapping) and value:
             _merge(config, cast("Mapping[str, Any]", value), f"{path}{name}.")
         else:
@@ -233,7 +233,7 @@ def _check_own(own: object) -> None:
             raise BadRequestError(f"agentlightning has no setting {name!r} in VERL's configuration. {hint}")
 
 
-def _check_names(known: Any, given: Any, place: str) -> None:
+def _check_names(known: Any, user: Any, place: str) -> None:
     """Refuse a name that is nearly one of VERL's; other unknown names pass, because VERL takes more than its defaults.
 
     Raises:
@@ -242,12 +242,12 @@ def _check_names(known: Any, given: Any, place: str) -> None:
     from omegaconf import DictConfig, OmegaConf
 
     names = [str(each) for each in known.keys()]  # noqa: SIM118 -- `in` leaves out those without a value
-    for name in given:
+    for name in user:
         if str(name) not in names:
             near = closest_name(str(name), names)
             if near is not None:
                 raise BadRequestError(f"VERL has no setting {place}{name}. Did you mean {place}{near}?")
             continue
-        inner, wanted = None if OmegaConf.is_missing(known, name) else known.get(name), given.get(name)
+        inner, wanted = None if OmegaConf.is_missing(known, name) else known.get(name), user.get(name)
         if isinstance(inner, DictConfig) and isinstance(wanted, DictConfig) and f"{place}{name}" not in _OF_OTHERS:
             _check_names(inner, wanted, f"{place}{name}.")

@@ -66,7 +66,7 @@ async def run_verl(
     """Train with VERL's trainer; see `VERL.run`."""
     tasks, held_out = items_of(train_dataset), items_of(val_dataset)
     config = _scheduled(settings, len(tasks), len(held_out))
-    grpo = VERLSettings(config=config, given=settings.given).as_grpo(len(tasks))
+    grpo = VERLSettings(config=config, user_settings=settings.user_settings).as_grpo(len(tasks))
     triplet_adapter(source)  # before anything is loaded
     longest = config.data.max_prompt_length + config.data.max_response_length
     policy = await asyncio.to_thread(RemotePolicy, grpo.model, longest, "actor_rollout_ref.model.path")
@@ -157,10 +157,10 @@ class VERLUpdater(RemoteUpdater):
         figures = {ours: metrics[theirs] for theirs, ours in _FIGURES.items() if theirs in metrics}
         figures |= {"rows": count, "tokens": sum(sum(sample.mask) for sample in rows.samples)}
         figures |= {"steps": report["optimizer_steps"], "skipped_steps": report["skipped_steps"]}
-        found = _rows_of(report, rows, settings.num_generations)
-        rows.advantages[:] = [0.0 if row is None else float(row["advantage"][0]) for row in found]
+        reported = _rows_of(report, rows, settings.num_generations)
+        rows.advantages[:] = [0.0 if row is None else float(row["advantage"][0]) for row in reported]
         update = StepUpdate(figures)
-        lost = {sample.rollout_id for sample, row in zip(rows.samples, found, strict=True) if row is None}
+        lost = {sample.rollout_id for sample, row in zip(rows.samples, reported, strict=True) if row is None}
         if lost:
             text = f"VERL left out {len(lost)} rollouts, {min(lost)} among them; its own log says why"
             update.untrained, update.alarms = frozenset(lost), [("left_out_by_verl", text)]
@@ -169,7 +169,7 @@ class VERLUpdater(RemoteUpdater):
             update.changed = frozenset((None,))
             if not lost and settings.record_tokens != "none":
                 none: dict[str, Any] = dict.fromkeys(column.name for column in dataclasses.fields(RowFigures))
-                update.rows = [RowFigures(**none | dict(row or {})) for row in found]
+                update.rows = [RowFigures(**none | dict(row or {})) for row in reported]
         return update
 
     @override
@@ -199,16 +199,16 @@ class VERLUpdater(RemoteUpdater):
 
 def _rows_of(report: Mapping[str, Any], rows: StepRows, sessions: int) -> list[Mapping[str, Any] | None]:
     """Return the figures that VERL reports of each row: (B,), None where it left the row out."""
-    found: dict[tuple[int, int, int], Mapping[str, Any]] = {}
+    by_place: dict[tuple[int, int, int], Mapping[str, Any]] = {}
     for key, columns in report["rows"].items():
         uid, session, index = key.rsplit("_", 2)
-        found[report["places"][uid], int(session), int(index)] = columns
+        by_place[report["places"][uid], int(session), int(index)] = columns
     keys = {
         id(sample): (*divmod(number, sessions), index)
         for number, record in enumerate(rows.records)
         for index, sample in enumerate(record.samples)
     }
-    return [found.get(keys[id(sample)]) for sample in rows.samples]
+    return [by_place.get(keys[id(sample)]) for sample in rows.samples]
 
 
 def rows_of_step(rows: StepRows, tasks: int, sessions: int, *, filler: int) -> list[list[list[Row]]]:
@@ -221,26 +221,28 @@ def rows_of_step(rows: StepRows, tasks: int, sessions: int, *, filler: int) -> l
         filler: a token id. A step in which nothing is trained needs one row; its update is left out.
     """
     trained = {sample.rollout_id for sample in rows.samples}
-    found: list[list[list[Row]]] = [[[] for _ in range(sessions)] for _ in range(tasks)]
+    handed_over: list[list[list[Row]]] = [[[] for _ in range(sessions)] for _ in range(tasks)]
     for number, record in enumerate(rows.records[: tasks * sessions]):
         if record.rollout_id in trained:
             place, session = divmod(number, sessions)
-            found[place][session] = [_row(sample, record.reward or 0.0, len(record.calls)) for sample in record.samples]
+            handed_over[place][session] = [
+                _row(sample, record.reward or 0.0, len(record.calls)) for sample in record.samples
+            ]
     if not trained:
-        found[0][0] = [_filler(filler, 0.0)]
-    return found
+        handed_over[0][0] = [_filler(filler, 0.0)]
+    return handed_over
 
 
 def rows_of_evaluation(
     evidence: Sequence[Evidence], rewards: Sequence[float | None], *, filler: int
 ) -> list[list[list[Row]]]:
     """Return the rows of an evaluation: one session for each held-out task; a missing reward is 0."""
-    found: list[list[list[Row]]] = []
+    handed_over: list[list[list[Row]]] = []
     for rollout, reward in zip(evidence, rewards, strict=True):
         calls = model_calls(rollout.counted)
         rows = [_row(sample, reward or 0.0, len(calls)) for sample in samples_from_calls(calls).samples]
-        found.append([rows or [_filler(filler, reward or 0.0)]])
-    return found
+        handed_over.append([rows or [_filler(filler, reward or 0.0)]])
+    return handed_over
 
 
 def _row(sample: Sample, reward: float, calls: int) -> Row:

@@ -1,4 +1,4 @@
-"""Where verl is installed, its processes are told of the platform that makes it run on a CPU before it is imported."""
+"""The environment of VERL's processes, set before verl is imported: the platform that makes it run on a CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the loop of a run and VERL's processes say to each other, whoever comes first."""
+"""The exchange between the loop of a run and VERL's processes, whichever comes first."""
 
 from __future__ import annotations
 
