@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 
 import pytest
 
 from agentlightning.emitter import emit_reward
 from agentlightning.store.memory import InMemoryLightningStore
-from agentlightning.training.rollouts import Evidence, collect, evidence
+from agentlightning.training.rollouts import Evidence, LatePolicy, collect, evidence
 from agentlightning.types import AttemptedRollout, AttemptStatus, EnqueueRolloutRequest, Outcome, Rollout, Span
 
 
@@ -212,3 +213,24 @@ async def test_the_rollouts_are_told_as_soon_as_the_store_has_them(store: InMemo
     )
     assert sorted(told) == sorted(rollout.rollout_id for rollout in found)
     assert [rollout.status for rollout in found] == ["cancelled"] * 4, "what is late twice is dropped"
+
+
+@pytest.mark.parametrize(("late", "status"), [("wait", "succeeded"), ("drop", "cancelled")])
+async def test_waiting_counts_from_the_last_end_of_any_call(
+    store: InMemoryLightningStore, late: LatePolicy, status: str
+) -> None:
+    asked = list[float]()
+    claimed = list[AttemptedRollout]()
+
+    def last_end() -> float:
+        asked.append(time.monotonic())
+        if len(asked) == 4:  # the time limit has passed three times: rollouts of other calls ended meanwhile
+            finishing.append(asyncio.ensure_future(_finish(store, claimed[0])))
+        return asked[-1]
+
+    finishing = list[asyncio.Task[None]]()
+    collecting = asyncio.create_task(
+        collect(store, _requests("slow"), timeout_seconds=0.05, late=late, last_end=last_end)
+    )
+    claimed.append(await _claim(store))
+    assert [rollout.status for rollout in await collecting] == [status]
