@@ -105,7 +105,7 @@ class ServedModel:
 
 
 def load_model(path: str | Path, *, bf16: bool = False, device: str = "cpu") -> PreTrainedModel:
-    """Return the model in a folder (or of a name in the local cache), on the CPU.
+    """Return the model in a folder (or of a name in the local cache), on the CPU, of the type that suits `device`.
 
     Raises:
         BadRequestError: The device has no instructions for bfloat16.

@@ -112,7 +112,7 @@ class Collector:
 
     @property
     def in_progress(self) -> set[str]:
-        """The rollouts that a later step trains."""
+        """The rollouts of groups that no step has taken yet, those that have ended among them."""
         return {rollout_id for ids in self._enqueued.values() for rollout_id in ids}
 
     def is_to_come(self, rollout: Rollout) -> bool:
@@ -143,6 +143,7 @@ class Collector:
         """Return the rollouts of the groups of a step, and the rows of it to train on."""
         context, settings = self._context, self._context.settings
         version = context.updater.weight_version
+        self._replacements = {}
         self._start_groups(step, resources_id)
         in_progress = len(self._running)
         taken, dropped = await self._ended_groups(step, resources_id, version)
@@ -200,8 +201,8 @@ class Collector:
         return [taken[key] for key in _in_order(taken)], [dropped[key] for key in _in_order(dropped)]
 
     async def _next_group(self, among: Sequence[GroupKey] = ()) -> Group:
-        """Return the next group that has ended, the first of the plan if there are several; `among` waits for one of
-        these. Raises what the group raised, such as an error of the store."""
+        """Return the next group that has ended, the first of the plan if there are several: one of `among`, if any of
+        these is in progress. Raises what the group raised, such as an error of the store."""
         began = time.monotonic()
         keys = [key for key in self._keys() if key in among] or self._keys()
         await asyncio.wait([self._running[key] for key in keys], return_when=asyncio.FIRST_COMPLETED)
@@ -224,9 +225,7 @@ class Collector:
 
     def _start_replacements(self, step: int, count: int, batch: int, resources_id: str) -> list[GroupKey]:
         """Start up to `count` groups of tasks that the step has not seen, always the same ones for a seed."""
-        before = [*self._plan.tasks_of(step), *self._replacements.values()] if batch > 1 else self._plan.tasks_of(step)
-        if batch == 1:
-            self._replacements = {}
+        before = [*self._plan.tasks_of(step), *self._replacements.values()]
         seen = {id(task) for task in before}
         others = [task for task in self._tasks if id(task) not in seen] if count else []
         seed = f"{self._context.settings.seed} {step} {batch}"

@@ -20,7 +20,7 @@ class GroupKey(NamedTuple):
     """The name of a group."""
 
     step: int
-    """The step that it is planned for; a slower group is trained in a later one, a faster one may be in an earlier."""
+    """The step that it is planned for; a slow group is trained in a later one, a fast one perhaps in an earlier one."""
     task: int
     """Number of its task in that step."""
     take: str | None = None

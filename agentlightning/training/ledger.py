@@ -289,7 +289,8 @@ class Trained:
     tokens: int
     """How many of its tokens are trained: all that the policy produced in it."""
     advantage: float
-    """The factor by which its tokens count in the loss."""
+    """The factor by which its tokens count in the loss; with a critic (PPO) the reward of its rollout, of which the
+    advantage of each token is made."""
     weight_version: int
     """The weights that served the call."""
     constrained_by: tuple[str, ...] = ()

@@ -369,8 +369,3 @@ async def _old_rollouts(store: LightningStore, found: Resumption) -> list[Rollou
         if any(0 < about.get("step", 0) <= found.steps for _, about in steps):
             break  # what was made before a step of the checkpoint is in the checkpoint, or was undone
     return old
-
-
-def figures_by_step(lines: Mapping[int, Mapping[str, Any]], last: int) -> Sequence[Mapping[str, Any]]:
-    """Return the lines up to a step, in their order."""
-    return [lines[step] for step in sorted(lines) if step <= last]

@@ -3,8 +3,8 @@
 A group is the rollouts of one task. Rollouts without a usable reward leave their group, and so do those without a call
 that can be trained: advantages compare what is trained with what is trained. A group of fewer than two, or one whose
 rewards are all equal, teaches nothing and is excluded with that reason; one that loses all its members has no rows, and
-the step goes on without it. The loss stays a mean over all usable rows of the step, those included: without them a step
-that has little left to learn would move the weights as far as the first one.
+the step goes on without it. The loss stays a mean over all usable rows of the step, those of such groups included:
+otherwise a step that has little left to learn would move the weights as far as the first one.
 """
 
 from __future__ import annotations
@@ -237,7 +237,7 @@ def _advantages(
 ) -> dict[str, float]:
     """Return the advantage of each rollout by its id."""
     records, groups = [record for record, _ in usable], [group for _, group in usable]
-    if settings.critic is not None:  # it makes the advantages of the tokens: these are what it makes them of
+    if settings.critic is not None:  # it makes the advantages of tokens out of these rewards
         return {record.rollout_id: _reward(record, settings) for record in records}
     if settings.multi_objective_aggregation == "normalize_then_sum":
         assert settings.reward_weights is not None
@@ -269,7 +269,9 @@ def _teach_nothing(
             reasons[group] = "no_group"
         elif len(set(values)) == 1:
             reasons[group] = "equal_rewards"
-    return reasons if settings.compares_in_groups else dict.fromkeys(groups, *reasons.values()) if reasons else {}
+    if settings.compares_in_groups or not reasons:
+        return reasons
+    return dict.fromkeys(groups, reasons[0])  # the whole step was compared, as group 0
 
 
 def seams_of(records: Sequence[RolloutRecord]) -> dict[str, int]:

@@ -14,7 +14,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import torch
 
@@ -40,16 +40,13 @@ from agentlightning.training.settings import GRPOSettings, Pick
 from agentlightning.training.updater import StepUpdate, Updater
 from agentlightning.types import Rollout
 
-if TYPE_CHECKING:
-    pass
-
 logger = logging.getLogger(__name__)
 
 MAX_SKIPPED: Final = 3
 """Steps in a row whose loss was not finite, before the run ends."""
 MAX_DRAINS: Final = 3
-"""Times that a run with `max_staleness` waits for the calls in progress before a weight change; between two, calls that
-were held back go on."""
+"""How often a run with `max_staleness` waits for the calls in progress before a weight change fails. Between two waits,
+the calls that were held back go on."""
 
 MakeUpdater = Callable[[OpenRun, AsyncExitStack], Awaitable[Updater | None]]
 """Makes what learns in a run that was opened, and lets the stack end it; None if nothing is left to be learned."""
@@ -71,7 +68,7 @@ async def train(
 
     Args:
         config: sections of the run's `config.json`.
-        facts: what else than settings, tasks and model files a later start is compared with, as JSON data by name.
+        facts: further JSON data by name that a later start is compared with, beside settings, tasks and model files.
 
     Raises:
         BadRequestError: the adapter makes no triplets, the run was begun with something else, or its folder cannot be
@@ -159,7 +156,7 @@ class TrainingRun:
         self._is_cancelled = False
 
     async def train(self) -> GRPOResult:
-        """Evaluate, take every step, evaluate, save; what was learned is saved on every way out. Errors as `train`."""
+        """Evaluate, take every step, evaluate, save; what was learned is saved on every way out."""
         context, settings = self._context, self._context.settings
         result = self._restored()
         resources_id = await context.publish("train", settings.temperature)
@@ -353,6 +350,7 @@ class TrainingRun:
         """
         context, updater = self._context, self._context.updater
         if not rows.samples and not updater.updates_without_rows:
+            # weights that give no probabilities fail every call: without rows, that is a skipped step as well
             broken = not rows.rewards and not await asyncio.to_thread(updater.gives_probabilities)
             update = StepUpdate({"steps": 0, "skipped_steps": int(broken)})
         else:

@@ -29,10 +29,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Learner:
-    """One policy that learns."""
+    """One policy that learns: its settings and what is served of it."""
 
     name: str | None
-    """Of the gateway's policy; None for the only one of a run, which learns from all calls that the adapter selects."""
+    """The name of the gateway's policy; None for the only one of a run, which learns from all calls that the adapter
+    selects."""
     settings: GRPOSettings
     policy: ServedModel
 
@@ -46,8 +47,9 @@ class StepUpdate:
     """The effect of a step's update on every policy."""
 
     figures: dict[str, float]
-    """`steps` and `skipped_steps` count optimizer steps; `rows`, `rollouts`, `tokens` what was trained; further ones
-    are those of `Policy.update`. Where there are several policies, those of each beside, under `NAME/FIGURE`."""
+    """`steps` and `skipped_steps` count optimizer steps; all others are there where the trainer knows them, under the
+    names that `Policy.update` gives them. Where there are several policies, those of each beside, under
+    `NAME/FIGURE`."""
     rows: Sequence[RowFigures] = ()
     """(B,) figures of each row that the loss used, in the order of the samples; empty if they are not known."""
     changed: frozenset[str | None] = frozenset()
@@ -61,7 +63,7 @@ class StepUpdate:
 class Updater:
     """What learns in a run, and the engines that serve what it has learned. Belongs to the loop of the run.
 
-    A subclass defines `update`, `digest`, `save_checkpoint` and `save_model`.
+    A subclass defines `update_weights`, `digest`, `save_checkpoint` and `save_model`.
 
     Attributes:
         learners: the policies that learn.
@@ -81,16 +83,12 @@ class Updater:
 
     # --- what a subclass does ----------------------------------------------------------------------------------------
 
-    async def update(self, step: int, rows: StepRows) -> StepUpdate:
-        """Learn from the rows of a step, and serve the new weights with the next `weight_version`. While it runs, the
-        gateway holds calls back.
-
-        By default `update_weights` on a thread, while no engine has anything in flight.
-        """
-        return await asyncio.to_thread(self._update_weights_alone, step, rows)
-
     def update_weights(self, step: int, rows: StepRows) -> StepUpdate:
-        """Learn from the rows of a step; called on a thread."""
+        """Learn from the rows of a step, and serve the new weights with the next `weight_version`. Called on a thread,
+        within `swap`.
+
+        A trainer that makes advantages of its own writes them over `rows.advantages`, from where the ledger has them.
+        """
         raise NotImplementedError
 
     def digest(self) -> str:
@@ -109,11 +107,21 @@ class Updater:
         """Write the model of each policy: into the folder itself, or into one of its name where there are several."""
         raise NotImplementedError
 
-    def divergences(self, samples: Sequence[Sample]) -> list[float]:
-        """Return the divergence of each row from its policy's reference, in nats: (B,)."""
-        raise NotImplementedError
-
     # --- what a subclass may do --------------------------------------------------------------------------------------
+
+    async def update(self, step: int, rows: StepRows) -> StepUpdate:
+        """Run `update_weights` while the gateway holds calls back. Its drain is of what the gateway knows; `swap` also
+        waits for what an engine of ours still computes for a client that left."""
+
+        def within_swap() -> StepUpdate:
+            with self.swap(self.learners[0].settings.step_timeout_seconds):
+                return self.update_weights(step, rows)
+
+        return await asyncio.to_thread(within_swap)
+
+    def divergences(self, samples: Sequence[Sample]) -> list[float]:
+        """Return the divergence of each row from its policy's reference, in nats, for `use_kl_in_reward`: (B,)."""
+        raise NotImplementedError
 
     def can_save(self, step: int, weight_version: int) -> bool:
         """Return whether the weights after a step, which had this version, can be saved now."""
@@ -164,7 +172,7 @@ class Updater:
 
     @contextmanager
     def locked(self) -> Generator[None]:
-        """Keep everybody from the weights of every policy."""
+        """Hold the locks of the weights of every policy."""
         with ExitStack() as stack:
             for each in self.learners:
                 stack.enter_context(each.policy.lock)
@@ -175,7 +183,3 @@ class Updater:
         stats = [engine.stats() for engine in self.engines]
         names = [field.name for field in dataclasses.fields(EngineStats)]
         return EngineStats(**{name: sum(getattr(one, name) for one in stats) for name in names})
-
-    def _update_weights_alone(self, step: int, rows: StepRows) -> StepUpdate:
-        with self.swap(self.learners[0].settings.step_timeout_seconds):
-            return self.update_weights(step, rows)

@@ -50,7 +50,7 @@ def check_memory(*policies: GRPOSettings) -> None:
     for settings in policies:
         own = needed_memory(settings, keeps_reference=settings.needs_reference)
         key = settings.model, settings.bf16
-        if settings.lora is not None and key in shared:  # adapters on one model: see `policies/loading.py`
+        if settings.lora is not None and key in shared:  # adapters on one model: see `load_policies` in `policies.py`
             own = [part for part in own if not part.what.startswith("weights,")]
         shared.add(key)
         parts += own

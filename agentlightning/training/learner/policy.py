@@ -96,7 +96,7 @@ class Policy(ServedModel):
     ) -> Policy:
         """Load model and tokenizer from a folder (or a name in the local cache); `settings` as for the constructor.
 
-        `bf16`: the model computes in bfloat16; what learns is kept in float32 beside it (see `precision.py`). `model`
+        `bf16`: the model computes in bfloat16; what learns is kept in float32 beside it (see `weights.py`). `model`
         is what `load_model` gave for the same path already.
 
         Raises:

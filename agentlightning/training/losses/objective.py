@@ -19,8 +19,8 @@ advantage of its rollout, `w` its weight and `c` its correction (1 without), the
 
 The ratio is between the weights that learn and those that sampled, whose log-probabilities are the engine's own record;
 with `importance_sampling_correction` it is to the learner's own before the first optimizer step, and `c` carries what
-engine and learner differ in (`correction.py`). A token that older weights sampled is compared with the learner before
-the first optimizer step in any case, and `c` carries what lies between (`staleness.py`).
+engine and learner differ in (`importance.py`). A token that older weights sampled is compared with the learner before
+the first optimizer step in any case, and `c` carries what lies between (`importance.py`).
 """  # noqa: E501 -- a row of a table is one line
 
 from __future__ import annotations
