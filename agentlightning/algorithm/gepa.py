@@ -87,6 +87,7 @@ class GEPA(PromptSearch, Generic[T]):
     use_merge: bool = False
     """Whether candidates of the front are merged too."""
     max_merge_invocations: int = 5
+    """Most merges of a run."""
     merge_val_overlap_floor: int = 5
     """Fewest validation tasks that both must have run on."""
     acceptance_criterion: Any = "strict_improvement"

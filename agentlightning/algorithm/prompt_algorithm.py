@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -71,7 +70,7 @@ class SearchSettings:
             raise BadRequestError(f"{name} must be a whole number of {least} or more; got {value!r}")
 
 
-class PromptSearch(SearchSettings, Algorithm[PromptResult], abc.ABC):
+class PromptSearch(SearchSettings, Algorithm[PromptResult]):
     """A search over prompts. Its result is kept when it is interrupted, too."""
 
     _name: ClassVar[str]
@@ -198,22 +197,22 @@ class PromptSearch(SearchSettings, Algorithm[PromptResult], abc.ABC):
 
     # --- of the algorithm ------------------------------------------------------------------------------------------
 
-    @abc.abstractmethod
     def _asked(self) -> tuple[object, str | None]:
         """Return the source of the chat, and the model that it asks where a call names none."""
+        raise NotImplementedError
 
     def _models(self) -> list[str]:
         """Return the models that the program names."""
         _, model = self._asked()
         return [] if model is None else [model]
 
-    @abc.abstractmethod
-    def _check_prices(self, chat: Chat) -> None: ...
+    def _check_prices(self, chat: Chat) -> None:
+        raise NotImplementedError
 
-    @abc.abstractmethod
     def _folder(self) -> Path | None:
         """Return the folder of `history.json`."""
+        raise NotImplementedError
 
-    @abc.abstractmethod
     async def _prepare(self, state: SearchState) -> Callable[[], Awaitable[None]]:
         """Return the search of a run, which is to be called."""
+        raise NotImplementedError

@@ -84,6 +84,7 @@ class APO(PromptSearch, Generic[T]):
     branch_factor: int = 4
     """New versions per parent."""
     beam_rounds: int = 3
+    """Rounds of the search."""
     run_initial_validation: bool = True
     """Whether the seed is evaluated on the whole validation set first."""
     gradient_prompt_files: Sequence[str | Path] | None = None
@@ -98,6 +99,7 @@ class APO(PromptSearch, Generic[T]):
     output_dir: str | Path | None = None
     """Folder for `history.json`, written after each round; None writes none."""
     _poml_trace: bool = False
+    """Whether prompts in POML are traced, as in the older system."""
 
     @override
     def __post_init__(self) -> None:
