@@ -147,6 +147,7 @@ def test_a_rollout_is_queued_again_only_after_a_question_and_then_claimed(
     expect(page.get_by_role("tab", name="Attempts (2)")).to_be_visible(timeout=10_000)
     page.get_by_role("button", name="Cancel…").click()
     dialog.get_by_role("button", name="Cancel the rollout").click()
+    expect(dialog).to_be_hidden()  # its text has the same word
     expect(page.get_by_text("cancelled").first).to_be_visible(timeout=10_000)
     assert ask(demo_server.address, f"/rollouts/{rollout['rollout_id']}")["status"] == "cancelled"
 
