@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from collections import deque
 
@@ -14,6 +13,7 @@ from agentlightning.runner.stopping import Stopping
 from agentlightning.store.base import LightningStore
 from agentlightning.types import AttemptedRollout
 from agentlightning.utils.backoff import Outage, backoff_delays
+from agentlightning.utils.id import SYSTEM_RANDOM
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class Claims:
                         await stopping.pause(max(asked, next(delays)))
                     else:
                         longest = max(longest, min(2 * longest, LONGEST_HOLD))
-                        hold = max(self._poll_interval, longest * random.uniform(1 - HOLD_SPREAD, 1))
+                        hold = max(self._poll_interval, longest * SYSTEM_RANDOM.uniform(1 - HOLD_SPREAD, 1))
                 return None
         finally:
             self._lanes -= 1

@@ -10,7 +10,6 @@ import asyncio
 import concurrent.futures
 import contextlib
 import logging
-import random
 import time
 from collections.abc import AsyncGenerator
 from typing import Literal, get_args
@@ -19,6 +18,7 @@ from agentlightning.store.base import LightningStore
 from agentlightning.tracer.store_thread import StoreThread
 from agentlightning.types import AttemptedRollout
 from agentlightning.utils.concurrency.loops import within
+from agentlightning.utils.id import SYSTEM_RANDOM
 from agentlightning.utils.system_snapshot import system_snapshot
 
 logger = logging.getLogger(__name__)
@@ -109,7 +109,7 @@ class Heartbeat:
             rested = not rested and not self._held.ids()
             if not rested:
                 await self._beat_once(store)
-            await asyncio.sleep(max(SHORTEST_WAIT, self._interval + random.uniform(-self._jitter, self._jitter)))
+            await asyncio.sleep(max(SHORTEST_WAIT, self._interval + SYSTEM_RANDOM.uniform(-self._jitter, self._jitter)))
 
     async def _beat_once(self, store: LightningStore) -> None:
         stats: dict[str, object] = {}

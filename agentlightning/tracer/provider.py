@@ -25,6 +25,7 @@ from typing_extensions import override
 
 from agentlightning.semconv import LightningResourceAttributes
 from agentlightning.tracer.scope import ended_scope, scope_for, scope_of
+from agentlightning.utils.id import SYSTEM_RANDOM
 
 logger = logging.getLogger(__name__)
 
@@ -198,14 +199,27 @@ class _EvidenceSampler(Sampler):
         return "agentlightning: records all, samples as the program does"
 
 
+class _SystemIds(RandomIdGenerator):
+    """Random ids that do not repeat when the agent seeds `random`: of two spans with one id the store keeps one."""
+
+    @override
+    def generate_span_id(self) -> int:
+        return SYSTEM_RANDOM.randrange(1, 1 << 64)
+
+    @override
+    def generate_trace_id(self) -> int:
+        return SYSTEM_RANDOM.randrange(1, 1 << 128)
+
+
 class _SameIds(IdGenerator):
     """Ids in the form that the program uses, because its spans may stand below ours."""
 
     def __init__(self) -> None:
-        self._random = RandomIdGenerator()
+        self._random = _SystemIds()
 
     def _theirs(self) -> IdGenerator:
-        return cast(IdGenerator, getattr(trace_api.get_tracer_provider(), "id_generator", self._random))
+        theirs = getattr(trace_api.get_tracer_provider(), "id_generator", None)
+        return self._random if theirs is None or type(theirs) is RandomIdGenerator else cast(IdGenerator, theirs)
 
     @override
     def generate_trace_id(self) -> int:

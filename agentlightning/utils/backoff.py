@@ -12,13 +12,13 @@ import email.utils
 import itertools
 import logging
 import math
-import random
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Final, TypeVar
 
 from agentlightning.errors import BusyError
 from agentlightning.utils.concurrency.loops import within
+from agentlightning.utils.id import SYSTEM_RANDOM
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -47,7 +47,7 @@ def doubled(failures: int, first: float, longest: float = math.inf) -> float:
 
 def backoff_delay(failures: int, first: float, longest: float = math.inf) -> float:
     """Return the seconds to wait after so many failures in a row: doubled each time, with jitter."""
-    return doubled(failures, first, longest) * random.uniform(1 - JITTER, 1 + JITTER)
+    return doubled(failures, first, longest) * SYSTEM_RANDOM.uniform(1 - JITTER, 1 + JITTER)
 
 
 def backoff_delays(first: float, longest: float = math.inf) -> Iterator[float]:

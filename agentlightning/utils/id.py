@@ -1,9 +1,15 @@
-"""Short random identifiers."""
+"""Random identifiers and times, drawn from the system's randomness."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+from random import SystemRandom
+from typing import Final
+
+SYSTEM_RANDOM: Final = SystemRandom()
+"""Where waits, samples and ids of the framework come from. An agent that seeds `random` neither repeats them nor finds
+its own numbers changed by them, and forked processes do not share them."""
 
 
 def generate_id(length: int) -> str:

@@ -7,6 +7,7 @@ import ctypes
 import threading
 import time
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -104,7 +105,7 @@ async def test_a_worker_without_work_beats_every_second_time(monkeypatch: pytest
             nine.set()
         return 0.0
 
-    monkeypatch.setattr(heartbeat.random, "uniform", jitter)
+    monkeypatch.setattr(heartbeat, "SYSTEM_RANDOM", SimpleNamespace(uniform=jitter))
     beating = Heartbeat(store, "w", held, interval=0.05, jitter=0.0, mode="asyncio", include_gpu=False)
     beating.start()
     await asyncio.wait_for(nine.wait(), 60)

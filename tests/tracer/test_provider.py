@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -219,6 +220,25 @@ async def test_ids_have_the_form_that_the_program_uses(
             with operation(name="root"):
                 library()
     assert all(span.trace_id.startswith("66666666") for span in await store.query_spans(rollout.rollout_id))
+
+
+@pytest.mark.parametrize("provider", [False, True], ids=["no provider", "the program's provider"])
+async def test_an_agent_that_seeds_random_loses_no_span_and_keeps_its_numbers(
+    store: InMemoryLightningStore, rollout: AttemptedRollout, provider: bool
+) -> None:
+    if provider:
+        Theirs().set()
+    tracer, drawn = OtelTracer(), list[float]()
+    with tracer.lifespan(store):
+        async with tracer.trace_context("trace", **ids(rollout)):
+            for turn in range(3):
+                random.seed(0)
+                with operation(name=f"turn {turn}"):
+                    emit_message("x")
+                emit_reward(1.0)
+                drawn.append(random.random())
+    assert sorted(await stored(store, rollout)) == sorted([OPERATION, MESSAGE, REWARD] * 3)
+    assert drawn == [random.Random(0).random()] * 3
 
 
 async def test_a_provider_of_another_make_is_told_of_and_ours_goes_on(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import random
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from agentlightning.utils.id import SYSTEM_RANDOM
 
 _SLOTS = 12
 _SAMPLE = 256
@@ -26,7 +27,7 @@ class _Slot:
         self.count += 1
         if len(self.sample) < _SAMPLE:
             self.sample.append(value)
-        elif (place := random.randrange(self.count)) < _SAMPLE:
+        elif (place := SYSTEM_RANDOM.randrange(self.count)) < _SAMPLE:
             self.sample[place] = value
 
 
