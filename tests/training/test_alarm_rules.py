@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentlightning.training.alarm_rules import RULES, Measurement
+from agentlightning.training.alarms import RULES, Measurement
 from agentlightning.training.progress import StepFigures
 
 PAGE = (Path(__file__).parents[2] / "docs/how-to/watch-a-run.md").read_text()
