@@ -14,7 +14,7 @@ import re
 import sys
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict, cast
 
@@ -23,7 +23,7 @@ from agentlightning.adapter.rows.samples import Sample
 from agentlightning.field_help import explain_fields
 from agentlightning.store.base import LightningStore
 from agentlightning.store.read_operations import pages_of
-from agentlightning.training.ledger import Ledger, RolloutRecord, Trained
+from agentlightning.training.ledger import Ending, Ledger, RolloutRecord, Trained
 from agentlightning.types import Rollout
 
 Dtype = Literal["f32", "i32", "u8"]
@@ -47,8 +47,7 @@ class Packed(TypedDict):
 
 
 class LedgerCall(TypedDict):
-    """The ending of one model call. `reason` is that of an exclusion; other fields that are not of every call are those
-    of a trained one."""
+    """The ending of one model call: the `reason` of an exclusion, or the figures of a trained call."""
 
     call_id: str
     attempt_id: str
@@ -115,12 +114,15 @@ def entries_of(
 
     Shapes: records: (R,) and groups: (R,) the group of each; rows: by rollout.
     """
-    by_rollout: dict[str, list[ModelCall]] = {}
+    by_rollout: dict[str, list[LedgerCall]] = {}
+    endings = ledger.endings()
     for call in ledger.calls():
-        by_rollout.setdefault(call.ref.rollout_id, []).append(call)
+        calls = by_rollout.setdefault(call.ref.rollout_id, [])
+        if (ending := endings.get(call.ref)) is not None:
+            calls.append(_call_of(call, ending))
     entries: list[LedgerEntry] = []
     for place, record in enumerate(records):
-        calls = _calls_of(ledger, by_rollout.pop(record.rollout_id, []))
+        calls = by_rollout.pop(record.rollout_id, [])
         entry: LedgerEntry = {
             "rollout_id": record.rollout_id,
             "attempt_id": record.attempt_id,
@@ -136,28 +138,23 @@ def entries_of(
             entry["rows"] = own
         entries.append(entry)
     for rollout_id, calls in by_rollout.items():
-        late = _calls_of(ledger, calls)
-        entries.append({"rollout_id": rollout_id, "attempt_id": calls[-1].ref.attempt_id, "calls": late, "late": True})
+        entries.append({"rollout_id": rollout_id, "attempt_id": calls[-1]["attempt_id"], "calls": calls, "late": True})
     return entries
 
 
-def _calls_of(ledger: Ledger, calls: Iterable[ModelCall]) -> list[LedgerCall]:
-    endings = ledger.endings()
-    return [
-        {
-            "call_id": call.ref.call_id,
-            "attempt_id": call.ref.attempt_id,
-            "ending": "trained" if isinstance(end, Trained) else "excluded",
-            "reason": None if isinstance(end, Trained) else end.reason,
-            "row": end.row if isinstance(end, Trained) else None,
-            "tokens": end.tokens if isinstance(end, Trained) else 0,
-            "advantage": end.advantage if isinstance(end, Trained) else None,
-            "weight_version": call.weight_version,
-            "constrained_by": list(end.constrained_by) if isinstance(end, Trained) else [],
-        }
-        for call in calls
-        if (end := endings.get(call.ref)) is not None
-    ]
+def _call_of(call: ModelCall, ending: Ending) -> LedgerCall:
+    trained = ending if isinstance(ending, Trained) else None
+    return {
+        "call_id": call.ref.call_id,
+        "attempt_id": call.ref.attempt_id,
+        "ending": "excluded" if trained is None else "trained",
+        "reason": None if isinstance(ending, Trained) else ending,
+        "row": None if trained is None else trained.row,
+        "tokens": 0 if trained is None else trained.tokens,
+        "advantage": None if trained is None else trained.advantage,
+        "weight_version": call.weight_version,
+        "constrained_by": [] if trained is None else list(trained.constrained_by),
+    }
 
 
 # --- token rows ------------------------------------------------------------------------------------------------------
@@ -170,8 +167,7 @@ def row_of(sample: Sample, *, row: int, vocabulary: str | None, **figures: Seque
         ValueError: a figure has another length.
     """
     trained = sum(sample.mask)
-    wrong = [f"{name} ({len(values)})" for name, values in figures.items() if len(values) != trained]
-    if wrong:
+    if wrong := [f"{name} ({len(values)})" for name, values in figures.items() if len(values) != trained]:
         raise ValueError(f"row {row} trains {trained} tokens; other lengths have: {', '.join(wrong)}")
     numbers: dict[str, Sequence[float]] = {"tokens": sample.token_ids, "mask": sample.mask, **figures}
     packed = {name: pack(values, _DTYPES.get(name, "f32")) for name, values in numbers.items()}
@@ -285,9 +281,9 @@ class LedgerCheck:
     rows: int = 0
     """Recorded token rows; the trained tokens of each are those of its calls."""
     wrong: list[str] = field(default_factory=list[str])
-    """What does not add up, the first twenty of it in words."""
+    """The first twenty faults in words."""
     wrong_count: int = 0
-    """How much does not add up in all."""
+    """The number of all faults."""
 
     @property
     def adds_up(self) -> bool:

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentlightning.errors import BadRequestError
-from agentlightning.training.alarms import RULES, Measurement, Rule
-from agentlightning.training.alarms import Alarm, Alarms, Watch, make_rules
+from agentlightning.training.alarms import RULES, Alarm, Alarms, Measurement, Rule, Watch, make_rules
 from agentlightning.training.progress import StepFigures
 from tests.training.test_alarm_rules import PAGE, step
 

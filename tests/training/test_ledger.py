@@ -14,7 +14,6 @@ from agentlightning.adapter import LlmProxyTraceToTriplet, TracerTraceToTriplet,
 from agentlightning.adapter.spans.tokens import FAILED_STATES
 from agentlightning.errors import LedgerError
 from agentlightning.training.ledger import (
-    Excluded,
     ExclusionReason,
     Ledger,
     RolloutRecord,
@@ -89,8 +88,7 @@ def test_a_scored_rollout_gives_its_reward_and_its_rows() -> None:
     ],
 )
 def test_the_outcome_of_the_attempt_decides(ended: Attempt, reason: ExclusionReason | None) -> None:
-    assert attempt_verdict(ended, is_latest=True) == reason
-    assert attempt_verdict(ended, is_latest=False) == "superseded_attempt"
+    assert attempt_verdict(ended) == reason
     record = read_rollout(rollout(), [ended], [*two_turns(), final()])
     assert record.verdict == reason
     expected = {"trained": 2} if reason is None else {"trained": 0, reason: 2}
@@ -361,7 +359,7 @@ def test_trained_and_excluded_calls_add_up() -> None:
     assert (summary.step, summary.captured, summary.trained, summary.trained_tokens) == (3, 3, 2, 3)
     assert summary.excluded == {"over_length": 1}
     ends = {ref.call_id: end for ref, end in ledger.endings().items()}
-    assert ends == {"c1": Trained(4, 1, -0.5, 7), "c2": Trained(4, 2, -0.5, 7), "c3": Excluded("over_length")}
+    assert ends == {"c1": Trained(4, 1, -0.5, 7), "c2": Trained(4, 2, -0.5, 7), "c3": "over_length"}
 
 
 def test_a_call_without_an_end_is_named() -> None:

@@ -11,9 +11,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 import agentlightning as agl
 from agentlightning.training.checkpoint import BrokenCheckpointError, CheckpointFolder
-from agentlightning.training.gguf_file import write_gguf
 from agentlightning.training.learner.policy import Policy
-from agentlightning.training.model_export import export, trained_in
+from agentlightning.training.model_export import export, trained_in, write_gguf
 from agentlightning.training.policy_files import digest_of, fingerprint_of, save_policy
 from tests.training.test_policy_files import learn
 
