@@ -59,7 +59,7 @@ def last_json(reply: str) -> dict[str, Any]:
     """
     reply = reply[-_READ:]
     objects: list[dict[str, Any]] = []
-    place, last_end = reply.find("{"), 0
+    place, end = reply.find("{"), 0
     while place >= 0:
         try:
             value, end = _DECODER.raw_decode(reply, place)
@@ -67,12 +67,12 @@ def last_json(reply: str) -> dict[str, Any]:
             raise ValueError("the reply holds JSON that is nested too deeply") from None
         except ValueError:
             place = reply.find("{", place + 1)
-            continue
-        objects.append(cast("dict[str, Any]", value))
-        place, last_end = reply.find("{", end), end
+        else:
+            objects.append(cast("dict[str, Any]", value))
+            place = reply.find("{", end)
     if not objects:
         raise ValueError("the reply holds no JSON object")
-    if reply[last_end:].strip("`*.\n\r\t ") and any(each != objects[-1] for each in objects):
+    if reply[end:].strip("`*.\n\r\t ") and any(each != objects[-1] for each in objects):
         raise ValueError("the reply holds several JSON objects, and goes on after the last one")
     return objects[-1]
 

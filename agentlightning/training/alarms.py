@@ -10,6 +10,7 @@ import dataclasses
 import inspect
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -41,7 +42,6 @@ class Alarm:
     """Of the rule."""
     state: Literal["raised", "over"]
     step: int
-    """The step after which the condition began or ended."""
     since: int
     """The step after which the alarm was raised; for `raised` the same as `step`."""
     value: float
@@ -71,55 +71,40 @@ class Alarms:
     def __init__(self, settings: object = "default", other_names: Mapping[str, str] | None = None) -> None:
         """`other_names`: the algorithm's names of the settings that the rules name as GRPO does."""
         self._other_names = other_names or {}
-        self._watches = [Watch(rule) for rule in make_rules(settings)]
+        self._rules = make_rules(settings)
         self._steps: list[StepFigures] = []
+        self._since: dict[str, int] = {}  # by rule, of alarms that are raised
+        self._in_a_row = Counter[str]()  # steps by rule, up to the last one that measured it
 
     def see(self, figures: StepFigures) -> list[Alarm]:
         """Return the alarms that a step begins or ends."""
         self._steps.append(figures)
-        alarms = [alarm for watch in self._watches if (alarm := watch.see(self._steps)) is not None]
-        return [dataclasses.replace(alarm, what_to_try=self._renamed(alarm.what_to_try)) for alarm in alarms]
+        measured = [(rule, rule.measure(self._steps)) for rule in self._rules]
+        alarms = [self._compare(rule, finding, figures.step) for rule, finding in measured if finding is not None]
+        return [alarm for alarm in alarms if alarm is not None]
+
+    def _compare(self, rule: Rule, measurement: Measurement, step: int) -> Alarm | None:
+        name, thresholds, since = rule.name, rule.thresholds, self._since.get(rule.name)
+        if since is None:
+            turns, needed = measurement.is_bad, thresholds["patience"]
+        else:
+            turns, needed = measurement.is_fine(thresholds["margin"]), rule.rest(thresholds)
+        self._in_a_row[name] = self._in_a_row[name] + 1 if turns else 0
+        if self._in_a_row[name] < needed:
+            return None
+        self._in_a_row[name] = 0
+        value, threshold, text = measurement.value, measurement.threshold, measurement.text
+        if since is not None:
+            del self._since[name]
+            return Alarm(name, "over", step, since, value, threshold, text, "")
+        self._since[name] = step
+        return Alarm(name, "raised", step, step, value, threshold, text, self._renamed(rule.what_to_try))
 
     def _renamed(self, what_to_try: str) -> str:
         """Return the text with the names that the algorithm has; two that are one here are named once."""
         for name, own in self._other_names.items():
             what_to_try = re.sub(rf"\b{name}\b", own, what_to_try)
         return re.sub(r"\b(\w+) and \1\b", r"\1", what_to_try)
-
-
-class Watch:
-    """Watches one condition over the steps of a run."""
-
-    def __init__(self, rule: Rule) -> None:
-        self.rule = rule
-        self._since: int | None = None
-        self._in_a_row = 0
-
-    def see(self, steps: Steps) -> Alarm | None:
-        """Return an alarm if the last of `steps` (all so far) begins one or ends it."""
-        measurement, thresholds = self.rule.measure(steps), self.rule.thresholds
-        if measurement is None:
-            return None  # the count of steps in a row stays
-        if self._since is None:
-            turns, needed = measurement.is_bad, thresholds["patience"]
-        else:
-            turns, needed = measurement.is_fine(thresholds["margin"]), self.rule.rest(thresholds)
-        self._in_a_row = self._in_a_row + 1 if turns else 0
-        if self._in_a_row < needed:
-            return None
-        self._in_a_row = 0
-        step, since = steps[-1].step, self._since
-        self._since = step if since is None else None
-        return Alarm(
-            name=self.rule.name,
-            state="raised" if since is None else "over",
-            step=step,
-            since=step if since is None else since,
-            value=measurement.value,
-            threshold=measurement.threshold,
-            text=measurement.text,
-            what_to_try=self.rule.what_to_try if since is None else "",
-        )
 
 
 # --- the setting `alarms` --------------------------------------------------------------------------------------------
@@ -150,21 +135,19 @@ def _changed(rule: Rule, changes: object) -> Rule:
     if not isinstance(changes, Mapping):
         known = ", ".join(rule.thresholds)
         raise BadRequestError(f"alarms: {rule.name} takes thresholds by name, of {known}, or None; got {changes!r}")
-    for name in cast("Mapping[Any, Any]", changes):
+    for name, value in cast("Mapping[Any, Any]", changes).items():
         if name not in rule.thresholds:
             raise BadRequestError(f"alarms: {rule.name} has no threshold {name!r}{_hint(name, rule.thresholds)}")
-    thresholds: dict[str, Any] = {**rule.thresholds, **changes}
-    for name, default in rule.thresholds.items():
-        value, whole = thresholds[name], isinstance(default, int)
-        kind, lowest = (int, 1) if whole else ((int, float), 0)
+        kind, lowest, wanted = (int, float), 0, "must be a number of at least 0"
+        if isinstance(rule.thresholds[name], int):
+            kind, lowest, wanted = (int,), 1, "must be a whole number of at least 1"
         if isinstance(value, bool) or not isinstance(value, kind) or not lowest <= value < math.inf:
-            wanted = "a whole number of at least 1" if whole else "a number of at least 0"
-            raise BadRequestError(f"alarms: {rule.name}.{name} must be {wanted}; got {value!r}")
-    if thresholds["margin"] >= 1:
-        raise BadRequestError(f"alarms: {rule.name}.margin is a share, below 1; got {thresholds['margin']!r}")
-    if "factor" in thresholds and thresholds["factor"] <= 1:
-        raise BadRequestError(f"alarms: {rule.name}.factor must be above 1; got {thresholds['factor']!r}")
-    return dataclasses.replace(rule, thresholds=thresholds)
+            raise BadRequestError(f"alarms: {rule.name}.{name} {wanted}; got {value!r}")
+        if name == "margin" and value >= 1:
+            raise BadRequestError(f"alarms: {rule.name}.margin is a share, below 1; got {value!r}")
+        if name == "factor" and value <= 1:
+            raise BadRequestError(f"alarms: {rule.name}.factor must be above 1; got {value!r}")
+    return dataclasses.replace(rule, thresholds={**rule.thresholds, **changes})
 
 
 def _hint(name: object, known: Mapping[str, Any]) -> str:
@@ -260,8 +243,7 @@ def _updated(figures: StepFigures, name: str) -> float | None:
 
 
 def _start_of(values: Sequence[float | None], count: int) -> float | None:
-    """Return the mean of the first `count` values that there are, to which later ones are compared; None before there
-    is a later one."""
+    """Return the mean of the first `count` numbers; None before there is a later one to compare with it."""
     known = [value for value in values if value is not None]
     return math.fsum(known[:count]) / count if len(known) > count else None
 
@@ -287,11 +269,10 @@ def cut_off(steps: Steps, *, limit: float = 0.3) -> Measurement | None:
     patience=1,
 )
 def early_fall(steps: Steps, *, window: int = 4, share: float = 0.5, deviations: float = 3.0) -> Measurement | None:
-    """The mean reward has fallen far below that of the first step, before `reward_jump` has steps to compare with: the
-    first updates were too large, most of the time.
+    """The mean reward has fallen far below that of the first step, before `reward_jump` has steps to compare with.
 
-    `window`: the fall is in one of so many steps after the first one. `share`: least fall, as a share of the first mean
-    reward. `deviations`: and at least so many standard errors of the difference.
+    `window`: steps after the first one. `share`: least fall, as a share of the first mean reward. `deviations`: least
+    fall in standard errors of the difference.
     """
     first, now = steps[0], steps[-1]
     before, after = _number(first.mean_reward), _number(now.mean_reward)
@@ -313,8 +294,8 @@ def early_fall(steps: Steps, *, window: int = 4, share: float = 0.5, deviations:
 def engine_mismatch(steps: Steps, *, limit: float = 0.2) -> Measurement | None:
     """The learner gives a token another probability than the engine that sampled it, with the same weights.
 
-    `limit`: greatest `|ratio - 1|` of any token before the first optimizer step of the update, tokens of older weights
-    excluded; 0.2 is usual for bfloat16, and float32 stays below 0.001.
+    `limit`: greatest `|ratio - 1|` of any token of these weights before the first optimizer step; 0.2 is usual for
+    bfloat16, and float32 stays below 0.001.
     """
     text = "before the update a token's ratio of learner to engine is off by {value:.3g} (limit {threshold:g})"
     return _compared(_updated(steps[-1], "first_ratio_error"), limit, text)
@@ -360,11 +341,11 @@ def equal_rewards(steps: Steps, *, limit: float = 0.9) -> Measurement | None:
     patience=1,
 )
 def held_out_drop(steps: Steps, *, limit: float = 0.1, significance: float = 0.05) -> Measurement | None:
-    """The mean reward on held-out tasks is below the best one so far, and the paired test on the same tasks finds it
-    too if it has pairs enough: the reward of the training tasks may be gamed, or they are learned by heart.
+    """The mean reward on held-out tasks is below the best one so far, and the paired test finds it too if it has pairs
+    enough: the reward of the training tasks may be gamed, or they are learned by heart.
 
-    `limit`: largest loss of mean reward against the best evaluation, as a share of the range of the rewards of both:
-    for rewards of 0 and 1, 0.1 is 10 points. `significance`: a loss with a p-value of this or more may be chance.
+    `limit`: largest loss, as a share of the range of the rewards of both evaluations. `significance`: a loss with a
+    p-value of this or more may be chance.
     """
     now, change = _number(steps[-1].held_out), steps[-1].held_out_change
     if now is None:
@@ -450,11 +431,8 @@ def nothing_trained(steps: Steps) -> Measurement | None:
     rest=lambda thresholds: max(2, thresholds["patience"]),
 )
 def policy_shift(steps: Steps, *, limit: float = 0.5) -> Measurement | None:
-    """An update moves the policy far from what it was before. One such update can destroy it.
-
-    `limit`: largest estimated KL divergence per token of the policy before the update from the one after it, in nats.
-    First updates of a small model that learns well reach 0.2.
-    """
+    """An update moves the policy far from where it was before. `limit`: largest estimated KL divergence per token of
+    the policy before the update from the one after it, in nats; first updates of a small model reach 0.2."""
     # where the trainer does not measure it after the last step: the mean over its steps, of fresh tokens if known
     distances = (_updated(steps[-1], name) for name in ("update_kl", "fresh_kl", "approx_kl"))
     kl = next((value for value in distances if value is not None), None)
@@ -487,8 +465,8 @@ def reward_jump(
     """The mean reward differs from that of the steps before by more than these differ among each other.
 
     `effect_size`: least change, in standard deviations of the rewards within a step, the greatest of the window and the
-    present step. `deviations`: and at least so many standard deviations of the window's mean rewards. `window`: steps
-    before the present one; the alarm is over after so many steps without a jump.
+    present step. `deviations`: least change in standard deviations of the window's mean rewards. `window`: steps before
+    the present one, and steps without a jump until the alarm is over.
     """
     means = _bounded(figures.mean_reward for figures in steps)
     spreads = _bounded(figures.reward_spread for figures in steps)
@@ -513,11 +491,9 @@ def reward_jump(
 def stale_weights(
     steps: Steps, *, margin: float = 0.1, limit: float = 2.0, divergence: float = 0.5
 ) -> Measurement | None:
-    """The trained calls were served by weights that are several updates old, or far from those that learn.
-
-    `limit`: largest mean age of the trained calls, in updates. `divergence`: largest estimated KL divergence of the
-    weights that sampled stale tokens from those before the update, in nats per stale token.
-    """
+    """The trained calls were served by weights that are several updates old, or far from those that learn. `limit`:
+    largest mean age, in updates. `divergence`: largest estimated KL divergence of the weights that sampled stale tokens
+    from those before the update, in nats per stale token."""
     age, distance = _number(steps[-1].versions_behind), _updated(steps[-1], "first_stale_kl")
     far = "stale tokens are {value:.3g} nats each from the weights that learn from them (limit {threshold:g})"
     measurements = (

@@ -89,7 +89,6 @@ class RolloutRecord:
     """One rollout, read for training. Every call in `calls` is in exactly one of `samples` and `exclusions`."""
 
     rollout_id: str
-    """The rollout that was read."""
     attempt_id: str | None
     """The latest attempt; None if nobody claimed the rollout."""
     outcome: Outcome | None
@@ -304,16 +303,13 @@ Ending = Trained | ExclusionReason
 @explain_fields
 @dataclass(frozen=True, slots=True)
 class LedgerSummary:
-    """The counts of one step; `captured` is `trained` plus all of `excluded`."""
+    """The counts of one step in model calls; `captured` is `trained` plus all of `excluded`."""
 
     step: int
-    """The number of the training step."""
     captured: int
-    """Calls that were captured."""
     trained: int
     """Calls that were part of the update."""
     trained_tokens: int
-    """Tokens of these calls that were trained."""
     excluded: dict[ExclusionReason, int]
     """Reasons that occurred, the most frequent first."""
     constrained: dict[str, int] = field(default_factory=dict[str, int])
@@ -336,7 +332,7 @@ class Ledger:
             self._enter(ref, reason)
 
     def capture(self, calls: Iterable[ModelCall]) -> None:
-        """Open an account for each call.
+        """Enter each call, whose ending is still to come.
 
         Raises:
             LedgerError: a call was captured before.

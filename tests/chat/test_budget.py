@@ -146,7 +146,7 @@ async def test_a_prompt_is_reckoned_as_the_server_counted_the_ones_before() -> N
     """Text of which a character is a token or more: not a quarter of one."""
     budget, text = Budget(Limits(tokens=100)), [{"role": "user", "content": "語" * 40}]
     mark = await budget.reserve("m", text, {"max_tokens": 1}, None)
-    budget.settle(mark, BillLine("judge", "m", calls=1, prompt_tokens=40, completion_tokens=1), 0, 40)
+    budget.settle(mark, BillLine("judge", "m", calls=1, prompt_tokens=40, completion_tokens=1), 40)
     with pytest.raises(agl.LimitReached, match="41 of 100 used, and the next call may need 81"):
         await budget.reserve("m", [{"role": "user", "content": "語" * 80}], {"max_tokens": 1}, Price(1.0, 1.0))
 
