@@ -59,25 +59,26 @@ async def test_what_may_not_fit_is_not_begun(model: ModelServer) -> None:
     assert not model.calls
 
 
-async def test_a_call_without_max_tokens_runs_alone_where_a_long_reply_would_not_fit(model: ModelServer) -> None:
+@pytest.mark.parametrize(
+    ("bound", "sampling", "at_once"),
+    [
+        (5 * UNBOUNDED, {}, 4),  # long replies fit
+        (2 * UNBOUNDED, {}, 1),
+        (150, {"max_tokens": 100}, 1),
+    ],
+)
+async def test_calls_run_together_where_their_reservations_fit_and_else_one_after_another(
+    model: ModelServer, bound: int, sampling: dict[str, Any], at_once: int
+) -> None:
     model.hold()
-    chat = chat_of(model, {"tokens": 2 * UNBOUNDED})
+    chat = chat_of(model, {"tokens": bound}, **sampling)
     asked = [asyncio.create_task(chat.ask(PROMPT)) for _ in range(4)]
-    await model.until(lambda calls: len(calls) == 1)
+    await model.until(lambda calls: len(calls) == at_once)
     await asyncio.sleep(0.1)
-    assert len(model.calls) == 1
+    assert len(model.calls) == at_once
     model.release()
     await asyncio.gather(*asked)
-    assert len(model.calls) == 4
-
-
-async def test_calls_without_max_tokens_run_together_where_long_replies_fit(model: ModelServer) -> None:
-    model.hold()
-    chat = chat_of(model, {"tokens": 5 * UNBOUNDED})
-    asked = [asyncio.create_task(chat.ask(PROMPT)) for _ in range(4)]
-    await model.until(lambda calls: len(calls) == 4)
-    model.release()
-    await asyncio.gather(*asked)
+    assert chat.bill.tokens == 4 * CALL
 
 
 @pytest.mark.parametrize("what", ["tokens", "cost"])
@@ -89,19 +90,6 @@ async def test_replies_that_grow_pass_a_limit_by_one_of_them_at_most(what: str) 
         used = [(call.reply or {})["usage"]["total_tokens"] for call in growing.calls]
     assert len(used) == 6
     assert sum(used[:-1]) < 3000 < sum(used) == chat.bill.tokens
-
-
-async def test_what_waits_is_sent_when_there_is_room(model: ModelServer) -> None:
-    """A reservation is not used up by far; what was held back is then asked."""
-    model.hold()
-    chat = chat_of(model, {"tokens": 150}, max_tokens=100)
-    asked = [asyncio.create_task(chat.ask(PROMPT)) for _ in range(3)]
-    await model.until(lambda calls: len(calls) == 1)
-    await asyncio.sleep(0.1)
-    assert len(model.calls) == 1, "100 of 150 are reserved"
-    model.release()
-    await asyncio.gather(*asked)
-    assert chat.bill.tokens == 3 * CALL
 
 
 async def test_a_cancelled_call_gives_back_what_it_reserved(model: ModelServer) -> None:
@@ -135,10 +123,9 @@ async def test_the_limit_that_is_reached_says_what_the_next_call_may_need(model:
     assert pickle.loads(pickle.dumps(end.value)).needed == 15
 
 
-async def test_a_model_without_a_price_is_told_before_it_is_asked(model: ModelServer) -> None:
-    chat = chat_of(model, {"cost": 1.0})
+async def test_a_model_without_a_price_is_not_asked(model: ModelServer) -> None:
     with pytest.raises(ValueError, match=r"without a price of 'unknown': give prices=\{'unknown': \(prompt, comp"):
-        await chat.ask(PROMPT, model="unknown")
+        await chat_of(model, {"cost": 1.0}).ask(PROMPT, model="unknown")
     assert not model.calls
 
 
