@@ -76,7 +76,7 @@ class BillLine:
     """The calls for one purpose to one model."""
 
     purpose: str
-    """What they were for, such as `critique`."""
+    """Such as `critique`."""
     model: str
     """As it was asked for; empty where none was named."""
     calls: int = 0

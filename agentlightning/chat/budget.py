@@ -23,16 +23,16 @@ from agentlightning.chat.bill import Bill, BillLine, LimitReached, Limits
 CHARACTERS_PER_TOKEN: Final = 4
 """Of a prompt, where no server has counted."""
 UNBOUNDED: Final = 8192
-"""Tokens that a reply without `max_tokens` may have, unless the model has given one of more than a quarter of them."""
+"""Tokens of a reply without `max_tokens`, unless the model has written one of more than a quarter of them."""
 _ROUNDING: Final = 1 + 1e-9
-"""Of sums of money: what is equal to the bound is not beyond it."""
+"""Of sums of money, so that a sum equal to the bound is not beyond it."""
 _BOUNDS: Final = ("max_tokens", "max_completion_tokens")
 """Fields of a request that bound its reply, in tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What a million tokens cost."""
+    """The price of a million tokens."""
 
     prompt: float
     completion: float

@@ -1,4 +1,4 @@
-"""`Chat`: asks a model, with retries, limits and a bill."""
+"""`Chat` asks a model, with retries, limits and a bill."""
 
 from __future__ import annotations
 
@@ -125,12 +125,12 @@ class Chat:
 
     @property
     def bill(self) -> Bill:
-        """What its calls have used so far."""
+        """The use of its calls so far."""
         return self.budget.bill
 
     @property
     def limits(self) -> Limits:
-        """What its calls may use."""
+        """The limits on its calls."""
         return self.budget.limits
 
     # --- limits --------------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ class TrackedRun:
 @explain_fields
 @dataclass(frozen=True)
 class RunEnding:
-    """How a run ended."""
+    """The end of a run."""
 
     state: RunState
     """`succeeded`, `failed`, `stopped` or `interrupted`."""
@@ -45,7 +45,7 @@ class RunEnding:
     best: BestFigure | None = None
     """The best result."""
     model_path: str | None = None
-    """Where the trained model is; None for an algorithm that leaves none."""
+    """The folder of the trained model; None for an algorithm that leaves none."""
 
     def summary(self) -> dict[str, str | float | int]:
         """Return what is known, by name."""

@@ -46,11 +46,10 @@ class Alarm:
     """The step after which the alarm was raised; for `raised` the same as `step`."""
     value: float
     threshold: float
-    """What the value was compared with."""
     text: str
     """The finding with its values, in one sentence."""
     what_to_try: str
-    """What to look at or to change; empty for `over`."""
+    """Advice, the most likely first; empty for `over`."""
 
     @property
     def line(self) -> str:
@@ -164,7 +163,6 @@ class Measurement:
 
     value: float
     threshold: float
-    """What the value is compared with."""
     text: str
     """The finding as one sentence with its values, without a full stop."""
     is_bad: bool
@@ -189,7 +187,7 @@ class Rule:
 
     name: str
     what_to_try: str
-    """What to look at or to change, the most likely first."""
+    """Advice, the most likely first."""
     condition: Condition
     thresholds: Thresholds
     """`patience`: so many steps in a row have to be bad before there is an alarm. `margin`: a value is fine once it is

@@ -77,7 +77,7 @@ ExclusionReason = Literal[
     "step_skipped",
     "step_undone",  # the run was started again from before its step, and the step was taken again
 ]
-"""Why a model call is not trained: the closed list."""
+"""The closed list of reasons for which a model call is not trained."""
 
 
 # --- one rollout -----------------------------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ class RolloutRecord:
     outcome: Outcome | None
     """The latest attempt's."""
     verdict: ExclusionReason | None
-    """Why nothing of the rollout is trained; None if its calls may be."""
+    """The reason for which nothing of the rollout is trained; None if its calls may be."""
     reward: float | None
     """The final reward of the latest attempt, also of rollouts that are not trained (evaluation)."""
     dimensions: dict[str, float] = field(default_factory=dict[str, float])
@@ -104,7 +104,7 @@ class RolloutRecord:
     calls: list[ModelCall] = field(default_factory=list[ModelCall])
     """Of all attempts, in the order of arrival."""
     exclusions: dict[CallRef, ExclusionReason] = field(default_factory=dict[CallRef, ExclusionReason])
-    """Why each call that is in no row is excluded."""
+    """The reason of each call that is in no row."""
     problems: list[Problem] = field(default_factory=list[Problem])
     """Parts of the spans that could not be read."""
 
@@ -114,7 +114,7 @@ class RolloutRecord:
 
     @property
     def seams(self) -> dict[RowCause, int]:
-        """How many rows each cause began."""
+        """The number of rows that each cause began."""
         return self.reading.seam_counts()
 
     def explain(self, decode: Decode | None = None) -> Explanation:
@@ -286,7 +286,7 @@ class Trained:
     row: int
     """Index of its row in the step's batch."""
     tokens: int
-    """How many of its tokens are trained: all that the policy produced in it."""
+    """The number of its tokens that are trained: all that the policy produced in it."""
     advantage: float
     """The factor by which its tokens count in the loss; with a critic (PPO) the reward of its rollout, of which the
     advantage of each token is made."""

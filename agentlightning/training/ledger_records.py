@@ -269,7 +269,7 @@ class LedgerCheck:
     captured: int = 0
     """Model calls that the spans of the training rollouts show."""
     trained: int = 0
-    """Of them, those that are part of an update."""
+    """Those of them that are part of an update."""
     trained_tokens: int = 0
     """Tokens of these calls that were trained."""
     excluded: Counter[str] = field(default_factory=Counter[str])

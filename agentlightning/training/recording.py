@@ -81,8 +81,8 @@ class RunRecorder:
 
     async def _rows(self, rows: StepRows, seen: Sequence[RowFigures]) -> dict[str, list[LedgerRow]]:
         """Return the rows whose tokens are recorded, by rollout."""
-        chosen = self._chosen(rows)
-        if not chosen:
+        selected = self._selected(rows)
+        if not selected:
             return {}
         if not self._vocabularies:
             for learner in self._learners:
@@ -91,7 +91,7 @@ class RunRecorder:
                 await self._log.vocabulary(self._vocabularies[learner.name], tokens)
         kept: dict[str, list[LedgerRow]] = {}
         for number, (sample, one) in enumerate(zip(rows.samples, seen, strict=True)):
-            if sample.rollout_id in chosen:
+            if sample.rollout_id in selected:
                 columns = {field.name: getattr(one, field.name) for field in dataclasses.fields(one)}
                 figures = {name: column for name, column in columns.items() if column is not None}
                 vocabulary = next(self._vocabularies[each.name] for each in self._learners if each.takes(sample))
@@ -99,7 +99,7 @@ class RunRecorder:
                 kept.setdefault(sample.rollout_id, []).append(row)
         return kept
 
-    def _chosen(self, rows: StepRows) -> frozenset[str]:
+    def _selected(self, rows: StepRows) -> frozenset[str]:
         """Return the rollouts whose tokens are recorded."""
         lengths: dict[str, int] = {}
         for sample in rows.samples:
@@ -109,10 +109,10 @@ class RunRecorder:
             logger.info("the tokens of %d rollouts are too many for one record", len(lengths) - len(fitting))
         if self._tokens != "sample":
             return frozenset(fitting if self._tokens == "all" else ())
-        left, chosen = SAMPLED_TOKENS, set[str]()
+        left, selected = SAMPLED_TOKENS, set[str]()
         stride = max(1, sum(lengths.values()) // SAMPLED_TOKENS)
         for rollout_id in fitting[::stride]:
             if lengths[rollout_id] <= left:
-                chosen.add(rollout_id)
+                selected.add(rollout_id)
                 left -= lengths[rollout_id]
-        return frozenset(chosen)
+        return frozenset(selected)

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 STATE_NAME: Final = "grpo"
-"""Of the run's record with what it began with."""
+"""Name of the record with the facts of the run."""
 RUN_FILE: Final = "run.json"
 _MAY_CHANGE: Final = frozenset(
     {
@@ -69,7 +69,7 @@ class OpenRun:
     """A run that may train."""
 
     facts: Mapping[str, Any]
-    """What later starts are compared with."""
+    """Facts that later starts are compared with."""
     resume: Resumption
     folder: RunFolder
 
@@ -240,13 +240,13 @@ async def find_resumption(
 
 @dataclass(kw_only=True)
 class Resumption:
-    """How the present start of a run goes on from earlier ones. Belongs to the loop."""
+    """The state from which the present start of a run goes on. Belongs to the loop."""
 
     log: RunLog
     folder: Path | None = None
     """Of the run; None if this is its first start."""
     checkpoint: Checkpoint | None = None
-    """Where to go on; None begins with the model's own weights."""
+    """The last good one; None begins with the model's own weights."""
     state: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Of the loop, as the checkpoint holds it."""
     lines: dict[int, dict[str, Any]] = field(default_factory=dict[int, dict[str, Any]])
@@ -262,7 +262,7 @@ class Resumption:
 
     @property
     def steps(self) -> int:
-        """How many steps are in the checkpoint."""
+        """The number of steps in the checkpoint."""
         return 0 if self.checkpoint is None else self.checkpoint.step
 
     def take_of(self, step: int) -> str | None:

@@ -109,7 +109,7 @@ class RunFolder:
         self._unwritten: list[bytes] = []
         """Lines of `metrics.jsonl` that the disk did not take."""
         self._cause: OSError | None = None
-        """Why the first of them was not taken."""
+        """The error of the first of them."""
 
     @property
     def model(self) -> Path:
