@@ -11,7 +11,7 @@ import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 from agentlightning.errors import BadRequestError
@@ -54,23 +54,6 @@ class Answer:
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     finish_reason: str | None = None
-
-
-class Source(Protocol):
-    """Makes one request."""
-
-    @property
-    def model(self) -> str | None:
-        """The model of a call that names none."""
-        ...
-
-    async def ask(self, model: str, messages: list[dict[str, Any]], settings: Mapping[str, Any]) -> Answer:
-        """Return the answer.
-
-        Raises:
-            CallFault: there is none.
-        """
-        ...
 
 
 def source_of(source: object) -> Source:
@@ -230,6 +213,10 @@ def _fault_of(error: Exception, name: str) -> CallFault:
         return _refused(status, text, str(error), wait if isinstance(wait, str) else None)
     unreached = {cls.__name__ for cls in type(error).__mro__} & _UNREACHED
     return CallFault(text, final=not (unreached or isinstance(error, (OSError, TimeoutError))))
+
+
+Source = HttpSource | ClientSource | CallableSource
+"""Each has the model of calls that name none, and `ask`, which returns an answer or raises a `CallFault`."""
 
 
 # --- replies ---------------------------------------------------------------------------------------------------------

@@ -1,29 +1,24 @@
-"""The ledger records of a run: the ending of each model call of each rollout, and the numbers that its loss used.
+"""The form of a run's ledger records, and their check: the ending of each model call, and the numbers of its loss.
 
 One record for each rollout and step; its name is the rollout's id. Calls that ended after their step had closed are in
-a record of the step in which they were seen (`late`). Needs neither torch nor numpy: numbers come in as sequences.
+a record of the step in which they were seen (`late`). `recording.py` makes them. Needs neither torch nor numpy.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
-import json
-import re
 import sys
 from array import array
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict, cast
 
-from agentlightning.adapter.calls.calls import CallRef, ModelCall, model_calls
-from agentlightning.adapter.rows.samples import Sample
+from agentlightning.adapter.calls.calls import CallRef, model_calls
 from agentlightning.field_help import explain_fields
 from agentlightning.store.base import LightningStore
 from agentlightning.store.read_operations import pages_of
-from agentlightning.training.ledger import Ending, Ledger, RolloutRecord, Trained
 from agentlightning.types import Rollout
 
 Dtype = Literal["f32", "i32", "u8"]
@@ -31,8 +26,8 @@ Dtype = Literal["f32", "i32", "u8"]
 _CODES: dict[str, str] = {"f32": "f", "i32": "i", "u8": "B"}
 """Type codes of `array`; an `i` has four bytes wherever Python 3.11 runs."""
 _PLAIN = ("row", "vocabulary", "length", "policy")
-_DTYPES: dict[str, Dtype] = {"tokens": "i32", "mask": "u8", "clipped": "u8"}
-"""Of the packed fields that are not f32."""
+DTYPES: dict[str, Dtype] = {"tokens": "i32", "mask": "u8", "clipped": "u8"}
+"""Types of the packed fields that are not f32."""
 _PAGE = 100
 _NAMED_AT_MOST = 20
 
@@ -101,78 +96,7 @@ class LedgerEntry(TypedDict, total=False):
     late: bool  # calls that ended after the step of their rollout had closed
 
 
-# --- entries ---------------------------------------------------------------------------------------------------------
-
-
-def entries_of(
-    ledger: Ledger,
-    records: Sequence[RolloutRecord],
-    groups: Sequence[int] | None = None,
-    rows: Mapping[str, list[LedgerRow]] | None = None,
-) -> list[LedgerEntry]:
-    """Return an entry for each rollout of a step that has closed, and for each earlier one that has late calls.
-
-    Shapes: records: (R,) and groups: (R,) the group of each; rows: by rollout.
-    """
-    by_rollout: dict[str, list[LedgerCall]] = {}
-    endings = ledger.endings()
-    for call in ledger.calls():
-        calls = by_rollout.setdefault(call.ref.rollout_id, [])
-        if (ending := endings.get(call.ref)) is not None:
-            calls.append(_call_of(call, ending))
-    entries: list[LedgerEntry] = []
-    for place, record in enumerate(records):
-        calls = by_rollout.pop(record.rollout_id, [])
-        entry: LedgerEntry = {
-            "rollout_id": record.rollout_id,
-            "attempt_id": record.attempt_id,
-            "reward": record.reward,
-            "outcome": record.outcome,
-            "verdict": record.verdict,
-            "group": None if groups is None else groups[place],
-            "advantage": next((call["advantage"] for call in calls if call["advantage"] is not None), None),
-            "weight_versions": sorted({call["weight_version"] for call in calls if call["weight_version"] is not None}),
-            "calls": calls,
-        }
-        if rows and (own := rows.get(record.rollout_id)):
-            entry["rows"] = own
-        entries.append(entry)
-    for rollout_id, calls in by_rollout.items():
-        entries.append({"rollout_id": rollout_id, "attempt_id": calls[-1]["attempt_id"], "calls": calls, "late": True})
-    return entries
-
-
-def _call_of(call: ModelCall, ending: Ending) -> LedgerCall:
-    trained = ending if isinstance(ending, Trained) else None
-    return {
-        "call_id": call.ref.call_id,
-        "attempt_id": call.ref.attempt_id,
-        "ending": "excluded" if trained is None else "trained",
-        "reason": None if isinstance(ending, Trained) else ending,
-        "row": None if trained is None else trained.row,
-        "tokens": 0 if trained is None else trained.tokens,
-        "advantage": None if trained is None else trained.advantage,
-        "weight_version": call.weight_version,
-        "constrained_by": [] if trained is None else list(trained.constrained_by),
-    }
-
-
-# --- token rows ------------------------------------------------------------------------------------------------------
-
-
-def row_of(sample: Sample, *, row: int, vocabulary: str | None, **figures: Sequence[float]) -> LedgerRow:
-    """Return a token row as records hold it. Each figure has a number for each of the N trained tokens.
-
-    Raises:
-        ValueError: a figure has another length.
-    """
-    trained = sum(sample.mask)
-    if wrong := [f"{name} ({len(values)})" for name, values in figures.items() if len(values) != trained]:
-        raise ValueError(f"row {row} trains {trained} tokens; other lengths have: {', '.join(wrong)}")
-    numbers: dict[str, Sequence[float]] = {"tokens": sample.token_ids, "mask": sample.mask, **figures}
-    packed = {name: pack(values, _DTYPES.get(name, "f32")) for name, values in numbers.items()}
-    policy = {} if sample.policy is None else {"policy": sample.policy}
-    return cast(LedgerRow, {"row": row, "vocabulary": vocabulary, "length": len(sample.token_ids), **policy, **packed})
+# --- packed numbers --------------------------------------------------------------------------------------------------
 
 
 def numbers_of(row: LedgerRow) -> dict[str, array[Any]]:
@@ -216,46 +140,6 @@ def unpack(packed: object) -> array[Any]:
     if sys.byteorder == "big":
         numbers.byteswap()
     return numbers
-
-
-# --- the text of token ids -------------------------------------------------------------------------------------------
-
-
-def vocabulary_of(tokenizer: Any) -> list[str]:
-    """Return the text of each token id of a transformers tokenizer; `""` for an id without a token.
-
-    Bytes of byte-level and of sentencepiece tokenizers become the characters that they are; a part of a character,
-    which is no UTF-8, is shown as `\\xe2`.
-    """
-    pieces: Sequence[str | None] = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
-    added: dict[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
-    decoder = str(getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None))
-    readable = _byte_level if "ByteLevel" in decoder else _sentencepiece
-    return ["" if piece is None else piece if index in added else readable(piece) for index, piece in enumerate(pieces)]
-
-
-def vocabulary_id(tokens: Sequence[str]) -> str:
-    """Return the id of a table of texts: the SHA-256 of its JSON."""
-    return hashlib.sha256(json.dumps(list(tokens), separators=(",", ":")).encode()).hexdigest()
-
-
-def _sentencepiece(piece: str) -> str:
-    if (byte := re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", piece)) is not None:
-        return bytes.fromhex(byte[1]).decode("utf-8", "backslashreplace")
-    return piece.replace("\u2581", " ")
-
-
-def _byte_level(piece: str) -> str:
-    if not all(character in _BYTES for character in piece):  # a token that was added as text
-        return piece
-    return bytes(_BYTES[character] for character in piece).decode("utf-8", "backslashreplace")
-
-
-_PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
-_OTHERS = (byte for byte in range(256) if byte not in _PRINTABLE)
-_BYTES = {chr(b): b for b in _PRINTABLE} | {chr(0x100 + place): byte for place, byte in enumerate(_OTHERS)}
-"""The byte of each character of a byte-level piece (GPT-2, `bytes_to_unicode`): printable bytes stand for themselves,
-the others follow from U+0100 on."""
 
 
 # --- the check of a recorded ledger ----------------------------------------------------------------------------------
