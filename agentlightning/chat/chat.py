@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import copy
 import logging
 import math
 import os
 import time
 import weakref
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -239,8 +238,10 @@ class Chat:
         fields = {**(settings or {}), **({} if temperature is None else {"temperature": temperature})}
         price, characters = self.prices.get(asked), characters_of(prompt)
         line, began, mark = BillLine(purpose, asked, cost=None if price is None else 0.0), time.monotonic(), None
+        with self.budget.lock:
+            slots = self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.concurrency))
         try:
-            async with self._slot():
+            async with slots:
                 sent = {**getattr(source, "sampling", {}), **fields}
                 mark = await self.budget.reserve(asked, prompt, sent, price)
                 answer = await self._with_retries(source, asked, prompt, fields, line)
@@ -256,14 +257,6 @@ class Chat:
                 bill.add(line)
         tokens = line.prompt_tokens, line.completion_tokens
         return ChatReply(answer.text, answer.model or asked, *tokens, line.cost, line.seconds, answer.finish_reason)
-
-    @contextlib.asynccontextmanager
-    async def _slot(self) -> AsyncGenerator[None]:
-        loop = asyncio.get_running_loop()
-        with self.budget.lock:
-            slots = self._slots.setdefault(loop, asyncio.Semaphore(self.concurrency))
-        async with slots:
-            yield
 
     async def _with_retries(
         self, source: Source, model: str, messages: list[dict[str, Any]], fields: Mapping[str, Any], line: BillLine
