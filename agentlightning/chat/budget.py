@@ -101,7 +101,11 @@ class Budget:
             self._check()
 
     def count_request(self) -> None:
-        """Check that a request may be sent, and count it."""
+        """Count a request that is about to be sent.
+
+        Raises:
+            LimitReached: nothing is left; says of what.
+        """
         self.start()
         with self.lock:
             self._check()

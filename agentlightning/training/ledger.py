@@ -162,8 +162,9 @@ def read_rollout(
         verdict = REFUSED_CALL
     if verdict is None and all(call.ref in others for call in work):
         verdict = "no_call"
-    reasons = {call.ref: _exclusion(call, latest, verdict, helpers) for call in calls}
-    exclusions = {ref: reason for ref, reason in reasons.items() if reason is not None}
+    exclusions: dict[CallRef, ExclusionReason] = {
+        call.ref: reason for call in calls if (reason := _exclusion(call, latest, verdict, helpers)) is not None
+    }
 
     candidates = [call for call in calls if call.ref not in exclusions]
     selected: dict[CallRef, ModelCall] = {}

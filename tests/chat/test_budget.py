@@ -53,10 +53,23 @@ async def test_calls_at_the_same_time_stay_within_the_limit(
     assert len(model.calls) == bound // CALL, "what fits is used"
 
 
-async def test_what_may_not_fit_is_not_begun(model: ModelServer) -> None:
-    with pytest.raises(agl.LimitReached, match="0 of 100 used, and the next call may need 506"):
-        await chat_of(model, {"tokens": 100}, max_tokens=500).ask(PROMPT)
-    assert not model.calls
+@pytest.mark.parametrize(
+    ("bound", "sampling", "calls", "error"),
+    [
+        (100, {"max_tokens": 500}, 0, "tokens is reached: 0 of 100 used, and the next call may need 506"),
+        (20, {}, 1, "tokens is reached: 15 of 20 used, and the next call may need 15"),
+    ],
+)
+async def test_a_call_that_may_not_fit_is_not_begun_and_the_error_says_what_it_needs(
+    model: ModelServer, bound: int, sampling: dict[str, Any], calls: int, error: str
+) -> None:
+    chat = chat_of(model, {"tokens": bound}, **sampling)
+    for _ in range(calls):
+        await chat.ask(PROMPT)
+    with pytest.raises(agl.LimitReached, match=error) as end:
+        await chat.ask(PROMPT)
+    assert len(model.calls) == calls
+    assert pickle.loads(pickle.dumps(end.value)).needed == end.value.needed
 
 
 @pytest.mark.parametrize(
@@ -111,16 +124,6 @@ async def test_a_limit_on_time_ends_a_call_that_waits_for_room(model: ModelServe
     replies = await asyncio.gather(*(chat.ask(PROMPT) for _ in range(2)), return_exceptions=True)
     assert [getattr(each, "what", each) for each in replies] == ["seconds", "seconds"]
     assert len(model.calls) == 1
-
-
-async def test_the_limit_that_is_reached_says_what_the_next_call_may_need(model: ModelServer) -> None:
-    chat = chat_of(model, {"tokens": 20})
-    await chat.ask(PROMPT)
-    with pytest.raises(
-        agl.LimitReached, match=r"tokens is reached: 15 of 20 used, and the next call may need 15"
-    ) as end:
-        await chat.ask(PROMPT)
-    assert pickle.loads(pickle.dumps(end.value)).needed == 15
 
 
 async def test_a_model_without_a_price_is_not_asked(model: ModelServer) -> None:

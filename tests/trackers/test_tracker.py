@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import agentlightning as agl
 from agentlightning.errors import MissingExtraError
-from agentlightning.trackers.tracker import flat, numbers_of, safe_name
+from agentlightning.trackers.tracker import numbers_of, safe_name
 from agentlightning.types.runs import RunRecord
 from tests.trackers.parts import SECRET, Remembers, agent, run
 
@@ -235,15 +235,6 @@ def test_numbers_have_a_path_each_and_texts_and_lists_are_none() -> None:
     assert numbers_of(held_out) == {"evaluation/held_out": 0.5, "evaluation/held_out/failed": 0.0}
     assert numbers_of(RunRecord(kind="alarm", step=4, name="a", data={"state": "over"})) == {"alarm/a": 0.0}
     assert numbers_of(RunRecord(kind="checkpoint", step=4, data={"bytes": 3})) == {}
-
-
-@given(st.recursive(st.floats() | st.none() | st.text(), lambda inner: st.dictionaries(st.text(), inner), max_leaves=9))
-def test_flat_data_loses_no_leaf_but_empty_branches(value: Any) -> None:
-    def leaves(item: Any) -> int:
-        return sum(map(leaves, item.values())) if isinstance(item, dict) else 1
-
-    assert len(flat({"a": value})) <= leaves({"a": value})
-    assert not any(isinstance(leaf, dict) for leaf in flat({"a": value}).values())
 
 
 @given(st.text(max_size=200))
