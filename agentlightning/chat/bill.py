@@ -1,4 +1,4 @@
-"""What model calls have used, by purpose and model, and the limits that they stop at."""
+"""The use of model calls, by purpose and model, and its limits."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class LimitReached(ServiceError):
 @explain_fields
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What model calls may use in all; None has no bound.
+    """The most that model calls may use in all; None has no bound.
 
     Raises:
         BadRequestError: a bound is no number above 0.
@@ -50,8 +50,7 @@ class Limits:
     """In the currency of the prices, kept as `tokens` is. Each model that is asked needs a price."""
 
     def __post_init__(self) -> None:
-        for name in ("calls", "tokens", "seconds", "cost"):
-            bound = getattr(self, name)
+        for name, bound in dataclasses.asdict(self).items():
             number = isinstance(bound, (int, float)) and not isinstance(bound, bool) and 0 < bound < math.inf
             if bound is not None and not number:
                 raise BadRequestError(f"limits: {name} must be a number above 0, or None; got {bound!r}")
@@ -77,7 +76,7 @@ class BillLine:
     """The calls for one purpose to one model."""
 
     purpose: str
-    """What they were for, such as `critique`."""
+    """Such as `critique`."""
     model: str
     """As it was asked for; empty where none was named."""
     calls: int = 0
@@ -87,28 +86,29 @@ class BillLine:
     retries: int = 0
     """Further requests for one and the same call."""
     prompt_tokens: int = 0
-    """As the server counts; a quarter of the characters where it does not."""
+    """As the server counts; a quarter of the characters where it does not. So are those of the completion."""
     completion_tokens: int = 0
-    """The same."""
     seconds: float = 0.0
     """Of all calls together, waiting and retries included."""
     cost: float | None = 0.0
     """In the currency of the prices; None if the model has no price."""
 
+    @property
+    def requests(self) -> int:
+        """All requests that were sent."""
+        return self.calls + self.failed_calls + self.retries
+
     def add(self, other: BillLine) -> None:
         """Add the figures of another line."""
-        for name in _FIGURES:
+        for name in ("calls", "failed_calls", "retries", "prompt_tokens", "completion_tokens", "seconds"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.cost = None if self.cost is None or other.cost is None else self.cost + other.cost
-
-
-_FIGURES = ("calls", "failed_calls", "retries", "prompt_tokens", "completion_tokens", "seconds")
 
 
 @explain_fields
 @dataclass(slots=True)
 class Bill:
-    """What calls have used. Owned by whoever adds to it; `Chat` guards its own."""
+    """The use of calls. Its owner adds to it; `Chat` guards its own."""
 
     lines: list[BillLine] = field(default_factory=list[BillLine])
     """One for each purpose and model, in the order of their first call."""
@@ -116,11 +116,12 @@ class Bill:
     def add(self, *lines: BillLine) -> None:
         """Add to the lines of the same purpose and model."""
         for line in lines:
-            own = next((each for each in self.lines if (each.purpose, each.model) == (line.purpose, line.model)), None)
-            if own is None:
-                self.lines.append(dataclasses.replace(line))
+            for own in self.lines:
+                if (own.purpose, own.model) == (line.purpose, line.model):
+                    own.add(line)
+                    break
             else:
-                own.add(line)
+                self.lines.append(dataclasses.replace(line))
 
     def merge(self, *others: Bill) -> Bill:
         """Return a bill with the figures of this one and of others."""
@@ -145,8 +146,8 @@ class Bill:
 
     @property
     def requests(self) -> int:
-        """Everything that was sent: what `Limits.calls` bounds."""
-        return self.calls + self.failed_calls + self.retries
+        """All requests that were sent, which `Limits.calls` bounds."""
+        return sum(line.requests for line in self.lines)
 
     @property
     def prompt_tokens(self) -> int:
@@ -184,6 +185,6 @@ class Bill:
     @override
     def __str__(self) -> str:
         cost = "" if self.cost is None else f", cost {self.cost:.4f}" if self.cost else ""
-        unanswered = f", {self.failed_calls} failed" if self.failed_calls else ""
-        again = f", {self.retries} retries" if self.retries else ""
-        return f"{self.calls} calls{unanswered}{again}, {self.prompt_tokens} + {self.completion_tokens} tokens{cost}"
+        failed = f", {self.failed_calls} failed" if self.failed_calls else ""
+        retries = f", {self.retries} retries" if self.retries else ""
+        return f"{self.calls} calls{failed}{retries}, {self.prompt_tokens} + {self.completion_tokens} tokens{cost}"

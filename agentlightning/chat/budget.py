@@ -1,10 +1,10 @@
-"""What model calls may still use: limits, the bill, and what calls under way may come to.
+"""The budget of model calls: limits, the bill, and the reservations of calls in flight.
 
 A limit on tokens or money holds for calls that run at the same time, because each reserves what it needs before it is
 sent: its prompt by its length, and of the reply `max_tokens` where the request names it. Without `max_tokens` it needs
 as much as the longest reply of the model so far, but may need far more. So it runs beside others only where `UNBOUNDED`
-tokens, or four times that reply, fit as well, and else alone: a limit is passed by one call at most, and only by what
-nobody can know of it. What does not fit waits for calls under way; with none under way the limit is reached.
+tokens, or four times that reply, fit as well, and else alone: a limit is passed by one call at most. A call that does
+not fit waits for calls in flight; without any in flight the limit is reached.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from agentlightning.chat.bill import Bill, BillLine, LimitReached, Limits
 CHARACTERS_PER_TOKEN: Final = 4
 """Of a prompt, where no server has counted."""
 UNBOUNDED: Final = 8192
-"""Tokens that a reply without `max_tokens` may have, unless the model has given one of more than a quarter of them."""
+"""Tokens of a reply without `max_tokens`, unless the model has written one of more than a quarter of them."""
 _ROUNDING: Final = 1 + 1e-9
-"""Of sums of money: what is equal to the bound is not beyond it."""
+"""Of sums of money, so that a sum equal to the bound is not beyond it."""
 _BOUNDS: Final = ("max_tokens", "max_completion_tokens")
 """Fields of a request that bound its reply, in tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What a million tokens cost."""
+    """The price of a million tokens."""
 
     prompt: float
     completion: float
@@ -42,20 +42,13 @@ class Price:
         return (prompt_tokens * self.prompt + completion_tokens * self.completion) / 1e6
 
 
-@dataclass(frozen=True, slots=True)
-class Need:
-    """What a call uses, in tokens and in money."""
-
-    tokens: float
-    cost: float
-
-    def __add__(self, other: Need) -> Need:
-        return Need(self.tokens + other.tokens, self.cost + other.cost)
+Amounts = dict[str, float]
+"""By the names of `Limits`."""
 
 
 @dataclass(slots=True)
 class _Seen:
-    """What the calls of a model were like."""
+    """The greatest figures of the calls of a model so far."""
 
     tokens_per_character: float = 0.0
     completion_tokens: int = 0
@@ -70,13 +63,13 @@ class Budget:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.bill = Bill()
-        self._forget_threads()
+        self._reset()
 
-    def _forget_threads(self) -> None:
+    def _reset(self) -> None:
         self.lock = threading.Lock()
         self._began: float | None = None
         self._sent = 0  # requests of calls that are not over
-        self._reserved: dict[object, Need] = {}
+        self._reserved: dict[object, Amounts] = {}
         self._seen: dict[str, _Seen] = {}
         self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
 
@@ -85,43 +78,27 @@ class Budget:
 
     def __setstate__(self, state: dict[str, object]) -> None:
         vars(self).update(state)
-        self._forget_threads()
+        self._reset()
 
-    # --- time ----------------------------------------------------------------------------------------------------
+    # --- limits --------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Let the time begin, if it has not."""
         with self.lock:
-            self._start()
-
-    def _start(self) -> None:
-        self._began = time.monotonic() if self._began is None else self._began
-
-    def _elapsed(self) -> float:
-        return 0.0 if self._began is None else time.monotonic() - self._began
+            self._began = time.monotonic() if self._began is None else self._began
 
     def seconds_left(self) -> float:
         """Return how much time the limit leaves; infinite without one."""
         return math.inf if self.limits.seconds is None else self.limits.seconds - self._elapsed()
 
-    # --- limits --------------------------------------------------------------------------------------------------
-
     def check(self) -> None:
-        """Let pass who wants to make a call.
+        """Check that a call may be made.
 
         Raises:
             LimitReached: nothing is left; says of what.
         """
         with self.lock:
             self._check()
-
-    def _check(self) -> None:
-        used: dict[str, float] = {"calls": self.bill.requests + self._sent, "tokens": self.bill.tokens}
-        used |= {"seconds": self._elapsed(), "cost": self.bill.cost or 0.0}
-        for name, amount in used.items():
-            bound = getattr(self.limits, name)
-            if bound is not None and amount >= bound:
-                raise LimitReached(name, amount, bound)
 
     def count_request(self) -> None:
         """Count a request that is about to be sent.
@@ -129,10 +106,23 @@ class Budget:
         Raises:
             LimitReached: nothing is left; says of what.
         """
+        self.start()
         with self.lock:
             self._check()
             self._sent += 1
-            self._start()
+
+    def _check(self) -> None:
+        for name, amount in self._used().items():
+            bound = getattr(self.limits, name)
+            if bound is not None and amount >= bound:
+                raise LimitReached(name, amount, bound)
+
+    def _elapsed(self) -> float:
+        return 0.0 if self._began is None else time.monotonic() - self._began
+
+    def _used(self) -> Amounts:
+        calls, cost = self.bill.requests + self._sent, self.bill.cost or 0.0
+        return {"calls": calls, "tokens": self.bill.tokens, "seconds": self._elapsed(), "cost": cost}
 
     # --- reservations --------------------------------------------------------------------------------------------
 
@@ -143,10 +133,10 @@ class Budget:
         fields: Mapping[str, Any],
         price: Price | None,
     ) -> object:
-        """Return a reservation of what a call is expected to use; waits for calls under way if it does not fit.
+        """Return a reservation for a call; waits for calls in flight if it does not fit.
 
         Raises:
-            LimitReached: it does not fit, and no call is under way.
+            LimitReached: it does not fit, and no call is in flight.
         """
         mark = object()
         if self.limits.tokens is None and self.limits.cost is None:
@@ -174,19 +164,22 @@ class Budget:
                         self._waiting.remove(entry)
 
     def calls_left(self, model: str, fields: Mapping[str, Any], price: Price | None) -> float:
-        """Return for how many calls to a model what is left is enough, each with its longest prompt and reply."""
+        """Return for how many calls to a model the limits leave enough, each with its longest prompt and reply."""
         with self.lock:
             characters = self._seen[model].characters if model in self._seen else 0
             _, most = self._needs(model, characters, fields, price)
-            used = self.bill.requests, self.bill.tokens, self.bill.cost or 0.0
-            bounds = self.limits.calls, self.limits.tokens, self.limits.cost
-            rows = zip(bounds, used, (1, most.tokens, most.cost), strict=True)
-            return min(
-                ((bound - spent) / each for bound, spent, each in rows if bound is not None and each), default=math.inf
-            )
+            used = {**self._used(), "calls": self.bill.requests}
+        left = math.inf
+        for name, amount in {"calls": 1, **most}.items():
+            bound = getattr(self.limits, name)
+            if bound is not None and amount:
+                left = min(left, (bound - used[name]) / amount)
+        return left
 
-    def _needs(self, model: str, characters: int, fields: Mapping[str, Any], price: Price | None) -> tuple[Need, Need]:
-        """Return what a call is expected to use, and the most that is reserved for it."""
+    def _needs(
+        self, model: str, characters: int, fields: Mapping[str, Any], price: Price | None
+    ) -> tuple[Amounts, Amounts]:
+        """Return the expected use of a call, and the most that is reserved for it."""
         seen = self._seen.get(model)
         ratio = 1 / CHARACTERS_PER_TOKEN if seen is None else max(1 / CHARACTERS_PER_TOKEN, seen.tokens_per_character)
         longest = 0 if seen is None else seen.completion_tokens
@@ -194,33 +187,30 @@ class Budget:
         replies = (min(bounds), min(bounds)) if bounds else (longest, max(UNBOUNDED, 4 * longest))
         prompts = math.ceil(characters * ratio), math.ceil(characters * (1.0 if seen is None else ratio))
         expected, most = (
-            Need(prompt + reply, 0.0 if price is None else price.of(prompt, reply))
+            {"tokens": prompt + reply, "cost": 0.0 if price is None else price.of(prompt, reply)}
             for prompt, reply in zip(prompts, replies, strict=True)
         )
         return expected, most
 
-    def _lacking(self, need: Need) -> LimitReached | None:
-        """Return what is lacking for a call beside those under way; None if nothing is."""
-        held = sum(self._reserved.values(), Need(self.bill.tokens, self.bill.cost or 0.0))
-        spent = self.bill.tokens, self.bill.cost or 0.0
-        bounds, wanted = (self.limits.tokens, self.limits.cost), (need.tokens, need.cost)
-        for name, used, whole, more, bound in zip(
-            ("tokens", "cost"), spent, (held.tokens, held.cost), wanted, bounds, strict=True
-        ):
-            if bound is not None and whole + more > bound * _ROUNDING:
-                return LimitReached(name, used, bound, more)
+    def _lacking(self, need: Amounts) -> LimitReached | None:
+        """Return the limit that a call does not fit into beside those in flight; None if it fits."""
+        used = self._used()
+        for name, amount in need.items():
+            bound, whole = getattr(self.limits, name), used[name] + sum(each[name] for each in self._reserved.values())
+            if bound is not None and whole + amount > bound * _ROUNDING:
+                return LimitReached(name, used[name], bound, amount)
         return None
 
-    def settle(self, mark: object | None, line: BillLine, requests: int, characters: int) -> None:
-        """Put a call that is over on the bill in the place of its reservation, and let those that wait look again.
+    def settle(self, mark: object | None, line: BillLine, characters: int) -> None:
+        """Enter a call that is over on the bill, and release its reservation, so that waiting calls try again.
 
         Args:
             mark: its reservation; None if it had none.
-            requests: how many of `count_request` were its own.
+            line: its figures; `count_request` was called for each of its requests.
             characters: of its prompt.
         """
         with self.lock:
-            self._sent -= requests
+            self._sent -= line.requests
             self.bill.add(line)
             if line.calls:
                 seen = self._seen.setdefault(line.model, _Seen())
@@ -228,8 +218,7 @@ class Budget:
                 seen.characters = max(seen.characters, characters)
                 if characters:
                     seen.tokens_per_character = max(seen.tokens_per_character, line.prompt_tokens / characters)
-            if mark is not None:
-                self._reserved.pop(mark, None)
+            self._reserved.pop(mark, None)
             waiting, self._waiting = self._waiting, []
         for loop, changed in waiting:
             with contextlib.suppress(RuntimeError):  # its loop is closed
@@ -237,5 +226,5 @@ class Budget:
 
 
 def characters_of(messages: Sequence[Mapping[str, Any]]) -> int:
-    """Return how long a prompt is."""
+    """Return the length of a prompt."""
     return sum(len(str(message.get("content") or "")) for message in messages)

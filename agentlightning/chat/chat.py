@@ -1,22 +1,21 @@
-"""`Chat`: asks a model, with retries, limits and a bill."""
+"""`Chat` asks a model, with retries, limits and a bill."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import copy
 import logging
 import math
 import os
 import time
 import weakref
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from agentlightning.chat.bill import Bill, BillLine, Limits
 from agentlightning.chat.budget import CHARACTERS_PER_TOKEN, Budget, Price, characters_of
-from agentlightning.chat.sources import Answered, CallFault, HttpSource, Source, source_of
+from agentlightning.chat.sources import Answer, CallFault, HttpSource, Source, source_of
 from agentlightning.errors import BadRequestError, ServiceError
 from agentlightning.field_help import explain_fields
 from agentlightning.process_secrets import secret
@@ -41,16 +40,15 @@ class ChatError(ServiceError):
 @explain_fields
 @dataclass(frozen=True, slots=True)
 class ChatReply:
-    """What a model said, and what that took."""
+    """The reply of a model, and its cost."""
 
     text: str
     """The message; empty if the model said nothing."""
     model: str
     """As the server names it, else as it was asked for."""
     prompt_tokens: int
-    """As the server counts; a quarter of the characters where it does not."""
+    """As the server counts; a quarter of the characters where it does not. So are those of the completion."""
     completion_tokens: int
-    """The same."""
     cost: float | None
     """In the currency of the prices; None if the model has no price."""
     seconds: float
@@ -66,7 +64,7 @@ class Chat:
     limits are those of this object in this process.
 
     Args:
-        source: who answers. None is the server that `OPENAI_API_KEY` and `OPENAI_BASE_URL` name; else an `LLM`, a
+        source: of the answers. None is the server that `OPENAI_API_KEY` and `OPENAI_BASE_URL` name; else an `LLM`, a
             client object with `chat.completions.create` (sync or async), or a callable `(messages, **settings)` that
             returns a text or an OpenAI-shaped reply (sync or async).
         model: asked where a call names none; None is that of the `LLM`.
@@ -110,36 +108,36 @@ class Chat:
                 "completion)}, of a million tokens each"
             )
         self._runs = set[str]()
-        """Of which the bill has what earlier processes have spent."""
-        self._forget_loops()
+        """Runs whose earlier costs are on the bill."""
+        self._reset()
 
-    def _forget_loops(self) -> None:
+    def _reset(self) -> None:
         self._slots = weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]()
-        self._quiet_until = 0.0
+        self._paused_until = 0.0
 
     def __getstate__(self) -> dict[str, object]:
-        return {name: value for name, value in vars(self).items() if name not in ("_slots", "_quiet_until")}
+        return {name: value for name, value in vars(self).items() if name not in ("_slots", "_paused_until")}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         vars(self).update(state)
-        self._forget_loops()
+        self._reset()
 
     @property
     def bill(self) -> Bill:
-        """What its calls have used so far."""
+        """The use of its calls so far."""
         return self.budget.bill
 
     @property
     def limits(self) -> Limits:
-        """What its calls may use."""
+        """The limits on its calls."""
         return self.budget.limits
 
     # --- limits --------------------------------------------------------------------------------------------------
 
     def start(self, spent: Bill | None = None, *, run: str = "") -> None:
-        """Let the time of the limits begin; with what earlier processes have `spent` of them.
+        """Let the time of the limits begin, and add what earlier processes have `spent` of them.
 
-        What was spent on a `run` with a name is taken over at its first start: later ones are counted here already.
+        What was spent on a `run` with a name is added at its first start only: later starts are on this bill already.
         """
         self.budget.start()
         with self.budget.lock:
@@ -156,7 +154,7 @@ class Chat:
         return other
 
     def check_limits(self) -> None:
-        """Let pass who wants to make a call.
+        """Check that a call may be made.
 
         Raises:
             LimitReached: nothing is left; says of what.
@@ -164,25 +162,38 @@ class Chat:
         self.budget.check()
 
     def check_prices(self, *models: str) -> None:
-        """Let pass models whose cost is known, for a limit on it.
+        """Check that models have a price, for a limit on cost.
 
         Raises:
-            BadRequestError: a model has no price.
+            BadRequestError: a model has none.
         """
         if unknown := [model for model in dict.fromkeys(models) if model not in self.prices]:
-            given = ", ".join(f"{model!r}: (prompt, completion)" for model in unknown)
+            prices = ", ".join(f"{model!r}: (prompt, completion)" for model in unknown)
             raise BadRequestError(
                 f"The limit on cost cannot hold without a price of {', '.join(map(repr, unknown))}: give "
-                f"prices={{{given}}}, of a million tokens each"
+                f"prices={{{prices}}}, of a million tokens each"
             )
 
+    def check_source(self) -> Source:
+        """Return the source, by default the server that the environment names.
+
+        Raises:
+            BadRequestError: there is none.
+        """
+        if self.source is not None:
+            return self.source
+        base, key = os.environ.get("OPENAI_BASE_URL"), os.environ.get("OPENAI_API_KEY") or secret("OPENAI_API_KEY")
+        if not (key or base):
+            raise BadRequestError(_NO_SOURCE)
+        return HttpSource(base or _OPENAI, key, None)
+
     def model_asked(self, model: str | None = None) -> str:
-        """Return the model that a call asks which names this one, or none.
+        """Return the model of a call that names this one, or none.
 
         Raises:
             BadRequestError: there is no source, or no model to ask.
         """
-        asked = model or self.model or (self.source or _from_environment()).model
+        asked = model or self.model or self.check_source().model
         if asked is None:
             raise BadRequestError("Which model is to answer? Give ask(model=...) or Chat(model=...)")
         return asked
@@ -192,8 +203,8 @@ class Chat:
         return self.budget.seconds_left()
 
     def calls_left(self, *models: str | None) -> float:
-        """Return for how many calls to these models what is left of the limits is enough, however long they are."""
-        fields = getattr(self.source or _from_environment(), "sampling", {})
+        """Return for how many calls to these models the limits leave enough, each as long as the longest so far."""
+        fields = getattr(self.check_source(), "sampling", {})
         asked = {self.model_asked(model) for model in models}
         return min(self.budget.calls_left(model, fields, self.prices.get(model)) for model in asked)
 
@@ -219,50 +230,44 @@ class Chat:
             LimitReached: a limit is used up.
             BadRequestError: there is no source or no model to ask, or a limit on cost and no price of the model.
         """
-        source = self.source or _from_environment()
-        asked = self.model_asked(model)
+        source, asked = self.check_source(), self.model_asked(model)
         if self.limits.cost is not None:
             self.check_prices(asked)
-        said = [{"role": "user", "content": messages}] if isinstance(messages, str) else [dict(m) for m in messages]
-        degree = self.temperature if temperature is None else temperature
-        fields = {**(settings or {}), **({} if degree is None else {"temperature": degree})}
-        line, begun = BillLine(purpose, asked, cost=0.0 if asked in self.prices else None), time.monotonic()
-        used, mark = _Requests(), None
+        prompt = [{"role": "user", "content": messages}] if isinstance(messages, str) else [dict(m) for m in messages]
+        temperature = self.temperature if temperature is None else temperature
+        fields = {**(settings or {}), **({} if temperature is None else {"temperature": temperature})}
+        price, characters = self.prices.get(asked), characters_of(prompt)
+        line, began, mark = BillLine(purpose, asked, cost=None if price is None else 0.0), time.monotonic(), None
+        with self.budget.lock:
+            slots = self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.concurrency))
         try:
-            async with self._slot():
+            async with slots:
                 sent = {**getattr(source, "sampling", {}), **fields}
-                mark = await self.budget.reserve(asked, said, sent, self.prices.get(asked))
-                answered = await self._with_retries(source, asked, said, fields, used)
-            line.calls = 1
-            self._count_tokens(line, said, answered)
+                mark = await self.budget.reserve(asked, prompt, sent, price)
+                answer = await self._with_retries(source, asked, prompt, fields, line)
+            line.calls, line.failed_calls = 1, 0
+            line.prompt_tokens = _tokens(answer.prompt_tokens, characters)
+            line.completion_tokens = _tokens(answer.completion_tokens, len(answer.text))
+            if price is not None:
+                line.cost = price.of(line.prompt_tokens, line.completion_tokens)
         finally:
-            line.retries = max(0, used.made - 1)
-            line.failed_calls = int(used.made > 0 and not line.calls)
-            line.seconds = time.monotonic() - begun
-            self.budget.settle(mark, line, used.made, characters_of(said))
+            line.seconds = time.monotonic() - began
+            self.budget.settle(mark, line, characters)
             if bill is not None:
                 bill.add(line)
         tokens = line.prompt_tokens, line.completion_tokens
-        return ChatReply(
-            answered.text, answered.model or asked, *tokens, line.cost, line.seconds, answered.finish_reason
-        )
-
-    @contextlib.asynccontextmanager
-    async def _slot(self) -> AsyncGenerator[None]:
-        loop = asyncio.get_running_loop()
-        with self.budget.lock:
-            slots = self._slots.setdefault(loop, asyncio.Semaphore(self.concurrency))
-        async with slots:
-            yield
+        return ChatReply(answer.text, answer.model or asked, *tokens, line.cost, line.seconds, answer.finish_reason)
 
     async def _with_retries(
-        self, source: Source, model: str, messages: list[dict[str, Any]], fields: Mapping[str, Any], used: _Requests
-    ) -> Answered:
+        self, source: Source, model: str, messages: list[dict[str, Any]], fields: Mapping[str, Any], line: BillLine
+    ) -> Answer:
+        """Return the answer; until then the line counts the call as failed, and each further request as a retry."""
         while True:
-            if (pause := self._quiet_until - time.monotonic()) > 0:  # a server asked all of us to wait
+            if (pause := self._paused_until - time.monotonic()) > 0:  # the server asked its clients to wait
                 await asyncio.sleep(min(pause, max(0.0, self.seconds_left())))
             self.budget.count_request()
-            used.made += 1
+            line.retries += line.failed_calls
+            line.failed_calls = 1
             seconds = min(self.timeout_seconds, self.seconds_left())
             try:
                 return await within(seconds, source.ask(model, messages, fields))
@@ -271,47 +276,21 @@ class Chat:
                 fault = CallFault(f"{model or 'The callable'} gave no answer within {seconds:g} s", final=False)
             except CallFault as error:
                 fault = error
-            if fault.final or used.made > self.retries:
-                times = "" if used.made == 1 else f" {used.made} times, the last time"
+            if fault.final or line.retries >= self.retries:
+                times = f" {line.requests} times, the last time" if line.retries else ""
                 raise ChatError(f"The model was not asked with success{times}: {fault}") from fault
-            delay = backoff_delay(used.made, _FIRST_DELAY, _LONGEST_DELAY)
+            delay = backoff_delay(line.requests, _FIRST_DELAY, _LONGEST_DELAY)
             if fault.retry_after is not None:
                 if fault.retry_after > max(self.timeout_seconds, _LONGEST_DELAY):
                     raise ChatError(f"The server asks to wait {fault.retry_after:g} s: {fault}") from fault
                 delay = fault.retry_after
-                self._quiet_until = max(self._quiet_until, time.monotonic() + delay)
+                self._paused_until = max(self._paused_until, time.monotonic() + delay)
             logger.warning("a request to %s failed, the next one is made in %.1f s: %s", model, delay, fault)
             await asyncio.sleep(min(delay, max(0.0, self.seconds_left())))
 
-    def _count_tokens(self, line: BillLine, said: list[dict[str, Any]], answered: Answered) -> None:
-        counts = (answered.prompt_tokens, characters_of(said)), (answered.completion_tokens, len(answered.text))
-        line.prompt_tokens, line.completion_tokens = (
-            math.ceil(characters / CHARACTERS_PER_TOKEN) if told is None else told for told, characters in counts
-        )
-        if line.model in self.prices:
-            line.cost = self.prices[line.model].of(line.prompt_tokens, line.completion_tokens)
 
-    def check_source(self) -> None:
-        """Let pass what can be asked.
-
-        Raises:
-            BadRequestError: there is no source, and the environment names none.
-        """
-        if self.source is None:
-            _from_environment()
-
-
-class _Requests:
-    """How many requests a call has made."""
-
-    made = 0
-
-
-def _from_environment() -> Source:
-    base, key = os.environ.get("OPENAI_BASE_URL"), os.environ.get("OPENAI_API_KEY") or secret("OPENAI_API_KEY")
-    if not (key or base):
-        raise BadRequestError(_NO_SOURCE)
-    return HttpSource(base or _OPENAI, key, None)
+def _tokens(counted: int | None, characters: int) -> int:
+    return math.ceil(characters / CHARACTERS_PER_TOKEN) if counted is None else counted
 
 
 def _check_prices(prices: Mapping[str, Sequence[float]] | None) -> dict[str, Price]:

@@ -1,6 +1,6 @@
-"""Who answers a chat: an OpenAI-compatible endpoint over HTTP, a client object of the user's, or any callable.
+"""Sources of answers: an OpenAI-compatible endpoint over HTTP, a client object of the user's, or any callable.
 
-Each source makes one request and returns an `Answered`, or raises a `CallFault` that says whether a further request
+Each source makes one request and returns an `Answer`, or raises a `CallFault` that says whether a further request
 may help. Retries, limits and the bill are `chat.py`'s.
 """
 
@@ -11,7 +11,7 @@ import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 from agentlightning.errors import BadRequestError
@@ -46,8 +46,8 @@ class CallFault(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
-    """What came of a request."""
+class Answer:
+    """The reply to a request; None where the source does not say."""
 
     text: str
     model: str | None = None
@@ -56,44 +56,30 @@ class Answered:
     finish_reason: str | None = None
 
 
-class Source(Protocol):
-    """Makes one request."""
-
-    @property
-    def model(self) -> str | None:
-        """The one that is asked where a call names none."""
-        ...
-
-    async def ask(self, model: str, messages: list[dict[str, Any]], settings: Mapping[str, Any]) -> Answered:
-        """Return the answer.
-
-        Raises:
-            CallFault: there is none.
-        """
-        ...
-
-
-def source_of(given: object) -> Source:
-    """Return the source that an `LLM`, a client object or a callable is.
+def source_of(source: object) -> Source:
+    """Return the source for an `LLM`, a client object or a callable.
 
     Raises:
         BadRequestError, TypeError: it is none of these; says what is.
     """
-    if isinstance(given, LLM):
-        if isinstance(given, ProxyLLM):
-            raise BadRequestError(
-                "A ProxyLLM is reached under a URL of each attempt: give Chat the LLM of one, "
-                "llm_proxy.as_resource(rollout_id, attempt_id), or an agl.LLM of the model server"
-            )
-        return HttpSource(given.endpoint, given.api_key, given.model, dict(given.sampling_parameters))
-    create = getattr(getattr(getattr(given, "chat", None), "completions", None), "create", None)
+    if isinstance(source, ProxyLLM):
+        raise BadRequestError(
+            "A ProxyLLM is reached under a URL of each attempt: give Chat the LLM of one, "
+            "llm_proxy.as_resource(rollout_id, attempt_id), or an agl.LLM of the model server"
+        )
+    if isinstance(source, LLM):
+        return HttpSource(source.endpoint, source.api_key, source.model, dict(source.sampling_parameters))
+    create = getattr(getattr(getattr(source, "chat", None), "completions", None), "create", None)
     if callable(create):
-        return ClientSource(_without_own_retries(given))
-    if callable(given) and not isinstance(given, type):
-        return CallableSource(cast("Callable[..., Any]", given))
+        with_options = getattr(source, "with_options", None)
+        if type(source).__module__.partition(".")[0] == "openai" and callable(with_options):
+            return ClientSource(with_options(max_retries=0))  # one level of the stack makes the retries
+        return ClientSource(source)
+    if callable(source) and not isinstance(source, type):
+        return CallableSource(cast("Callable[..., Any]", source))
     raise TypeError(
         "Chat takes None, an agl.LLM, a client with chat.completions.create (sync or async), or a callable "
-        f"(messages, **settings) that returns a text or an OpenAI-shaped reply; got {type(given).__name__}"
+        f"(messages, **settings) that returns a text or an OpenAI-shaped reply; got {type(source).__name__}"
     )
 
 
@@ -109,7 +95,7 @@ class HttpSource:
     model: str | None
     sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
-    async def ask(self, model: str, messages: list[dict[str, Any]], settings: Mapping[str, Any]) -> Answered:
+    async def ask(self, model: str, messages: list[dict[str, Any]], settings: Mapping[str, Any]) -> Answer:
         import aiohttp  # a web stack, for who asks
 
         url = f"{self.endpoint.rstrip('/')}/chat/completions"
@@ -142,13 +128,12 @@ class HttpSource:
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes:
-    pieces, size = list[bytes](), 0
+    reply = bytearray()
     async for piece in response.content.iter_any():
-        size += len(piece)
-        if size > _REPLY_BYTES:
+        reply += piece
+        if len(reply) > _REPLY_BYTES:
             raise CallFault(f"The reply is longer than {_REPLY_BYTES} bytes", final=True)
-        pieces.append(piece)
-    return b"".join(pieces)
+    return bytes(reply)
 
 
 def _refused(status: int, text: str, reply: object, wait: str | None) -> CallFault:
@@ -175,7 +160,7 @@ class ClientSource:
     client: Any = field(repr=False)
     model: str | None = None
 
-    async def ask(self, model: str, messages: list[dict[str, Any]], settings: Mapping[str, Any]) -> Answered:
+    async def ask(self, model: str, messages: list[dict[str, Any]], settings: Mapping[str, Any]) -> Answer:
         create = self.client.chat.completions.create
         return await _called(create, "The client", model=model, messages=messages, **settings)
 
@@ -187,7 +172,7 @@ class CallableSource:
     function: Callable[..., Any]
     model: str | None = ""
 
-    async def ask(self, model: str, messages: list[dict[str, Any]], settings: Mapping[str, Any]) -> Answered:
+    async def ask(self, model: str, messages: list[dict[str, Any]], settings: Mapping[str, Any]) -> Answer:
         offered = {**settings, **({"model": model} if model else {})}
         name = getattr(self.function, "__name__", type(self.function).__name__)
         try:
@@ -201,22 +186,22 @@ class CallableSource:
         return await _called(self.function, name, messages, **taken)
 
 
-async def _called(function: Callable[..., Any], name: str, *args: Any, **settings: Any) -> Answered:
+async def _called(function: Callable[..., Any], name: str, *args: Any, **settings: Any) -> Answer:
     """Call a function, a plain one on a thread, which goes on alone if the caller is cancelled."""
     try:
         if inspect.iscoroutinefunction(inspect.unwrap(function)):
-            given = await function(*args, **settings)
+            reply = await function(*args, **settings)
         else:
-            given = await asyncio.to_thread(function, *args, **settings)
-            given = await given if inspect.isawaitable(given) else given
+            reply = await asyncio.to_thread(function, *args, **settings)
+            reply = await reply if inspect.isawaitable(reply) else reply
     except CallFault:
         raise
     except Exception as error:  # boundary: code of the user's and of clients
         raise _fault_of(error, name) from error
-    if isinstance(given, str):
-        return Answered(given)
-    dump = getattr(given, "model_dump", None)
-    return _read_reply(dump() if callable(dump) else given, name)
+    if isinstance(reply, str):
+        return Answer(reply)
+    dump = getattr(reply, "model_dump", None)
+    return _read_reply(dump() if callable(dump) else reply, name)
 
 
 def _fault_of(error: Exception, name: str) -> CallFault:
@@ -230,18 +215,14 @@ def _fault_of(error: Exception, name: str) -> CallFault:
     return CallFault(text, final=not (unreached or isinstance(error, (OSError, TimeoutError))))
 
 
-def _without_own_retries(client: object) -> object:
-    """Return OpenAI's client without its own retries: one level of the stack makes them."""
-    with_options = getattr(client, "with_options", None)
-    if type(client).__module__.partition(".")[0] == "openai" and callable(with_options):
-        return with_options(max_retries=0)
-    return client
+Source = HttpSource | ClientSource | CallableSource
+"""Each has the model of calls that name none, and `ask`, which returns an answer or raises a `CallFault`."""
 
 
 # --- replies ---------------------------------------------------------------------------------------------------------
 
 
-def _read_reply(reply: object, who: str) -> Answered:
+def _read_reply(reply: object, who: str) -> Answer:
     """Return what an OpenAI-shaped reply says, a dict or an object with the same attributes.
 
     Raises:
@@ -252,19 +233,24 @@ def _read_reply(reply: object, who: str) -> Answered:
     message = _part(first, "message")
     if message is None:
         raise CallFault(f"{who} gave no chat completion: {cut(repr(reply), _ERROR_CHARACTERS)}", final=False)
-    usage, content, finish = _part(reply, "usage"), _part(message, "content"), _part(first, "finish_reason")
+    usage, content = _part(reply, "usage"), _part(message, "content")
     if isinstance(content, (list, tuple)):
         content = "".join(str(_part(part, "text") or "") for part in cast("Sequence[Any]", content))
-    return Answered(
-        content if isinstance(content, str) else "",
-        *(value if isinstance(value := _part(reply, "model"), str) else None,),
-        *(_count(_part(usage, name)) for name in ("prompt_tokens", "completion_tokens")),
-        finish_reason=finish if isinstance(finish, str) else None,
+    return Answer(
+        _text(content) or "",
+        _text(_part(reply, "model")),
+        _count(_part(usage, "prompt_tokens")),
+        _count(_part(usage, "completion_tokens")),
+        _text(_part(first, "finish_reason")),
     )
 
 
 def _part(value: Any, name: str) -> Any:
     return cast("Mapping[str, Any]", value).get(name) if isinstance(value, Mapping) else getattr(value, name, None)
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def _count(value: object) -> int | None:

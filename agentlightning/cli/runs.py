@@ -168,7 +168,7 @@ def export(
 
     Exit code 2 if there is no such run. Example: agl runs export run-1a2b3c --out exported --store run.db
     """
-    from agentlightning.training.export import export_run
+    from agentlightning.training.run_folder import export_run
 
     async def ask(opened: LightningStore) -> dict[str, int]:
         return await export_run(opened, await existing_run(opened, run_id, store), out)

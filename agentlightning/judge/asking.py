@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar, cast
 
 from opentelemetry import context as otel_context
@@ -59,7 +59,7 @@ def last_json(reply: str) -> dict[str, Any]:
     """
     reply = reply[-_READ:]
     objects: list[dict[str, Any]] = []
-    place, last_end = reply.find("{"), 0
+    place, end = reply.find("{"), 0
     while place >= 0:
         try:
             value, end = _DECODER.raw_decode(reply, place)
@@ -67,12 +67,12 @@ def last_json(reply: str) -> dict[str, Any]:
             raise ValueError("the reply holds JSON that is nested too deeply") from None
         except ValueError:
             place = reply.find("{", place + 1)
-            continue
-        objects.append(cast("dict[str, Any]", value))
-        place, last_end = reply.find("{", end), end
+        else:
+            objects.append(cast("dict[str, Any]", value))
+            place = reply.find("{", end)
     if not objects:
         raise ValueError("the reply holds no JSON object")
-    if reply[last_end:].strip("`*.\n\r\t ") and any(each != objects[-1] for each in objects):
+    if reply[end:].strip("`*.\n\r\t ") and any(each != objects[-1] for each in objects):
         raise ValueError("the reply holds several JSON objects, and goes on after the last one")
     return objects[-1]
 
@@ -127,15 +127,17 @@ async def ask_judge(
     messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
     problem = ""
     for _ in range(2):
-        own = Bill()
         token = otel_context.attach(otel_context.set_value("suppress_instrumentation", True))
         try:
-            reply = await chat.ask(messages, purpose=purpose, bill=own)
+            reply = await chat.ask(messages, purpose=purpose, bill=bill)
         finally:
             otel_context.detach(token)
-            if bill is not None:
-                bill.add(*own.lines)
-        note = _note(purpose, messages, reply.text, own, words=words)
+        note: dict[str, object] = {"purpose": purpose, "model": chat.model_asked()}
+        if words:
+            prompt = "\n\n".join(f"{message['role']}: {message['content']}" for message in messages)
+            note |= {"prompt": cut(prompt, _RECORDED), "reply": cut(reply.text, _RECORDED)}
+        counts = ("prompt_tokens", "completion_tokens", "seconds", "cost")
+        note |= {name: value for name in counts if (value := getattr(reply, name)) is not None}
         if notes is not None:
             notes.append(note)
         elif get_active_tracer() is not None:  # asked in a rollout
@@ -148,18 +150,6 @@ async def ask_judge(
         messages = [*messages, {"role": "assistant", "content": reply.text}, {"role": "user", "content": correction}]
     detail = f": {problem}; it said {cut(messages[-2]['content'], 200)!r}" if words else ""
     raise JudgeError(f"The judge gave no verdict that can be read{detail}")
-
-
-def _note(
-    purpose: str, messages: Sequence[Mapping[str, str]], reply: str, bill: Bill, *, words: bool
-) -> dict[str, object]:
-    line = bill.lines[0]
-    note: dict[str, object] = {"purpose": purpose, "model": line.model}
-    if words:
-        prompt = "\n\n".join(f"{message['role']}: {message['content']}" for message in messages)
-        note |= {"prompt": cut(prompt, _RECORDED), "reply": cut(reply, _RECORDED)}
-    note |= {"prompt_tokens": line.prompt_tokens, "completion_tokens": line.completion_tokens, "seconds": line.seconds}
-    return note if line.cost is None else {**note, "cost": line.cost}
 
 
 def field_of(task: object, path: str) -> object:

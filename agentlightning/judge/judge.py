@@ -20,16 +20,6 @@ Keep = Literal["all", "counts"]
 """The parts of a judge's calls that are recorded: `counts` has no text of its prompts and replies."""
 
 
-def check_keep(keep: object) -> None:
-    """Check a `Keep`.
-
-    Raises:
-        BadRequestError: it is not one.
-    """
-    if keep not in get_args(Keep):
-        raise BadRequestError(f"keep must be 'all' or 'counts'; got {keep!r}")
-
-
 class JudgeSettings(TypedDict, total=False):
     """The settings of the calls of a judge, see `agl.Chat`; None is its default."""
 
@@ -42,13 +32,15 @@ class JudgeSettings(TypedDict, total=False):
     prices: Mapping[str, Sequence[float]] | None
 
 
-def chat_of(source: object, settings: Mapping[str, Any]) -> Chat:
-    """Return the chat of a judge.
+def chat_of(source: object, keep: object, settings: Mapping[str, Any]) -> Chat:
+    """Return the chat of a judge after a check of its settings.
 
     Raises:
         TypeError: there is no such setting.
-        BadRequestError: settings that would have no effect beside an `agl.Chat`.
+        BadRequestError: `keep` is unknown, or settings would have no effect beside an `agl.Chat`.
     """
+    if keep not in get_args(Keep):
+        raise BadRequestError(f"keep must be 'all' or 'counts'; got {keep!r}")
     known = JudgeSettings.__annotations__
     if unknown := [name for name in settings if name not in known]:
         raise TypeError(f"A judge has no setting {', '.join(unknown)}; of its calls there are {', '.join(known)}")
@@ -108,10 +100,9 @@ class JudgeReward:
             raise BadRequestError(f"scale must be the lowest and the highest score, such as (1, 10); got {scale!r}")
         if not rubric.strip():
             raise BadRequestError("rubric must say what a good answer is; it is empty")
-        check_keep(keep)
-        self.chat = chat_of(source, settings)
-        self.rubric, self.scale, self.reference, self.against = rubric, (low, high), reference, against
-        self.keep = keep
+        self.chat = chat_of(source, keep, settings)
+        self.rubric, self.scale, self.keep = rubric, (low, high), keep
+        self.reference, self.against = reference, against
 
     @property
     def bill(self) -> Bill:
@@ -135,8 +126,8 @@ class JudgeReward:
         return (first + 1.0 - second) / 2
 
     def __repr__(self) -> str:
-        how = f"against={self.against!r}" if self.against else f"scale={self.scale}"
-        return f"JudgeReward(model={self.chat.model!r}, {how})"
+        form = f"against={self.against!r}" if self.against else f"scale={self.scale}"
+        return f"JudgeReward(model={self.chat.model!r}, {form})"
 
     async def _score(self, output: object, task: object) -> float:
         low, high = self.scale
@@ -147,16 +138,18 @@ class JudgeReward:
                 raise ValueError(f"the score {score:g} is not from {low:g} to {high:g}")
             return (score - low) / (high - low)
 
-        ending = f'Think it over in a few sentences. End with one JSON object: {{"score": <a number from {low:g} to '
+        ending = (
+            "Think it over in a few sentences. End with one JSON object: "
+            f'{{"score": <a number from {low:g} to {high:g}>}}'
+        )
         answer = ["The answer to judge:", marked("answer", output)]
-        return await self._ask("You judge the answer to a task.", f"{ending}{high:g}>}}", task, answer, read)
+        return await self._ask("You judge the answer to a task.", ending, task, answer, read)
 
     async def _is_better(self, first: object, second: object, task: object) -> float:
         """Return 1 if the first answer is better, 0.5 if both are equally good, 0 if the second is better."""
 
         def read(verdict: Mapping[str, Any]) -> float:
-            better = str(verdict["better"]).strip().lower()
-            values = {"a": 1.0, "b": 0.0, "tie": 0.5}
+            better, values = str(verdict["better"]).strip().lower(), {"a": 1.0, "b": 0.0, "tie": 0.5}
             if better not in values:
                 raise ValueError(f'"better" is {better!r}, and neither "A", "B" nor "tie"')
             return values[better]

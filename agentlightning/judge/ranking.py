@@ -16,7 +16,7 @@ from agentlightning.chat.bill import Bill
 from agentlightning.errors import BadRequestError
 from agentlightning.field_help import explain_fields
 from agentlightning.judge.asking import NOTE, all_of, ask_judge, marked, number_of
-from agentlightning.judge.judge import RUBRIC, JudgeSettings, Keep, chat_of, check_keep
+from agentlightning.judge.judge import RUBRIC, JudgeSettings, Keep, chat_of
 
 MOST_ANSWERS = 32
 
@@ -72,8 +72,7 @@ class RankingReward:
     ) -> None:
         if isinstance(orders, bool) or not isinstance(orders, int) or orders < 2:
             raise BadRequestError(f"orders must be a whole number of 2 or more; got {orders!r}")
-        self.chat = chat_of(source, settings)
-        check_keep(keep)
+        self.chat = chat_of(source, keep, settings)
         self.rubric, self.orders, self.keep = rubric, orders, keep
 
     @property
@@ -96,17 +95,17 @@ class RankingReward:
             raise BadRequestError(f"A ranking needs 2 to {MOST_ANSWERS} answers; there are {len(answers)}")
         shown = [marked("answer", answer) for answer in answers]
         different = list(dict.fromkeys(shown))
-        bill = Bill()
+        bill, notes = Bill(), list[dict[str, object]]()
         if len(different) == 1:
             return Ranking((0.5,) * len(answers), len(answers) * (len(answers) - 1) // 2, 0.0, bill)
-        orders = _orders(len(different), self.orders)
-        notes = list[dict[str, object]]()
+        first, rng = list(range(len(different))), random.Random(len(different))
+        orders = [first, first[::-1], *(rng.sample(first, len(first)) for _ in range(self.orders - 2))]
         places = await all_of(*(self._places(task, different, order, bill, notes) for order in orders))
         means = [sum(own) / len(orders) for own in zip(*places, strict=True)]
         reward_of = {text: 1.0 - mean / (len(different) - 1) for text, mean in zip(different, means, strict=True)}
         rewards = tuple(reward_of[text] for text in shown)
         pairs = list(itertools.combinations(range(len(different)), 2))
-        unequal = sum(len({_sign(place[i] - place[j]) for place in places}) > 1 for i, j in pairs)
+        unequal = sum(len({(place[i] > place[j], place[i] < place[j]) for place in places}) > 1 for i, j in pairs)
         ties = sum(one == other for one, other in itertools.combinations(rewards, 2))
         return Ranking(rewards, ties, unequal / len(pairs), bill, tuple(notes))
 
@@ -126,7 +125,10 @@ class RankingReward:
             ranking = verdict["ranking"]
             if not isinstance(ranking, list):
                 raise ValueError('"ranking" is no list')
-            levels = [_numbers(level) for level in cast("list[Any]", ranking)]
+            levels = [
+                [number_of(number) for number in cast("list[Any]", level if isinstance(level, list) else [level])]
+                for level in cast("list[Any]", ranking)
+            ]
             numbers = [number for level in levels for number in level]
             if sorted(numbers) != list(range(1, len(answers) + 1)):
                 names = ", ".join(f"{number:g}" for number in numbers)
@@ -140,17 +142,3 @@ class RankingReward:
 
         words = self.keep == "all"
         return await ask_judge(self.chat, system, user, read, purpose="ranking", bill=bill, words=words, notes=notes)
-
-
-def _orders(count: int, orders: int) -> list[list[int]]:
-    """Return an order of the answers, its opposite, and the rest drawn."""
-    first, rng = list(range(count)), random.Random(count)
-    return [first, first[::-1], *(rng.sample(first, count) for _ in range(orders - 2))]
-
-
-def _numbers(level: object) -> list[float]:
-    return [number_of(each) for each in cast("list[Any]", level if isinstance(level, list) else [level])]
-
-
-def _sign(value: float) -> int:
-    return (value > 0) - (value < 0)

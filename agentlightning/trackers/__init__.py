@@ -1,7 +1,7 @@
-"""Experiment trackers: what a run records, told to TensorBoard, Weights & Biases, MLflow, SwanLab, or one of your own.
+"""Experiment trackers: the records of a run in TensorBoard, Weights & Biases, MLflow, SwanLab, or one of your own.
 
-`Trainer(trackers=[...])` takes them. `tracker.py` says what a tracker is told; `feed.py` keeps one that is slow or
-broken from the run. What each needs: `pip install 'agl-framework[tensorboard]'`, `[wandb]`, `[mlflow]`, `[swanlab]`.
+`Trainer(trackers=[...])` takes them. `tracker.py` has the protocol; `feed.py` keeps a slow or broken tracker from
+the run. What each needs: `pip install 'agl-framework[tensorboard]'`, `[wandb]`, `[mlflow]`, `[swanlab]`.
 """
 
 from agentlightning.lazy import attach_stub

@@ -1,4 +1,4 @@
-"""Tells MLflow of a run."""
+"""Logs a run to MLflow."""
 
 from __future__ import annotations
 
@@ -45,31 +45,27 @@ class MLflowTracker:
 
     def start(self, run: TrackedRun) -> None:
         """Open the MLflow run, or go on with the one that has the run's id."""
-        client_of = load("mlflow.tracking").MlflowClient
-
-        self._client = client = client_of(self.tracking_uri)
-        found = client.get_experiment_by_name(self.experiment)
-        location = self.artifact_location
-        place = found.experiment_id if found else client.create_experiment(self.experiment, artifact_location=location)
+        self._client = client = load("mlflow.tracking").MlflowClient(self.tracking_uri)
+        if experiment := client.get_experiment_by_name(self.experiment):
+            place = experiment.experiment_id
+        else:
+            place = client.create_experiment(self.experiment, artifact_location=self.artifact_location)
         key = safe_name(run.run_id)
-        before = client.search_runs([place], f"tags.`{KEY_TAG}` = '{key}'", max_results=1)
-        if before:
+        if before := client.search_runs([place], f"tags.`{KEY_TAG}` = '{key}'", max_results=1):
             self._run_id = before[0].info.run_id
             client.update_run(self._run_id, status="RUNNING")
         else:
             tags = {KEY_TAG: key, "agl.run_id": run.run_id, "agl.algorithm": run.algorithm or ""}
             self._run_id = client.create_run(place, run_name=run.run_id, tags=tags).info.run_id
-        self._parameters({**flat(run.config), **flat(dict(run.versions), "versions")})
+        self._log_params({**flat(run.config), **flat(dict(run.versions), "versions")})
         client.log_dict(self._run_id, {"config": dict(run.config), "versions": dict(run.versions)}, "config.json")
 
     def record(self, record: RunRecord) -> None:
         """Log numbers as metrics, and alarms, checkpoints and prompts as tags."""
         metric = load("mlflow.entities").Metric
-
         at = int(1000 * (record.time or time.time()))
         metrics = [metric(name, value, at, record.step) for name, value in numbers_of(record).items()]
-        for first in range(0, len(metrics), _AT_ONCE):
-            self._client.log_batch(self._run_id, metrics=metrics[first : first + _AT_ONCE])
+        self._log("metrics", metrics)
         text = text_of(record)
         if text is not None:
             self._client.set_tag(self._run_id, f"{record.kind}.{record.name or 'last'}", text[:_TAG_CHARACTERS])
@@ -81,15 +77,15 @@ class MLflowTracker:
         self._client.set_terminated(self._run_id, _STATES.get(ending.state, "KILLED"))
         self._client = None
 
-    def _parameters(self, config: Mapping[str, Any]) -> None:
+    def _log_params(self, config: Mapping[str, Any]) -> None:
         """Log the settings. MLflow changes no parameter: one that a later start changed is a tag."""
-        param = load("mlflow.entities").Param
-
-        present = self._client.get_run(self._run_id).data.params
+        param, present = load("mlflow.entities").Param, self._client.get_run(self._run_id).data.params
         wanted = {name: str(value)[:_PARAM_CHARACTERS] for name, value in config.items()}
-        new = [param(name, value) for name, value in wanted.items() if name not in present]
-        for first in range(0, len(new), _AT_ONCE):
-            self._client.log_batch(self._run_id, params=new[first : first + _AT_ONCE])
+        self._log("params", [param(name, value) for name, value in wanted.items() if name not in present])
         for name, value in wanted.items():
             if name in present and present[name] != value:
                 self._client.set_tag(self._run_id, f"changed.{name}", value)
+
+    def _log(self, kind: str, items: list[Any]) -> None:
+        for first in range(0, len(items), _AT_ONCE):
+            self._client.log_batch(self._run_id, **{kind: items[first : first + _AT_ONCE]})

@@ -1,4 +1,4 @@
-"""Tells SwanLab of a run."""
+"""Logs a run to SwanLab."""
 
 from __future__ import annotations
 
@@ -39,7 +39,6 @@ class SwanLabTracker:
     def start(self, run: TrackedRun) -> None:
         """Open the experiment, or go on with it."""
         swanlab = load("swanlab")
-
         Path(self.folder).mkdir(parents=True, exist_ok=True)
         self._last_step = 0
         self._run = swanlab.init(
@@ -66,7 +65,7 @@ class SwanLabTracker:
     def finish(self, ending: RunEnding) -> None:
         """Write how the run ended, and close the experiment."""
         run, self._run = self._run, None
-        told = "\n".join(f"{name}: {value}" for name, value in ending.summary().items())
-        run.log_text(key="ending", data=told, step=self._last_step)
+        text = "\n".join(f"{name}: {value}" for name, value in ending.summary().items())
+        run.log_text(key="ending", data=text, step=self._last_step)
         state = {"succeeded": "success", "stopped": "success", "failed": "crashed"}.get(ending.state, "aborted")
         run.finish(state=state, error=ending.error if state == "crashed" else None)

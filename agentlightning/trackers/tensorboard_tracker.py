@@ -31,10 +31,9 @@ class TensorBoardTracker:
 
     def start(self, run: TrackedRun) -> None:
         """Open an event file in the run's folder."""
-        writer = load("tensorboard.summary.writer.event_file_writer").EventFileWriter
-
         folder = Path(self.log_dir) / safe_name(run.run_id)
         private_folder(folder)
+        writer = load("tensorboard.summary.writer.event_file_writer").EventFileWriter
         self._writer = writer(str(folder), max_queue_size=100, flush_secs=10)
         self._resumes, self._last_step = run.resumed, 0
         about = {"run": run.run_id, "algorithm": run.algorithm, "config": run.config, "versions": run.versions}
@@ -43,13 +42,14 @@ class TensorBoardTracker:
 
     def record(self, record: RunRecord) -> None:
         """Write numbers as scalars, alarms, checkpoints and prompts as text."""
-        if self._resumes and record.kind == "step":
+        if self._resumes and record.kind == "step":  # this step and later ones of earlier files do not count
             self._resumes = False
-            self._begin_again(record.step)
+            log = load(f"{_PROTO}.event_pb2").SessionLog
+            self._event(record.step, None, session_log=log(status=log.START))
         self._last_step = max(self._last_step, record.step)
         numbers, text = numbers_of(record), text_of(record)
         for name, value in numbers.items():
-            self._add(record.step, record.time, tag=name, simple_value=value)
+            self._value(record.step, record.time, tag=name, simple_value=value)
         if text is not None:
             self._text(f"{record.kind}s/{record.name}" if record.name else f"{record.kind}s", text, record.step)
         if record.kind != "step":
@@ -57,29 +57,23 @@ class TensorBoardTracker:
 
     def finish(self, ending: RunEnding) -> None:
         """Write how the run ended, and close the file."""
-        told = "\n".join(f"- {name}: {value}" for name, value in ending.summary().items())
-        self._text("ending", told, self._last_step)
+        text = "\n".join(f"- {name}: {value}" for name, value in ending.summary().items())
+        self._text("ending", text, self._last_step)
         self._writer.close()
         self._writer = None
 
     def _text(self, tag: str, text: str, step: int) -> None:
-        values, tensors = load(f"{_PROTO}.summary_pb2"), load(f"{_PROTO}.tensor_pb2")
+        plugin = load(f"{_PROTO}.summary_pb2").SummaryMetadata.PluginData(plugin_name="text")
+        metadata = load(f"{_PROTO}.summary_pb2").SummaryMetadata(plugin_data=plugin)
         dim = load(f"{_PROTO}.tensor_shape_pb2").TensorShapeProto
-        tensor = tensors.TensorProto(
+        tensor = load(f"{_PROTO}.tensor_pb2").TensorProto(
             dtype="DT_STRING", string_val=[text.encode()], tensor_shape=dim(dim=[dim.Dim(size=1)])
         )
-        plugin = values.SummaryMetadata.PluginData(plugin_name="text")
-        metadata = values.SummaryMetadata(plugin_data=plugin)
-        self._add(step, None, tag=f"{tag}/text_summary", tensor=tensor, metadata=metadata)
+        self._value(step, None, tag=f"{tag}/text_summary", tensor=tensor, metadata=metadata)
 
-    def _add(self, step: int, at: float | None, **value: Any) -> None:
+    def _value(self, step: int, at: float | None, **value: Any) -> None:
         summary = load(f"{_PROTO}.summary_pb2").Summary
         self._event(step, at, summary=summary(value=[summary.Value(**value)]))
-
-    def _begin_again(self, step: int) -> None:
-        """Say that what earlier files have of this step and later ones does not count."""
-        log = load(f"{_PROTO}.event_pb2").SessionLog
-        self._event(step, None, session_log=log(status=log.START))
 
     def _event(self, step: int, at: float | None, **content: Any) -> None:
         event = load(f"{_PROTO}.event_pb2").Event(wall_time=at or time.time(), step=step, **content)

@@ -1,7 +1,8 @@
-"""What an experiment tracker is told of a run, and what those of this package share."""
+"""The protocol of experiment trackers, and the functions that those of this package share."""
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import math
@@ -35,7 +36,7 @@ class TrackedRun:
 @explain_fields
 @dataclass(frozen=True)
 class RunEnding:
-    """How a run ended."""
+    """The end of a run."""
 
     state: RunState
     """`succeeded`, `failed`, `stopped` or `interrupted`."""
@@ -44,21 +45,21 @@ class RunEnding:
     best: BestFigure | None = None
     """The best result."""
     model_path: str | None = None
-    """Where the trained model is; None for an algorithm that leaves none."""
+    """The folder of the trained model; None for an algorithm that leaves none."""
 
     def summary(self) -> dict[str, str | float | int]:
         """Return what is known, by name."""
         best: dict[str, str | float | int] = {}
         if self.best is not None:
             best = {"best": self.best.value, "best_name": self.best.name, "best_step": self.best.step}
-        told = {"state": self.state, "error": self.error, "model_path": self.model_path}
-        return {**{name: value for name, value in told.items() if value is not None}, **best}
+        ending = {"state": self.state, "error": self.error, "model_path": self.model_path}
+        return {**{name: value for name, value in ending.items() if value is not None}, **best}
 
 
 @runtime_checkable
 class Tracker(Protocol):
-    """Is told of one run after another. All calls of a run come from one thread, which is no other's; they may take as
-    long as they need, and may raise: training goes on."""
+    """Receives one run after another. All calls of a run come from a thread of its own; they may take as long as they
+    need, and may raise: training goes on."""
 
     def start(self, run: TrackedRun) -> None:
         """Begin a run, or go on with one."""
@@ -71,7 +72,7 @@ class Tracker(Protocol):
         """End the run. Comes once for every `start` that returned."""
 
 
-# --- what trackers share ---------------------------------------------------------------------------------------------
+# --- shared by trackers ----------------------------------------------------------------------------------------------
 
 
 def require(package: str, feature: str, extra: str) -> None:
@@ -95,14 +96,11 @@ def load(module: str) -> Any:
 
 def flat(data: Mapping[str, Any], parent: str = "") -> dict[str, Any]:
     """Return nested data by path, such as `update/loss`."""
-    found: dict[str, Any] = {}
+    leaves: dict[str, Any] = {}
     for name, value in data.items():
         path = f"{parent}/{name}" if parent else str(name)
-        if isinstance(value, Mapping):
-            found |= flat(cast("Mapping[str, Any]", value), path)
-        else:
-            found[path] = value
-    return found
+        leaves |= flat(cast("Mapping[str, Any]", value), path) if isinstance(value, Mapping) else {path: value}
+    return leaves
 
 
 def numbers_of(record: RunRecord) -> dict[str, float]:
@@ -115,15 +113,19 @@ def numbers_of(record: RunRecord) -> dict[str, float]:
         return {f"alarm/{record.name}": 0.0 if record.data.get("state") == "over" else 1.0}
     if record.kind not in ("step", "evaluation"):
         return {}
-    found = {name: float(value) for name, value in flat(record.data).items() if _is_number(value)}
+    numbers = {
+        name: float(value)
+        for name, value in flat(record.data).items()
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    }
     if record.kind == "step":
-        return {name: value for name, value in found.items() if name not in ("step", "steps")}
+        return {name: value for name, value in numbers.items() if name not in ("step", "steps")}
     path = f"evaluation/{record.name or 'evaluation'}"
-    return {path if name == "value" else f"{path}/{name}": value for name, value in found.items()}
+    return {path if name == "value" else f"{path}/{name}": value for name, value in numbers.items()}
 
 
 def text_of(record: RunRecord) -> str | None:
-    """Return what a record says in words; None if it says nothing."""
+    """Return the text of a record; None if it has none."""
     data = record.data
     if record.kind == "alarm":
         state = f" ({data['state']})" if data.get("state") else ""
@@ -141,10 +143,4 @@ def safe_name(run_id: str, longest: int = 64) -> str:
     name = re.sub(r"[^A-Za-z0-9_-]", "-", run_id)[:longest]
     if name == run_id and name:
         return name
-    import hashlib
-
     return f"{name[: longest - 9]}-{hashlib.sha256(run_id.encode()).hexdigest()[:8]}".lstrip("-")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

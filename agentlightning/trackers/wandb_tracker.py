@@ -1,4 +1,4 @@
-"""Tells Weights & Biases of a run."""
+"""Logs a run to Weights & Biases."""
 
 from __future__ import annotations
 
@@ -36,20 +36,13 @@ class WandbTracker:
         require("wandb", "WandbTracker", "wandb")
         self.project, self.entity, self.mode = project, entity, mode
         self.folder = None if folder is None else str(folder)
-        self.settings = {
-            "console": "off",
-            "disable_code": True,
-            "disable_git": True,
-            "silent": True,
-            "login_timeout": 5,
-        }
-        self.settings |= settings or {}
+        defaults = {"console": "off", "disable_code": True, "disable_git": True, "silent": True, "login_timeout": 5}
+        self.settings = {**defaults, **(settings or {})}
         self._run: Any = None
 
     def start(self, run: TrackedRun) -> None:
         """Open the W&B run, or go on with it."""
         wandb = load("wandb")
-
         if self.folder is not None:
             Path(self.folder).mkdir(parents=True, exist_ok=True)
         self._run = wandb.init(

@@ -1,24 +1,37 @@
 """Alarms of a training run: one when a condition begins, one when it is over.
 
-The conditions are in `alarm_rules.py`; the setting `alarms=` changes their thresholds.
+A rule is a pure function of the figures of all steps so far, at least one, and returns None where these figures are
+missing. Its keyword arguments are its thresholds, which the setting `alarms=` changes by name.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from operator import itemgetter
+from statistics import fmean, pstdev
+from typing import Any, Final, Literal, cast
 
 from agentlightning.errors import BadRequestError, closest_name
-from agentlightning.training.alarm_rules import RULES, Rule
-from agentlightning.training.progress import StepFigures
+from agentlightning.training.progress import StepFigures, excluded_text
 
 AlarmSettings = Literal["default", "none"] | Mapping[str, Mapping[str, float] | None]
 """`default`: every rule. `none`: no rule. A mapping changes thresholds of some rules, by rule and threshold; None in
 the place of thresholds switches a rule off."""
+Steps = Sequence[StepFigures]
+Thresholds = Mapping[str, float]
+
+_LARGEST: Final = 1e300
+"""Rewards beyond are taken for this one, so that sums and deviations of a window stay finite."""
+_ROUNDING: Final = 1e-9
+"""Share of a mean reward that the order of a sum may make."""
+_LEAST_PAIRS: Final = 6
+"""With fewer pairs no p-value of the exact test is below 0.05."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +42,14 @@ class Alarm:
     """Of the rule."""
     state: Literal["raised", "over"]
     step: int
-    """The step after which the condition began or ended."""
     since: int
     """The step after which the alarm was raised; for `raised` the same as `step`."""
     value: float
     threshold: float
-    """What the value was compared with."""
     text: str
     """The finding with its values, in one sentence."""
     what_to_try: str
-    """What to look at or to change; empty for `over`."""
+    """Advice, the most likely first; empty for `over`."""
 
     @property
     def line(self) -> str:
@@ -49,44 +60,7 @@ class Alarm:
 
     def data(self) -> dict[str, Any]:
         """Return what an `alarm` record holds beside its name and its text."""
-        fields = ("state", "since", "value", "threshold", "what_to_try")
-        return {field: getattr(self, field) for field in fields}
-
-
-class Watch:
-    """Watches one condition over the steps of a run. Its state follows from the steps that it has seen alone."""
-
-    def __init__(self, rule: Rule) -> None:
-        self.rule = rule
-        self._since: int | None = None
-        self._in_a_row = 0
-
-    def see(self, steps: Sequence[StepFigures]) -> Alarm | None:
-        """Return an alarm if the last of `steps` (all so far) begins one or ends it."""
-        measurement = self.rule.measure(steps)
-        if measurement is None:
-            return None  # the count of steps in a row stays
-        thresholds = self.rule.thresholds
-        if self._since is None:
-            turns, needed = measurement.is_bad, thresholds["patience"]
-        else:
-            turns, needed = measurement.is_fine(thresholds["margin"]), self.rule.rest(thresholds)
-        self._in_a_row = self._in_a_row + 1 if turns else 0
-        if self._in_a_row < needed:
-            return None
-        self._in_a_row = 0
-        step, since = steps[-1].step, self._since
-        self._since = step if since is None else None
-        return Alarm(
-            name=self.rule.name,
-            state="raised" if since is None else "over",
-            step=step,
-            since=step if since is None else since,
-            value=measurement.value,
-            threshold=measurement.threshold,
-            text=measurement.text,
-            what_to_try=self.rule.what_to_try if since is None else "",
-        )
+        return {name: getattr(self, name) for name in ("state", "since", "value", "threshold", "what_to_try")}
 
 
 class Alarms:
@@ -96,20 +70,43 @@ class Alarms:
     def __init__(self, settings: object = "default", other_names: Mapping[str, str] | None = None) -> None:
         """`other_names`: the algorithm's names of the settings that the rules name as GRPO does."""
         self._other_names = other_names or {}
-        self._watches = [Watch(rule) for rule in make_rules(settings)]
+        self._rules = make_rules(settings)
         self._steps: list[StepFigures] = []
+        self._since: dict[str, int] = {}  # by rule, of alarms that are raised
+        self._in_a_row = Counter[str]()  # steps by rule, up to the last one that measured it
 
     def see(self, figures: StepFigures) -> list[Alarm]:
         """Return the alarms that a step begins or ends."""
         self._steps.append(figures)
-        alarms = [alarm for watch in self._watches if (alarm := watch.see(self._steps)) is not None]
-        return [dataclasses.replace(alarm, what_to_try=self._renamed(alarm.what_to_try)) for alarm in alarms]
+        measured = [(rule, rule.measure(self._steps)) for rule in self._rules]
+        alarms = [self._compare(rule, finding, figures.step) for rule, finding in measured if finding is not None]
+        return [alarm for alarm in alarms if alarm is not None]
+
+    def _compare(self, rule: Rule, measurement: Measurement, step: int) -> Alarm | None:
+        name, thresholds, since = rule.name, rule.thresholds, self._since.get(rule.name)
+        if since is None:
+            turns, needed = measurement.is_bad, thresholds["patience"]
+        else:
+            turns, needed = measurement.is_fine(thresholds["margin"]), rule.rest(thresholds)
+        self._in_a_row[name] = self._in_a_row[name] + 1 if turns else 0
+        if self._in_a_row[name] < needed:
+            return None
+        self._in_a_row[name] = 0
+        value, threshold, text = measurement.value, measurement.threshold, measurement.text
+        if since is not None:
+            del self._since[name]
+            return Alarm(name, "over", step, since, value, threshold, text, "")
+        self._since[name] = step
+        return Alarm(name, "raised", step, step, value, threshold, text, self._renamed(rule.what_to_try))
 
     def _renamed(self, what_to_try: str) -> str:
         """Return the text with the names that the algorithm has; two that are one here are named once."""
         for name, own in self._other_names.items():
             what_to_try = re.sub(rf"\b{name}\b", own, what_to_try)
         return re.sub(r"\b(\w+) and \1\b", r"\1", what_to_try)
+
+
+# --- the setting `alarms` --------------------------------------------------------------------------------------------
 
 
 def make_rules(settings: object) -> list[Rule]:
@@ -137,23 +134,380 @@ def _changed(rule: Rule, changes: object) -> Rule:
     if not isinstance(changes, Mapping):
         known = ", ".join(rule.thresholds)
         raise BadRequestError(f"alarms: {rule.name} takes thresholds by name, of {known}, or None; got {changes!r}")
-    for name in cast("Mapping[Any, Any]", changes):
+    for name, value in cast("Mapping[Any, Any]", changes).items():
         if name not in rule.thresholds:
             raise BadRequestError(f"alarms: {rule.name} has no threshold {name!r}{_hint(name, rule.thresholds)}")
-    thresholds: dict[str, Any] = {**rule.thresholds, **changes}
-    for name, default in rule.thresholds.items():
-        value, whole = thresholds[name], isinstance(default, int)
-        kind, lowest = (int, 1) if whole else ((int, float), 0)
+        kind, lowest, wanted = (int, float), 0, "must be a number of at least 0"
+        if isinstance(rule.thresholds[name], int):
+            kind, lowest, wanted = (int,), 1, "must be a whole number of at least 1"
         if isinstance(value, bool) or not isinstance(value, kind) or not lowest <= value < math.inf:
-            wanted = "a whole number of at least 1" if whole else "a number of at least 0"
-            raise BadRequestError(f"alarms: {rule.name}.{name} must be {wanted}; got {value!r}")
-    if thresholds["margin"] >= 1:
-        raise BadRequestError(f"alarms: {rule.name}.margin is a share, below 1; got {thresholds['margin']!r}")
-    if "factor" in thresholds and thresholds["factor"] <= 1:
-        raise BadRequestError(f"alarms: {rule.name}.factor must be above 1; got {thresholds['factor']!r}")
-    return dataclasses.replace(rule, thresholds=thresholds)
+            raise BadRequestError(f"alarms: {rule.name}.{name} {wanted}; got {value!r}")
+        if name == "margin" and value >= 1:
+            raise BadRequestError(f"alarms: {rule.name}.margin is a share, below 1; got {value!r}")
+        if name == "factor" and value <= 1:
+            raise BadRequestError(f"alarms: {rule.name}.factor must be above 1; got {value!r}")
+    return dataclasses.replace(rule, thresholds={**rule.thresholds, **changes})
 
 
 def _hint(name: object, known: Mapping[str, Any]) -> str:
     near = closest_name(name, list(known)) if isinstance(name, str) else None
     return f". Did you mean {near!r}?" if near else f"; there are {', '.join(known)}"
+
+
+# --- rules -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """The finding of a rule after a step."""
+
+    value: float
+    threshold: float
+    text: str
+    """The finding as one sentence with its values, without a full stop."""
+    is_bad: bool
+    """The value is beyond the threshold."""
+    below: bool = False
+    """Bad values are below the threshold, not above it."""
+
+    def is_fine(self, margin: float) -> bool:
+        """Return whether the value is on the right side by a share of the threshold. A value that is neither bad nor
+        fine leaves an alarm as it is."""
+        slack = abs(self.threshold) * margin
+        return self.value >= self.threshold + slack if self.below else self.value <= self.threshold - slack
+
+
+Condition = Callable[..., Measurement | None]
+Rest = Callable[[Thresholds], float]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A condition and its thresholds."""
+
+    name: str
+    what_to_try: str
+    """Advice, the most likely first."""
+    condition: Condition
+    thresholds: Thresholds
+    """`patience`: so many steps in a row have to be bad before there is an alarm. `margin`: a value is fine once it is
+    on the right side of the threshold by this share of it. The others are those of the condition."""
+    rest: Rest = itemgetter("patience")
+    """Returns how many steps in a row have to be fine before an alarm is over."""
+
+    def measure(self, steps: Steps) -> Measurement | None:
+        """Return the measurement after the last step; None where the figures are missing."""
+        names = inspect.signature(self.condition).parameters
+        return self.condition(steps, **{name: value for name, value in self.thresholds.items() if name in names})
+
+
+RULES: dict[str, Rule] = {}
+"""Every rule by the name of its alarms."""
+
+
+def _rule(
+    what_to_try: str, *, patience: int = 2, margin: float = 0.1, rest: Rest = itemgetter("patience")
+) -> Callable[[Condition], Condition]:
+    def register(condition: Condition) -> Condition:
+        name, parameters = condition.__name__, inspect.signature(condition).parameters.values()
+        own = {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
+        RULES[name] = Rule(name, what_to_try, condition, {"patience": patience, "margin": margin, **own}, rest)
+        return condition
+
+    return register
+
+
+def _compared(
+    value: float | None, threshold: float, text: str, *, below: bool = False, **more: object
+) -> Measurement | None:
+    """Return a measurement that is bad above the threshold, or below it. `text` is a format of `value`, `threshold` and
+    what else it names."""
+    if value is None:
+        return None
+    is_bad = value < threshold if below else value > threshold
+    return Measurement(value, threshold, text.format(value=value, threshold=threshold, **more), is_bad, below)
+
+
+def _number(value: object) -> float | None:
+    """Return a figure as a finite number; None where there is none."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def _updated(figures: StepFigures, name: str) -> float | None:
+    """Return a figure of a step's update; None if the step took none."""
+    return _number(figures.update.get(name)) if _number(figures.update.get("steps")) else None
+
+
+def _start_of(values: Sequence[float | None], count: int) -> float | None:
+    """Return the mean of the first `count` numbers; None before there is a later one to compare with it."""
+    known = [value for value in values if value is not None]
+    return math.fsum(known[:count]) / count if len(known) > count else None
+
+
+def _bounded(figures: Iterable[float | None]) -> list[float]:
+    numbers = (_number(figure) for figure in figures)
+    return [max(-_LARGEST, min(_LARGEST, figure)) for figure in numbers if figure is not None]
+
+
+@_rule(
+    "a greater max_completion_length; soft_punish_cache, which makes long replies cost; "
+    "mask_truncated_completions=True, which does not train rollouts that were cut; a prompt that asks for less"
+)
+def cut_off(steps: Steps, *, limit: float = 0.3) -> Measurement | None:
+    """Many calls end at `max_completion_length` and not by themselves. `limit`: largest share of a step's calls."""
+    text = "{value:.0%} of the calls ended at max_completion_length (limit {threshold:.0%})"
+    return _compared(_number(steps[-1].cut_share), limit, text)
+
+
+@_rule(
+    "begin anew with a smaller learning_rate, such as a tenth; larger batches (batch_size, num_generations); fewer "
+    "num_iterations; a smaller max_grad_norm",
+    patience=1,
+)
+def early_fall(steps: Steps, *, window: int = 4, share: float = 0.5, deviations: float = 3.0) -> Measurement | None:
+    """The mean reward has fallen far below that of the first step, before `reward_jump` has steps to compare with.
+
+    `window`: steps after the first one. `share`: least fall, as a share of the first mean reward. `deviations`: least
+    fall in standard errors of the difference.
+    """
+    first, now = steps[0], steps[-1]
+    before, after = _number(first.mean_reward), _number(now.mean_reward)
+    error, other = _number(first.reward_error), _number(now.reward_error)
+    if before is None or after is None or error is None or other is None:
+        return None
+    threshold = max(share * abs(before), deviations * math.hypot(error, other))
+    fall = before - after
+    if not (math.isfinite(threshold) and math.isfinite(fall)):
+        return None
+    text = f"mean reward fell to {after:.3g}, in the first step it was {before:.3g} (limit {threshold:.3g} below)"
+    return Measurement(fall, threshold, text, is_bad=fall > threshold and len(steps) <= window + 1)
+
+
+@_rule(
+    "importance_sampling_correction=True; bf16=False, or the same precision on both sides; temperature, top_p and chat "
+    "template as the engine had them; with several iterations or mini-batches a smaller learning_rate"
+)
+def engine_mismatch(steps: Steps, *, limit: float = 0.2) -> Measurement | None:
+    """The learner gives a token another probability than the engine that sampled it, with the same weights.
+
+    `limit`: greatest `|ratio - 1|` of any token of these weights before the first optimizer step; 0.2 is usual for
+    bfloat16, and float32 stays below 0.001.
+    """
+    text = "before the update a token's ratio of learner to engine is off by {value:.3g} (limit {threshold:g})"
+    return _compared(_updated(steps[-1], "first_ratio_error"), limit, text)
+
+
+@_rule(
+    "entropy_coef, such as 0.001; a greater epsilon_high; a smaller learning_rate; a temperature of 1; "
+    "tasks on which more than one answer earns something"
+)
+def entropy_collapse(steps: Steps, *, share: float = 0.1, reference_steps: int = 3) -> Measurement | None:
+    """The entropy of the policy has fallen to a small share of the mean of its first steps. `share`: least share.
+    `reference_steps`: so many first steps that took an update."""
+    entropies = [_updated(figures, "entropy") for figures in steps]
+    start = _start_of(entropies, reference_steps)
+    if start is None:
+        return None
+    text = "entropy is {value:.3g} nats per token, {start:.3g} in the first {count} steps (limit {threshold:.3g})"
+    return _compared(entropies[-1], share * start, text, below=True, start=start, count=reference_steps)
+
+
+@_rule(
+    "look at the rewards: if all are at the top, the tasks are learned, take harder ones; if all are at the bottom "
+    "from the start, easier tasks, partial credit, or a warm start; if they fell there, a smaller learning_rate and "
+    "larger batches; more num_generations, a higher temperature; max_num_gen_batches=3 samples other tasks in their "
+    "place",
+    patience=3,
+)
+def equal_rewards(steps: Steps, *, limit: float = 0.9) -> Measurement | None:
+    """Nearly all groups of a step have equal rewards: there is nothing to compare within them. `limit`: largest share
+    of a step's groups."""
+    compared, equal = _number(steps[-1].groups.get("compared")), _number(steps[-1].groups.get("equal_rewards"))
+    if not compared or equal is None:
+        return None
+    mean = _number(steps[-1].mean_reward)
+    level = "" if mean is None else f", mean reward {mean:.3g}"
+    text = "in {equal:.0f} of {compared:.0f} groups all rewards are equal{level} (limit {threshold:.0%})"
+    return _compared(equal / compared, limit, text, equal=equal, compared=compared, level=level)
+
+
+@_rule(
+    "the checkpoint of the best evaluation (agl runs show); read rollouts of the training tasks with a high reward; "
+    "beta above 0; a smaller learning_rate; more training tasks",
+    patience=1,
+)
+def held_out_drop(steps: Steps, *, limit: float = 0.1, significance: float = 0.05) -> Measurement | None:
+    """The mean reward on held-out tasks is below the best one so far, and the paired test finds it too if it has pairs
+    enough: the reward of the training tasks may be gamed, or they are learned by heart.
+
+    `limit`: largest loss, as a share of the range of the rewards of both evaluations. `significance`: a loss with a
+    p-value of this or more may be chance.
+    """
+    now, change = _number(steps[-1].held_out), steps[-1].held_out_change
+    if now is None:
+        return None
+    if not change:  # this is the first evaluation, or no task has a reward in both
+        best = max(value for figures in steps if (value := _number(figures.held_out)) is not None)
+        text = "held-out mean reward is {now:.4g}, its best was {best:.4g} (limit {threshold:g} below)"
+        return _compared(best - now, limit, text, now=now, best=best)
+    threshold = limit * change["range"]
+    text = (
+        f"held-out mean reward is {now:.4g}, its best was {change['best']:.4g} after {change['updates']} updates "
+        f"(limit {threshold:.3g} below), p = {change['p_value']:.2g} over {change['pairs']} tasks"
+    )
+    loss, is_chance = -change["change"], change["pairs"] >= _LEAST_PAIRS and change["p_value"] >= significance
+    return Measurement(loss, threshold, text, is_bad=loss > threshold and not is_chance)
+
+
+@_rule(
+    "agl rollouts list --outcome infrastructure_fault and agl rollouts explain say what went wrong in each; the "
+    "agent's own services and keys; infrastructure_retries in rollout_config; rollout_timeout_seconds",
+    patience=1,
+)
+def infrastructure(steps: Steps, *, limit: float = 0.5) -> Measurement | None:
+    """Most rollouts of a step ended with a fault of the infrastructure. `limit`: largest share of them."""
+    figures = steps[-1]
+    rollouts = figures.rollouts_done + figures.rollouts_failed
+    if not rollouts:
+        return None
+    faults = _number(figures.rollouts_excluded.get("infrastructure_fault")) or 0.0
+    text = "{faults:.0f} of {rollouts} rollouts ended with an infrastructure fault (limit {threshold:.0%})"
+    return _compared(faults / rollouts, limit, text, faults=faults, rollouts=rollouts)
+
+
+@_rule(
+    "read a few rollouts: does the reward favour long or short replies; soft_punish_cache and overlong_penalty_factor "
+    "against growth; loss_type='dr_grpo' or aggregation='constant', in which length does not weigh; beta above 0"
+)
+def length_drift(steps: Steps, *, factor: float = 2.0, reference_steps: int = 3) -> Measurement | None:
+    """The replies are `factor` times as long as in the first `reference_steps` steps, or as short."""
+    lengths = [_number(figures.completion_tokens) for figures in steps]
+    start, now = _start_of(lengths, reference_steps), lengths[-1]
+    if not start or now is None:
+        return None
+    shrunk = now < start
+    threshold = start / factor if shrunk else start * factor
+    text = "a reply has {value:.1f} tokens, {start:.1f} in the first {count} steps (limit {threshold:.1f})"
+    return _compared(now, threshold, text, below=shrunk, start=start, count=reference_steps)
+
+
+@_rule(
+    "let the agent call the endpoint of the resource that it is given (llm.endpoint), with llm.model as its model; "
+    "agl rollouts explain shows what was seen of a rollout",
+    patience=1,
+    margin=0.0,
+)
+def no_calls(steps: Steps) -> Measurement | None:
+    """No rollout of a step has a model call that came through the gateway."""
+    figures = steps[-1]
+    rollouts = figures.rollouts_done + figures.rollouts_failed
+    if not rollouts:
+        return None
+    text = "{value} model calls were captured of {rollouts} rollouts"
+    return _compared(figures.calls_captured, 1, text, below=True, rollouts=rollouts)
+
+
+@_rule(
+    "the reasons are in the ledger: agl runs ledger RUN; for equal_rewards see the alarm of that name; for no_reward "
+    "the agent has to return or emit a reward",
+    margin=0.0,
+)
+def nothing_trained(steps: Steps) -> Measurement | None:
+    """No model call of a step was trained."""
+    figures = steps[-1]
+    text = "{value} calls were trained of {captured}; {reasons}"
+    captured, reasons = figures.calls_captured, excluded_text(figures.calls_excluded)
+    return _compared(figures.calls_trained, 1, text, below=True, captured=captured, reasons=reasons)
+
+
+@_rule(
+    "a smaller learning_rate; fewer num_iterations; smaller epsilon and epsilon_high; a smaller max_grad_norm; larger "
+    "batches",
+    patience=1,
+    rest=lambda thresholds: max(2, thresholds["patience"]),
+)
+def policy_shift(steps: Steps, *, limit: float = 0.5) -> Measurement | None:
+    """An update moves the policy far from where it was before. `limit`: largest estimated KL divergence per token of
+    the policy before the update from the one after it, in nats; first updates of a small model reach 0.2."""
+    # where the trainer does not measure it after the last step: the mean over its steps, of fresh tokens if known
+    distances = (_updated(steps[-1], name) for name in ("update_kl", "fresh_kl", "approx_kl"))
+    kl = next((value for value in distances if value is not None), None)
+    clipped = _updated(steps[-1], "clip_fraction") or 0.0
+    text = (
+        "the update moved the policy by {value:.3g} nats per token, {clipped:.1%} of the tokens clipped "
+        "(limit {threshold:g})"
+    )
+    return _compared(kl, limit, text, clipped=clipped)
+
+
+@_rule("a greater beta; a smaller learning_rate; nothing, if held-out tasks get better and the replies read well")
+def reference_distance(steps: Steps, *, limit: float = 1.0) -> Measurement | None:
+    """The divergence from the reference has become large; only of runs with `beta` above 0. `limit`: largest mean
+    divergence per token, in nats."""
+    text = "the policy is {value:.3g} nats per token from its reference (limit {threshold:g})"
+    return _compared(_updated(steps[-1], "kl"), limit, text)
+
+
+@_rule(
+    "compare rollouts of the two steps; a rise may be a reward that is gamed, read the best ones; a fall may be a "
+    "broken service or a too large update: look at grad_norm and at failed rollouts, go on from the checkpoint before "
+    "with a smaller learning_rate",
+    patience=1,
+    rest=itemgetter("window"),
+)
+def reward_jump(
+    steps: Steps, *, effect_size: float = 0.5, deviations: float = 4.0, window: int = 5
+) -> Measurement | None:
+    """The mean reward differs from that of the steps before by more than these differ among each other.
+
+    `effect_size`: least change, in standard deviations of the rewards within a step, the greatest of the window and the
+    present step. `deviations`: least change in standard deviations of the window's mean rewards. `window`: steps before
+    the present one, and steps without a jump until the alarm is over.
+    """
+    means = _bounded(figures.mean_reward for figures in steps)
+    spreads = _bounded(figures.reward_spread for figures in steps)
+    if _number(steps[-1].mean_reward) is None or len(means) <= window or not spreads:
+        return None
+    *before, now = means[-1 - window :]
+    mean = fmean(before)
+    spread = effect_size * max(spreads[-1 - window :])
+    threshold = max(spread, deviations * pstdev(before), _ROUNDING * max(abs(mean), abs(now)))
+    verb = "rose" if now >= mean else "fell"
+    text = (
+        "mean reward {verb} to {now:.3g}; the mean of the {window} steps before is {mean:.3g} "
+        "(limit {threshold:.3g} from it)"
+    )
+    return _compared(abs(now - mean), threshold, text, verb=verb, now=now, window=window, mean=mean)
+
+
+@_rule(
+    "a smaller max_staleness of agl.GRPO; more or faster runners; a smaller staleness_clip_max; a smaller "
+    "learning_rate, which keeps versions closer"
+)
+def stale_weights(
+    steps: Steps, *, margin: float = 0.1, limit: float = 2.0, divergence: float = 0.5
+) -> Measurement | None:
+    """The trained calls were served by weights that are several updates old, or far from those that learn. `limit`:
+    largest mean age, in updates. `divergence`: largest estimated KL divergence of the weights that sampled stale tokens
+    from those before the update, in nats per stale token."""
+    age, distance = _number(steps[-1].versions_behind), _updated(steps[-1], "first_stale_kl")
+    far = "stale tokens are {value:.3g} nats each from the weights that learn from them (limit {threshold:g})"
+    measurements = (
+        _compared(age, limit, "trained calls are {value:.2g} updates old on average (limit {threshold:g})"),
+        _compared(distance, divergence, far),
+    )
+    known = [each for each in measurements if each is not None]
+    return max(known, key=lambda each: (each.is_bad, not each.is_fine(margin)), default=None)
+
+
+@_rule(
+    "a chat template that shows earlier turns as they were said (reasoning included); an agent that does not rewrite "
+    "the model's messages; agl rollouts explain shows such a turn; max_drift ends a run beyond a limit"
+)
+def token_drift(steps: Steps, *, limit: float = 0.1) -> Measurement | None:
+    """Chat template or tokenizer bring earlier turns back in other tokens than were sampled: rows are cut there.
+    `limit`: largest share of the run's turns so far."""
+    text = "{value:.1%} of the turns so far came back in other tokens (limit {threshold:.0%})"
+    return _compared(_number(steps[-1].drift_rate), limit, text)

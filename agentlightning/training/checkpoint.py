@@ -1,8 +1,8 @@
 """The checkpoints of a run on disk: written whole or not at all, checked before they are used, bounded in number.
 
-A checkpoint is a folder `checkpoint-STEP`. It is filled under another name, every file is flushed to the disk and its
-SHA-256 put down in `manifest.json`, and then the folder is renamed: whatever interrupts that, the checkpoints that were
-there before stay as they were. Nothing of torch is needed here.
+A checkpoint is a folder `checkpoint-STEP`. Its files are written under another name, flushed to the disk and listed
+with their SHA-256 in `manifest.json`; then the folder is renamed. An interruption at any time leaves the earlier
+checkpoints as they were.
 """
 
 from __future__ import annotations
@@ -51,7 +51,12 @@ class Checkpoint:
     step: int
     """Steps that the run had taken."""
     facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """What its writer said of it."""
+    """JSON data of its writer."""
+
+    def record(self) -> dict[str, Any]:
+        """Return the data of its record in the run's store."""
+        facts = {name: self.facts[name] for name in ("digest", "weight_version")}
+        return {"path": str(self.path.resolve()), **facts}
 
 
 class CheckpointFolder:
@@ -63,25 +68,24 @@ class CheckpointFolder:
         self._limit = limit
 
     def write(self, step: int, fill: Callable[[Path], None], facts: Mapping[str, object]) -> Checkpoint:
-        """Let `fill` write the files of a checkpoint into the folder that it is given, and make it the newest one.
-
-        One of the same step is replaced.
+        """Let `fill` write the files of a checkpoint into a folder, and make it the newest one. One of the same step is
+        replaced.
 
         Raises:
             OSError: it cannot be written, as on a full disk; nothing of it is left, and the others are untouched.
         """
         private_folder(self.path)
-        unfinished = self.path / f"{_UNFINISHED}{step}"
         self.tidy()
+        unfinished, place = self.path / f"{_UNFINISHED}{step}", self.path / f"checkpoint-{step}"
         unfinished.mkdir(mode=0o700)
-        place = self.path / f"checkpoint-{step}"
         try:
             fill(unfinished)
-            files = {path.relative_to(unfinished).as_posix(): _flushed(path) for path in _files(unfinished)}
+            paths = sorted(path for path in unfinished.rglob("*") if path.is_file())
+            files = {path.relative_to(unfinished).as_posix(): _flush(path) for path in paths}
             manifest = {"format": FORMAT, "step": step, "facts": dict(facts), "files": files}
             (unfinished / MANIFEST).write_text(json.dumps(manifest, indent=1))
-            _flushed(unfinished / MANIFEST)
-            for folder in {path.parent for path in _files(unfinished)}:
+            _flush(unfinished / MANIFEST)
+            for folder in {path.parent for path in paths} | {unfinished}:
                 _flush_folder(folder)
             if place.exists():
                 os.rename(place, self.path / f"{_REPLACED}{step}")
@@ -91,14 +95,16 @@ class CheckpointFolder:
             raise
         _flush_folder(self.path)
         self.tidy()
-        self._remove_old(step)
+        # later ones do not count: a run that goes on from an earlier checkpoint found them broken
+        steps = [each for each in self.steps() if each <= step]
+        for old in steps[: -self._limit] if self._limit else ():
+            shutil.rmtree(self.path / f"checkpoint-{old}", ignore_errors=True)
         return Checkpoint(place, step, dict(facts))
 
     def steps(self) -> list[int]:
-        """Return the steps of the checkpoints that are there, whole or not, the oldest first."""
-        if not self.path.is_dir():
-            return []
-        return sorted(int(found[1]) for path in self.path.iterdir() if (found := _NAME.fullmatch(path.name)))
+        """Return the steps of the checkpoints, whole or not, the oldest first."""
+        paths = self.path.iterdir() if self.path.is_dir() else ()
+        return sorted(int(match[1]) for path in paths if (match := _NAME.fullmatch(path.name)))
 
     def last_good(self, *, before: int | None = None) -> Checkpoint | None:
         """Return the newest checkpoint whose files are as they were written, of a step below `before`; None without
@@ -111,13 +117,6 @@ class CheckpointFolder:
             except BrokenCheckpointError as error:
                 logger.warning("%s; the one before it is used", error)
         return None
-
-    def _remove_old(self, written: int) -> None:
-        """Keep the newest ones up to the one that was just written. Later ones do not count: a run that goes on from an
-        earlier checkpoint found them broken."""
-        steps = [step for step in self.steps() if step <= written]
-        for step in steps[: -self._limit] if self._limit else ():
-            shutil.rmtree(self.path / f"checkpoint-{step}", ignore_errors=True)
 
     def tidy(self) -> None:
         """Remove what an interrupted `write` has left; what it was about to replace takes its place again. For the
@@ -140,34 +139,29 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     path = Path(path)
     if not path.is_dir():
         raise BadRequestError(f"There is no checkpoint {str(path)!r}: it is no folder")
-    manifest = _manifest(path)
-    if manifest["format"] > FORMAT:
+    broken = f"The checkpoint {str(path)!r} is broken"
+    try:
+        manifest = json.loads((path / MANIFEST).read_bytes())
+        version, step = int(manifest["format"]), int(manifest["step"])
+        files, facts = dict(manifest["files"]), dict(manifest["facts"])
+    except FileNotFoundError:
+        raise BrokenCheckpointError(f"{broken}: {MANIFEST} is missing") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise BrokenCheckpointError(f"{broken}: {MANIFEST}: {error}") from None
+    if version > FORMAT:
         raise BadRequestError(
-            f"The checkpoint {str(path)!r} has format {manifest['format']}, and this release reads {FORMAT}: "
+            f"The checkpoint {str(path)!r} has format {version}, and this release reads {FORMAT}: "
             "use the release that wrote it, or a later one"
         )
-    for name, wanted in manifest["files"].items():
+    for name, written in files.items():
         file = path / name
         if not file.is_file():
-            raise BrokenCheckpointError(f"The checkpoint {str(path)!r} is broken: {name} is missing")
-        if (size := file.stat().st_size) != wanted["bytes"]:
-            text = f"{name} has {size} bytes instead of {wanted['bytes']}"
-            raise BrokenCheckpointError(f"The checkpoint {str(path)!r} is broken: {text}")
-        if sha256_of(file) != wanted["sha256"]:
-            raise BrokenCheckpointError(f"The checkpoint {str(path)!r} is broken: {name} is not what was written")
-    return Checkpoint(path, manifest["step"], manifest["facts"])
-
-
-def _manifest(path: Path) -> dict[str, Any]:
-    try:
-        read = json.loads((path / MANIFEST).read_bytes())
-        manifest: dict[str, Any] = {"format": int(read["format"]), "step": int(read["step"])}
-        manifest |= {"files": dict(read["files"]), "facts": dict(read["facts"])}
-    except FileNotFoundError:
-        raise BrokenCheckpointError(f"The checkpoint {str(path)!r} is broken: {MANIFEST} is missing") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise BrokenCheckpointError(f"The checkpoint {str(path)!r} is broken: {MANIFEST}: {error}") from None
-    return manifest
+            raise BrokenCheckpointError(f"{broken}: {name} is missing")
+        if (size := file.stat().st_size) != written["bytes"]:
+            raise BrokenCheckpointError(f"{broken}: {name} has {size} bytes instead of {written['bytes']}")
+        if sha256_of(file) != written["sha256"]:
+            raise BrokenCheckpointError(f"{broken}: {name} is not what was written")
+    return Checkpoint(path, step, facts)
 
 
 def sha256_of(file: Path) -> str:
@@ -176,11 +170,7 @@ def sha256_of(file: Path) -> str:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())
-
-
-def _flushed(file: Path) -> dict[str, object]:
+def _flush(file: Path) -> dict[str, object]:
     """Flush a file to the disk, close it to others, and return its size and SHA-256."""
     with file.open("rb+") as opened:
         os.fchmod(opened.fileno(), 0o600)
@@ -216,7 +206,7 @@ class CheckpointWriter:
     updater: Updater
     log: RunLog
     run_facts: Mapping[str, Any]
-    """What every checkpoint says of its run."""
+    """Facts of the run that every checkpoint holds."""
     saved: int = 0
     """The step of the newest checkpoint."""
     _writing: threading.Lock = field(default_factory=threading.Lock)
@@ -249,7 +239,7 @@ class CheckpointWriter:
     async def _record(self) -> None:
         written, self._unrecorded = self._unrecorded, None
         if written is not None:
-            await self.log.checkpoint(written.step, **record_of(written))
+            await self.log.checkpoint(written.step, **written.record())
 
     def _write(self, completed: CompletedStep) -> None:
         step = completed.step
@@ -264,13 +254,3 @@ class CheckpointWriter:
             facts |= {**self.updater.checkpoint_facts(), "state": completed.state()}
             self._unrecorded = self.folder.write(step, lambda folder: self.updater.save_checkpoint(folder, step), facts)
             self.saved = step
-
-
-def record_of(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return what the run's record of a checkpoint says."""
-    facts = checkpoint.facts
-    return {
-        "path": str(checkpoint.path.resolve()),
-        "digest": facts["digest"],
-        "weight_version": facts["weight_version"],
-    }

@@ -1,6 +1,6 @@
 """The training ledger: how every model call of a training step ended, trained or excluded with a reason.
 
-`read_rollout` reads a finished rollout. Its rules, in the order in which they apply to a call:
+The rules of `read_rollout`, in the order in which they apply to a call:
 
 1. A rollout that was not sampled for training trains nothing.
 2. Only the latest attempt counts: calls of older ones are `superseded_attempt`, those that the store marked `stale`.
@@ -45,7 +45,7 @@ from agentlightning.types import Attempt, Outcome, Rollout, Span
 _NAMED_AT_MOST = 8
 
 ExclusionReason = Literal[
-    # what the call itself is
+    # because of the call itself
     "no_generation",  # there was nothing to generate (embeddings)
     "no_tokens",
     "no_logprobs",
@@ -58,16 +58,16 @@ ExclusionReason = Literal[
     "not_selected",  # by the adapter: a grader's call, another agent's, another policy's, or which one is not clear
     "helper",  # no turn of the agent's work, but a title, a summary or the like
     "unknown_agent",  # agents ran side by side; a role in the URL (`LLMProxy.as_resource(role=)`) tells them apart
-    # what became of its attempt
+    # because of its attempt
     "superseded_attempt",
     "infrastructure_fault",
     "cancelled",
     "budget",  # the call was refused for its budget, or its attempt ended because of one
     "no_reward",
     "unfinished",  # the attempt had not ended when the step closed
-    "refused_call",  # a call of the attempt was refused for good, so the reward tells nothing of the policy
+    "refused_call",  # a call of the attempt was refused for good, so the reward says nothing about the policy
     "no_call",  # of a rollout, never of a call: it has a reward and no call of the policy, as after an agent's cache
-    # what the algorithm decided
+    # because of the algorithm
     "not_a_train_rollout",
     "too_stale",  # a reply of its group is of weights more than `max_staleness` versions old
     "not_chosen",  # supervised fine-tuning did not choose its rollout
@@ -77,7 +77,7 @@ ExclusionReason = Literal[
     "step_skipped",
     "step_undone",  # the run was started again from before its step, and the step was taken again
 ]
-"""Why a model call is not trained: the closed list."""
+"""The closed list of reasons for which a model call is not trained."""
 
 
 # --- one rollout -----------------------------------------------------------------------------------------------------
@@ -89,13 +89,12 @@ class RolloutRecord:
     """One rollout, read for training. Every call in `calls` is in exactly one of `samples` and `exclusions`."""
 
     rollout_id: str
-    """The rollout that was read."""
     attempt_id: str | None
     """The latest attempt; None if nobody claimed the rollout."""
     outcome: Outcome | None
     """The latest attempt's."""
     verdict: ExclusionReason | None
-    """Why nothing of the rollout is trained; None if its calls may be."""
+    """The reason for which nothing of the rollout is trained; None if its calls may be."""
     reward: float | None
     """The final reward of the latest attempt, also of rollouts that are not trained (evaluation)."""
     dimensions: dict[str, float] = field(default_factory=dict[str, float])
@@ -105,7 +104,7 @@ class RolloutRecord:
     calls: list[ModelCall] = field(default_factory=list[ModelCall])
     """Of all attempts, in the order of arrival."""
     exclusions: dict[CallRef, ExclusionReason] = field(default_factory=dict[CallRef, ExclusionReason])
-    """Why each call that is in no row is excluded."""
+    """The reason of each call that is in no row."""
     problems: list[Problem] = field(default_factory=list[Problem])
     """Parts of the spans that could not be read."""
 
@@ -115,7 +114,7 @@ class RolloutRecord:
 
     @property
     def seams(self) -> dict[RowCause, int]:
-        """How many rows each cause began."""
+        """The number of rows that each cause began."""
         return self.reading.seam_counts()
 
     def explain(self, decode: Decode | None = None) -> Explanation:
@@ -146,16 +145,16 @@ def read_rollout(
     calls = model_calls(spans, problems)
     latest = max(attempts, key=lambda attempt: attempt.sequence_id, default=None)
     counted = counted_spans(spans, latest)
-    reward, dimensions = final_reward(counted), final_dimensions(counted)
+    reward = final_reward(counted)
     adapter = adapter or TracerTraceToTriplet()
     helpers = {call.ref for call in calls if adapter.is_helper(call)}
-    own = [call for call in calls if latest is not None and call.ref.attempt_id == latest.attempt_id and not call.stale]
-    work = [call for call in own if call.ref not in helpers]
     others = {
         call.ref
         for call in calls
         if is_call_of_other_policy(call, adapter.policy) or (policies is not None and call.policy not in policies)
     }
+    own = [call for call in calls if latest is not None and call.ref.attempt_id == latest.attempt_id and not call.stale]
+    work = [call for call in own if call.ref not in helpers]
 
     verdict = _verdict(rollout, latest, reward)
     was_faulty = latest is not None and latest.outcome == "policy_fault"
@@ -171,13 +170,13 @@ def read_rollout(
     selected: dict[CallRef, ModelCall] = {}
     unknown: set[CallRef] = set()
     if candidates:
-        counted = without_calls(counted, [call for call in own if call.ref in helpers])
-        selection = adapter.select(counted, candidates)
+        agent_spans = without_calls(counted, [call for call in own if call.ref in helpers])
+        selection = adapter.select(agent_spans, candidates)
         problems.extend(selection.problems)
         selected = {call.ref: call for call in selection.calls if policies is None or call.ref not in others}
         unknown = of_unknown_agents(candidates, selection.problems)
     if policies is None and adapter.policy is None and len(policies_of(selected.values())) > 1:
-        selected = {}  # which of them is trained here, only the adapter's policy= can tell
+        selected = {}  # only the adapter's policy= says which of them is trained here
     reading = samples_from_calls(list(selected.values()), decode=decode)
     if verdict == "no_call" and reading.samples:
         verdict = None  # an adapter of the user's own selects what it wants
@@ -193,7 +192,7 @@ def read_rollout(
         outcome=None if latest is None else latest.outcome,
         verdict=verdict,
         reward=reward,
-        dimensions={} if reward is None else dimensions,
+        dimensions={} if reward is None else final_dimensions(counted),
         reading=reading,
         calls=[selected.get(call.ref, call) for call in calls],
         exclusions=exclusions,
@@ -201,14 +200,45 @@ def read_rollout(
     )
 
 
-def attempt_verdict(attempt: Attempt, is_latest: bool) -> ExclusionReason | None:
-    """Return why nothing of an attempt is trained; None if its outcome allows it.
+def _verdict(rollout: Rollout, latest: Attempt | None, reward: float | None) -> ExclusionReason | None:
+    """Return why the rollout as a whole is not trained; None if it is."""
+    if rollout.mode in ("val", "test"):
+        return "not_a_train_rollout"
+    verdict = "unfinished" if latest is None else attempt_verdict(latest)
+    if verdict == "unfinished" and rollout.status == "cancelled":
+        return "cancelled"
+    return verdict or ("no_reward" if reward is None else None)
+
+
+def _exclusion(
+    call: ModelCall, latest: Attempt | None, verdict: ExclusionReason | None, helpers: Collection[CallRef]
+) -> ExclusionReason | None:
+    if verdict == "not_a_train_rollout":
+        return verdict
+    if call.stale:
+        return "stale"
+    if latest is None or call.ref.attempt_id != latest.attempt_id:
+        return "superseded_attempt"
+    if call.ref in helpers:
+        return "helper"
+    if call.state == "refused" and (
+        latest.outcome_reason == "budget" or (call.spans is not None and refused_for_budget(call.spans.record))
+    ):
+        return "budget"
+    if call.state == "no_generation" or call.state in FAILED_STATES:
+        return cast(ExclusionReason, call.state)  # the names of the two lists are the same
+    return None if verdict == "no_call" else verdict  # the calls of other policies were not selected
+
+
+# --- one attempt -----------------------------------------------------------------------------------------------------
+
+
+def attempt_verdict(attempt: Attempt) -> ExclusionReason | None:
+    """Return why nothing of a rollout with this latest attempt is trained; None if its outcome allows it.
 
     Only `scored` and `policy_fault` do. An attempt that succeeded under a runner that states no outcome is allowed too:
     its reward decides.
     """
-    if not is_latest:
-        return "superseded_attempt"
     if attempt.outcome in ("scored", "policy_fault"):
         return None
     if attempt.outcome_reason == "budget":
@@ -246,36 +276,6 @@ def refusal_of(attempt: Attempt, spans: Sequence[Span]) -> str | None:
     return REFUSED_CALL if refused_for_good(work) else None
 
 
-def _verdict(rollout: Rollout, latest: Attempt | None, reward: float | None) -> ExclusionReason | None:
-    """Return why the rollout as a whole is not trained; None if it is."""
-    if rollout.mode in ("val", "test"):
-        return "not_a_train_rollout"
-    verdict = "unfinished" if latest is None else attempt_verdict(latest, is_latest=True)
-    if verdict == "unfinished" and rollout.status == "cancelled":
-        return "cancelled"
-    return verdict or ("no_reward" if reward is None else None)
-
-
-def _exclusion(
-    call: ModelCall, latest: Attempt | None, verdict: ExclusionReason | None, helpers: Collection[CallRef]
-) -> ExclusionReason | None:
-    if verdict == "not_a_train_rollout":
-        return verdict
-    if call.stale:
-        return "stale"
-    if latest is None or call.ref.attempt_id != latest.attempt_id:
-        return "superseded_attempt"
-    if call.ref in helpers:
-        return "helper"
-    if call.state == "refused" and (
-        latest.outcome_reason == "budget" or (call.spans is not None and refused_for_budget(call.spans.record))
-    ):
-        return "budget"
-    if call.state == "no_generation" or call.state in FAILED_STATES:
-        return cast(ExclusionReason, call.state)  # the names of the two lists are the same
-    return None if verdict == "no_call" else verdict  # the calls of other policies were not selected
-
-
 # --- one step --------------------------------------------------------------------------------------------------------
 
 
@@ -287,7 +287,7 @@ class Trained:
     row: int
     """Index of its row in the step's batch."""
     tokens: int
-    """How many of its tokens are trained: all that the policy produced in it."""
+    """The number of its tokens that are trained: all that the policy produced in it."""
     advantage: float
     """The factor by which its tokens count in the loss; with a critic (PPO) the reward of its rollout, of which the
     advantage of each token is made."""
@@ -297,31 +297,20 @@ class Trained:
     """Settings under which its tokens were drawn from another distribution than the one that learns."""
 
 
-@explain_fields
-@dataclass(frozen=True, slots=True)
-class Excluded:
-    """The call is not part of the update."""
-
-    reason: ExclusionReason
-    """Why, out of the closed list."""
-
-
-Ending = Trained | Excluded
+Ending = Trained | ExclusionReason
+"""Of one call: it is part of the update, or the reason why it is not."""
 
 
 @explain_fields
 @dataclass(frozen=True, slots=True)
 class LedgerSummary:
-    """The counts of one step; `captured` is `trained` plus all of `excluded`."""
+    """The counts of one step in model calls; `captured` is `trained` plus all of `excluded`."""
 
     step: int
-    """The number of the training step."""
     captured: int
-    """Calls that were captured."""
     trained: int
     """Calls that were part of the update."""
     trained_tokens: int
-    """Tokens of these calls that were trained."""
     excluded: dict[ExclusionReason, int]
     """Reasons that occurred, the most frequent first."""
     constrained: dict[str, int] = field(default_factory=dict[str, int])
@@ -341,10 +330,10 @@ class Ledger:
         """Capture the calls of a rollout and enter those that are already excluded."""
         self.capture(record.calls)
         for ref, reason in record.exclusions.items():
-            self._enter(ref, Excluded(reason))
+            self._enter(ref, reason)
 
     def capture(self, calls: Iterable[ModelCall]) -> None:
-        """Open an account for each call.
+        """Enter each call, whose ending is still to come.
 
         Raises:
             LedgerError: a call was captured before.
@@ -374,7 +363,7 @@ class Ledger:
     def exclude(self, calls: Iterable[CallRef] | Sample, reason: ExclusionReason) -> None:
         """Enter that calls, or all calls of a row, are not trained."""
         for ref in calls.call_refs() if isinstance(calls, Sample) else calls:
-            self._enter(ref, Excluded(reason))
+            self._enter(ref, reason)
 
     def calls(self) -> list[ModelCall]:
         """Return every captured call, in the order of capture."""
@@ -391,17 +380,10 @@ class Ledger:
             LedgerError: a call is neither trained nor excluded, is both or is entered twice, or was never captured; the
                 calls are named.
         """
-        wrong = [text for ref in {**self._calls, **self._endings} if (text := self._fault(ref)) is not None]
-        if wrong:
-            more = f"; and {len(wrong) - _NAMED_AT_MOST} more" if len(wrong) > _NAMED_AT_MOST else ""
-            raise LedgerError(
-                f"step {self.step}: {len(wrong)} of {len(self._calls)} model calls do not add up: "
-                + "; ".join(wrong[:_NAMED_AT_MOST])
-                + more
-            )
+        self._check()
         endings = self.endings().values()
         trained = [end for end in endings if isinstance(end, Trained)]
-        excluded: Counter[ExclusionReason] = Counter(end.reason for end in endings if isinstance(end, Excluded))
+        excluded: Counter[ExclusionReason] = Counter(end for end in endings if not isinstance(end, Trained))
         return LedgerSummary(
             step=self.step,
             captured=len(self._calls),
@@ -414,16 +396,21 @@ class Ledger:
     def _enter(self, ref: CallRef, ending: Ending) -> None:
         self._endings.setdefault(ref, []).append(ending)
 
-    def _fault(self, ref: CallRef) -> str | None:
-        """Return what does not add up about a call; None if all does."""
-        endings, captured = self._endings.get(ref, ()), ref in self._calls
-        if captured and len(endings) == 1:
-            return None
-        text = " and ".join(
-            f"trained in row {end.row}" if isinstance(end, Trained) else f"excluded as {end.reason}" for end in endings
-        )
-        never = "" if captured else " and was never captured"
-        return f"{_name(ref)} is {text or 'neither trained nor excluded'}{never}"
+    def _check(self) -> None:
+        wrong: list[str] = []
+        for ref in {**self._calls, **self._endings}:
+            endings = self._endings.get(ref, [])
+            if ref not in self._calls or len(endings) != 1:
+                ways = (f"trained in row {e.row}" if isinstance(e, Trained) else f"excluded as {e}" for e in endings)
+                never = "" if ref in self._calls else " and was never captured"
+                wrong.append(f"{_name(ref)} is {' and '.join(ways) or 'neither trained nor excluded'}{never}")
+        if wrong:
+            more = f"; and {len(wrong) - _NAMED_AT_MOST} more" if len(wrong) > _NAMED_AT_MOST else ""
+            raise LedgerError(
+                f"step {self.step}: {len(wrong)} of {len(self._calls)} model calls do not add up: "
+                + "; ".join(wrong[:_NAMED_AT_MOST])
+                + more
+            )
 
 
 def _name(ref: CallRef) -> str:

@@ -1,29 +1,24 @@
-"""The ledger records of a run: the ending of each model call of each rollout, and the numbers that its loss used.
+"""The form of a run's ledger records, and their check: the ending of each model call, and the numbers of its loss.
 
 One record for each rollout and step; its name is the rollout's id. Calls that ended after their step had closed are in
-a record of the step in which they were seen (`late`). Needs neither torch nor numpy: numbers come in as sequences.
+a record of the step in which they were seen (`late`). `recording.py` makes them. Needs neither torch nor numpy.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
-import json
-import re
 import sys
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict, cast
 
-from agentlightning.adapter.calls.calls import CallRef, ModelCall, model_calls
-from agentlightning.adapter.rows.samples import Sample
+from agentlightning.adapter.calls.calls import CallRef, model_calls
 from agentlightning.field_help import explain_fields
 from agentlightning.store.base import LightningStore
 from agentlightning.store.read_operations import pages_of
-from agentlightning.training.ledger import Ledger, RolloutRecord, Trained
 from agentlightning.types import Rollout
 
 Dtype = Literal["f32", "i32", "u8"]
@@ -31,8 +26,8 @@ Dtype = Literal["f32", "i32", "u8"]
 _CODES: dict[str, str] = {"f32": "f", "i32": "i", "u8": "B"}
 """Type codes of `array`; an `i` has four bytes wherever Python 3.11 runs."""
 _PLAIN = ("row", "vocabulary", "length", "policy")
-_DTYPES: dict[str, Dtype] = {"tokens": "i32", "mask": "u8", "clipped": "u8"}
-"""Of the packed fields that are not f32."""
+DTYPES: dict[str, Dtype] = {"tokens": "i32", "mask": "u8", "clipped": "u8"}
+"""Types of the packed fields that are not f32."""
 _PAGE = 100
 _NAMED_AT_MOST = 20
 
@@ -47,8 +42,7 @@ class Packed(TypedDict):
 
 
 class LedgerCall(TypedDict):
-    """The ending of one model call. `reason` is that of an exclusion; other fields that are not of every call are those
-    of a trained one."""
+    """The ending of one model call: the `reason` of an exclusion, or the figures of a trained call."""
 
     call_id: str
     attempt_id: str
@@ -102,81 +96,7 @@ class LedgerEntry(TypedDict, total=False):
     late: bool  # calls that ended after the step of their rollout had closed
 
 
-# --- entries ---------------------------------------------------------------------------------------------------------
-
-
-def entries_of(
-    ledger: Ledger,
-    records: Sequence[RolloutRecord],
-    groups: Sequence[int] | None = None,
-    rows: Mapping[str, list[LedgerRow]] | None = None,
-) -> list[LedgerEntry]:
-    """Return an entry for each rollout of a step that has closed, and for each earlier one that has late calls.
-
-    Shapes: records: (R,) and groups: (R,) the group of each; rows: by rollout.
-    """
-    by_rollout: dict[str, list[ModelCall]] = {}
-    for call in ledger.calls():
-        by_rollout.setdefault(call.ref.rollout_id, []).append(call)
-    entries: list[LedgerEntry] = []
-    for place, record in enumerate(records):
-        calls = _calls_of(ledger, by_rollout.pop(record.rollout_id, []))
-        entry: LedgerEntry = {
-            "rollout_id": record.rollout_id,
-            "attempt_id": record.attempt_id,
-            "reward": record.reward,
-            "outcome": record.outcome,
-            "verdict": record.verdict,
-            "group": None if groups is None else groups[place],
-            "advantage": next((call["advantage"] for call in calls if call["advantage"] is not None), None),
-            "weight_versions": sorted({call["weight_version"] for call in calls if call["weight_version"] is not None}),
-            "calls": calls,
-        }
-        if rows and (own := rows.get(record.rollout_id)):
-            entry["rows"] = own
-        entries.append(entry)
-    for rollout_id, calls in by_rollout.items():
-        late = _calls_of(ledger, calls)
-        entries.append({"rollout_id": rollout_id, "attempt_id": calls[-1].ref.attempt_id, "calls": late, "late": True})
-    return entries
-
-
-def _calls_of(ledger: Ledger, calls: Iterable[ModelCall]) -> list[LedgerCall]:
-    endings = ledger.endings()
-    return [
-        {
-            "call_id": call.ref.call_id,
-            "attempt_id": call.ref.attempt_id,
-            "ending": "trained" if isinstance(end, Trained) else "excluded",
-            "reason": None if isinstance(end, Trained) else end.reason,
-            "row": end.row if isinstance(end, Trained) else None,
-            "tokens": end.tokens if isinstance(end, Trained) else 0,
-            "advantage": end.advantage if isinstance(end, Trained) else None,
-            "weight_version": call.weight_version,
-            "constrained_by": list(end.constrained_by) if isinstance(end, Trained) else [],
-        }
-        for call in calls
-        if (end := endings.get(call.ref)) is not None
-    ]
-
-
-# --- token rows ------------------------------------------------------------------------------------------------------
-
-
-def row_of(sample: Sample, *, row: int, vocabulary: str | None, **figures: Sequence[float]) -> LedgerRow:
-    """Return a token row as records hold it. Each figure has a number for each of the N trained tokens.
-
-    Raises:
-        ValueError: a figure has another length.
-    """
-    trained = sum(sample.mask)
-    wrong = [f"{name} ({len(values)})" for name, values in figures.items() if len(values) != trained]
-    if wrong:
-        raise ValueError(f"row {row} trains {trained} tokens; other lengths have: {', '.join(wrong)}")
-    numbers: dict[str, Sequence[float]] = {"tokens": sample.token_ids, "mask": sample.mask, **figures}
-    packed = {name: pack(values, _DTYPES.get(name, "f32")) for name, values in numbers.items()}
-    policy = {} if sample.policy is None else {"policy": sample.policy}
-    return cast(LedgerRow, {"row": row, "vocabulary": vocabulary, "length": len(sample.token_ids), **policy, **packed})
+# --- packed numbers --------------------------------------------------------------------------------------------------
 
 
 def numbers_of(row: LedgerRow) -> dict[str, array[Any]]:
@@ -222,46 +142,6 @@ def unpack(packed: object) -> array[Any]:
     return numbers
 
 
-# --- the text of token ids -------------------------------------------------------------------------------------------
-
-
-def vocabulary_of(tokenizer: Any) -> list[str]:
-    """Return the text of each token id of a transformers tokenizer; `""` for an id without a token.
-
-    Bytes of byte-level and of sentencepiece tokenizers become the characters that they are; a part of a character,
-    which is no UTF-8, is shown as `\\xe2`.
-    """
-    pieces: Sequence[str | None] = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
-    added: dict[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
-    decoder = str(getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None))
-    readable = _byte_level if "ByteLevel" in decoder else _sentencepiece
-    return ["" if piece is None else piece if index in added else readable(piece) for index, piece in enumerate(pieces)]
-
-
-def vocabulary_id(tokens: Sequence[str]) -> str:
-    """Return the id of a table of texts: the SHA-256 of its JSON."""
-    return hashlib.sha256(json.dumps(list(tokens), separators=(",", ":")).encode()).hexdigest()
-
-
-def _sentencepiece(piece: str) -> str:
-    if (byte := re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", piece)) is not None:
-        return bytes.fromhex(byte[1]).decode("utf-8", "backslashreplace")
-    return piece.replace("\u2581", " ")
-
-
-def _byte_level(piece: str) -> str:
-    if not all(character in _BYTES for character in piece):  # a token that was added as text
-        return piece
-    return bytes(_BYTES[character] for character in piece).decode("utf-8", "backslashreplace")
-
-
-_PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
-_OTHERS = (byte for byte in range(256) if byte not in _PRINTABLE)
-_BYTES = {chr(b): b for b in _PRINTABLE} | {chr(0x100 + place): byte for place, byte in enumerate(_OTHERS)}
-"""The byte of each character of a byte-level piece (GPT-2, `bytes_to_unicode`): printable bytes stand for themselves,
-the others follow from U+0100 on."""
-
-
 # --- the check of a recorded ledger ----------------------------------------------------------------------------------
 
 
@@ -273,7 +153,7 @@ class LedgerCheck:
     captured: int = 0
     """Model calls that the spans of the training rollouts show."""
     trained: int = 0
-    """Of them, those that are part of an update."""
+    """Those of them that are part of an update."""
     trained_tokens: int = 0
     """Tokens of these calls that were trained."""
     excluded: Counter[str] = field(default_factory=Counter[str])
@@ -285,9 +165,9 @@ class LedgerCheck:
     rows: int = 0
     """Recorded token rows; the trained tokens of each are those of its calls."""
     wrong: list[str] = field(default_factory=list[str])
-    """What does not add up, the first twenty of it in words."""
+    """The first twenty faults in words."""
     wrong_count: int = 0
-    """How much does not add up in all."""
+    """The number of all faults."""
 
     @property
     def adds_up(self) -> bool:

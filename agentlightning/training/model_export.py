@@ -7,13 +7,15 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
-from agentlightning.errors import BadRequestError, NotFoundError
+import torch
+from transformers import PreTrainedModel
+
+from agentlightning.errors import BadRequestError, MissingExtraError, NotFoundError
 from agentlightning.private_files import private_folder
 from agentlightning.store.base import LightningStore
 from agentlightning.training.checkpoint import CHECKPOINTS, MANIFEST, CheckpointFolder, read_checkpoint
-from agentlightning.training.gguf_file import write_gguf
 from agentlightning.training.learner.policy import Policy
 from agentlightning.training.policy_files import ADAPTER, fingerprint_of, model_in, restore_policy
 from agentlightning.training.records import RunLog
@@ -25,11 +27,11 @@ _TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "chat_template*", "
 
 @dataclass(frozen=True)
 class Trained:
-    """Where a trained model lies."""
+    """The place of a trained model."""
 
     path: Path
     facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """What its checkpoint says of it; empty for the folder of a plain transformers model."""
+    """Those of its checkpoint; empty for the folder of a plain transformers model."""
 
     @property
     def has_adapter(self) -> bool:
@@ -42,15 +44,13 @@ class Trained:
         Raises:
             BadRequestError: the model below its adapter is not the one that it was trained on.
         """
-        if not self.facts:
-            return Policy.load(self.path)
-        settings = self.facts["settings"]
+        settings = self.facts.get("settings", {})
         if "trl" in settings and self.has_adapter:
             raise BadRequestError(
                 f"The adapter in {str(self.path)!r} was trained by TRL: peft reads it as it is, and the folder model "
                 "of its run holds the model with the adapter added"
             )
-        if "trl" in settings:
+        if not self.facts or "trl" in settings:
             return Policy.load(self.path)
         if self.has_adapter and fingerprint_of(settings["model"]) != self.facts["model_files"]:
             raise BadRequestError(
@@ -66,29 +66,24 @@ def trained_in(folder: str | Path) -> Trained:
     """Return the trained model in a folder: a checkpoint, a run (its newest good checkpoint), or a model.
 
     Raises:
-        BadRequestError: it is none of these, or broken.
+        BadRequestError: it is none of these, or broken, or holds several policies.
     """
     path = Path(folder)
-    if (path / MANIFEST).is_file():
-        return _of_one_policy(Trained(path, read_checkpoint(path).facts))
-    if (found := CheckpointFolder(path / CHECKPOINTS).last_good()) is not None:
-        return _of_one_policy(Trained(found.path, found.facts))
-    if (path / "config.json").is_file() and any(path.glob("*.safetensors")):
-        return Trained(path)
-    raise BadRequestError(
-        f"{str(path)!r} is no checkpoint, no folder of a run that has one, and no folder of a transformers model"
-    )
-
-
-def _of_one_policy(found: Trained) -> Trained:
-    """Return it, if its run has one policy."""
-    if names := found.facts.get("digests"):
-        models = Path(found.facts["folder"]) / "model"
+    is_checkpoint = (path / MANIFEST).is_file()
+    checkpoint = read_checkpoint(path) if is_checkpoint else CheckpointFolder(path / CHECKPOINTS).last_good()
+    if checkpoint is None:
+        if (path / "config.json").is_file() and any(path.glob("*.safetensors")):
+            return Trained(path)
         raise BadRequestError(
-            f"{str(found.path)!r} holds several policies: {', '.join(names)}. Name the model of one, which the end of "
-            f"the run has written: {str(models / next(iter(names)))!r}"
+            f"{str(path)!r} is no checkpoint, no folder of a run that has one, and no folder of a transformers model"
         )
-    return found
+    if names := checkpoint.facts.get("digests"):
+        models = Path(checkpoint.facts["folder"]) / "model"
+        raise BadRequestError(
+            f"{str(checkpoint.path)!r} holds several policies: {', '.join(names)}. Name the model of one, which the "
+            f"end of the run has written: {str(models / next(iter(names)))!r}"
+        )
+    return Trained(checkpoint.path, checkpoint.facts)
 
 
 async def trained_by(store: LightningStore, run_id: str) -> Trained:
@@ -101,13 +96,13 @@ async def trained_by(store: LightningStore, run_id: str) -> Trained:
     record = await RunLog(store, run_id).latest("checkpoint")
     if record is None:
         raise NotFoundError(f"The store knows no checkpoint of a run {run_id!r}; agl runs list shows its runs")
-    return _trained_by(run_id, Path(record.data["path"]))
+    return _trained_by(run_id, record.data["path"])
 
 
-def _trained_by(run_id: str, path: Path) -> Trained:
-    if not path.is_dir():
+def _trained_by(run_id: str, path: str) -> Trained:
+    if not os.path.isdir(path):
         raise BadRequestError(
-            f"The newest checkpoint of run {run_id!r} was written to {str(path)!r}, where no folder is now. If it was "
+            f"The newest checkpoint of run {run_id!r} was written to {path!r}, where no folder is now. If it was "
             "moved, give its folder, or that of the run, in place of the run's id"
         )
     return trained_in(path)
@@ -135,7 +130,7 @@ def export(trained: Trained, form: ExportFormat, out: str | Path) -> list[str]:
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(mode=0o700)
     try:
-        _FILL[form](trained, unfinished)
+        _fill(unfinished, trained, form)
         if place.exists():
             place.rmdir()
         os.rename(unfinished, place)
@@ -144,22 +139,111 @@ def export(trained: Trained, form: ExportFormat, out: str | Path) -> list[str]:
     return sorted(path.name for path in place.iterdir())
 
 
-def _merged(trained: Trained, folder: Path) -> None:
-    trained.load().save(folder)
-
-
-def _adapter(trained: Trained, folder: Path) -> None:
-    for name in _ADAPTER_FILES:
-        shutil.copyfile(trained.path / name, folder / name)
-    for pattern in _TOKENIZER_FILES:
-        for file in trained.path.glob(pattern):
-            shutil.copyfile(file, folder / file.name)
-
-
-def _gguf(trained: Trained, folder: Path) -> None:
+def _fill(folder: Path, trained: Trained, form: ExportFormat) -> None:
+    if form == "adapter":
+        tokenizer = {file.name for pattern in _TOKENIZER_FILES for file in trained.path.glob(pattern)}
+        for name in (*_ADAPTER_FILES, *tokenizer):
+            shutil.copyfile(trained.path / name, folder / name)
+        return
     policy = trained.load()
-    write_gguf(policy.merged(), folder / "model.gguf")
-    policy.tokenizer.save_pretrained(folder)
+    if form == "merged":
+        policy.save(folder)
+    else:
+        write_gguf(policy.merged(), folder / "model.gguf")
+        policy.tokenizer.save_pretrained(folder)
 
 
-_FILL = {"merged": _merged, "adapter": _adapter, "gguf": _gguf}
+# --- GGUF ------------------------------------------------------------------------------------------------------------
+
+_IN_LAYER = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+_OUTSIDE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+_WAY_OUT = "Export it as 'merged' and convert that with convert_hf_to_gguf.py of llama.cpp"
+
+
+def write_gguf(model: PreTrainedModel, file: Path) -> None:
+    """Write a model of the Llama architecture as a GGUF file, by the writer of the package `gguf`.
+
+    The weights keep their precision: float32 as F32, bfloat16 as BF16; llama.cpp's own tool quantizes. The file has no
+    vocabulary (`no_vocab`), so that token ids go in and come out: GGUF has names for the ways in which well-known
+    tokenizers split text, and a name that is nearly right would split it otherwise.
+    Source: the GGUF specification, and `LlamaModel` in llama.cpp's `convert_hf_to_gguf.py` for names and row order.
+
+    Raises:
+        BadRequestError: its architecture, or something in it, cannot be written; names it.
+        MissingExtraError: the package `gguf` is not installed.
+    """
+    config: Any = model.config
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    _check_is_writable(config, rope.get("rope_type", "default"))
+    try:
+        import gguf  # pyright: ignore[reportMissingImports] -- an extra
+    except ModuleNotFoundError as error:
+        raise MissingExtraError("agl export --format gguf", "gguf", "gguf") from error
+    heads, key_heads = config.num_attention_heads, config.num_key_value_heads
+    writer: Any = cast("Any", gguf).GGUFWriter(file, "llama")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(key_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_dimension_count(config.hidden_size // heads)
+    writer.add_rope_freq_base(rope.get("rope_theta", getattr(config, "rope_theta", 10_000.0)))
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_tokenizer_model("no_vocab")
+    for name, ids in (("eos", config.eos_token_id), ("bos", config.bos_token_id), ("pad", config.pad_token_id)):
+        if isinstance(ids, int):
+            getattr(writer, f"add_{name}_token_id")(ids)
+    for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        values, projection = tensor.detach().cpu(), name.split(".")[-2]
+        if projection in ("q_proj", "k_proj"):  # llama.cpp rotates neighbours: (heads x width, n), halves to pairs
+            rows, columns = values.shape
+            halves = values.reshape(heads if projection == "q_proj" else key_heads, 2, -1, columns)
+            values = halves.swapaxes(1, 2).reshape(rows, columns)
+        if values.ndim > 1 and values.dtype == torch.bfloat16:
+            data = values.contiguous().view(torch.int16).numpy().view("uint8")
+            writer.add_tensor(_gguf_name(name), data, raw_dtype=cast("Any", gguf).GGMLQuantizationType.BF16)
+        else:
+            writer.add_tensor(_gguf_name(name), values.float().contiguous().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _check_is_writable(config: Any, rope_type: str) -> None:
+    if config.model_type != "llama":
+        raise BadRequestError(
+            f"GGUF files are written of models of the Llama architecture; this one is {config.model_type!r}. {_WAY_OUT}"
+        )
+    refused = {
+        f"rope_type {rope_type!r}": rope_type != "default",
+        "biases": bool(config.attention_bias or config.mlp_bias),
+        f"a head width of {config.head_dim}": config.head_dim
+        not in (None, config.hidden_size // config.num_attention_heads),
+    }
+    if reasons := [name for name, is_so in refused.items() if is_so]:
+        raise BadRequestError(
+            f"This Llama model has {' and '.join(reasons)}, which is not written as GGUF here. {_WAY_OUT}"
+        )
+
+
+def _gguf_name(name: str) -> str:
+    stem, _, kind = name.rpartition(".")
+    if stem in _OUTSIDE:
+        return f"{_OUTSIDE[stem]}.{kind}"
+    _, _, layer, part = stem.split(".", 3)  # model.layers.3.mlp.up_proj
+    return f"blk.{layer}.{_IN_LAYER[part]}.{kind}"

@@ -9,14 +9,14 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, cast
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from agentlightning.engine.served import ServedModel
@@ -32,22 +32,18 @@ _SCALARS: Final = "optimizer.json"
 
 
 def digest_of(policy: ServedModel) -> str:
-    """Return the SHA-256 over name, type, shape and bytes of every parameter that learns.
+    """Return the SHA-256 over name, type, shape and bytes of every parameter that learns, in the order of their names.
 
-    Equal digests: equal weights, bit for bit. What does not learn (the model below an adapter) is not in it.
+    Equal digests: equal weights, bit for bit. The model below an adapter does not learn and is not in it.
     """
+    digest = hashlib.sha256()
     with policy.lock:
-        return digest_of_tensors((name, p) for name, p in policy.model.named_parameters() if p.requires_grad)
-
-
-def digest_of_tensors(tensors: Iterable[tuple[str, Tensor]]) -> str:
-    """Return the SHA-256 over name, type, shape and bytes of tensors, in the order of their names."""
-    found = hashlib.sha256()
-    for name, tensor in sorted(tensors, key=lambda pair: pair[0]):
-        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        flat = tensor.detach().cpu().contiguous().reshape(-1)
-        found.update(flat.view(torch.uint8).numpy().data)
-    return found.hexdigest()
+        for name, tensor in sorted(policy.model.named_parameters(), key=itemgetter(0)):
+            if tensor.requires_grad:
+                digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+                flat = tensor.detach().cpu().contiguous().reshape(-1)
+                digest.update(flat.view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def save_policy(policy: Policy, folder: Path) -> None:
@@ -57,27 +53,23 @@ def save_policy(policy: Policy, folder: Path) -> None:
         OSError: a file cannot be written, as on a full disk.
     """
     try:
-        _save(policy, folder)
+        with policy.lock, no_progress_bar():
+            policy.model.save_pretrained(folder)
+            policy.tokenizer.save_pretrained(folder)
+            state = policy.state()
+            rounded = policy.model.dtype != torch.float32
+            kept = {name: weight for name, weight in state.weights.items() if rounded or name.startswith(PREFIX)}
+            tensors = {name: each.detach().cpu().contiguous() for name, each in (state.optimizer | kept).items()}
+            save_file(tensors, folder / OPTIMIZER)
+            states = {"max_tokens": state.max_tokens_per_forward, "policy": state.random, "torch": _torch_state()}
     except SafetensorError as error:  # which is how safetensors reports an error of the file system
         raise OSError(str(error)) from error
-
-
-def _save(policy: Policy, folder: Path) -> None:
-    with policy.lock, no_progress_bar():
-        policy.model.save_pretrained(folder)
-        policy.tokenizer.save_pretrained(folder)
-        state = policy.state()
-        rounded = policy.model.dtype != torch.float32
-        kept = {name: weight for name, weight in state.weights.items() if rounded or name.startswith(PREFIX)}
-        tensors = state.optimizer | kept
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, folder / OPTIMIZER)
-        states = {"max_tokens": state.max_tokens_per_forward, "policy": state.random, "torch": _torch_state()}
     (folder / _SCALARS).write_text(json.dumps(states))
 
 
 def restore_policy(policy: Policy, folder: Path, *, weight_version: int, digest: str) -> None:
-    """Give a policy back what `save_policy` wrote. It was loaded from the model that training began with, or, without
-    an adapter, from `folder` itself.
+    """Restore the state that `save_policy` wrote. The policy was loaded from the model that training began with or,
+    without an adapter, from `folder` itself.
 
     Raises:
         BrokenCheckpointError: what is read is not what was written.
@@ -89,27 +81,25 @@ def restore_policy(policy: Policy, folder: Path, *, weight_version: int, digest:
             adapted: Any = policy.model
             set_peft_model_state_dict(adapted, load_file(folder / ADAPTER))
         elif digest_of(policy) != digest:
-            _copy_weights(folder, policy)
-        if (found := digest_of(policy)) != digest:
-            raise BrokenCheckpointError(f"The weights read from {str(folder)!r} have the digest {found}, not {digest}")
+            with no_progress_bar(), torch.no_grad():
+                model = AutoModelForCausalLM.from_pretrained(
+                    folder, dtype=policy.model.dtype, local_files_only=True, trust_remote_code=False
+                )
+                for name, weight in model.named_parameters():
+                    policy.model.get_parameter(name).copy_(weight)
+        if (present := digest_of(policy)) != digest:
+            raise BrokenCheckpointError(
+                f"The weights read from {str(folder)!r} have the digest {present}, not {digest}"
+            )
         states = json.loads((folder / _SCALARS).read_bytes())
         tensors = load_file(folder / OPTIMIZER)
         own = policy.state()
-        if not any(name.startswith(PREFIX) for name in own.weights):  # who serves or exports has no use for a critic
+        if not any(name.startswith(PREFIX) for name in own.weights):  # serving and exporting need no critic
             tensors = {name: tensor for name, tensor in tensors.items() if PREFIX not in name}
         optimizer = {name: tensor for name, tensor in tensors.items() if name in own.optimizer}
         weights = own.weights | {name: tensor for name, tensor in tensors.items() if name not in optimizer}
         policy.restore(PolicyState(weights, optimizer, states["policy"], weight_version, states["max_tokens"]))
         _restore_torch(states["torch"])
-
-
-def _copy_weights(folder: Path, policy: Policy) -> None:
-    with no_progress_bar(), torch.no_grad():
-        read = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=policy.model.dtype, local_files_only=True, trust_remote_code=False
-        )
-        for name, weight in read.named_parameters():
-            policy.model.get_parameter(name).copy_(weight)
 
 
 def model_in(folder: Path, base: str) -> str:
@@ -161,10 +151,10 @@ def fingerprint_of(model: str | Path) -> str:
     if not folder.is_dir():
         from huggingface_hub import try_to_load_from_cache
 
-        found = try_to_load_from_cache(str(model), "config.json")
-        if not isinstance(found, str):
+        config = try_to_load_from_cache(str(model), "config.json")
+        if not isinstance(config, str):
             return "unknown"
-        folder = Path(found).parent
+        folder = Path(config).parent
     digest = hashlib.sha256()
     for file in sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")):
         digest.update(f"{file.relative_to(folder).as_posix()} {sha256_of(file)}\n".encode())

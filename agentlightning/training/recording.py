@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import logging
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
+from agentlightning.adapter.calls.calls import ModelCall
+from agentlightning.adapter.rows.samples import Sample
 from agentlightning.evaluation.tasks import tasks_of
-from agentlightning.training.ledger import Ledger
-from agentlightning.training.ledger_records import LedgerRow, entries_of, row_of, vocabulary_id, vocabulary_of
+from agentlightning.training.ledger import Ending, Ledger, RolloutRecord, Trained
+from agentlightning.training.ledger_records import DTYPES, LedgerCall, LedgerEntry, LedgerRow, pack
 from agentlightning.training.progress import StepFigures
 from agentlightning.training.records import RunLog
 from agentlightning.training.result import Evaluation
@@ -81,8 +86,8 @@ class RunRecorder:
 
     async def _rows(self, rows: StepRows, seen: Sequence[RowFigures]) -> dict[str, list[LedgerRow]]:
         """Return the rows whose tokens are recorded, by rollout."""
-        chosen = self._chosen(rows)
-        if not chosen:
+        selected = self._selected(rows)
+        if not selected:
             return {}
         if not self._vocabularies:
             for learner in self._learners:
@@ -91,7 +96,7 @@ class RunRecorder:
                 await self._log.vocabulary(self._vocabularies[learner.name], tokens)
         kept: dict[str, list[LedgerRow]] = {}
         for number, (sample, one) in enumerate(zip(rows.samples, seen, strict=True)):
-            if sample.rollout_id in chosen:
+            if sample.rollout_id in selected:
                 columns = {field.name: getattr(one, field.name) for field in dataclasses.fields(one)}
                 figures = {name: column for name, column in columns.items() if column is not None}
                 vocabulary = next(self._vocabularies[each.name] for each in self._learners if each.takes(sample))
@@ -99,7 +104,7 @@ class RunRecorder:
                 kept.setdefault(sample.rollout_id, []).append(row)
         return kept
 
-    def _chosen(self, rows: StepRows) -> frozenset[str]:
+    def _selected(self, rows: StepRows) -> frozenset[str]:
         """Return the rollouts whose tokens are recorded."""
         lengths: dict[str, int] = {}
         for sample in rows.samples:
@@ -109,10 +114,121 @@ class RunRecorder:
             logger.info("the tokens of %d rollouts are too many for one record", len(lengths) - len(fitting))
         if self._tokens != "sample":
             return frozenset(fitting if self._tokens == "all" else ())
-        left, chosen = SAMPLED_TOKENS, set[str]()
+        left, selected = SAMPLED_TOKENS, set[str]()
         stride = max(1, sum(lengths.values()) // SAMPLED_TOKENS)
         for rollout_id in fitting[::stride]:
             if lengths[rollout_id] <= left:
-                chosen.add(rollout_id)
+                selected.add(rollout_id)
                 left -= lengths[rollout_id]
-        return frozenset(chosen)
+        return frozenset(selected)
+
+
+# --- the records of a ledger -----------------------------------------------------------------------------------------
+
+
+def entries_of(
+    ledger: Ledger,
+    records: Sequence[RolloutRecord],
+    groups: Sequence[int] | None = None,
+    rows: Mapping[str, list[LedgerRow]] | None = None,
+) -> list[LedgerEntry]:
+    """Return an entry for each rollout of a step that has closed, and for each earlier one that has late calls.
+
+    Shapes: records: (R,) and groups: (R,) the group of each; rows: by rollout.
+    """
+    by_rollout: dict[str, list[LedgerCall]] = {}
+    endings = ledger.endings()
+    for call in ledger.calls():
+        calls = by_rollout.setdefault(call.ref.rollout_id, [])
+        if (ending := endings.get(call.ref)) is not None:
+            calls.append(_call_of(call, ending))
+    entries: list[LedgerEntry] = []
+    for place, record in enumerate(records):
+        calls = by_rollout.pop(record.rollout_id, [])
+        entry: LedgerEntry = {
+            "rollout_id": record.rollout_id,
+            "attempt_id": record.attempt_id,
+            "reward": record.reward,
+            "outcome": record.outcome,
+            "verdict": record.verdict,
+            "group": None if groups is None else groups[place],
+            "advantage": next((call["advantage"] for call in calls if call["advantage"] is not None), None),
+            "weight_versions": sorted({call["weight_version"] for call in calls if call["weight_version"] is not None}),
+            "calls": calls,
+        }
+        if rows and (own := rows.get(record.rollout_id)):
+            entry["rows"] = own
+        entries.append(entry)
+    for rollout_id, calls in by_rollout.items():
+        entries.append({"rollout_id": rollout_id, "attempt_id": calls[-1]["attempt_id"], "calls": calls, "late": True})
+    return entries
+
+
+def _call_of(call: ModelCall, ending: Ending) -> LedgerCall:
+    trained = ending if isinstance(ending, Trained) else None
+    return {
+        "call_id": call.ref.call_id,
+        "attempt_id": call.ref.attempt_id,
+        "ending": "excluded" if trained is None else "trained",
+        "reason": None if isinstance(ending, Trained) else ending,
+        "row": None if trained is None else trained.row,
+        "tokens": 0 if trained is None else trained.tokens,
+        "advantage": None if trained is None else trained.advantage,
+        "weight_version": call.weight_version,
+        "constrained_by": [] if trained is None else list(trained.constrained_by),
+    }
+
+
+def row_of(sample: Sample, *, row: int, vocabulary: str | None, **figures: Sequence[float]) -> LedgerRow:
+    """Return a token row as records hold it. Each figure has a number for each of the N trained tokens.
+
+    Raises:
+        ValueError: a figure has another length.
+    """
+    trained = sum(sample.mask)
+    if wrong := [f"{name} ({len(values)})" for name, values in figures.items() if len(values) != trained]:
+        raise ValueError(f"row {row} trains {trained} tokens; other lengths have: {', '.join(wrong)}")
+    numbers: dict[str, Sequence[float]] = {"tokens": sample.token_ids, "mask": sample.mask, **figures}
+    packed = {name: pack(values, DTYPES.get(name, "f32")) for name, values in numbers.items()}
+    policy = {} if sample.policy is None else {"policy": sample.policy}
+    return cast(LedgerRow, {"row": row, "vocabulary": vocabulary, "length": len(sample.token_ids), **policy, **packed})
+
+
+# --- the text of token ids -------------------------------------------------------------------------------------------
+
+
+def vocabulary_of(tokenizer: Any) -> list[str]:
+    """Return the text of each token id of a transformers tokenizer; `""` for an id without a token.
+
+    Bytes of byte-level and of sentencepiece tokenizers become the characters that they are; a part of a character,
+    which is no UTF-8, is shown as `\\xe2`.
+    """
+    pieces: Sequence[str | None] = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+    added: dict[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
+    decoder = str(getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None))
+    readable = _byte_level if "ByteLevel" in decoder else _sentencepiece
+    return ["" if piece is None else piece if index in added else readable(piece) for index, piece in enumerate(pieces)]
+
+
+def vocabulary_id(tokens: Sequence[str]) -> str:
+    """Return the id of a table of texts: the SHA-256 of its JSON."""
+    return hashlib.sha256(json.dumps(list(tokens), separators=(",", ":")).encode()).hexdigest()
+
+
+def _sentencepiece(piece: str) -> str:
+    if (byte := re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", piece)) is not None:
+        return bytes.fromhex(byte[1]).decode("utf-8", "backslashreplace")
+    return piece.replace("\u2581", " ")
+
+
+def _byte_level(piece: str) -> str:
+    if not all(character in _BYTES for character in piece):  # a token that was added as text
+        return piece
+    return bytes(_BYTES[character] for character in piece).decode("utf-8", "backslashreplace")
+
+
+_PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+_OTHERS = (byte for byte in range(256) if byte not in _PRINTABLE)
+_BYTES = {chr(b): b for b in _PRINTABLE} | {chr(0x100 + place): byte for place, byte in enumerate(_OTHERS)}
+"""The byte of each character of a byte-level piece (GPT-2, `bytes_to_unicode`): printable bytes stand for themselves,
+the others follow from U+0100 on."""

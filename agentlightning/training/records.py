@@ -1,7 +1,6 @@
 """The records of a training run in its store: `RunLog` writes them, and reads them back when the run is started again.
 
-A record has a kind, a step, a name and JSON data; the methods of `RunLog` say what each kind holds. The records of the
-ledger are made in `ledger_records.py`.
+A record has a kind, a step, a name and JSON data, which the methods of `RunLog` describe for each kind.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import contextlib
 import json
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 from agentlightning.errors import BadRequestError
 from agentlightning.store.base import LightningStore
@@ -54,15 +53,15 @@ def clean_record(record: RunRecord) -> RunRecord:
 class Answer(Generic[T]):
     """The result of a call: awaiting it returns the result, once the record is stored."""
 
-    def __init__(self, future: asyncio.Future[T] | None = None, value: T | None = None) -> None:
-        self._future, self._value = future, value
+    def __init__(self, result: asyncio.Future[T] | T) -> None:
+        self._result = result
         self.is_awaited = False
 
     def __await__(self) -> Generator[Any, None, T]:
         self.is_awaited = True
-        if self._future is not None:
-            return (yield from self._future.__await__())
-        return cast(T, self._value)
+        if isinstance(self._result, asyncio.Future):
+            return (yield from self._result)
+        return self._result
 
 
 class RunLog:
@@ -156,7 +155,6 @@ class RunLog:
             BadRequestError: a record is too large.
         """
         clean = [clean_record(record.model_copy(update={"data": to_json(record.data, "data")})) for record in records]
-        figure = None if best is None else BestFigure(name=clean[-1].name, value=best, step=clean[-1].step)
 
         async def add(store: LightningStore) -> int:
             new = 0
@@ -169,7 +167,8 @@ class RunLog:
                 new += added
                 if added:
                     self._tell(batch)
-            if figure is not None:
+            if best is not None:
+                figure = BestFigure(name=clean[-1].name, value=best, step=clean[-1].step)
                 await store.update_run(self.run_id, best=figure)
             return new
 
@@ -214,8 +213,7 @@ class RunLog:
 
     async def latest(self, kind: RecordKind, name: str | None = None) -> RunRecord | None:
         """Return the record of the greatest step, to go on from it; None without one."""
-        query: dict[str, Any] = {"kind_in": [kind], "sort_order": "desc", "limit": 1}
-        query |= {} if name is None else {"name": name}
+        query: dict[str, Any] = {"kind_in": [kind], "sort_order": "desc", "limit": 1, "name": name}
         page = await self._ask(lambda store: store.query_run_records(self.run_id, **query), [])
         return page[0] if page else None
 
@@ -236,15 +234,15 @@ class RunLog:
                 await asyncio.sleep(HEARTBEAT_SECONDS)
                 try:
                     await self._ask(lambda store: store.update_run(self.run_id, heartbeat=True), None)
-                except Exception as error:  # the store is away: whoever works with it meets the same and decides
+                except Exception as error:  # the store is away, which other calls meet and handle
                     logger.debug("Run %s could not send its heartbeat: %s", self.run_id, error)
 
         beating = asyncio.create_task(beat(), name="run-heartbeat")
         try:
             try:
                 yield
-            except BaseException:  # whatever ended the body, what it recorded is stored first
-                with contextlib.suppress(Exception):  # that of the body goes on
+            except BaseException:  # whatever ended the body, its records are stored first
+                with contextlib.suppress(Exception):  # the body's own error goes on
                     await within(_LAST_SECONDS, self.flush())
                 raise
             await self.flush()
@@ -255,7 +253,7 @@ class RunLog:
     # --- how calls reach the store -----------------------------------------------------------------------------------
 
     def _write(self, work: Work[T], nothing: T) -> Answer[T]:
-        """Do the work on the store, after what was written before; from a plain thread, wait for it."""
+        """Do the work on the store, after earlier writes; from a plain thread, wait for it."""
 
         async def in_order() -> T:
             return await self._queued(work, nothing)
@@ -263,11 +261,11 @@ class RunLog:
         here = _running_loop()
         self._loop = self._loop or here
         if self._loop is None:
-            return Answer(value=asyncio.run(in_order()))
+            return Answer(asyncio.run(in_order()))
         if here is self._loop:
             return self._queued(work, nothing)
         future = asyncio.run_coroutine_threadsafe(in_order(), self._loop)
-        return Answer(value=future.result()) if here is None else Answer(asyncio.wrap_future(future))
+        return Answer(future.result() if here is None else asyncio.wrap_future(future))
 
     def _queued(self, work: Work[T], nothing: T) -> Answer[T]:
         if len(self._pending) >= _MOST_PENDING:

@@ -99,7 +99,7 @@ class GRPOResult:
     """The result of a run, which the Trainer offers as `trainer.result`."""
 
     output_dir: Path
-    """Where model and metrics lie."""
+    """The folder of model and metrics."""
     steps: int
     """Updates that were taken."""
     evaluations: list[Evaluation] = field(default_factory=list[Evaluation])
@@ -113,7 +113,7 @@ class GRPOResult:
 
     @property
     def model_path(self) -> Path:
-        """Where the trained model is."""
+        """The folder of the trained model."""
         return self.output_dir / "model"
 
     def evaluation(self, sampling: str, *, last: bool) -> Evaluation | None:

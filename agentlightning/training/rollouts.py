@@ -47,7 +47,7 @@ class Evidence:
         """The last reward of an attempt that was scored, or the one that a fault of the policy names. None for a
         rollout that failed in another way, is not at its end, or earned nothing."""
         latest = self.latest
-        if latest is None or attempt_verdict(latest, is_latest=True) is not None:
+        if latest is None or attempt_verdict(latest) is not None:
             return None
         return final_reward(self.counted)
 

@@ -1,4 +1,4 @@
-"""The folder of a training run: settings, one line of metrics per step, the model, the lock."""
+"""The folder of a training run: settings, a line of metrics per step, the model, the lock. Exports of runs as files."""
 
 from __future__ import annotations
 
@@ -9,22 +9,35 @@ import json
 import logging
 import os
 import platform
+import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Generator, Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from agentlightning.errors import BadRequestError
 from agentlightning.private_files import open_private, private_folder
+from agentlightning.store.base import LightningStore
+from agentlightning.store.read_operations import pages_of
 from agentlightning.store.rules.values import to_json
+from agentlightning.terminal import json_text
 from agentlightning.training.progress import StepFigures
+from agentlightning.training.records import clean_record, clean_run
+from agentlightning.types.runs import Run
 
 logger = logging.getLogger(__name__)
 
+METRICS = "metrics.jsonl"
 _PACKAGES = ("agl-framework", "torch", "transformers", "peft", "openai", "pydantic", "opentelemetry-sdk")
 _FIGURES = frozenset(field.name for field in dataclasses.fields(StepFigures))
+_PAGE = 100
+_FILE_NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
+
+
+# --- the folder ------------------------------------------------------------------------------------------------------
 
 
 def new_run_folder(parent: str | Path = "runs") -> Path:
@@ -73,23 +86,19 @@ def held_folder(folder: str | Path) -> Generator[None]:
     """
     path = check_writable(folder)
     with open_private(path / ".lock", "a") as file:
-        if not _locked(file.fileno()):
-            raise BadRequestError(
-                f"Another process trains in the output folder {str(path)!r}: wait until that run has ended, or stop it"
-            )
+        try:
+            import fcntl
+
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except ImportError:  # no such locks on this system: two processes in one folder are not noticed
+            pass
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EAGAIN):  # else a file system without locks
+                raise BadRequestError(
+                    f"Another process trains in the output folder {str(path)!r}: wait until that run has ended, or "
+                    "stop it"
+                ) from None
         yield
-
-
-def _locked(file: int) -> bool:
-    try:
-        import fcntl
-    except ImportError:  # no such locks on this system: two processes in one folder are not noticed
-        return True
-    try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        return error.errno not in (errno.EACCES, errno.EAGAIN)  # else a file system without locks
-    return True
 
 
 class RunFolder:
@@ -100,7 +109,7 @@ class RunFolder:
         self._unwritten: list[bytes] = []
         """Lines of `metrics.jsonl` that the disk did not take."""
         self._cause: OSError | None = None
-        """Why the first of them was not taken."""
+        """The error of the first of them."""
 
     @property
     def model(self) -> Path:
@@ -113,14 +122,15 @@ class RunFolder:
         Raises:
             BadRequestError: the folder has a `metrics.jsonl`.
         """
-        if (self.path / "metrics.jsonl").exists():
+        if (self.path / METRICS).exists():
             raise BadRequestError(f"The output folder {str(self.path)!r} holds a run already; choose another one")
 
     def write_config(self, **sections: Mapping[str, object]) -> None:
         """Write `config.json`: the settings by section, and the versions of what ran. Other sections stay."""
         path = self.path / "config.json"
         present: dict[str, object] = json.loads(path.read_text()) if path.exists() else {}
-        _replace(path, json.dumps({**present, **sections, "versions": versions()}, indent=2, default=str) + "\n")
+        config = {**present, **sections, "versions": versions()}
+        replace_file(path, json.dumps(config, indent=2, default=str) + "\n")
 
     def append_metrics(self, figures: Mapping[str, object]) -> None:
         """Append one line to `metrics.jsonl`, on disk when the call returns; numbers that are not finite become null.
@@ -150,7 +160,7 @@ class RunFolder:
     def _write_lines(self) -> None:
         """Append the unwritten lines, whole or not at all."""
         left = b"".join(self._unwritten)
-        path = self.path / "metrics.jsonl"
+        path = self.path / METRICS
         with open_private(path, "a") as file:
             size = os.fstat(file.fileno()).st_size
             try:
@@ -177,7 +187,7 @@ def read_lines(path: Path) -> dict[int, dict[str, Any]]:
 
 def write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
     """Replace `metrics.jsonl` by these lines, whole or not at all."""
-    _replace(path, "".join(json.dumps(line) + "\n" for line in lines))
+    replace_file(path, "".join(json.dumps(line) + "\n" for line in lines))
 
 
 def figures_of(line: Mapping[str, Any]) -> StepFigures:
@@ -185,7 +195,8 @@ def figures_of(line: Mapping[str, Any]) -> StepFigures:
     return StepFigures(**{name: value for name, value in line.items() if name in _FIGURES})
 
 
-def _replace(path: Path, text: str) -> None:
+def replace_file(path: Path, text: str) -> None:
+    """Write a file, whole or not at all, on disk when the call returns."""
     temporary = path.with_suffix(".tmp")
     with open_private(temporary, "w") as file:
         file.write(text)
@@ -201,3 +212,41 @@ def versions() -> dict[str, str]:
         with contextlib.suppress(PackageNotFoundError):
             known[package] = version(package)
     return known
+
+
+# --- a run as files --------------------------------------------------------------------------------------------------
+
+
+async def export_run(store: LightningStore, run: Run, folder: Path) -> dict[str, int]:
+    """Write a run into a folder that is empty or new, and return how many lines each file has.
+
+    `run.json` holds the run with its settings and versions, `<kind>.jsonl` its records in the order of their steps, and
+    `vocabulary-<id>.json` the text of each token id. Secrets are hidden once more.
+
+    Raises:
+        BadRequestError: the folder cannot be written, or has something in it.
+    """
+    if os.listdir(check_writable(folder)):
+        raise BadRequestError(f"The folder {str(folder)!r} is not empty; choose another one")
+
+    def write(name: str, data: object) -> None:
+        with open_private(folder / name, "w") as file:
+            file.write(json_text(json.dumps(data, indent=2, ensure_ascii=False)) + "\n")
+
+    write("run.json", clean_run(run).model_dump(mode="json"))
+    lines, vocabularies = Counter[str](), set[str]()
+    with contextlib.ExitStack() as stack:
+        files: dict[str, IO[str]] = {}
+        async for page in pages_of(store.query_run_records, run_id=run.run_id, limit=_PAGE):
+            for record in page:
+                if record.kind not in files:
+                    files[record.kind] = stack.enter_context(open_private(folder / f"{record.kind}.jsonl", "w"))
+                line = json.dumps(clean_record(record).model_dump(mode="json"), ensure_ascii=False)
+                files[record.kind].write(json_text(line) + "\n")
+                lines[record.kind] += 1
+                vocabularies |= {row["vocabulary"] for row in record.data.get("rows", ()) if row.get("vocabulary")}
+    for name in sorted(vocabularies):
+        tokens = await store.get_vocabulary(name) if _FILE_NAME.fullmatch(name) else None
+        if tokens is not None:
+            write(f"vocabulary-{name}.json", tokens)
+    return dict(lines)

@@ -53,31 +53,45 @@ async def test_calls_at_the_same_time_stay_within_the_limit(
     assert len(model.calls) == bound // CALL, "what fits is used"
 
 
-async def test_what_may_not_fit_is_not_begun(model: ModelServer) -> None:
-    with pytest.raises(agl.LimitReached, match="0 of 100 used, and the next call may need 506"):
-        await chat_of(model, {"tokens": 100}, max_tokens=500).ask(PROMPT)
-    assert not model.calls
+@pytest.mark.parametrize(
+    ("bound", "sampling", "calls", "error"),
+    [
+        (100, {"max_tokens": 500}, 0, "tokens is reached: 0 of 100 used, and the next call may need 506"),
+        (20, {}, 1, "tokens is reached: 15 of 20 used, and the next call may need 15"),
+    ],
+)
+async def test_a_call_that_may_not_fit_is_not_begun_and_the_error_says_what_it_needs(
+    model: ModelServer, bound: int, sampling: dict[str, Any], calls: int, error: str
+) -> None:
+    chat = chat_of(model, {"tokens": bound}, **sampling)
+    for _ in range(calls):
+        await chat.ask(PROMPT)
+    with pytest.raises(agl.LimitReached, match=error) as end:
+        await chat.ask(PROMPT)
+    assert len(model.calls) == calls
+    assert pickle.loads(pickle.dumps(end.value)).needed == end.value.needed
 
 
-async def test_a_call_without_max_tokens_runs_alone_where_a_long_reply_would_not_fit(model: ModelServer) -> None:
+@pytest.mark.parametrize(
+    ("bound", "sampling", "at_once"),
+    [
+        (5 * UNBOUNDED, {}, 3),  # long replies fit
+        (2 * UNBOUNDED, {}, 1),
+        (150, {"max_tokens": 100}, 1),
+    ],
+)
+async def test_calls_run_together_where_their_reservations_fit_and_else_one_after_another(
+    model: ModelServer, bound: int, sampling: dict[str, Any], at_once: int
+) -> None:
     model.hold()
-    chat = chat_of(model, {"tokens": 2 * UNBOUNDED})
-    asked = [asyncio.create_task(chat.ask(PROMPT)) for _ in range(4)]
-    await model.until(lambda calls: len(calls) == 1)
+    chat = chat_of(model, {"tokens": bound}, **sampling)
+    asked = [asyncio.create_task(chat.ask(PROMPT)) for _ in range(3)]
+    await model.until(lambda calls: len(calls) == at_once)
     await asyncio.sleep(0.1)
-    assert len(model.calls) == 1
+    assert len(model.calls) == at_once
     model.release()
     await asyncio.gather(*asked)
-    assert len(model.calls) == 4
-
-
-async def test_calls_without_max_tokens_run_together_where_long_replies_fit(model: ModelServer) -> None:
-    model.hold()
-    chat = chat_of(model, {"tokens": 5 * UNBOUNDED})
-    asked = [asyncio.create_task(chat.ask(PROMPT)) for _ in range(4)]
-    await model.until(lambda calls: len(calls) == 4)
-    model.release()
-    await asyncio.gather(*asked)
+    assert chat.bill.tokens == 3 * CALL
 
 
 @pytest.mark.parametrize("what", ["tokens", "cost"])
@@ -89,19 +103,6 @@ async def test_replies_that_grow_pass_a_limit_by_one_of_them_at_most(what: str) 
         used = [(call.reply or {})["usage"]["total_tokens"] for call in growing.calls]
     assert len(used) == 6
     assert sum(used[:-1]) < 3000 < sum(used) == chat.bill.tokens
-
-
-async def test_what_waits_is_sent_when_there_is_room(model: ModelServer) -> None:
-    """A reservation is not used up by far; what was held back is then asked."""
-    model.hold()
-    chat = chat_of(model, {"tokens": 150}, max_tokens=100)
-    asked = [asyncio.create_task(chat.ask(PROMPT)) for _ in range(3)]
-    await model.until(lambda calls: len(calls) == 1)
-    await asyncio.sleep(0.1)
-    assert len(model.calls) == 1, "100 of 150 are reserved"
-    model.release()
-    await asyncio.gather(*asked)
-    assert chat.bill.tokens == 3 * CALL
 
 
 async def test_a_cancelled_call_gives_back_what_it_reserved(model: ModelServer) -> None:
@@ -125,20 +126,9 @@ async def test_a_limit_on_time_ends_a_call_that_waits_for_room(model: ModelServe
     assert len(model.calls) == 1
 
 
-async def test_the_limit_that_is_reached_says_what_the_next_call_may_need(model: ModelServer) -> None:
-    chat = chat_of(model, {"tokens": 20})
-    await chat.ask(PROMPT)
-    with pytest.raises(
-        agl.LimitReached, match=r"tokens is reached: 15 of 20 used, and the next call may need 15"
-    ) as end:
-        await chat.ask(PROMPT)
-    assert pickle.loads(pickle.dumps(end.value)).needed == 15
-
-
-async def test_a_model_without_a_price_is_told_before_it_is_asked(model: ModelServer) -> None:
-    chat = chat_of(model, {"cost": 1.0})
+async def test_a_model_without_a_price_is_not_asked(model: ModelServer) -> None:
     with pytest.raises(ValueError, match=r"without a price of 'unknown': give prices=\{'unknown': \(prompt, comp"):
-        await chat.ask(PROMPT, model="unknown")
+        await chat_of(model, {"cost": 1.0}).ask(PROMPT, model="unknown")
     assert not model.calls
 
 
@@ -146,7 +136,7 @@ async def test_a_prompt_is_reckoned_as_the_server_counted_the_ones_before() -> N
     """Text of which a character is a token or more: not a quarter of one."""
     budget, text = Budget(Limits(tokens=100)), [{"role": "user", "content": "語" * 40}]
     mark = await budget.reserve("m", text, {"max_tokens": 1}, None)
-    budget.settle(mark, BillLine("judge", "m", calls=1, prompt_tokens=40, completion_tokens=1), 0, 40)
+    budget.settle(mark, BillLine("judge", "m", calls=1, prompt_tokens=40, completion_tokens=1), 40)
     with pytest.raises(agl.LimitReached, match="41 of 100 used, and the next call may need 81"):
         await budget.reserve("m", [{"role": "user", "content": "語" * 80}], {"max_tokens": 1}, Price(1.0, 1.0))
 

@@ -21,28 +21,25 @@ def by_length(request: dict[str, Any]) -> str:
     return f"Shorter is better. {json.dumps({'ranking': levels})}"
 
 
-def test_places_are_rewards_and_equal_ones_share_them() -> None:
-    with ModelServer(by_length) as server:
-        ranking = asyncio.run(agl.RankingReward(model_of(server)).rank("a task", ["ccc", "a", "bb", "dd", "a"]))
-    assert ranking.rewards == (0.0, 1.0, 0.5, 0.5, 1.0)
-    assert ranking.ties == 2
-    assert ranking.position_bias == 0.0
-    assert ranking.bill.calls == 2
-    first, second = (between("answer", said(call.request)) for call in server.calls)
-    assert first == second[::-1]
-
-
-def test_a_judge_that_likes_the_first_place_gives_equal_rewards_and_is_found_out() -> None:
-    with ModelServer(lambda request: '{"ranking": [1, 2, 3]}') as server:
-        ranking = asyncio.run(agl.RankingReward(model_of(server)).rank("a task", ["a", "b", "c"]))
-    assert ranking.rewards == (0.5, 0.5, 0.5)
-    assert ranking.position_bias == 1.0
-
-
-def test_equal_answers_are_not_asked_about() -> None:
-    with ModelServer(by_length) as server:
-        ranking = asyncio.run(agl.RankingReward(model_of(server)).rank("a task", ["a", "a", "a"]))
-    assert (ranking.rewards, ranking.ties, server.calls) == ((0.5, 0.5, 0.5), 3, [])
+@pytest.mark.parametrize(
+    ("judge", "answers", "rewards", "ties", "bias"),
+    [
+        (by_length, ["ccc", "a", "bb", "dd", "a"], (0.0, 1.0, 0.5, 0.5, 1.0), 2, 0.0),
+        (lambda request: '{"ranking": [1, 2, 3]}', ["a", "b", "c"], (0.5, 0.5, 0.5), 3, 1.0),
+        (by_length, ["a", "a", "a"], (0.5, 0.5, 0.5), 3, 0.0),
+    ],
+    ids=["places_are_rewards", "a_judge_that_likes_the_first_place_is_found_out", "equal_answers_are_not_asked_about"],
+)
+def test_answers_earn_the_mean_of_their_places_and_equal_ones_share_them(
+    judge: Any, answers: list[str], rewards: tuple[float, ...], ties: int, bias: float
+) -> None:
+    with ModelServer(judge) as server:
+        ranking = asyncio.run(agl.RankingReward(model_of(server)).rank("a task", answers))
+    assert (ranking.rewards, ranking.ties, ranking.position_bias) == (rewards, ties, bias)
+    questions = [between("answer", said(call.request)) for call in server.calls]
+    assert ranking.bill.calls == len(questions) == (0 if len(set(answers)) == 1 else 2)
+    if questions:
+        assert questions[0] == questions[1][::-1]
 
 
 @pytest.mark.parametrize(

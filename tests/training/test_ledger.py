@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
 import pytest
@@ -14,7 +13,6 @@ from agentlightning.adapter import LlmProxyTraceToTriplet, TracerTraceToTriplet,
 from agentlightning.adapter.spans.tokens import FAILED_STATES
 from agentlightning.errors import LedgerError
 from agentlightning.training.ledger import (
-    Excluded,
     ExclusionReason,
     Ledger,
     RolloutRecord,
@@ -89,8 +87,7 @@ def test_a_scored_rollout_gives_its_reward_and_its_rows() -> None:
     ],
 )
 def test_the_outcome_of_the_attempt_decides(ended: Attempt, reason: ExclusionReason | None) -> None:
-    assert attempt_verdict(ended, is_latest=True) == reason
-    assert attempt_verdict(ended, is_latest=False) == "superseded_attempt"
+    assert attempt_verdict(ended) == reason
     record = read_rollout(rollout(), [ended], [*two_turns(), final()])
     assert record.verdict == reason
     expected = {"trained": 2} if reason is None else {"trained": 0, reason: 2}
@@ -117,6 +114,80 @@ def test_only_the_latest_attempt_counts_and_its_reward_once() -> None:
     assert reasons(record) == {"old": "superseded_attempt", "late": "stale", "after": "stale"}
 
 
+def refused(id: str = "x", number: int = 3, **more: Any) -> list[Span]:
+    return gateway_call(id, number, [], [], state="refused", **more)
+
+
+def title(number: int, **more: Any) -> list[Span]:
+    """The call with which Claude Code asks for a title for the terminal."""
+    instruction = "... If it does, extract a 2-3 word title that captures the new topic. Format your response as a JSON"
+    messages = [{"role": "system", "content": instruction}, {"role": "user", "content": "fix the bug"}]
+    call, state = spoken_call(f"title-{number}", number, [1, 2, 3, 9], [8], messages)
+    return [call, with_attributes(state, more)]
+
+
+JUDGE = gateway_call("judge", 3, [1], [2], **{"agentlightning.call.policy_kind": "frozen"})
+FAULT = {"outcome": "infrastructure_fault", "status": "failed"}
+IN_ROW = ["c1", "c2"]
+CASES: dict[str, tuple[list[Attempt], list[Span], str | None, dict[str, str], list[list[str]]]] = {
+    "no_reward_and_no_call": ([attempt(outcome="unscored")], [], "no_reward", {}, []),
+    "no_call": ([attempt()], [final()], "no_call", {}, []),
+    "call_of_a_judge_alone": ([attempt()], [*JUDGE, final()], "no_call", {"judge": "not_selected"}, []),
+    "helper_alone": ([attempt()], [*title(1), final()], "no_call", {"title-1": "helper"}, []),
+    "refused_helper": (
+        [attempt()],
+        [*two_turns(), *title(3, **{"agentlightning.call.state": "refused"}), final()],
+        *(None, {"title-3": "helper"}, [IN_ROW]),
+    ),
+    "policy_fault_after_a_refused_call": (
+        [attempt(outcome="policy_fault", status="failed")],
+        [*two_turns(), *refused(), final(-1.0)],
+        *(None, {"x": "refused"}, [IN_ROW]),
+    ),
+    "refused_calls_that_do_not_count": (
+        [attempt("at-0", 1, **FAULT), attempt("at", 2)],
+        [*refused("old", 1, attempt_id="at-0"), *two_turns(), *refused("late", 8, **LATE), final()],
+        *(None, {"old": "superseded_attempt", "late": "stale"}, [IN_ROW]),
+    ),
+    "budget": (
+        [attempt(**FAULT, outcome_reason="budget")],
+        [*two_turns(), *refused()],
+        *("budget", {"c1": "budget", "c2": "budget", "x": "budget"}, []),
+    ),
+    "calls_without_their_tokens": (
+        [attempt()],
+        [
+            *gateway_call("words", 1, [], [], state="no_tokens"),
+            *gateway_call("short", 2, [1], [2, 3], logprobs=[-0.5]),
+            chat("seen", None, 3, 4, [1], [2], sequence_id=3),
+            *gateway_call("good", 4, [1], [2]),
+            final(),
+        ],
+        *(None, {"words": "no_tokens", "short": "bad_logprobs", "seen": "no_logprobs"}, [["good"]]),
+    ),
+    "tokens_that_the_tracer_alone_saw": (
+        [attempt()],
+        [
+            *gateway_call("c1", 1, [], [], state="no_tokens", response_id="x"),
+            with_attributes(
+                chat("s", None, 1, 2, [1], [2], response_id="x"), {"logprobs.content": '[{"logprob": -0.5}]'}
+            ),
+            final(),
+        ],
+        *(None, {}, [["c1"]]),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_call_is_in_a_row_or_has_the_reason_of_its_exclusion(case: str) -> None:
+    attempts, spans, verdict, excluded, rows = CASES[case]
+    record = read_rollout(rollout(), attempts, spans)
+    assert (record.verdict, reasons(record)) == (verdict, excluded)
+    assert [row.call_ids for row in record.samples] == rows
+    closed(record)
+
+
 @pytest.mark.parametrize("state", sorted(FAILED_STATES))
 def test_a_call_without_an_answer_is_excluded_by_how_it_ended(state: Any) -> None:
     failed = gateway_call("x", 0, [1], [2], state=state)  # its turn is answered after it
@@ -131,70 +202,9 @@ def test_a_scored_rollout_with_a_call_that_was_refused_for_good_trains_nothing_u
     spans = [*two_turns(), *gateway_call("x", 3, [], [], state=state), final(0.0)]
     record = read_rollout(rollout(), [attempt()], spans)
     assert (record.verdict, record.reward) == ("refused_call", 0.0)
-    assert reasons(record) == {"c1": "refused_call", "c2": "refused_call", "x": state}
     assert closed(record) == {"captured": 3, "trained": 0, "refused_call": 2, state: 1}
-    assert closed(read_rollout(rollout(), [attempt()], spans, train_refused=True)) == {
-        "captured": 3, "trained": 2, state: 1,
-    }  # fmt: skip
-
-
-def test_a_fault_of_the_policy_is_trained_also_after_a_refused_call() -> None:
-    spans = [*two_turns(), *gateway_call("x", 3, [], [], state="refused"), final(-1.0)]
-    record = read_rollout(rollout(), [attempt(outcome="policy_fault", status="failed")], spans)
-    assert (record.verdict, len(record.samples)) == (None, 1)
-
-
-def test_a_refused_call_of_an_older_attempt_or_a_late_one_does_not_count() -> None:
-    older = gateway_call("old", 1, [], [], state="refused", attempt_id="at-0")
-    late = gateway_call("late", 8, [], [], state="refused", **LATE)
-    attempts = [attempt("at-0", 1, outcome="infrastructure_fault", status="failed"), attempt("at", 2)]
-    record = read_rollout(rollout(), attempts, [*older, *two_turns(), *late, final()])
-    assert (record.verdict, len(record.samples)) == (None, 1)
-
-
-def test_a_reward_without_any_call_of_the_policy_is_no_call() -> None:
-    record = read_rollout(rollout(), [attempt()], [final()])
-    assert (record.verdict, record.reward, record.samples, record.calls) == ("no_call", 1.0, [], [])
-    judge = gateway_call("judge", 1, [1], [2], **{"agentlightning.call.policy_kind": "frozen"})
-    record = read_rollout(rollout(), [attempt()], [*judge, final()])
-    assert (record.verdict, reasons(record)) == ("no_call", {"judge": "not_selected"})
-    assert closed(record) == {"captured": 1, "trained": 0, "not_selected": 1}
-    assert read_rollout(rollout(), [attempt(outcome="unscored")], []).verdict == "no_reward"
-
-
-class OfEveryPolicy(TraceToTripletBase):
-    """An adapter of a user that makes a triplet of each call, whosever it is."""
-
-    def adapt(self, source: Sequence[Span], /) -> list[Triplet]:
-        return [
-            Triplet(
-                prompt={"token_ids": call.prompt_token_ids},
-                response={"token_ids": call.completion_token_ids},
-                reward=None,
-                metadata={"call_id": call.call_id},
-            )
-            for call in model_calls(source)
-        ]
-
-
-def test_what_an_adapter_of_the_user_selects_is_trained_though_it_is_of_another_policy() -> None:
-    judge = gateway_call("judge", 1, [1], [2], **{"agentlightning.call.policy_kind": "frozen"})
-    record = read_rollout(rollout(), [attempt()], [*judge, final()], OfEveryPolicy())
-    assert (record.verdict, record.exclusions) == (None, {})
-    assert closed(record) == {"captured": 1, "trained": 1}
-
-
-def test_an_attempt_of_helper_calls_only_gives_no_triplet_and_is_explained() -> None:
-    for adapter in (TracerTraceToTriplet(), LlmProxyTraceToTriplet()):
-        assert adapter.adapt(title(1)) == []
-        assert [each.reason for each in adapter.explain(title(1)).calls] == ["helper"]
-
-
-def title(number: int) -> list[Span]:
-    """The call with which Claude Code finds a title for the terminal."""
-    instruction = "... If it does, extract a 2-3 word title that captures the new topic. Format your response as a JSON"
-    messages = [{"role": "system", "content": instruction}, {"role": "user", "content": "fix the bug"}]
-    return spoken_call(f"title-{number}", number, [1, 2, 3, 9], [8], messages)
+    trained = read_rollout(rollout(), [attempt()], spans, train_refused=True)
+    assert closed(trained) == {"captured": 3, "trained": 2, state: 1}
 
 
 @pytest.mark.parametrize("adapter", [TracerTraceToTriplet(), LlmProxyTraceToTriplet()])
@@ -206,15 +216,7 @@ def test_a_known_helper_call_changes_neither_the_row_nor_where_the_reward_goes(a
     assert [row.call_ids for row in record.samples] == [["c1", "c2"]]
     assert [(t.metadata["call_id"], t.reward) for t in adapter.adapt(spans)] == [("c1", None), ("c2", 1.0)]
     assert [each.reason for each in adapter.explain(spans).calls] == [None, "helper", None, "helper"]
-    assert closed(record) == {"captured": 4, "trained": 2, "helper": 2}
-
-
-def test_a_rollout_of_helper_calls_only_has_no_call_and_a_refused_helper_is_none_of_its_matter() -> None:
-    assert read_rollout(rollout(), [attempt()], [*title(1), final()]).verdict == "no_call"
-    refused = title(3)
-    refused[1] = with_attributes(refused[1], {"agentlightning.call.state": "refused"})
-    record = read_rollout(rollout(), [attempt()], [*two_turns(), *refused, final()])
-    assert (record.verdict, reasons(record)) == (None, {"title-3": "helper"})
+    assert adapter.adapt(title(1)) == []
 
 
 @pytest.mark.parametrize("kind", [TracerTraceToTriplet, LlmProxyTraceToTriplet])
@@ -228,63 +230,9 @@ def test_a_rule_of_the_user_names_helper_calls(kind: Any, rule: Any) -> None:
     assert reasons(read_rollout(rollout(), [attempt()], spans, kind())) == {}
 
 
-def test_a_call_refused_for_its_budget_says_so() -> None:
-    ended = attempt(outcome="infrastructure_fault", outcome_reason="budget", status="failed")
-    record = read_rollout(rollout(), [ended], [*two_turns(), *gateway_call("x", 3, [], [], state="refused")])
-    assert reasons(record) == {"c1": "budget", "c2": "budget", "x": "budget"}
-
-
-def test_calls_that_cannot_be_trained_say_why() -> None:
-    spans = [
-        *gateway_call("words", 1, [], [], state="no_tokens"),
-        *gateway_call("short", 2, [1], [2, 3], logprobs=[-0.5]),
-        chat("seen", None, 3, 4, [1], [2], sequence_id=3),
-        *gateway_call("good", 4, [1], [2]),
-        final(),
-    ]
-    record = read_rollout(rollout(), [attempt()], spans)
-    assert reasons(record) == {"words": "no_tokens", "short": "bad_logprobs", "seen": "no_logprobs"}
-    assert [row.call_ids for row in record.samples] == [["good"]]
-
-
-def test_a_call_whose_prompt_shows_an_image_is_in_no_row() -> None:
-    parts = [{"type": "text", "text": "what is it?"}, {"type": "image_url", "image_url": {"url": "data:image/png,x"}}]
-    image = [{"role": "user", "content": json.dumps(parts)}]
-    words = [{"role": "user", "content": "what is the field image_url for?"}]
-    spans = [*spoken_call("a", 1, [1], [2], image), *spoken_call("b", 2, [1, 2, 3], [4], words), final()]
-    record = read_rollout(rollout(), [attempt()], spans)
-    assert reasons(record) == {"a": "image_input"}
-    assert [row.call_ids for row in record.samples] == [["b"]]
-
-
-def test_a_call_that_tracer_and_gateway_saw_is_one_call() -> None:
-    seen = [chat("s1", None, 1, 2, response_id="c1", sequence_id=7), chat("s2", None, 2, 3, response_id="c2")]
-    record = read_rollout(rollout(), [attempt()], [*two_turns(), *seen, final()])
-    assert closed(record) == {"captured": 2, "trained": 2}
-
-
-def test_tokens_that_only_the_tracer_saw_complete_the_gateways_record() -> None:
-    record = gateway_call("c1", 1, [], [], state="no_tokens", response_id="x")
-    seen = with_attributes(
-        chat("s", None, 1, 2, [1], [2], response_id="x"), {"logprobs.content": '[{"logprob": -0.5}]'}
-    )
-    assert closed(read_rollout(rollout(), [attempt()], [*record, seen, final()])) == {"captured": 1, "trained": 1}
-
-
-def test_calls_that_the_adapter_leaves_out_are_not_selected() -> None:
-    grading = with_attributes(
-        span("O", "agentlightning.operation", None, 50, 60),
-        {"agentlightning.operation.name": "agentlightning.reward"},
-    )
-    graded = chat("g", "O", 51, 52, response_id="call-g")
-    spans = [*two_turns(), *gateway_call("grader", 3, [7], [8], response_id="call-g"), grading, graded, final()]
-    record = read_rollout(rollout(), [attempt()], spans)
-    assert reasons(record) == {"grader": "not_selected"}
-    assert reasons(read_rollout(rollout(), [attempt()], spans, TracerTraceToTriplet(agent_match="planner"))) == {
-        "c1": "not_selected",
-        "c2": "not_selected",
-        "grader": "not_selected",
-    }
+def test_calls_of_another_agent_than_the_adapters_are_not_selected() -> None:
+    record = read_rollout(rollout(), [attempt()], [*two_turns(), final()], TracerTraceToTriplet(agent_match="planner"))
+    assert reasons(record) == {"c1": "not_selected", "c2": "not_selected"}
 
 
 def test_a_call_that_may_be_of_several_agents_is_no_named_agents_call_and_the_advice_is_given_once(
@@ -319,28 +267,37 @@ def test_a_cancelled_rollout_that_nobody_claimed_or_whose_attempt_never_ended_is
 
 
 class Custom(TraceToTripletBase):
-    """An adapter of a user: the gateway's triplets, changed by a function."""
+    """An adapter of a user: the first triplets of the calls, whosever they are, changed by a function."""
 
-    def __init__(self, change: Any) -> None:
+    def __init__(self, change: Callable[[Triplet], Triplet] = lambda triplet: triplet) -> None:
         self.change = change
 
-    def adapt(self, source: Any, /) -> list[Triplet]:
-        return [self.change(triplet) for triplet in LlmProxyTraceToTriplet()(source)][:1]
+    def adapt(self, source: Sequence[Span], /) -> list[Triplet]:
+        call = model_calls(source)[0]
+        prompt, response = {"token_ids": call.prompt_token_ids}, {"token_ids": call.completion_token_ids}
+        triplet = Triplet(prompt=prompt, response=response, reward=None, metadata={"call_id": call.call_id})
+        return [self.change(triplet)]
 
 
-def test_an_adapter_of_a_user_selects() -> None:
-    record = read_rollout(rollout(), [attempt()], [*two_turns(), final()], Custom(lambda triplet: triplet))
+def test_an_adapter_of_a_user_selects_calls_also_of_another_policy() -> None:
+    record = read_rollout(rollout(), [attempt()], [*two_turns(), final()], Custom())
     assert [row.call_ids for row in record.samples] == [["c1"]]
     assert reasons(record) == {"c2": "not_selected"}
+    record = read_rollout(rollout(), [attempt()], [*JUDGE, final()], Custom())
+    assert (record.verdict, record.exclusions) == (None, {})
+    assert closed(record) == {"captured": 1, "trained": 1}
 
 
-def test_an_adapter_that_changes_tokens_or_gives_triplets_without_a_name_is_refused() -> None:
-    cut = Custom(lambda triplet: triplet.model_copy(update={"response": {"token_ids": [99]}}))
-    with pytest.raises(LedgerError, match="Custom changed the tokens of call c1"):
-        read_rollout(rollout(), [attempt()], [*two_turns(), final()], cut)
-    nameless = Custom(lambda triplet: triplet.model_copy(update={"metadata": {}}))
-    with pytest.raises(LedgerError, match=r"metadata\['call_id'\]"):
-        read_rollout(rollout(), [attempt()], [*two_turns(), final()], nameless)
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"response": {"token_ids": [99]}}, "Custom changed the tokens of call c1"),
+        ({"metadata": {}}, r"metadata\['call_id'\]"),
+    ],
+)
+def test_an_adapter_that_changes_tokens_or_names_no_call_is_refused(change: dict[str, Any], error: str) -> None:
+    with pytest.raises(LedgerError, match=error):
+        read_rollout(rollout(), [attempt()], [*two_turns(), final()], Custom(lambda t: t.model_copy(update=change)))
 
 
 # --- the books of a step -------------------------------------------------------------------------------------------
@@ -361,36 +318,36 @@ def test_trained_and_excluded_calls_add_up() -> None:
     assert (summary.step, summary.captured, summary.trained, summary.trained_tokens) == (3, 3, 2, 3)
     assert summary.excluded == {"over_length": 1}
     ends = {ref.call_id: end for ref, end in ledger.endings().items()}
-    assert ends == {"c1": Trained(4, 1, -0.5, 7), "c2": Trained(4, 2, -0.5, 7), "c3": Excluded("over_length")}
+    assert ends == {"c1": Trained(4, 1, -0.5, 7), "c2": Trained(4, 2, -0.5, 7), "c3": "over_length"}
 
 
-def test_a_call_without_an_end_is_named() -> None:
+@pytest.mark.parametrize(
+    ("rows", "excluded", "error"),
+    [
+        ([0], [], r"step 3: 1 of 3 .* call c3 \(rollout ro, attempt at\) is neither trained nor excluded"),
+        (
+            [0, 1, 1],
+            ["equal_rewards"],
+            "call c3 .* is trained in row 1 and trained in row 2 and excluded as equal_rewards",
+        ),
+    ],
+)
+def test_a_call_without_an_end_or_with_several_is_named(rows: list[int], excluded: list[Any], error: str) -> None:
     ledger, record = captured()
-    ledger.train(record.samples[0], row=0, advantage=1.0)
-    with pytest.raises(LedgerError, match=r"step 3: 1 of 3 .* call c3 \(rollout ro, attempt at\) is neither"):
+    for number, place in enumerate(rows):
+        ledger.train(record.samples[place], row=number, advantage=1.0)
+    for reason in excluded:
+        ledger.exclude(record.samples[1], reason)
+    with pytest.raises(LedgerError, match=error):
         ledger.close()
 
 
-def test_a_call_with_several_ends_is_named() -> None:
+def test_calls_that_were_never_captured_or_captured_twice_and_rows_that_lost_tokens_are_refused() -> None:
     ledger, record = captured()
-    for row, sample in enumerate([*record.samples, record.samples[1]]):
-        ledger.train(sample, row=row, advantage=1.0)
-    ledger.exclude(record.samples[1], "equal_rewards")
-    ends = "trained in row 1 and trained in row 2 and excluded as equal_rewards"
-    with pytest.raises(LedgerError, match=rf"call c3 .* is {ends}"):
-        ledger.close()
-
-
-def test_a_call_that_was_never_captured_is_named() -> None:
-    _, record = captured()
-    ledger = Ledger(0)
-    ledger.exclude(record.samples[1], "no_group")
+    other = Ledger(0)
+    other.exclude(record.samples[1], "no_group")
     with pytest.raises(LedgerError, match=r"call c3 .* is excluded as no_group and was never captured"):
-        ledger.close()
-
-
-def test_a_rollout_that_is_captured_twice_and_a_row_that_lost_tokens_are_refused() -> None:
-    ledger, record = captured()
+        other.close()
     with pytest.raises(LedgerError, match="captured twice"):
         ledger.add(record)
     sample = record.samples[0]

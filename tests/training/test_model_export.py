@@ -11,9 +11,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 import agentlightning as agl
 from agentlightning.training.checkpoint import BrokenCheckpointError, CheckpointFolder
-from agentlightning.training.gguf_file import write_gguf
 from agentlightning.training.learner.policy import Policy
-from agentlightning.training.model_export import export, trained_in
+from agentlightning.training.model_export import export, trained_in, write_gguf
 from agentlightning.training.policy_files import digest_of, fingerprint_of, save_policy
 from tests.training.test_policy_files import learn
 
@@ -59,13 +58,6 @@ def test_an_adapter_export_is_read_by_peft(model_folder: Path, tmp_path: Path) -
     assert torch.equal(logits_of(PeftModel.from_pretrained(base, tmp_path / "out")), logits)
 
 
-def test_a_model_without_an_adapter_has_none_to_export(model_folder: Path, tmp_path: Path) -> None:
-    run, _ = checkpoint_of(model_folder, tmp_path / "run")
-    with pytest.raises(agl.BadRequestError, match="use the format 'merged'"):
-        export(trained_in(run), "adapter", tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
 def test_an_adapter_on_another_model_is_refused(model_folder: Path, tmp_path: Path) -> None:
     Policy.load(model_folder).save(tmp_path / "base")
     run, _ = checkpoint_of(tmp_path / "base", tmp_path / "run", _LORA)
@@ -76,10 +68,13 @@ def test_an_adapter_on_another_model_is_refused(model_folder: Path, tmp_path: Pa
         export(trained_in(run), "merged", tmp_path / "out")
 
 
-def test_a_place_that_holds_no_model_and_a_broken_checkpoint_are_told(model_folder: Path, tmp_path: Path) -> None:
+def test_a_missing_model_or_adapter_and_a_broken_checkpoint_are_refused(model_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(agl.BadRequestError, match="is no checkpoint"):
         trained_in(tmp_path)
     run, _ = checkpoint_of(model_folder, tmp_path / "run")
+    with pytest.raises(agl.BadRequestError, match="use the format 'merged'"):
+        export(trained_in(run), "adapter", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
     with (run / "checkpoints" / "checkpoint-1" / "model.safetensors").open("r+b") as file:
         file.seek(-4, 2)
         file.write(b"abcd")
@@ -117,15 +112,18 @@ def test_grouped_heads_and_an_untied_head_are_written_in_their_order(tmp_path: P
     assert torch.allclose(logits_of(read), logits_of(model), atol=1e-6)
 
 
-def test_what_gguf_cannot_hold_is_refused_by_name(model_folder: Path, tmp_path: Path) -> None:
-    model = Policy.load(model_folder).model
-    for name, value, told in (
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
         ("model_type", "gpt2", "'gpt2'"),
         ("attention_bias", True, "biases"),
         ("rope_parameters", {"rope_type": "llama3", "rope_theta": 1.0}, "rope_type 'llama3'"),
-    ):
-        before = getattr(model.config, name)
-        setattr(model.config, name, value)
-        with pytest.raises(agl.BadRequestError, match=told):
-            write_gguf(model, tmp_path / "model.gguf")
-        setattr(model.config, name, before)
+    ],
+)
+def test_a_model_that_gguf_cannot_hold_is_refused(
+    model_folder: Path, tmp_path: Path, name: str, value: object, error: str
+) -> None:
+    model = Policy.load(model_folder).model
+    setattr(model.config, name, value)
+    with pytest.raises(agl.BadRequestError, match=error):
+        write_gguf(model, tmp_path / "model.gguf")
