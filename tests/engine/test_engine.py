@@ -7,7 +7,7 @@ import json
 import socket
 import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 
 from agentlightning.adapter.rows.samples import Sample
 from agentlightning.demo.calculator import TOOLS
+from agentlightning.engine import decoder
 from agentlightning.engine.completion import Completion
 from agentlightning.engine.decoder import Decoder
 from agentlightning.engine.engine import InferenceEngine
@@ -226,11 +227,11 @@ def few_at_once(monkeypatch: pytest.MonkeyPatch, most: int) -> list[int]:
     tried: list[int] = []
     real = Decoder.step
 
-    def step(decoder: Decoder) -> list[Completion]:
-        tried.append(len(decoder))
-        if len(decoder) > most:
+    def step(decoding: Decoder) -> list[Completion]:
+        tried.append(decoding.running)
+        if decoding.running > most:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total of ...")
-        return real(decoder)
+        return real(decoding)
 
     monkeypatch.setattr(Decoder, "step", step)
     return tried
@@ -262,14 +263,14 @@ def test_calls_that_the_memory_does_not_suffice_for_at_once_go_on_in_smaller_num
 def test_one_call_that_is_too_much_for_the_memory_says_so_and_the_next_one_is_answered(
     engine: InferenceEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = Decoder.add
+    real = decoder.draw
 
-    def add(decoder: Decoder, new: list[Completion]) -> list[Completion]:
-        if any(completion.max_new_tokens == 9 for completion in new):
+    def draw(logits: torch.Tensor, completions: Sequence[Completion]) -> tuple[list[int], list[float]]:
+        if any(completion.max_new_tokens == 9 for completion in completions):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has ...")
-        return real(decoder, new)
+        return real(logits, completions)
 
-    monkeypatch.setattr(Decoder, "add", add)
+    monkeypatch.setattr(decoder, "draw", draw)
     status, error = refusal(engine, max_tokens=9)
     assert (status, error["code"]) == (500, "out_of_memory")
     words = "too much for the memory of cpu (CUDA out of memory. Tried to allocate 20.00 MiB.). Try bf16"

@@ -132,6 +132,6 @@ def test_a_common_beginning_is_read_once(
         return forward(*args, **kwargs)  # pyright: ignore[reportArgumentType] -- handed on as they came
 
     monkeypatch.setattr(model, "forward", counted)
-    Decoder(model, []).add([Completion(ids, 1) for ids in asked])
+    generate(Decoder(model, []), [Completion(ids, 1) for ids in asked])
     assert sum(read) <= most
     assert len(read) == forwards
