@@ -41,8 +41,6 @@ from agentlightning.utils.http.sockets import bracket, listen
 from agentlightning.utils.http.uvicorn_server import AsgiServer
 from agentlightning.utils.http.whole_answer import send_whole
 
-__all__ = ["ChatServer", "ServedAs", "ServerThread", "make_app"]
-
 _CHAT: Final = "/v1/chat/completions"
 _PATIENCE: Final = 1.0
 _START_SECONDS: Final = 20.0
@@ -52,7 +50,7 @@ class ChatServer:
     """Serves a client that generates. To be made on the loop on which the client lives.
 
     Attributes:
-        base_url: where the gateway sends calls. Known after `start`.
+        base_url: the address to which the gateway sends calls. Known after `start`.
     """
 
     def __init__(self, client: Any, tokenizer: Any, served: ServedAs, *, token: str | None) -> None:
@@ -135,13 +133,15 @@ def make_app(service: ChatService, health: Callable[[], dict[str, object]]) -> A
         except ClientLeftError:
             return Response(status_code=400)  # nobody reads it
         except RecursionError:
-            return _refusal(RequestError("the body is nested too deeply", code="too_deep"))
+            refused = RequestError("the body is nested too deeply", code="too_deep")
         except TooLargeError as error:
-            return _refusal(RequestError(str(error), status=413, code="body_too_large"))
+            refused = RequestError(str(error), status=413, code="body_too_large")
         except BusyError as error:
-            return _refusal(RequestError(str(error), status=429, code="too_many_bytes", retry_after=1))
+            refused = RequestError(str(error), status=429, code="too_many_bytes", retry_after=1)
         except RequestError as error:
-            return _refusal(error)
+            refused = error
+        headers = {"Retry-After": str(refused.retry_after)} if refused.retry_after else None
+        return JSONResponse(refused.body(), status_code=refused.status, headers=headers)
 
     async def models(_: Request) -> Response:
         model = {"id": service.served.model_name, "object": "model", "created": 0, "owned_by": "agentlightning"}
@@ -167,11 +167,6 @@ def make_app(service: ChatService, health: Callable[[], dict[str, object]]) -> A
             await answer(scope, receive, send)
 
     return app
-
-
-def _refusal(error: RequestError) -> Response:
-    headers = {"Retry-After": str(error.retry_after)} if error.retry_after else None
-    return JSONResponse(error.body(), status_code=error.status, headers=headers)
 
 
 def _json_of(body: bytes) -> object:

@@ -124,7 +124,7 @@ def test_a_client_that_goes_away_ends_its_completions() -> None:
             connection.sendall(head.encode() + raw)
             _until(engine, 4)
         _until(engine, 0)  # long before the 90,000 tokens are there
-        assert not engine.record
+        assert engine.stats().completion_tokens < 90_000
         assert len(ask(engine, max_tokens=3)["choices"]) == 1
     finally:
         engine.stop()
