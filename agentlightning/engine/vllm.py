@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -110,7 +109,12 @@ class VLLMEngine:
             )
         try:
             if self._process is not None or not self._has_adapters:  # else the adapter takes the name
-                self._check_name()
+                names = [str(model["id"]) for model in self._control.get("/v1/models")["data"]]
+                if self.model_name not in names:
+                    raise EngineError(
+                        f"The vLLM server at {self._control.address} serves {', '.join(names)}; it must serve the "
+                        f"policy as {self.model_name!r}: start it with --served-model-name {self.model_name}"
+                    )
             if self._process is None:
                 self._push()
         except BaseException:
@@ -136,10 +140,9 @@ class VLLMEngine:
         began = time.monotonic()
         try:
             self._await_server(timeout)
-            if (
-                self._settings.vllm_enable_sleep_mode
-            ):  # level 1 keeps the weights in the CPU's memory: an adapter's base
-                self._control.post("/sleep", timeout, level=1 if self._has_adapters else 2, mode="wait")
+            if self._settings.vllm_enable_sleep_mode:
+                level = 1 if self._has_adapters else 2  # 1 keeps the weights in the CPU's memory: an adapter's base
+                self._control.post("/sleep", timeout, level=level, mode="wait")
             else:
                 self._control.post("/pause", timeout, mode="wait")
             try:
@@ -152,11 +155,11 @@ class VLLMEngine:
 
     def stats(self) -> EngineStats:
         """Return sums since the start. `busy_seconds` is the time outside of swaps."""
-        with contextlib.suppress(EngineError):
-            requests, prompt, completion = self._control.counts()
-            busy = time.monotonic() - self._began - self._swapped_seconds
-            return EngineStats(requests, prompt, completion, busy)
-        return EngineStats()
+        try:
+            sums = self._control.sums("request_success", "prompt_tokens", "generation_tokens")
+        except EngineError:
+            return EngineStats()
+        return EngineStats(*sums, time.monotonic() - self._began - self._swapped_seconds)
 
     def _resume(self, began: float) -> None:
         """Serve the current weights. A server that was started again meanwhile does not sleep."""
@@ -193,28 +196,23 @@ class VLLMEngine:
         if self._process is not None:
             self._process.await_server(timeout)
 
-    def _check_name(self) -> None:
-        names = [str(model["id"]) for model in self._control.get("/v1/models")["data"]]
-        if self.model_name not in names:
-            raise EngineError(
-                f"The vLLM server at {self._control.address} serves {', '.join(names)}; it must serve the policy as "
-                f"{self.model_name!r}: start it with --served-model-name {self.model_name}"
-            )
-
 
 def _arguments(policy: ServedModel, settings: VLLMSettings, seed: int, most_calls: int) -> list[str]:
     """Return the arguments of `vllm serve` after the model's. Log-probabilities are of the distribution that is
     sampled from."""
-    arguments = ["--seed", str(seed), "--max-model-len", str(policy.context_length)]
-    arguments += ["--logprobs-mode", "processed_logprobs", "--max-num-seqs", str(most_calls)]
-    arguments += ["--gpu-memory-utilization", str(settings.vllm_gpu_memory_utilization)]
-    arguments += ["--tensor-parallel-size", str(settings.vllm_tensor_parallel_size)]
-    arguments += ["--dtype", str(policy.model.dtype).removeprefix("torch.")]
-    if settings.vllm_enable_sleep_mode:
-        arguments += ["--enable-sleep-mode"]
+    values = {
+        "--seed": seed,
+        "--max-model-len": policy.context_length,
+        "--logprobs-mode": "processed_logprobs",
+        "--max-num-seqs": most_calls,
+        "--gpu-memory-utilization": settings.vllm_gpu_memory_utilization,
+        "--tensor-parallel-size": settings.vllm_tensor_parallel_size,
+        "--dtype": str(policy.model.dtype).removeprefix("torch."),
+    }
     if settings.vllm_weight_transfer == "ipc":
-        arguments += ["--weight-transfer-config", '{"backend": "ipc"}']
-    return [*arguments, *settings.vllm_args]
+        values["--weight-transfer-config"] = '{"backend": "ipc"}'
+    sleep = ["--enable-sleep-mode"] if settings.vllm_enable_sleep_mode else []
+    return [*(str(part) for value in values.items() for part in value), *sleep, *settings.vllm_args]
 
 
 class FolderSync:

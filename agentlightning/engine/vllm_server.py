@@ -73,11 +73,7 @@ class VLLMSettings:
     """What starts vLLM's command line; `()` is `agl vllm` of this environment."""
 
     def check_vllm(self, *, has_adapters: bool) -> None:
-        """Check what the annotations do not say.
-
-        Raises:
-            BadRequestError: one is out of its range, or has no effect as the others are.
-        """
+        """Raise `BadRequestError` for a setting that is out of its range, or has no effect as the others are."""
         for name in ("vllm_args", "vllm_command"):
             value: object = getattr(self, name)
             if not isinstance(value, tuple | list) or not all(isinstance(each, str) for each in value):
@@ -118,46 +114,32 @@ class VLLMControl:
     def is_healthy(self) -> bool:
         """Return whether the server answers and its engine lives."""
         try:
-            self._ask("GET", "/health", timeout=_HEALTH_SECONDS)
+            self._ask("GET", "/health", _HEALTH_SECONDS)
         except EngineError:
             return False
         return True
 
     def get(self, path: str) -> Any:
         """Return the JSON at a path."""
-        return json.loads(self._ask("GET", path, timeout=_HEALTH_SECONDS))
+        return json.loads(self._ask("GET", path, _HEALTH_SECONDS))
 
     def post(self, path: str, timeout: float, body: Mapping[str, Any] | None = None, **query: object) -> bytes:
         """Return the answer to a call with a body of JSON or with arguments in the query, within `timeout` seconds."""
-        return self._ask("POST", path, query, body=body, timeout=timeout)
+        return self._ask("POST", path + (f"?{urlencode(query, doseq=True)}" if query else ""), timeout, body)
 
-    def counts(self) -> tuple[int, int, int]:
-        """Return requests finished, prompt tokens and completion tokens since the server started."""
+    def sums(self, *counters: str) -> list[int]:
+        """Return vLLM's counters since the server started, each over all its labels."""
         from prometheus_client.parser import text_string_to_metric_families
 
-        names = ("vllm:request_success_total", "vllm:prompt_tokens_total", "vllm:generation_tokens_total")
-        sums = dict.fromkeys(names, 0.0)
-        text = self._ask("GET", "/metrics", timeout=_HEALTH_SECONDS).decode()
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                if sample.name in sums:
-                    sums[sample.name] += sample.value
-        requests, prompt, completion = (int(sums[name]) for name in names)
-        return requests, prompt, completion
+        families = text_string_to_metric_families(self._ask("GET", "/metrics", _HEALTH_SECONDS).decode())
+        samples = [sample for family in families for sample in family.samples]
+        names = [f"vllm:{counter}_total" for counter in counters]
+        return [int(sum(sample.value for sample in samples if sample.name == name)) for name in names]
 
-    def _ask(
-        self,
-        method: str,
-        path: str,
-        query: Mapping[str, object] | None = None,
-        *,
-        body: Mapping[str, Any] | None = None,
-        timeout: float,
-    ) -> bytes:
-        url = self.address + path + (f"?{urlencode(query, doseq=True)}" if query else "")
+    def _ask(self, method: str, path: str, timeout: float, body: Mapping[str, Any] | None = None) -> bytes:
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(url, data=data, headers=self._headers, method=method)
-        call = f"{method} {path} of the vLLM server at {self.address}"
+        request = urllib.request.Request(self.address + path, data=data, headers=self._headers, method=method)
+        call = f"{method} {path.partition('?')[0]} of the vLLM server at {self.address}"
         try:
             with urllib.request.urlopen(request, timeout=timeout) as answer:
                 return answer.read()
