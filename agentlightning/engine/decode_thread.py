@@ -49,7 +49,6 @@ class DecodeLoop:
         *,
         max_batch: int,
         max_waiting: int,
-        threads: int | None,
         decode: DecodeText | None = None,
         separate: bool = False,
     ) -> None:
@@ -57,9 +56,8 @@ class DecodeLoop:
         loop's own thread."""
         self._policy = policy
         self._max_batch, self._max_waiting = max_batch, max_waiting
-        # Operations of a small model are too short to share. Measured with 0.25 million parameters on two cores: the
-        # same 0.9 ms per token with one thread and with two, but two burn both cores, which the agents need.
-        self._threads = threads or (1 if policy.is_small else torch.get_num_threads())
+        # a small model takes as long per token with two threads as with one, and two burn cores that the agents need
+        self._threads = 1 if policy.is_small else torch.get_num_threads()
         self._new_decoder = partial(Decoder, policy.model, policy.eos_ids, decode, separate=separate)
         self._room = max_batch  # completions that the memory suffices for, as far as is known
         self._lacked = False  # it did not suffice the last time

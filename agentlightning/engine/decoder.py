@@ -92,23 +92,14 @@ class _Batch:
         self.running: list[Completion] = []  # row b of the forward's belongs to the b-th
 
     def start(self, completions: Sequence[Completion]) -> list[Completion]:
-        """Read the prompts and sample the first token of each; return those that are finished with it.
-
-        Prompts are in the cache padded on the right. One that several completions share is read once.
-        """
+        """Read the prompts and sample the first token of each; return those that are finished with it."""
         device = self._model.device
         for chunk in _chunks(completions, share=self._forward.shares_prefixes):
-            numbers: dict[int, int] = {}
-            read = [c.read_ids for c in chunk]
-            rows = [numbers.setdefault(id(ids), len(numbers)) for ids in read]  # (P,) the prompt of each completion
-            prompts = list({id(ids): ids for ids in read}.values())  # (R,)
+            prompts = [completion.read_ids for completion in chunk]  # (R,)
             last = torch.tensor([len(prompt) - 1 for prompt in prompts], device=device)  # (R,)
             length = max(map(len, prompts))
             tokens = torch.tensor([[*prompt, *([0] * (length - len(prompt)))] for prompt in prompts])
             logits = self._forward.prompts(tokens.to(device), last, len(self.running))  # (R, V)
-            if len(prompts) < len(chunk):
-                self._forward.rows.spread_rows(len(self.running), rows)
-                logits = logits[torch.tensor(rows, device=device)]  # (P, V)
             self.running.extend(chunk)
             self._append(chunk, logits)
         return self._remove_finished()

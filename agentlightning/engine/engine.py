@@ -41,7 +41,6 @@ class InferenceEngine:
         max_waiting: int = 256,
         max_new_tokens: int = 512,
         seed: int = 0,
-        threads: int | None = None,
         place_of: PlaceOf | None = None,
     ) -> None:
         """Prepare the engine; nothing listens yet.
@@ -52,7 +51,6 @@ class InferenceEngine:
             max_waiting: requests that may wait beside; more are refused with 503 and `Retry-After`.
             max_new_tokens: for requests that name no limit.
             seed: of the requests without a seed.
-            threads: of torch while decoding; None: one for a small model, else torch's own setting.
             place_of: gives a rollout's place in the run. With it replies are repeatable: they depend on the weights,
                 that place and the request, not on what else is in flight or when it arrives.
 
@@ -70,7 +68,6 @@ class InferenceEngine:
             policy,
             max_batch=max_batch,
             max_waiting=max_waiting,
-            threads=threads,
             decode=chat_format.copy().text,
             separate=place_of is not None,
         )

@@ -185,12 +185,10 @@ class ChatService:
         return choice
 
     def _text(self, completion: Completion) -> str:
-        token_ids = completion.token_ids
-        if token_ids[-1] in self.served.eos_ids:
-            return self._format.text(token_ids[:-1])
-        if completion.finish_reason == "stop" and completion.stop is not None:
-            return completion.stop.cut(token_ids, self._format.text)
-        return self._format.text(token_ids)
+        *earlier, last = completion.token_ids
+        if last in self.served.eos_ids:
+            return self._format.text(earlier)
+        return self._format.text(completion.token_ids) if completion.stopped_text is None else completion.stopped_text
 
     def _logprobs(self, completion: Completion) -> dict[str, object]:
         def entries(tokens: Sequence[int], logprobs: Sequence[float]) -> list[dict[str, object]]:

@@ -191,8 +191,7 @@ class VLLMProcess:
         self._environment |= {**(environment or {}), "VLLM_API_KEY": self.api_key}
         self._log, self._start_seconds = log, start_seconds
         self._stopping = threading.Event()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._group: ProcessGroup | None = None
+        self._server: tuple[subprocess.Popen[bytes], ProcessGroup] | None = None
         self._watcher: threading.Thread | None = None
         self._restarts = 0
         self._failure: EngineError | None = None  # why there is no server any more
@@ -201,8 +200,7 @@ class VLLMProcess:
         """Start the server; returns when it answers.
 
         Raises:
-            EngineError: the command does not start or ends, or there is no answer in time; the text has the last
-                lines of its output.
+            EngineError: the command does not start or ends, or there is no answer in time.
         """
         private_folder(self._log.parent)
         process, group = self._launch()
@@ -228,24 +226,24 @@ class VLLMProcess:
     def stop(self) -> None:
         """End the server and all that it started: SIGTERM, then SIGKILL. May be called twice."""
         self._stopping.set()
-        if self._process is not None and self._process.poll() is None and self._group is not None:
-            self._group.signal(signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_STOP_SECONDS)
-        if self._group is not None:
-            self._group.close()
-        if self._process is not None:
-            self._process.wait()
+        if self._server is not None:
+            process, group = self._server
+            if process.poll() is None:
+                group.signal(signal.SIGTERM)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_STOP_SECONDS)
+            group.close()
+            process.wait()
         if self._watcher is not None and self._watcher is not threading.current_thread():
             self._watcher.join()
 
     def _launch(self) -> tuple[subprocess.Popen[bytes], ProcessGroup]:
         place = ["--host", "127.0.0.1", "--port", str(self._port)]
-        arguments = self._arguments()
+        command = [*self._command, "serve", *self._arguments(), *place]
         with self._log.open("ab") as log:
             try:
-                process = self._process = subprocess.Popen(
-                    [*self._command, "serve", *arguments, *place],
+                process = subprocess.Popen(
+                    command,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
@@ -254,7 +252,8 @@ class VLLMProcess:
                 )
             except OSError as error:
                 raise EngineError(f"{self._command[0]!r} cannot be started: {error}") from None
-        group = self._group = ProcessGroup(process.pid)
+        group = ProcessGroup(process.pid)
+        self._server = process, group
         try:
             self._await_health(process)
         except BaseException:

@@ -32,7 +32,11 @@ def slowly(policy: Policy, completion: Completion) -> list[int]:
     return tokens[len(completion.prompt_ids) :]
 
 
-def test_greedy_tokens_equal_those_of_whole_forward_passes(policy: Policy) -> None:
+@pytest.mark.parametrize("prefill_tokens", [16_384, 10])  # prompts are read at once, or in parts
+def test_greedy_tokens_equal_those_of_whole_forward_passes(
+    policy: Policy, prefill_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decode, "PREFILL_TOKENS", prefill_tokens)
     made = completions(20, temperature=0.0)
     generate(Decoder(policy.model, policy.eos_ids, max_batch=6), made)
     assert [completion.token_ids for completion in made] == [slowly(policy, completion) for completion in made]
@@ -47,16 +51,6 @@ def test_a_completion_does_not_depend_on_how_many_share_the_batch(policy: Policy
         assert all(len(c.token_ids) == len(c.logprobs) for c in made)
         assert {c.finish_reason for c in made} <= {"stop", "length"}
     assert found[0] == found[1] == found[2]
-
-
-def test_prompts_beyond_the_bound_of_one_forward_are_read_in_parts(
-    policy: Policy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole, parts = completions(12, temperature=0.0), completions(12, temperature=0.0)
-    generate(Decoder(policy.model, policy.eos_ids), whole)
-    monkeypatch.setattr(decode, "PREFILL_TOKENS", 10)
-    generate(Decoder(policy.model, policy.eos_ids), parts)
-    assert [c.token_ids for c in whole] == [c.token_ids for c in parts]
 
 
 def test_the_token_that_ends_the_sequence_is_kept(policy: Policy) -> None:

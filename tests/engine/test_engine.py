@@ -23,7 +23,8 @@ from agentlightning.engine.decoder import Decoder
 from agentlightning.engine.engine import InferenceEngine
 from agentlightning.training.batch import make_batch
 from agentlightning.training.learner.policy import Policy
-from tests.engine.clients import ask, logprobs, refusal, tokens
+from tests.engine.byte_policy import byte_policy
+from tests.engine.clients import ask, body_of, logprobs, refusal, tokens
 
 LONG = 150  # tokens; the context is 256
 
@@ -46,11 +47,15 @@ def endless_engine(endless: Policy) -> Iterator[InferenceEngine]:
     engine.stop()
 
 
-def in_flight(engine: InferenceEngine, waiting: int = 0) -> None:
-    """Wait until the engine has taken one request and so many wait behind it."""
+def await_load(engine: InferenceEngine, in_flight: int, waiting: int = 0) -> None:
+    """Wait until so many completions are in flight, and so many requests wait behind them."""
     loop = engine._loop
     with loop._changed:
-        assert loop._changed.wait_for(lambda: (len(loop._in_flight), len(loop._waiting)) == (1, waiting), 10)
+        assert loop._changed.wait_for(lambda: (len(loop._in_flight), len(loop._waiting)) == (in_flight, waiting), 30)
+
+
+def port_of(engine: InferenceEngine) -> int:
+    return int(engine.base_url.split(":")[2].split("/")[0])
 
 
 # --- replies --------------------------------------------------------------------------------------------------------
@@ -71,15 +76,15 @@ def test_a_reply_is_spelled_as_openai_and_vllm_spell_it(engine: InferenceEngine)
 
 def test_log_probabilities_equal_a_forward_pass_of_the_same_weights(engine: InferenceEngine, policy: Policy) -> None:
     with ThreadPoolExecutor(6) as pool:
-        replies = list(pool.map(lambda n: ask(engine, max_tokens=12, seed=n), range(12)))
+        replies = list(pool.map(lambda n: ask(engine, max_tokens=12, seed=n, n=2), range(6)))
     assert len({tuple(tokens(reply)) for reply in replies}) > 1
-    for reply in replies:
-        prompt, said = reply["prompt_token_ids"], tokens(reply)
-        mask, known = [0] * len(prompt) + [1] * len(said), [0.0] * len(prompt) + logprobs(reply)
+    for reply, index in itertools.product(replies, range(2)):
+        prompt, said = reply["prompt_token_ids"], tokens(reply, index)
+        mask, known = [0] * len(prompt) + [1] * len(said), [0.0] * len(prompt) + logprobs(reply, index)
         row = Sample("r", "a", prompt + said, mask, known, [], [])
         with torch.no_grad():
             expected = policy.logprobs(make_batch([row], [0.0]))[0, len(prompt) :]
-        assert logprobs(reply) == pytest.approx(expected.tolist(), abs=1e-4)
+        assert logprobs(reply, index) == pytest.approx(expected.tolist(), abs=1e-4)
 
 
 def test_a_request_without_a_limit_ends_at_the_engines_own(endless_engine: InferenceEngine) -> None:
@@ -148,7 +153,7 @@ def test_an_engine_is_started_once_and_leaves_no_thread_and_no_port(policy: Poli
     engine.stop()
     assert set(threading.enumerate()) <= before
     with socket.socket() as probe:
-        assert probe.connect_ex(("127.0.0.1", int(engine.base_url.split(":")[2].split("/")[0]))) != 0
+        assert probe.connect_ex(("127.0.0.1", port_of(engine))) != 0
 
 
 def test_inside_a_swap_nothing_is_served_and_after_it_the_new_weights_are(
@@ -157,9 +162,7 @@ def test_inside_a_swap_nothing_is_served_and_after_it_the_new_weights_are(
     with ThreadPoolExecutor(1) as pool:
         with engine.swap():
             asked = pool.submit(ask, engine, max_tokens=3)
-            loop = engine._loop
-            with loop._changed:
-                assert loop._changed.wait_for(lambda: loop._waiting, 10)
+            await_load(engine, 0, waiting=1)
             policy.weight_version += 1
             assert not asked.done()
         assert asked.result(20)["system_fingerprint"] == "agl-w1"
@@ -169,7 +172,7 @@ def test_weights_that_change_under_a_completion_end_it(endless: Policy, endless_
     with ThreadPoolExecutor(1) as pool:
         with endless.lock:  # the decoder cannot take a token while this is held
             asked = pool.submit(ask, endless_engine, max_tokens=LONG)
-            in_flight(endless_engine)
+            await_load(endless_engine, 1)
         with endless.lock:
             endless.weight_version += 1
         error = asked.exception()
@@ -182,7 +185,7 @@ def test_a_swap_that_cannot_wait_leaves_the_engine_as_it_was(endless: Policy, en
     with ThreadPoolExecutor(1) as pool:
         with endless.lock:
             asked = pool.submit(ask, endless_engine, max_tokens=LONG)
-            in_flight(endless_engine)
+            await_load(endless_engine, 1)
             with (
                 pytest.raises(TimeoutError, match="1 completions are still in flight"),
                 endless_engine.swap(timeout=0.01),
@@ -198,12 +201,28 @@ def test_stopping_answers_waiting_and_running_requests(endless: Policy, endless_
     with ThreadPoolExecutor(2) as pool:
         with endless.lock:
             asked = [pool.submit(refusal, endless_engine, max_tokens=LONG) for _ in range(2)]
-            in_flight(endless_engine, waiting=1)
+            await_load(endless_engine, 1, waiting=1)
             stopping = threading.Thread(target=endless_engine.stop)
             stopping.start()
         stopping.join()
         answers = [future.result() for future in asked]
     assert [(status, error["code"]) for status, error in answers] == [(503, "stopping")] * 2
+
+
+def test_a_client_that_goes_away_ends_its_completions() -> None:
+    engine = InferenceEngine(byte_policy(context=100_000), max_batch=4, max_new_tokens=90_000)
+    engine.start()
+    try:
+        end = str(engine._policy.tokenizer.eos_token_id)
+        raw = json.dumps(body_of(engine, n=4, max_tokens=90_000, logit_bias={end: -100})).encode()
+        with socket.create_connection(("127.0.0.1", port_of(engine))) as connection:
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(raw)}\r\n\r\n"
+            connection.sendall(head.encode() + raw)
+            await_load(engine, 4)
+        await_load(engine, 0)  # long before the 90,000 tokens are there
+        assert len(ask(engine, max_tokens=3)["choices"]) == 1
+    finally:
+        engine.stop()
 
 
 # --- weights and memory ---------------------------------------------------------------------------------------------

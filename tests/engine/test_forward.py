@@ -30,13 +30,12 @@ def make_model(**settings: Any) -> LlamaForCausalLM:
 
 @torch.inference_mode()
 def logits_of(forward: Forward) -> list[torch.Tensor]:
-    """Return the logits of prompts that join, are shared, are continued and leave."""
+    """Return the logits of prompts that join, are continued and leave."""
     padded = torch.tensor([[*prompt, *([0] * (5 - len(prompt)))] for prompt in PROMPTS])
     lengths = [len(prompt) for prompt in PROMPTS]
     logits = [forward.prompts(padded, torch.tensor(lengths) - 1, 0)]
     logits.append(forward.tokens(torch.tensor([1, 2, 3]), torch.tensor(lengths), 6))
-    logits.append(forward.prompts(padded[:1], torch.tensor([4]), 3))
-    forward.rows.spread_rows(3, [0, 0])
+    logits.append(forward.prompts(padded[:1].repeat(2, 1), torch.tensor([4, 4]), 3))
     forward.rows.move_row(4, 1)
     logits.append(forward.tokens(torch.tensor([1, 2, 3, 7]), torch.tensor([6, 5, 4, 5]), 7))
     return logits
