@@ -85,10 +85,8 @@ class DecodeLoop:
         self._fail(_stopping(), waiting_too=True)
 
     def submit(self, completions: Sequence[Completion]) -> Future[int]:
-        """Queue completions that start together; the future gives the version of the weights that made them, when all
-        are finished.
-
-        The future fails with `RequestError` where one of them cannot go on.
+        """Queue completions that start together. The future gives the version of the weights that made them, when all
+        are finished, or fails with `RequestError` where one of them cannot go on.
 
         Raises:
             RequestError: 503, the queue is full or the engine is stopping; 400, they are more than fit together.

@@ -156,10 +156,10 @@ class VLLMEngine:
     def stats(self) -> EngineStats:
         """Return sums since the start. `busy_seconds` is the time outside of swaps."""
         try:
-            sums = self._control.sums("request_success", "prompt_tokens", "generation_tokens")
+            requests, prompt, completion = self._control.sums("request_success", "prompt_tokens", "generation_tokens")
         except EngineError:
             return EngineStats()
-        return EngineStats(*sums, time.monotonic() - self._began - self._swapped_seconds)
+        return EngineStats(requests, prompt, completion, time.monotonic() - self._began - self._swapped_seconds)
 
     def _resume(self, began: float) -> None:
         """Serve the current weights. A server that was started again meanwhile does not sleep."""

@@ -197,22 +197,15 @@ class VLLMProcess:
         self._failure: EngineError | None = None  # why there is no server any more
 
     def start(self) -> None:
-        """Start the server; returns when it answers.
-
-        Raises:
-            EngineError: the command does not start or ends, or there is no answer in time.
-        """
+        """Start the server; returns when it answers. An `EngineError` says why it does not, with the last lines of its
+        output."""
         private_folder(self._log.parent)
         process, group = self._launch()
         self._watcher = threading.Thread(target=self._watch, args=(process, group), name="agl-vllm", daemon=True)
         self._watcher.start()
 
     def await_server(self, timeout: float) -> None:
-        """Return when the server answers, after a restart if need be.
-
-        Raises:
-            EngineError: there is none any more, or it does not answer in time.
-        """
+        """Return when the server answers, after a restart if need be; an `EngineError` says why it does not."""
         deadline = time.monotonic() + timeout
         while True:
             if self._failure is not None:
