@@ -96,11 +96,8 @@ class ServedModel:
 
 
 def load_model(path: str | Path, *, bf16: bool = False, device: str = "cpu") -> PreTrainedModel:
-    """Return the model in a folder (or of a name in the local cache), on the CPU, of the type that suits `device`.
-
-    Raises:
-        BadRequestError: The device has no instructions for bfloat16.
-    """
+    """Return the model in a folder (or of a name in the local cache), on the CPU, of the type that suits `device`; see
+    `dtype_of`."""
     dtype = dtype_of(device, bf16=bf16)
     with no_progress_bar():
         return AutoModelForCausalLM.from_pretrained(

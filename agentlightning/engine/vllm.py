@@ -46,7 +46,6 @@ class VLLMEngine:
         *,
         model: str,
         folder: Path,
-        model_name: str = "policy",
         has_adapters: bool = False,
         seed: int = 0,
         max_batch: int = 64,
@@ -59,14 +58,14 @@ class VLLMEngine:
             has_adapters: they alone learn.
             max_batch: calls that are generated at once by a server that is started.
         """
-        self.model_name: Final = model_name
+        self.model_name: Final = "policy"
         self._swapping, self._pushing = threading.Lock(), threading.Lock()  # the latter: a server may start meanwhile
         self._policy, self._settings, self._has_adapters = policy, settings, has_adapters
         weights, ipc = folder / "vllm-weights", settings.vllm_weight_transfer == "ipc"
         if has_adapters:
-            self._sync = AdapterSync(policy, model_name, weights, base=model)
+            self._sync = AdapterSync(policy, self.model_name, weights, base=model)
         else:
-            self._sync = (IpcSync if ipc else FolderSync)(policy, model_name, weights)
+            self._sync = (IpcSync if ipc else FolderSync)(policy, self.model_name, weights)
         self._process: VLLMProcess | None = None
         if settings.vllm_server_base_url is None:
             self._process = VLLMProcess(
@@ -94,11 +93,8 @@ class VLLMEngine:
         return os.environ.get("VLLM_API_KEY") if self._process is None else self._process.api_key
 
     def start(self) -> None:
-        """Start or find the server and give it the weights.
-
-        Raises:
-            EngineError: it does not start, does not answer, serves another model, or does not take the weights.
-        """
+        """Start or find the server and give it the weights. Raises `EngineError` where it does not start, does not
+        answer, serves another model, or does not take the weights."""
         if self._process is not None:
             self._process.start()
         elif not self._control.is_healthy():
@@ -130,11 +126,8 @@ class VLLMEngine:
 
     @contextmanager
     def swap(self, timeout: float = 30.0) -> Generator[None]:
-        """Let calls in flight end, let the block change the weights, and serve them.
-
-        Raises:
-            EngineError: the server did not do its part; or there is none any more.
-        """
+        """Let calls in flight end, let the block change the weights, and serve them. Raises `EngineError` where the
+        server does not do its part, or there is none any more."""
         if not self._swapping.acquire(timeout=timeout):
             raise EngineError(f"Another change of the weights was not over within {timeout:g} s")
         began = time.monotonic()
