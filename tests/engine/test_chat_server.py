@@ -90,21 +90,16 @@ async def test_what_would_be_drawn_from_another_distribution_is_refused(
     assert client.asked == []
 
 
-async def test_an_engine_without_probabilities_is_an_error_and_not_a_reply(
+async def test_a_call_without_the_token_or_a_reply_without_probabilities_is_an_error(
     served: tuple[Client, Ask],
 ) -> None:
     client, send = served
+    status, _ = await send(token="another")
+    assert (status, client.asked) == (401, [])
     client.logprobs = None
     status, reply = await send()
     assert status == 500
     assert "tokens and 0 log-probabilities" in reply["error"]["message"]
-
-
-async def test_nobody_is_answered_without_the_token(served: tuple[Client, Ask]) -> None:
-    client, send = served
-    status, _ = await send(token="another")
-    assert status == 401
-    assert client.asked == []
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 100_000])

@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-import openai
 import pytest
 import torch
 
@@ -68,16 +67,6 @@ def test_top_logprobs_are_the_models_own(byte_engine: InferenceEngine) -> None:
         assert len(best) == 3
         assert best == sorted(best, reverse=True)
         assert best[0] >= logprob
-
-
-@pytest.mark.parametrize(
-    ("fields", "named"), [({"logit_bias": {"999": 1}}, "logit_bias"), ({"min_tokens": 9}, "min_tokens")]
-)
-def test_a_setting_that_does_not_fit_the_model_or_the_limit_is_refused(
-    byte_engine: InferenceEngine, fields: dict[str, object], named: str
-) -> None:
-    with pytest.raises(openai.BadRequestError, match=named):
-        ask(byte_engine, max_tokens=5, **fields)
 
 
 # --- stop texts and tokens ------------------------------------------------------------------------------------------

@@ -109,6 +109,9 @@ def test_health_and_models_say_what_is_served(engine: InferenceEngine) -> None:
         ({"messages": [{"role": "user", "content": "9" * 1000}]}, 400, "context_length_exceeded", "the messages take"),
         ({"max_tokens": 256}, 400, "context_length_exceeded", "256 are asked"),
         ({"model": "somebody else"}, 404, "model_not_found", "only 'policy'"),
+        ({"n": 9}, 400, "invalid_value", "'n' must be at most 8"),
+        ({"logit_bias": {"99999": 1}}, 400, "invalid_value", "'logit_bias' names the token 99999"),
+        ({"max_tokens": 5, "min_tokens": 9}, 400, "invalid_value", "'min_tokens' must be at most"),
     ],
 )
 def test_a_request_that_cannot_be_served_is_refused_by_its_code(
