@@ -77,8 +77,8 @@ class ChatService:
             )
         self._note_fields_without_effect(request)
         prompt_ids = self._format.prompt_ids(request.messages, request.tools, request.template_fields)
-        drawn = nullcontext(request.seed) if request.seed is not None else self._seeds.draw(attempt, prompt_ids)
-        async with drawn as seed:
+        seeding = nullcontext(request.seed) if request.seed is not None else self._seeds.draw(attempt, prompt_ids)
+        async with seeding as seed:
             completions = await self._completions(request, prompt_ids, seed)
             try:
                 version = await asyncio.wrap_future(self._submit(completions))
@@ -121,9 +121,9 @@ class ChatService:
         wanted, vocabulary = request.adjustments, self.served.vocabulary
         if wanted == Adjustments():
             return None
-        beyond = [token for token in wanted.logit_bias if not 0 <= token < vocabulary]
-        if beyond:
-            text = f"'logit_bias' names the token {beyond[0]}; the tokens are 0 to {vocabulary - 1}"
+        unknown = [token for token in wanted.logit_bias if not 0 <= token < vocabulary]
+        if unknown:
+            text = f"'logit_bias' names the token {unknown[0]}; the tokens are 0 to {vocabulary - 1}"
             raise RequestError(text, param="logit_bias")
         if wanted.min_tokens > limit:
             text = f"'min_tokens' must be at most the limit of the completion, {limit}; got {wanted.min_tokens}"

@@ -139,7 +139,7 @@ def test_the_words_of_the_demos_vocabulary_make_its_tool_call_and_no_more(engine
 
 
 @pytest.mark.parametrize("asked", [ask, stream])
-def test_a_limit_that_cuts_the_grammar_is_told_as_length(byte_engine: InferenceEngine, asked: Any) -> None:
+def test_a_limit_that_cuts_the_grammar_is_reported_as_length(byte_engine: InferenceEngine, asked: Any) -> None:
     reply = asked(byte_engine, response_format=json_of(WEATHER), max_tokens=5)
     assert reply["choices"][0]["finish_reason"] == "length"
     assert len(tokens(reply)) == 5
