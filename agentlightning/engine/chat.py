@@ -53,17 +53,17 @@ _TYPES: Final[dict[type, set[str]]] = {  # the names in JSON schema of the types
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call: the tool's name and its arguments as JSON text."""
+    """One call."""
 
     name: str
-    arguments: str
+    arguments: str  # JSON
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A reply of the model: text (None if there is none beside the calls) and calls in order."""
+    """A reply of the model."""
 
-    content: str | None
+    content: str | None  # None if there is no text beside the calls
     tool_calls: tuple[ToolCall, ...] = ()
 
 
@@ -106,9 +106,8 @@ class ChatFormat:
                 **(template_fields or {}),
             )
         except (ValueError, TypeError, TemplateError) as error:
-            raise RequestError(
-                f"the messages do not fit the model's chat template: {error}", param="messages"
-            ) from error
+            text = f"the messages do not fit the model's chat template: {error}"
+            raise RequestError(text, param="messages") from error
         prompt_ids = self._tokenizer(cast("str", text), add_special_tokens=False)["input_ids"]
         if not prompt_ids:
             raise RequestError("the chat template gives an empty prompt", param="messages")

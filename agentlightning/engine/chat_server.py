@@ -22,7 +22,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from agentlightning.engine.chat import ChatFormat
 from agentlightning.engine.completion import Completion, GrammarState
@@ -39,11 +39,7 @@ from agentlightning.utils.http.byte_budget import ClientLeftError, client_hold, 
 from agentlightning.utils.http.protocol import HttpBounds
 from agentlightning.utils.http.sockets import bracket, listen
 from agentlightning.utils.http.uvicorn_server import AsgiServer
-from agentlightning.utils.http.whole_answer import send_whole
 
-__all__ = ["ChatServer", "ServedAs", "ServerThread", "make_app"]
-
-_CHAT: Final = "/v1/chat/completions"
 _PATIENCE: Final = 1.0
 _START_SECONDS: Final = 20.0
 
@@ -52,7 +48,7 @@ class ChatServer:
     """Serves a client that generates. To be made on the loop on which the client lives.
 
     Attributes:
-        base_url: where the gateway sends calls. Known after `start`.
+        base_url: the address to which the gateway sends calls. Known after `start`.
     """
 
     def __init__(self, client: Any, tokenizer: Any, served: ServedAs, *, token: str | None) -> None:
@@ -72,11 +68,8 @@ class ChatServer:
         self.base_url = ""
 
     async def start(self, host: str) -> None:
-        """Listen on a free port of an address of this machine; returns when calls are answered.
-
-        Raises:
-            TimeoutError: the server did not come up.
-        """
+        """Listen on a free port of an address of this machine; returns when calls are answered, or raises
+        `TimeoutError`."""
         self._server = ServerThread(self._app, host, patience=_PATIENCE, name="agl-chat")
         await asyncio.to_thread(self._server.start, _START_SECONDS)
         self.base_url = self._server.base_url
@@ -99,11 +92,7 @@ class ServerThread:
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],), name=name, daemon=True)
 
     def start(self, timeout: float) -> None:
-        """Serve; returns when requests are answered.
-
-        Raises:
-            TimeoutError: They are not within `timeout` seconds.
-        """
+        """Serve; returns when requests are answered, or raises `TimeoutError` after `timeout` seconds."""
         self._thread.start()
         self._server.ready.result(timeout)
 
@@ -123,25 +112,26 @@ class ServerThread:
 def make_app(service: ChatService, health: Callable[[], dict[str, object]]) -> ASGIApp:
     """Return the application; `health` adds to the answer of `/health`."""
 
-    async def chat_completions(request: Request) -> Response | bytes:
-        """Return the answer, or the JSON of a good one."""
+    async def chat_completions(request: Request) -> Response:
         try:
             with client_hold(request.scope) as hold:
                 body = _json_of(await read_body(request.scope, request.receive, hold))
                 reply = await _while_connected(request, service.reply(body, request.headers.get(ATTEMPT_HEADER)))
             if isinstance(body, dict) and body.get("stream"):
                 return Response(CHAT.stream_of(reply, body), media_type="text/event-stream")
-            return json_bytes(reply)
+            return Response(json_bytes(reply), media_type="application/json")
         except ClientLeftError:
             return Response(status_code=400)  # nobody reads it
         except RecursionError:
-            return _refusal(RequestError("the body is nested too deeply", code="too_deep"))
+            refused = RequestError("the body is nested too deeply", code="too_deep")
         except TooLargeError as error:
-            return _refusal(RequestError(str(error), status=413, code="body_too_large"))
+            refused = RequestError(str(error), status=413, code="body_too_large")
         except BusyError as error:
-            return _refusal(RequestError(str(error), status=429, code="too_many_bytes", retry_after=1))
+            refused = RequestError(str(error), status=429, code="too_many_bytes", retry_after=1)
         except RequestError as error:
-            return _refusal(error)
+            refused = error
+        headers = {"Retry-After": str(refused.retry_after)} if refused.retry_after else None
+        return JSONResponse(refused.body(), status_code=refused.status, headers=headers)
 
     async def models(_: Request) -> Response:
         model = {"id": service.served.model_name, "object": "model", "created": 0, "owned_by": "agentlightning"}
@@ -150,28 +140,8 @@ def make_app(service: ChatService, health: Callable[[], dict[str, object]]) -> A
     async def healthy(_: Request) -> Response:
         return JSONResponse({"status": "ok", **health()})
 
-    async def not_allowed(_: Request) -> Response:
-        return Response("Method Not Allowed", 405, {"Allow": "POST"})
-
-    routes = [Route(_CHAT, not_allowed), Route("/v1/models", models), Route("/health", healthy)]
-    others = Starlette(routes=routes)
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] != _CHAT or scope["method"] != "POST":
-            await others(scope, receive, send)
-            return
-        answer = await chat_completions(Request(scope, receive))  # past the layers of routes, a third of its time
-        if isinstance(answer, bytes):
-            await send_whole(send, 200, b"application/json", answer)
-        else:
-            await answer(scope, receive, send)
-
-    return app
-
-
-def _refusal(error: RequestError) -> Response:
-    headers = {"Retry-After": str(error.retry_after)} if error.retry_after else None
-    return JSONResponse(error.body(), status_code=error.status, headers=headers)
+    chat = Route("/v1/chat/completions", chat_completions, methods=["POST"])
+    return Starlette(routes=[chat, Route("/v1/models", models), Route("/health", healthy)])
 
 
 def _json_of(body: bytes) -> object:
@@ -182,11 +152,7 @@ def _json_of(body: bytes) -> object:
 
 
 async def _while_connected(request: Request, answer: Coroutine[Any, Any, dict[str, object]]) -> dict[str, object]:
-    """Return the answer.
-
-    Raises:
-        ClientLeftError: The client closed the connection first; the answer was cancelled.
-    """
+    """Return the answer; a client that closes the connection first cancels it and gets a `ClientLeftError`."""
 
     async def wait_for_disconnect() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -213,11 +179,8 @@ class _ClientGenerator:
         self._loop = asyncio.get_running_loop()
 
     def submit(self, completions: Sequence[Completion]) -> Future[int]:
-        """Begin the completions of a call; the result is the version of the weights that answered.
-
-        Raises:
-            RequestError: they would be drawn from another distribution than the one that learns.
-        """
+        """Begin the completions of a call; the result is the version of the weights that answered. Raises
+        `RequestError` where they would be drawn from another distribution than the one that learns."""
         if any(one.is_reshaped or one.top_logprobs for one in completions):
             raise self._not_served()
         return asyncio.run_coroutine_threadsafe(self._all(completions), self._loop)
@@ -258,13 +221,8 @@ class _ClientGenerator:
         if len(ids) != len(logprobs):
             text = f"the engine of {self._by} gave {len(ids)} tokens and {len(logprobs)} log-probabilities"
             raise RequestError(text, status=500, code="no_logprobs")
-        rule, end = completion.stop, len(ids)
-        if rule is not None:
-            for count in range(1, len(ids) + 1):
-                if (hit := rule.hit(ids[:count], self._decode)) is not None:
-                    end, completion.stop_reason = count, hit.reason
-                    break
-        stopped = completion.stop_reason is not None or end < len(ids) or ids[end - 1] in self._eos_ids
-        completion.token_ids[:], completion.logprobs[:] = ids[:end], logprobs[:end]
-        completion.finish_reason = "stop" if stopped else "length"
+        for token_id, logprob in zip(ids, logprobs, strict=True):
+            if not completion.is_over:
+                completion.append(token_id, logprob, self._eos_ids, self._decode)
+        completion.finish_reason = completion.finish_reason or "length"
         return int(result.extra_fields.get("global_steps") or 0)

@@ -72,13 +72,11 @@ def shortened(message: str) -> str:
     return first if len(first) <= _SHOWN_CHARS else f"{first[:_SHOWN_CHARS]} ..."
 
 
-class Hit(NamedTuple):
-    """The end of the text of a reply."""
+class Stopped(NamedTuple):
+    """A reply that its stop rule ended."""
 
-    end: int
-    """Characters of the decoded text that belong to the reply."""
-    reason: str | int | None
-    """The stop text or token; None for the end of a single tool call."""
+    text: str
+    reason: str | int | None  # the stop text or token; None for the end of a single tool call
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,67 +89,46 @@ class StopRule:
     min_tokens: int = 0  # nothing ends the reply before
     last_call: str | None = None  # closes a tool call where only one may be made; part of the reply
 
-    def hit(self, token_ids: Sequence[int], decode: DecodeText) -> Hit | None:
-        """Return the hit if the last of the tokens ends the reply; its `end` counts from an unspecified place."""
+    def stopped(self, token_ids: Sequence[int], decode: DecodeText) -> Stopped | None:
+        """Return the end of the reply if the last of its tokens ends it."""
         if len(token_ids) < self.min_tokens:
             return None
-        longest = max(map(len, self._all_texts), default=0)
-        # a character takes four tokens at most; the first tokens of the window may be cut and are longer than needed
-        return self._search(token_ids[-(4 * longest + 8) :] if longest else token_ids[-1:], decode)
-
-    def cut(self, token_ids: Sequence[int], decode: DecodeText) -> str:
-        """Return the text of a reply that this rule ended."""
-        hit, text = self._search(token_ids, decode), decode(token_ids)
-        return text if hit is None else text[: hit.end]
-
-    @property
-    def _all_texts(self) -> tuple[str, ...]:
-        return self.texts if self.last_call is None else (*self.texts, self.last_call)
-
-    def _search(self, token_ids: Sequence[int], decode: DecodeText) -> Hit | None:
-        earlier = token_ids[:-1]
-        if token_ids[-1] in self.token_ids:
+        *earlier, last = token_ids
+        if last in self.token_ids:
             kept = token_ids if self.included else earlier
-            return Hit(len(decode(kept)) if kept else 0, token_ids[-1])
-        text = decode(token_ids) if self._all_texts else ""
-        if not any(stop in text for stop in self._all_texts):
-            return None  # as after nearly every token: decoded once
-        known = len(decode(earlier).rstrip(_UNFINISHED)) if earlier else 0
-        places = [(text.find(stop, max(0, known - len(stop) + 1)), stop) for stop in self._all_texts]
+            return Stopped(decode(kept) if kept else "", last)
+        stops = self.texts if self.last_call is None else (*self.texts, self.last_call)
+        # a character takes four tokens at most; the first tokens of the window may be cut and are longer than needed
+        window = decode(token_ids[-(4 * max(map(len, stops)) + 8) :]) if stops else ""
+        if not any(stop in window for stop in stops):
+            return None  # as after nearly every token
+        text, known = decode(token_ids), len(decode(earlier).rstrip(_UNFINISHED)) if earlier else 0
+        places = [(text.find(stop, max(0, known - len(stop) + 1)), stop) for stop in stops]
         # the one that is complete first
         at, stop = min(places, key=lambda place: (place[0] < 0, place[0] + len(place[1]), place[0]))
         if at < 0:
             return None
         if stop == self.last_call and stop not in self.texts:
-            return Hit(at + len(stop), None)
-        return Hit(at + len(stop) if self.included else at, stop)
+            return Stopped(text[: at + len(stop)], None)
+        return Stopped(text[: at + len(stop)] if self.included else text[:at], stop)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adjustments:
     """Changes of the distribution from which tokens are drawn; the defaults change nothing.
 
-    Applied in vLLM's order: the grammar's mask, `min_tokens` and `logit_bias`; the penalties; the temperature; `min_p`,
-    `top_k`, `top_p`.
+    Applied in vLLM's order: the grammar's mask, `min_tokens` and `logit_bias`; the penalties (OpenAI's, and the one of
+    CTRL, arXiv:1909.05858, section 4.1, for tokens in prompt or reply); the temperature; `min_p`, `top_k`, `top_p`.
     """
 
-    top_k: int = 0
-    """Only so many of the likeliest tokens; 0 for all."""
-    min_p: float = 0.0
-    """Only tokens with at least this share of the likeliest one's probability."""
-    frequency_penalty: float = 0.0
-    """Taken off a token's logit for each time it was drawn (OpenAI)."""
-    presence_penalty: float = 0.0
-    """Taken off a token's logit if it was drawn (OpenAI)."""
-    repetition_penalty: float = 1.0
-    """Divides the positive logits of tokens in prompt or reply, multiplies the negative ones (CTRL, arXiv:1909.05858,
-    section 4.1)."""
-    logit_bias: Mapping[int, float] = field(default_factory=dict[int, float])
-    """Added to the logits of these tokens."""
-    min_tokens: int = 0
-    """Nothing ends the reply before so many tokens are drawn."""
-    ends: frozenset[int] = frozenset()
-    """Tokens that would end it, held back for `min_tokens`."""
+    top_k: int = 0  # only so many of the likeliest tokens; 0 for all
+    min_p: float = 0.0  # only tokens with at least this share of the likeliest one's probability
+    frequency_penalty: float = 0.0  # taken off a token's logit for each time it was drawn
+    presence_penalty: float = 0.0  # taken off a token's logit if it was drawn
+    repetition_penalty: float = 1.0  # divides positive logits, multiplies negative ones
+    logit_bias: Mapping[int, float] = field(default_factory=dict[int, float])  # added to the logits of these tokens
+    min_tokens: int = 0  # nothing ends the reply before so many tokens are drawn
+    ends: frozenset[int] = frozenset()  # tokens that would end it, held back for `min_tokens`
 
     def reshape(self, logits: Tensor, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> None:
         """Change the logits of the token after `prompt_ids` and the `token_ids` drawn so far, in place.
@@ -201,38 +178,29 @@ class Completion:
     on the call (`agentlightning.call.constrained_by`), and the ledger counts such calls.
     """
 
-    prompt_ids: Sequence[int]
-    """At least one token. Completions that share the very same list are read once when they start together."""
+    prompt_ids: Sequence[int]  # at least one token
     max_new_tokens: int
-    temperature: float = 1.0
-    """0 takes the likeliest token."""
-    top_p: float = 1.0
-    """Sample from the smallest set of likeliest tokens that has this probability."""
-    seed: int = 0
-    """Of the draws: the same seed and weights give the same tokens."""
+    temperature: float = 1.0  # 0 takes the likeliest token
+    top_p: float = 1.0  # sample from the smallest set of likeliest tokens that has this probability
+    seed: int = 0  # of the draws: the same seed and weights give the same tokens
     adjustments: Adjustments | None = None
     stop: StopRule | None = None
     grammar: GrammarState | None = None
-    top_logprobs: int = 0
-    """So many of the likeliest tokens are noted for each drawn one."""
-    token_ids: list[int] = field(default_factory=list[int])
-    """Drawn so far, the end-of-sequence token included."""
-    logprobs: list[float] = field(default_factory=list[float])
-    """Natural log-probability of each drawn token."""
+    top_logprobs: int = 0  # so many of the likeliest tokens are noted for each drawn one
+
+    token_ids: list[int] = field(default_factory=list[int])  # drawn so far, the end-of-sequence token included
+    logprobs: list[float] = field(default_factory=list[float])  # natural, of each drawn token
     likeliest: list[list[tuple[int, float]]] = field(default_factory=list[list[tuple[int, float]]])
     """For each drawn token the `top_logprobs` likeliest ones, (token, log-probability), likeliest first."""
-    finish_reason: Literal["stop", "length"] | None = None
-    """None while it runs."""
-    stop_reason: str | int | None = None
-    """The stop text or stop token that ended it."""
-    error: str | None = None
-    """Why it cannot go on."""
-    left: bool = False
-    """Nobody waits for it; may be set from any thread."""
-    _random: random.Random = field(init=False, repr=False)
+    finish_reason: Literal["stop", "length"] | None = None  # None while it runs
+    stop_reason: str | int | None = None  # the stop text or stop token that ended it
+    stopped_text: str | None = None  # the text of the reply that `stop` ended
+    error: str | None = None  # why it cannot go on
+    left: bool = False  # nobody waits for it; may be set from any thread
+    rng: random.Random = field(init=False, repr=False)  # gives one number for each draw
 
     def __post_init__(self) -> None:
-        self._random = random.Random(self.seed)
+        self.rng = random.Random(self.seed)
 
     @property
     def is_over(self) -> bool:
@@ -249,10 +217,6 @@ class Completion:
         """True if the distribution depends on more than temperature and `top_p`."""
         return self.adjustments is not None or self.grammar is not None
 
-    def next_uniform(self) -> float:
-        """Return the next uniform number in [0, 1)."""
-        return self._random.random()
-
     def append(self, token_id: int, logprob: float, eos_ids: Collection[int], decode: DecodeText) -> None:
         """Take the next token and see whether it is the last."""
         self.token_ids.append(token_id)
@@ -262,8 +226,8 @@ class Completion:
             return
         if self.grammar is not None:
             self.grammar.accept(token_id)
-        if self.stop is not None and (hit := self.stop.hit(self.token_ids, decode)):
-            self.finish_reason, self.stop_reason = "stop", hit.reason
+        if self.stop is not None and (stopped := self.stop.stopped(self.token_ids, decode)):
+            self.finish_reason, (self.stopped_text, self.stop_reason) = "stop", stopped
         elif len(self.token_ids) >= self.max_new_tokens:
             self.finish_reason = "length"
 
@@ -296,7 +260,7 @@ def draw(logits: Tensor, completions: Sequence[Completion]) -> tuple[list[int], 
         before = ordered.cumsum(dim=-1) - ordered  # (B, V) probability of all that are likelier
         likely = torch.zeros_like(likely).scatter(1, order, torch.where(before < top_p[:, None], ordered, 0.0))
     cumulative = likely.cumsum(dim=-1)
-    uniform = torch.tensor([c.next_uniform() for c in completions], dtype=torch.float64, device=logits.device)
+    uniform = torch.tensor([c.rng.random() for c in completions], dtype=torch.float64, device=logits.device)
     wanted = uniform[:, None] * cumulative[:, -1:]  # below the total, so the token has a probability above 0
     tokens = torch.searchsorted(cumulative, wanted, right=True)[:, 0].clamp(max=logits.shape[-1] - 1)  # (B,)
     greedy = [c.temperature == 0 for c in completions]

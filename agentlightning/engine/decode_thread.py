@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from agentlightning.engine.completion import Completion, DecodeText
-from agentlightning.engine.decoder import Decoder, SeparateDecoder
-from agentlightning.engine.out_of_memory import free_cached_memory, is_out_of_memory, short_cause
+from agentlightning.engine.decoder import Decoder
 from agentlightning.engine.policy_engine import EngineStats
 from agentlightning.engine.request import RequestError
+from agentlightning.engine.torch_setup import free_cached_memory, is_out_of_memory, short_cause
 
 if TYPE_CHECKING:
     from agentlightning.engine.served import ServedModel
@@ -49,24 +49,19 @@ class DecodeLoop:
         *,
         max_batch: int,
         max_waiting: int,
-        threads: int | None,
         decode: DecodeText | None = None,
         separate: bool = False,
     ) -> None:
-        """Prepare the loop. `decode` gives the text of tokens; it is called from the loop's own thread. `separate`
-        decodes each completion alone, so that it does not depend on the others."""
+        """Prepare the loop; `InferenceEngine` and `Decoder` say what the arguments mean. `decode` is called from the
+        loop's own thread."""
         self._policy = policy
-        self._max_batch = max_batch
-        self._max_waiting = max_waiting
-        # Operations of a small model are too short to share. Measured with 0.25 million parameters on two cores: the
-        # same 0.9 ms per token with one thread and with two, but two burn both cores, which the agents need.
-        self._threads = threads or (1 if policy.is_small else torch.get_num_threads())
-        kind = SeparateDecoder if separate else Decoder
-        self._new_decoder = partial(kind, policy.model, policy.eos_ids, decode)
-        self._decoder = self._new_decoder()
+        self._max_batch, self._max_waiting = max_batch, max_waiting
+        # a small model takes as long per token with two threads as with one, and two burn cores that the agents need
+        self._threads = 1 if policy.is_small else torch.get_num_threads()
+        self._new_decoder = partial(Decoder, policy.model, policy.eos_ids, decode, separate=separate)
         self._room = max_batch  # completions that the memory suffices for, as far as is known
         self._lacked = False  # it did not suffice the last time
-        self._set_aside: deque[Completion] = deque()  # in flight, and not in the decoder; of the loop's own thread
+        self._decoder = self._new_decoder(max_batch=max_batch)
         self._waiting: deque[_Job] = deque()
         self._in_flight: dict[Completion, _Job] = {}
         self._version = policy.weight_version  # of everything in flight
@@ -90,10 +85,8 @@ class DecodeLoop:
         self._fail(_stopping(), waiting_too=True)
 
     def submit(self, completions: Sequence[Completion]) -> Future[int]:
-        """Queue completions that start together; the future gives the version of the weights that made them, when all
-        are finished.
-
-        The future fails with `RequestError` where one of them cannot go on.
+        """Queue completions that start together. The future gives the version of the weights that made them, when all
+        are finished, or fails with `RequestError` where one of them cannot go on.
 
         Raises:
             RequestError: 503, the queue is full or the engine is stopping; 400, they are more than fit together.
@@ -140,17 +133,17 @@ class DecodeLoop:
             return replace(self._stats)
 
     def load(self) -> dict[str, int]:
-        """Return how many completions wait and how many are in flight."""
+        """Return how many requests wait and how many completions are in flight."""
         with self._changed:
             return {"waiting": len(self._waiting), "in_flight": len(self._in_flight)}
 
     def _run(self) -> None:
         torch.set_num_threads(self._threads)  # of this thread only
-        while (jobs := self._admit()) is not None:
+        while (new := self._admit()) is not None:
             started, cause = time.perf_counter(), ""
             finished: list[Completion] = []
             try:
-                finished = self._advance([completion for job in jobs for completion in job.completions])
+                finished = self._advance(new)
                 self._lacked = False
             except Exception as error:  # the boundary: any error of the model is the answer to those in flight
                 if not is_out_of_memory(error):
@@ -159,53 +152,54 @@ class DecodeLoop:
                     continue
                 cause = short_cause(error)
             if cause:  # here the frames of the error are gone, and their tensors with them
-                finished = self._begin_again(cause)
+                finished = self._halve(cause)
             self._deliver(finished, time.perf_counter() - started)
 
-    def _admit(self) -> list[_Job] | None:
-        """Wait for work and return the jobs that join the batch; None when the loop is to end."""
+    def _admit(self) -> list[Completion] | None:
+        """Wait for work and return the completions that join those in flight; None when the loop is to end."""
         with self._changed:
             self._changed.wait_for(lambda: self._stopping or self._in_flight or (self._waiting and not self._paused))
             if self._stopping:
                 return None
             free = 0 if self._paused else self._max_batch - len(self._in_flight)
-            jobs: list[_Job] = []
-            while self._waiting and len(self._waiting[0].completions) <= free:
+            new: list[Completion] = []
+            while self._waiting and len(self._waiting[0].completions) <= free - len(new):
                 job = self._waiting.popleft()
                 if job.finished.set_running_or_notify_cancel():
-                    jobs.append(job)
-                    free -= len(job.completions)
+                    new += job.completions
                     self._in_flight |= dict.fromkeys(job.completions, job)
-            if jobs:
+            if new:
                 self._changed.notify_all()
-            return jobs
+            return new
 
     def _advance(self, new: list[Completion]) -> list[Completion]:
         """Sample one token of everything in flight; return the finished completions."""
         with self._policy.lock:
+            self._decoder.add(new)
             if self._version != self._policy.weight_version:
                 self._fail_begun()
                 self._version = self._policy.weight_version
-            self._set_aside.extend(new)
-            finished = self._decoder.step()
-            free = min(max(0, self._room - len(self._decoder)), len(self._set_aside))
-            return finished + self._decoder.add([self._set_aside.popleft() for _ in range(free)])
+            return self._decoder.step()
+
+    def _restart(self, completions: Iterable[Completion]) -> None:
+        self._decoder = self._new_decoder(max_batch=self._room)
+        self._decoder.add([*completions])
 
     def _fail_begun(self) -> None:
         """Fail the completions that have tokens of weights that are no longer there."""
-        begun = [*self._decoder.clear(), *(one for one in self._set_aside if one.token_ids)]
-        self._set_aside = deque(one for one in self._set_aside if not one.token_ids)
+        begun = [completion for completion in self._in_flight if completion.token_ids]
         with self._changed:
             jobs = [self._in_flight.pop(completion) for completion in begun]
             self._changed.notify_all()
+        self._restart(self._in_flight)
         text = "the weights changed while this was generated"
         _fail_jobs(jobs, RequestError(text, status=503, code="weights_changed", retry_after=1))
 
-    def _begin_again(self, cause: str) -> list[Completion]:
-        """After an out-of-memory error, set aside all in flight and let the decoder have half as many from now on;
-        return the finished ones. Fails all of them where the memory does not suffice for a single one."""
+    def _halve(self, cause: str) -> list[Completion]:
+        """After an out-of-memory error, let half as many run from now on; return the finished completions. Fails all
+        of them where the memory does not suffice for a single one."""
         tried, device = min(self._room, len(self._in_flight)), self._policy.model.device
-        self._decoder = self._new_decoder()
+        self._restart(())
         free_cached_memory(device)
         if tried == 1 and self._lacked:
             tokens = max(len(completion.read_ids) for completion in self._in_flight)
@@ -221,7 +215,7 @@ class DecodeLoop:
             self._room = tried // 2
             text = "out of memory while %d calls were generated at once (%s): they go on, at most %d at once; set "
             logger.warning(text + "engine_batch=%d to begin with that", tried, cause, self._room, self._room)
-        self._set_aside = deque(completion for completion in self._in_flight if not completion.is_over)
+        self._restart(completion for completion in self._in_flight if not completion.is_over)
         return [completion for completion in self._in_flight if completion.is_over]
 
     def _deliver(self, finished: list[Completion], seconds: float) -> None:
@@ -243,8 +237,7 @@ class DecodeLoop:
 
     def _fail(self, error: RequestError, *, waiting_too: bool = False) -> None:
         with self._changed:
-            self._decoder.clear()
-            self._set_aside.clear()
+            self._restart(())
             jobs = list(self._in_flight.values())
             self._in_flight.clear()
             if waiting_too:

@@ -1,7 +1,7 @@
-"""Samples from a causal model, many completions at a time: prompts join and finished ones leave between two steps.
+"""Samples from a causal model, many completions at a time: they start and end between two steps.
 
 The tokens of a completion depend on its own seed and on the weights, not on the rest of the batch (but for the last
-bits of floating point; with `SeparateDecoder` not even for these). No thread, no queue, no text: the engine adds those.
+bits of floating point; with `separate` not even for these). No thread and no text: the engine adds those.
 
 transformers' own continuous batching does not serve here: it has one random generator for all requests, while each
 completion here has a seed, a grammar and stop texts of its own.
@@ -10,7 +10,9 @@ completion here has a seed, a grammar and stop texts of its own.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Collection, Iterator, Sequence
+from functools import partial
 from typing import Final
 
 import torch
@@ -24,60 +26,95 @@ PREFILL_TOKENS: Final = 16_384  # padded prompt tokens of one forward, a bound o
 
 
 class Decoder:
-    """The completions being decoded over one model. Used by one thread at a time; the weights must rest meanwhile."""
+    """The completions of one model, running and waiting. Used by one thread; the weights must rest during a step.
 
-    def __init__(self, model: PreTrainedModel, eos_ids: Collection[int], decode: DecodeText | None = None) -> None:
-        """Begin with no completion. Completions that end at a stop text or token need `decode`."""
-        self._model = model
-        self._eos_ids = frozenset(eos_ids)
-        self._decode = decode or _no_text
-        self._forward = forward_of(model)
-        self._running: list[Completion] = []  # row b of the forward's belongs to the b-th
+    With `separate` each completion is decoded alone, at the cost of one forward per token and completion. The sums of a
+    matrix product are rounded in an order that depends on the shapes of the operands. In a batch these follow from the
+    rest of it, and so would the last bits of every probability, and now and then a token. Alone, all shapes, strides
+    and alignments follow from the request.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        eos_ids: Collection[int],
+        decode: DecodeText | None = None,
+        *,
+        max_batch: int = 128,
+        separate: bool = False,
+    ) -> None:
+        """Begin with no completion; at most `max_batch` run at once. Stop texts and stop tokens need `decode`."""
+        self._new_batch = partial(_Batch, model, frozenset(eos_ids), decode or _no_text)
+        self._separate, self._max_batch = separate, max_batch
+        self._batches = [] if separate else [self._new_batch()]
+        self._waiting: deque[Completion] = deque()
 
     def __len__(self) -> int:
-        return len(self._running)
+        return self.running + len(self._waiting)
 
-    @torch.inference_mode()
-    def add(self, completions: Sequence[Completion]) -> list[Completion]:
-        """Read the prompts and sample the first token of each; return those that are finished with it. A completion
-        that has tokens already, from before a `clear`, goes on after them.
+    @property
+    def running(self) -> int:
+        """Completions of which the next step samples a token."""
+        return sum(len(batch.running) for batch in self._batches)
 
-        Prompts are in the cache padded on the right. One that several completions share is read once.
-        """
-        for chunk in _chunks(completions, share=self._forward.shares_prefixes):
-            device = self._model.device
-            numbers: dict[int, int] = {}
-            read = [c.read_ids for c in chunk]
-            rows = [numbers.setdefault(id(ids), len(numbers)) for ids in read]  # (P,) the prompt of each completion
-            prompts = list({id(ids): ids for ids in read}.values())  # (R,)
-            last = torch.tensor([len(prompt) - 1 for prompt in prompts], device=device)  # (R,)
-            length = max(map(len, prompts))
-            tokens = torch.tensor([[*prompt, *([0] * (length - len(prompt)))] for prompt in prompts])
-            logits = self._forward.prompts(tokens.to(device), last, len(self._running))  # (R, V)
-            if len(prompts) < len(chunk):
-                self._forward.rows.spread_rows(len(self._running), rows)
-                logits = logits[torch.tensor(rows, device=device)]  # (P, V)
-            self._running.extend(chunk)
-            self._append(chunk, logits)
-        return self._remove_finished()
+    def add(self, completions: Sequence[Completion]) -> None:
+        """Let completions wait for a place. One that has tokens already goes on after them."""
+        self._waiting.extend(completions)
 
     @torch.inference_mode()
     def step(self) -> list[Completion]:
+        """Sample a token of each running completion, start waiting ones, and return those that are finished."""
+        finished = [completion for batch in self._batches for completion in batch.step()]
+        free = min(max(0, self._max_batch - self.running), len(self._waiting))
+        new = [self._waiting.popleft() for _ in range(free)]
+        if not self._separate:
+            return finished + self._batches[0].start(new)
+        for completion in new:
+            self._batches.append(self._new_batch())
+            finished += self._batches[-1].start([completion])
+        self._batches = [batch for batch in self._batches if batch.running]
+        return finished
+
+
+def generate(decoder: Decoder, completions: Sequence[Completion]) -> None:
+    """Run the completions to their end."""
+    decoder.add(completions)
+    while len(decoder):
+        decoder.step()
+
+
+class _Batch:
+    """Completions that share their forwards."""
+
+    def __init__(self, model: PreTrainedModel, eos_ids: frozenset[int], decode: DecodeText) -> None:
+        self._model, self._eos_ids, self._decode = model, eos_ids, decode
+        self._forward = forward_of(model)
+        self.running: list[Completion] = []  # row b of the forward's belongs to the b-th
+
+    def start(self, completions: Sequence[Completion]) -> list[Completion]:
+        """Read the prompts and sample the first token of each; return those that are finished with it."""
+        device = self._model.device
+        for chunk in _chunks(completions, share=self._forward.shares_prefixes):
+            prompts = [completion.read_ids for completion in chunk]  # (R,)
+            last = torch.tensor([len(prompt) - 1 for prompt in prompts], device=device)  # (R,)
+            length = max(map(len, prompts))
+            tokens = torch.tensor([[*prompt, *([0] * (length - len(prompt)))] for prompt in prompts])
+            logits = self._forward.prompts(tokens.to(device), last, len(self.running))  # (R, V)
+            self.running.extend(chunk)
+            self._append(chunk, logits)
+        return self._remove_finished()
+
+    def step(self) -> list[Completion]:
         """Sample one more token of each completion; return those that are finished with it."""
         finished = self._remove_finished()  # nobody waits for them any more
-        if not self._running:
+        if not self.running:
             return finished
         device = self._model.device
-        tokens = torch.tensor([c.token_ids[-1] for c in self._running], device=device)  # (B,)
-        before = [len(c.prompt_ids) + len(c.token_ids) - 1 for c in self._running]
+        tokens = torch.tensor([c.token_ids[-1] for c in self.running], device=device)  # (B,)
+        before = [len(c.prompt_ids) + len(c.token_ids) - 1 for c in self.running]
         lengths = torch.tensor(before, device=device)  # (B,)
-        self._append(self._running, self._forward.tokens(tokens, lengths, max(before) + 1))
+        self._append(self.running, self._forward.tokens(tokens, lengths, max(before) + 1))
         return finished + self._remove_finished()
-
-    def clear(self) -> list[Completion]:
-        """Drop all completions and return them, unfinished."""
-        dropped, self._running = self._running, []
-        return dropped
 
     def _append(self, completions: Sequence[Completion], logits: Tensor) -> None:
         token_ids, logprobs = draw(logits.float(), completions)
@@ -88,64 +125,15 @@ class Decoder:
                 completion.append(token_id, logprob, self._eos_ids, self._decode)
 
     def _remove_finished(self) -> list[Completion]:
-        finished = [completion for completion in self._running if completion.is_over]
+        finished = [completion for completion in self.running if completion.is_over]
         over = set(finished)  # one may be left between two looks
-        for row in range(len(self._running) - 1, -1, -1) if finished else ():
-            if self._running[row] in over:
-                last = self._running.pop()
-                if row < len(self._running):
-                    self._forward.rows.move_row(len(self._running), row)
-                    self._running[row] = last
+        for row in range(len(self.running) - 1, -1, -1) if finished else ():
+            if self.running[row] in over:
+                last = self.running.pop()
+                if row < len(self.running):
+                    self._forward.rows.move_row(len(self.running), row)
+                    self.running[row] = last
         return finished
-
-
-class SeparateDecoder:
-    """Decodes as `Decoder` does, each completion alone. Costs as many forwards per token as there are completions.
-
-    The sums of a matrix product are rounded in an order that depends on the shapes of the operands. In a batch these
-    follow from the rest of it, and so would the last bits of every probability, and now and then a token. Here every
-    completion has a key-value cache of its own: all shapes, strides and alignments follow from the request.
-    """
-
-    def __init__(self, model: PreTrainedModel, eos_ids: Collection[int], decode: DecodeText | None = None) -> None:
-        self._model, self._eos_ids, self._decode = model, eos_ids, decode
-        self._running: list[Decoder] = []
-
-    def __len__(self) -> int:
-        return len(self._running)
-
-    def add(self, completions: Sequence[Completion]) -> list[Completion]:
-        """As `Decoder.add`."""
-        finished: list[Completion] = []
-        for completion in completions:
-            decoder = Decoder(self._model, self._eos_ids, self._decode)
-            finished += decoder.add([completion])
-            if len(decoder):
-                self._running.append(decoder)
-        return finished
-
-    def step(self) -> list[Completion]:
-        """As `Decoder.step`."""
-        finished = [completion for decoder in self._running for completion in decoder.step()]
-        self._running = [decoder for decoder in self._running if len(decoder)]
-        return finished
-
-    def clear(self) -> list[Completion]:
-        """As `Decoder.clear`."""
-        dropped = [completion for decoder in self._running for completion in decoder.clear()]
-        self._running = []
-        return dropped
-
-
-def generate(decoder: Decoder | SeparateDecoder, completions: Sequence[Completion], max_batch: int = 128) -> None:
-    """Run the completions to their end, at most `max_batch` at a time."""
-    waiting = list(completions)
-    while waiting or len(decoder):
-        free = max_batch - len(decoder)
-        if waiting and free:
-            decoder.add(waiting[:free])
-            del waiting[:free]
-        decoder.step()
 
 
 def _chunks(completions: Sequence[Completion], *, share: bool) -> Iterator[list[Completion]]:

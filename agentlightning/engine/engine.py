@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Final
 
@@ -12,7 +11,7 @@ from agentlightning.engine.decode_thread import DecodeLoop
 from agentlightning.engine.grammar import Grammars
 from agentlightning.engine.policy_engine import EngineStats
 from agentlightning.engine.seeds import ArrivalSeeds, PlaceOf, PlaceSeeds
-from agentlightning.engine.service import CallRecord, ChatService, ServedAs
+from agentlightning.engine.service import ChatService, ServedAs
 
 if TYPE_CHECKING:
     from agentlightning.engine.served import ServedModel
@@ -29,11 +28,9 @@ class InferenceEngine:
     Two threads of its own: one decodes (`decode_thread`), one serves HTTP (`chat_server`). The weights are read in
     place, so a swap copies nothing: update the policy inside `swap()`. `start` and `stop` belong to one owner; the rest
     may be called from any thread.
-
-    Attributes:
-        model_name: the `model` of requests.
-        record: the latest 1,024 replies as the engine saw them, oldest first.
     """
+
+    api_key: None = None  # on loopback anybody of this machine may call
 
     def __init__(
         self,
@@ -44,17 +41,16 @@ class InferenceEngine:
         max_waiting: int = 256,
         max_new_tokens: int = 512,
         seed: int = 0,
-        threads: int | None = None,
         place_of: PlaceOf | None = None,
     ) -> None:
         """Prepare the engine; nothing listens yet.
 
         Args:
+            model_name: the `model` of requests.
             max_batch: completions that are decoded together.
             max_waiting: requests that may wait beside; more are refused with 503 and `Retry-After`.
             max_new_tokens: for requests that name no limit.
             seed: of the requests without a seed.
-            threads: of torch while decoding; None: one for a small model, else torch's own setting.
             place_of: gives a rollout's place in the run. With it replies are repeatable: they depend on the weights,
                 that place and the request, not on what else is in flight or when it arrives.
 
@@ -72,28 +68,19 @@ class InferenceEngine:
             policy,
             max_batch=max_batch,
             max_waiting=max_waiting,
-            threads=threads,
             decode=chat_format.copy().text,
             separate=place_of is not None,
         )
         vocabulary: int = policy.model.config.vocab_size
-        served = ServedAs(model_name, policy.eos_ids, vocabulary, policy.context_length, max_new_tokens)
         self._grammars = Grammars(policy.tokenizer, vocabulary, policy.eos_ids)
         self._service = ChatService(
-            served,
+            ServedAs(model_name, policy.eos_ids, vocabulary, policy.context_length, max_new_tokens),
             chat_format.copy(),
             self._loop.submit,
             self._grammars.state,
             ArrivalSeeds(seed) if place_of is None else PlaceSeeds(seed, place_of),
-            record_size=1024,
         )
-        self.record: deque[CallRecord] = self._service.record
         self._server: ServerThread | None = None
-
-    @property
-    def api_key(self) -> None:
-        """None: on loopback anybody of this machine may call."""
-        return None
 
     @property
     def base_url(self) -> str:

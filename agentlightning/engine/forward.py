@@ -9,7 +9,6 @@ same place, which cannot serve sequences that join and leave between two steps.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
 from typing import Any, Final, Protocol
 from weakref import WeakKeyDictionary
 
@@ -102,7 +101,7 @@ class ModelForward:
             return 0
         self.rows.prepare_prompts(first_row)
         self._model(input_ids=tokens[:1, :shared], logits_to_keep=1, **self._cache)
-        self.rows.spread_rows(first_row, [0] * len(tokens))
+        self.rows.repeat_row(first_row, len(tokens))
         return shared
 
     def tokens(self, tokens: Tensor, lengths: Tensor, width: int) -> Tensor:
@@ -144,10 +143,10 @@ class RowCache(Cache):
         for layer in self._row_layers:
             layer.tokens_at = rows, lengths, width
 
-    def spread_rows(self, first_row: int, sources: Sequence[int]) -> None:
-        """Copy rows so that the i-th from `first_row` on gets the content of the `sources[i]`-th from there."""
+    def repeat_row(self, row: int, count: int) -> None:
+        """Copy one row to the rows after it, `count` of them with itself."""
         for layer in self._row_layers:
-            layer.spread(first_row, sources)
+            layer.repeat(row, count)
 
     def move_row(self, source: int, target: int) -> None:
         """Copy one row over another."""
@@ -179,11 +178,9 @@ class _RowLayer(CacheLayerMixin):
         self.values[rows, :, lengths] = value_states[:, :, 0].to(self.values.dtype)
         return self.keys[:count, :, :width], self.values[:count, :, :width]
 
-    def spread(self, first: int, sources: Sequence[int]) -> None:
-        self._reserve(self.keys, self.values, first + len(sources), 0)
-        rows = torch.tensor(sources, device=self.keys.device) + first
-        target = slice(first, first + len(sources))
-        self.keys[target], self.values[target] = self.keys[rows], self.values[rows]  # copied before it is written
+    def repeat(self, row: int, count: int) -> None:
+        self._reserve(self.keys, self.values, row + count, 0)
+        self.keys[row + 1 : row + count], self.values[row + 1 : row + count] = self.keys[row], self.values[row]
 
     def _reserve(self, keys: Tensor, values: Tensor, rows: int, length: int) -> None:
         """Make room, for numbers of the types of the first ones: autocast gives keys and values different types."""

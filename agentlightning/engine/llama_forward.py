@@ -188,11 +188,6 @@ class FlatRows:
         self._flat[2 * layer].index_copy_(0, self._places, keys.reshape(-1, width))
         self._flat[2 * layer + 1].index_copy_(0, self._places, values.reshape(-1, width))
 
-    def spread_rows(self, first_row: int, sources: Sequence[int]) -> None:
-        """As `RowCache.spread_rows`."""
-        self._reserve(first_row + len(sources), 0)
-        self._kept[:, first_row : first_row + len(sources)] = self._kept[:, torch.tensor(sources) + first_row]
-
     def move_row(self, source: int, target: int) -> None:
         """Copy one row over another."""
         self._kept[:, target] = self._kept[:, source]

@@ -18,22 +18,22 @@ class EngineStats:
 
 
 class PolicyEngine(Protocol):
-    """Serves the current weights of a policy behind an OpenAI-style endpoint."""
+    """Serves the current weights of a policy behind an OpenAI-compatible endpoint.
+
+    Attributes:
+        model_name: the `model` of requests.
+        base_url: the address to which the gateway sends calls. Known after `start`.
+        api_key: the key that calls must carry; None: none.
+    """
 
     @property
-    def model_name(self) -> str:
-        """The `model` of requests."""
-        ...
+    def model_name(self) -> str: ...
 
     @property
-    def base_url(self) -> str:
-        """The address to which the gateway sends calls. Known after `start`."""
-        ...
+    def base_url(self) -> str: ...
 
     @property
-    def api_key(self) -> str | None:
-        """The key that calls must carry; None: none."""
-        ...
+    def api_key(self) -> str | None: ...
 
     def start(self) -> None:
         """Serve; returns when requests are answered."""

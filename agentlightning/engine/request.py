@@ -91,8 +91,7 @@ class JsonShape:
     """A JSON value that fits a schema."""
 
     schema: Mapping[str, Any]
-    strict: bool = False
-    """A keyword of the schema that the library does not know is an error; otherwise it is ignored."""
+    strict: bool = False  # a keyword of the schema that the library does not know is an error, and not ignored
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +99,9 @@ class Constraint:
     """A reply that is one JSON value, or calls of these tools; either one if both are set."""
 
     value: JsonShape | None
-    functions: Sequence[tuple[str, JsonShape]]
-    """Name and arguments of the tools that may be called."""
-    several: bool
-    """More than one call may be made."""
-    param: str
-    """The field of the request that asked for it, for errors."""
+    functions: Sequence[tuple[str, JsonShape]]  # name and arguments of the tools that may be called
+    several: bool  # more than one call may be made
+    param: str  # the field of the request that asked for it, for errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +144,8 @@ def parse_request(body: object) -> ChatRequest:
         raise RequestError("'messages' must be a list of at least one message object", param="messages")
     temperature = _number(fields, "temperature", 1.0, low=0.0, high=2.0)
     if 0 < temperature < _LEAST_TEMPERATURE:
-        raise RequestError(
-            f"'temperature' must be 0 or at least {_LEAST_TEMPERATURE}, not {temperature}", param="temperature"
-        )
+        text = f"'temperature' must be 0 or at least {_LEAST_TEMPERATURE}, not {temperature}"
+        raise RequestError(text, param="temperature")
     limit = "max_completion_tokens" if "max_completion_tokens" in fields else "max_tokens"
     tools, one_call = _tools(fields), not _flag(fields, "parallel_tool_calls", default=True)
     return ChatRequest(
@@ -193,15 +188,11 @@ def _refuse_unsupported(fields: Fields) -> None:
             raise RequestError(text, param=name, code="unknown_parameter")
         if value not in _ONLY_NEUTRAL[name]:
             instead = _INSTEAD.get(name, f"leave {name!r} out")
-            raise RequestError(
-                f"the embedded engine does not support {name}={json.dumps(value)}; {instead}",
-                param=name,
-                code="unsupported_value",
-            )
+            text = f"the embedded engine does not support {name}={json.dumps(value)}; {instead}"
+            raise RequestError(text, param=name, code="unsupported_value")
 
 
 def _typed(fields: Fields, name: str, kind: type[Any]) -> Any:
-    """Return a field of a type; true and false are no numbers."""
     value = fields.get(name)
     if not isinstance(value, kind) or isinstance(value, bool):
         raise RequestError(f"{name!r} must be of type {kind.__name__}, not {json.dumps(value)}", param=name)
@@ -229,7 +220,6 @@ def _number(fields: Fields, name: str, default: float, *, low: float, high: floa
 
 
 def _flag(fields: Fields, name: str, *, default: bool = False) -> bool:
-    """Return a field that is true or false; 1 and 0 stand for them too."""
     value = fields.get(name, default)
     if value not in (True, False):
         raise RequestError(f"{name!r} must be true or false, not {json.dumps(value)}", param=name)
@@ -284,7 +274,6 @@ def _template_fields(fields: Fields) -> dict[str, Any]:
 
 
 def _tools(fields: Fields) -> list[dict[str, Any]] | None:
-    """Return the tools that may be called; None if there are none, or none may be called."""
     tools = fields.get("tools", [])
     if not isinstance(tools, list) or not all(isinstance(_name_in(tool), str) for tool in cast("list[object]", tools)):
         raise RequestError("'tools' must be a list of function tools, each with a 'name'", param="tools")
@@ -297,8 +286,6 @@ def _name_in(tool: object) -> object:
 
 
 def _constraint(fields: Fields, tools: Sequence[Fields], *, several: bool) -> Constraint | None:
-    """Return calls where `tool_choice` forces one, JSON where `response_format` asks for it, and JSON or calls with
-    tools that may but need not be called."""
     forced, value = _forced_tools(fields, tools), _response_format(fields)
     if forced is not None:
         named = isinstance(fields["tool_choice"], dict)

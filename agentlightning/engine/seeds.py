@@ -11,18 +11,18 @@ from __future__ import annotations
 import hashlib
 import random
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 from urllib.parse import unquote
 
 from agentlightning.engine.request import RequestError
 
+T = TypeVar("T")
 PlaceOf = Callable[[str], Awaitable[str | None]]
 """Returns the place of a rollout in the run; None for one that has none."""
-_ATTEMPTS: Final = 8192
-_ROLLOUTS: Final = 8192
+_KEPT: Final = 8192  # rollouts and attempts
 
 
 class ArrivalSeeds:
@@ -33,12 +33,8 @@ class ArrivalSeeds:
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
 
-    async def place(self, attempt: str | None) -> str:
-        """Return an empty place: only the arrival counts."""
-        return ""
-
-    @contextmanager
-    def draw(self, attempt: str | None, place: str, prompt_ids: Sequence[int]) -> Generator[int]:
+    @asynccontextmanager
+    async def draw(self, attempt: str | None, prompt_ids: Sequence[int]) -> AsyncGenerator[int]:
         """Yield the next seed."""
         yield self._random.getrandbits(63)
 
@@ -63,38 +59,19 @@ class PlaceSeeds:
         self._places: OrderedDict[str, str] = OrderedDict()
         self._calls: OrderedDict[str, dict[bytes, dict[int, _Call]]] = OrderedDict()  # attempt, prompt, number
 
-    async def place(self, attempt: str | None) -> str:
-        """Return the place of the attempt's rollout; `attempt` is the gateway's `rollout/attempt/call`.
+    @asynccontextmanager
+    async def draw(self, attempt: str | None, prompt_ids: Sequence[int]) -> AsyncGenerator[int]:
+        """Yield the seed of a request; one whose block fails or is cancelled does not count. A call that the gateway
+        makes again, because its reply was lost, gets the seed that it had. `attempt` is the gateway's
+        `rollout/attempt/call`.
 
         Raises:
             RequestError: the request did not come through the gateway, or its rollout is none of the run's.
         """
-        rollout_id = unquote((attempt or "").partition("/")[0])
-        if rollout_id not in self._places:
-            place = await self._place_of(rollout_id) if rollout_id else None
-            if place is None:
-                who = f"rollout {rollout_id!r} was not made by this run" if rollout_id else "it came past the gateway"
-                raise RequestError(
-                    f"with deterministic=True a request without a seed must be of a rollout of the run: {who}"
-                )
-            self._places[rollout_id] = place
-        self._places.move_to_end(rollout_id)
-        place = self._places[rollout_id]
-        if len(self._places) > _ROLLOUTS:
-            self._places.popitem(last=False)
-        return place
-
-    @contextmanager
-    def draw(self, attempt: str | None, place: str, prompt_ids: Sequence[int]) -> Generator[int]:
-        """Yield the seed of a request; one whose block fails or is cancelled does not count. A call that the gateway
-        makes again, because its reply was lost, gets the seed that it had."""
         rollout_id, _, rest = (attempt or "").partition("/")
         attempt_id, _, call_id = rest.partition("/")
-        owner = f"{rollout_id}/{attempt_id}"
-        prompts = self._calls.setdefault(owner, {})
-        self._calls.move_to_end(owner)
-        if len(self._calls) > _ATTEMPTS:
-            self._calls.popitem(last=False)
+        place = await self._place(unquote(rollout_id))
+        prompts = _kept(self._calls, f"{rollout_id}/{attempt_id}", {})
         prompt = hashlib.sha256(",".join(map(str, prompt_ids)).encode()).digest()
         calls = prompts.setdefault(prompt, {})
         number = next((number for number, call in calls.items() if call_id and call.call_id == call_id), None)
@@ -109,6 +86,26 @@ class PlaceSeeds:
             call.running -= 1
             if not call.running and not call.was_answered:
                 del calls[number]
+
+    async def _place(self, rollout_id: str) -> str:
+        place = self._places.get(rollout_id)
+        if place is None:
+            place = await self._place_of(rollout_id) if rollout_id else None
+        if place is None:
+            who = f"rollout {rollout_id!r} was not made by this run" if rollout_id else "it came past the gateway"
+            raise RequestError(
+                f"with deterministic=True a request without a seed must be of a rollout of the run: {who}"
+            )
+        return _kept(self._places, rollout_id, place)
+
+
+def _kept(entries: OrderedDict[str, T], key: str, new: T) -> T:
+    """Return the entry of a key, or the new one; the entries used the longest ago go."""
+    entry = entries.setdefault(key, new)
+    entries.move_to_end(key)
+    if len(entries) > _KEPT:
+        entries.popitem(last=False)
+    return entry
 
 
 def hash_of(*parts: object) -> int:

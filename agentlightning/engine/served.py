@@ -1,7 +1,4 @@
-"""A causal language model that can be served: the model, its tokenizer, the version of its weights and their lock.
-
-Who generates and who updates take turns: both hold `lock` while they touch the weights.
-"""
+"""A causal language model that can be served: the model, its tokenizer, the version of its weights and their lock."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ class ServedModel:
         model: the live weights, in evaluation mode whenever they are served.
         tokenizer: with its chat template.
         weight_version: 0 as loaded, one more with every update that changed the weights.
-        lock: held by whoever reads or writes the weights.
+        lock: held by every reader and writer of the weights.
     """
 
     def __init__(
@@ -76,10 +73,7 @@ class ServedModel:
         return min(config.max_position_embeddings, window or 1 << 60, self._max_length or 1 << 60)
 
     def gives_probabilities(self) -> bool:
-        """Return whether all weights are finite and the model gives finite logits for the shortest prompt.
-
-        Without, nothing can be sampled or learned.
-        """
+        """Return whether all weights are finite and the model gives finite logits for the shortest prompt."""
         with self.lock, torch.inference_mode():
             if not all(bool(parameter.isfinite().all()) for parameter in self.model.parameters()):
                 return False
@@ -94,10 +88,7 @@ class ServedModel:
         return adapted.merge_and_unload()
 
     def save(self, path: str | Path) -> None:
-        """Write model and tokenizer, so that `AutoModelForCausalLM.from_pretrained(path)` loads the current weights.
-
-        LoRA adapters are merged into the written copy.
-        """
+        """Write model and tokenizer in the form of `from_pretrained`; adapters are merged into the written copy."""
         private_folder(path)
         with self.lock, no_progress_bar():
             self.merged().save_pretrained(path)
@@ -105,11 +96,8 @@ class ServedModel:
 
 
 def load_model(path: str | Path, *, bf16: bool = False, device: str = "cpu") -> PreTrainedModel:
-    """Return the model in a folder (or of a name in the local cache), on the CPU, of the type that suits `device`.
-
-    Raises:
-        BadRequestError: The device has no instructions for bfloat16.
-    """
+    """Return the model in a folder (or of a name in the local cache), on the CPU, of the type that suits `device`; see
+    `dtype_of`."""
     dtype = dtype_of(device, bf16=bf16)
     with no_progress_bar():
         return AutoModelForCausalLM.from_pretrained(

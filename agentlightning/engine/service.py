@@ -13,7 +13,6 @@ import logging
 import random
 import time
 import uuid
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
@@ -41,24 +40,8 @@ class ServedAs:
     """The algorithm whose client generates, for error messages."""
 
 
-@dataclass(frozen=True, slots=True)
-class CallRecord:
-    """Input and output of one choice of a call, for comparison with what others recorded."""
-
-    response_id: str
-    prompt_ids: list[int]
-    token_ids: list[int]
-    logprobs: list[float]  # natural, one per completion token
-    weight_version: int
-    index: int = 0  # of the choice, where several were asked for
-
-
 class ChatService:
-    """Answers requests. Lives on the loop of the server.
-
-    Attributes:
-        record: the latest `record_size` choices, oldest first.
-    """
+    """Answers requests. Lives on the loop of the server."""
 
     def __init__(
         self,
@@ -67,12 +50,9 @@ class ChatService:
         submit: Callable[[Sequence[Completion]], Future[int]],
         grammar_of: Callable[[Constraint], Awaitable[GrammarState]],
         seeds: ArrivalSeeds | PlaceSeeds,
-        *,
-        record_size: int = 0,
     ) -> None:
         """Prepare it. `submit` generates, and its future gives the version of the weights; `seeds` are for requests
         without one."""
-        self.record: deque[CallRecord] = deque(maxlen=record_size)
         self.served = served
         self._format = chat_format
         self._submit = submit
@@ -97,11 +77,8 @@ class ChatService:
             )
         self._note_fields_without_effect(request)
         prompt_ids = self._format.prompt_ids(request.messages, request.tools, request.template_fields)
-        if request.seed is not None:
-            drawn = nullcontext(request.seed)
-        else:
-            drawn = self._seeds.draw(attempt, await self._seeds.place(attempt), prompt_ids)
-        with drawn as seed:
+        seeding = nullcontext(request.seed) if request.seed is not None else self._seeds.draw(attempt, prompt_ids)
+        async with seeding as seed:
             completions = await self._completions(request, prompt_ids, seed)
             try:
                 version = await asyncio.wrap_future(self._submit(completions))
@@ -109,11 +86,7 @@ class ChatService:
                 for completion in completions:
                     completion.left = True
                 raise
-        response_id = f"chatcmpl-{uuid.uuid4().hex}"
-        for index, done in enumerate(completions):
-            ids = list(done.prompt_ids)
-            self.record.append(CallRecord(response_id, ids, done.token_ids, done.logprobs, version, index))
-        return self._response(request, completions, response_id, version)
+        return self._response(request, completions, version)
 
     async def _completions(self, request: ChatRequest, prompt_ids: list[int], seed: int) -> list[Completion]:
         """Return one completion for each choice."""
@@ -148,9 +121,9 @@ class ChatService:
         wanted, vocabulary = request.adjustments, self.served.vocabulary
         if wanted == Adjustments():
             return None
-        beyond = [token for token in wanted.logit_bias if not 0 <= token < vocabulary]
-        if beyond:
-            text = f"'logit_bias' names the token {beyond[0]}; the tokens are 0 to {vocabulary - 1}"
+        unknown = [token for token in wanted.logit_bias if not 0 <= token < vocabulary]
+        if unknown:
+            text = f"'logit_bias' names the token {unknown[0]}; the tokens are 0 to {vocabulary - 1}"
             raise RequestError(text, param="logit_bias")
         if wanted.min_tokens > limit:
             text = f"'min_tokens' must be at most the limit of the completion, {limit}; got {wanted.min_tokens}"
@@ -170,12 +143,10 @@ class ChatService:
                 self._noted.add(name)
                 logger.info("the field %r of requests has no effect on this model and its chat template", name)
 
-    def _response(
-        self, request: ChatRequest, completions: Sequence[Completion], response_id: str, version: int
-    ) -> dict[str, object]:
+    def _response(self, request: ChatRequest, completions: Sequence[Completion], version: int) -> dict[str, object]:
         prompt_ids, tokens = completions[0].prompt_ids, sum(len(one.token_ids) for one in completions)
         response: dict[str, object] = {
-            "id": response_id,
+            "id": f"chatcmpl-{uuid.uuid4().hex}",
             "object": "chat.completion",
             "created": int(time.time()),
             "model": self.served.model_name,
@@ -214,12 +185,10 @@ class ChatService:
         return choice
 
     def _text(self, completion: Completion) -> str:
-        token_ids = completion.token_ids
-        if token_ids[-1] in self.served.eos_ids:
-            return self._format.text(token_ids[:-1])
-        if completion.finish_reason == "stop" and completion.stop is not None:
-            return completion.stop.cut(token_ids, self._format.text)
-        return self._format.text(token_ids)
+        *earlier, last = completion.token_ids
+        if last in self.served.eos_ids:
+            return self._format.text(earlier)
+        return self._format.text(completion.token_ids) if completion.stopped_text is None else completion.stopped_text
 
     def _logprobs(self, completion: Completion) -> dict[str, object]:
         def entries(tokens: Sequence[int], logprobs: Sequence[float]) -> list[dict[str, object]]:

@@ -1,10 +1,11 @@
-"""Imports torch and transformers, or names the command that installs them; bounds their threads and terminal output.
+"""torch and transformers in this process: imported or named as missing, their threads, kernels, memory and output.
 
 `grpo.py` imports this module before every other one that needs torch.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -19,6 +20,10 @@ except ModuleNotFoundError as error:
     raise MissingExtraError("agl.GRPO", "grpo", error.name or "torch") from error
 
 SMALL_MODEL_PARAMETERS: Final = 10_000_000
+_OUT_OF_MEMORY: Final = (
+    *("DefaultCPUAllocator", "std::bad_alloc"),
+    *("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED"),
+)
 
 
 @contextmanager
@@ -75,3 +80,28 @@ def deterministic_torch(device: str) -> Generator[None]:
         yield
     finally:
         torch.use_deterministic_algorithms(before)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error says that memory could not be had.
+
+    On a GPU torch has a class for it, but not for what CUDA and its libraries take beside torch. On a CPU its allocator
+    raises a plain `RuntimeError` (a limit of the process or a strict overcommit policy was reached), and Python itself
+    a `MemoryError`; a control group or a machine that runs out of pages kills the process instead.
+    """
+    text = str(error)
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
+        isinstance(error, RuntimeError) and any(sign in text for sign in _OUT_OF_MEMORY)
+    )
+
+
+def short_cause(error: BaseException) -> str:
+    """Return the first words of an out-of-memory error; torch goes on with the memory of every process on the GPU."""
+    return str(error).partition("\n")[0].partition(" GPU ")[0] or type(error).__name__
+
+
+def free_cached_memory(device: torch.device) -> None:
+    """Give back what nothing uses any more."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

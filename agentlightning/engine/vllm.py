@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -47,7 +46,6 @@ class VLLMEngine:
         *,
         model: str,
         folder: Path,
-        model_name: str = "policy",
         has_adapters: bool = False,
         seed: int = 0,
         max_batch: int = 64,
@@ -60,14 +58,14 @@ class VLLMEngine:
             has_adapters: they alone learn.
             max_batch: calls that are generated at once by a server that is started.
         """
-        self.model_name: Final = model_name
+        self.model_name: Final = "policy"
         self._swapping, self._pushing = threading.Lock(), threading.Lock()  # the latter: a server may start meanwhile
         self._policy, self._settings, self._has_adapters = policy, settings, has_adapters
         weights, ipc = folder / "vllm-weights", settings.vllm_weight_transfer == "ipc"
         if has_adapters:
-            self._sync = AdapterSync(policy, model_name, weights, base=model)
+            self._sync = AdapterSync(policy, self.model_name, weights, base=model)
         else:
-            self._sync = (IpcSync if ipc else FolderSync)(policy, model_name, weights)
+            self._sync = (IpcSync if ipc else FolderSync)(policy, self.model_name, weights)
         self._process: VLLMProcess | None = None
         if settings.vllm_server_base_url is None:
             self._process = VLLMProcess(
@@ -95,11 +93,8 @@ class VLLMEngine:
         return os.environ.get("VLLM_API_KEY") if self._process is None else self._process.api_key
 
     def start(self) -> None:
-        """Start or find the server and give it the weights.
-
-        Raises:
-            EngineError: it does not start, does not answer, serves another model, or does not take the weights.
-        """
+        """Start or find the server and give it the weights. Raises `EngineError` where it does not start, does not
+        answer, serves another model, or does not take the weights."""
         if self._process is not None:
             self._process.start()
         elif not self._control.is_healthy():
@@ -110,7 +105,12 @@ class VLLMEngine:
             )
         try:
             if self._process is not None or not self._has_adapters:  # else the adapter takes the name
-                self._check_name()
+                names = [str(model["id"]) for model in self._control.get("/v1/models")["data"]]
+                if self.model_name not in names:
+                    raise EngineError(
+                        f"The vLLM server at {self._control.address} serves {', '.join(names)}; it must serve the "
+                        f"policy as {self.model_name!r}: start it with --served-model-name {self.model_name}"
+                    )
             if self._process is None:
                 self._push()
         except BaseException:
@@ -126,20 +126,16 @@ class VLLMEngine:
 
     @contextmanager
     def swap(self, timeout: float = 30.0) -> Generator[None]:
-        """Let calls in flight end, let the block change the weights, and serve them.
-
-        Raises:
-            EngineError: the server did not do its part; or there is none any more.
-        """
+        """Let calls in flight end, let the block change the weights, and serve them. Raises `EngineError` where the
+        server does not do its part, or there is none any more."""
         if not self._swapping.acquire(timeout=timeout):
             raise EngineError(f"Another change of the weights was not over within {timeout:g} s")
         began = time.monotonic()
         try:
             self._await_server(timeout)
-            if (
-                self._settings.vllm_enable_sleep_mode
-            ):  # level 1 keeps the weights in the CPU's memory: an adapter's base
-                self._control.post("/sleep", timeout, level=1 if self._has_adapters else 2, mode="wait")
+            if self._settings.vllm_enable_sleep_mode:
+                level = 1 if self._has_adapters else 2  # 1 keeps the weights in the CPU's memory: an adapter's base
+                self._control.post("/sleep", timeout, level=level, mode="wait")
             else:
                 self._control.post("/pause", timeout, mode="wait")
             try:
@@ -152,11 +148,11 @@ class VLLMEngine:
 
     def stats(self) -> EngineStats:
         """Return sums since the start. `busy_seconds` is the time outside of swaps."""
-        with contextlib.suppress(EngineError):
-            requests, prompt, completion = self._control.counts()
-            busy = time.monotonic() - self._began - self._swapped_seconds
-            return EngineStats(requests, prompt, completion, busy)
-        return EngineStats()
+        try:
+            requests, prompt, completion = self._control.sums("request_success", "prompt_tokens", "generation_tokens")
+        except EngineError:
+            return EngineStats()
+        return EngineStats(requests, prompt, completion, time.monotonic() - self._began - self._swapped_seconds)
 
     def _resume(self, began: float) -> None:
         """Serve the current weights. A server that was started again meanwhile does not sleep."""
@@ -193,28 +189,23 @@ class VLLMEngine:
         if self._process is not None:
             self._process.await_server(timeout)
 
-    def _check_name(self) -> None:
-        names = [str(model["id"]) for model in self._control.get("/v1/models")["data"]]
-        if self.model_name not in names:
-            raise EngineError(
-                f"The vLLM server at {self._control.address} serves {', '.join(names)}; it must serve the policy as "
-                f"{self.model_name!r}: start it with --served-model-name {self.model_name}"
-            )
-
 
 def _arguments(policy: ServedModel, settings: VLLMSettings, seed: int, most_calls: int) -> list[str]:
     """Return the arguments of `vllm serve` after the model's. Log-probabilities are of the distribution that is
     sampled from."""
-    arguments = ["--seed", str(seed), "--max-model-len", str(policy.context_length)]
-    arguments += ["--logprobs-mode", "processed_logprobs", "--max-num-seqs", str(most_calls)]
-    arguments += ["--gpu-memory-utilization", str(settings.vllm_gpu_memory_utilization)]
-    arguments += ["--tensor-parallel-size", str(settings.vllm_tensor_parallel_size)]
-    arguments += ["--dtype", str(policy.model.dtype).removeprefix("torch.")]
-    if settings.vllm_enable_sleep_mode:
-        arguments += ["--enable-sleep-mode"]
+    values = {
+        "--seed": seed,
+        "--max-model-len": policy.context_length,
+        "--logprobs-mode": "processed_logprobs",
+        "--max-num-seqs": most_calls,
+        "--gpu-memory-utilization": settings.vllm_gpu_memory_utilization,
+        "--tensor-parallel-size": settings.vllm_tensor_parallel_size,
+        "--dtype": str(policy.model.dtype).removeprefix("torch."),
+    }
     if settings.vllm_weight_transfer == "ipc":
-        arguments += ["--weight-transfer-config", '{"backend": "ipc"}']
-    return [*arguments, *settings.vllm_args]
+        values["--weight-transfer-config"] = '{"backend": "ipc"}'
+    sleep = ["--enable-sleep-mode"] if settings.vllm_enable_sleep_mode else []
+    return [*(str(part) for value in values.items() for part in value), *sleep, *settings.vllm_args]
 
 
 class FolderSync:

@@ -73,11 +73,7 @@ class VLLMSettings:
     """What starts vLLM's command line; `()` is `agl vllm` of this environment."""
 
     def check_vllm(self, *, has_adapters: bool) -> None:
-        """Check what the annotations do not say.
-
-        Raises:
-            BadRequestError: one is out of its range, or has no effect as the others are.
-        """
+        """Raise `BadRequestError` for a setting that is out of its range, or has no effect as the others are."""
         for name in ("vllm_args", "vllm_command"):
             value: object = getattr(self, name)
             if not isinstance(value, tuple | list) or not all(isinstance(each, str) for each in value):
@@ -118,46 +114,32 @@ class VLLMControl:
     def is_healthy(self) -> bool:
         """Return whether the server answers and its engine lives."""
         try:
-            self._ask("GET", "/health", timeout=_HEALTH_SECONDS)
+            self._ask("GET", "/health", _HEALTH_SECONDS)
         except EngineError:
             return False
         return True
 
     def get(self, path: str) -> Any:
         """Return the JSON at a path."""
-        return json.loads(self._ask("GET", path, timeout=_HEALTH_SECONDS))
+        return json.loads(self._ask("GET", path, _HEALTH_SECONDS))
 
     def post(self, path: str, timeout: float, body: Mapping[str, Any] | None = None, **query: object) -> bytes:
         """Return the answer to a call with a body of JSON or with arguments in the query, within `timeout` seconds."""
-        return self._ask("POST", path, query, body=body, timeout=timeout)
+        return self._ask("POST", path + (f"?{urlencode(query, doseq=True)}" if query else ""), timeout, body)
 
-    def counts(self) -> tuple[int, int, int]:
-        """Return requests finished, prompt tokens and completion tokens since the server started."""
+    def sums(self, *counters: str) -> list[int]:
+        """Return vLLM's counters since the server started, each over all its labels."""
         from prometheus_client.parser import text_string_to_metric_families
 
-        names = ("vllm:request_success_total", "vllm:prompt_tokens_total", "vllm:generation_tokens_total")
-        sums = dict.fromkeys(names, 0.0)
-        text = self._ask("GET", "/metrics", timeout=_HEALTH_SECONDS).decode()
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                if sample.name in sums:
-                    sums[sample.name] += sample.value
-        requests, prompt, completion = (int(sums[name]) for name in names)
-        return requests, prompt, completion
+        families = text_string_to_metric_families(self._ask("GET", "/metrics", _HEALTH_SECONDS).decode())
+        samples = [sample for family in families for sample in family.samples]
+        names = [f"vllm:{counter}_total" for counter in counters]
+        return [int(sum(sample.value for sample in samples if sample.name == name)) for name in names]
 
-    def _ask(
-        self,
-        method: str,
-        path: str,
-        query: Mapping[str, object] | None = None,
-        *,
-        body: Mapping[str, Any] | None = None,
-        timeout: float,
-    ) -> bytes:
-        url = self.address + path + (f"?{urlencode(query, doseq=True)}" if query else "")
+    def _ask(self, method: str, path: str, timeout: float, body: Mapping[str, Any] | None = None) -> bytes:
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(url, data=data, headers=self._headers, method=method)
-        call = f"{method} {path} of the vLLM server at {self.address}"
+        request = urllib.request.Request(self.address + path, data=data, headers=self._headers, method=method)
+        call = f"{method} {path.partition('?')[0]} of the vLLM server at {self.address}"
         try:
             with urllib.request.urlopen(request, timeout=timeout) as answer:
                 return answer.read()
@@ -209,30 +191,21 @@ class VLLMProcess:
         self._environment |= {**(environment or {}), "VLLM_API_KEY": self.api_key}
         self._log, self._start_seconds = log, start_seconds
         self._stopping = threading.Event()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._group: ProcessGroup | None = None
+        self._server: tuple[subprocess.Popen[bytes], ProcessGroup] | None = None
         self._watcher: threading.Thread | None = None
         self._restarts = 0
         self._failure: EngineError | None = None  # why there is no server any more
 
     def start(self) -> None:
-        """Start the server; returns when it answers.
-
-        Raises:
-            EngineError: the command does not start or ends, or there is no answer in time; the text has the last
-                lines of its output.
-        """
+        """Start the server; returns when it answers. An `EngineError` says why it does not, with the last lines of its
+        output."""
         private_folder(self._log.parent)
         process, group = self._launch()
         self._watcher = threading.Thread(target=self._watch, args=(process, group), name="agl-vllm", daemon=True)
         self._watcher.start()
 
     def await_server(self, timeout: float) -> None:
-        """Return when the server answers, after a restart if need be.
-
-        Raises:
-            EngineError: there is none any more, or it does not answer in time.
-        """
+        """Return when the server answers, after a restart if need be; an `EngineError` says why it does not."""
         deadline = time.monotonic() + timeout
         while True:
             if self._failure is not None:
@@ -246,24 +219,24 @@ class VLLMProcess:
     def stop(self) -> None:
         """End the server and all that it started: SIGTERM, then SIGKILL. May be called twice."""
         self._stopping.set()
-        if self._process is not None and self._process.poll() is None and self._group is not None:
-            self._group.signal(signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_STOP_SECONDS)
-        if self._group is not None:
-            self._group.close()
-        if self._process is not None:
-            self._process.wait()
+        if self._server is not None:
+            process, group = self._server
+            if process.poll() is None:
+                group.signal(signal.SIGTERM)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_STOP_SECONDS)
+            group.close()
+            process.wait()
         if self._watcher is not None and self._watcher is not threading.current_thread():
             self._watcher.join()
 
     def _launch(self) -> tuple[subprocess.Popen[bytes], ProcessGroup]:
         place = ["--host", "127.0.0.1", "--port", str(self._port)]
-        arguments = self._arguments()
+        command = [*self._command, "serve", *self._arguments(), *place]
         with self._log.open("ab") as log:
             try:
-                process = self._process = subprocess.Popen(
-                    [*self._command, "serve", *arguments, *place],
+                process = subprocess.Popen(
+                    command,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
@@ -272,7 +245,8 @@ class VLLMProcess:
                 )
             except OSError as error:
                 raise EngineError(f"{self._command[0]!r} cannot be started: {error}") from None
-        group = self._group = ProcessGroup(process.pid)
+        group = ProcessGroup(process.pid)
+        self._server = process, group
         try:
             self._await_health(process)
         except BaseException:

@@ -54,7 +54,7 @@ def served(folder: Path, threads: int = 1) -> Generator[LLMProxy]:
     policy = Policy.load(folder)
     model: Any = policy.model
     model.to(torch.bfloat16)  # a third of the time of float32 where the processor has it
-    engine = InferenceEngine(policy, model_name=NAME, max_batch=BATCH, threads=threads)
+    engine = InferenceEngine(policy, model_name=NAME, max_batch=BATCH)
     engine.start()
     try:
         parameters: Any = {"model": f"hosted_vllm/{NAME}", "api_base": engine.base_url}

@@ -5,10 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
-import openai
 import pytest
 import torch
 
@@ -63,38 +60,6 @@ def test_tokens_are_drawn_as_often_as_the_settings_say(
         assert abs(counts[token] / 3000 - p) <= 6 * math.sqrt(p * (1 - p) / 3000) + 1e-9
 
 
-def test_rows_without_adjustments_are_drawn_as_ever() -> None:
-    plain = [Completion([1], 9, seed=n) for n in range(50)]
-    mixed = [Completion([1], 9, seed=n, adjustments=Adjustments(top_k=1) if n % 2 else None) for n in range(50)]
-    alone, together = draw(LOGITS.repeat(50, 1), plain)[0], draw(LOGITS.repeat(50, 1), mixed)[0]
-    assert together[::2] == alone[::2]
-    assert set(together[1::2]) == {0}
-
-
-def test_the_engine_honours_settings_side_by_side(byte_engine: InferenceEngine) -> None:
-    settings: list[dict[str, Any]] = [
-        {},
-        {"top_k": 1},
-        {"min_p": 1.0},
-        {"logit_bias": {"70": 100}},
-        {"presence_penalty": 2.0, "frequency_penalty": 2.0},
-        {"repetition_penalty": 5.0},
-        {"top_p": 0.2, "top_k": 5},
-        {"temperature": 0},
-        {"stop": ["e", "\n"]},
-    ]
-
-    def one(fields: dict[str, object]) -> list[int]:
-        return tokens(ask(byte_engine, seed=1, max_tokens=12, **fields))
-
-    alone = [one(fields) for fields in settings]
-    with ThreadPoolExecutor(9) as pool:
-        assert list(pool.map(one, settings)) == alone
-    assert alone[1] == alone[2] == alone[7]
-    assert alone[3] == [70] * 12
-    assert len(set(alone[4])) == 12  # a token that was said is not said again
-
-
 def test_top_logprobs_are_the_models_own(byte_engine: InferenceEngine) -> None:
     reply = ask(byte_engine, seed=1, max_tokens=5, top_logprobs=3, logit_bias={"70": 100})
     for entry, logprob in zip(reply["choices"][0]["logprobs"]["content"], logprobs(reply), strict=True):
@@ -102,16 +67,6 @@ def test_top_logprobs_are_the_models_own(byte_engine: InferenceEngine) -> None:
         assert len(best) == 3
         assert best == sorted(best, reverse=True)
         assert best[0] >= logprob
-
-
-@pytest.mark.parametrize(
-    ("fields", "named"), [({"logit_bias": {"999": 1}}, "logit_bias"), ({"min_tokens": 9}, "min_tokens")]
-)
-def test_a_setting_that_does_not_fit_the_model_or_the_limit_is_refused(
-    byte_engine: InferenceEngine, fields: dict[str, object], named: str
-) -> None:
-    with pytest.raises(openai.BadRequestError, match=named):
-        ask(byte_engine, max_tokens=5, **fields)
 
 
 # --- stop texts and tokens ------------------------------------------------------------------------------------------
@@ -157,34 +112,25 @@ def test_min_tokens_keeps_stops_and_the_end_away(byte_engine: InferenceEngine) -
 def test_a_stop_text_is_found_across_tokens_and_in_the_middle_of_characters(stop: str) -> None:
     tokenizer, said = byte_tokenizer(), "the weather é! 世界 of a city 世界"
     token_ids, rule = tokenizer(said)["input_ids"], StopRule((stop,))
-    first = next(n for n in range(1, len(token_ids) + 1) if rule.hit(token_ids[:n], tokenizer.decode))
+    ends = [rule.stopped(token_ids[:n], tokenizer.decode) for n in range(1, len(token_ids) + 1)]
+    first = next(n for n, end in enumerate(ends, 1) if end is not None)
     assert stop in tokenizer.decode(token_ids[:first])
     assert stop not in tokenizer.decode(token_ids[: first - 1])
-    assert rule.cut(token_ids[:first], tokenizer.decode) == said[: said.index(stop)]
+    assert ends[first - 1] == (said[: said.index(stop)], stop)
 
 
 def test_of_two_stops_in_one_token_the_one_complete_first_counts() -> None:
     texts = {1: "a", 2: "\n\nb"}
     decode = lambda ids: "".join(texts[i] for i in ids)  # noqa: E731 -- a decoder of two tokens
-    assert StopRule(("b", "\n\n", "\n")).cut([1, 2], decode) == "a"
-    hit = StopRule(("b", "\n\n")).hit([1, 2], decode)
-    assert hit is not None
-    assert hit.reason == "\n\n"
+    assert StopRule(("b", "\n\n")).stopped([1, 2], decode) == ("a", "\n\n")
+    assert StopRule(("b", "\n\n", "\n")).stopped([1, 2], decode) == ("a", "\n")
 
 
-def test_tokens_are_decoded_once_until_a_stop_text_is_there() -> None:
-    decoded: list[Sequence[int]] = []
+def test_a_stop_token_needs_no_text() -> None:
+    rule = StopRule(token_ids=frozenset((1,)))
+    assert rule.stopped([7], _never) is None
+    assert rule.stopped([1], _never) == ("", 1)
 
-    def decode(token_ids: Sequence[int]) -> str:
-        decoded.append(list(token_ids))
-        return "".join(map(chr, token_ids))
 
-    said = [ord(letter) for letter in "abcde"]
-    rule = StopRule(texts=("de",), token_ids=frozenset((1,)))
-    assert [rule.hit(said[: count + 1], decode) for count in range(4)] == [None] * 4
-    assert len(decoded) == 4
-    assert rule.hit(said, decode) == (3, "de")
-    assert rule.hit([1], decode) == (0, 1)
-    decoded.clear()
-    assert StopRule(token_ids=frozenset((1,))).hit(said, decode) is None
-    assert decoded == []
+def _never(token_ids: Sequence[int]) -> str:
+    raise AssertionError(f"{token_ids} were decoded")

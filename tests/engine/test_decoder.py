@@ -9,7 +9,7 @@ import torch
 
 from agentlightning.engine import decoder as decode
 from agentlightning.engine.completion import Completion
-from agentlightning.engine.decoder import Decoder, SeparateDecoder, generate
+from agentlightning.engine.decoder import Decoder, generate
 from agentlightning.training.learner.policy import Policy
 
 
@@ -32,9 +32,13 @@ def slowly(policy: Policy, completion: Completion) -> list[int]:
     return tokens[len(completion.prompt_ids) :]
 
 
-def test_greedy_tokens_equal_those_of_whole_forward_passes(policy: Policy) -> None:
+@pytest.mark.parametrize("prefill_tokens", [16_384, 10])  # prompts are read at once, or in parts
+def test_greedy_tokens_equal_those_of_whole_forward_passes(
+    policy: Policy, prefill_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decode, "PREFILL_TOKENS", prefill_tokens)
     made = completions(20, temperature=0.0)
-    generate(Decoder(policy.model, policy.eos_ids), made, max_batch=6)
+    generate(Decoder(policy.model, policy.eos_ids, max_batch=6), made)
     assert [completion.token_ids for completion in made] == [slowly(policy, completion) for completion in made]
 
 
@@ -42,21 +46,11 @@ def test_a_completion_does_not_depend_on_how_many_share_the_batch(policy: Policy
     found: list[list[list[int]]] = []
     for max_batch in (1, 5, 64):
         made = completions(20)
-        generate(Decoder(policy.model, policy.eos_ids), made, max_batch=max_batch)
+        generate(Decoder(policy.model, policy.eos_ids, max_batch=max_batch), made)
         found.append([completion.token_ids for completion in made])
         assert all(len(c.token_ids) == len(c.logprobs) for c in made)
         assert {c.finish_reason for c in made} <= {"stop", "length"}
     assert found[0] == found[1] == found[2]
-
-
-def test_prompts_beyond_the_bound_of_one_forward_are_read_in_parts(
-    policy: Policy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole, parts = completions(12, temperature=0.0), completions(12, temperature=0.0)
-    generate(Decoder(policy.model, policy.eos_ids), whole)
-    monkeypatch.setattr(decode, "PREFILL_TOKENS", 10)
-    generate(Decoder(policy.model, policy.eos_ids), parts)
-    assert [c.token_ids for c in whole] == [c.token_ids for c in parts]
 
 
 def test_the_token_that_ends_the_sequence_is_kept(policy: Policy) -> None:
@@ -71,7 +65,7 @@ def test_weights_that_give_no_number_are_an_error(policy: Policy) -> None:
     with torch.no_grad():
         next(policy.model.parameters()).fill_(math.nan)
     with pytest.raises(FloatingPointError, match="no finite probabilities"):
-        Decoder(policy.model, ()).add([Completion([20], 3)])
+        generate(Decoder(policy.model, ()), [Completion([20], 3)])
 
 
 def test_a_model_without_plain_attention_is_refused(policy: Policy) -> None:
@@ -85,7 +79,7 @@ def test_a_model_without_plain_attention_is_refused(policy: Policy) -> None:
 
 def separately(policy: Policy, numbers: range, max_batch: int = 128) -> dict[int, object]:
     made = {n: Completion(list(range(10, 14 + n % 7)), 12, 0.7 + n / 50, seed=n, top_logprobs=3) for n in numbers}
-    generate(SeparateDecoder(policy.model, policy.eos_ids), list(made.values()), max_batch)
+    generate(Decoder(policy.model, policy.eos_ids, max_batch=max_batch, separate=True), list(made.values()))
     return {n: (one.token_ids, one.logprobs, one.likeliest, one.finish_reason) for n, one in made.items()}
 
 
@@ -98,12 +92,13 @@ def test_company_changes_no_bit(policy: Policy) -> None:
     assert separately(policy, range(23, -1, -1), max_batch=5) == alone
 
 
-def test_completions_that_nobody_waits_for_leave_and_the_others_come_back_when_cleared(policy: Policy) -> None:
-    decoder = SeparateDecoder(policy.model, policy.eos_ids)
+@pytest.mark.parametrize("separate", [False, True])
+def test_completions_that_nobody_waits_for_leave(policy: Policy, separate: bool) -> None:
+    decoder = Decoder(policy.model, (), max_batch=2, separate=separate)
     first, second, third = (Completion([10, 11], 12, seed=n) for n in range(3))
     decoder.add([first, second, third])
+    decoder.step()
     first.left = True
     assert first in decoder.step()
-    assert len(decoder) == 2
-    assert decoder.clear() == [second, third]
-    assert len(decoder) == 0
+    assert (decoder.running, len(decoder)) == (2, 2)
+    assert [len(one.token_ids) for one in (first, second, third)] == [1, 2, 1]

@@ -7,7 +7,7 @@ import json
 import socket
 import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
@@ -17,12 +17,14 @@ import torch
 
 from agentlightning.adapter.rows.samples import Sample
 from agentlightning.demo.calculator import TOOLS
+from agentlightning.engine import decoder
 from agentlightning.engine.completion import Completion
 from agentlightning.engine.decoder import Decoder
 from agentlightning.engine.engine import InferenceEngine
 from agentlightning.training.batch import make_batch
 from agentlightning.training.learner.policy import Policy
-from tests.engine.clients import ask, logprobs, refusal, tokens
+from tests.engine.byte_policy import byte_policy
+from tests.engine.clients import ask, body_of, logprobs, refusal, tokens
 
 LONG = 150  # tokens; the context is 256
 
@@ -45,11 +47,15 @@ def endless_engine(endless: Policy) -> Iterator[InferenceEngine]:
     engine.stop()
 
 
-def in_flight(engine: InferenceEngine, waiting: int = 0) -> None:
-    """Wait until the engine has taken one request and so many wait behind it."""
+def await_load(engine: InferenceEngine, in_flight: int, waiting: int = 0) -> None:
+    """Wait until so many completions are in flight, and so many requests wait behind them."""
     loop = engine._loop
     with loop._changed:
-        assert loop._changed.wait_for(lambda: (len(loop._in_flight), len(loop._waiting)) == (1, waiting), 10)
+        assert loop._changed.wait_for(lambda: (len(loop._in_flight), len(loop._waiting)) == (in_flight, waiting), 30)
+
+
+def port_of(engine: InferenceEngine) -> int:
+    return int(engine.base_url.split(":")[2].split("/")[0])
 
 
 # --- replies --------------------------------------------------------------------------------------------------------
@@ -70,15 +76,15 @@ def test_a_reply_is_spelled_as_openai_and_vllm_spell_it(engine: InferenceEngine)
 
 def test_log_probabilities_equal_a_forward_pass_of_the_same_weights(engine: InferenceEngine, policy: Policy) -> None:
     with ThreadPoolExecutor(6) as pool:
-        replies = list(pool.map(lambda n: ask(engine, max_tokens=12, seed=n), range(12)))
+        replies = list(pool.map(lambda n: ask(engine, max_tokens=12, seed=n, n=2), range(6)))
     assert len({tuple(tokens(reply)) for reply in replies}) > 1
-    for reply in replies:
-        prompt, said = reply["prompt_token_ids"], tokens(reply)
-        mask, known = [0] * len(prompt) + [1] * len(said), [0.0] * len(prompt) + logprobs(reply)
+    for reply, index in itertools.product(replies, range(2)):
+        prompt, said = reply["prompt_token_ids"], tokens(reply, index)
+        mask, known = [0] * len(prompt) + [1] * len(said), [0.0] * len(prompt) + logprobs(reply, index)
         row = Sample("r", "a", prompt + said, mask, known, [], [])
         with torch.no_grad():
             expected = policy.logprobs(make_batch([row], [0.0]))[0, len(prompt) :]
-        assert logprobs(reply) == pytest.approx(expected.tolist(), abs=1e-4)
+        assert logprobs(reply, index) == pytest.approx(expected.tolist(), abs=1e-4)
 
 
 def test_a_request_without_a_limit_ends_at_the_engines_own(endless_engine: InferenceEngine) -> None:
@@ -103,6 +109,9 @@ def test_health_and_models_say_what_is_served(engine: InferenceEngine) -> None:
         ({"messages": [{"role": "user", "content": "9" * 1000}]}, 400, "context_length_exceeded", "the messages take"),
         ({"max_tokens": 256}, 400, "context_length_exceeded", "256 are asked"),
         ({"model": "somebody else"}, 404, "model_not_found", "only 'policy'"),
+        ({"n": 9}, 400, "invalid_value", "'n' must be at most 8"),
+        ({"logit_bias": {"99999": 1}}, 400, "invalid_value", "'logit_bias' names the token 99999"),
+        ({"max_tokens": 5, "min_tokens": 9}, 400, "invalid_value", "'min_tokens' must be at most"),
     ],
 )
 def test_a_request_that_cannot_be_served_is_refused_by_its_code(
@@ -147,7 +156,7 @@ def test_an_engine_is_started_once_and_leaves_no_thread_and_no_port(policy: Poli
     engine.stop()
     assert set(threading.enumerate()) <= before
     with socket.socket() as probe:
-        assert probe.connect_ex(("127.0.0.1", int(engine.base_url.split(":")[2].split("/")[0]))) != 0
+        assert probe.connect_ex(("127.0.0.1", port_of(engine))) != 0
 
 
 def test_inside_a_swap_nothing_is_served_and_after_it_the_new_weights_are(
@@ -156,9 +165,7 @@ def test_inside_a_swap_nothing_is_served_and_after_it_the_new_weights_are(
     with ThreadPoolExecutor(1) as pool:
         with engine.swap():
             asked = pool.submit(ask, engine, max_tokens=3)
-            loop = engine._loop
-            with loop._changed:
-                assert loop._changed.wait_for(lambda: loop._waiting, 10)
+            await_load(engine, 0, waiting=1)
             policy.weight_version += 1
             assert not asked.done()
         assert asked.result(20)["system_fingerprint"] == "agl-w1"
@@ -168,7 +175,7 @@ def test_weights_that_change_under_a_completion_end_it(endless: Policy, endless_
     with ThreadPoolExecutor(1) as pool:
         with endless.lock:  # the decoder cannot take a token while this is held
             asked = pool.submit(ask, endless_engine, max_tokens=LONG)
-            in_flight(endless_engine)
+            await_load(endless_engine, 1)
         with endless.lock:
             endless.weight_version += 1
         error = asked.exception()
@@ -181,7 +188,7 @@ def test_a_swap_that_cannot_wait_leaves_the_engine_as_it_was(endless: Policy, en
     with ThreadPoolExecutor(1) as pool:
         with endless.lock:
             asked = pool.submit(ask, endless_engine, max_tokens=LONG)
-            in_flight(endless_engine)
+            await_load(endless_engine, 1)
             with (
                 pytest.raises(TimeoutError, match="1 completions are still in flight"),
                 endless_engine.swap(timeout=0.01),
@@ -197,12 +204,28 @@ def test_stopping_answers_waiting_and_running_requests(endless: Policy, endless_
     with ThreadPoolExecutor(2) as pool:
         with endless.lock:
             asked = [pool.submit(refusal, endless_engine, max_tokens=LONG) for _ in range(2)]
-            in_flight(endless_engine, waiting=1)
+            await_load(endless_engine, 1, waiting=1)
             stopping = threading.Thread(target=endless_engine.stop)
             stopping.start()
         stopping.join()
         answers = [future.result() for future in asked]
     assert [(status, error["code"]) for status, error in answers] == [(503, "stopping")] * 2
+
+
+def test_a_client_that_goes_away_ends_its_completions() -> None:
+    engine = InferenceEngine(byte_policy(context=100_000), max_batch=4, max_new_tokens=90_000)
+    engine.start()
+    try:
+        end = str(engine._policy.tokenizer.eos_token_id)
+        raw = json.dumps(body_of(engine, n=4, max_tokens=90_000, logit_bias={end: -100})).encode()
+        with socket.create_connection(("127.0.0.1", port_of(engine))) as connection:
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(raw)}\r\n\r\n"
+            connection.sendall(head.encode() + raw)
+            await_load(engine, 4)
+        await_load(engine, 0)  # long before the 90,000 tokens are there
+        assert len(ask(engine, max_tokens=3)["choices"]) == 1
+    finally:
+        engine.stop()
 
 
 # --- weights and memory ---------------------------------------------------------------------------------------------
@@ -226,11 +249,11 @@ def few_at_once(monkeypatch: pytest.MonkeyPatch, most: int) -> list[int]:
     tried: list[int] = []
     real = Decoder.step
 
-    def step(decoder: Decoder) -> list[Completion]:
-        tried.append(len(decoder))
-        if len(decoder) > most:
+    def step(decoding: Decoder) -> list[Completion]:
+        tried.append(decoding.running)
+        if decoding.running > most:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total of ...")
-        return real(decoder)
+        return real(decoding)
 
     monkeypatch.setattr(Decoder, "step", step)
     return tried
@@ -262,14 +285,14 @@ def test_calls_that_the_memory_does_not_suffice_for_at_once_go_on_in_smaller_num
 def test_one_call_that_is_too_much_for_the_memory_says_so_and_the_next_one_is_answered(
     engine: InferenceEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = Decoder.add
+    real = decoder.draw
 
-    def add(decoder: Decoder, new: list[Completion]) -> list[Completion]:
-        if any(completion.max_new_tokens == 9 for completion in new):
+    def draw(logits: torch.Tensor, completions: Sequence[Completion]) -> tuple[list[int], list[float]]:
+        if any(completion.max_new_tokens == 9 for completion in completions):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has ...")
-        return real(decoder, new)
+        return real(logits, completions)
 
-    monkeypatch.setattr(Decoder, "add", add)
+    monkeypatch.setattr(decoder, "draw", draw)
     status, error = refusal(engine, max_tokens=9)
     assert (status, error["code"]) == (500, "out_of_memory")
     words = "too much for the memory of cpu (CUDA out of memory. Tried to allocate 20.00 MiB.). Try bf16"

@@ -1,36 +1,47 @@
 """Templates and tokenizers of Qwen, Llama and SmolLM: the next prompt begins with exactly the tokens so far.
 
-Where it does not, the seam says why. The templates are those of the models' public cards, the vision parts left out.
+Where it does not, the seam says why. The templates are those of the models' public cards, the vision parts left out. A
+tokenizer splits text and knows special tokens as its family does, and has learned its merges from a few lines.
 """
 
 from __future__ import annotations
 
 import copy
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
 from agentlightning.adapter.calls.calls import model_calls
 from agentlightning.adapter.rows.samples import samples_from_calls
 from agentlightning.adapter.rows.seams import describe
-from agentlightning.engine.chat import ChatFormat, message_body, parse_reply, syntax_of
+from agentlightning.engine.chat import ChatFormat, message_body, parse_reply
 from tests.adapter.span_maker import spoken_call
-from tests.engine.family_tokenizers import END, tokenizer_of
 
+_GPT4 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+SPLITS = {"qwen": _GPT4 % "", "llama3": _GPT4 % "{1,3}"}
+SPECIAL = {
+    "qwen": ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<think>", "</think>"],
+    "llama3": ["<|begin_of_text|>", "<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>", "<|python_tag|>"],
+    "smollm2": ["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+}
+END = {"qwen": "<|im_end|>", "llama3": "<|eot_id|>", "smollm2": "<|im_end|>"}
+LINES = [
+    'call weather with {"name": "weather", "arguments": {"city": "Oslo", "days": 3}} please',
+    "It is cold in Oslo: bring a coat, a scarf and gloves.\n\nThe user asks for 12 days; I'd say it's enough.",
+    "<function=weather>\n<parameter=city>\nOslo\n</parameter>\n</function> café 漢字 👍🏽",
+]
 TEMPLATES = {path.stem: path.read_text() for path in (Path(__file__).parent / "templates").glob("*.jinja")}
 FAMILY = {name: "llama3" if name == "llama3_1" else "smollm2" if name == "smollm2" else "qwen" for name in TEMPLATES}
-TOOLS: list[dict[str, Any]] = [
-    {
-        "type": "function",
-        "function": {
-            "name": "weather",
-            "description": "The weather of a city.",
-            "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}},
-        },
-    }
-]
+ARGUMENTS = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
+WEATHER = {"name": "weather", "description": "The weather of a city.", "parameters": ARGUMENTS}
+TOOLS: list[dict[str, Any]] = [{"type": "function", "function": WEATHER}]
 HERMES = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo", "days": 12}}\n</tool_call>'
 CALLS = {
     "qwen2_5": HERMES,
@@ -42,12 +53,31 @@ CALLS = {
 """What each model says, when it says it as its template does."""
 
 
+@cache
+def tokenizer_of(family: str) -> PreTrainedTokenizerFast:
+    tokens, end = Tokenizer(models.BPE()), END[family]
+    if family == "smollm2":
+        split, by_regex = pre_tokenizers.Digits(individual_digits=True), True
+    else:
+        split, by_regex = pre_tokenizers.Split(Regex(SPLITS[family]), "isolated"), False
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=by_regex)
+    tokens.pre_tokenizer, tokens.decoder = pre_tokenizers.Sequence([split, byte_level]), decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokens.train_from_iterator(
+        LINES * 9, trainers.BpeTrainer(vocab_size=420, initial_alphabet=alphabet, show_progress=False)
+    )
+    tokens.add_special_tokens(SPECIAL[family])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokens, eos_token=end, pad_token=end, clean_up_tokenization_spaces=False
+    )
+
+
 class Talk:
     """A conversation of one model, token in, token out."""
 
-    def __init__(self, template: str, size: str) -> None:
+    def __init__(self, template: str) -> None:
         self.family = FAMILY[template]
-        tokenizer = copy.deepcopy(tokenizer_of(self.family, size))
+        tokenizer = copy.deepcopy(tokenizer_of(self.family))
         tokenizer.chat_template = TEMPLATES[template]
         self.tokenizer = tokenizer
         self.format = ChatFormat(tokenizer)
@@ -73,29 +103,22 @@ class Talk:
         return self.format.prompt_ids(self.messages, self.tools)
 
 
-@pytest.fixture(params=["small", "whole"])
-def size(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 @pytest.mark.parametrize("template", sorted(TEMPLATES))
-def test_a_turn_of_words_continues_the_tokens_so_far(template: str, size: str) -> None:
-    talk = Talk(template, size)
+def test_a_turn_of_words_continues_the_tokens_so_far(template: str) -> None:
+    talk = Talk(template)
     for said, heard in (("It is cold: bring a coat.\n\n1. a scarf", "And café 漢字?"), ("Yes, 12 of them.", "Thanks")):
         tokens = talk.say(said)
         assert talk.hear("user", heard)[: len(tokens)] == tokens
 
 
 @pytest.mark.parametrize("template", sorted(CALLS))
-def test_a_turn_with_a_tool_continues_the_tokens_so_far(template: str, size: str) -> None:
-    talk = Talk(template, size)
+def test_a_turn_with_a_tool_continues_the_tokens_so_far(template: str) -> None:
+    talk = Talk(template)
     talk.tools = TOOLS
     tokens = talk.say(CALLS[template])
     [call] = talk.messages[-1]["tool_calls"]
-    assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == (
-        "weather",
-        {"city": "Oslo", "days": 12},
-    )
+    assert call["function"]["name"] == "weather"
+    assert json.loads(call["function"]["arguments"]) == {"city": "Oslo", "days": 12}
     assert talk.hear("tool", "2 degrees")[: len(tokens)] == tokens
     more = talk.say("It is cold.")
     assert more[: len(tokens)] == tokens
@@ -103,8 +126,8 @@ def test_a_turn_with_a_tool_continues_the_tokens_so_far(template: str, size: str
     assert row.token_ids == more
 
 
-def test_thinking_that_the_template_leaves_out_is_named_where_the_row_parts(size: str) -> None:
-    talk = Talk("qwen3", size)
+def test_thinking_that_the_template_leaves_out_is_named_where_the_row_parts() -> None:
+    talk = Talk("qwen3")
     talk.say("<think>\nI'd say it's cold.\n</think>\n\nBring a coat.")
     talk.hear("user", "And gloves?")
     talk.say("Yes.")
@@ -123,29 +146,19 @@ def test_thinking_that_the_template_leaves_out_is_named_where_the_row_parts(size
 # --- the syntaxes ---------------------------------------------------------------------------------------------------
 
 
-def test_the_syntax_is_that_of_the_template() -> None:
-    found = {name: syntax_of(text) for name, text in TEMPLATES.items()}
-    assert found == {
-        "llama3_1": "llama3_json",
-        "qwen2_5": "hermes",
-        "qwen3": "hermes",
-        "qwen3_coder": "qwen3_coder",
-        "smollm2": "hermes",
-    }
-
-
 @pytest.mark.parametrize(
     ("syntax", "text", "calls"),
     [
         ("hermes", f"Let me look.\n{HERMES}", [("weather", {"city": "Oslo", "days": 12})]),
         ("hermes", '<tool_call>[{"name": "a", "arguments": {}}, {"name": "b"}]</tool_call>', [("a", {}), ("b", {})]),
-        ("llama3_json", '<|python_tag|>{"name": "a", "parameters": {"x": 1}}', [("a", {"x": 1})]),
         (
-            "llama3_json",
-            '{"name": "a", "parameters": {}}; {"name": "b", "arguments": {"y": "é"}}',
-            [("a", {}), ("b", {"y": "é"})],
+            "hermes",
+            '<tool_call>{"name": "a"}</tool_call>\n<tool_call>{"name": "b"}</tool_call>',
+            [("a", {}), ("b", {})],
         ),
-        ("llama3_json", '[{"name": "a", "arguments": {}}]', [("a", {})]),
+        ("llama3_json", '<|python_tag|>{"name": "a", "parameters": {"x": 1}}', [("a", {"x": 1})]),
+        ("llama3_json", '{"name": "a", "parameters": {}}; {"name": "b", "arguments": {}}', [("a", {}), ("b", {})]),
+        ("llama3_json", '[{"name": "a", "arguments": {"y": "é"}}]', [("a", {"y": "é"})]),
         (
             "qwen3_coder",
             "<tool_call>\n<function=run>\n<parameter=code>\nif a:\n    b\n</parameter>\n<parameter=n>\n[1]\n"
@@ -154,14 +167,15 @@ def test_the_syntax_is_that_of_the_template() -> None:
         ),
         (
             "qwen3_coder",
-            "<tool_call><function=find><parameter=word>NaN</parameter></function></tool_call>",
-            [("find", {"word": "NaN"})],
+            "<tool_call><function=a><parameter=x>NaN</parameter></function></tool_call>",
+            [("a", {"x": "NaN"})],
         ),
     ],
 )
-def test_calls_are_read(syntax: Any, text: str, calls: list[Any]) -> None:
-    reply = parse_reply(text, syntax)
-    assert [(call.name, json.loads(call.arguments)) for call in reply.tool_calls] == calls
+def test_calls_are_read_in_order_with_an_id_each(syntax: Any, text: str, calls: list[Any]) -> None:
+    made = message_body(parse_reply(text, syntax))["tool_calls"]
+    assert [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in made] == calls
+    assert len({call["id"] for call in made}) == len(calls)
 
 
 @pytest.mark.parametrize(
@@ -184,7 +198,7 @@ def test_calls_are_read(syntax: Any, text: str, calls: list[Any]) -> None:
     ],
 )
 def test_a_value_in_a_tag_is_of_the_type_that_the_tools_schema_gives_it(schema: Any, text: str, value: object) -> None:
-    chat = Talk("qwen3_coder", "small").format
+    chat = Talk("qwen3_coder").format
     tool = {"type": "function", "function": {"name": "find", "parameters": {"properties": {"word": schema}}}}
     said = f"<tool_call>\n<function=find>\n<parameter=word>\n{text}\n</parameter>\n</function>\n</tool_call>"
     [call] = chat.read(said, [tool]).tool_calls

@@ -30,13 +30,12 @@ def make_model(**settings: Any) -> LlamaForCausalLM:
 
 @torch.inference_mode()
 def logits_of(forward: Forward) -> list[torch.Tensor]:
-    """Return the logits of prompts that join, are shared, are continued and leave."""
+    """Return the logits of prompts that join, are continued and leave."""
     padded = torch.tensor([[*prompt, *([0] * (5 - len(prompt)))] for prompt in PROMPTS])
     lengths = [len(prompt) for prompt in PROMPTS]
     logits = [forward.prompts(padded, torch.tensor(lengths) - 1, 0)]
     logits.append(forward.tokens(torch.tensor([1, 2, 3]), torch.tensor(lengths), 6))
-    logits.append(forward.prompts(padded[:1], torch.tensor([4]), 3))
-    forward.rows.spread_rows(3, [0, 0])
+    logits.append(forward.prompts(padded[:1].repeat(2, 1), torch.tensor([4, 4]), 3))
     forward.rows.move_row(4, 1)
     logits.append(forward.tokens(torch.tensor([1, 2, 3, 7]), torch.tensor([6, 5, 4, 5]), 7))
     return logits
@@ -132,6 +131,6 @@ def test_a_common_beginning_is_read_once(
         return forward(*args, **kwargs)  # pyright: ignore[reportArgumentType] -- handed on as they came
 
     monkeypatch.setattr(model, "forward", counted)
-    Decoder(model, []).add([Completion(ids, 1) for ids in asked])
+    generate(Decoder(model, []), [Completion(ids, 1) for ids in asked])
     assert sum(read) <= most
     assert len(read) == forwards

@@ -44,38 +44,22 @@ def fits(arguments: dict[str, Any]) -> bool:
     return set(arguments) == {"city", "days"} and arguments["city"] in ("Oslo", "Rome") and 1 <= arguments["days"] <= 7
 
 
-needs_llguidance = pytest.mark.usefixtures("_llguidance")
-
-
-@pytest.fixture
-def _llguidance() -> None:
-    pytest.importorskip("llguidance", reason="llguidance is not installed: pip install 'agl-framework[grpo]'")
-
-
-@needs_llguidance
 @pytest.mark.parametrize("asked", [ask, stream])
-def test_a_required_tool_is_called_with_arguments_that_fit(byte_engine: InferenceEngine, asked: Any) -> None:
+@pytest.mark.parametrize("choice", ["required", {"function": {"name": "forecast"}}])
+def test_a_forced_tool_is_called_once_with_arguments_that_fit(
+    byte_engine: InferenceEngine, asked: Any, choice: Any
+) -> None:
     tools = [tool("weather"), tool("forecast", strict=True)]
     for seed in range(4):
-        reply = asked(
-            byte_engine, tools=tools, tool_choice="required", parallel_tool_calls=False, seed=seed, max_tokens=120
-        )
+        fields = {"tools": tools, "tool_choice": choice, "parallel_tool_calls": False, "seed": seed, "max_tokens": 120}
+        reply = asked(byte_engine, **fields)
         [(name, arguments)] = calls(reply)
-        assert name in ("weather", "forecast")
+        assert name in (("weather", "forecast") if choice == "required" else ("forecast",))
         assert fits(arguments)
         assert reply["choices"][0]["finish_reason"] == "tool_calls"
         assert tokens(reply)[-1] == byte_engine._policy.tokenizer.eos_token_id
 
 
-@needs_llguidance
-def test_a_named_tool_is_called_once_and_no_other(byte_engine: InferenceEngine) -> None:
-    named = {"tools": [tool("weather"), tool("forecast")], "tool_choice": {"function": {"name": "forecast"}}}
-    for seed in range(4):
-        [(name, arguments)] = calls(ask(byte_engine, **named, seed=seed, max_tokens=120))
-        assert (name, fits(arguments)) == ("forecast", True)
-
-
-@needs_llguidance
 def test_a_json_reply_follows_its_schema_strict_or_not(byte_engine: InferenceEngine) -> None:
     lax = {**WEATHER, "not": {"required": ["x"]}}  # of which the library does not know `not`
     for wanted in (json_of(WEATHER, strict=True), json_of(lax)):
@@ -89,7 +73,6 @@ def test_a_json_reply_follows_its_schema_strict_or_not(byte_engine: InferenceEng
     assert isinstance(json.loads(content(anything)), dict)
 
 
-@needs_llguidance
 def test_with_tools_that_need_not_be_called_the_reply_is_json_or_a_call(byte_engine: InferenceEngine) -> None:
     for seed in range(6):
         reply = ask(
@@ -100,34 +83,34 @@ def test_with_tools_that_need_not_be_called_the_reply_is_json_or_a_call(byte_eng
         assert fits(made[0][1] if made else json.loads(content(reply)))
 
 
-@needs_llguidance
-def test_each_choice_has_a_place_of_its_own_in_the_grammar(byte_engine: InferenceEngine) -> None:
-    reply = ask(byte_engine, response_format=json_of(WEATHER), n=6, seed=1, max_tokens=100)
-    said = [content(reply, index) for index in range(6)]
-    assert all(fits(json.loads(text)) for text in said)
-    assert len(set(said)) > 1
-
-
-@needs_llguidance
-def test_calls_with_different_grammars_and_none_share_a_batch(byte_engine: InferenceEngine) -> None:
+def test_calls_with_all_kinds_of_settings_share_a_batch(byte_engine: InferenceEngine) -> None:
     settings: list[dict[str, Any]] = [
         {},
-        {"response_format": json_of(WEATHER)},
+        {"response_format": json_of(WEATHER), "n": 3},
         {"tools": [tool("weather")], "tool_choice": "required", "parallel_tool_calls": False},
         {"response_format": json_of({"type": "array", "items": {"type": "boolean"}, "minItems": 3, "maxItems": 3})},
-        {"stop": ["e"], "top_k": 20},
         {"response_format": json_of({"const": "yes"}), "temperature": 0},
+        {"stop": ["e", "\n"], "top_k": 20},
+        {"top_p": 0.2, "repetition_penalty": 5.0},
+        {"top_k": 1},
+        {"min_p": 1.0},
+        {"temperature": 0},
+        {"logit_bias": {"70": 100}, "max_tokens": 12},
+        {"presence_penalty": 2.0, "frequency_penalty": 2.0, "max_tokens": 12},
     ]
 
-    def one(fields: dict[str, Any]) -> list[int]:
-        return tokens(ask(byte_engine, seed=2, max_tokens=100, **fields))
+    def several(fields: dict[str, Any]) -> list[list[int]]:
+        reply = ask(byte_engine, **{"seed": 2, "max_tokens": 100, **fields})
+        return [tokens(reply, index) for index in range(fields.get("n", 1))]
 
-    alone = [one(fields) for fields in settings]
-    with ThreadPoolExecutor(6) as pool:
-        assert list(pool.map(one, settings)) == alone
+    alone = [several(fields) for fields in settings]
+    with ThreadPoolExecutor(12) as pool:
+        assert list(pool.map(several, settings)) == alone
+    assert alone[7] == alone[8] == alone[9]
+    assert alone[10] == [[70] * 12]
+    assert len(set(alone[11][0])) == 12  # a token that was said is not said again
 
 
-@needs_llguidance
 def test_the_recorded_log_probabilities_give_a_first_ratio_of_one(byte_engine: InferenceEngine) -> None:
     policy: Policy = byte_engine._policy
     asked = [
@@ -146,24 +129,17 @@ def test_the_recorded_log_probabilities_give_a_first_ratio_of_one(byte_engine: I
     assert figures["first_ratio_error"] < 1e-4
 
 
-@needs_llguidance
-def test_the_words_of_the_demos_vocabulary_make_its_tool_call(engine: InferenceEngine) -> None:
+def test_the_words_of_the_demos_vocabulary_make_its_tool_call_and_no_more(engine: InferenceEngine) -> None:
     end = engine._policy.tokenizer('"}}')["input_ids"][0]
     reply = ask(engine, tools=TOOLS, tool_choice="required", max_tokens=60, logit_bias={str(end): 3}, seed=1)
     assert all(name == "calculator" and set(given) == {"expression"} for name, given in calls(reply))
     assert calls(reply)
-
-
-@needs_llguidance
-def test_what_the_vocabulary_cannot_spell_is_told(engine: InferenceEngine) -> None:
     with pytest.raises(openai.BadRequestError, match="no token for what the schema asks for"):
         ask(engine, response_format=json_of({"const": "Zürich_{}"}), max_tokens=20)
-    assert ask(engine, max_tokens=2)["choices"]
 
 
-@needs_llguidance
 @pytest.mark.parametrize("asked", [ask, stream])
-def test_a_limit_that_cuts_the_grammar_is_told_as_length(byte_engine: InferenceEngine, asked: Any) -> None:
+def test_a_limit_that_cuts_the_grammar_is_reported_as_length(byte_engine: InferenceEngine, asked: Any) -> None:
     reply = asked(byte_engine, response_format=json_of(WEATHER), max_tokens=5)
     assert reply["choices"][0]["finish_reason"] == "length"
     assert len(tokens(reply)) == 5
@@ -171,7 +147,6 @@ def test_a_limit_that_cuts_the_grammar_is_told_as_length(byte_engine: InferenceE
     assert (calls(cut), cut["choices"][0]["finish_reason"]) == ([], "length")
 
 
-@needs_llguidance
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
@@ -187,14 +162,11 @@ def test_a_limit_that_cuts_the_grammar_is_told_as_length(byte_engine: InferenceE
 def test_a_schema_that_cannot_be_compiled_is_400_in_the_librarys_words(
     byte_engine: InferenceEngine, fields: dict[str, Any], words: str
 ) -> None:
-    with pytest.raises(openai.BadRequestError, match=words):
-        ask(byte_engine, **fields)
-    with pytest.raises(openai.BadRequestError, match=words):  # before the first frame of a stream too
-        ask(byte_engine, stream=True, **fields)
-    assert ask(byte_engine, max_tokens=1)["choices"]
+    for streams in (False, True):  # before the first frame of a stream too
+        with pytest.raises(openai.BadRequestError, match=words):
+            ask(byte_engine, stream=streams, **fields)
 
 
-@needs_llguidance
 def test_a_schema_that_takes_too_long_is_refused_and_others_are_served_meanwhile(
     byte_engine: InferenceEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,21 +187,17 @@ def test_without_the_library_the_refusal_names_the_extra(
     assert ask(byte_engine, max_tokens=1)["choices"]
 
 
-def test_without_parallel_calls_the_reply_ends_with_the_first_one(engine: InferenceEngine) -> None:
-    tokenizer = engine._policy.tokenizer
-    said = tokenizer('<tool_call>{"name": "calculator", "arguments": {"expression": "1 + 2"}}</tool_call>')["input_ids"]
-    bias = {str(token): 100 for token in said[-1:]}
-    reply = ask(engine, tools=TOOLS, parallel_tool_calls=False, logit_bias=bias, max_tokens=9)
-    assert len(tokens(reply)) == 1
-    assert reply["choices"][0]["stop_reason"] is None
-    assert len(tokens(ask(engine, tools=TOOLS, logit_bias=bias, max_tokens=9))) > 1
-
-
-def test_without_parallel_calls_of_a_list_of_them_the_first_one_counts(
+def test_without_parallel_calls_the_reply_ends_with_the_first_one(
     engine: InferenceEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    closing = engine._policy.tokenizer("</tool_call>")["input_ids"][0]
+    asked = {"tools": TOOLS, "logit_bias": {str(closing): 100}, "max_tokens": 9}
+    reply = ask(engine, parallel_tool_calls=False, **asked)
+    assert (len(tokens(reply)), reply["choices"][0]["stop_reason"]) == (1, None)
+    assert len(tokens(ask(engine, **asked))) > 1
     several = parse_reply('<tool_call>[{"name": "a"}, {"name": "b"}]</tool_call>')
     monkeypatch.setattr(ChatFormat, "read", lambda *_, **__: several)
-    for fields, names in (({}, ["a", "b"]), ({"parallel_tool_calls": False}, ["a"])):
-        [choice] = ask(engine, tools=TOOLS, max_tokens=1, **fields)["choices"]
-        assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == names
+    assert [
+        len(ask(engine, parallel_tool_calls=each, **asked)["choices"][0]["message"]["tool_calls"])
+        for each in (True, False)
+    ] == [2, 1]

@@ -13,27 +13,25 @@ PLAIN: dict[str, Any] = {"model": "policy", "messages": [{"role": "user", "conte
 TOOL = {"type": "function", "function": {"name": "calculator", "parameters": {}}}
 
 
-def test_what_the_request_says_is_what_is_sampled() -> None:
-    request = parse_request(
-        {**PLAIN, "temperature": 0.5, "top_p": 0.9, "max_tokens": 3, "seed": 5, "logprobs": 1, "return_token_ids": True}
-    )
-    assert (request.temperature, request.top_p, request.max_new_tokens, request.seed) == (0.5, 0.9, 3, 5)
-    assert (request.logprobs, request.return_token_ids) == (True, True)
-
-
-def test_a_bare_request_has_the_defaults_of_the_api() -> None:
-    request = parse_request(PLAIN)
-    assert (request.temperature, request.top_p, request.max_new_tokens, request.seed) == (1.0, 1.0, None, None)
-    assert (request.tools, request.logprobs, request.return_token_ids) == (None, False, False)
-
-
-def test_max_completion_tokens_wins_over_its_old_name() -> None:
-    assert parse_request({**PLAIN, "max_completion_tokens": 4, "max_tokens": 9}).max_new_tokens == 4
-
-
-def test_tools_are_left_out_when_the_request_wants_none_called() -> None:
-    assert parse_request({**PLAIN, "tools": [TOOL]}).tools == [TOOL]
-    assert parse_request({**PLAIN, "tools": [TOOL], "tool_choice": "none"}).tools is None
+@pytest.mark.parametrize(
+    ("fields", "read"),
+    [
+        (
+            {},
+            {"temperature": 1.0, "top_p": 1.0, "max_new_tokens": None, "seed": None, "tools": None, "logprobs": False},
+        ),
+        ({"temperature": 0.5, "top_p": 0.9, "seed": 5}, {"temperature": 0.5, "top_p": 0.9, "seed": 5}),
+        ({"logprobs": 1, "return_token_ids": True}, {"logprobs": True, "return_token_ids": True}),
+        ({"max_tokens": 3}, {"max_new_tokens": 3}),
+        ({"max_completion_tokens": 4, "max_tokens": 9}, {"max_new_tokens": 4}),
+        ({"tools": [TOOL]}, {"tools": [TOOL]}),
+        ({"tools": [TOOL], "tool_choice": "none"}, {"tools": None}),
+        ({"user": "me", "service_tier": "auto"}, {"without_effect": ("service_tier", "user")}),
+    ],
+)
+def test_a_request_is_read_field_by_field(fields: dict[str, Any], read: dict[str, Any]) -> None:
+    request = parse_request({**PLAIN, **fields})
+    assert {name: getattr(request, name) for name in read} == read
 
 
 @pytest.mark.parametrize(
@@ -57,10 +55,6 @@ def test_tools_are_left_out_when_the_request_wants_none_called() -> None:
 def test_fields_that_change_nothing_are_accepted(neutral: dict[str, Any]) -> None:
     request = parse_request({**PLAIN, **neutral})
     assert replace(request, without_effect=()) == parse_request(PLAIN)
-
-
-def test_fields_without_effect_are_told_by_name() -> None:
-    assert parse_request({**PLAIN, "user": "me", "service_tier": "auto"}).without_effect == ("service_tier", "user")
 
 
 REFUSED: dict[str, list[Any]] = {

@@ -16,10 +16,10 @@ async def place_of(rollout_id: str) -> str | None:
     return _PLACES.get(rollout_id)
 
 
-async def seeds_of(seeds: PlaceSeeds, attempt: str, *prompts: list[int]) -> list[int]:
-    place, found = await seeds.place(attempt), list[int]()
+async def seeds_of(seeds: ArrivalSeeds | PlaceSeeds, attempt: str | None, *prompts: list[int]) -> list[int]:
+    found: list[int] = []
     for prompt in prompts:
-        with seeds.draw(attempt, place, prompt) as seed:
+        async with seeds.draw(attempt, prompt) as seed:
             found.append(seed)
     return found
 
@@ -37,12 +37,12 @@ async def test_attempts_of_one_rollout_draw_the_same_and_everything_else_draws_a
 
 async def test_calls_side_by_side_draw_apart_and_one_that_broke_off_is_asked_again() -> None:
     seeds = PlaceSeeds(7, place_of)
-    place = await seeds.place("ro-2/a")
-    with seeds.draw("ro-2/a", place, [1]) as first, seeds.draw("ro-2/a", place, [1]) as second:
+    async with seeds.draw("ro-2/a", [1]) as first, seeds.draw("ro-2/a", [1]) as second:
         assert first != second
-    with pytest.raises(asyncio.CancelledError), seeds.draw("ro-2/a", place, [1]) as third:
-        raise asyncio.CancelledError
-    with seeds.draw("ro-2/a", place, [1]) as again:
+    with pytest.raises(asyncio.CancelledError):
+        async with seeds.draw("ro-2/a", [1]) as third:
+            raise asyncio.CancelledError
+    async with seeds.draw("ro-2/a", [1]) as again:
         assert again == third not in (first, second)
 
 
@@ -51,21 +51,19 @@ async def test_a_call_that_is_made_again_after_its_reply_was_lost_draws_what_it_
     [first] = await seeds_of(seeds, "ro-2/a/call-1", [1])
     [second] = await seeds_of(seeds, "ro-2/a/call-2", [1])
     assert await seeds_of(seeds, "ro-2/a/call-1", [1]) == [first] != [second]
-    place = await seeds.place("ro-2/a/call-3")
-    with seeds.draw("ro-2/a/call-3", place, [1]) as again:
-        with pytest.raises(asyncio.CancelledError), seeds.draw("ro-2/a/call-3", place, [1]) as broken:
-            raise asyncio.CancelledError
+    async with seeds.draw("ro-2/a/call-3", [1]) as again:
+        with pytest.raises(asyncio.CancelledError):
+            async with seeds.draw("ro-2/a/call-3", [1]) as broken:
+                raise asyncio.CancelledError
         assert (again == broken, await seeds_of(seeds, "ro-2/a/call-4", [1]) == [again]) == (True, False)
 
 
-@pytest.mark.parametrize(("attempt", "told"), [(None, "past the gateway"), ("ro-9/a", "'ro-9'")])
-async def test_who_has_no_place_is_refused(attempt: str | None, told: str) -> None:
-    with pytest.raises(RequestError, match=told):
-        await PlaceSeeds(7, place_of).place(attempt)
+@pytest.mark.parametrize(("attempt", "words"), [(None, "past the gateway"), ("ro-9/a", "'ro-9'")])
+async def test_who_has_no_place_is_refused(attempt: str | None, words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        await seeds_of(PlaceSeeds(7, place_of), attempt, [1])
 
 
 async def test_by_default_arrival_decides() -> None:
-    one, two = ArrivalSeeds(3), ArrivalSeeds(3)
-    assert await one.place(None) == ""
-    with one.draw(None, "", [1]) as first, two.draw("x", "", [2]) as same, one.draw(None, "", [1]) as second:
-        assert first == same != second
+    first, second = await seeds_of(ArrivalSeeds(3), None, [1], [1])
+    assert [first] == await seeds_of(ArrivalSeeds(3), "x", [2]) != [second]

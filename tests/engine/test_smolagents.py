@@ -49,20 +49,27 @@ def model_of(llm: agl.LLM) -> Any:
     )
 
 
-def coding(llm: agl.LLM, *, structured: bool = False, stream: bool = False) -> Any:
-    return CodeAgent(
-        [multiply], model_of(llm), max_steps=2, verbosity_level=-1, stream_outputs=stream,
-        use_structured_outputs_internally=structured,
-    )  # fmt: skip
+def coding(llm: agl.LLM, **options: Any) -> Any:
+    return CodeAgent([multiply], model_of(llm), max_steps=2, verbosity_level=-1, **options)
 
 
-def calling(llm: agl.LLM, *, stream: bool = False) -> Any:
-    return ToolCallingAgent([multiply], model_of(llm), max_steps=2, verbosity_level=-1, stream_outputs=stream)
+def calling(llm: agl.LLM, **options: Any) -> Any:
+    return ToolCallingAgent([multiply], model_of(llm), max_steps=2, verbosity_level=-1, **options)
 
 
-async def _fit(make: Any, model: Path, folder: Path, **options: Any) -> tuple[list[Any], dict[str, Any], list[Any]]:
-    """Run a step of two rollouts; return the steps of both agents, the figures, and the calls."""
-
+@pytest.mark.parametrize(
+    ("make", "options", "constrained"),
+    [
+        (coding, {"stream_outputs": False}, None),
+        (coding, {"stream_outputs": True}, None),
+        (coding, {"use_structured_outputs_internally": True}, "response_format"),
+        (calling, {"stream_outputs": False}, "tool_choice"),
+        (calling, {"stream_outputs": True}, "tool_choice"),
+    ],
+)
+async def test_an_agent_runs_and_is_learned_from(
+    model_folder: Path, tmp_path: Path, make: Any, options: dict[str, Any], constrained: str | None
+) -> None:
     steps: list[Any] = []
 
     @agl.rollout
@@ -75,37 +82,16 @@ async def _fit(make: Any, model: Path, folder: Path, **options: Any) -> tuple[li
     store = agl.InMemoryLightningStore()
     settings: dict[str, Any] = {"max_steps": 1, "num_generations": 2, "batch_size": 1, "max_completion_length": 150}
     result = await asyncio.to_thread(
-        fit, agent, ["6 times 7?"], store=store, model=model, output_dir=folder, **settings
+        fit, agent, ["6 times 7?"], store=store, model=model_folder, output_dir=tmp_path, **settings
     )
     [line] = metrics_of(result)
-    return steps, line, await calls_of(store, await rollouts_of(store))
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_an_agent_that_writes_code_runs_and_is_learned_from(
-    model_folder: Path, tmp_path: Path, stream: bool
-) -> None:
-    steps, line, calls = await _fit(coding, model_folder, tmp_path, stream=stream)
+    calls = await calls_of(store, await rollouts_of(store))
     assert steps
     assert {call.state for call in calls} == {"ok"}
     assert line["rollouts_done"] == 2
     assert line["calls_trained"] == line["calls_captured"] == len(calls)
-
-
-async def test_its_structured_steps_are_json(model_folder: Path, tmp_path: Path) -> None:
-    _, line, calls = await _fit(coding, model_folder, tmp_path, structured=True)
-    assert {call.state for call in calls} == {"ok"}
-    assert line["calls_constrained"]["response_format"] > 0
-    assert line["update"]["first_ratio_error"] < 1e-3
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_an_agent_that_calls_tools_runs_and_is_learned_from(
-    model_folder: Path, tmp_path: Path, stream: bool
-) -> None:
-    steps, line, calls = await _fit(calling, model_folder, tmp_path, stream=stream)
-    called = [call.name for step in steps for call in step.tool_calls or []]
-    assert set(called) <= {"multiply", "final_answer"}
-    assert {call.state for call in calls} == {"ok"}
-    assert line["calls_constrained"]["tool_choice"] > 0
-    assert line["update"]["first_ratio_error"] < 1e-3
+    if constrained is not None:
+        assert line["calls_constrained"][constrained] > 0
+        assert line["update"]["first_ratio_error"] < 1e-3
+    if make is calling:
+        assert {call.name for step in steps for call in step.tool_calls or []} <= {"multiply", "final_answer"}

@@ -246,7 +246,7 @@ def test_an_engine_without_the_memory_for_all_calls_answers_them_in_smaller_numb
     replies = []
     for room in (150, 60_000):
         limit(room * 2**20)
-        loop = DecodeLoop(policy, max_batch=64, max_waiting=64, threads=1)
+        loop = DecodeLoop(policy, max_batch=64, max_waiting=64)
         loop.start()
         made = [Completion(list(range(5, 25)), 600, seed=n, temperature=0.0) for n in range(32)]
         for finished in [loop.submit([one]) for one in made]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import agentlightning as agl
-from agentlightning.engine.engine import InferenceEngine
+from agentlightning.engine.completion import Completion
+from agentlightning.engine.service import ChatService
 from agentlightning.training.result import GRPOResult
 from tests.algorithm.parts import SMALL, ask, calls_of, fit, metrics_of, rollouts_of, say, two_turns, wants_digits
 
@@ -121,18 +123,16 @@ async def test_a_gateway_that_served_a_run_before_stamps_from_zero_again_and_get
 async def test_gateway_spans_hold_exactly_what_the_engine_consumed_and_produced(
     untrained_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engines = _remember_engines(monkeypatch)
+    replies = _remember_replies(monkeypatch)
     store, _ = await _run(untrained_model, tmp_path)
-    recorded = {call.response_id: call for call in engines[0].record}
     calls = await calls_of(store, await rollouts_of(store))
-    assert len(calls) == len(recorded) > 0
+    assert len(calls) == len(replies) > 0
     for call in calls:
-        assert call.response_id is not None
-        engine = recorded[call.response_id]
-        assert call.prompt_token_ids == engine.prompt_ids
-        assert call.completion_token_ids == engine.token_ids
-        assert call.logprobs == engine.logprobs
-        assert call.weight_version == engine.weight_version
+        completion, weight_version = replies[call.response_id]
+        assert call.prompt_token_ids == completion.prompt_ids
+        assert call.completion_token_ids == completion.token_ids
+        assert call.logprobs == completion.logprobs
+        assert call.weight_version == weight_version
 
 
 async def test_log_probabilities_are_those_of_a_forward_pass_of_the_same_weights(
@@ -191,17 +191,18 @@ async def _run(model: Path, folder: Path, **settings: Any) -> tuple[agl.InMemory
     return store, result
 
 
-def _remember_engines(monkeypatch: pytest.MonkeyPatch) -> list[InferenceEngine]:
-    """Return a list that every engine joins when it starts."""
-    engines: list[InferenceEngine] = []
-    start = InferenceEngine.start
+def _remember_replies(monkeypatch: pytest.MonkeyPatch) -> dict[str | None, tuple[Completion, int]]:
+    """Return what every reply of an engine joins by its id: its completion, and the version of the weights."""
+    replies: dict[str | None, tuple[Completion, int]] = {}
+    respond = ChatService._response
 
-    def remembered(engine: InferenceEngine) -> None:
-        engines.append(engine)
-        start(engine)
+    def remembered(service: Any, request: Any, completions: Sequence[Completion], version: int) -> dict[str, object]:
+        response = respond(service, request, completions, version)
+        replies[str(response["id"])] = completions[0], version
+        return response
 
-    monkeypatch.setattr(InferenceEngine, "start", remembered)
-    return engines
+    monkeypatch.setattr(ChatService, "_response", remembered)
+    return replies
 
 
 @pytest.mark.parametrize("algorithm", [agl.GRPO, agl.PPO, agl.SFT])

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from agentlightning.engine.out_of_memory import free_cached_memory, is_out_of_memory, short_cause
+from agentlightning.engine.torch_setup import free_cached_memory, is_out_of_memory, short_cause
 from agentlightning.errors import OutOfMemoryError
 from agentlightning.training.batch import Batch, make_batch
 from agentlightning.training.learner.forward import Scores, can_pack, microbatches, score

@@ -46,7 +46,7 @@ class Server:
         self.asleep: set[str] = set()
         self.paused = False
         self.in_flight = 0
-        self.requests = self.prompt_tokens = self.completion_tokens = 0
+        self.counters = {"request_success": 0, "prompt_tokens": 0, "generation_tokens": 0}
         self.policy = Policy.load(options.model)
         self.engine = InferenceEngine(self.policy, model_name="model", max_batch=options.max_num_seqs)
         self.engine.start()
@@ -60,11 +60,11 @@ class Server:
     async def chat(self, request: Request) -> Response:
         body = await request.json()
         if unknown := set(body) - set(SIGNATURES["classes"]["ChatCompletionRequest"]):
-            return JSONResponse({"error": {"message": f"unknown fields {sorted(unknown)}"}}, status_code=400)
+            return _failed(400, f"unknown fields {sorted(unknown)}")
         if self.paused or self.asleep:
-            return JSONResponse({"error": {"message": "paused"}}, status_code=503)
+            return _failed(503, "paused")
         if body["model"] not in self.names or (self.options.enable_lora and body["model"] == self.names[0]):
-            return JSONResponse({"error": {"message": f"no model {body['model']}"}}, status_code=404)
+            return _failed(404, f"no model {body['model']}")
         self.in_flight += 1
         try:
             self.client = self.client or aiohttp.ClientSession()
@@ -75,19 +75,16 @@ class Server:
             self.in_flight -= 1
         if reply.status == 200:
             usage = json.loads(content)["usage"]
-            self.requests += 1
-            self.prompt_tokens += usage["prompt_tokens"]
-            self.completion_tokens += usage["completion_tokens"]
+            self.counters["request_success"] += 1
+            self.counters["prompt_tokens"] += usage["prompt_tokens"]
+            self.counters["generation_tokens"] += usage["completion_tokens"]
         return Response(content, reply.status, media_type=reply.content_type)
-
-    async def drain(self) -> None:
-        self.paused = True
-        while self.in_flight:  # noqa: ASYNC110 -- as short as a test
-            await anyio.sleep(0.01)
 
     async def pause(self, request: Request) -> Response:
         assert request.query_params["mode"] == "wait"
-        await self.drain()
+        self.paused = True
+        while self.in_flight:  # noqa: ASYNC110 -- as short as a test
+            await anyio.sleep(0.01)
         return JSONResponse({"status": "paused"})
 
     async def resume(self, _: Request) -> Response:
@@ -96,8 +93,8 @@ class Server:
 
     async def sleep(self, request: Request) -> Response:
         if not self.options.enable_sleep_mode:
-            return JSONResponse({"error": "sleep mode is not enabled"}, status_code=500)
-        await self.drain()
+            return _failed(500, "sleep mode is not enabled")
+        await self.pause(request)
         self.asleep = {"weights", "kv_cache"}
         if request.query_params["level"] == "2":
             with torch.no_grad():
@@ -123,7 +120,7 @@ class Server:
         body = await request.json()
         assert set(body) <= set(SIGNATURES["classes"]["LoadLoRAAdapterRequest"])
         if body["lora_name"] in self.names and not body.get("load_inplace"):
-            return JSONResponse({"error": {"message": "already loaded"}}, status_code=400)
+            return _failed(400, "already loaded")
         answer = self.take(self.merged(Path(body["lora_path"])))
         self.names = [self.names[0], body["lora_name"]]
         return answer
@@ -137,9 +134,9 @@ class Server:
 
     def take(self, tensors: dict[str, torch.Tensor]) -> Response:
         if "weights" in self.asleep:
-            return JSONResponse({"error": "the memory of the weights is not resident"}, status_code=500)
-        if not (self.paused or self.asleep) and self.requests:
-            return JSONResponse({"error": "weights changed under way"}, status_code=500)
+            return _failed(500, "the memory of the weights is not resident")
+        if not (self.paused or self.asleep) and self.counters["request_success"]:
+            return _failed(500, "weights changed under way")
         own = dict(self.policy.model.named_parameters())
         with self.engine.swap(), torch.no_grad():
             for name, tensor in tensors.items():
@@ -160,32 +157,19 @@ class Server:
 
     async def metrics(self, _: Request) -> Response:
         lines = [
-            "# TYPE vllm:request_success counter",
-            f'vllm:request_success_total{{finished_reason="stop"}} {self.requests}.0',
-            "# TYPE vllm:prompt_tokens counter",
-            f"vllm:prompt_tokens_total {self.prompt_tokens}.0",
-            "# TYPE vllm:generation_tokens counter",
-            f"vllm:generation_tokens_total {self.completion_tokens}.0",
+            f'# TYPE vllm:{name} counter\nvllm:{name}_total{{finished_reason="stop"}} {count}.0\n'
+            for name, count in self.counters.items()
         ]
-        return PlainTextResponse("\n".join(lines) + "\n")
+        return PlainTextResponse("".join(lines))
 
     def app(self) -> Any:
         routes = {
-            "POST /v1/chat/completions": self.chat,
-            "GET /v1/models": self.models,
-            "GET /version": self.version,
-            "GET /health": self.health,
-        }
+            "POST /v1/chat/completions": self.chat, "GET /v1/models": self.models,
+            "GET /version": self.version, "GET /health": self.health,
+        }  # fmt: skip
         if DEV:
-            routes |= {
-                "POST /pause": self.pause,
-                "POST /resume": self.resume,
-                "POST /sleep": self.sleep,
-                "POST /wake_up": self.wake_up,
-                "GET /is_sleeping": self.is_sleeping,
-                "POST /collective_rpc": self.collective_rpc,
-                "POST /reset_prefix_cache": self.reset_prefix_cache,
-            }
+            steered = (self.pause, self.resume, self.sleep, self.wake_up, self.collective_rpc, self.reset_prefix_cache)
+            routes |= {f"POST /{ask.__name__}": ask for ask in steered} | {"GET /is_sleeping": self.is_sleeping}
         if ADAPTERS and self.options.enable_lora:
             routes["POST /v1/load_lora_adapter"] = self.load_lora_adapter
         assert set(routes) <= set(SIGNATURES["routes"])
@@ -196,13 +180,17 @@ class Server:
         async def guarded(request: Request) -> Response:
             path = request.url.path
             if KEY and path.startswith("/v1") and request.headers.get("authorization") != f"Bearer {KEY}":
-                return JSONResponse({"error": "Unauthorized"}, status_code=401)
+                return _failed(401, "Unauthorized")
             if path == os.environ.get("STAND_IN_FAILS"):
-                return JSONResponse({"error": "made to fail"}, status_code=500)
+                return _failed(500, "made to fail")
             print(request.method, request.url.path, request.url.query, flush=True)
             return await ask(request)
 
         return guarded
+
+
+def _failed(status: int, message: str) -> Response:
+    return JSONResponse({"error": {"message": message}}, status_code=status)
 
 
 def _options(arguments: list[str]) -> argparse.Namespace:

@@ -31,22 +31,12 @@ def test_replies_have_the_fields_that_tokens_are_read_from() -> None:
 
 
 def test_the_server_has_the_routes_variables_and_metrics_that_steer_it() -> None:
-    for route in ("health", "v1/models", "is_sleeping"):
-        assert f"GET /{route}" in OFFERED["routes"]
-    for route in (
-        "pause",
-        "resume",
-        "sleep",
-        "wake_up",
-        "reset_prefix_cache",
-        "v1/load_lora_adapter",
-        "collective_rpc",
-    ):
-        assert f"POST /{route}" in OFFERED["routes"]
+    posted = ("pause", "resume", "sleep", "wake_up", "reset_prefix_cache", "v1/load_lora_adapter", "collective_rpc")
+    assert {f"GET /{route}" for route in ("health", "v1/models", "is_sleeping")} <= set(OFFERED["routes"])
+    assert {f"POST /{route}" for route in posted} <= set(OFFERED["routes"])
     assert "weights_path" in OFFERED["functions"]["GPUModelRunner.reload_weights"]
-    assert set(vllm_server.SWITCHES) | {"VLLM_API_KEY", "VLLM_ALLOW_INSECURE_SERIALIZATION"} <= set(
-        OFFERED["variables"]
-    )
+    variables = {*vllm_server.SWITCHES, "VLLM_API_KEY", "VLLM_ALLOW_INSECURE_SERIALIZATION"}
+    assert variables <= set(OFFERED["variables"])
     assert {"vllm:request_success", "vllm:prompt_tokens", "vllm:generation_tokens"} <= set(OFFERED["metrics"])
 
 

@@ -11,11 +11,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
 import agentlightning as agl
+from agentlightning.engine.vllm import VLLMEngine
+from agentlightning.engine.vllm_server import VLLMSettings
 from agentlightning.errors import BadRequestError, EngineError
+from agentlightning.training.learner.policy import Policy
 from tests.algorithm.parts import ask, fit, say, wants_digits
 
 pytestmark = pytest.mark.heavy
@@ -44,6 +48,8 @@ def test_it_learns_from_what_vllm_generates(untrained_model: Path, tmp_path: Pat
         assert figures.calls_trained == figures.calls_captured > 0
         assert figures.tokens_per_second > 0
     assert log_of(tmp_path).count("POST /collective_rpc") == LEARNS["max_steps"]
+    commands = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
+    assert not [command for command in commands if "serve" in command and str(untrained_model) in command]
 
 
 @pytest.mark.parametrize("lora", [None, {"r": 4, "target_modules": "all-linear"}])
@@ -92,35 +98,19 @@ def test_it_learns_with_vllm_itself(untrained_model: Path, tmp_path: Path, lora:
 
 
 def test_a_server_that_runs_already_is_used_and_left(untrained_model: Path, tmp_path: Path) -> None:
-    from agentlightning.engine.vllm import VLLMEngine
-    from agentlightning.engine.vllm_server import VLLMSettings
-    from agentlightning.training.learner.policy import Policy
-
-    own = VLLMEngine(
-        Policy.load(untrained_model),
-        VLLMSettings(use_vllm=True, vllm_command=STAND_IN),
-        model=str(untrained_model),
-        folder=tmp_path,
-    )
+    settings = VLLMSettings(use_vllm=True, vllm_command=STAND_IN)
+    own = VLLMEngine(Policy.load(untrained_model), settings, model=str(untrained_model), folder=tmp_path)
     own.start()
     try:
         os.environ["VLLM_API_KEY"] = own.api_key or ""
-        settings = {"use_vllm": True, "vllm_server_base_url": own.base_url.removesuffix("/v1"), "max_steps": 2}
-        result = fit(wants_digits, TASKS, model=untrained_model, output_dir=tmp_path / "run", **settings)
+        server: dict[str, Any] = {"use_vllm": True, "vllm_server_base_url": own.base_url.removesuffix("/v1")}
+        result = fit(wants_digits, TASKS, model=untrained_model, output_dir=tmp_path / "run", max_steps=2, **server)
         assert all(figures.update["first_ratio_error"] < 1e-4 for figures in result.metrics)
         with own.swap():
             pass
     finally:
         os.environ.pop("VLLM_API_KEY", None)
         own.stop()
-
-
-def test_nothing_is_left_of_a_server(untrained_model: Path, tmp_path: Path) -> None:
-    import psutil
-
-    fit(wants_digits, TASKS, model=untrained_model, output_dir=tmp_path, max_steps=1, **VLLM)
-    mine = [p for p in psutil.process_iter(["cmdline"]) if str(untrained_model) in (p.info["cmdline"] or [])]
-    assert [p for p in mine if "serve" in p.info["cmdline"]] == []
 
 
 @pytest.mark.parametrize(

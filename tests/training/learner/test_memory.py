@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from agentlightning.engine.out_of_memory import is_out_of_memory
+from agentlightning.engine.torch_setup import is_out_of_memory
 from agentlightning.errors import OutOfMemoryError
 from agentlightning.training.learner.memory import GIB, check_memory, free_memory, needed_memory
 from agentlightning.training.learner.policy import Policy
