@@ -19,8 +19,9 @@ from gepa.strategies.instruction_proposal import InstructionProposalSignature
 from agentlightning.chat.bill import Bill, LimitReached
 from agentlightning.chat.chat import Chat, ChatError
 from agentlightning.prompt_search.candidates import check_version, gaps_shown, gaps_text
-from agentlightning.prompt_search.evaluation import RolloutResult, Templates
+from agentlightning.prompt_search.evaluator import Templates
 from agentlightning.prompt_search.history import PromptVersion
+from agentlightning.prompt_search.results import RolloutResult
 from agentlightning.semconv import AGL_ANNOTATION, AGL_MESSAGE
 from agentlightning.types import PromptTemplate
 from agentlightning.utils.masking import masked

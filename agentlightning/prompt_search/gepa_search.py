@@ -27,9 +27,10 @@ from typing_extensions import override
 from agentlightning.chat.bill import LimitReached
 from agentlightning.errors import BadRequestError
 from agentlightning.evaluation.tasks import tasks_of
-from agentlightning.prompt_search.evaluation import NoCandidateError, RolloutResult, Templates, digest_of, score_of
+from agentlightning.prompt_search.evaluator import Templates, digest_of
 from agentlightning.prompt_search.gepa_reflection import Candidate, LoopBridge, Record, Reflector, templates_of
 from agentlightning.prompt_search.history import WITHOUT_TEXT, PromptVersion
+from agentlightning.prompt_search.results import NoCandidateError, RolloutResult, score_of
 from agentlightning.prompt_search.search import SearchState
 from agentlightning.types import RolloutMode
 

@@ -21,7 +21,8 @@ from agentlightning.chat.bill import Bill
 from agentlightning.errors import BadRequestError
 from agentlightning.field_help import explain_fields
 from agentlightning.private_files import open_private, private_folder
-from agentlightning.prompt_search.evaluation import Score, digest_of
+from agentlightning.prompt_search.evaluator import digest_of
+from agentlightning.prompt_search.results import Score
 from agentlightning.terminal import one_line
 from agentlightning.training.records import RunLog
 from agentlightning.types import NamedResources, PromptTemplate, ResourcesUpdate, SystemPrompt

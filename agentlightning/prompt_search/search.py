@@ -11,16 +11,9 @@ from typing import TYPE_CHECKING, Any
 from agentlightning.chat.chat import Chat
 from agentlightning.errors import BadRequestError
 from agentlightning.evaluation.tasks import tasks_of
-from agentlightning.prompt_search.evaluation import (
-    CandidateEvaluator,
-    MissingPolicy,
-    RolloutResult,
-    Score,
-    rewards_of,
-    score_of,
-    sign_test,
-)
+from agentlightning.prompt_search.evaluator import CandidateEvaluator
 from agentlightning.prompt_search.history import History, PromptResult, PromptVersion, VersionState
+from agentlightning.prompt_search.results import MissingPolicy, RolloutResult, Score, rewards_of, score_of, sign_test
 from agentlightning.store.base import LightningStore
 from agentlightning.training.records import RunLog
 from agentlightning.types import RolloutConfig

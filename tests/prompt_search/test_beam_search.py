@@ -16,8 +16,8 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.prompt_search.beam_search import leader_of
-from agentlightning.prompt_search.evaluation import score_of, sign_test
 from agentlightning.prompt_search.history import PromptVersion
+from agentlightning.prompt_search.results import score_of, sign_test
 from agentlightning.training.tasks import batch_iter_over_dataset
 from agentlightning.types import EnqueueRolloutRequest, Rollout
 from tests.prompt_search.parts import (
