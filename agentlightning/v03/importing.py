@@ -1,4 +1,4 @@
-"""What a source holds, written into a store piece by piece: each piece counted as new, present, or not carried over.
+"""Writes the documents of a source into a store, each counted as new, present, or not carried over.
 
 An import that was cut off is begun again from the start: what is there already is left as it is.
 """
@@ -81,12 +81,11 @@ class Report:
 
 
 class _Piece(NamedTuple):
-    """A value on its way into the store."""
+    """A value with the name and the change of its document."""
 
     name: str
     value: BaseModel
     change: str
-    """As in `Converter`."""
 
 
 class Importing:
@@ -96,7 +95,7 @@ class Importing:
         """`tell` is called after each batch."""
         self.source = source
         self.report = Report(source.name, dropped=converter.dropped)
-        self._converter, self._tell = converter, tell or _silent
+        self._converter, self._tell = converter, tell or (lambda report: None)
         self.has_begun = False
         """True as soon as something may have been written."""
         self._store: LightningStore | None = None
@@ -117,12 +116,12 @@ class Importing:
                 self.report.tallies[kind].read += 1
                 name = _name(kind, document)
                 try:
-                    value = self._converter.convert(kind, document)
+                    value, bytes_of_value, change = self._converter.convert(kind, document)
                 except NotCarriedOver as why:
                     self.report.miss(kind, name, why.reason, str(why))
                     continue
-                batch.append(_Piece(name, value, self._converter.change))
-                size += self._converter.size
+                batch.append(_Piece(name, value, change))
+                size += bytes_of_value
                 if len(batch) >= _BATCH or size >= _BATCH_BYTES:
                     await self._write(kind, batch)
                     batch, size = [], 0
@@ -140,9 +139,9 @@ class Importing:
             self.report.changed.update(piece.change for piece in batch if piece.change)
             self._tell(self.report)
             return
-        given: dict[str, Any] = {kind: [piece.value for piece in batch]}
+        values: dict[str, Any] = {kind: [piece.value for piece in batch]}
         try:
-            done = await self._store.import_history(**given)
+            done = await self._store.import_history(**values)
         except (TypeError, ValueError, TooLargeError) as error:  # BadRequestError, too
             if len(batch) == 1:
                 self.report.miss(kind, batch[0].name, "refused", str(error))
@@ -178,10 +177,6 @@ class Importing:
                 for piece in self._early:
                     self.report.miss(kind, piece.name, "wrong_number", "an attempt of its rollout before it is missing")
                 self._early = []
-
-
-def _silent(report: Report) -> None:
-    """Tell nobody."""
 
 
 def _name(kind: Kind, document: Document) -> str:

@@ -36,11 +36,9 @@ class MongoSource:
         self._chosen: dict[str, Any] | None = None
 
     async def check(self) -> None:
-        """As the protocol says."""
         await self._choose()
 
     async def documents(self, kind: Kind) -> AsyncIterator[Document]:
-        """As the protocol says."""
         chosen = await self._choose()
         cursor = self._database[kind].find(chosen, batch_size=_PAGE).sort("_id", 1)
         while page := await self._ask(lambda: list(itertools.islice(cursor, _PAGE))):
@@ -48,12 +46,10 @@ class MongoSource:
                 yield document
 
     async def left_behind(self) -> Mapping[str, int]:
-        """As the protocol says."""
         chosen = await self._choose()
         return {name: await self._ask(lambda at=name: self._database[at].count_documents(chosen)) for name in _OTHERS}
 
     async def close(self) -> None:
-        """As the protocol says."""
         await asyncio.to_thread(self._client.close)
 
     async def _choose(self) -> dict[str, Any]:
