@@ -125,7 +125,7 @@ class BeamSearch:
         if leader.digest in self.state.validated:
             logger.info("%s leads and was validated already", prefix_of(number, version=leader.version))
         else:
-            await self._compare(number, [leader], "validation")
+            await self._validate(number, [leader], "validation")
         await self._record_round(number, beam, len(children), time.monotonic() - began)
         return beam, reason
 
@@ -185,8 +185,7 @@ class BeamSearch:
         return reason
 
     def _versions_at_once(self) -> int:
-        """Return how many versions may be between critique and edit: a limit is to pay for whole versions, not for
-        critiques alone."""
+        """Return how many versions may be between critique and edit, so that a limit pays for whole versions."""
         chat, critic = self.state.chat, self.critic
         left = chat.calls_left(critic.gradient_model, critic.apply_edit_model) // _CALLS_OF_VERSION
         return int(max(1, min(chat.concurrency, left)))
@@ -310,18 +309,9 @@ class BeamSearch:
         left.sort(key=_lower_bound, reverse=True)
         before = self.state.best
         if versions := left[: self.steps.final_candidates]:
-            await self._compare(number, versions, "validation of {version}")
+            await self._validate(number, versions, "validation of {version}")
         if self.state.best is not before:
             await self.state.log.best("validation", self.best_score, number)
-
-    async def _compare(self, number: int, versions: Sequence[PromptVersion], name: str) -> None:
-        for version, mean, _ in await self._validate(number, versions, name):
-            if version is not self.state.best:
-                logger.warning(
-                    "%s best not updated: %s with %s stays before %s",
-                    prefix_of(number, version=version.version),
-                    *(self.state.best.version, _score_text(self.best_score), _score_text(mean)),
-                )
 
     async def _validate(self, number: int, versions: Sequence[PromptVersion], name: str) -> list[_Judged]:
         """Judge versions on the whole validation set; each becomes the best if it is strictly better.
@@ -338,6 +328,13 @@ class BeamSearch:
             await self.state.record_validation(
                 number, of_version, version, results, mean, counts_for_best=name == "validation", rollout_ids=ids
             )
+        for version, mean, _ in judged:
+            if version is not self.state.best:
+                logger.warning(
+                    "%s best not updated: %s with %s stays before %s",
+                    prefix_of(number, version=version.version),
+                    *(self.state.best.version, _score_text(self.best_score), _score_text(mean)),
+                )
         return judged
 
 

@@ -49,7 +49,7 @@ of the validation tasks, in their order, which the package knows by their number
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """An item of a data set, with what it is run for."""
+    """An item of a data set, with the mode of its rollouts."""
 
     mode: RolloutMode
     input: Any
@@ -91,8 +91,6 @@ class GEPASearch:
         self._known_seed_scores: Mapping[int, float] | None = None
         self._iteration = self._idle_since = 0
         self._rollouts = -1
-        self._records_error: Exception | None = None
-        """The error of `records`, which the package only logs."""
         self._stopped_by: str | None = None
 
     async def resume(self, run_dir: Path | None) -> None:
@@ -156,8 +154,8 @@ class GEPASearch:
                 thread.exception()  # looked at: it is what ended the thread, and no news
             raise
         else:
-            if self._error is not None:
-                raise self._error
+            if (error := self._reflector.error) is not None and not isinstance(error, LimitReached):
+                raise error
             state.stop_reason = self._stopped_by or "finished"
         finally:
             state.best = best = self._best()
@@ -177,20 +175,17 @@ class GEPASearch:
         best = max(whole, key=lambda each: each.score or 0.0, default=state.seed)
         return state.seed if best.score == state.seed.score else best
 
-    @property
-    def _error(self) -> Exception | None:
-        return self._reflector.error or self._records_error
-
     def should_stop(self, gepa_state: GEPAState[Any, Any]) -> bool:
         """Return whether the search cannot go on: a limit is reached, nobody answers, nothing new is proposed."""
-        limit, idle = self._reflector.limit, self._state.evaluator.rollouts == self._rollouts
+        error = self._reflector.error
         try:
             self._state.chat.check_limits()
         except LimitReached as reached:
-            limit = reached
-        if not idle:
+            if error is None or isinstance(error, LimitReached):
+                error = reached
+        if self._state.evaluator.rollouts != self._rollouts:
             self._rollouts, self._idle_since = self._state.evaluator.rollouts, gepa_state.i
-        if (error := self._error or limit) is not None:
+        if error is not None:
             self._stopped_by = str(error)
         elif len(self.failures) >= _MOST_FAILURES:
             self._stopped_by = f"the model did not answer {len(self.failures)} times in a row: {self.failures[-1]}"
@@ -260,7 +255,7 @@ class GEPASearch:
             shown = eval_batch.trajectories or []
             return {name: list(self._records(templates, shown, name)) for name in components_to_update}
         except Exception as error:  # an override of the user's: ends the search, see `should_stop`
-            self._records_error = error
+            self._reflector.error = error
             raise
 
     async def _run_candidate(self, candidate: Candidate, batch: Sequence[Task]) -> list[RolloutResult]:

@@ -133,6 +133,20 @@ async def test_a_failure_is_kept_apart_and_tried_again_the_next_time(store: agl.
     assert runs.rollouts == 3
 
 
+async def test_with_retry_a_failure_runs_once_more(store: agl.LightningStore) -> None:
+    rewards: dict[Any, float | None] = {"a": None, "b": 0.5}
+    runs = evaluator_of(store)
+
+    class Flaky(dict[Any, float | None]):
+        def __getitem__(self, task: Any) -> float | None:
+            reward, rewards[task] = rewards[task], 0.4
+            return reward
+
+    async with served(store, Flaky(rewards)):
+        assert rewards_in(await runs.evaluate("v0", prompts("x"), ["a", "b"], "train")) == [0.41, 0.51]
+    assert runs.rollouts == 3
+
+
 @pytest.mark.parametrize("settings", [{"timeout_seconds": 0.3}, {"seconds_left": lambda: 0.3}])
 async def test_what_is_late_is_cancelled(store: agl.LightningStore, settings: dict[str, Any]) -> None:
     runs = evaluator_of(store, missing="skip", config=RolloutConfig(timeout_seconds=600), **settings)
