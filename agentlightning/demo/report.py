@@ -38,9 +38,9 @@ def report_lines(result: GRPOResult, comparison: PairedComparison) -> list[str]:
 
 def evaluation_of(result: GRPOResult, sampling: str, last: bool) -> Evaluation:
     """Return the first or last evaluation with a sampling; a demo has both."""
-    found = result.evaluation(sampling, last=last)
-    assert found is not None, sampling
-    return found
+    evaluation = result.evaluation(sampling, last=last)
+    assert evaluation is not None, sampling
+    return evaluation
 
 
 async def conversations(store: LightningStore, result: GRPOResult, comparison: PairedComparison) -> list[str]:

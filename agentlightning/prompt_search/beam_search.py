@@ -91,7 +91,7 @@ class BeamSearch:
         beam, reason, number = [state.seed], None, 0
         while reason is None and number <= steps.beam_rounds:
             try:
-                if not state.history.goes_on or chat.seconds_left() <= 0:  # recorded versions cost no call
+                if not state.history.has_recorded or chat.seconds_left() <= 0:  # recorded versions cost no call
                     chat.check_limits()
                 if number:
                     beam, reason = await self._run_round(number, beam, batches, next(judging))

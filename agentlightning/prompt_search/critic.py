@@ -27,7 +27,7 @@ from typing import Any, cast
 from agentlightning.chat.bill import Bill
 from agentlightning.chat.chat import Chat
 from agentlightning.errors import BadRequestError
-from agentlightning.prompt_search.candidates import gaps_shown, gaps_text
+from agentlightning.prompt_search.candidates import placeholder_list, written_placeholders
 from agentlightning.prompt_search.results import RolloutResult
 from agentlightning.types import PromptTemplate
 from agentlightning.types.templates.jinja import render
@@ -85,7 +85,7 @@ class Critic:
         request = (
             "This text was to be a prompt template and cannot be used as one:\n\n"
             f"<template>\n{text}\n</template>\n\n" + "\n".join(f"- {problem}" for problem in problems) + "\n\n"
-            f"Its placeholders must be exactly these, as they are written: {gaps_text(gaps_shown(seed))}\n"
+            f"Its placeholders must be exactly these, as they are written: {placeholder_list(seed)}\n"
             "Answer with the repaired template and nothing else."
         )
         reply = await self.chat.ask(request, model=self.apply_edit_model, purpose="repair", bill=branch.bill)
@@ -94,7 +94,7 @@ class Critic:
     async def _ask(
         self, path: Path, template: PromptTemplate, more: Mapping[str, Any], model: str, purpose: str, branch: Branch
     ) -> str:
-        context = {"prompt_template": template.template, "placeholders": gaps_shown(template), **more}
+        context = {"prompt_template": template.template, "placeholders": written_placeholders(template), **more}
         messages = await asyncio.to_thread(messages_of, path, context)
         reply = await self.chat.ask(
             messages, model=model, temperature=self.temperature, purpose=purpose, bill=branch.bill
@@ -171,8 +171,8 @@ def _below(text: str, context: Mapping[str, Any]) -> str:
         parts.append(f'<rollout number="{number}">\n{json.dumps(shown, indent=1, ensure_ascii=False)}\n</rollout>')
     if "critique" in context:
         parts.append(f"<critique>\n{context['critique']}\n</critique>")
-        kept = gaps_text(context["placeholders"])
-        parts.append(f"Keep these placeholders: {kept}\nAnswer with the new template and nothing else.")
+        placeholders = ", ".join(context["placeholders"]) or "(there are none)"
+        parts.append(f"Keep these placeholders: {placeholders}\nAnswer with the new template and nothing else.")
     return "\n\n".join(parts)
 
 

@@ -116,12 +116,12 @@ class CandidateEvaluator:
         """Return the results of a candidate on each task, in order."""
         if not tasks:
             return []
+        digest, loop = digest_of(templates), asyncio.get_running_loop()
+        keys: list[_Key] = [(digest, mode, task) for task in tasks_of(tasks)]
         if self._next is None:
             opened = _Round()
             self._next = opened, asyncio.create_task(self._run(opened), name="evaluate-prompts")
         round, running = self._next
-        digest, loop = digest_of(templates), asyncio.get_running_loop()
-        keys: list[_Key] = [(digest, mode, task) for task in tasks_of(tasks)]
         for key, task in zip(keys, tasks, strict=True):
             round.wanted.setdefault(key, _Wanted(version, templates, task, loop.create_future()))
         round.evaluations += 1
@@ -188,20 +188,25 @@ class CandidateEvaluator:
             for key, each in wanted.items()
         ]
         self.rollouts += len(requests)
-        key_of = {(self._published[key[0]], *key[1:]): key for key in wanted}
+        key_of: dict[str, _Key] = {}
         results: dict[_Key, RolloutResult] = {}
 
-        async def read_ended(ended: Sequence[Rollout]) -> None:
-            keys = [key_of[r.resources_id or "", r.mode or "train", str((r.metadata or {})["task"])] for r in ended]
-            for key, result in zip(keys, await self._read(ended), strict=True):
+        def keep_keys(rollouts: Sequence[Rollout]) -> None:
+            key_of.update(zip((rollout.rollout_id for rollout in rollouts), wanted, strict=True))
+
+        async def read_ended(rollouts: Sequence[Rollout]) -> None:
+            for rollout, result in zip(rollouts, await self._read(rollouts), strict=True):
+                key = key_of[rollout.rollout_id]
                 self._results[key] = _without_messages(result) if key[1] == "val" else result
                 results[key] = result
                 if (is_final or result["final_reward"] is not None) and not wanted[key].result.done():
                     wanted[key].result.set_result(result)
 
         limit = max(0.0, min(seconds, self._seconds_left()))
-        rollouts = await collect(self._store, requests, timeout_seconds=limit, on_ended=read_ended)
-        if late := [rollout for key, rollout in zip(wanted, rollouts, strict=True) if key not in results]:
+        rollouts = await collect(
+            self._store, requests, timeout_seconds=limit, on_enqueued=keep_keys, on_ended=read_ended
+        )
+        if late := [rollout for rollout in rollouts if key_of[rollout.rollout_id] not in results]:
             await read_ended(late)
         return {key: results[key] for key in wanted}
 

@@ -18,7 +18,7 @@ from gepa.strategies.instruction_proposal import InstructionProposalSignature
 
 from agentlightning.chat.bill import Bill, LimitReached
 from agentlightning.chat.chat import Chat, ChatError
-from agentlightning.prompt_search.candidates import check_version, gaps_shown, gaps_text
+from agentlightning.prompt_search.candidates import check_version, placeholder_list
 from agentlightning.prompt_search.evaluator import Templates
 from agentlightning.prompt_search.history import PromptVersion
 from agentlightning.prompt_search.results import RolloutResult
@@ -69,7 +69,7 @@ class LoopBridge:
             raise Interrupted("the run was cancelled") from None
 
     def close(self) -> None:
-        """Let no further call begin, and cancel the one that runs. Called in the event loop."""
+        """Refuse further calls, and cancel the one that runs. Called in the event loop."""
         self._closed = True
         if self._running is not None and not self._running.done():
             self._running.cancel()
@@ -107,7 +107,7 @@ class Reflector:
 
     @property
     def total_cost(self) -> float:
-        """In the currency of the prices."""
+        """The cost so far, in the currency of the prices."""
         return self._chat.bill.cost or 0.0
 
     def reflect(
@@ -150,7 +150,7 @@ class Reflector:
                 problems = "\n".join(f"- {problem}" for problem in checked.problems)
                 request = (
                     f"This cannot be used:\n{problems}\nIts placeholders must be exactly these, as they are written: "
-                    f"{gaps_text(gaps_shown(self._seeds[name]))}\nGive the repaired instructions within ``` blocks."
+                    f"{placeholder_list(self._seeds[name])}\nGive the repaired instructions within ``` blocks."
                 )
                 answer = {"role": "assistant", "content": f"```\n{text}\n```"}
                 text = await self._ask(

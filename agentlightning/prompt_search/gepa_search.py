@@ -100,7 +100,7 @@ class GEPASearch:
             BadRequestError: see `read_saved`.
         """
         saved = None if run_dir is None else await asyncio.to_thread(read_saved, run_dir, self._state)
-        recorded = await self._state.history.resume(anew=saved is None)
+        recorded = await self._state.history.resume(discard=saved is None)
         self._state.history.versions.extend(recorded)
         self._versions |= {v.digest: v for v in recorded if v.state not in WITHOUT_TEXT}
         if saved is None:
@@ -151,7 +151,7 @@ class GEPASearch:
             self._bridge.close()
             await asyncio.wait([thread])  # its next call ends it
             if not thread.cancelled():
-                thread.exception()  # looked at: it is what ended the thread, and no news
+                thread.exception()  # retrieved, so that asyncio does not log it: it is the error raised here
             raise
         else:
             if (error := self._reflector.error) is not None and not isinstance(error, LimitReached):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from agentlightning.llm_proxy import LLMProxy
 
 _NO_LIMITS = RolloutConfig(timeout_seconds=None, unresponsive_seconds=None, max_attempts=1, retry_condition=[])
-"""Of the rollout of the model calls: the Trainer's limits are those of agents."""
+"""For the rollout of the model calls: the Trainer's limits are for agents."""
 
 
 @contextlib.asynccontextmanager
@@ -35,9 +35,9 @@ async def open_chat(
     purpose: str,
     setting: str,
 ) -> AsyncGenerator[Chat]:
-    """Yield the chat of a run: the program's own or the environment's, else one of the gateway.
+    """Yield the chat of a run: of the program or the environment, else of the gateway.
 
-    Through the gateway its calls belong to a rollout of their own.
+    Calls through the gateway belong to a rollout of their own.
 
     Args:
         make: returns a chat with this source; with None the one that the program or the environment names.
@@ -46,7 +46,7 @@ async def open_chat(
         setting: the argument that names a model, for the error.
 
     Raises:
-        BadRequestError: there is nobody to ask, or the gateway serves several models and none is named.
+        BadRequestError: no model can be asked, or the gateway serves several models and none is named.
     """
     chat = make(None)
     try:
@@ -65,8 +65,8 @@ async def open_chat(
     for rollout in await store.query_rollouts(status_in=["preparing", "running"], limit=-1):
         if rollout.input == calls:  # of an earlier start that was killed
             await store.update_rollout(rollout.rollout_id, status="cancelled")
-    own = await store.start_rollout(calls, config=_NO_LIMITS)
-    ids = own.rollout_id, own.attempt.attempt_id
+    rollout = await store.start_rollout(calls, config=_NO_LIMITS)
+    ids = rollout.rollout_id, rollout.attempt.attempt_id
     try:
         yield make(llm_proxy.as_resource(*ids, model=sorted(models or served)[0]))
     finally:

@@ -18,7 +18,7 @@ from agentlightning.v03.source import Document, Kind
 
 _PLAIN = frozenset((str, int, float, bool, type(None)))
 _OWN = ("_id", "partition_id")
-"""What the database of v0.3 added to each document."""
+"""Fields that the database of v0.3 added to each document."""
 _ENDED = ("failed", "succeeded", "cancelled")
 _FIELDS: dict[Kind, tuple[str, ...]] = {
     "resources": ("resources_id", "create_time", "update_time", "version", "resources"),
@@ -31,7 +31,7 @@ _FIELDS: dict[Kind, tuple[str, ...]] = {
         *("last_heartbeat_time", "metadata"),
     ),
 }
-"""What v0.3 wrote. A span may hold any further field, and keeps it."""
+"""Fields that v0.3 wrote. A span keeps any further field."""
 _KINDS_OF_RESOURCES = ("llm", "proxy_llm", "prompt_template")
 _LIMITS = ("timeout_seconds", "unresponsive_seconds", "max_attempts", "retry_condition")
 
@@ -51,12 +51,12 @@ class Converted(NamedTuple):
     size: int
     """Bytes of JSON."""
     change: str
-    """What was written differently, in words; empty if nothing was."""
+    """The difference from the document in words; empty if there is none."""
 
 
 @dataclass
 class Converter:
-    """How documents are converted, and what of them found no place."""
+    """Converts documents, and counts the fields that have no place here."""
 
     run_id: str | None = None
     """The run that everything is given to."""
@@ -118,7 +118,7 @@ class Converter:
 
     def _span(self, document: Document) -> tuple[Span, str]:
         attributes, change = document.get("attributes"), ""
-        if isinstance(attributes, dict) and None in attributes.values():  # what its server made of NaN
+        if isinstance(attributes, dict) and None in attributes.values():  # its server wrote NaN as null
             named = cast("dict[str, Any]", attributes)
             document["attributes"] = {name: value for name, value in named.items() if value is not None}
             change = "spans: attributes without a value left out"
@@ -130,10 +130,10 @@ class Converter:
 
 def _mapping(document: Document, name: str) -> Mapping[str, Any]:
     """Return a field that is an object, and an empty one where it is missing or null."""
-    found: Any = document.get(name)
-    if found is not None and not isinstance(found, dict):
-        raise ValueError(f"{name} is a {type(found).__name__}; expected an object")
-    return cast("dict[str, Any]", found or {})
+    value: Any = document.get(name)
+    if value is not None and not isinstance(value, dict):
+        raise ValueError(f"{name} is a {type(value).__name__}; expected an object")
+    return cast("dict[str, Any]", value or {})
 
 
 def _of_own_kind(resource: Any) -> object:
@@ -154,8 +154,8 @@ def plain_json(value: Any) -> Any:
         return value
     if isinstance(value, dict):
         named = cast("dict[str, Any]", value)
-        if len(named) == 1 and (found := next(iter(named))) in _EXTENDED:
-            return _EXTENDED[found](named[found])
+        if len(named) == 1 and (key := next(iter(named))) in _EXTENDED:
+            return _EXTENDED[key](named[key])
         return {str(key): plain_json(item) for key, item in named.items()}
     if isinstance(value, (list, tuple)):
         return [plain_json(item) for item in cast("list[Any]", value)]

@@ -29,7 +29,7 @@ _NAMES: dict[str, Kind] = {"resources": "resources", "rollout": "rollouts", "att
 
 @dataclass
 class Tally:
-    """What became of the documents of one kind; `read` is the sum of the others."""
+    """Counts of the documents of one kind; `read` is the sum of the others."""
 
     read: int = 0
     new: int = 0
@@ -47,12 +47,12 @@ class Missed:
     examples: list[str] = field(default_factory=list[str])
     """Ids of the first ones."""
     message: str = ""
-    """What was wrong with the first one, and what to do."""
+    """The problem of the first one, and what to do."""
 
 
 @dataclass
 class Report:
-    """What an import has done."""
+    """The result of an import."""
 
     source: str
     tallies: dict[Kind, Tally] = field(default_factory=lambda: {kind: Tally() for kind in KINDS})
@@ -61,9 +61,9 @@ class Report:
     dropped: Mapping[str, int] = field(default_factory=dict[str, int])
     """Fields that have no place here, and in how many documents they stood."""
     changed: Counter[str] = field(default_factory=Counter[str])
-    """What was written differently."""
+    """Changes, and the number of documents that have them."""
     others: Mapping[str, int] = field(default_factory=dict[str, int])
-    """What the source holds beside histories."""
+    """Documents of the source that belong to no history, by kind."""
 
     @property
     def is_whole(self) -> bool:
@@ -74,10 +74,10 @@ class Report:
     def miss(self, kind: Kind, piece: str, reason: str, message: str) -> None:
         """Count a piece that is not carried over."""
         self.tallies[kind].left += 1
-        found = self.missed.setdefault((kind, reason), Missed(message=message))
-        found.count += 1
-        if len(found.examples) < _MOST_EXAMPLES:
-            found.examples.append(piece)
+        missed = self.missed.setdefault((kind, reason), Missed(message=message))
+        missed.count += 1
+        if len(missed.examples) < _MOST_EXAMPLES:
+            missed.examples.append(piece)
 
 
 class _Piece(NamedTuple):

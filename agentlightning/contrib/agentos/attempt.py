@@ -30,7 +30,7 @@ VIOLATION_NAME = "policy_violation"
 LONGEST_TEXT = 4096
 """Characters of a reason, of arguments or of a result that are kept."""
 _OF_THE_KERNEL = ("_syscall", "_ring")
-"""What `KernelSpace` adds to the arguments of a system call before it asks the policy."""
+"""The arguments that `KernelSpace` adds to a system call before it asks the policy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class AttemptWatch:
 
 _current: ContextVar[AttemptWatch | None] = ContextVar("agl_violations", default=None)
 _running: dict[tuple[str | None, str | None], AttemptWatch] = {}
-"""By rollout and attempt, in this process."""
+"""The watches of this process by rollout and attempt."""
 
 
 def attempt_watch() -> AttemptWatch | None:

@@ -132,7 +132,7 @@ class Kernels:
     """
 
     def __init__(self, kernel: object) -> None:
-        self.given = kernel
+        self.kernel = kernel
         kernels = list(_flat(kernel))
         self.sources = tuple(dict.fromkeys(source for each in kernels for source in _sources_of(each)))
         """The objects that report violations; empty if no kernel has a policy."""

@@ -100,7 +100,7 @@ class AgentOSRunner(LitAgentRunner[T]):
     @property
     def kernel(self) -> object:
         """The kernel, or the list of kernels."""
-        return self._kernels.given
+        return self._kernels.kernel
 
     def take_from_trainer(self, **settings: Any) -> None:
         """Take the settings of the Trainer that the constructor did not set."""
