@@ -76,7 +76,7 @@ def _text(message: Message) -> str:
 def _arguments(text: str) -> str:
     try:
         values: object = json.loads(text)
-    except ValueError:
+    except (TypeError, ValueError):
         return text
     if not isinstance(values, dict):
         return str(values)

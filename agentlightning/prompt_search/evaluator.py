@@ -42,7 +42,7 @@ def digest_of(templates: Templates) -> str:
 
 
 @dataclass(slots=True)
-class _Wanted:
+class _Pending:
     """A candidate on one task, and the future of its result."""
 
     version: str
@@ -55,7 +55,7 @@ class _Wanted:
 class _Round:
     """The evaluations that began at the same time."""
 
-    wanted: dict[_Key, _Wanted] = field(default_factory=dict[_Key, _Wanted])
+    pending: dict[_Key, _Pending] = field(default_factory=dict[_Key, _Pending])
     evaluations: int = 0
     waiting: int = 0
     """Evaluations whose caller still waits."""
@@ -123,15 +123,17 @@ class CandidateEvaluator:
             self._next = opened, asyncio.create_task(self._run(opened), name="evaluate-prompts")
         round, running = self._next
         for key, task in zip(keys, tasks, strict=True):
-            round.wanted.setdefault(key, _Wanted(version, templates, task, loop.create_future()))
+            round.pending.setdefault(key, _Pending(version, templates, task, loop.create_future()))
         round.evaluations += 1
         round.waiting += 1
         try:
-            return await asyncio.gather(*(asyncio.shield(round.wanted[key].result) for key in keys))
+            return await asyncio.gather(*(asyncio.shield(round.pending[key].result) for key in keys))
         finally:
             round.waiting -= 1
             if not round.waiting and not running.done():
-                if self._next == (round, running):  # it had not begun, and will not take in later evaluations
+                if (
+                    self._next is not None and self._next[0] is round
+                ):  # it had not begun, and will not take in later evaluations
                     self._next = None
                 running.cancel()
                 await asyncio.wait([running])
@@ -142,22 +144,22 @@ class CandidateEvaluator:
         try:
             await self._answer(round)
         except Exception as error:  # each caller raises it
-            for wanted in round.wanted.values():
-                if not wanted.result.done():
-                    wanted.result.set_exception(error)
+            for pending in round.pending.values():
+                if not pending.result.done():
+                    pending.result.set_exception(error)
         except BaseException:
-            for wanted in round.wanted.values():
-                wanted.result.cancel()
+            for pending in round.pending.values():
+                pending.result.cancel()
             raise
         for key in [key for key in self._results if key[1] != "val"][:-MOST_WITH_MESSAGES]:
             self._results[key] = _without_messages(self._results[key])
 
     async def _answer(self, round: _Round) -> None:
-        for key, wanted in round.wanted.items():
+        for key, pending in round.pending.items():
             known = self._results.get(key)
             if known is not None and known["final_reward"] is not None:  # a fault may be none the next time
-                wanted.result.set_result(known)
-        unknown = {key: wanted for key, wanted in round.wanted.items() if not wanted.result.done()}
+                pending.result.set_result(known)
+        unknown = {key: pending for key, pending in round.pending.items() if not pending.result.done()}
         if not unknown:
             return
         seconds = self._timeout * round.evaluations
@@ -166,12 +168,12 @@ class CandidateEvaluator:
         if failed and self._retries and self._seconds_left() > 0:
             logger.info("%d of %d rollouts earned nothing and are played once more", len(failed), len(unknown))
             results |= await self._run_tasks(failed, seconds, is_final=True)
-        for key, wanted in unknown.items():
-            if not wanted.result.done():
-                wanted.result.set_result(results[key])
+        for key, pending in unknown.items():
+            if not pending.result.done():
+                pending.result.set_result(results[key])
 
     async def _run_tasks(
-        self, wanted: Mapping[_Key, _Wanted], seconds: float, *, is_final: bool
+        self, pending: Mapping[_Key, _Pending], seconds: float, *, is_final: bool
     ) -> dict[_Key, RolloutResult]:
         """Run tasks, enqueued at once, and return their results.
 
@@ -185,22 +187,22 @@ class CandidateEvaluator:
                 config=self._config,
                 metadata={"prompt_version": each.version, "task": key[2]},
             )
-            for key, each in wanted.items()
+            for key, each in pending.items()
         ]
         self.rollouts += len(requests)
         key_of: dict[str, _Key] = {}
         results: dict[_Key, RolloutResult] = {}
 
         def keep_keys(rollouts: Sequence[Rollout]) -> None:
-            key_of.update(zip((rollout.rollout_id for rollout in rollouts), wanted, strict=True))
+            key_of.update(zip((rollout.rollout_id for rollout in rollouts), pending, strict=True))
 
         async def read_ended(rollouts: Sequence[Rollout]) -> None:
             for rollout, result in zip(rollouts, await self._read(rollouts), strict=True):
                 key = key_of[rollout.rollout_id]
                 self._results[key] = _without_messages(result) if key[1] == "val" else result
                 results[key] = result
-                if (is_final or result["final_reward"] is not None) and not wanted[key].result.done():
-                    wanted[key].result.set_result(result)
+                if (is_final or result["final_reward"] is not None) and not pending[key].result.done():
+                    pending[key].result.set_result(result)
 
         limit = max(0.0, min(seconds, self._seconds_left()))
         rollouts = await collect(
@@ -208,12 +210,12 @@ class CandidateEvaluator:
         )
         if late := [rollout for rollout in rollouts if key_of[rollout.rollout_id] not in results]:
             await read_ended(late)
-        return {key: results[key] for key in wanted}
+        return {key: results[key] for key in pending}
 
-    async def _publish(self, digest: str, wanted: _Wanted) -> str:
+    async def _publish(self, digest: str, pending: _Pending) -> str:
         if digest not in self._published:
-            resources_id = f"{self._prefix}-{wanted.version}"
-            await self._store.update_resources(resources_id, self.resources_with(wanted.templates))
+            resources_id = f"{self._prefix}-{pending.version}"
+            await self._store.update_resources(resources_id, self.resources_with(pending.templates))
             self._published[digest] = resources_id
         return self._published[digest]
 

@@ -95,7 +95,8 @@ class Importing:
         """`tell` is called after each batch."""
         self.source = source
         self.report = Report(source.name, dropped=converter.dropped)
-        self._converter, self._tell = converter, tell or (lambda report: None)
+        self._converter = converter
+        self._tell: Callable[[Report], None] = tell or (lambda report: None)
         self.has_begun = False
         """True as soon as something may have been written."""
         self._store: LightningStore | None = None
