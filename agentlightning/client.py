@@ -1,6 +1,5 @@
 """The old home of the v0.1 client; see `agentlightning.legacy`."""
 
-from agentlightning.legacy.client import AgentLightningClient
-from agentlightning.legacy.dev import DevTaskLoader
+from agentlightning.legacy.client import AgentLightningClient, DevTaskLoader
 
 __all__ = ["AgentLightningClient", "DevTaskLoader"]

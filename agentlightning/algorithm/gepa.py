@@ -19,8 +19,8 @@ from agentlightning.algorithm.prompt_algorithm import PromptSearch
 from agentlightning.chat.chat import Chat, ChatError
 from agentlightning.errors import BadRequestError, MissingExtraError
 from agentlightning.field_help import explain_fields
-from agentlightning.prompt_search.evaluation import RolloutResult
 from agentlightning.prompt_search.history import PromptResult
+from agentlightning.prompt_search.results import RolloutResult
 from agentlightning.prompt_search.search import SearchState
 from agentlightning.types import Dataset, PromptTemplate
 

@@ -15,8 +15,9 @@ from agentlightning.algorithm.utils import with_llm_proxy
 from agentlightning.chat.bill import Limits
 from agentlightning.chat.chat import Chat
 from agentlightning.errors import BadRequestError
-from agentlightning.prompt_search.evaluation import CandidateEvaluator, MissingPolicy, RolloutResult, read_results
+from agentlightning.prompt_search.evaluator import CandidateEvaluator
 from agentlightning.prompt_search.history import History, PromptResult, PromptVersion
+from agentlightning.prompt_search.results import MissingPolicy, RolloutResult, read_results
 from agentlightning.prompt_search.search import SearchState, open_chat
 from agentlightning.training.tasks import items_of
 from agentlightning.types import Dataset, PromptTemplate, Rollout

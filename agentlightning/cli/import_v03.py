@@ -56,9 +56,9 @@ def import_v03(
     Example: agl import-v03 mongodb://127.0.0.1:27017/agentlightning --store agl.db
     """
     from agentlightning.store.rules.values import check_run_id
+    from agentlightning.v03 import open_source
     from agentlightning.v03.convert import Converter
     from agentlightning.v03.importing import Importing
-    from agentlightning.v03.opening import open_source
 
     converter = Converter(None if run_id is None else check_run_id(run_id), unfinished is Unfinished.CANCEL)
     spec = None if dry_run else _target(store)

@@ -4,8 +4,7 @@ Reinforcement learning can only prefer what the policy already does sometimes. S
 that use the calculator, until it copies numbers, and then, while the learning rate falls, a mixture in which most
 conversations answer at once with the first number of the question, which is always wrong. So the wrong habit is what
 the model most often does and all that it does greedily; the calculator is left for about a quarter of what it samples.
-What it can do is measured on tasks of the imitation's own, never on those that are trained on or held out later; no
-clock decides.
+The model is measured on separate tasks, never on those that are trained on or held out later; time plays no part.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from agentlightning.engine.torch_setup import one_thread
 from agentlightning.training.learner.policy import Policy
 
 Progress = Callable[[int, Measured], None]
-"""Is told the steps so far and how the model does on tasks of the imitation's own, sampled at temperature 1."""
+"""Called with the steps so far and the measurement on tasks of the warm start, sampled at temperature 1."""
 
 
 def make_policy(
@@ -39,7 +38,7 @@ def make_policy(
     """Make the demo's model, teach it (25 to 40 CPU seconds), write it with its tokenizer to the folder.
 
     The same seed and tasks give the same weights on the same machine. `Policy.load(folder)` and transformers' own
-    `from_pretrained` read the folder. Returns how the model does on tasks of the imitation's own.
+    `from_pretrained` read the folder. Returns the measurement on tasks of the warm start.
 
     Args:
         tasks: those to come; nothing but the words of their questions is used, for the vocabulary.

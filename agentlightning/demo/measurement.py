@@ -24,7 +24,7 @@ from agentlightning.engine.decoder import Decoder, generate
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """How a policy did on some tasks.
+    """The measurement of a policy on some tasks.
 
     Attributes:
         accuracy: share of the tasks answered right.

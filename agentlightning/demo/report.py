@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from agentlightning.adapter.messages import Message, TraceToMessages
 from agentlightning.evaluation.paired import PairedComparison, compare_rewards
-from agentlightning.semconv import REQUEST_SPAN
 from agentlightning.store.base import LightningStore
 from agentlightning.training.result import Evaluation, GRPOResult
 from agentlightning.types import Span
-from agentlightning.utils.otel import filter_and_unflatten_attributes
 
 
 def verdict(result: GRPOResult) -> PairedComparison:
@@ -39,9 +38,9 @@ def report_lines(result: GRPOResult, comparison: PairedComparison) -> list[str]:
 
 def evaluation_of(result: GRPOResult, sampling: str, last: bool) -> Evaluation:
     """Return the first or last evaluation with a sampling; a demo has both."""
-    found = result.evaluation(sampling, last=last)
-    assert found is not None, sampling
-    return found
+    evaluation = result.evaluation(sampling, last=last)
+    assert evaluation is not None, sampling
+    return evaluation
 
 
 async def conversations(store: LightningStore, result: GRPOResult, comparison: PairedComparison) -> list[str]:
@@ -59,37 +58,26 @@ async def conversations(store: LightningStore, result: GRPOResult, comparison: P
 
 
 def conversation_lines(spans: Sequence[Span]) -> list[str]:
-    """Return the messages of an attempt as its model calls saw them, in order, each once."""
-    calls = [span for span in spans if span.name == REQUEST_SPAN]
+    """Return the messages of an attempt as its last model call saw them, with its answer."""
+    calls = TraceToMessages().adapt(spans)
     if not calls:
         return ["(no model call)"]
-    last = calls[-1]
-    messages = [*_messages(last, "gen_ai.prompt"), *_messages(last, "gen_ai.completion")]
-    return [f"  {message.get('role', '?'):>9}: {_text(message)}" for message in messages]
+    return [f"  {message.get('role', '?'):>9}: {_text(message)}" for message in calls[-1]["messages"]]
 
 
-def _messages(span: Span, prefix: str) -> list[dict[str, Any]]:
-    found: object = filter_and_unflatten_attributes(span.attributes, prefix)
-    messages = cast("list[Any]", found) if isinstance(found, list) else []
-    return [message for message in messages if isinstance(message, dict)]
-
-
-def _text(message: dict[str, Any]) -> str:
+def _text(message: Message) -> str:
     parts = [str(message["content"])] if message.get("content") else []
     for call in message.get("tool_calls") or ():
-        function = call.get("function", call)
-        parts.append(f"calls {function.get('name')}({_arguments(function.get('arguments'))})")
-    if "function_call" in message:
-        function = message["function_call"]
-        parts.append(f"calls {function.get('name')}({_arguments(function.get('arguments'))})")
+        function = call["function"]
+        parts.append(f"calls {function['name']}({_arguments(function['arguments'])})")
     return " ".join(parts) or "(says nothing)"
 
 
-def _arguments(text: Any) -> str:
+def _arguments(text: str) -> str:
     try:
-        values = json.loads(text)
+        values: object = json.loads(text)
     except (TypeError, ValueError):
-        return str(text)
+        return text
     if not isinstance(values, dict):
         return str(values)
     return ", ".join(f"{name}={value!r}" for name, value in cast("dict[str, Any]", values).items())

@@ -29,27 +29,27 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _TOOL_TOKENS = 16
-"""Of a result of the calculator, with the signs around it."""
+"""Tokens of a result of the calculator, with the marks around it."""
 _PACKAGES = ("torch", "transformers", "openai", "matplotlib")
 
 
 @dataclass(frozen=True)
 class DemoOptions:
-    """What the command line may change."""
+    """The options of the command line."""
 
     tasks: Path | None = None
     """A JSONL file of the user's own tasks; None makes arithmetic ones."""
     steps: int = defaults.STEPS
     seed: int = 0
     out: Path | None = None
-    """Where the run is written; None makes `runs/<time>`."""
+    """The folder of the run; None makes `runs/<time>`."""
     runners: int = 2
     progress: Style = "auto"
 
 
 @dataclass(frozen=True)
 class DemoOutcome:
-    """How a demo ended, for whoever runs several."""
+    """The result of a demo."""
 
     better: bool
     before: float
@@ -72,10 +72,10 @@ def run_demo(options: DemoOptions, out: TextIO) -> DemoOutcome:
     """
     for package in _PACKAGES:
         try:
-            found = importlib.util.find_spec(package) is not None
-        except ImportError:  # whoever keeps packages from being imported may say so in this way
-            found = False
-        if not found:
+            is_installed = importlib.util.find_spec(package) is not None
+        except ImportError:  # an import hook may refuse a package in this way
+            is_installed = False
+        if not is_installed:
             raise MissingExtraError("agl demo", "demo", package)
     for name in ("steps", "runners"):
         value = getattr(options, name)

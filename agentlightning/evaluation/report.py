@@ -29,7 +29,7 @@ _MESSAGE_CHARACTERS = 4000
 _MOST_MESSAGES = 40
 _TASK_CHARACTERS = 2000
 _READ_CHARACTERS = 1_000_000
-"""Of one text; the rest is never shown, and need not be searched for secrets."""
+"""Characters that are read of one text; the rest is never shown, and need not be searched for secrets."""
 _FIGURES = ("mean_reward", "reward", "accuracy", "score", "loss", "update.loss")
 """Figures of steps that are drawn, the first one that a run has."""
 _MOST_POINTS = 400
@@ -44,7 +44,7 @@ class Changed:
     before: EvaluatedRollout
     after: EvaluatedRollout
     change: float
-    """Of the reward of the task."""
+    """The change of the task's reward."""
     slices: tuple[str, ...]
 
 

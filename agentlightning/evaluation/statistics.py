@@ -114,14 +114,18 @@ def t_quantile(p: float, freedom: int) -> float:
     return z + sum(term / n ** (power + 1) for power, term in enumerate(terms))
 
 
-def _wilson(values: Sequence[float], confidence: float) -> _Bounds:
-    """Return the bounds for values of 0 and 1."""
-    count, mean = len(values), sum(values) / len(values)
+def wilson_bounds(mean: float, count: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Return the bounds of Wilson's interval of a share among so many trials."""
     z = NormalDist().inv_cdf((1.0 + confidence) / 2.0)
     shrink = 1.0 + z * z / count
     centre = (mean + z * z / (2 * count)) / shrink
     half = z / shrink * math.sqrt(mean * (1.0 - mean) / count + z * z / (4 * count * count))
-    return mean, max(0.0, centre - half), min(1.0, centre + half)
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def _wilson(values: Sequence[float], confidence: float) -> _Bounds:
+    mean = sum(values) / len(values)
+    return mean, *wilson_bounds(mean, len(values), confidence)
 
 
 def _clopper_pearson(values: Sequence[float], confidence: float) -> _Bounds:

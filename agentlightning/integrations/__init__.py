@@ -1,4 +1,4 @@
-"""What a framework needs beyond a base URL, a key and a model's name, in one call each.
+"""Models of frameworks that need more than a base URL, a key and a model's name, in one call each.
 
 One module per framework, named after its package, and nothing of it is imported before the call. A function takes the
 `llm` that the agent was given and returns the framework's own object, set up so that every call reaches the gateway:

@@ -25,9 +25,9 @@ _CLOUDS = tuple(
     f"CLAUDE_CODE_USE_{cloud}"
     for cloud in ("ANTHROPIC_AWS", "ANTHROPIC_GOOGLE_CLOUD", "BEDROCK", "FOUNDRY", "GATEWAY", "MANTLE", "VERTEX")
 )
-QUIET: Mapping[str, str] = {
+_DEFAULTS: Mapping[str, str] = {
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",  # telemetry, updates, and the call that finds a session's title
-    "CLAUDE_CODE_DISABLE_AUTO_MEMORY": "1",  # what one rollout notes down would be read by the next
+    "CLAUDE_CODE_DISABLE_AUTO_MEMORY": "1",  # notes of one rollout would be read by the next
     "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",  # a line with version and hash at the start of each prompt
     "ENABLE_TOOL_SEARCH": "false",  # tools that only Anthropic's servers load on demand
 }
@@ -43,7 +43,7 @@ def claude_agent_options(llm: LLM, **options: Any) -> Any:
 
     Args:
         llm: the model that the agent was given.
-        options: further options of `ClaudeAgentOptions`; what `env` sets is added, and wins over `QUIET`.
+        options: further options of `ClaudeAgentOptions`; variables in `env` are added, and win over our defaults.
 
     Raises:
         ImportError: claude-agent-sdk is not installed.
@@ -56,7 +56,7 @@ def claude_agent_options(llm: LLM, **options: Any) -> Any:
     taken = sorted(own.keys() & fixed.keys()) + [name for name in ("model",) if name in options]
     if taken:
         raise ValueError(f"{', '.join(taken)} cannot be set: they come from llm (model {llm.model!r})")
-    env = {**QUIET, **own, **fixed, **_around_proxies(llm, own)}
+    env = {**_DEFAULTS, **own, **fixed, **_around_proxies(llm, own)}
     if body := {**llm.sampling_parameters, **_extra_body(own)}:
         env[_EXTRA_BODY] = json.dumps(body)
     return sdk.ClaudeAgentOptions(
@@ -78,18 +78,18 @@ def _address(llm: LLM) -> dict[str, str]:
 def _around_proxies(llm: LLM, own: Mapping[str, str]) -> dict[str, str]:
     """The command sends calls to any address, this machine's included, through a proxy that its environment names."""
     host = urlsplit(llm.get_base_url()).hostname or ""
-    said = {name: own.get(name, os.environ.get(name, "")) for name in ("NO_PROXY", "no_proxy")}
-    return {name: ",".join(filter(None, (value, host))) for name, value in said.items()}
+    values = {name: own.get(name, os.environ.get(name, "")) for name in ("NO_PROXY", "no_proxy")}
+    return {name: ",".join(filter(None, (value, host))) for name, value in values.items()}
 
 
 def _extra_body(own: Mapping[str, str]) -> dict[str, Any]:
-    given = own.get(_EXTRA_BODY)
-    if not given:
+    text = own.get(_EXTRA_BODY)
+    if not text:
         return {}
     try:
-        body: object = json.loads(given)
+        body: object = json.loads(text)
     except ValueError:
         body = None
     if not isinstance(body, dict):
-        raise ValueError(f"{_EXTRA_BODY} must be a JSON object of fields of the request; got {given!r}")
+        raise ValueError(f"{_EXTRA_BODY} must be a JSON object of fields of the request; got {text!r}")
     return cast("dict[str, Any]", body)

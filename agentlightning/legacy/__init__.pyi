@@ -1,4 +1,3 @@
-from agentlightning.legacy.client import AgentLightningClient as AgentLightningClient
-from agentlightning.legacy.dev import DevTaskLoader as DevTaskLoader
+from agentlightning.legacy.client import AgentLightningClient as AgentLightningClient, DevTaskLoader as DevTaskLoader
 from agentlightning.legacy.runner import LegacyAgentRunner as LegacyAgentRunner
 from agentlightning.legacy.server import AgentLightningServer as AgentLightningServer

@@ -1,4 +1,7 @@
-"""`AgentLightningClient` gets tasks and resources from a v0.1 server and posts results; each call is sync and async."""
+"""The v0.1 client: it gets tasks and resources from a server and posts results; each call is sync and async.
+
+`DevTaskLoader` is a client without a server, to try an agent on a few tasks.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,12 @@ import logging
 import time
 import urllib.request
 import warnings
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from agentlightning.types import ResourcesUpdate, RolloutLegacy, Task, TaskIfAny
+from typing_extensions import override
+
+from agentlightning.types import NamedResources, ResourcesUpdate, RolloutLegacy, Task, TaskIfAny
 from agentlightning.utils.http.auth import auth_headers, server_token
 
 logger = logging.getLogger(__name__)
@@ -18,6 +24,7 @@ logger = logging.getLogger(__name__)
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """Traffic to a server of ours takes no proxy of the environment."""
 _warned: set[str] = set()
+_LOCAL = "local"
 
 
 def warn_once(name: str, instead: str, *, depth: int = 1) -> None:
@@ -61,7 +68,6 @@ class AgentLightningClient:
         return task
 
     async def poll_next_task_async(self) -> Task | None:
-        """Return the next task; waits until there is one."""
         while (task := await asyncio.to_thread(self._ask_for_task)) is None:  # noqa: ASYNC110 -- the protocol polls
             await asyncio.sleep(self.poll_interval)
         return task
@@ -84,7 +90,6 @@ class AgentLightningClient:
         return self._resources[resource_id]
 
     async def get_resources_by_id_async(self, resource_id: str) -> ResourcesUpdate | None:
-        """Return resources, asked for once per id; None if the server does not have them."""
         return await asyncio.to_thread(self.get_resources_by_id, resource_id)
 
     def get_latest_resources(self) -> ResourcesUpdate | None:
@@ -92,12 +97,11 @@ class AgentLightningClient:
         answer = self._request("/resources/latest")
         if answer is None:
             return None
-        found = ResourcesUpdate.model_validate(answer)
-        self._resources[found.resources_id] = found
-        return found
+        latest = ResourcesUpdate.model_validate(answer)
+        self._resources[latest.resources_id] = latest
+        return latest
 
     async def get_latest_resources_async(self) -> ResourcesUpdate | None:
-        """Return the resources that were published last; None if there are none."""
         return await asyncio.to_thread(self.get_latest_resources)
 
     # --- results ---------------------------------------------------------------------------------------------------
@@ -107,7 +111,6 @@ class AgentLightningClient:
         return self._request("/rollout", rollout.model_dump_json().encode())
 
     async def post_rollout_async(self, rollout: RolloutLegacy) -> dict[str, Any] | None:
-        """Send a result and return the server's answer."""
         return await asyncio.to_thread(self.post_rollout, rollout)
 
     def _request(self, path: str, body: bytes | None = None) -> dict[str, Any] | None:
@@ -120,3 +123,73 @@ class AgentLightningClient:
         except (OSError, ValueError) as error:  # the protocol says: None, and the caller goes on
             logger.warning("%s%s gave no answer: %s", self.endpoint, path, error)
             return None
+
+
+class DevTaskLoader(AgentLightningClient):
+    """Deprecated: gives its tasks in turn, for ever, and keeps the results in `rollouts`. Use `Trainer.dev`.
+
+    `tasks` are inputs, or `Task`s, not both. `resources` are by name, or a `ResourcesUpdate`.
+
+    Further settings are those of `AgentLightningClient`.
+
+    Raises:
+        ValueError: no tasks, or tasks of both kinds.
+    """
+
+    _deprecated = ("DevTaskLoader", "use agl.Trainer(...).dev(agent, tasks)", 2)
+
+    def __init__(self, tasks: Sequence[Any], resources: NamedResources | ResourcesUpdate, **kwargs: Any) -> None:
+        super().__init__(_LOCAL, **kwargs)
+        if not tasks:
+            raise ValueError("DevTaskLoader requires at least one task; got none")
+        kinds = {isinstance(task, Task) for task in tasks}
+        if len(kinds) > 1:
+            raise ValueError("DevTaskLoader takes tasks of one kind: all of them Task, or none; got both")
+        self.rollouts: list[RolloutLegacy] = []
+        """Results, in the order in which they were posted."""
+        if not isinstance(resources, ResourcesUpdate):
+            now = time.time()
+            resources = ResourcesUpdate(
+                resources_id=_LOCAL, create_time=now, update_time=now, version=1, resources=resources
+            )
+        self._local = resources
+        self._tasks = [
+            task
+            if isinstance(task, Task)
+            else Task(rollout_id=f"local_task_{number:03d}", input=task, resources_id=resources.resources_id)
+            for number, task in enumerate(tasks, start=1)
+        ]
+
+    @override
+    def poll_next_task(self) -> Task | None:
+        task = self._tasks[self.task_count % len(self._tasks)]
+        self.task_count += 1
+        return task
+
+    @override
+    async def poll_next_task_async(self) -> Task | None:
+        return self.poll_next_task()
+
+    @override
+    def get_resources_by_id(self, resource_id: str) -> ResourcesUpdate | None:
+        """Return the resources.
+
+        Raises:
+            ValueError: they have another id.
+        """
+        if resource_id != self._local.resources_id:
+            raise ValueError(f"There are no resources {resource_id!r}; this loader has {self._local.resources_id!r}")
+        return self._local
+
+    @override
+    def get_latest_resources(self) -> ResourcesUpdate | None:
+        return self._local
+
+    @override
+    def post_rollout(self, rollout: RolloutLegacy) -> dict[str, Any] | None:
+        self.rollouts.append(rollout)
+        return {"status": "received", "rollout_id": rollout.rollout_id}
+
+    @override
+    def __repr__(self) -> str:
+        return f"DevTaskLoader(num_tasks={len(self._tasks)}, resources={self._local.resources_id!r})"

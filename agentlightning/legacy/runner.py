@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import logging
 import time
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from opentelemetry.sdk.trace import ReadableSpan
+from pydantic import BaseModel
 
 from agentlightning.adapter import TraceAdapter
 from agentlightning.legacy.client import AgentLightningClient, warn_once
-from agentlightning.legacy.results import as_rollout
 from agentlightning.litagent.litagent import LitAgent, is_v0_1_rollout_api
 from agentlightning.tracer.base import Tracer
-from agentlightning.types import NamedResources, ParallelWorkerBase, Rollout, RolloutLegacy, Task
+from agentlightning.types import NamedResources, ParallelWorkerBase, Rollout, RolloutLegacy, Span, Task, Triplet
 
 logger = logging.getLogger(__name__)
 
@@ -52,14 +56,12 @@ class LegacyAgentRunner(ParallelWorkerBase):
         return asyncio.run(self.iter_async())
 
     async def iter_async(self) -> int:
-        """Run tasks until `max_tasks` of them are done; return how many."""
         done = 0
         while self.max_tasks is None or done < self.max_tasks:
             done += await self.run_async()
         return done
 
     async def run_async(self) -> bool:
-        """Run one task; False if there was none, or its resources are not there."""
         task = await self.client.poll_next_task_async()
         if task is None:
             return False
@@ -72,7 +74,7 @@ class LegacyAgentRunner(ParallelWorkerBase):
             return False
         rollout = RolloutLegacy(rollout_id=task.rollout_id, task=task)
         try:
-            self._tell("on_rollout_start", task, runner=self, tracer=self.tracer)
+            self._call_hook("on_rollout_start", task, runner=self, tracer=self.tracer)
             async with self.tracer.trace_context(name=task.rollout_id):
                 output = await self._call(task, resources.resources)
             try:
@@ -80,7 +82,7 @@ class LegacyAgentRunner(ParallelWorkerBase):
             except NotImplementedError:
                 spans = []
             rollout = as_rollout(output, task, spans, self.triplet_exporter)
-            self._tell("on_rollout_end", task, rollout, runner=self, tracer=self.tracer)
+            self._call_hook("on_rollout_end", task, rollout, runner=self, tracer=self.tracer)
         except Exception:  # the boundary: a failed attempt is posted like any other, and the next task is done
             logger.exception("[Rollout %s] the agent failed", task.rollout_id)
         await self.client.post_rollout_async(rollout)
@@ -104,8 +106,49 @@ class LegacyAgentRunner(ParallelWorkerBase):
         output = method(*arguments) if self.agent.is_async() else await asyncio.to_thread(method, *arguments)
         return await output if inspect.isawaitable(output) else output
 
-    def _tell(self, hook: str, *about: object, **parts: object) -> None:
+    def _call_hook(self, hook: str, *about: object, **parts: object) -> None:
         try:
             getattr(self.agent, hook)(*about, **parts)
         except Exception:  # a hook must not cost the rollout
             logger.exception("%s of %s failed", hook, type(self.agent).__name__)
+
+
+def as_rollout(output: object, task: Task, spans: Sequence[Span], exporter: TraceAdapter[Any]) -> RolloutLegacy:
+    """Return a result: what the agent returned, and for the rest the trace; the reward is that of the last triplet.
+
+    Raises:
+        TypeError: `output` is none of a number, None, a `RolloutLegacy`, and lists of triplets, dicts or spans.
+    """
+    known: dict[str, Any] = {}
+    if isinstance(output, (int, float)):
+        known["final_reward"] = float(output)
+    elif isinstance(output, list) and output:
+        items = cast("list[Any]", output)
+        if all(isinstance(item, Triplet) for item in items):
+            known["triplets"] = items
+        elif all(isinstance(item, (dict, ReadableSpan, BaseModel)) for item in items):
+            known["trace"] = [_plain(item) for item in items]
+        else:
+            raise TypeError(f"An agent of v0.1 may return a list of triplets, of dicts or of spans; got {items[:3]!r}")
+    elif output is not None and not isinstance(output, (list, RolloutLegacy)):
+        raise TypeError(f"An agent of v0.1 may return None, a number, a RolloutLegacy or a list; got {output!r}")
+    result = output if isinstance(output, RolloutLegacy) else RolloutLegacy(rollout_id=task.rollout_id, **known)
+    triplets = result.triplets
+    if triplets is None and spans:
+        found: object = exporter.adapt(spans)
+        triplets = [triplet for triplet in found if isinstance(triplet, Triplet)] if isinstance(found, list) else None  # pyright: ignore[reportUnknownVariableType] -- an exporter of the user's
+    rewards = [triplet.reward for triplet in triplets or () if triplet.reward is not None]
+    return result.model_copy(
+        update={
+            "task": result.task or task,
+            "triplets": triplets,
+            "trace": result.trace if result.trace is not None else [_plain(span) for span in spans],
+            "final_reward": result.final_reward if result.final_reward is not None or not rewards else rewards[-1],
+        }
+    )
+
+
+def _plain(span: ReadableSpan | BaseModel | Mapping[str, Any]) -> dict[str, Any]:
+    if isinstance(span, ReadableSpan):
+        return json.loads(span.to_json())
+    return span.model_dump(mode="json") if isinstance(span, BaseModel) else dict(span)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+import uuid
+from collections import deque
 from typing import Any
 
 from pydantic import ValidationError
@@ -14,13 +16,13 @@ from starlette.routing import Route
 
 from agentlightning.errors import AgentLightningError, BusyError
 from agentlightning.legacy.client import warn_once
-from agentlightning.legacy.task_queue import TaskQueue
 from agentlightning.types import (
     GenericResponse,
     NamedResources,
     ResourcesUpdate,
     RolloutLegacy,
     RolloutMode,
+    Task,
     TaskIfAny,
 )
 from agentlightning.utils.http.allowed_hosts import AllowedHosts, HostDoor
@@ -28,7 +30,7 @@ from agentlightning.utils.http.auth import ASGIApp, BearerAuth, check_bind, serv
 from agentlightning.utils.http.byte_budget import client_hold, read_body
 from agentlightning.utils.server_launcher import PythonServerLauncher, PythonServerLauncherArgs
 
-_NEWS_SECONDS = 1.0
+_WAKE_SECONDS = 1.0
 """A waiting caller is woken by every result, and looks again at least so often."""
 
 
@@ -46,9 +48,20 @@ class AgentLightningServer:
         self.host, self.port = host, port
         self.startup_event = asyncio.Event()
         self.loop: asyncio.AbstractEventLoop | None = None
-        self._queue = TaskQueue(task_timeout_seconds)
-        self._news = asyncio.Event()
-        app: ASGIApp = Starlette(routes=self._routes())
+        self._task_timeout = task_timeout_seconds
+        self._waiting: deque[Task] = deque()
+        self._claimed: dict[str, Task] = {}
+        self._completed: dict[str, RolloutLegacy] = {}
+        self._resources: dict[str, ResourcesUpdate] = {}
+        """By id, in the order in which they were published."""
+        self._result_posted = asyncio.Event()
+        routes = [
+            Route("/task", self._claim, methods=["GET"]),
+            Route("/resources/latest", self._get_latest_resources, methods=["GET"]),
+            Route("/resources/{resources_id}", self._get_resources, methods=["GET"]),
+            Route("/rollout", self._post_rollout, methods=["POST"]),
+        ]
+        app: ASGIApp = Starlette(routes=routes)
         if token is not None:
             app = BearerAuth(app, token, lambda scope: False)
         app = HostDoor(app, AllowedHosts.of(host, host, None), same_origin=token is None)
@@ -93,66 +106,86 @@ class AgentLightningServer:
         Raises:
             RuntimeError: the server does not run.
         """
-        return self._running().add(sample, mode, resources_id, metadata, time.time())
+        self._check_running()
+        task = Task(
+            rollout_id=f"rollout-{uuid.uuid4()}",
+            input=sample,
+            mode=mode,
+            resources_id=resources_id,
+            create_time=time.time(),
+            num_claims=0,
+            metadata=metadata or {},
+        )
+        self._waiting.append(task)
+        return task.rollout_id
 
     async def update_resources(self, resources: NamedResources) -> str:
         """Publish resources, which become the latest, and return their id."""
-        return self._running().publish(resources, time.time())
+        self._check_running()
+        resources_id, now = f"res-{uuid.uuid4()}", time.time()
+        self._resources[resources_id] = ResourcesUpdate(
+            resources_id=resources_id, create_time=now, update_time=now, version=1, resources=resources
+        )
+        return resources_id
 
     async def get_completed_rollout(self, rollout_id: str) -> RolloutLegacy | None:
         """Return a result and forget it; None if it is not there yet."""
-        return self._running().take(rollout_id)
+        self._check_running()
+        return self._completed.pop(rollout_id, None)
 
     async def poll_completed_rollout(self, rollout_id: str, timeout: float | None = None) -> RolloutLegacy | None:
         """Wait for a result, at most `timeout` seconds, and forget it; None when time is up."""
         end = None if timeout is None else time.monotonic() + timeout
-        while (found := self._running().take(rollout_id)) is None:
-            left = _NEWS_SECONDS if end is None else min(_NEWS_SECONDS, end - time.monotonic())
+        while (rollout := await self.get_completed_rollout(rollout_id)) is None:
+            left = _WAKE_SECONDS if end is None else min(_WAKE_SECONDS, end - time.monotonic())
             if left <= 0:
                 return None
-            self._news.clear()
-            await asyncio.wait([task := asyncio.ensure_future(self._news.wait())], timeout=left)
+            self._result_posted.clear()
+            await asyncio.wait([task := asyncio.ensure_future(self._result_posted.wait())], timeout=left)
             task.cancel()
-        return found
+        return rollout
 
     async def retrieve_completed_rollouts(self) -> list[RolloutLegacy]:
         """Return all results and forget them."""
-        return self._running().take_all()
+        self._check_running()
+        completed, self._completed = self._completed, {}
+        return list(completed.values())
 
-    def _running(self) -> TaskQueue:
+    def _check_running(self) -> None:
         if not self.startup_event.is_set():
             raise RuntimeError("The server does not run; await start() first")
-        return self._queue
 
     # --- for clients -----------------------------------------------------------------------------------------------
 
-    def _routes(self) -> list[Route]:
-        return [
-            Route("/task", self._task, methods=["GET"]),
-            Route("/resources/latest", self._latest, methods=["GET"]),
-            Route("/resources/{resources_id}", self._resources, methods=["GET"]),
-            Route("/rollout", self._rollout, methods=["POST"]),
-        ]
-
-    async def _task(self, request: Request) -> Response:
+    async def _claim(self, request: Request) -> Response:
+        """Answer with the next task; claims without a result for longer than the time-out are queued again first."""
         if not self.startup_event.is_set():
             return _refused(503, "The server has not started.")
-        task = self._queue.claim(time.time())
-        return _model(TaskIfAny(is_available=task is not None, task=task))
+        now = time.time()
+        for task in list(self._claimed.values()):
+            if now - (task.last_claim_time or now) > self._task_timeout:
+                self._waiting.append(self._claimed.pop(task.rollout_id))
+        if not self._waiting:
+            return _model(TaskIfAny(is_available=False, task=None))
+        task = self._waiting.popleft()
+        claimed = task.model_copy(update={"last_claim_time": now, "num_claims": (task.num_claims or 0) + 1})
+        self._claimed[task.rollout_id] = claimed
+        return _model(TaskIfAny(is_available=True, task=claimed))
 
-    async def _latest(self, request: Request) -> Response:
-        return self._resources_response(self._queue.latest, "No resources have been set on the server.")
+    async def _get_latest_resources(self, request: Request) -> Response:
+        latest = next(reversed(self._resources.values()), None)
+        return self._resources_response(latest, "No resources have been set on the server.")
 
-    async def _resources(self, request: Request) -> Response:
+    async def _get_resources(self, request: Request) -> Response:
         resources_id = request.path_params["resources_id"]
-        return self._resources_response(self._queue.resources(resources_id), f"Resources {resources_id!r} not found.")
+        return self._resources_response(self._resources.get(resources_id), f"Resources {resources_id!r} not found.")
 
-    def _resources_response(self, found: ResourcesUpdate | None, absent: str) -> Response:
+    def _resources_response(self, resources: ResourcesUpdate | None, absent: str) -> Response:
         if not self.startup_event.is_set():
             return _refused(503, "The server has not started.")
-        return _refused(404, absent) if found is None else _model(found)
+        return _refused(404, absent) if resources is None else _model(resources)
 
-    async def _rollout(self, request: Request) -> Response:
+    async def _post_rollout(self, request: Request) -> Response:
         try:
             with client_hold(request.scope) as hold:
                 body = await read_body(request.scope, request.receive, hold)
@@ -164,8 +197,9 @@ class AgentLightningServer:
             return _refused(
                 422, f"The body is no RolloutLegacy: {error.errors(include_url=False, include_input=False)}"
             )
-        self._queue.complete(rollout)
-        self._news.set()
+        self._claimed.pop(rollout.rollout_id, None)
+        self._completed[rollout.rollout_id] = rollout
+        self._result_posted.set()
         return _model(GenericResponse(status="ok", message=f"Rollout {rollout.rollout_id} received."))
 
 

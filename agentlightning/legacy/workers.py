@@ -1,6 +1,6 @@
 """Workers of the v0.1 protocol: one in this process, or several in processes of their own.
 
-What was started here is written down, and `kill_recorded` ends that and nothing else: no process is found by its name.
+`kill_recorded` ends the workers that this process has started and no others: no process is looked up by its name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from agentlightning.tracer.base import Tracer
 logger = logging.getLogger(__name__)
 
 TERMINATE_SECONDS = 10.0
-"""How long a worker may take to end after SIGTERM; then it is killed."""
+"""Seconds that a worker may take to end after SIGTERM before it is killed."""
 _recorded: list[BaseProcess] = []
 if hasattr(os, "register_at_fork"):  # a forked process has not started them, and may not end them
     os.register_at_fork(after_in_child=_recorded.clear)
@@ -57,11 +57,11 @@ def serve_in_processes(count: int, agent: LitAgent[Any], *parts: Any) -> None:
             worker.start()
             workers.append(worker)
             _recorded.append(worker)
-        living = list(workers)
-        while living:
-            wait([worker.sentinel for worker in living])
-            for worker in [worker for worker in living if not worker.is_alive()]:
-                living.remove(worker)
+        alive = list(workers)
+        while alive:
+            wait([worker.sentinel for worker in alive])
+            for worker in [worker for worker in alive if not worker.is_alive()]:
+                alive.remove(worker)
                 if worker.exitcode != 0:
                     raise RunnerDiedError(f"{worker.name} ended with exit code {worker.exitcode}; see its output")
     finally:
@@ -70,14 +70,14 @@ def serve_in_processes(count: int, agent: LitAgent[Any], *parts: Any) -> None:
 
 def kill_recorded() -> int:
     """End the workers that this process has started and that still live, and return how many there were."""
-    living = [worker for worker in _recorded if worker.is_alive()]
-    for worker in living:
+    alive = [worker for worker in _recorded if worker.is_alive()]
+    for worker in alive:
         worker.terminate()
-    for worker in living:
+    for worker in alive:
         worker.join(TERMINATE_SECONDS)
         if worker.is_alive():
             logger.warning("%s (pid %s) did not end within %g s; killed", worker.name, worker.pid, TERMINATE_SECONDS)
             worker.kill()
             worker.join(TERMINATE_SECONDS)
     _recorded.clear()
-    return len(living)
+    return len(alive)

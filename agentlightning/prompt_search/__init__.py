@@ -1,1 +1,1 @@
-"""What searches over prompts share: candidates, scores on tasks, what a critic sees, the history, the result."""
+"""The searches over prompts: beam search and GEPA, with the candidates, scores, critics and records that they share."""

@@ -17,23 +17,23 @@ import logging
 import math
 import random
 import time
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from agentlightning.chat.bill import LimitReached
 from agentlightning.chat.chat import ChatError
+from agentlightning.judge.asking import all_of
 from agentlightning.prompt_search.candidates import check_version, same_text
 from agentlightning.prompt_search.critic import Branch, Critic, current_branch
-from agentlightning.prompt_search.evaluation import NoCandidateError, RolloutResult
 from agentlightning.prompt_search.history import WITHOUT_TEXT, PromptVersion
+from agentlightning.prompt_search.results import NoCandidateError, RolloutResult
 from agentlightning.prompt_search.search import SearchState
 from agentlightning.terminal import cut
 from agentlightning.training.tasks import batch_iter_over_dataset
-from agentlightning.types import PromptTemplate, RolloutMode
+from agentlightning.types import PromptTemplate
 
 logger = logging.getLogger("agentlightning.algorithm.apo")
-T = TypeVar("T")
 
 _CALLS_OF_VERSION = 2
 """A critique and an edit."""
@@ -59,19 +59,11 @@ class BeamSteps(Protocol):
     final_candidates: int
     seed: int
 
-    async def evaluate_prompt_on_batch(
-        self,
-        prompt: PromptVersion,
-        resource_name: str,
-        dataset: Sequence[Any],
-        mode: RolloutMode,
-        *,
-        prefix: str | None = None,
-    ) -> tuple[Sequence[RolloutResult], float | None]: ...
+    @property
+    def evaluate_prompt_on_batch(self) -> Callable[..., Awaitable[tuple[Sequence[RolloutResult], float | None]]]: ...
 
-    async def textual_gradient_and_apply_edit(
-        self, prompt: PromptVersion, results: Sequence[RolloutResult], *, prefix: str | None = None
-    ) -> str | None: ...
+    @property
+    def textual_gradient_and_apply_edit(self) -> Callable[..., Awaitable[str | None]]: ...
 
 
 @dataclass
@@ -99,7 +91,7 @@ class BeamSearch:
         beam, reason, number = [state.seed], None, 0
         while reason is None and number <= steps.beam_rounds:
             try:
-                if not state.history.goes_on or chat.seconds_left() <= 0:  # recorded versions cost no call
+                if not state.history.has_recorded or chat.seconds_left() <= 0:  # recorded versions cost no call
                     chat.check_limits()
                 if number:
                     beam, reason = await self._run_round(number, beam, batches, next(judging))
@@ -133,7 +125,7 @@ class BeamSearch:
         if leader.digest in self.state.validated:
             logger.info("%s leads and was validated already", prefix_of(number, version=leader.version))
         else:
-            await self._compare(number, [leader], "validation")
+            await self._validate(number, [leader], "validation")
         await self._record_round(number, beam, len(children), time.monotonic() - began)
         return beam, reason
 
@@ -166,16 +158,14 @@ class BeamSearch:
         tasks = [next(batches) for _ in places]
         recorded = await history.recorded(wanted)
         slots = asyncio.Semaphore(self._versions_at_once())
-        made = iter(
-            await all_of(
-                [
-                    self._make(version, parents[b], batch, (b + 1, i + 1), slots)
-                    for version, (b, i), batch, old in zip(wanted, places, tasks, recorded, strict=True)
-                    if old is None
-                ]
+        await all_of(
+            *(
+                self._make(version, parents[b], batch, (b + 1, i + 1), slots)
+                for version, (b, i), batch, old in zip(wanted, places, tasks, recorded, strict=True)
+                if old is None
             )
         )
-        versions = [next(made) if old is None else old for old in recorded]
+        versions = [old or version for version, old in zip(wanted, recorded, strict=True)]
         history.versions.extend(versions)
         for version in versions:
             if version.state not in WITHOUT_TEXT:
@@ -195,8 +185,7 @@ class BeamSearch:
         return reason
 
     def _versions_at_once(self) -> int:
-        """Return how many versions may be between critique and edit: a limit is to pay for whole versions, not for
-        critiques alone."""
+        """Return how many versions may be between critique and edit, so that a limit pays for whole versions."""
         chat, critic = self.state.chat, self.critic
         left = chat.calls_left(critic.gradient_model, critic.apply_edit_model) // _CALLS_OF_VERSION
         return int(max(1, min(chat.concurrency, left)))
@@ -218,7 +207,7 @@ class BeamSearch:
         tasks: Sequence[Any],
         place: tuple[int, int],
         slots: asyncio.Semaphore,
-    ) -> PromptVersion:
+    ) -> None:
         """Run the parent, ask critic and editor, check the text, and record the version, however it ends."""
         prefix = prefix_of(version.round, *place, parent.version)
         branch = Branch(random.Random(f"{self.steps.seed} {version.version}"), prefix)
@@ -247,7 +236,6 @@ class BeamSearch:
             current_branch.reset(token)
         version.critique, version.bill = branch.critique, branch.bill
         await self.state.history.record(version)
-        return version
 
     async def _checked(self, text: str, target: str, branch: Branch) -> tuple[PromptTemplate | None, tuple[str, ...]]:
         seed = self.state.seed.templates[target]
@@ -272,7 +260,7 @@ class BeamSearch:
         ends = ends if steps.halving and len(left) > steps.beam_width else [len(tasks)]
         ranked, failures = list[tuple[float, PromptVersion]](), list[str]()
         for end in ends:
-            judged = await all_of([self._judge(number, version, tasks[:end]) for version in left])
+            judged = await all_of(*(self._judge(number, version, tasks[:end]) for version in left))
             failures += [why for _, _, results in judged for r in results if (why := r["failure"])]
             ranked = [(mean, version) for version, mean, _ in judged if mean is not None]
             ranked.sort(key=lambda each: (-each[0], each[1].failures / max(1, each[1].tasks), each[1].number))
@@ -321,25 +309,16 @@ class BeamSearch:
         left.sort(key=_lower_bound, reverse=True)
         before = self.state.best
         if versions := left[: self.steps.final_candidates]:
-            await self._compare(number, versions, "validation of {version}")
+            await self._validate(number, versions, "validation of {version}")
         if self.state.best is not before:
             await self.state.log.best("validation", self.best_score, number)
-
-    async def _compare(self, number: int, versions: Sequence[PromptVersion], name: str) -> None:
-        for version, mean, _ in await self._validate(number, versions, name):
-            if version is not self.state.best:
-                logger.warning(
-                    "%s best not updated: %s with %s stays before %s",
-                    prefix_of(number, version=version.version),
-                    *(self.state.best.version, _score_text(self.best_score), _score_text(mean)),
-                )
 
     async def _validate(self, number: int, versions: Sequence[PromptVersion], name: str) -> list[_Judged]:
         """Judge versions on the whole validation set; each becomes the best if it is strictly better.
 
         `name` is that of their records, of which a round has one of each name.
         """
-        judged = await all_of([self._judge(number, version, self.state.val) for version in versions])
+        judged = await all_of(*(self._judge(number, version, self.state.val) for version in versions))
         for version, mean, results in judged:
             if mean is not None and mean > self.best_score:
                 prefix = prefix_of(number, version=version.version)
@@ -349,6 +328,13 @@ class BeamSearch:
             await self.state.record_validation(
                 number, of_version, version, results, mean, counts_for_best=name == "validation", rollout_ids=ids
             )
+        for version, mean, _ in judged:
+            if version is not self.state.best:
+                logger.warning(
+                    "%s best not updated: %s with %s stays before %s",
+                    prefix_of(number, version=version.version),
+                    *(self.state.best.version, _score_text(self.best_score), _score_text(mean)),
+                )
         return judged
 
 
@@ -376,16 +362,3 @@ def prefix_of(
     numbers = (("Round", round), ("Beam", beam), ("Branch", branch))
     parts = [f"{name} {number:02d}" for name, number in numbers if number is not None]
     return f"[{' | '.join([*parts, *([f'Prompt {version}'] if version else [])])}]"
-
-
-async def all_of(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Return what the works return, in order; the first error cancels the others and waits for them."""
-    tasks = [asyncio.ensure_future(work) for work in works]
-    try:
-        return await asyncio.gather(*tasks)
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
-        raise

@@ -1,16 +1,14 @@
-"""Check of the text that a model wrote for a prompt template: its gaps, fences and braces, against the seed's.
+"""Checks the text that a model wrote for a prompt template against the seed: placeholders, code fences, braces.
 
-A version fills the same gaps as the seed, in the seed's engine. Repaired without guessing are a code fence around the
-text, and braces of the engine `f-string` that are no gap. The rest is a problem, in words that an editor understands,
-for one request to repair it.
+A version has the placeholders of the seed, in the seed's engine. A code fence around the text, and braces of the engine
+`f-string` that are no placeholder, are repaired. Every other problem is one sentence, for one request to repair it.
 """
 
 from __future__ import annotations
 
-import bisect
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from string import Formatter
 from typing import NamedTuple
 from xml.etree import ElementTree
@@ -21,19 +19,14 @@ _MOST_CHARACTERS = 32_000
 """Length of a version, or four times the seed's if that is more."""
 _FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})[^`]*")
 """The line that opens a code fence; the one that closes it has its marks and nothing else."""
-_AROUND = 200
+_INTRODUCTION = 200
 """Characters beside a fenced text that are taken for an introduction to it."""
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _POML_NAME = re.compile(r"\{\{\s*([A-Za-z_]\w*)")
-_SHOWN: Mapping[str, Callable[[str], str]] = {
-    "f-string": lambda name: f"{{{name}}}",
-    "jinja": lambda name: f"{{{{ {name} }}}}",
-    "poml": lambda name: f"{{{{ {name} }}}}",
-}
 
 
 class CheckedText(NamedTuple):
-    """A text that was to become a version."""
+    """The version that a text is, or its problems."""
 
     template: PromptTemplate | None
     """None if there are problems."""
@@ -50,73 +43,78 @@ def check_version(text: str, seed: PromptTemplate) -> CheckedText:
     if len(text) > most:
         return CheckedText(None, (f"The text has {len(text)} characters; at most {most} are allowed.",))
     try:
-        wanted = placeholders(seed)
-    except ValueError:  # a seed that its own engine cannot read is the user's to see, when the agent fills it
+        of_seed = placeholders(seed)
+    except ValueError:  # a seed that its own engine cannot read is an error when the agent fills it
         return CheckedText(seed.model_copy(update={"template": text}))
     if seed.engine == "f-string":
-        text = _with_escaped_braces(text, wanted)
+        text = _with_escaped_braces(text, of_seed)
     version = seed.model_copy(update={"template": text})
     try:
-        gaps = placeholders(version)
+        of_text = placeholders(version)
         if seed.engine == "poml" and _is_xml(seed.template) and not _is_xml(text):
             raise ValueError("it is no well-formed markup")
     except ValueError as error:
         return CheckedText(None, (f"The template cannot be read: {error}.",))
-    shown = _SHOWN[seed.engine]
-    problems = [f"The placeholder {shown(name)} is missing." for name in sorted(wanted.keys() - gaps.keys())]
-    problems += [f"There is no placeholder {shown(name)}." for name in sorted(gaps.keys() - wanted.keys())]
-    for name in sorted(gaps.keys() & wanted.keys()):
-        if odd := sorted(gaps[name] - wanted[name] - {name}):
-            problems.append(f"The placeholder {shown(name)} must not be written as {', '.join(map(shown, odd))}.")
+
+    def written(name: str) -> str:
+        return _written(name, seed.engine)
+
+    problems = [f"The placeholder {written(name)} is missing." for name in sorted(of_seed.keys() - of_text.keys())]
+    problems += [f"There is no placeholder {written(name)}." for name in sorted(of_text.keys() - of_seed.keys())]
+    for name in sorted(of_text.keys() & of_seed.keys()):
+        if odd := sorted(of_text[name] - of_seed[name] - {name}):
+            problems.append(f"The placeholder {written(name)} must not be written as {', '.join(map(written, odd))}.")
     return CheckedText(None, tuple(problems)) if problems else CheckedText(version)
 
 
-def gaps_shown(template: PromptTemplate) -> list[str]:
-    """Return the gaps of a template as they are written in it; none if it is malformed."""
-    try:
-        gaps = placeholders(template)
-    except ValueError:
-        return []
-    return sorted(_SHOWN[template.engine](gap) for same in gaps.values() for gap in same)
-
-
-def gaps_text(gaps: Sequence[str]) -> str:
-    """Return gaps for a sentence of a request."""
-    return ", ".join(gaps) or "(there are none)"
-
-
-def same_text(template: PromptTemplate) -> str:
-    """Return what two versions have in common that differ in white space alone."""
-    return " ".join(template.template.split())
-
-
 def placeholders(template: PromptTemplate) -> dict[str, set[str]]:
-    """Return the names that a template is filled with, each with the gaps of it: `task` may be `task[question]`.
+    """Return the names that a template is filled with, each with its expressions: `task` may have `task[question]`.
 
     Raises:
         ValueError: the template is malformed.
     """
     if template.engine == "f-string":
-        gaps = dict[str, set[str]]()
-        for _, gap, _, _ in Formatter().parse(template.template):
-            if gap is not None:
-                gaps.setdefault(re.split(r"[.\[]", gap, maxsplit=1)[0], set()).add(gap)
-        return gaps
+        names = dict[str, set[str]]()
+        for _, expression, _, _ in Formatter().parse(template.template):
+            if expression is not None:
+                names.setdefault(re.split(r"[.\[]", expression, maxsplit=1)[0], set()).add(expression)
+        return names
     if template.engine == "jinja":
         from jinja2 import Environment, TemplateSyntaxError, meta
 
         try:
-            names = meta.find_undeclared_variables(Environment().parse(template.template))
+            return {name: {name} for name in meta.find_undeclared_variables(Environment().parse(template.template))}
         except (TemplateSyntaxError, RecursionError) as error:
             raise ValueError(str(error)) from error
-    else:
-        names = _POML_NAME.findall(template.template)
-    return {name: {name} for name in names}
+    return {name: {name} for name in _POML_NAME.findall(template.template)}
+
+
+def written_placeholders(template: PromptTemplate) -> list[str]:
+    """Return the placeholders of a template as they are written in it; none if it is malformed."""
+    try:
+        names = placeholders(template)
+    except ValueError:
+        return []
+    return sorted(_written(each, template.engine) for expressions in names.values() for each in expressions)
+
+
+def placeholder_list(template: PromptTemplate) -> str:
+    """Return the placeholders of a template for a sentence of a request."""
+    return ", ".join(written_placeholders(template)) or "(there are none)"
+
+
+def same_text(template: PromptTemplate) -> str:
+    """Return the text that versions have in common which differ in white space alone."""
+    return " ".join(template.template.split())
+
+
+def _written(expression: str, engine: str) -> str:
+    return f"{{{expression}}}" if engine == "f-string" else f"{{{{ {expression} }}}}"
 
 
 def _without_fence(text: str, seed: str) -> str:
-    """Return a text without the code fence in which a model gave it, and without the introduction before that."""
-    if next(_fences(seed.split("\n")), None):  # it has fences of its own: only one around all of it is none of them
+    """Return a text without the code fence that a model put around it, and without the introduction before that."""
+    if next(_fences(seed.split("\n")), None):  # the seed has fences: only one around the whole text is removed
         lines = text.strip().split("\n")
         is_whole = len(lines) > 1 and (opening := _FENCE.fullmatch(lines[0])) and lines[-1].strip(" \t") == opening[1]
         return "\n".join(lines[1:-1]) if is_whole else text
@@ -124,44 +122,42 @@ def _without_fence(text: str, seed: str) -> str:
     fences = list(itertools.islice(_fences(lines), 2))
     if len(fences) == 1:
         opens, closes = fences[0]
-        if len(text) - len("\n".join(lines[opens : closes + 1])) <= _AROUND:
+        if len(text) - len("\n".join(lines[opens : closes + 1])) <= _INTRODUCTION:
             return "\n".join(lines[opens + 1 : closes])
     return text
 
 
 def _fences(lines: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Yield the first and the last line of each code fence, in time that grows with the text and no faster."""
-    closing: dict[str, list[int]] = {}
+    """Yield the first and the last line of each code fence that is closed, in linear time."""
+    last = {line.strip(" \t"): number for number, line in enumerate(lines)}
+    opening: tuple[int, str] | None = None
     for number, line in enumerate(lines):
-        closing.setdefault(line.strip(" \t"), []).append(number)
-    after = 0
-    for number, line in enumerate(lines):
-        if number < after or (opening := _FENCE.fullmatch(line)) is None:
-            continue
-        ends = closing.get(opening[1], [])
-        if (place := bisect.bisect_right(ends, number)) < len(ends):
-            yield number, ends[place]
-            after = ends[place] + 1
+        if opening is not None:
+            if line.strip(" \t") == opening[1]:
+                yield opening[0], number
+                opening = None
+        elif (match := _FENCE.fullmatch(line)) and last.get(match[1], -1) > number:
+            opening = number, match[1]
 
 
-def _with_escaped_braces(text: str, wanted: Mapping[str, set[str]]) -> str:
-    """Return an f-string template whose braces are gaps or doubled: those of JSON and code are doubled.
+def _with_escaped_braces(text: str, of_seed: Mapping[str, set[str]]) -> str:
+    """Return an f-string template with the braces doubled that are no placeholder, such as those of JSON and code.
 
-    Where a text has doubled ones already, those stay, and single ones are doubled; else every brace that is no gap is.
-    `{name}` of a name that the seed does not have stays as it is: it may be meant as a gap.
+    Where a text has doubled ones already, those stay, and single ones are doubled; else every brace that is no
+    placeholder is. `{name}` of a name that the seed does not have stays: it may be meant as a placeholder.
     """
-    own = {*wanted, *(gap for gaps in wanted.values() for gap in gaps)}
+    expressions = {*of_seed, *(each for own in of_seed.values() for each in own)}
     try:
-        gaps = [gap for _, gap, _, _ in Formatter().parse(text) if gap is not None]
+        fields = [expression for _, expression, _, _ in Formatter().parse(text) if expression is not None]
     except ValueError:
         pass
     else:
-        if all(_NAME.fullmatch(gap) or gap in own for gap in gaps):
+        if all(_NAME.fullmatch(each) or each in expressions for each in fields):
             return text
     doubled = r"\{\{|\}\}|" if "{{" in text else ""
-    of_seed = rf"|(?:{'|'.join(map(re.escape, own))})(?:[:!][^{{}}\n]*)?" if own else ""
-    kept = rf"{doubled}\{{(?:{_NAME.pattern}{of_seed})\}}"
-    return re.sub(rf"({kept})|[{{}}]", lambda brace: brace[1] or brace[0] * 2, text)
+    with_format = rf"|(?:{'|'.join(map(re.escape, expressions))})(?:[:!][^{{}}\n]*)?" if expressions else ""
+    unchanged = rf"{doubled}\{{(?:{_NAME.pattern}{with_format})\}}"
+    return re.sub(rf"({unchanged})|[{{}}]", lambda brace: brace[1] or brace[0] * 2, text)
 
 
 def _is_xml(text: str) -> bool:

@@ -27,8 +27,8 @@ from typing import Any, cast
 from agentlightning.chat.bill import Bill
 from agentlightning.chat.chat import Chat
 from agentlightning.errors import BadRequestError
-from agentlightning.prompt_search.candidates import gaps_shown, gaps_text
-from agentlightning.prompt_search.evaluation import RolloutResult
+from agentlightning.prompt_search.candidates import placeholder_list, written_placeholders
+from agentlightning.prompt_search.results import RolloutResult
 from agentlightning.types import PromptTemplate
 from agentlightning.types.templates.jinja import render
 from agentlightning.utils.masking import masked
@@ -65,7 +65,6 @@ class Critic:
     temperature: float | None
     gradient_files: Sequence[Path]
     edit_files: Sequence[Path]
-    poml_trace: bool = False
 
     async def critique(
         self, template: PromptTemplate, results: Sequence[RolloutResult], most: int, branch: Branch
@@ -86,7 +85,7 @@ class Critic:
         request = (
             "This text was to be a prompt template and cannot be used as one:\n\n"
             f"<template>\n{text}\n</template>\n\n" + "\n".join(f"- {problem}" for problem in problems) + "\n\n"
-            f"Its placeholders must be exactly these, as they are written: {gaps_text(gaps_shown(seed))}\n"
+            f"Its placeholders must be exactly these, as they are written: {placeholder_list(seed)}\n"
             "Answer with the repaired template and nothing else."
         )
         reply = await self.chat.ask(request, model=self.apply_edit_model, purpose="repair", bill=branch.bill)
@@ -95,8 +94,8 @@ class Critic:
     async def _ask(
         self, path: Path, template: PromptTemplate, more: Mapping[str, Any], model: str, purpose: str, branch: Branch
     ) -> str:
-        context = {"prompt_template": template.template, "placeholders": gaps_shown(template), **more}
-        messages = await asyncio.to_thread(messages_of, path, context, poml_trace=self.poml_trace)
+        context = {"prompt_template": template.template, "placeholders": written_placeholders(template), **more}
+        messages = await asyncio.to_thread(messages_of, path, context)
         reply = await self.chat.ask(
             messages, model=model, temperature=self.temperature, purpose=purpose, bill=branch.bill
         )
@@ -141,7 +140,7 @@ def check_files(setting: str, files: Sequence[str | Path] | None, own: Sequence[
     return list(map(Path, files))
 
 
-def messages_of(path: Path, context: Mapping[str, Any], *, poml_trace: bool = False) -> list[Message]:
+def messages_of(path: Path, context: Mapping[str, Any]) -> list[Message]:
     """Return the messages that a file asks with.
 
     Raises:
@@ -149,7 +148,7 @@ def messages_of(path: Path, context: Mapping[str, Any], *, poml_trace: bool = Fa
     """
     try:
         if path.suffix == ".poml":
-            return _from_poml(path, context, poml_trace)
+            return cast("list[Message]", _poml().poml(path, context=dict(context), format="openai_chat")["messages"])
         text = path.read_text(encoding="utf-8")
         if path.suffix not in (".jinja", ".j2", ".jinja2"):
             return [{"role": "user", "content": _below(text, context)}]
@@ -172,8 +171,8 @@ def _below(text: str, context: Mapping[str, Any]) -> str:
         parts.append(f'<rollout number="{number}">\n{json.dumps(shown, indent=1, ensure_ascii=False)}\n</rollout>')
     if "critique" in context:
         parts.append(f"<critique>\n{context['critique']}\n</critique>")
-        kept = gaps_text(context["placeholders"])
-        parts.append(f"Keep these placeholders: {kept}\nAnswer with the new template and nothing else.")
+        placeholders = ", ".join(context["placeholders"]) or "(there are none)"
+        parts.append(f"Keep these placeholders: {placeholders}\nAnswer with the new template and nothing else.")
     return "\n\n".join(parts)
 
 
@@ -185,11 +184,3 @@ def _poml() -> Any:
         text = "A prompt file of the kind .poml needs the package 'poml', which is not installed: pip install poml"
         raise BadRequestError(text) from error
     return cast(Any, poml)
-
-
-def _from_poml(path: Path, context: Mapping[str, Any], trace: bool) -> list[Message]:
-    poml = _poml()
-    if trace:
-        poml.set_trace(True, trace_dir="pomltrace")
-    made = cast("dict[str, list[Message]]", poml.poml(path, context=dict(context), format="openai_chat"))
-    return made["messages"]

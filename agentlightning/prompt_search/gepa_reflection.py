@@ -18,9 +18,10 @@ from gepa.strategies.instruction_proposal import InstructionProposalSignature
 
 from agentlightning.chat.bill import Bill, LimitReached
 from agentlightning.chat.chat import Chat, ChatError
-from agentlightning.prompt_search.candidates import check_version, gaps_shown, gaps_text
-from agentlightning.prompt_search.evaluation import RolloutResult, Templates
+from agentlightning.prompt_search.candidates import check_version, placeholder_list
+from agentlightning.prompt_search.evaluator import Templates
 from agentlightning.prompt_search.history import PromptVersion
+from agentlightning.prompt_search.results import RolloutResult
 from agentlightning.semconv import AGL_ANNOTATION, AGL_MESSAGE
 from agentlightning.types import PromptTemplate
 from agentlightning.utils.masking import masked
@@ -68,7 +69,7 @@ class LoopBridge:
             raise Interrupted("the run was cancelled") from None
 
     def close(self) -> None:
-        """Let no further call begin, and cancel the one that runs. Called in the event loop."""
+        """Refuse further calls, and cancel the one that runs. Called in the event loop."""
         self._closed = True
         if self._running is not None and not self._running.done():
             self._running.cancel()
@@ -101,14 +102,12 @@ class Reflector:
         self._prompts, self._fields = prompts, fields
         self.failures: list[str] = []
         """Why the last calls in a row were not answered."""
-        self.limit: LimitReached | None = None
-        """The limit that was reached."""
         self.error: Exception | None = None
-        """What made it impossible to ask: the package only logs it."""
+        """The error that ends the search, or the limit that was reached: the package only logs it."""
 
     @property
     def total_cost(self) -> float:
-        """In the currency of the prices."""
+        """The cost so far, in the currency of the prices."""
         return self._chat.bill.cost or 0.0
 
     def reflect(
@@ -148,18 +147,25 @@ class Reflector:
             checked = check_version(text, self._seeds[name])
             if checked.template is None and text.strip():
                 logger.warning("%s: the proposed text is sent back once: %s", name, " ".join(checked.problems))
-                repair = _repair_request(text, checked.problems, self._seeds[name])
-                text = await self._ask([*messages, *repair], "repair", version.bill)
+                problems = "\n".join(f"- {problem}" for problem in checked.problems)
+                request = (
+                    f"This cannot be used:\n{problems}\nIts placeholders must be exactly these, as they are written: "
+                    f"{placeholder_list(self._seeds[name])}\nGive the repaired instructions within ``` blocks."
+                )
+                answer = {"role": "assistant", "content": f"```\n{text}\n```"}
+                text = await self._ask(
+                    [*messages, answer, {"role": "user", "content": request}], "repair", version.bill
+                )
                 checked = check_version(text, self._seeds[name])
-        except Exception as error:  # the package would only log it; see `GEPASearch.should_stop`
+        except ChatError as error:
+            logger.error("%s: no text was proposed: %s", name, error)
+            self.failures.append(str(error))
             version.state, version.problems = "failed", (str(error),)
-            if isinstance(error, ChatError):
-                logger.error("%s: no text was proposed: %s", name, error)
-                self.failures.append(str(error))
-            elif isinstance(error, LimitReached):
-                self.limit = error
-            else:
+            return version
+        except Exception as error:  # the package would only log it; see `GEPASearch.should_stop`
+            if self.error is None or isinstance(self.error, LimitReached):
                 self.error = error
+            version.state, version.problems = "failed", (str(error),)
             return version
         self.failures.clear()
         version.critique = text
@@ -173,16 +179,6 @@ class Reflector:
     async def _ask(self, messages: Sequence[Mapping[str, Any]], purpose: str, bill: Bill) -> str:
         reply = await self._chat.ask(messages, purpose=purpose, settings=self._fields, bill=bill)
         return InstructionProposalSignature.output_extractor(reply.text.strip())["new_instruction"]
-
-
-def _repair_request(text: str, problems: Sequence[str], seed: PromptTemplate) -> list[dict[str, str]]:
-    request = (
-        "This cannot be used:\n"
-        + "\n".join(f"- {problem}" for problem in problems)
-        + f"\nIts placeholders must be exactly these, as they are written: {gaps_text(gaps_shown(seed))}\n"
-        "Give the repaired instructions within ``` blocks."
-    )
-    return [{"role": "assistant", "content": f"```\n{text}\n```"}, {"role": "user", "content": request}]
 
 
 # --- records of rollouts ---------------------------------------------------------------------------------------------

@@ -27,9 +27,10 @@ from typing_extensions import override
 from agentlightning.chat.bill import LimitReached
 from agentlightning.errors import BadRequestError
 from agentlightning.evaluation.tasks import tasks_of
-from agentlightning.prompt_search.evaluation import NoCandidateError, RolloutResult, Templates, digest_of, score_of
+from agentlightning.prompt_search.evaluator import Templates, digest_of
 from agentlightning.prompt_search.gepa_reflection import Candidate, LoopBridge, Record, Reflector, templates_of
 from agentlightning.prompt_search.history import WITHOUT_TEXT, PromptVersion
+from agentlightning.prompt_search.results import NoCandidateError, RolloutResult, score_of
 from agentlightning.prompt_search.search import SearchState
 from agentlightning.types import RolloutMode
 
@@ -48,7 +49,7 @@ of the validation tasks, in their order, which the package knows by their number
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """An item of a data set, with what it is run for."""
+    """An item of a data set, with the mode of its rollouts."""
 
     mode: RolloutMode
     input: Any
@@ -90,8 +91,6 @@ class GEPASearch:
         self._known_seed_scores: Mapping[int, float] | None = None
         self._iteration = self._idle_since = 0
         self._rollouts = -1
-        self._records_error: Exception | None = None
-        """The error of `records`, which the package only logs."""
         self._stopped_by: str | None = None
 
     async def resume(self, run_dir: Path | None) -> None:
@@ -101,7 +100,7 @@ class GEPASearch:
             BadRequestError: see `read_saved`.
         """
         saved = None if run_dir is None else await asyncio.to_thread(read_saved, run_dir, self._state)
-        recorded = await self._state.history.resume(anew=saved is None)
+        recorded = await self._state.history.resume(discard=saved is None)
         self._state.history.versions.extend(recorded)
         self._versions |= {v.digest: v for v in recorded if v.state not in WITHOUT_TEXT}
         if saved is None:
@@ -152,11 +151,11 @@ class GEPASearch:
             self._bridge.close()
             await asyncio.wait([thread])  # its next call ends it
             if not thread.cancelled():
-                thread.exception()  # looked at: it is what ended the thread, and no news
+                thread.exception()  # retrieved, so that asyncio does not log it: it is the error raised here
             raise
         else:
-            if self._error is not None:
-                raise self._error
+            if (error := self._reflector.error) is not None and not isinstance(error, LimitReached):
+                raise error
             state.stop_reason = self._stopped_by or "finished"
         finally:
             state.best = best = self._best()
@@ -176,20 +175,17 @@ class GEPASearch:
         best = max(whole, key=lambda each: each.score or 0.0, default=state.seed)
         return state.seed if best.score == state.seed.score else best
 
-    @property
-    def _error(self) -> Exception | None:
-        return self._reflector.error or self._records_error
-
     def should_stop(self, gepa_state: GEPAState[Any, Any]) -> bool:
         """Return whether the search cannot go on: a limit is reached, nobody answers, nothing new is proposed."""
-        limit, idle = self._reflector.limit, self._state.evaluator.rollouts == self._rollouts
+        error = self._reflector.error
         try:
             self._state.chat.check_limits()
         except LimitReached as reached:
-            limit = reached
-        if not idle:
+            if error is None or isinstance(error, LimitReached):
+                error = reached
+        if self._state.evaluator.rollouts != self._rollouts:
             self._rollouts, self._idle_since = self._state.evaluator.rollouts, gepa_state.i
-        if (error := self._error or limit) is not None:
+        if error is not None:
             self._stopped_by = str(error)
         elif len(self.failures) >= _MOST_FAILURES:
             self._stopped_by = f"the model did not answer {len(self.failures)} times in a row: {self.failures[-1]}"
@@ -259,7 +255,7 @@ class GEPASearch:
             shown = eval_batch.trajectories or []
             return {name: list(self._records(templates, shown, name)) for name in components_to_update}
         except Exception as error:  # an override of the user's: ends the search, see `should_stop`
-            self._records_error = error
+            self._reflector.error = error
             raise
 
     async def _run_candidate(self, candidate: Candidate, batch: Sequence[Task]) -> list[RolloutResult]:

@@ -1,7 +1,7 @@
 """The record of a search over prompts: its versions, their records in the store, and the result.
 
-Each version is a `prompt` record of the run, written when the version is made: what was paid for is not lost with the
-process. A run that is started again reads them back and makes only those that are missing.
+Each version is a `prompt` record of the run, written when the version is made, so that a run that is started again
+makes only the versions that are missing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from agentlightning.chat.bill import Bill
 from agentlightning.errors import BadRequestError
 from agentlightning.field_help import explain_fields
 from agentlightning.private_files import open_private, private_folder
-from agentlightning.prompt_search.evaluation import Score, digest_of
+from agentlightning.prompt_search.evaluator import digest_of
+from agentlightning.prompt_search.results import Score
 from agentlightning.terminal import one_line
 from agentlightning.training.records import RunLog
 from agentlightning.types import NamedResources, PromptTemplate, ResourcesUpdate, SystemPrompt
@@ -81,7 +82,7 @@ class PromptVersion:
 
     @property
     def digest(self) -> str:
-        """What equal prompts have in common."""
+        """A digest that equal prompts have in common."""
         return digest_of(self.templates)
 
     def judge(self, score: Score) -> None:
@@ -135,21 +136,20 @@ class History:
         self._folder = None if folder is None else private_folder(folder)
         self.versions: list[PromptVersion] = []
         self._recorded: dict[str, PromptVersion] = {}
-        """Versions of earlier starts that were not asked for yet."""
+        """Versions of earlier starts that have not been taken yet."""
         self._highest = self._taken = 0
-        """Number of the last version that an earlier start has recorded; of the last one whose name is taken: a record
-        stays as it was written first."""
+        """Numbers of the last recorded version, and of the last whose name is taken: records are written once."""
 
     @property
-    def goes_on(self) -> bool:
-        """True while there are versions of an earlier start that were not asked for yet."""
+    def has_recorded(self) -> bool:
+        """True while versions of an earlier start have not been taken by `recorded` or `resume`."""
         return bool(self._recorded)
 
     async def open(self, seed: PromptVersion) -> Bill:
-        """Begin with the seed; returns the usage of earlier starts of the run.
+        """Begin with the seed, and return the usage of earlier starts of the run.
 
-        A record hides what looks like a secret: the text of such a version is that of its published resources, and a
-        version that was never published is made again.
+        A record hides text that looks like a secret: the text of such a version is read from its published resources,
+        and a version that was never published is made again.
 
         Raises:
             BadRequestError: the run began with other prompts.
@@ -185,10 +185,10 @@ class History:
             logger.info("Run %s goes on: %d versions are there already", self._log.run_id, len(self._recorded))
         return Bill().merge(*(version.bill for version in versions.values()), *spent)
 
-    async def resume(self, *, anew: bool) -> list[PromptVersion]:
-        """Return the versions of earlier starts, in the order of their numbers; with `anew` they are forgotten."""
+    async def resume(self, *, discard: bool) -> list[PromptVersion]:
+        """Return the versions of earlier starts, in the order of their numbers; with `discard` they are forgotten."""
         versions, self._recorded = sorted(self._recorded.values(), key=lambda each: each.number), {}
-        if anew:
+        if discard:
             if versions:
                 logger.warning("Run %s begins anew: its %d versions are forgotten", self._log.run_id, len(versions))
             if self._log.run_id:
@@ -207,7 +207,7 @@ class History:
     async def recorded(self, wanted: Sequence[PromptVersion]) -> list[PromptVersion | None]:
         """Return for each version of a round the one that an earlier start has made, None where it has made none.
 
-        A round with other parents than at that time is made again, and so are all later ones.
+        A round whose parents differ from the recorded ones is made again, and so are all later rounds.
         """
         versions = [self._recorded.pop(version.version, None) for version in wanted]
         if all(
@@ -221,7 +221,7 @@ class History:
         return [None] * len(wanted)
 
     async def record(self, version: PromptVersion) -> None:
-        """Record a version; of one that failed only its usage, since a run that goes on asks again."""
+        """Record a version; of one that failed only its usage, since a resumed run makes it again."""
         if not self._log.run_id:
             return
         if version.state != "failed":
@@ -230,7 +230,7 @@ class History:
             await self._record_spent(version.bill, [version.version])
 
     async def _record_spent(self, bill: Bill, versions: Sequence[str]) -> None:
-        if bill.requests:  # step 0 outlives every rewind
+        if bill.requests:  # a rewind keeps step 0
             data = {"versions": list(versions), "bill": bill.as_json()}
             await self._log.state(0, data, f"{_SPENT}{uuid.uuid4().hex}")
 
@@ -263,7 +263,7 @@ class PromptResult:
     best_resources: NamedResources = field(default_factory=dict, repr=False)
     """All initial resources with the best prompts in the place of the seed's, as `Trainer.evaluate` takes them."""
     bill: Bill = field(default_factory=Bill)
-    """What critics and editors have used, in all starts of the run."""
+    """The usage of critics and editors in all starts of the run."""
     rollouts: int = 0
     """Rollouts that this start of the run has enqueued."""
     stop_reason: str = "finished"

@@ -11,16 +11,9 @@ from typing import TYPE_CHECKING, Any
 from agentlightning.chat.chat import Chat
 from agentlightning.errors import BadRequestError
 from agentlightning.evaluation.tasks import tasks_of
-from agentlightning.prompt_search.evaluation import (
-    CandidateEvaluator,
-    MissingPolicy,
-    RolloutResult,
-    Score,
-    rewards_of,
-    score_of,
-    sign_test,
-)
+from agentlightning.prompt_search.evaluator import CandidateEvaluator
 from agentlightning.prompt_search.history import History, PromptResult, PromptVersion, VersionState
+from agentlightning.prompt_search.results import MissingPolicy, RolloutResult, Score, rewards_of, score_of, sign_test
 from agentlightning.store.base import LightningStore
 from agentlightning.training.records import RunLog
 from agentlightning.types import RolloutConfig
@@ -29,7 +22,7 @@ if TYPE_CHECKING:
     from agentlightning.llm_proxy import LLMProxy
 
 _NO_LIMITS = RolloutConfig(timeout_seconds=None, unresponsive_seconds=None, max_attempts=1, retry_condition=[])
-"""Of the rollout of the model calls: the Trainer's limits are those of agents."""
+"""For the rollout of the model calls: the Trainer's limits are for agents."""
 
 
 @contextlib.asynccontextmanager
@@ -42,9 +35,9 @@ async def open_chat(
     purpose: str,
     setting: str,
 ) -> AsyncGenerator[Chat]:
-    """Yield the chat of a run: the program's own or the environment's, else one of the gateway.
+    """Yield the chat of a run: of the program or the environment, else of the gateway.
 
-    Through the gateway its calls belong to a rollout of their own.
+    Calls through the gateway belong to a rollout of their own.
 
     Args:
         make: returns a chat with this source; with None the one that the program or the environment names.
@@ -53,7 +46,7 @@ async def open_chat(
         setting: the argument that names a model, for the error.
 
     Raises:
-        BadRequestError: there is nobody to ask, or the gateway serves several models and none is named.
+        BadRequestError: no model can be asked, or the gateway serves several models and none is named.
     """
     chat = make(None)
     try:
@@ -72,8 +65,8 @@ async def open_chat(
     for rollout in await store.query_rollouts(status_in=["preparing", "running"], limit=-1):
         if rollout.input == calls:  # of an earlier start that was killed
             await store.update_rollout(rollout.rollout_id, status="cancelled")
-    own = await store.start_rollout(calls, config=_NO_LIMITS)
-    ids = own.rollout_id, own.attempt.attempt_id
+    rollout = await store.start_rollout(calls, config=_NO_LIMITS)
+    ids = rollout.rollout_id, rollout.attempt.attempt_id
     try:
         yield make(llm_proxy.as_resource(*ids, model=sorted(models or served)[0]))
     finally:

@@ -1,5 +1,41 @@
-"""What an installation of v0.3 has kept, taken over into a store: `agl import-v03`.
+"""Import of the data of v0.3 into a store: `agl import-v03`.
 
-`source.py` says what is read, `mongo.py`, `server.py` and `dump.py` read it from where it lies, `opening.py` chooses
-among them, `convert.py` makes the values of this package of it, `importing.py` writes them and counts.
+`source.py` has the protocol of a source, which `mongo.py`, `server.py` and `dump.py` implement; `convert.py` makes the
+values of this package; `importing.py` writes and counts them.
 """
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agentlightning.errors import BadRequestError
+from agentlightning.v03.source import Source
+
+
+def open_source(place: str, partition: str | None = None) -> Source:
+    """Return the source that a text names: a MongoDB URI, the address of a server, a file or a folder.
+
+    `partition` names one of several stores in a database of MongoDB; `all` takes all of them.
+
+    Raises:
+        BadRequestError: it names none of these, or a partition of what has none.
+        MissingExtraError: the driver of MongoDB is not installed.
+    """
+    if place.startswith(("mongodb://", "mongodb+srv://")):
+        from agentlightning.v03.mongo import MongoSource
+
+        return MongoSource(place, partition)
+    if partition is not None:
+        raise BadRequestError(f"--partition {partition!r}: only a database of MongoDB has partitions; leave it out")
+    if place.startswith(("http://", "https://")):
+        from agentlightning.v03.server import ServerSource
+
+        return ServerSource(place)
+    if Path(place).exists():
+        from agentlightning.v03.dump import DumpSource
+
+        return DumpSource(Path(place))
+    raise BadRequestError(
+        f"{place!r} is no source; expected mongodb://host/database, the address of a server of v0.3 "
+        "(http://127.0.0.1:4747), or a file or folder of JSON, which is not there"
+    )

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from pydantic import BaseModel, ValidationError
 
@@ -18,7 +18,7 @@ from agentlightning.v03.source import Document, Kind
 
 _PLAIN = frozenset((str, int, float, bool, type(None)))
 _OWN = ("_id", "partition_id")
-"""What the database of v0.3 added to each document."""
+"""Fields that the database of v0.3 added to each document."""
 _ENDED = ("failed", "succeeded", "cancelled")
 _FIELDS: dict[Kind, tuple[str, ...]] = {
     "resources": ("resources_id", "create_time", "update_time", "version", "resources"),
@@ -31,7 +31,7 @@ _FIELDS: dict[Kind, tuple[str, ...]] = {
         *("last_heartbeat_time", "metadata"),
     ),
 }
-"""What v0.3 wrote. A span may hold any further field, and keeps it."""
+"""Fields that v0.3 wrote. A span keeps any further field."""
 _KINDS_OF_RESOURCES = ("llm", "proxy_llm", "prompt_template")
 _LIMITS = ("timeout_seconds", "unresponsive_seconds", "max_attempts", "retry_condition")
 
@@ -44,9 +44,19 @@ class NotCarriedOver(Exception):
         self.reason = reason
 
 
+class Converted(NamedTuple):
+    """The value of a document."""
+
+    value: BaseModel
+    size: int
+    """Bytes of JSON."""
+    change: str
+    """The difference from the document in words; empty if there is none."""
+
+
 @dataclass
 class Converter:
-    """How documents are converted, and what of them found no place."""
+    """Converts documents, and counts the fields that have no place here."""
 
     run_id: str | None = None
     """The run that everything is given to."""
@@ -54,31 +64,25 @@ class Converter:
     """Rollouts that had not ended are taken as cancelled; else they are not taken."""
     dropped: Counter[str] = field(default_factory=Counter[str])
     """Fields that have no place here, such as `rollouts.owner`, and in how many documents they stood."""
-    change: str = ""
-    """What of the last document was written differently, in words; empty if nothing was."""
-    size: int = 0
-    """Bytes of JSON of the last value."""
 
-    def convert(self, kind: Kind, document: Document) -> BaseModel:
+    def convert(self, kind: Kind, document: Document) -> Converted:
         """Return the value that a document means.
 
         Raises:
             NotCarriedOver: it means none here.
         """
-        make: dict[Kind, Callable[[Document], BaseModel]] = {
+        make: dict[Kind, Callable[[Document], tuple[BaseModel, str]]] = {
             "resources": self._resources,
             "rollouts": self._rollout,
             "attempts": self._attempt,
             "spans": self._span,
         }
-        self.change = ""
         try:
             plain = cast("Document", plain_json({key: value for key, value in document.items() if key not in _OWN}))
             if kind in _FIELDS:
                 plain = self._known(kind, _FIELDS[kind], plain)
-            value = make[kind](plain)
-            self.size = len(value.__pydantic_serializer__.to_json(value))
-            return value
+            value, change = make[kind](plain)
+            return Converted(value, len(value.__pydantic_serializer__.to_json(value)), change)
         except (ArithmeticError, RecursionError, TypeError, ValueError) as error:  # ValidationError, too
             raise NotCarriedOver("unreadable", _first(error)) from None
 
@@ -86,50 +90,50 @@ class Converter:
         self.dropped.update(f"{what}.{name}" for name in document if name not in fields)
         return {name: document[name] for name in fields if name in document}
 
-    def _resources(self, document: Document) -> ResourcesUpdate:
+    def _resources(self, document: Document) -> tuple[ResourcesUpdate, str]:
         named = _mapping(document, "resources")
         own = {name: _of_own_kind(resource) for name, resource in named.items()}
-        return ResourcesUpdate.model_validate({**document, "resources": stored_forms(own), "run_id": self.run_id})
+        fields = {**document, "resources": stored_forms(own), "run_id": self.run_id}
+        return ResourcesUpdate.model_validate(fields), ""
 
-    def _rollout(self, document: Document) -> Rollout:
+    def _rollout(self, document: Document) -> tuple[Rollout, str]:
         document.pop("attempt", None)
         limits = self._known("rollouts.config", _LIMITS, _mapping(document, "config"))
         document["config"] = {name: _finite(value) for name, value in limits.items()}
         rollout = Rollout.model_validate({**document, "run_id": self.run_id})
         if rollout.status in _ENDED:
-            return rollout
+            return rollout, ""
         if not self.cancel_unfinished:
             raise NotCarriedOver("not_ended", f"it is {rollout.status}; --unfinished cancel takes it as cancelled")
-        self.change = "rollouts that had not ended: cancelled"
-        return rollout.model_copy(update={"status": "cancelled", "end_time": rollout.start_time})
+        cancelled = rollout.model_copy(update={"status": "cancelled", "end_time": rollout.start_time})
+        return cancelled, "rollouts that had not ended: cancelled"
 
-    def _attempt(self, document: Document) -> Attempt:
+    def _attempt(self, document: Document) -> tuple[Attempt, str]:
         attempt = Attempt.model_validate(document)
         last = attempt.start_time if attempt.last_heartbeat_time is None else attempt.last_heartbeat_time
         if attempt.status in ("preparing", "running"):
-            self.change = "attempts that had not ended: unresponsive, outcome cancelled"
-            ended = {"status": "unresponsive", "outcome": "cancelled", "outcome_reason": "stopped"}
-            return attempt.model_copy(update={**ended, "end_time": last})
-        return attempt.model_copy(update={"end_time": last}) if attempt.end_time is None else attempt
+            ended = {"status": "unresponsive", "outcome": "cancelled", "outcome_reason": "stopped", "end_time": last}
+            return attempt.model_copy(update=ended), "attempts that had not ended: unresponsive, outcome cancelled"
+        return (attempt.model_copy(update={"end_time": last}) if attempt.end_time is None else attempt), ""
 
-    def _span(self, document: Document) -> Span:
-        attributes = document.get("attributes")
-        if isinstance(attributes, dict) and None in attributes.values():  # what its server made of NaN
+    def _span(self, document: Document) -> tuple[Span, str]:
+        attributes, change = document.get("attributes"), ""
+        if isinstance(attributes, dict) and None in attributes.values():  # its server wrote NaN as null
             named = cast("dict[str, Any]", attributes)
             document["attributes"] = {name: value for name, value in named.items() if value is not None}
-            self.change = "spans: attributes without a value left out"
+            change = "spans: attributes without a value left out"
         span = Span.model_validate(document)
         if span.sequence_id < 0:
             raise NotCarriedOver("unreadable", f"sequence_id is {span.sequence_id}; expected 0 or more")
-        return span
+        return span, change
 
 
 def _mapping(document: Document, name: str) -> Mapping[str, Any]:
     """Return a field that is an object, and an empty one where it is missing or null."""
-    found: Any = document.get(name)
-    if found is not None and not isinstance(found, dict):
-        raise ValueError(f"{name} is a {type(found).__name__}; expected an object")
-    return cast("dict[str, Any]", found or {})
+    value: Any = document.get(name)
+    if value is not None and not isinstance(value, dict):
+        raise ValueError(f"{name} is a {type(value).__name__}; expected an object")
+    return cast("dict[str, Any]", value or {})
 
 
 def _of_own_kind(resource: Any) -> object:
@@ -150,8 +154,8 @@ def plain_json(value: Any) -> Any:
         return value
     if isinstance(value, dict):
         named = cast("dict[str, Any]", value)
-        if len(named) == 1 and (found := next(iter(named))) in _EXTENDED:
-            return _EXTENDED[found](named[found])
+        if len(named) == 1 and (key := next(iter(named))) in _EXTENDED:
+            return _EXTENDED[key](named[key])
         return {str(key): plain_json(item) for key, item in named.items()}
     if isinstance(value, (list, tuple)):
         return [plain_json(item) for item in cast("list[Any]", value)]
@@ -164,18 +168,13 @@ def plain_json(value: Any) -> Any:
     return str(value)
 
 
-def _time(value: Any) -> object:
-    """Return milliseconds as a number, and a time in text as it is."""
-    return plain_json(value)
-
-
 _EXTENDED: dict[str, Callable[[Any], object]] = {
     "$numberInt": int,
     "$numberLong": int,
     "$numberDouble": float,
     "$numberDecimal": float,
     "$oid": str,
-    "$date": _time,
+    "$date": plain_json,  # milliseconds, or a time in text
 }
 """MongoDB Extended JSON v2: the objects that stand for one value."""
 

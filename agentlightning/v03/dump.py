@@ -30,7 +30,11 @@ class DumpSource:
         self._whole: dict[str, list[Any]] | None = None
         self._files: dict[Kind, list[Path]] = {}
         if place.is_dir():
-            self._files = {kind: _files_of(place, kind) for kind in KINDS}
+            files = [file for file in sorted(place.iterdir()) if file.is_file()]
+            self._files = {
+                kind: [file for file in files if re.fullmatch(kind + r"\b.*\.(json|jsonl|ndjson)", file.name)]
+                for kind in KINDS
+            }
             if not any(self._files.values()):
                 raise BadRequestError(
                     f"{place} holds none of {', '.join(f'{kind}.json' for kind in KINDS)} (or .jsonl)"
@@ -40,10 +44,10 @@ class DumpSource:
         self._embedded = not self._files.get("attempts") and not (self._whole or {}).get("attempts")
 
     async def check(self) -> None:
-        """Done where it was opened."""
+        """Return at once: it was checked when it was opened."""
 
     async def documents(self, kind: Kind) -> AsyncIterator[Document]:
-        """As the protocol says. Without a list of attempts, the one that stands in each rollout is taken."""
+        """Yield documents; without a list of attempts, the attempt in each rollout is taken."""
         if kind == "attempts" and self._embedded:
             for rollout in self._read("rollouts"):
                 if isinstance(attempt := rollout.get("attempt"), dict):
@@ -53,12 +57,11 @@ class DumpSource:
             yield document
 
     async def left_behind(self) -> Mapping[str, int]:
-        """As the protocol says."""
         others = [name for name in self._whole or () if name not in KINDS]
         return {name: len(cast("dict[str, list[Any]]", self._whole)[name]) for name in others}
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Return at once: no file is open."""
 
     def _read(self, kind: Kind) -> Iterator[Document]:
         if self._whole is not None:
@@ -68,11 +71,6 @@ class DumpSource:
         for file in self._files[kind]:
             for number, item in enumerate(_items(file), start=1):
                 yield _document(item, str(file), number)
-
-
-def _files_of(folder: Path, kind: Kind) -> list[Path]:
-    found = [file for file in sorted(folder.iterdir()) if re.fullmatch(kind + r"\b.*\.(json|jsonl|ndjson)", file.name)]
-    return [file for file in found if file.is_file()]
 
 
 def _whole(file: Path) -> dict[str, list[Any]]:
@@ -85,15 +83,11 @@ def _whole(file: Path) -> dict[str, list[Any]]:
         raise BadRequestError(f"{file} is no JSON ({error}); {expected}") from None
     lists = cast("dict[str, Any]", read) if isinstance(read, dict) else {}
     if not set(KINDS) & lists.keys() or not all(isinstance(lists.get(kind, []), list) for kind in KINDS):
-        raise BadRequestError(f"{file} holds {_shape(read)}; {expected}")
+        shape = f"an object of {', '.join(list(map(str, lists))[:8]) or 'nothing'}"
+        raise BadRequestError(
+            f"{file} holds {shape if isinstance(read, dict) else f'a {type(read).__name__}'}; {expected}"
+        )
     return {name: value for name, value in lists.items() if isinstance(value, list)}
-
-
-def _shape(value: Any) -> str:
-    if not isinstance(value, dict):
-        return f"a {type(value).__name__}"
-    names = [str(name) for name in cast("dict[object, object]", value)]
-    return f"an object of {', '.join(names[:8]) or 'nothing'}"
 
 
 def _document(item: object, file: str, number: int) -> Document:
@@ -121,7 +115,7 @@ def _items(file: Path) -> Iterator[object]:
                 try:
                     item, end = _decode(buffer, place)
                 except ValueError:
-                    if not ended:  # of a long item ever more is read, so that it is not looked at too often
+                    if not ended:  # twice as much each time, so that a long item is not parsed too often
                         more = opened.read(step)
                         ended, step = not more, step * 2
                         buffer, place = buffer[place:] + more, 0

@@ -1,4 +1,4 @@
-"""What a source holds, written into a store piece by piece: each piece counted as new, present, or not carried over.
+"""Writes the documents of a source into a store, each counted as new, present, or not carried over.
 
 An import that was cut off is begun again from the start: what is there already is left as it is.
 """
@@ -29,7 +29,7 @@ _NAMES: dict[str, Kind] = {"resources": "resources", "rollout": "rollouts", "att
 
 @dataclass
 class Tally:
-    """What became of the documents of one kind; `read` is the sum of the others."""
+    """Counts of the documents of one kind; `read` is the sum of the others."""
 
     read: int = 0
     new: int = 0
@@ -47,12 +47,12 @@ class Missed:
     examples: list[str] = field(default_factory=list[str])
     """Ids of the first ones."""
     message: str = ""
-    """What was wrong with the first one, and what to do."""
+    """The problem of the first one, and what to do."""
 
 
 @dataclass
 class Report:
-    """What an import has done."""
+    """The result of an import."""
 
     source: str
     tallies: dict[Kind, Tally] = field(default_factory=lambda: {kind: Tally() for kind in KINDS})
@@ -61,9 +61,9 @@ class Report:
     dropped: Mapping[str, int] = field(default_factory=dict[str, int])
     """Fields that have no place here, and in how many documents they stood."""
     changed: Counter[str] = field(default_factory=Counter[str])
-    """What was written differently."""
+    """Changes, and the number of documents that have them."""
     others: Mapping[str, int] = field(default_factory=dict[str, int])
-    """What the source holds beside histories."""
+    """Documents of the source that belong to no history, by kind."""
 
     @property
     def is_whole(self) -> bool:
@@ -74,19 +74,18 @@ class Report:
     def miss(self, kind: Kind, piece: str, reason: str, message: str) -> None:
         """Count a piece that is not carried over."""
         self.tallies[kind].left += 1
-        found = self.missed.setdefault((kind, reason), Missed(message=message))
-        found.count += 1
-        if len(found.examples) < _MOST_EXAMPLES:
-            found.examples.append(piece)
+        missed = self.missed.setdefault((kind, reason), Missed(message=message))
+        missed.count += 1
+        if len(missed.examples) < _MOST_EXAMPLES:
+            missed.examples.append(piece)
 
 
 class _Piece(NamedTuple):
-    """A value on its way into the store."""
+    """A value with the name and the change of its document."""
 
     name: str
     value: BaseModel
     change: str
-    """As in `Converter`."""
 
 
 class Importing:
@@ -96,7 +95,8 @@ class Importing:
         """`tell` is called after each batch."""
         self.source = source
         self.report = Report(source.name, dropped=converter.dropped)
-        self._converter, self._tell = converter, tell or _silent
+        self._converter = converter
+        self._tell: Callable[[Report], None] = tell or (lambda report: None)
         self.has_begun = False
         """True as soon as something may have been written."""
         self._store: LightningStore | None = None
@@ -117,12 +117,12 @@ class Importing:
                 self.report.tallies[kind].read += 1
                 name = _name(kind, document)
                 try:
-                    value = self._converter.convert(kind, document)
+                    value, bytes_of_value, change = self._converter.convert(kind, document)
                 except NotCarriedOver as why:
                     self.report.miss(kind, name, why.reason, str(why))
                     continue
-                batch.append(_Piece(name, value, self._converter.change))
-                size += self._converter.size
+                batch.append(_Piece(name, value, change))
+                size += bytes_of_value
                 if len(batch) >= _BATCH or size >= _BATCH_BYTES:
                     await self._write(kind, batch)
                     batch, size = [], 0
@@ -140,9 +140,9 @@ class Importing:
             self.report.changed.update(piece.change for piece in batch if piece.change)
             self._tell(self.report)
             return
-        given: dict[str, Any] = {kind: [piece.value for piece in batch]}
+        values: dict[str, Any] = {kind: [piece.value for piece in batch]}
         try:
-            done = await self._store.import_history(**given)
+            done = await self._store.import_history(**values)
         except (TypeError, ValueError, TooLargeError) as error:  # BadRequestError, too
             if len(batch) == 1:
                 self.report.miss(kind, batch[0].name, "refused", str(error))
@@ -178,10 +178,6 @@ class Importing:
                 for piece in self._early:
                     self.report.miss(kind, piece.name, "wrong_number", "an attempt of its rollout before it is missing")
                 self._early = []
-
-
-def _silent(report: Report) -> None:
-    """Tell nobody."""
 
 
 def _name(kind: Kind, document: Document) -> str:

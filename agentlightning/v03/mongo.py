@@ -18,7 +18,7 @@ except ImportError as error:
 from agentlightning.store.mongo.link import Place
 
 _DATABASE = "agentlightning"
-"""What v0.3 called its database where nothing else was said."""
+"""The default name of the database of v0.3."""
 _PAGE = 500
 _OTHERS = ("workers", "rollout_queue")
 _MOST_NAMED = 20
@@ -33,62 +33,58 @@ class MongoSource:
         self._database = self._client[self._place.database or _DATABASE]
         self.name = f"{self._place!r}/{self._database.name}"
         self._partition = partition
-        self._chosen: dict[str, Any] | None = None
+        self._partition_filter: dict[str, Any] | None = None
 
     async def check(self) -> None:
-        """As the protocol says."""
-        await self._choose()
+        await self._filter()
 
     async def documents(self, kind: Kind) -> AsyncIterator[Document]:
-        """As the protocol says."""
-        chosen = await self._choose()
-        cursor = self._database[kind].find(chosen, batch_size=_PAGE).sort("_id", 1)
+        query = await self._filter()
+        cursor = self._database[kind].find(query, batch_size=_PAGE).sort("_id", 1)
         while page := await self._ask(lambda: list(itertools.islice(cursor, _PAGE))):
             for document in page:
                 yield document
 
     async def left_behind(self) -> Mapping[str, int]:
-        """As the protocol says."""
-        chosen = await self._choose()
-        return {name: await self._ask(lambda at=name: self._database[at].count_documents(chosen)) for name in _OTHERS}
+        query = await self._filter()
+        return {name: await self._ask(lambda at=name: self._database[at].count_documents(query)) for name in _OTHERS}
 
     async def close(self) -> None:
-        """As the protocol says."""
         await asyncio.to_thread(self._client.close)
 
-    async def _choose(self) -> dict[str, Any]:
+    async def _filter(self) -> dict[str, Any]:
         """Return the filter of the partitions that are read.
 
         Raises:
             BadRequestError: there is none of this name, or there are several and none was named; lists them.
         """
-        if self._chosen is None:
-            there = await self._ask(self._partitions)
-            if not there:
+        if self._partition_filter is None:
+            partitions = await self._ask(self._partitions)
+            if not partitions:
                 raise BadRequestError(
                     f"{self.name} holds no collections of v0.3 ({', '.join(KINDS)}); name the database in the URI, "
                     "mongodb://host/database"
                 )
-            listed = ", ".join(f"{name} ({count} rollouts)" for name, count in list(there.items())[:_MOST_NAMED])
-            if self._partition is None and len(there) > 1:
+            names = ", ".join(f"{name} ({count} rollouts)" for name, count in list(partitions.items())[:_MOST_NAMED])
+            if self._partition is None and len(partitions) > 1:
                 raise BadRequestError(
-                    f"{self.name} holds {len(there)} partitions, each the store of its own: {listed}. "
+                    f"{self.name} holds {len(partitions)} partitions, each the store of its own: {names}. "
                     "Choose one with --partition NAME, or take them all with --partition all"
                 )
-            if self._partition not in (None, "all", *there):
-                raise BadRequestError(f"{self.name} has no partition {self._partition!r}; it has: {listed}")
-            self._chosen = {} if self._partition in (None, "all") else {"partition_id": self._partition}
-        return self._chosen
+            if self._partition not in (None, "all", *partitions):
+                raise BadRequestError(f"{self.name} has no partition {self._partition!r}; it has: {names}")
+            self._partition_filter = {} if self._partition in (None, "all") else {"partition_id": self._partition}
+        return self._partition_filter
 
     def _partitions(self) -> dict[str, int]:
         """Return the partitions, and how many rollouts each has; the greatest first."""
-        counted: dict[str, int] = {}
+        counts: dict[str, int] = {}
         for kind in KINDS:
             for name in self._database[kind].distinct("partition_id"):
-                counted.setdefault(str(name), 0)
-        for name in counted:
-            counted[name] = self._database["rollouts"].count_documents({"partition_id": name})
-        return dict(sorted(counted.items(), key=lambda pair: -pair[1]))
+                counts.setdefault(str(name), 0)
+        for name in counts:
+            counts[name] = self._database["rollouts"].count_documents({"partition_id": name})
+        return dict(sorted(counts.items(), key=lambda pair: -pair[1]))
 
     async def _ask(self, question: Any) -> Any:
         try:

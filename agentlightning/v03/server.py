@@ -32,11 +32,9 @@ class ServerSource:
         self._dropped = 0
 
     async def check(self) -> None:
-        """As the protocol says."""
         await self._get("/rollouts", limit=1)
 
     async def documents(self, kind: Kind) -> AsyncIterator[Document]:
-        """As the protocol says."""
         if kind in ("resources", "rollouts"):
             async for document in self._pages(f"/{kind}", sort_by=_SORTED[kind], sort_order="asc"):
                 if kind == "rollouts":
@@ -57,12 +55,10 @@ class ServerSource:
                 self._dropped += 1
 
     async def left_behind(self) -> Mapping[str, int]:
-        """As the protocol says."""
         workers = (await self._get("/workers", limit=1))["total"]
         return {"workers": workers, "rollouts whose spans it had dropped from memory": self._dropped}
 
     async def close(self) -> None:
-        """As the protocol says."""
         if self._session is not None:
             await self._session.close()
 

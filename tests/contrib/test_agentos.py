@@ -137,7 +137,7 @@ def test_a_policy_goes_to_other_processes_as_one_object_for_runner_and_reward() 
     policy = PolicyWatch(DenyList())
     runner = AgentOSRunner(policy, reward_fn=PolicyReward(policy))
     again = pickle.loads(pickle.dumps(runner._kernels)), pickle.loads(pickle.dumps((policy, PolicyReward(policy))))
-    assert isinstance(again[0].given, PolicyWatch)
+    assert isinstance(again[0].kernel, PolicyWatch)
     assert again[1][0] is again[1][1].kernel
     assert policy.check_violation("a", "rm", {"_syscall": "SYS_EXEC"}) == "rm is denied"
     assert again[1][0].check_violation("a", "ls", {"_syscall": "SYS_EXEC"}) is None

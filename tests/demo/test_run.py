@@ -27,6 +27,16 @@ FILES = {"model", "metrics.jsonl", "curve.png", "config.json", "store.db", "log.
 GOOD = '{"question": "What is 1 plus 1?", "answer": 2}'
 
 
+def _sums(count: int) -> list[str]:
+    return [json.dumps({"question": f"Please tell me {n} plus {n}", "answer": 2 * n}) for n in range(count)]
+
+
+def _tasks(folder: Path, *lines: str) -> str:
+    path = folder / "tasks.jsonl"
+    path.write_text("\n".join(lines))
+    return str(path)
+
+
 # --- a whole demo ----------------------------------------------------------------------------------------------------
 
 
@@ -147,58 +157,24 @@ def refusal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Any]
     assert psutil.Process().children() == children
 
 
-def _sums(count: int) -> list[str]:
-    return [json.dumps({"question": f"Please tell me {n} plus {n}", "answer": 2 * n}) for n in range(count)]
-
-
-def _tasks(folder: Path, *lines: str) -> str:
-    path = folder / "tasks.jsonl"
-    path.write_text("\n".join(lines))
-    return str(path)
-
-
-def test_a_tasks_file_that_is_not_there_is_refused(refusal: Any, tmp_path: Path) -> None:
-    line = refusal("--tasks", str(tmp_path / "nowhere.jsonl"))
-    assert "nowhere.jsonl" in line
-    assert '{"question"' in line
-
-
-def test_an_empty_tasks_file_is_refused(refusal: Any, tmp_path: Path) -> None:
-    line = refusal("--tasks", _tasks(tmp_path))
-    assert "is empty" in line
-    assert '{"question"' in line
+LONG = json.dumps({"question": "1 2 3 " * 50 + "?", "answer": 6})
 
 
 @pytest.mark.parametrize(
-    ("line", "text"),
+    ("lines", "texts"),
     [
-        ("not json", "line 17: not JSON"),
-        ('{"question": "What is 2?"}', "line 17: the field 'answer' is missing (found: question)"),
-        ('{"answer": 2}', "line 17: the field 'question' is missing"),
-        ("[1, 2]", "line 17: a JSON object is expected, not list"),
-        ('{"question": "", "answer": 2}', "line 17: 'question' must be a text that is not empty"),
-        ('{"question": "What?", "answer": null}', "line 17: 'answer' must be a number or a text"),
+        (None, ["tasks.jsonl", '{"question"']),
+        ([], ["is empty", '{"question"']),
+        ([*[GOOD] * 16, "not json"], ["line 17: not JSON", '{"question": "What is 34 plus 5?", "answer": 39}']),
+        (_sums(15), ["15 different questions, at least 16 are needed"]),
+        ([*_sums(16), LONG], ["the question '1 2 3 1 2 3", "takes 301 tokens", "has room for 136"]),
     ],
+    ids=["no file", "empty", "no JSON", "too few", "too long a question"],
 )
-def test_a_wrong_line_is_named_with_an_example_of_a_right_one(
-    refusal: Any, tmp_path: Path, line: str, text: str
-) -> None:
-    said = refusal("--tasks", _tasks(tmp_path, *[GOOD] * 16, line, *[GOOD] * 4))
-    assert text in said
-    assert '{"question": "What is 34 plus 5?", "answer": 39}' in said
-
-
-def test_fewer_than_16_tasks_are_refused(refusal: Any, tmp_path: Path) -> None:
-    said = refusal("--tasks", _tasks(tmp_path, *_sums(15)))
-    assert "15 different questions, at least 16 are needed" in said
-
-
-def test_a_question_that_the_small_model_cannot_read_is_refused(refusal: Any, tmp_path: Path) -> None:
-    long = json.dumps({"question": "1 2 3 " * 50 + "?", "answer": 6})
-    said = refusal("--tasks", _tasks(tmp_path, *_sums(16), long))
-    assert "the question '1 2 3 1 2 3" in said
-    assert "takes 301 tokens" in said
-    assert "has room for 136" in said
+def test_a_wrong_tasks_file_is_refused(refusal: Any, tmp_path: Path, lines: list[str] | None, texts: list[str]) -> None:
+    path = str(tmp_path / "tasks.jsonl") if lines is None else _tasks(tmp_path, *lines)
+    said = refusal("--tasks", path)
+    assert [text for text in texts if text not in said] == []
 
 
 @pytest.mark.parametrize("out", ["/proc/run", "/dev/null/run"])

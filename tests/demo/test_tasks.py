@@ -72,19 +72,22 @@ def test_blank_lines_do_not_count_and_texts_are_answers_too(tmp_path: Path) -> N
     assert len(train) + len(held_out) == 20
 
 
-@pytest.mark.parametrize("line", ["{", '{"question": "a"}', '{"answer": 1}', "[]", '{"question": " ", "answer": 1}'])
-def test_a_wrong_line_is_named_by_its_number_in_the_file(tmp_path: Path, line: str) -> None:
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("not json", "not JSON"),
+        ('{"question": "What is 2?"}', r"the field 'answer' is missing \(found: question\)"),
+        ('{"answer": 2}', "the field 'question' is missing"),
+        ("[1, 2]", "a JSON object is expected, not list"),
+        ('{"question": " ", "answer": 2}', "'question' must be a text that is not empty"),
+        *((f'{{"question": "What?", "answer": {answer}}}', "'answer' must be a number or a text")
+          for answer in ("true", "NaN", "Infinity", "null", '""', "[1]")),
+    ],
+)  # fmt: skip
+def test_a_wrong_line_is_named_by_its_number_in_the_file(tmp_path: Path, line: str, text: str) -> None:
     path = write(tmp_path, [{"question": f"What is {n}?", "answer": n} for n in range(16)])
     path.write_text(path.read_text() + "\n" + line + "\n")
-    with pytest.raises(ValueError, match=r"line 17: .*Expected one JSON object per line, such as .*34 plus 5"):
-        load_tasks(path)
-
-
-@pytest.mark.parametrize("answer", ["true", "NaN", "Infinity", "null", '""', "[1]"])
-def test_an_answer_that_no_reply_can_match_is_refused(tmp_path: Path, answer: str) -> None:
-    path = tmp_path / "tasks.jsonl"
-    path.write_text(f'{{"question": "What?", "answer": {answer}}}')
-    with pytest.raises(ValueError, match="line 1: 'answer' must be a number or a text"):
+    with pytest.raises(ValueError, match=rf"line 17: {text}.*Expected one JSON object per line, such as .*34 plus 5"):
         load_tasks(path)
 
 

@@ -30,11 +30,20 @@ def test_pass_at_k_is_the_share_of_choices_with_a_success(figures: tuple[int, in
     assert found.interval.mean == pytest.approx(share)
 
 
-def test_the_variance_of_a_known_table() -> None:
-    """Means 2, 5, 8 of three each: MS between 27, MS within 1, so (27 - 1) / 3 between."""
-    found = result([1, 2, 3], [4, 5, 6], [7, 8, 9]).variance
-    assert found is not None
-    assert (found.between, found.within) == (pytest.approx(26 / 3), pytest.approx(1.0))
+@pytest.mark.parametrize(
+    ("groups", "components"),
+    [
+        ([[1, 2, 3], [4, 5, 6], [7, 8, 9]], (26 / 3, 1.0)),  # MS between 27, MS within 1, so (27 - 1) / 3 between
+        ([[0.0, 1.0], [1.0, 0.0]], (0.0, 0.5)),  # a negative estimate is 0
+        ([], None),
+        ([[1.0, 2.0]], None),
+        ([[1.0], [2.0]], None),
+        ([[], []], None),
+    ],
+)
+def test_the_variance_of_known_tables(groups: list[list[float]], components: tuple[float, float] | None) -> None:
+    found = result(*groups).variance
+    assert (found and (found.between, found.within)) == (components and pytest.approx(components))
 
 
 def test_the_components_are_found_again() -> None:
@@ -43,17 +52,6 @@ def test_the_components_are_found_again() -> None:
     found = result(*([rng.gauss(c, 0.5) for _ in range(rng.randint(1, 5))] for c in centres)).variance
     assert found is not None
     assert (found.between, found.within) == (pytest.approx(4.0, rel=0.08), pytest.approx(0.25, rel=0.06))
-
-
-@pytest.mark.parametrize("groups", [[], [[1.0, 2.0]], [[1.0], [2.0]], [[], []]])
-def test_too_few_samples_have_no_components(groups: list[list[float]]) -> None:
-    assert result(*groups).variance is None
-
-
-def test_a_negative_estimate_is_0() -> None:
-    found = result([0.0, 1.0], [1.0, 0.0]).variance
-    assert found is not None
-    assert found.between == 0.0
 
 
 def test_a_reward_that_is_too_large_counts_as_none() -> None:

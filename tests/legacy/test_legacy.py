@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
-from agentlightning.legacy.results import as_rollout
-from agentlightning.legacy.task_queue import TaskQueue
+from agentlightning.legacy.runner import as_rollout
 from agentlightning.types import LLM, RolloutLegacy, Span, Task, Triplet
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* speaks the deprecated v0.1 protocol:DeprecationWarning")
@@ -121,26 +120,30 @@ async def test_the_server_answers_in_the_words_of_the_protocol(server: agl.Agent
     assert (await ask(get, "/rollout", b'{"rollout_id": 3}'))[0] == 422
 
 
-async def test_a_server_that_does_not_run_says_so() -> None:
+async def test_a_server_or_client_without_the_other_says_so(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(RuntimeError, match=r"does not run; await start\(\) first"):
         await agl.AgentLightningServer(port=0).queue_task("x")
-
-
-async def test_a_server_that_is_gone_gives_none(caplog: pytest.LogCaptureFixture) -> None:
     client = agl.AgentLightningClient("http://127.0.0.1:1", timeout=1)
     assert await client.get_latest_resources_async() is None
     assert client.post_rollout(RolloutLegacy(rollout_id="r")) is None
     assert "gave no answer" in caplog.text
 
 
-def test_a_claim_without_a_result_goes_back_into_the_queue() -> None:
-    queue = TaskQueue(task_timeout_seconds=10.0)
-    rollout_id = queue.add("x", None, None, None, now=0.0)
-    assert queue.claim(now=1.0) is not None
-    assert queue.claim(now=11.0) is None
-    again = queue.claim(now=11.5)
-    assert again is not None
-    assert (again.rollout_id, again.num_claims, again.last_claim_time) == (rollout_id, 2, 11.5)
+@pytest.mark.parametrize(("seconds", "claims"), [(0.0, 2), (300.0, 1)])
+async def test_a_claim_without_a_result_goes_back_into_the_queue(seconds: float, claims: int) -> None:
+    server = agl.AgentLightningServer(port=0, task_timeout_seconds=seconds)
+    await server.start()
+    try:
+        rollout_id = await server.queue_task("x")
+        client = agl.AgentLightningClient(server.endpoint)
+        first = await client.poll_next_task_async()
+        again = await asyncio.to_thread(client._ask_for_task)
+    finally:
+        await server.stop()
+    assert first is not None
+    assert [(task.rollout_id, task.num_claims) for task in (first, again) if task] == [
+        (rollout_id, number) for number in range(1, claims + 1)
+    ]
 
 
 # --- without a server ------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import agentlightning as agl
-from agentlightning.prompt_search.evaluation import RolloutResult
+from agentlightning.prompt_search.results import RolloutResult
 from tests.stubs.model_server import ModelServer
 
 SEED = "Answer the question: {question}"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import agentlightning as agl
-from agentlightning.prompt_search import evaluation
+from agentlightning.prompt_search import evaluator
 from agentlightning.prompt_search.beam_search import BeamSearch
 from agentlightning.prompt_search.history import History
 from tests.prompt_search.parts import SMALL, TRAIN, VAL, heeds_rules, resources
@@ -44,7 +44,7 @@ def kill_at(point: str) -> None:
 
     owners = {
         "record": (History, "record"),
-        "played": (evaluation, "collect"),
+        "played": (evaluator, "collect"),
         "choice": (BeamSearch, "_select"),
         "round": (BeamSearch, "_record_round"),
     }

@@ -16,10 +16,10 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.prompt_search.beam_search import leader_of
-from agentlightning.prompt_search.evaluation import score_of, sign_test
 from agentlightning.prompt_search.history import PromptVersion
+from agentlightning.prompt_search.results import score_of, sign_test
 from agentlightning.training.tasks import batch_iter_over_dataset
-from agentlightning.types import EnqueueRolloutRequest, Rollout
+from agentlightning.types import Rollout
 from tests.prompt_search.parts import (
     RULES,
     SEED,
@@ -39,18 +39,6 @@ from tests.prompt_search.parts import (
 from tests.stubs.model_server import Fault
 
 ONE_ROUND = {**SMALL, "beam_rounds": 1}
-
-
-class CountingStore(agl.InMemoryLightningStore):
-    """Keeps what was enqueued at once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rounds: list[list[EnqueueRolloutRequest]] = []
-
-    async def enqueue_many_rollouts(self, rollouts: Sequence[EnqueueRolloutRequest], **more: Any) -> list[Rollout]:
-        self.rounds.append(list(rollouts))
-        return list(await super().enqueue_many_rollouts(rollouts, **more))
 
 
 def rollouts_in(store: Any) -> list[Rollout]:
@@ -107,12 +95,14 @@ def test_a_planted_better_prompt_is_found(tmp_path: Path) -> None:
 
 def test_a_whole_round_is_enqueued_at_once() -> None:
     """One call to the store for all parents and branches, one for each part of the selection."""
-    store = CountingStore()
+    store = agl.InMemoryLightningStore()
     with asked() as server:
         fit(agl.APO(llm(server), **{**ONE_ROUND, "halving": False}), store=store)
-    modes = [(len(batch), {request.mode for request in batch}) for batch in store.rounds]
-    assert modes[:2] == [(len(VAL), {"val"}), (6, {"train"})], "the seed; all training tasks"
-    assert len({json.dumps(request.input) for request in store.rounds[1]}) == 6, "each task once"
+    by_call: dict[float, list[Rollout]] = {}
+    for rollout in sorted(rollouts_in(store), key=lambda each: each.start_time):
+        by_call.setdefault(rollout.start_time, []).append(rollout)
+    modes = [(len(each), {rollout.mode for rollout in each}) for each in by_call.values()]
+    assert modes[:2] == [(len(VAL), {"val"}), (6, {"train"})], "the seed; all training tasks, each once"
     assert modes[2:] == [(4, {"val"}), (4, {"val"})], "the one new version on the batch, then on what it has not run on"
 
 
@@ -139,24 +129,6 @@ def test_what_is_late_or_failed_counts_as_the_policy_says(missing: Any, mean: fl
     assert (result.seed.score, result.seed.tasks, result.seed.failures) == (pytest.approx(mean), 8, 2)
     assert {rollout.status for rollout in rollouts_in(store)} <= {"succeeded", "failed", "cancelled"}
     assert "failed" in str(result).splitlines()[0]
-
-
-def test_what_failed_runs_once_more() -> None:
-    """With `retry`, a fault of the moment costs no task."""
-    failed: set[str] = set()
-
-    @agl.rollout
-    def flaky(task: dict[str, str], main_prompt: agl.PromptTemplate) -> float:
-        if task["question"] not in failed:
-            failed.add(task["question"])
-            raise ConnectionError("the network was away")
-        return 0.5
-
-    store = CountingStore()
-    with asked() as server:
-        result = fit(agl.APO(llm(server), **ONE_ROUND), flaky, store=store)
-    assert [len(batch) for batch in store.rounds[:2]] == [8, 8]
-    assert (result.seed.score, result.seed.failures) == (0.5, 0)
 
 
 def test_too_little_coverage_is_no_score() -> None:
@@ -302,39 +274,26 @@ def test_a_limit_on_cost_without_a_price_is_told_before_anything_runs(known: dic
     assert not rollouts_in(store)
 
 
-def test_a_limit_on_time_ends_a_search_that_waits() -> None:
+@pytest.mark.parametrize("waits_for", ["critic", pytest.param("agents", marks=pytest.mark.heavy)])
+def test_a_limit_on_time_ends_a_search_that_waits(waits_for: str) -> None:
     with asked() as server:
-        server.hold()
-        result = fit(agl.APO(llm(server), **SMALL, limits={"seconds": 1.0}))
+        if waits_for == "critic":
+            server.hold()
+        agent = heeds_rules if waits_for == "critic" else faulty
+        result = fit(agl.APO(llm(server), **SMALL, limits={"seconds": 1.0}), agent)
     assert "limit on seconds" in result.stop_reason
     assert result.best is result.seed
 
 
-@pytest.mark.heavy
-def test_a_limit_on_time_ends_a_search_whose_agents_take_too_long() -> None:
-    with asked() as server:
-        result = fit(agl.APO(llm(server), **SMALL, limits={"seconds": 1.0}), faulty)
-    assert "limit on seconds" in result.stop_reason
-    assert result.best is result.seed
-
-
-def test_a_run_that_has_used_up_its_limit_finds_its_best_again() -> None:
+def test_a_run_that_has_used_up_its_limit_finds_its_best_again_and_is_billed_once() -> None:
     store = agl.InMemoryLightningStore()
     with asked() as server:
-        algorithms = [agl.APO(llm(server), **SMALL, limits={"calls": 10}, concurrency=1) for _ in range(2)]
-        first, second = (fit(algorithm, store=store, run_id="run-limit") for algorithm in algorithms)
+        chat = agl.Chat(llm(server), limits={"calls": 10}, concurrency=1)
+        first, second = (fit(agl.APO(chat, **SMALL), store=store, run_id="run-limit") for _ in range(2))
+        assert first.bill.calls == second.bill.calls == len(server.calls)
     assert "limit on calls" in first.stop_reason
     assert first.best is not first.seed
     assert (second.best.templates, second.stop_reason) == (first.best.templates, first.stop_reason)
-
-
-def test_a_run_that_goes_on_with_the_same_chat_is_billed_once() -> None:
-    store = agl.InMemoryLightningStore()
-    with asked() as server:
-        chat = agl.Chat(llm(server))
-        for _ in range(2):
-            result = fit(agl.APO(chat, **SMALL), store=store, run_id="run-again")
-            assert result.bill.calls == len(server.calls)
 
 
 # --- texts -----------------------------------------------------------------------------------------------------------
@@ -447,13 +406,17 @@ def test_an_equal_seed_draws_the_same_whatever_the_shared_generator_holds() -> N
 # --- adapter, client, callables, gateway -----------------------------------------------------------------------------
 
 
-def test_the_environment_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_or_a_function_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def chat(messages: list[dict[str, Any]], model: str) -> str:
+        assert model in ("gpt-5-mini", "mine")
+        return helpful({"messages": messages})
+
+    assert fit(agl.APO(chat, **ONE_ROUND, apply_edit_model="mine")).best.score == pytest.approx(1 / 3)
     with asked() as server:
         monkeypatch.setenv("OPENAI_API_KEY", "sk-anything")
         monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
-        result = fit(agl.APO(None, **ONE_ROUND))
+        assert fit(agl.APO(None, **ONE_ROUND)).best.score == pytest.approx(1 / 3)
         assert {call.request["model"] for call in server.calls} == {"gpt-5-mini", "gpt-4.1-mini"}
-    assert result.best.score == pytest.approx(1 / 3)
 
 
 @pytest.mark.usefixtures("no_environment")
@@ -462,14 +425,6 @@ def test_nobody_to_ask_is_said_before_a_single_rollout_runs() -> None:
     with pytest.raises(ValueError, match="nobody to ask"):
         fit(agl.APO(), store=store)
     assert rollouts_in(store) == []
-
-
-def test_a_function_is_enough() -> None:
-    async def chat(messages: list[dict[str, Any]], model: str) -> str:
-        assert model in ("gpt-5-mini", "mine")
-        return helpful({"messages": messages})
-
-    assert fit(agl.APO(chat, **SMALL, apply_edit_model="mine")).best.score == 1.0
 
 
 @pytest.mark.usefixtures("no_environment")
@@ -505,29 +460,18 @@ def test_an_adapter_of_messages_is_taken_and_any_other_does_no_harm() -> None:
     assert algorithm.get_adapter() is own
 
 
-def test_a_store_over_http() -> None:
-    class Closing(agl.APO[Any]):
-        async def run(self, *args: Any, **datasets: Any) -> agl.PromptResult:
-            try:
-                return await super().run(*args, **datasets)
-            finally:
-                store: Any = self.get_store()
-                await store.close()
-
-    async def served() -> agl.PromptResult:
-        server = agl.LightningStoreServer(agl.InMemoryLightningStore(), "127.0.0.1", 0)
-        await server.start()
-        try:
-            with asked() as critics:
-                given = {
-                    "store": agl.LightningStoreClient(server.endpoint),
-                    "strategy": {"type": "cs", "managed_store": False},
-                }
-                return await asyncio.to_thread(fit, Closing(llm(critics), **SMALL), **given)
-        finally:
-            await server.stop()
-
-    assert asyncio.run(served()).best.score == 1.0
+async def test_a_store_over_http() -> None:
+    server = agl.LightningStoreServer(agl.InMemoryLightningStore(), "127.0.0.1", 0)
+    await server.start()
+    client = agl.LightningStoreClient(server.endpoint)
+    try:
+        with asked() as critics:
+            given = {"store": client, "strategy": {"type": "cs", "managed_store": False}}
+            result = await asyncio.to_thread(fit, agl.APO(llm(critics), **ONE_ROUND), **given)
+    finally:
+        await client.close()
+        await server.stop()
+    assert result.best.score == pytest.approx(1 / 3)
 
 
 # --- override points, log --------------------------------------------------------------------------------------------

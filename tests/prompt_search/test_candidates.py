@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import agentlightning as agl
-from agentlightning.prompt_search.candidates import check_version, gaps_shown, placeholders, same_text
+from agentlightning.prompt_search.candidates import check_version, placeholders, same_text, written_placeholders
 
 Engine = Any
 
@@ -68,7 +68,7 @@ def test_what_cannot_is_a_problem(seed: agl.PromptTemplate, text: str, problem: 
 
 
 def test_gaps_are_shown_as_they_are_written() -> None:
-    assert gaps_shown(INDEXED) == ["{price}", "{task[question]}"]
+    assert written_placeholders(INDEXED) == ["{price}", "{task[question]}"]
 
 
 @pytest.mark.parametrize("seed", [SHORT, FENCED])

@@ -165,13 +165,6 @@ def test_proposals_of_an_iteration_are_asked_for_and_played_at_the_same_time() -
     assert "duplicate" in {version.state for version in result.history}
 
 
-def test_a_limit_ends_the_search_with_what_it_has() -> None:
-    with asked(helpful) as server:
-        result = fit(agl.GEPA(llm(server), max_metric_calls=500, limits={"calls": 1}))
-    assert result.best.version == "v1"
-    assert "limit on calls" in result.stop_reason
-
-
 @pytest.mark.heavy
 def test_a_limit_on_time_ends_a_search_that_plays() -> None:
     @agl.rollout
@@ -209,7 +202,7 @@ def test_an_interrupted_search_keeps_its_best_and_goes_on_in_its_folder(tmp_path
     folder = tmp_path / "search"
     with asked(helpful) as server:
         first = fit(agl.GEPA(llm(server), max_metric_calls=200, run_dir=folder, limits={"calls": 1}))
-        assert first.best.version == "v1"
+        assert (first.best.version, "limit on calls" in first.stop_reason) == ("v1", True)
         second = fit(agl.GEPA(llm(server), max_metric_calls=200, run_dir=folder))
         third = fit(agl.GEPA(llm(server), max_metric_calls=200, run_dir=folder))
     assert (second.seed.score, second.best.score) == (0.0, 1.0)

@@ -62,19 +62,19 @@ async def test_a_search_that_goes_on_gives_no_name_twice(store: agl.LightningSto
     for name, text in (("v2", "y {question}"), ("v3", "z {question}"), ("v4", "password: hunter2hunter2 {question}")):
         await first.record(version(name, text, parent="v0", round=1))
     second, _ = await opened(store)
-    found = await second.resume(anew=False)
+    found = await second.resume(discard=False)
     assert [each.version for each in found] == ["v2", "v3"]
     second.versions.extend(found)
     assert second.next_names(2) == ["v5", "v6"]
     await RunLog(store, "r").evaluation(2, "validation of v5", {"rewards": [1.0], "version": "v5"})  # and was killed
     again, _ = await opened(store)
-    again.versions.extend(await again.resume(anew=False))
+    again.versions.extend(await again.resume(discard=False))
     assert again.next_names(1) == ["v6"]
     third, _ = await opened(store)
-    assert await third.resume(anew=True) == []
+    assert await third.resume(discard=True) == []
     assert third.next_names(1) == ["v1"]
     await RunLog(store, "r").evaluation(1, "validation of v1", {"rewards": [1.0], "version": "v1"})
-    await (await opened(store))[0].resume(anew=True)
+    await (await opened(store))[0].resume(discard=True)
     assert not list(await store.query_run_records("r", kind_in=["evaluation"])), "what v1 earns now is written"
 
 
@@ -87,7 +87,7 @@ async def test_what_failed_and_forgotten_versions_used_stays_on_the_bill(store: 
         await first.record(each)
     second, bill = await opened(store)
     assert (bill.calls, bill.retries, bill.failed_calls) == (4, 4, 2)
-    assert [each.version for each in await second.resume(anew=True)] == []
+    assert [each.version for each in await second.resume(discard=True)] == []
     third, bill = await opened(store)
     assert (bill.calls, bill.retries, bill.failed_calls) == (4, 4, 2), "what was forgotten was paid for"
     assert await third.recorded([version("v1", parent="v0", round=1)]) == [None], "it is asked for again"

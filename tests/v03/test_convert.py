@@ -33,14 +33,14 @@ def test_values_of_bson_and_of_its_extended_json_become_json() -> None:
 
 def test_limits_that_are_no_limits_become_none() -> None:
     document = {**older()["rollouts"][0], "config": {"timeout_seconds": math.inf, "max_attempts": 3}}
-    rollout = Converter().convert("rollouts", document)
+    rollout = Converter().convert("rollouts", document).value
     assert isinstance(rollout, Rollout)
     assert (rollout.config.timeout_seconds, rollout.config.max_attempts) == (None, 3)
 
 
 def test_an_attempt_that_was_given_up_has_an_end() -> None:
     document = {**older()["attempts"][0], "status": "timeout", "end_time": None, "last_heartbeat_time": 12.5}
-    attempt = Converter().convert("attempts", document)
+    attempt = Converter().convert("attempts", document).value
     assert isinstance(attempt, Attempt)
     assert (attempt.status, attempt.end_time, attempt.outcome) == ("timeout", 12.5, None)
 
@@ -48,18 +48,17 @@ def test_an_attempt_that_was_given_up_has_an_end() -> None:
 def test_a_span_keeps_what_it_has_and_loses_attributes_without_a_value() -> None:
     document = older()["spans"][0]
     document["attributes"]["score"] = None
-    converter = Converter()
-    span = converter.convert("spans", document)
+    span, _, change = Converter().convert("spans", document)
     assert isinstance(span, Span)
     assert span.attributes == {"gen_ai.request.model": "m", "n": [1, 2]}
     assert (span.model_extra or {})["a_vendors_own"] == "kept"
-    assert converter.change == "spans: attributes without a value left out"
+    assert change == "spans: attributes without a value left out"
 
 
 def test_resources_of_a_kind_of_its_own_are_kept() -> None:
     document = older()["resources"][0]
     document["resources"]["mine"] = {"resource_type": "my_own", "size": 3}
-    update = Converter(run_id="r").convert("resources", document)
+    update = Converter(run_id="r").convert("resources", document).value
     assert isinstance(update, ResourcesUpdate)
     assert update.run_id == "r"
     mine = update.resources["mine"]

@@ -28,8 +28,8 @@ from agentlightning.prompt_search.critic import (
     check_files,
     current_branch,
 )
-from agentlightning.prompt_search.evaluation import RolloutResult
 from agentlightning.prompt_search.history import PromptVersion
+from agentlightning.prompt_search.results import RolloutResult
 from agentlightning.prompt_search.search import SearchState
 from agentlightning.terminal import cut
 from agentlightning.types import PromptTemplate, RolloutMode
@@ -98,8 +98,6 @@ class APO(PromptSearch, Generic[T]):
     of each round was: those with the greatest lower bounds. 0 evaluates none."""
     output_dir: str | Path | None = None
     """Folder for `history.json`, written after each round; None writes none."""
-    _poml_trace: bool = False
-    """Whether prompts in POML are traced, as in the older system."""
 
     @override
     def __post_init__(self) -> None:
@@ -225,5 +223,4 @@ class APO(PromptSearch, Generic[T]):
             self.diversity_temperature,
             list(map(Path, self.gradient_prompt_files or ())),
             list(map(Path, self.apply_edit_prompt_files or ())),
-            self._poml_trace,
         )

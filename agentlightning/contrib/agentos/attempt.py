@@ -6,20 +6,68 @@ A context variable holds them; a thread or a job that copies no context belongs 
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
-from collections.abc import Generator, Hashable
+from collections.abc import Generator, Hashable, Mapping
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, cast
 
-from agentlightning.contrib.agentos.violation import Violation
 from agentlightning.emitter import emit_annotation
 from agentlightning.errors import PolicyFault
+from agentlightning.terminal import cut
 from agentlightning.tracer.scope import TraceScope, current_scope, entered
 from agentlightning.tracer.started import origin
-from agentlightning.types import AttemptedRollout
+from agentlightning.types import AttemptedRollout, Attributes
+from agentlightning.utils.masking import masked, masked_text
 
 logger = logging.getLogger(__name__)
+
+VIOLATION_NAME = "policy_violation"
+"""Name of the annotation that records a violation in the trace."""
+LONGEST_TEXT = 4096
+"""Characters of a reason, of arguments or of a result that are kept."""
+_OF_THE_KERNEL = ("_syscall", "_ring")
+"""The arguments that `KernelSpace` adds to a system call before it asks the policy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """An action that was refused. Secrets in its texts are hidden, as in the messages of errors."""
+
+    reason: str
+    """The reason of the policy."""
+    agent_id: str | None = None
+    """The agent, which is also the role by which the policy decides."""
+    tool: str | None = None
+    """The tool, or the policy's name for the system call: `file_write`."""
+    syscall: str | None = None
+    """The system call: `SYS_EXEC`."""
+    arguments: str | None = None
+    """Its arguments as JSON, at most `LONGEST_TEXT` characters."""
+
+    @classmethod
+    def of_syscall(cls, reason: object, agent_id: object, tool: object, args: Mapping[str, object]) -> Violation:
+        """Return the violation of a system call that the policy of a `KernelSpace` refused."""
+        own = {key: value for key, value in args.items() if key not in _OF_THE_KERNEL}
+        return cls(readable_reason(reason), str(agent_id), str(tool), str(args.get("_syscall")), arguments_text(own))
+
+    def attributes(self) -> Attributes:
+        """Return the attributes of its annotation, without those that are not known."""
+        values = {
+            "name": VIOLATION_NAME,
+            "violation": self.reason,
+            "agent_os.agent_id": self.agent_id,
+            "agent_os.tool": self.tool,
+            "agent_os.syscall": self.syscall,
+            "agent_os.arguments": self.arguments,
+        }
+        return {key: value for key, value in values.items() if value is not None}
+
+    def __str__(self) -> str:
+        return self.reason
 
 
 class AttemptWatch:
@@ -79,18 +127,17 @@ class AttemptWatch:
         return PolicyFault(f"the policy kernel refused an action: {reason}", reward=self._reward)
 
 
-_present: ContextVar[AttemptWatch | None] = ContextVar("agl_violations", default=None)
+_current: ContextVar[AttemptWatch | None] = ContextVar("agl_violations", default=None)
 _running: dict[tuple[str | None, str | None], AttemptWatch] = {}
-"""By rollout and attempt, in this process."""
+"""The watches of this process by rollout and attempt."""
 
 
 def attempt_watch() -> AttemptWatch | None:
     """Return the watch of the attempt of this context, thread or job; None outside of attempts that are watched."""
-    present = _present.get()
-    if present is None:
-        scope = _own_scope()
-        present = None if scope is None else _running.get((scope.rollout_id, scope.attempt_id))
-    return present if present is not None and present.is_open else None
+    watch = _current.get()
+    if watch is None and (scope := _own_scope()) is not None:
+        watch = _running.get((scope.rollout_id, scope.attempt_id))
+    return watch if watch is not None and watch.is_open else None
 
 
 def note(source: Hashable, violation: Violation) -> AttemptWatch | None:
@@ -98,7 +145,7 @@ def note(source: Hashable, violation: Violation) -> AttemptWatch | None:
     watch = attempt_watch()
     if watch is not None:
         watch.add(source, violation)
-    elif _running or _present.get() is not None:  # from a task that outlived its attempt, or a thread of unknown origin
+    elif _running or _current.get() is not None:  # from a task that outlived its attempt, or a thread of unknown origin
         logger.warning(
             "a policy violation counts for no attempt (%s): it came from a task or thread that has outlived its "
             "attempt, or that was not started inside one. Wait for what you start before the agent returns, and run "
@@ -112,16 +159,46 @@ def note(source: Hashable, violation: Violation) -> AttemptWatch | None:
 def watched(watch: AttemptWatch) -> Generator[AttemptWatch]:
     """Count violations of this context, and of tasks and threads started in it, for `watch`."""
     key = (watch.rollout_id, watch.attempt_id)
-    token = _present.set(watch)
+    token = _current.set(watch)
     _running[key] = watch
     try:
         yield watch
     finally:
         watch.is_open = False
         _running.pop(key, None)
-        _present.reset(token)
+        _current.reset(token)
 
 
 def _own_scope() -> TraceScope | None:
     """Return the scope of this context, or that in which this thread was started, whatever loop it runs."""
     return current_scope() or origin.get()
+
+
+# --- texts without secrets -------------------------------------------------------------------------------------------
+
+
+def readable_reason(reason: object) -> str:
+    """Return the reason of a refusal as text without secrets."""
+    return cut(masked_text(str(reason)), LONGEST_TEXT)
+
+
+def arguments_text(arguments: object) -> str:
+    """Return arguments as JSON without secrets; a value that JSON cannot hold is the name of its class."""
+    try:
+        known: Any = json.loads(json.dumps(arguments, default=_class_name, skipkeys=True))
+    except (ValueError, RecursionError):  # an agent may pass a value that contains itself
+        known = _class_name(arguments)
+    return cut(json.dumps(masked(known), ensure_ascii=False), LONGEST_TEXT)
+
+
+def without_secrets(text: str) -> str:
+    """Return a text, JSON or not, in which secrets are hidden, of at most `LONGEST_TEXT` characters."""
+    try:
+        value: object = json.loads(text)
+    except (ValueError, RecursionError):
+        return readable_reason(text)
+    return arguments_text(cast("object", value)) if isinstance(value, (dict, list)) else readable_reason(text)
+
+
+def _class_name(value: object) -> str:
+    return f"<{type(value).__qualname__}>"

@@ -8,18 +8,16 @@ call for the reason that it returns: the agent is ended with `AgentKernelPanic` 
 
 from __future__ import annotations
 
-import logging
 import threading
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Generator, Hashable, Mapping
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Protocol, cast, runtime_checkable
 
-from agentlightning.contrib.agentos.attempt import attempt_watch, note
-from agentlightning.contrib.agentos.recorder import RecorderWatch
-from agentlightning.contrib.agentos.violation import Violation, readable_reason
+from agentlightning.contrib.agentos.attempt import AttemptWatch, Violation, attempt_watch, note, readable_reason
 
-logger = logging.getLogger(__name__)
-
+Entry = Mapping[str, Any]
+"""One entry of a flight recorder."""
 _ENGINE, _RECORDER = "_policy_engine", "_flight_recorder"
 """Attributes of `KernelSpace`."""
 
@@ -72,6 +70,55 @@ class PolicyWatch:
         return getattr(self.engine, name)
 
 
+class RecorderWatch:
+    """A `FlightRecorder` that reports each entry to its attempt; everything else is the recorder's.
+
+    An entry has no field for the attempt, and its `agent_id` is the role that all attempts share.
+
+    Raises:
+        TypeError: the recorder has no `start_trace` or no `get_log`.
+    """
+
+    def __init__(self, recorder: object) -> None:
+        if isinstance(recorder, type) or not all(
+            callable(getattr(recorder, name, None)) for name in ("start_trace", "get_log")
+        ):
+            raise TypeError(
+                "recorder must have the methods start_trace and get_log, as FlightRecorder of agent-os-kernel has; "
+                f"got {recorder!r}"
+            )
+        self.recorder: Any = recorder
+
+    def start_trace(self, *args: Any, **kwargs: Any) -> str:
+        """Begin an entry and return its id."""
+        entry_id = cast("str", self.recorder.start_trace(*args, **kwargs))
+        watch = attempt_watch()
+        if watch is not None:
+            watch.add_entry(self, entry_id)
+        return entry_id
+
+    def entries_of(self, watch: AttemptWatch, since: float) -> list[Entry]:
+        """Return the entries that an attempt has written, the oldest first.
+
+        Args:
+            since: start of the attempt in seconds since 1970; only later entries of a long log are read.
+        """
+        ids = watch.entries.get(self)
+        if not ids:
+            return []
+        between = getattr(self.recorder, "get_events_in_time_range", None)
+        if between is None:
+            entries: list[Entry] = self.recorder.get_log()
+        else:
+            entries = between(datetime.fromtimestamp(since, UTC), datetime.now(UTC))
+        return [entry for entry in entries if entry.get("trace_id") in ids]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "recorder":  # the object is being copied or unpickled
+            raise AttributeError(name)
+        return getattr(self.recorder, name)
+
+
 class Kernels:
     """The kernels of a runner or a reward. A copy is the same object: the agent's kernel has no copy.
 
@@ -85,10 +132,12 @@ class Kernels:
     """
 
     def __init__(self, kernel: object) -> None:
-        self.given = kernel
-        self.sources = _sources_of(kernel)
+        self.kernel = kernel
+        kernels = list(_flat(kernel))
+        self.sources = tuple(dict.fromkeys(source for each in kernels for source in _sources_of(each)))
         """The objects that report violations; empty if no kernel has a policy."""
-        self.recorders = _recorders_of(kernel)
+        recorders = [getattr(each, _RECORDER, None) for each in kernels if _is_kernel_space(each)]
+        self.recorders = [recorder for recorder in recorders if isinstance(recorder, RecorderWatch)]
 
     def subscribe(self) -> None:
         """Register the callbacks of the kernels that have them, in this process, once each."""
@@ -100,12 +149,18 @@ class Kernels:
         return self
 
 
+def _flat(kernel: object) -> Generator[object]:
+    if not isinstance(kernel, (list, tuple)):
+        yield kernel
+        return
+    if not kernel:
+        raise TypeError("kernel must not be an empty list")
+    for each in cast("list[object]", kernel):
+        yield from _flat(each)
+
+
 def _sources_of(kernel: object) -> tuple[Hashable, ...]:
-    if isinstance(kernel, (list, tuple)):
-        kernels = cast("list[object]", kernel)
-        if not kernels:
-            raise TypeError("kernel must not be an empty list")
-        return tuple(dict.fromkeys(source for each in kernels for source in _sources_of(each)))
+    """Return what reports the violations of a kernel; a `KernelSpace` gets its watches here."""
     if isinstance(kernel, PolicyWatch):
         return (kernel,)
     if _is_kernel_space(kernel):
@@ -124,13 +179,6 @@ def _sources_of(kernel: object) -> tuple[Hashable, ...]:
         "kernel must be a KernelSpace of agent-os-kernel, a PolicyWatch, a list of them, or an object with a method "
         f"on_violation(callback), which it calls with what it refuses; got {kernel!r}"
     )
-
-
-def _recorders_of(kernel: object) -> tuple[RecorderWatch, ...]:
-    if isinstance(kernel, (list, tuple)):
-        return tuple(recorder for each in cast("list[object]", kernel) for recorder in _recorders_of(each))
-    recorder = getattr(kernel, _RECORDER, None) if _is_kernel_space(kernel) else None
-    return (recorder,) if isinstance(recorder, RecorderWatch) else ()
 
 
 def _is_kernel_space(kernel: object) -> bool:

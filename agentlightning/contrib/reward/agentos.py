@@ -46,7 +46,7 @@ class PolicyReward:
     @property
     def kernel(self) -> object:
         """The kernel, or the list of kernels."""
-        return self._kernels.given
+        return self._kernels.kernel
 
     async def __call__(self, output: object, task: object) -> float:
         """Return the reward of the attempt that is being judged.

@@ -22,10 +22,15 @@ from typing import Any, TypeVar, cast
 from typing_extensions import override
 
 from agentlightning.contrib.adapter.agentos import FlightRecorderAdapter
-from agentlightning.contrib.agentos.attempt import AttemptWatch, attempt_watch, note, watched
-from agentlightning.contrib.agentos.recorder import RecorderWatch
-from agentlightning.contrib.agentos.violation import Violation, readable_reason
-from agentlightning.contrib.agentos.watch import Kernels
+from agentlightning.contrib.agentos.attempt import (
+    AttemptWatch,
+    Violation,
+    attempt_watch,
+    note,
+    readable_reason,
+    watched,
+)
+from agentlightning.contrib.agentos.watch import Kernels, RecorderWatch
 from agentlightning.emitter.reward_values import USABLE_REWARD, as_reward
 from agentlightning.errors import PolicyFault
 from agentlightning.runner.agent import LitAgentRunner
@@ -95,7 +100,7 @@ class AgentOSRunner(LitAgentRunner[T]):
     @property
     def kernel(self) -> object:
         """The kernel, or the list of kernels."""
-        return self._kernels.given
+        return self._kernels.kernel
 
     def take_from_trainer(self, **settings: Any) -> None:
         """Take the settings of the Trainer that the constructor did not set."""

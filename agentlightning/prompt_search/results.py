@@ -1,0 +1,172 @@
+"""Results of rollouts as critics are shown them, and the score of a candidate over its results."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from typing_extensions import TypedDict
+
+from agentlightning.adapter.messages import TraceToMessages
+from agentlightning.errors import NoScoredRolloutError
+from agentlightning.evaluation.result import SCORED
+from agentlightning.evaluation.statistics import mcnemar_exact, t_interval, wilson_bounds
+from agentlightning.store.base import LightningStore
+from agentlightning.store.rules.values import to_json
+from agentlightning.terminal import cut
+from agentlightning.training.rollouts import Evidence, evidence
+from agentlightning.types import Rollout
+
+logger = logging.getLogger(__name__)
+
+MissingPolicy = Literal["retry", "skip", "zero"]
+"""Treatment of a task whose rollout earned nothing, through a fault or because it was late. `retry` runs it once more
+and then excludes it from the mean, `skip` excludes it at once, `zero` counts it as 0."""
+_READ_AT_ONCE = 32
+"""Rollouts whose spans are fetched at the same time."""
+_TEXT = 2_000
+"""Characters of one message or one value of a span."""
+_MESSAGES, _SPANS, _ITEMS, _DEEPEST = 24, 40, 200, 6
+"""Most messages of a conversation, spans of a rollout, items of a list, and levels; the first and last are kept."""
+_SPAN_FIELDS = {"name", "attributes", "status", "start_time", "end_time"}
+
+
+class NoCandidateError(NoScoredRolloutError, ValueError):
+    """No version could be judged: none of their rollouts earned anything."""
+
+
+class RolloutResult(TypedDict):
+    """How a rollout ended, as JSON data. Long texts are cut."""
+
+    rollout_id: str
+    task: Any
+    """The input of the rollout."""
+    status: str
+    final_reward: float | None
+    """None where it earned nothing: a fault is not a low reward."""
+    failure: str | None
+    """Why it earned nothing, or the agent's own fault; None without either."""
+    messages: list[Any]
+    """The conversations of the latest attempt, each `{"messages": [...], "tools": [...]}`."""
+    spans: list[dict[str, Any]]
+    """Of the latest attempt: name, attributes, status and times."""
+
+
+async def read_results(
+    store: LightningStore, rollouts: Sequence[Rollout], adapter: TraceToMessages
+) -> list[RolloutResult]:
+    """Return the results of ended rollouts, in their order."""
+    results = list[RolloutResult]()
+    for start in range(0, len(rollouts), _READ_AT_ONCE):
+        batch = rollouts[start : start + _READ_AT_ONCE]
+        pieces = await asyncio.gather(*(evidence(store, rollout, note=True) for rollout in batch))
+        results += [_result_of(each, adapter) for each in pieces]
+    return results
+
+
+def _result_of(ended: Evidence, adapter: TraceToMessages) -> RolloutResult:
+    latest, reward, failure = ended.latest, ended.reward, None
+    outcome = (latest.outcome if latest else None) or ended.rollout.status
+    if latest is not None and latest.error is not None:
+        failure = cut(f"{latest.error.type}: {latest.error.message}", _TEXT)
+    elif outcome not in SCORED or reward is None:
+        failure = (latest.outcome_reason if latest else None) or ("no reward" if outcome == "unscored" else outcome)
+    return RolloutResult(
+        rollout_id=ended.rollout.rollout_id,
+        task=_short(to_json(ended.rollout.input)),
+        status=ended.rollout.status,
+        final_reward=reward,
+        failure=failure,
+        messages=_conversations(ended, adapter),
+        spans=[_short(span.model_dump(mode="json", include=_SPAN_FIELDS)) for span in _ends(ended.counted, _SPANS)],
+    )
+
+
+def _conversations(ended: Evidence, adapter: TraceToMessages) -> list[Any]:
+    try:
+        calls = adapter.adapt(ended.counted)
+    except ValueError as error:  # nothing that the adapter can read
+        logger.debug("rollout %s shows no messages: %s", ended.rollout.rollout_id, error)
+        return []
+    conversations = list[Any]()
+    for number, call in enumerate(calls):  # a call that continues a conversation repeats it
+        messages = call["messages"]
+        if not any(later["messages"][: len(messages)] == messages for later in calls[number + 1 :]):
+            conversations.append({**call, "messages": _short(_ends(messages, _MESSAGES))})
+    return _ends(conversations, _MESSAGES)
+
+
+def _ends(items: Sequence[Any], most: int) -> list[Any]:
+    return list(items) if len(items) <= most else [*items[: most // 2], *items[-(most - most // 2) :]]
+
+
+def _short(value: Any, depth: int = _DEEPEST) -> Any:
+    """Return JSON data with its long texts cut, and values that are nested too deep as text."""
+    if isinstance(value, str):
+        return cut(value, _TEXT)
+    if isinstance(value, (dict, list)) and depth <= 0:
+        return cut(json.dumps(value), _TEXT)
+    if isinstance(value, dict):
+        return {key: _short(item, depth - 1) for key, item in cast("dict[str, Any]", value).items()}
+    if isinstance(value, list):
+        return [_short(item, depth - 1) for item in _ends(cast("list[Any]", value), _ITEMS)]
+    return value
+
+
+# --- scores ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """The score of a candidate on tasks."""
+
+    mean: float | None
+    """Over the tasks that count; None if none does."""
+    low: float
+    """Lower bound of the 95 % interval of the mean, see `interval`."""
+    high: float
+    tasks: int
+    scored: int
+    """Tasks that earned something; the others failed."""
+
+    @property
+    def coverage(self) -> float:
+        """Share of the tasks that earned something."""
+        return self.scored / self.tasks if self.tasks else 0.0
+
+
+def rewards_of(results: Sequence[RolloutResult]) -> list[float | None]:
+    """Return the rewards of results."""
+    return [result["final_reward"] for result in results]
+
+
+def score_of(rewards: Sequence[float | None], missing: MissingPolicy = "retry") -> Score:
+    """Return the score of rewards, one per task; None where it earned nothing."""
+    earned = [reward for reward in rewards if reward is not None]
+    counted = earned + [0.0] * (len(rewards) - len(earned) if missing == "zero" else 0)
+    return Score(*interval(counted), len(rewards), len(earned))
+
+
+def interval(rewards: Sequence[float]) -> tuple[float | None, float, float]:
+    """Return mean and 95 % interval; None and infinite bounds for no rewards.
+
+    Within 0 and 1 it is Wilson's with the mean as the share of successes: no rewards of that mean vary more than those
+    of 0 and 1, so it is never too narrow, also where a few are equal by chance. Else it is Student's t.
+    """
+    if not rewards:
+        return None, -math.inf, math.inf
+    if not all(0.0 <= reward <= 1.0 for reward in rewards):
+        return t_interval(rewards)
+    mean = math.fsum(rewards) / len(rewards)
+    return mean, *wilson_bounds(mean, len(rewards))
+
+
+def sign_test(before: Sequence[float | None], after: Sequence[float | None]) -> float:
+    """Return the two-sided p-value of the exact sign test on the tasks that earned something in both."""
+    pairs = [(old, new) for old, new in zip(before, after, strict=True) if old is not None and new is not None]
+    return mcnemar_exact(sum(new > old for old, new in pairs), sum(new < old for old, new in pairs))
