@@ -42,7 +42,8 @@ FILES = {
         training/test_two_roles utils/test_every_server
     """,
     "what a client of the gateway sees, whichever module does it": """
-        llm_proxy/access/test_budget llm_proxy/recording/test_privacy llm_proxy/recording/test_record_size
+        llm_proxy/access/test_budget llm_proxy/dialects/test_every_dialect llm_proxy/recording/test_privacy
+        llm_proxy/recording/test_record_size
         llm_proxy/test_bounds_of_work llm_proxy/test_bytes_in_hand llm_proxy/test_engine_headers llm_proxy/test_faults
         llm_proxy/test_faults_each_byte llm_proxy/test_faults_kill llm_proxy/test_keys llm_proxy/test_malformed
         llm_proxy/test_many_streams llm_proxy/test_mirror llm_proxy/test_models_route llm_proxy/test_refusals
