@@ -235,4 +235,7 @@ async def test_200_calls_at_once_are_each_recorded_and_answered_in_their_own_wor
     answers = await asyncio.gather(*[harness.ask(a, f"{i} {j}") for i, a in enumerate(attempts) for j in range(10)])
     texts = [body["choices"][0]["message"]["content"] for _, body in answers]
     assert texts == [f"you said {i} {j}" for i in range(20) for j in range(10)]
-    assert [len(await harness.states(a)) for a in attempts] == [10] * 20
+    for i, attempt in enumerate(attempts):
+        spans = [span for span in await harness.spans(attempt) if span.parent_id is None]
+        assert sorted(span.sequence_id for span in spans) == list(range(1, 11))
+        assert {span.attributes["gen_ai.prompt.0.content"] for span in spans} == {f"{i} {j}" for j in range(10)}
