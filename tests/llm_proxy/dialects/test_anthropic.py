@@ -54,18 +54,24 @@ async def test_a_reply_is_read_by_the_library_and_recorded_with_the_engines_toke
     assert call["completion_logprobs"] == logprobs_of(encode("you said hi there"))
 
 
-async def test_thoughts_words_and_tool_calls_are_blocks_in_this_order(agent: Agent) -> None:
-    answer = {"reasoning_content": "let me see", "content": TEXT, "tool_calls": [CALL]}
-    agent.harness.model.answer = lambda request: answer
-    message = await agent.ask(tools=[TOOL])
+@pytest.mark.parametrize(("streamed", "streams"), [(False, True), (True, True), (True, False)])
+async def test_thoughts_words_and_tool_calls_are_blocks_in_this_order_to_the_very_text(
+    agent: Agent, streamed: bool, streams: bool
+) -> None:
+    answer = {"reasoning_content": "let me\n\nsee", "content": TEXT, "tool_calls": [CALL]}
+    agent.harness.model.answer, agent.harness.model.streams = lambda request: answer, streams
+    message = await agent.whole(streamed, tools=[TOOL])
     thought, text, tool = message.content
-    assert (thought.thinking, text.text) == ("let me see", TEXT)
+    assert (thought.thinking, text.text, message.stop_reason) == ("let me\n\nsee", TEXT, "tool_use")
     assert (tool.id, tool.name, tool.input) == ("call-1", "add", {"a": 1, "b": "ü"})
-    assert message.stop_reason == "tool_use"
-    said, _ = await agent.recorded()
-    assert said["gen_ai.completion.0.reasoning_content"] == "let me see"
+    said, call = await agent.recorded()
+    assert (said["gen_ai.response.id"], said["gen_ai.completion.0.content"]) == (message.id, TEXT)
+    assert said["gen_ai.completion.0.reasoning_content"] == "let me\n\nsee"
     assert said["gen_ai.completion.0.tool_calls.0.arguments"] == '{"a": 1, "b": "ü"}'
     assert said["llm.request.functions.0.name"] == "add"
+    assert (call["state"], call["streamed"]) == ("ok", streamed)
+    assert call["completion_token_ids"] == agent.harness.model.calls[0].reply["choices"][0]["token_ids"]
+    assert len(call["completion_logprobs"]) == len(call["completion_token_ids"])
 
 
 @pytest.mark.parametrize(
@@ -450,27 +456,6 @@ async def test_the_events_of_a_stream_in_their_order_with_their_indices(agent: A
 
 def _halves(text: str) -> tuple[str, str]:
     return text[: len(text) // 2], text[len(text) // 2 :]
-
-
-@pytest.mark.parametrize("streams", [True, False])
-async def test_the_library_puts_a_stream_together_to_the_very_text(agent: Agent, streams: bool) -> None:
-    agent.harness.model.streams = streams
-    agent.harness.model.answer = lambda request: {"reasoning_content": "a\n\nb", "content": TEXT, "tool_calls": [CALL]}
-    async with agent.stream() as stream:
-        text = "".join([piece async for piece in stream.text_stream])
-        message = await stream.get_final_message()
-    assert text == TEXT
-    assert [block.type for block in message.content] == ["thinking", "text", "tool_use"]
-    assert message.content[0].thinking == "a\n\nb"
-    assert message.content[2].input == {"a": 1, "b": "ü"}
-    said, call = await agent.recorded()
-    assert said["gen_ai.completion.0.content"] == TEXT
-    assert said["gen_ai.response.id"] == message.id
-    assert (call["state"], call["streamed"]) == ("ok", True)
-    engine = agent.harness.model.calls[0].reply
-    assert engine is not None
-    assert call["completion_token_ids"] == engine["choices"][0]["token_ids"]
-    assert len(call["completion_logprobs"]) == len(call["completion_token_ids"])
 
 
 async def test_a_tool_call_that_goes_on_after_its_end_breaks_the_stream(agent: Agent) -> None:

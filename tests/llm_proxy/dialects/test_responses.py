@@ -49,18 +49,26 @@ async def test_a_reply_is_read_by_the_library_and_recorded_with_the_engines_toke
     assert call["completion_logprobs"] == logprobs_of(encode("you said hi there"))
 
 
-async def test_thoughts_words_and_tool_calls_are_items_in_this_order(agent: Agent) -> None:
-    answer = {"reasoning_content": "let me see", "content": TEXT, "tool_calls": [CALL]}
-    agent.harness.model.answer = lambda request: answer
-    response = await agent.ask(tools=[TOOL])
+@pytest.mark.parametrize(("streamed", "streams"), [(False, True), (True, True), (True, False)])
+async def test_thoughts_words_and_tool_calls_are_items_in_this_order_to_the_very_text(
+    agent: Agent, streamed: bool, streams: bool
+) -> None:
+    answer = {"reasoning_content": "let me\n\nsee", "content": TEXT, "tool_calls": [CALL]}
+    agent.harness.model.answer, agent.harness.model.streams = lambda request: answer, streams
+    response = await agent.whole(streamed, tools=[TOOL])
     thought, message, call = response.output
-    assert (thought.type, thought.content[0].text) == ("reasoning", "let me see")
-    assert message.content[0].text == TEXT
+    assert (thought.type, thought.content[0].text) == ("reasoning", "let me\n\nsee")
+    assert message.content[0].text == response.output_text == TEXT
     assert (call.call_id, call.name, call.arguments) == ("call-1", "add", ARGUMENTS)
     assert len({item.id for item in response.output}) == 3
-    said, _ = await agent.recorded()
+    said, record = await agent.recorded()
+    assert (said["gen_ai.response.id"], said["gen_ai.completion.0.content"]) == (response.id, TEXT)
     assert said["gen_ai.completion.0.tool_calls.0.arguments"] == ARGUMENTS
     assert said["llm.request.functions.0.name"] == "add"
+    assert (record["state"], record["streamed"]) == ("ok", streamed)
+    engine = agent.harness.model.calls[0].reply
+    assert record["completion_token_ids"] == engine["choices"][0]["token_ids"]
+    assert response.usage.output_tokens == engine["usage"]["completion_tokens"]
 
 
 @pytest.mark.parametrize("streams", [True, False])
@@ -323,12 +331,8 @@ async def test_a_custom_tool_is_a_function_with_one_text_for_the_model(agent: Ag
     first: Json = {"input": "go", "tools": [TOOL, PATCH], "tool_choice": {"type": "custom", "name": "patch"}}
     if streamed:
         events = [event async for event in await agent.ask(**first, stream=True)]
-        assert [event.type for event in events[2:-1]] == [
-            "response.output_item.added",
-            "response.custom_tool_call_input.delta",
-            "response.custom_tool_call_input.done",
-            "response.output_item.done",
-        ]
+        kinds = ("output_item.added", "custom_tool_call_input.delta", "custom_tool_call_input.done", "output_item.done")
+        assert [event.type for event in events[2:-1]] == [f"response.{kind}" for kind in kinds]
         added, delta, done = events[2:5]
         assert (added.item.type, added.item.input) == ("custom_tool_call", "")
         assert (delta.delta, done.input, done.item_id) == (DIFF, DIFF, added.item.id)
@@ -525,28 +529,6 @@ async def test_the_events_of_a_stream_in_their_order_with_their_indices(agent: A
     assert events[-1]["type"] == "response.completed"
     done_items = [event["item"] for event in events if event["type"] == "response.output_item.done"]
     assert events[-1]["response"]["output"] == done_items
-
-
-@pytest.mark.parametrize("streams", [True, False])
-async def test_the_library_puts_a_stream_together_to_the_very_text(agent: Agent, streams: bool) -> None:
-    agent.harness.model.streams = streams
-    agent.harness.model.answer = lambda request: {"reasoning_content": "a\n\nb", "content": TEXT, "tool_calls": [CALL]}
-    text, arguments = "", ""
-    async with agent.stream() as stream:
-        async for event in stream:
-            text += event.delta if event.type == "response.output_text.delta" else ""
-            arguments += event.delta if event.type == "response.function_call_arguments.delta" else ""
-        response = await stream.get_final_response()
-    assert (text, arguments, response.output_text) == (TEXT, ARGUMENTS, TEXT)
-    assert response.output[0].content[0].text == "a\n\nb"
-    said, call = await agent.recorded()
-    assert said["gen_ai.completion.0.content"] == TEXT
-    assert said["gen_ai.response.id"] == response.id
-    assert (call["state"], call["streamed"]) == ("ok", True)
-    engine = agent.harness.model.calls[0].reply
-    assert engine is not None
-    assert call["completion_token_ids"] == engine["choices"][0]["token_ids"]
-    assert response.usage.output_tokens == engine["usage"]["completion_tokens"]
 
 
 HALF = b'data: {"id": "x", "choices": [{"index": 0, "delta": {"content": "ha"}, "finish_reason": null}]}\n\n'
