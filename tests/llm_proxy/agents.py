@@ -43,6 +43,8 @@ class Agent:
         if not streamed:
             return await self.ask(**fields)
         async with self.stream(**fields) as stream:
+            if self.reply == "completion":  # whose stream is not read by its final reply
+                await stream.until_done()
             return await getattr(stream, f"get_final_{self.reply}")()
 
     def text_of(self, event: Any) -> str:

@@ -215,7 +215,6 @@ async def test_a_call_without_a_role_is_refused_where_all_policies_have_one() ->
         assert "roles: solver" in body["error"]["message"]
 
 
-MAIN = {"kind": "trained"}
 CHAT: Any = ("chat/completions", "grader", {"messages": [{"role": "user", "content": "hi"}]})
 EMBEDDING: Any = ("embeddings", None, {"input": "x"})
 

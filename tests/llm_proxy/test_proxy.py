@@ -206,13 +206,6 @@ async def test_two_gateways_in_one_process_do_not_know_each_other(harness: Gatew
         assert await harness.store.get_rollout_by_id(theirs.rollout_id) is None
 
 
-async def test_it_may_run_in_the_callers_loop() -> None:
-    async with GatewayHarness(launch_mode="asyncio") as harness:
-        attempt = await harness.attempt()
-        assert (await harness.ask(attempt))[0] == 200
-        assert await harness.states(attempt) == ["ok"]
-
-
 async def test_stats_count_calls_by_state(harness: GatewayHarness) -> None:
     attempt = await harness.attempt()
     await harness.ask(attempt)

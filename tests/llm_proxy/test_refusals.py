@@ -40,14 +40,6 @@ async def test_a_url_without_an_attempt_is_404_that_shows_the_right_form(harness
     assert harness.model.calls == []
 
 
-@pytest.mark.parametrize("tail", ["/chat/completions", "/v1/chat/completions", "/v1/chat%2Fcompletions"])
-async def test_both_forms_of_the_url_are_served(harness: GatewayHarness, tail: str) -> None:
-    attempt = await harness.attempt()
-    status, _ = await harness.post(harness.url(attempt, tail), {"model": "policy", "messages": MESSAGES})
-    assert status == 200
-    assert await harness.states(attempt) == ["ok"]
-
-
 @pytest.mark.parametrize("tail", ["", "/", "/v1", "/v2/chat/completions", "/v1/images/generations"])
 async def test_what_is_not_served_for_an_attempt_is_404_that_lists_what_is(harness: GatewayHarness, tail: str) -> None:
     answer = await harness.post(harness.url(await harness.attempt(), tail), {"model": "policy", "messages": MESSAGES})

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import openai
 import pytest
 
 from agentlightning.types import AttemptedRollout
+from tests.llm_proxy.agents import ChatAgent
 from tests.llm_proxy.harness import GatewayHarness
 from tests.stubs.model_server import Fault, ModelServer, encode, logprobs_of
 
@@ -73,28 +73,17 @@ async def test_frames_to_which_nothing_was_added_pass_untouched(harness: Gateway
         assert await reply.read() == body
 
 
-async def test_an_agent_that_asks_for_tokens_gets_the_servers_own_frames(harness: GatewayHarness) -> None:
-    _, frames = await _read(harness, await harness.attempt(), return_token_ids=True, logprobs=True)
-    ids = [token for chunk in _chunks(frames) for choice in chunk["choices"] for token in choice.get("token_ids", [])]
-    assert ids == encode(TEXT)
-
-
 async def test_the_openai_library_reads_streams_and_tool_calls(harness: GatewayHarness) -> None:
     calls = [{"id": "call-1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}]
     harness.model.answer = lambda request: {"content": None, "tool_calls": calls}
-    attempt = await harness.attempt()
-    client = openai.AsyncOpenAI(base_url=harness.url(attempt, "/v1"), api_key="none", max_retries=0)
-    async with client.chat.completions.stream(model="policy", messages=[{"role": "user", "content": "go"}]) as stream:
-        async for _ in stream:
-            pass
-        reply = await stream.get_final_completion()
-    await client.close()
-    (call,) = reply.choices[0].message.tool_calls or []
+    agent = ChatAgent(harness, await harness.attempt())
+    async with agent.client:
+        reply = await agent.whole(streamed=True)
+    (call,) = reply.choices[0].message.tool_calls
     assert (call.function.name, json.loads(call.function.arguments)) == ("add", {"a": 1, "b": 2})
-    (recorded,) = await harness.raw(attempt)
+    said, recorded = await agent.recorded()
     assert recorded["completion_token_ids"] == encode(json.dumps(calls))
-    (parent,) = [span for span in await harness.spans(attempt) if span.name == "litellm_request"]
-    assert parent.attributes["gen_ai.completion.0.tool_calls.0.arguments"] == '{"a": 1, "b": 2}'
+    assert said["gen_ai.completion.0.tool_calls.0.arguments"] == '{"a": 1, "b": 2}'
 
 
 async def test_a_server_that_cannot_stream_is_streamed_for(harness: GatewayHarness) -> None:

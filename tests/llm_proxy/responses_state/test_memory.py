@@ -22,15 +22,6 @@ def memory(count: int = 1024, own: int = 2**26, total: int = 2**28) -> ResponseM
     return ResponseMemory(limits)
 
 
-def test_what_one_attempt_said_is_unknown_to_another() -> None:
-    remembered = memory()
-    remembered.add(response(A, "r", "hello", "hi"))
-    assert remembered.response(A, "r") is not None
-    assert remembered.item(A, "msg_hi") is not None
-    assert remembered.response(B, "r") is remembered.item(B, "msg_hi") is None
-    assert not remembered.delete(B, "r")
-
-
 def test_a_conversation_that_is_sent_again_with_each_call_is_kept_once() -> None:
     remembered, said = memory(), [f"{number} {'x' * 10_000}" for number in range(100)]
     for number in range(1, 100):
