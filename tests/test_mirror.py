@@ -28,7 +28,7 @@ FILES = {
         runner/test_left_behind runner/test_lost_replies runner/test_threads runner/test_tracers test_architecture
         test_dependencies test_documents test_imports test_mirror test_one_rollout test_readme test_secrets_apart
         tracer/test_hidden_keys tracer/test_mirror tracer/test_stress trackers/test_packages trainer/test_constructor
-        trainer/test_evaluate trainer/test_fit trainer/test_machines trainer/test_rollout_config trainer/test_specs
+        trainer/test_evaluate trainer/test_fit trainer/test_rollout_config trainer/test_specs
         training/external/test_before_a_run training/external/tinker/test_tinker training/external/trl/test_trl_run
         training/external/verl/test_verl training/external/verl/test_verl_run training/learner/test_packing
         training/learner/test_precision training/learner/test_reference training/losses/test_gae
@@ -41,7 +41,8 @@ FILES = {
         training/test_sft_run training/test_staleness_settings training/test_two_roles utils/test_every_server
     """,
     "what a client of the gateway sees, whichever module does it": """
-        llm_proxy/access/test_budget llm_proxy/recording/test_privacy llm_proxy/recording/test_record_size
+        llm_proxy/access/test_budget llm_proxy/dialects/test_every_dialect llm_proxy/recording/test_privacy
+        llm_proxy/recording/test_record_size
         llm_proxy/test_bounds_of_work llm_proxy/test_bytes_in_hand llm_proxy/test_engine_headers llm_proxy/test_faults
         llm_proxy/test_faults_each_byte llm_proxy/test_faults_kill llm_proxy/test_keys llm_proxy/test_malformed
         llm_proxy/test_many_streams llm_proxy/test_mirror llm_proxy/test_models_route llm_proxy/test_refusals

@@ -28,7 +28,7 @@ PAGE = 200
 LOOK_SECONDS = 0.5
 """How long one question for changes is held open, and how often the line is drawn at least."""
 CATCH_UP_SECONDS = 0.3
-"""How long the summary may wait for what it has not heard of yet."""
+"""How long the first question for changes, and the summary for what it has not heard of yet, may take."""
 
 
 @contextlib.asynccontextmanager
@@ -45,6 +45,8 @@ async def followed(report: RunReport, store: LightningStore, style: Style, *, li
     began = time.monotonic()
     draw, close = _shown(report, stream, began) if shown and live and stream else (_nothing, _nothing)
     feed = _Feed(store, report)
+    with contextlib.suppress(Exception):  # what is shown of a run must not end it: `follow` asks again and says so
+        await asyncio.wait_for(feed.begin(), CATCH_UP_SECONDS)
     following = asyncio.create_task(feed.follow(draw))
     try:
         yield
@@ -68,6 +70,10 @@ class _Feed:
         self._store = store
         self._report = report
         self._cursor: str | None = None
+
+    async def begin(self) -> None:
+        """Take the cursor of this moment, so that no rollout of the body ends before the first question for changes."""
+        self._cursor = (await self._page(0.0)).cursor
 
     async def follow(self, draw: Callable[[], None]) -> None:
         try:

@@ -10,10 +10,19 @@ import struct
 import subprocess
 import sys
 import termios
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 AGL = ("-m", "agentlightning.cli")
+Serve = Callable[..., tuple[subprocess.Popen[str], list[str]]]
+"""Starts a command that serves; returns its process and the first lines that it prints."""
+
+
+def shell(*arguments: str | Path, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run `agl` in a process of its own, without colours."""
+    variables = {**os.environ, "NO_COLOR": "1", "COLUMNS": "100", **environment}
+    command = [sys.executable, *AGL, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=variables, cwd=cwd)
 
 
 def on_terminal(*command: str | Path, program: Sequence[str] = AGL, columns: int = 80) -> tuple[int, list[str]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
 import signal
 import subprocess
@@ -20,18 +19,13 @@ import anyio.to_thread
 import pytest
 
 from agentlightning.store import LightningStoreServer, SQLiteLightningStore
+from tests.cli.terminal import shell as agl
 from tests.store.conformance.test_history import everything
 from tests.v03.older import Older, older, older_server, unfinished, write_dump
 
 pytestmark = pytest.mark.heavy
 
 Place = Callable[[Older], Any]
-
-
-def agl(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "agentlightning.cli", *arguments]
-    settings = {**os.environ, "NO_COLOR": "1", "COLUMNS": "100", **environment}
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=settings)
 
 
 async def imported(place: str, folder: Path, *arguments: str) -> tuple[int, dict[str, Any]]:

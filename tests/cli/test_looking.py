@@ -49,16 +49,8 @@ async def store_file(tmp_path: Path) -> tuple[str, dict[str, str]]:
 
 
 @pytest.fixture
-def agl(store_file: tuple[str, dict[str, str]], capsys: pytest.CaptureFixture[str]) -> Any:
-    """Runs a command against the file; returns exit code, standard output and standard error."""
-
-    async def run(*arguments: str) -> tuple[int, str, str]:
-        capsys.readouterr()
-        code = await asyncio.to_thread(main, [*arguments, "--store", store_file[0]])
-        told = capsys.readouterr()
-        return code, told.out, told.err
-
-    return run
+def place(store_file: tuple[str, dict[str, str]]) -> str:
+    return store_file[0]
 
 
 async def test_a_rollout_is_shown_with_what_agent_and_model_said(

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import socket
-import subprocess
-import sys
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,31 +14,9 @@ import pytest
 import agentlightning as agl
 from agentlightning.cli import main
 from agentlightning.store import LightningStoreClient
+from tests.cli.terminal import shell
 
-
-def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "agentlightning.cli", *arguments]
-    environment = {**os.environ, "NO_COLOR": "1", "COLUMNS": "120", **environment}
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
-
-
-def test_version() -> None:
-    done = run("--version")
-    assert (done.returncode, done.stdout) == (0, f"agentlightning {agl.__version__}\n")
-
-
-def test_help_names_every_sub_command() -> None:
-    done = run("--help")
-    assert done.returncode == 0
-    for name in ("demo", "store"):
-        assert name in done.stdout
-
-
-@pytest.mark.parametrize("command", ["demo", "store"])
-def test_each_page_has_an_example(command: str) -> None:
-    done = run(command, "--help")
-    assert done.returncode == 0
-    assert f"Example: agl {command} " in done.stdout
+run = partial(shell, COLUMNS="120")
 
 
 @pytest.mark.parametrize("arguments", [["nothing"], ["store", "--prot", "1"], ["store", "--port", "many"]])
@@ -72,46 +47,19 @@ def test_a_host_beyond_loopback_without_a_token_names_both_ways_out(tmp_path: Pa
     assert not (tmp_path / "agl.db").exists()
 
 
-@pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Any]:
-    servers: list[subprocess.Popen[str]] = []
-
-    def start(*arguments: str) -> tuple[subprocess.Popen[str], str]:
-        command = [sys.executable, "-m", "agentlightning.cli", "store", "--port", "0", *arguments]
-        server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=tmp_path)
-        servers.append(server)
-        assert server.stdout is not None
-        return server, server.stdout.readline().split()[-1]
-
-    yield start
-    for server in servers:
-        server.kill()
-        server.communicate()
-
-
-async def test_a_store_is_served_and_ctrl_c_is_its_ordinary_end(serve: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("backend", "left"), [((), ["agl.db"]), (("--backend", "memory"), [])])
+async def test_a_store_is_served_and_ctrl_c_is_its_ordinary_end(
+    serve: Any, tmp_path: Path, backend: tuple[str, ...], left: list[str]
+) -> None:
     for rounds in (1, 2):
-        server, endpoint = serve()
-        client = LightningStoreClient(endpoint)
+        server, [line] = serve("store", *backend)
+        client = LightningStoreClient(line.split()[-1])
         await client.enqueue_rollout({"round": rounds})
-        assert len(await client.query_rollouts()) == rounds
+        assert len(await client.query_rollouts()) == (rounds if left else 1)
         await client.close()
         server.send_signal(signal.SIGINT)
         assert server.wait(30) == 0
-    assert (tmp_path / "agl.db").exists()
-
-
-def test_a_store_in_memory_leaves_nothing_behind(serve: Any, tmp_path: Path) -> None:
-    async def use(endpoint: str) -> None:
-        client = LightningStoreClient(endpoint)
-        await client.enqueue_rollout(1)
-        await client.close()
-
-    server, endpoint = serve("--backend", "memory")
-    asyncio.run(use(endpoint))
-    server.send_signal(signal.SIGINT)
-    assert server.wait(30) == 0
-    assert list(tmp_path.iterdir()) == []
+    assert os.listdir(tmp_path) == left
 
 
 def test_main_returns_the_exit_code(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,6 +15,7 @@ import typer
 
 from agentlightning.cli import main
 from agentlightning.cli.commands import COMMANDS, load
+from tests.cli.terminal import shell
 
 
 def pages() -> Iterator[tuple[str, ...]]:
@@ -22,15 +23,6 @@ def pages() -> Iterator[tuple[str, ...]]:
     for name in COMMANDS:
         yield (name,)
         yield from ((name, below) for below in getattr(load(name), "commands", {}))
-
-
-def page(*command: str) -> str:
-    """Return the page of a command without the frames that its width gives it."""
-    done = subprocess.run(
-        [sys.executable, "-m", "agentlightning.cli", *command, "--help"],
-        capture_output=True, text=True, timeout=60, check=True, env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1"},
-    )  # fmt: skip
-    return done.stdout
 
 
 @pytest.mark.parametrize("command", [p for p in pages() if p != ("vllm",)], ids=" ".join)
@@ -98,7 +90,7 @@ def test_a_shell_completes_commands_and_options() -> None:
 
 
 def test_a_pipe_gets_no_colours() -> None:
-    assert "\x1b" not in page("rollouts")
+    assert "\x1b" not in shell("rollouts", "--help", NO_COLOR="").stdout
 
 
 @pytest.mark.parametrize("asked", ["--debug", "AGL_DEBUG"])

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
-import subprocess
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -17,6 +14,7 @@ import pytest
 import agentlightning as agl
 from agentlightning.cli import main
 from agentlightning.types.runs import RunRecord
+from tests.cli.terminal import shell
 from tests.evaluation.parts import SECRET, agent, evaluated, tasks_of_levels
 
 
@@ -38,18 +36,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, str]
     return str(folder / "agl.db"), runs
 
 
-def agl_shell(place: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run `agl` in a process of its own, which knows the secret from its environment."""
-    return subprocess.run(
-        [sys.executable, "-m", "agentlightning.cli", *words, "--store", place],
-        capture_output=True, text=True, timeout=120, env={**os.environ, "SOME_API_KEY": SECRET},
-    )  # fmt: skip
-
-
 def test_a_better_candidate_is_promoted_with_exit_code_0(place: tuple[str, dict[str, str]], tmp_path: Path) -> None:
     store, runs = place
     page = tmp_path / "report.html"
-    done = agl_shell(store, "promote", runs["easy odd"], runs["easy hard odd"], "--report", str(page))
+    words = ("promote", runs["easy odd"], runs["easy hard odd"], "--report", page, "--store", store)
+    done = shell(*words, SOME_API_KEY=SECRET)  # it knows the secret from its environment
     assert (done.returncode, done.stderr) == (0, "")
     assert "promoted: better: 12 tasks gained, 0 lost of 40 pairs" in done.stdout
     assert f"written: {page}" in done.stdout

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,13 +12,9 @@ from agentlightning.store import InMemoryLightningStore, LightningStoreServer, S
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Span
 from tests.adapter.span_maker import chat, gateway_call
-from tests.cli.terminal import on_terminal
+from tests.cli.terminal import on_terminal, shell
 
-
-def agl(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "agentlightning.cli", "rollouts", *arguments]
-    environment = {**os.environ, "NO_COLOR": "1", "COLUMNS": "60"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, cwd=folder)
+agl = partial(shell, "rollouts", COLUMNS="60")
 
 
 async def store_a_rollout(store: LightningStore, *, failed: bool = False) -> str:
@@ -68,7 +62,7 @@ async def test_a_rollout_that_failed_says_why_nothing_of_it_is_trained(tmp_path:
     store = SQLiteLightningStore(tmp_path / "agl.db", synchronous="NORMAL")
     rollout_id = await store_a_rollout(store, failed=True)
     await store.close()
-    done = agl("explain", rollout_id, folder=tmp_path)
+    done = agl("explain", rollout_id, cwd=tmp_path)
     assert "left out: 3 infrastructure_fault" in done.stdout
     assert "- 2 model calls infrastructure_fault: the attempt failed" in done.stdout
 
@@ -100,15 +94,10 @@ async def test_a_server_may_be_asked(run_folder: tuple[Path, str]) -> None:
 @pytest.mark.parametrize("arguments", [["explain", "ro-nobody"], ["explain", "ro-nobody", "--store", "nowhere.db"]])
 async def test_what_is_not_there_is_one_line_and_exit_code_2(arguments: list[str], tmp_path: Path) -> None:
     await SQLiteLightningStore(tmp_path / "agl.db", synchronous="NORMAL").close()
-    done = agl(*arguments, folder=tmp_path)
+    done = agl(*arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith("agl: There is no ")
     assert "Traceback" not in done.stdout
-
-
-def test_a_store_in_memory_cannot_be_asked_from_elsewhere() -> None:
-    done = agl("list", "--store", "memory")
-    assert (done.returncode, "its own process only" in done.stderr) == (2, True)
 
 
 async def test_the_list_is_filtered_and_says_how_many_there_are(run_folder: tuple[Path, str]) -> None:
@@ -119,8 +108,3 @@ async def test_the_list_is_filtered_and_says_how_many_there_are(run_folder: tupl
     assert done.stdout.splitlines()[-1] == "1 rollouts"
     assert agl("list", "--store", str(folder), "--status", "failed").stdout.splitlines()[-1] == "0 rollouts"
     assert agl("list", "--store", str(folder), "--status", "faild").returncode == 2
-
-
-@pytest.mark.parametrize("command", [[], ["explain"], ["list"]])
-def test_each_page_has_an_example(command: list[str]) -> None:
-    assert f"Example: agl rollouts {' '.join(command)}" in agl(*command, "--help").stdout

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,34 +18,11 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from agentlightning.cli import main
-from agentlightning.cli.doctor import EXTRAS, VARIABLES
+from agentlightning.cli.doctor import VARIABLES
 from agentlightning.store import SQLiteLightningStore
+from tests.cli.terminal import Serve
 
 ROOT = Path(__file__).parents[2]
-Serve = Callable[..., tuple[subprocess.Popen[str], list[str]]]
-
-
-@pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Serve]:
-    """Starts a command that serves; returns its process and the first lines that it prints."""
-    servers: list[subprocess.Popen[str]] = []
-
-    def start(
-        *arguments: str, lines: int = 1, module: str = "agentlightning.cli", **environment: str
-    ) -> tuple[subprocess.Popen[str], list[str]]:
-        command = [sys.executable, "-m", module, *arguments, "--port", "0"]
-        server = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=tmp_path,
-            env={**os.environ, **environment},
-        )  # fmt: skip
-        servers.append(server)
-        assert server.stdout is not None
-        return server, [server.stdout.readline().strip() for _ in range(lines)]
-
-    yield start
-    for server in servers:
-        server.kill()
-        server.communicate()
 
 
 def fetch(url: str, body: bytes | None = None, **headers: str) -> bytes:
@@ -179,12 +155,6 @@ def test_a_command_is_a_module_of_its_own(module: str, command: str, capsys: pyt
     assert done.returncode == 2, done.stderr
 
 
-def test_a_store_that_is_started_as_a_module_serves(serve: Serve) -> None:
-    _, [line] = serve(module="agentlightning.cli.store")
-    url = re.findall(r"http://\S+", line)[0]
-    assert json.loads(fetch(f"{url}/health"))["status"] == "ok"
-
-
 # --- doctor ----------------------------------------------------------------------------------------------------------
 
 
@@ -215,12 +185,6 @@ def test_the_doctor_names_what_is_wrong_and_no_secret(
     [store] = [finding for what, finding in found.items() if what.startswith("store ")]
     assert store["state"] == "wrong"
     assert not re.search("s3cret|hidden", json.dumps(found))
-
-
-def test_the_doctor_knows_every_extra_of_the_package() -> None:
-    section = (ROOT / "pyproject.toml").read_text().partition("[project.optional-dependencies]")[2].partition("\n[")[0]
-    declared = re.findall(r"^(\w+) = \[", section, re.MULTILINE)
-    assert {"grpo", "mongo"} <= set(declared) <= {*EXTRAS, "dev", "all"}
 
 
 def test_the_doctor_knows_every_variable_that_the_package_reads() -> None:

@@ -21,6 +21,7 @@ from pathlib import Path
 import psutil
 
 from tests.execution.ending_program import LAYOUTS
+from tests.execution.left import lives
 
 ROOT = Path(__file__).parents[2]
 LIMIT_SECONDS = 30.0
@@ -100,7 +101,7 @@ def _observe(layout: str, ending: str, folder: str) -> Observation:
     finally:
         process.kill()
         for child in family:
-            if _lives(child):
+            if lives(child):
                 child.kill()
 
 
@@ -144,14 +145,6 @@ def _worker(family: Sequence[psutil.Process]) -> psutil.Process:
     return own[-1]
 
 
-def _lives(process: psutil.Process) -> bool:
-    """False for a zombie too: an orphan stays one until init gets round to it."""
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 def _left(pid: int, family: Sequence[psutil.Process], endpoint: str, said: str, folder: str) -> list[str]:
     left = [f"process {other.pid}" for other in _others(pid, family)]
     if endpoint != "-" and not _is_free(endpoint):
@@ -164,7 +157,7 @@ def _left(pid: int, family: Sequence[psutil.Process], endpoint: str, said: str, 
 def _others(pid: int, family: Sequence[psutil.Process]) -> list[psutil.Process]:
     """The processes that the program has left, those in its session that it never told of among them."""
     session = [process for process in psutil.process_iter() if _session_of(process) == pid]
-    return [process for process in {*family, *session} if _lives(process)]
+    return [process for process in {*family, *session} if lives(process)]
 
 
 def _session_of(process: psutil.Process) -> int:

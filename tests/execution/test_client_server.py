@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,15 @@ def strategy(**settings: Any) -> ClientServerExecutionStrategy:
 @pytest.fixture
 def port() -> int:
     return free_port()
+
+
+@pytest.fixture
+def taken(port: int) -> Iterator[int]:
+    """A port at which somebody else listens."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", port))
+        other.listen()
+        yield port
 
 
 def children() -> list[psutil.Process]:
@@ -125,12 +135,6 @@ def test_runners_that_see_the_event_are_not_signalled(caplog: pytest.LogCaptureF
     assert "sending" not in caplog.text
 
 
-def test_a_strategy_executes_again() -> None:
-    twice = strategy()
-    for _ in range(2):
-        assert len(twice.execute(Tasks(1), Serve(), InMemoryLightningStore())) == 1
-
-
 # --- runners that die ------------------------------------------------------------------------------------------------
 
 
@@ -159,13 +163,6 @@ def test_the_pauses_before_restarts_double_up_to_a_ceiling() -> None:
     assert [restart_pause(deaths) for deaths in (0, 1, 2, 6, 7, 1000)] == [0.1, 0.2, 0.4, 6.4, 10.0, 10.0]
 
 
-def test_without_restarts_the_first_death_counts(tmp_path: Path) -> None:
-    with pytest.raises(RunnerDiedError, match=r"runner-0 \(exitcode=-9, SIGKILL\): it left no traceback"):
-        strategy(max_runner_restarts=0, graceful_timeout=0.2).execute(
-            patient_algorithm, DieOnce(mark=tmp_path / "killed"), FreshStore()
-        )
-
-
 @pytest.mark.parametrize("start_method", START_METHODS)
 def test_a_runner_that_is_killed_while_the_run_ends_costs_no_result(
     start_method: str, caplog: pytest.LogCaptureFixture
@@ -174,11 +171,6 @@ def test_a_runner_that_is_killed_while_the_run_ends_costs_no_result(
     with caplog.at_level(logging.WARNING, "agentlightning"):
         assert run(until_one_is_at_work, AtWork(killed_at_the_end), FreshStore()) == "at work"
     assert "runner-0 (exitcode=-9, SIGKILL) was killed while the run was ending" in caplog.text
-
-
-def test_without_restarts_a_death_while_the_run_ends_counts_too() -> None:
-    with pytest.raises(RunnerDiedError, match=r"runner-0 \(exitcode=-9, SIGKILL\)"):
-        strategy(max_runner_restarts=0).execute(until_one_is_at_work, AtWork(killed_at_the_end), FreshStore())
 
 
 def test_a_runner_that_has_given_up_on_the_store_is_not_restarted() -> None:
@@ -190,18 +182,52 @@ def test_a_runner_that_has_given_up_on_the_store_is_not_restarted() -> None:
     assert "restarted" not in str(raised.value)
 
 
-def test_runners_that_end_while_work_is_open_end_the_run_with_an_error_of_its_own() -> None:
-    with pytest.raises(StrandedWorkError, match=r"1 rollout\(s\) are still open"):
-        strategy(n_runners=2, graceful_timeout=0.2).execute(Tasks(3), Serve(cap=1), InMemoryLightningStore())
+async def exits(store: LightningStore, event: ExecutionEvent) -> None:
+    """An algorithm that exits the interpreter."""
+    raise SystemExit(3)
 
 
-def test_with_the_runner_in_the_main_process_stranded_work_is_noticed_too() -> None:
-    with pytest.raises(StrandedWorkError, match="still open"):
-        strategy(main_process="runner", graceful_timeout=0.2).execute(Tasks(2), Serve(cap=1), InMemoryLightningStore())
+IMPATIENT: dict[str, Any] = {"graceful_timeout": 0.2}
+STRICT: dict[str, Any] = {"graceful_timeout": 0.1, "terminate_timeout": 0.3, "allowed_exit_codes": (0,)}
+HERE: dict[str, Any] = {"main_process": "runner", **IMPATIENT}
+KILLED = r"runner-0 \(exitcode=-9, SIGKILL\)"
+WHILE_ENDING = (until_one_is_at_work, AtWork(killed_at_the_end))
+ERRORS: dict[str, tuple[dict[str, Any], Any, Any, Any, str]] = {
+    "runners that end while work is open": (
+        {"n_runners": 2, **IMPATIENT}, Tasks(3), Serve(cap=1), StrandedWorkError, r"1 rollout\(s\) are still open",
+    ),
+    "so with the runner in the main process": (HERE, Tasks(2), Serve(cap=1), StrandedWorkError, "still open"),
+    "a death while the run ends, without restarts": (
+        {"max_runner_restarts": 0}, *WHILE_ENDING, RunnerDiedError, KILLED,
+    ),
+    "an exit code that is not allowed": (
+        STRICT, until_one_is_at_work, AtWork(blocking_runner), RunnerDiedError,
+        r"unexpected exit codes: runner-0 \(exitcode=-15, SIGTERM\)",
+    ),
+    "an algorithm that raises": (IMPATIENT, broken_algorithm, deaf_runner, TimeoutError, "the algorithm gave up"),
+    "an algorithm that exits the interpreter": ({}, exits, Serve(), SystemExit, "3"),
+    "a runner that fails in the main process": (HERE, patient_algorithm, broken_runner, LookupError, "found nothing"),
+}  # fmt: skip
 
 
-def test_runners_that_ended_when_all_work_was_done_are_no_error() -> None:
-    assert len(strategy(n_runners=1).execute(Tasks(3), Serve(cap=3), InMemoryLightningStore())) == 3
+@pytest.mark.parametrize("case", ERRORS)
+def test_what_goes_wrong_comes_out_of_execute(case: str) -> None:
+    settings, algorithm, runner, error, text = ERRORS[case]
+    with pytest.raises(error, match=text):
+        strategy(**settings).execute(algorithm, runner, InMemoryLightningStore())
+
+
+def test_without_restarts_the_first_death_counts(tmp_path: Path) -> None:
+    with pytest.raises(RunnerDiedError, match=f"{KILLED}: it left no traceback"):
+        strategy(max_runner_restarts=0, graceful_timeout=0.2).execute(
+            patient_algorithm, DieOnce(mark=tmp_path / "killed"), FreshStore()
+        )
+
+
+def test_runners_that_ended_when_all_work_was_done_are_no_error_and_a_strategy_executes_again() -> None:
+    twice = strategy()
+    for _ in range(2):
+        assert len(twice.execute(Tasks(3), Serve(cap=3), InMemoryLightningStore())) == 3
 
 
 def test_the_death_of_the_process_that_forks_the_runners_is_noticed() -> None:
@@ -218,30 +244,10 @@ def test_the_death_of_the_process_that_forks_the_runners_is_noticed() -> None:
 # --- algorithms that fail ------------------------------------------------------------------------------------------
 
 
-def test_what_the_algorithm_raises_comes_out_unchanged() -> None:
-    with pytest.raises(TimeoutError, match="the algorithm gave up"):
-        strategy(graceful_timeout=0.2).execute(broken_algorithm, deaf_runner, InMemoryLightningStore())
-
-
-def test_an_algorithm_that_exits_the_interpreter_takes_the_runners_along() -> None:
-    async def algorithm(store: LightningStore, event: ExecutionEvent) -> None:
-        raise SystemExit(3)
-
-    with pytest.raises(SystemExit, match="3"):
-        strategy().execute(algorithm, Serve(), InMemoryLightningStore())
-
-
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
 def test_an_algorithm_that_fails_in_a_child_is_reported_with_its_traceback(start_method: str) -> None:
     with pytest.raises(AlgorithmDiedError, match=r"algorithm \(exitcode=1\): TimeoutError: the algorithm gave up\n"):
         strategy(main_process="runner", start_method=start_method).execute(broken_algorithm, Serve(), FreshStore())
-
-
-def test_a_runner_that_fails_in_the_main_process_ends_the_algorithm_in_the_child() -> None:
-    with pytest.raises(LookupError, match="found nothing"):
-        strategy(main_process="runner", graceful_timeout=0.2).execute(
-            patient_algorithm, broken_runner, InMemoryLightningStore()
-        )
 
 
 # --- escalation ----------------------------------------------------------------------------------------------------
@@ -262,44 +268,25 @@ def test_a_runner_that_ignores_interrupts_is_terminated_which_is_no_error(caplog
     assert "sending SIGTERM" in caplog.text
 
 
-def test_an_exit_code_that_is_not_allowed_is_an_error_at_the_end() -> None:
-    strict = strategy(graceful_timeout=0.1, terminate_timeout=0.3, allowed_exit_codes=(0,))
-    with pytest.raises(RunnerDiedError, match=r"unexpected exit codes: runner-0 \(exitcode=-15, SIGTERM\)"):
-        strict.execute(until_one_is_at_work, AtWork(blocking_runner), InMemoryLightningStore())
-
-
 # --- addresses and settings ------------------------------------------------------------------------------------------
 
 
-def test_a_port_that_was_asked_for_and_is_taken_is_an_error_before_anything_starts(port: int) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", port))
-        taken.listen()
-        for settings in ({}, {"main_process": "runner"}):
-            with pytest.raises(RuntimeError, match=f"Cannot listen on 127.0.0.1:{port}") as raised:
-                strategy(server_port=port, **settings).execute(Tasks(), Serve(), InMemoryLightningStore())
-            assert type(raised.value) is RuntimeError, "an algorithm that died has started"
+def test_a_port_that_was_asked_for_and_is_taken_is_an_error_before_anything_starts(taken: int) -> None:
+    for settings in ({}, {"main_process": "runner"}):
+        with pytest.raises(RuntimeError, match=f"Cannot listen on 127.0.0.1:{taken}") as raised:
+            strategy(server_port=taken, **settings).execute(Tasks(), Serve(), InMemoryLightningStore())
+        assert type(raised.value) is RuntimeError, "an algorithm that died has started"
 
 
 @pytest.mark.parametrize("main_process", ["algorithm", "runner"])
 def test_the_default_port_is_left_for_a_free_one_when_it_is_taken(
-    main_process: str, port: int, monkeypatch: pytest.MonkeyPatch
+    main_process: str, taken: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agentlightning.execution.client_server.DEFAULT_PORT", port)
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", port))
-        taken.listen()
-        moved = strategy(server_port=None, main_process=main_process)
-        assert len(moved.execute(Tasks(1), Serve(), InMemoryLightningStore())) == 1
-
-
-def test_the_role_algorithm_never_leaves_its_port(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentlightning.execution.client_server.DEFAULT_PORT", port)
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", port))
-        taken.listen()
-        with pytest.raises(RuntimeError, match=str(port)):
-            strategy(role="algorithm", server_port=None).execute(Tasks(0), Serve(), InMemoryLightningStore())
+    monkeypatch.setattr("agentlightning.execution.client_server.DEFAULT_PORT", taken)
+    moved = strategy(server_port=None, main_process=main_process)
+    assert len(moved.execute(Tasks(1), Serve(), InMemoryLightningStore())) == 1
+    with pytest.raises(RuntimeError, match=str(taken)):  # the role algorithm never leaves it: others look for it there
+        strategy(role="algorithm", server_port=None).execute(Tasks(0), Serve(), InMemoryLightningStore())
 
 
 def test_a_host_beyond_loopback_needs_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,34 +313,27 @@ def test_settings_come_from_arguments_then_environment_then_defaults(monkeypatch
     assert (given.role, given.server_host, given.server_port, given.managed_store) == ("both", "127.0.0.1", 1, True)
 
 
-@pytest.mark.parametrize(
-    ("settings", "text"),
-    [
-        ({"role": "Runner"}, r"role .* must be one of 'algorithm', 'runner', 'both'; got 'Runner'"),
-        ({"main_process": "store"}, "main_process must be"),
-        ({"main_process": "runner", "role": "algorithm"}, "only supported when role='both'"),
-        ({"main_process": "runner", "n_runners": 2}, "requires n_runners to be 1"),
-        ({"server_port": 70000}, "server_port must be at most 65535"),
-        ({"server_port": 0, "role": "runner"}, "server_port=0 is for role='both'"),
-        ({"n_runners": -1}, "n_runners must be at least 1; got -1"),
-        ({"graceful_timeout": float("nan")}, "graceful_timeout must be a finite number"),
-        ({"max_runner_restarts": -1}, "max_runner_restarts must be at least 0"),
-        ({"start_method": "thread"}, "start_method must be one of 'fork', 'spawn', 'forkserver'"),
-    ],
-)
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"role": "Runner"}, r"role .* must be one of 'algorithm', 'runner', 'both'; got 'Runner'"),
+    ({"main_process": "store"}, "main_process must be"),
+    ({"main_process": "runner", "n_runners": 2}, "requires n_runners to be 1"),
+    ({"main_process": "runner", "role": "algorithm"}, "only supported when role='both'"),
+    ({"server_port": 70000}, "server_port must be at most 65535"),
+    ({"server_port": 0, "role": "runner"}, "server_port=0 is for role='both'"),
+    ({"n_runners": -1}, "n_runners must be at least 1; got -1"),
+    ({"graceful_timeout": float("nan")}, "graceful_timeout must be a finite number"),
+    ({"max_runner_restarts": -1}, "max_runner_restarts must be at least 0"),
+    ({"start_method": "thread"}, "start_method must be one of 'fork', 'spawn', 'forkserver'"),
+]
+
+
+@pytest.mark.parametrize(("settings", "text"), WRONG)
 def test_a_wrong_setting_is_refused_by_name(settings: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         ClientServerExecutionStrategy(**settings)
 
 
-@pytest.mark.parametrize(
-    ("settings", "text"),
-    [
-        ({"role": "Runner"}, r"role .* must be one of 'algorithm', 'runner', 'both'; got 'Runner'"),
-        ({"main_process": "store"}, "main_process must be"),
-        ({"main_process": "runner", "n_runners": 2}, "requires n_runners to be 1"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "text"), WRONG[:3])
 def test_a_wrong_setting_that_is_set_later_is_refused_by_name(settings: dict[str, Any], text: str) -> None:
     built = strategy()
     for name, value in settings.items():

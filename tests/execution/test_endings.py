@@ -7,100 +7,67 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
 import pytest
 
+from tests.execution.left import ROOT, Program, assert_gone
+
 pytestmark = pytest.mark.slow
-LIMIT_SECONDS = 30
-ROOT = Path(__file__).parents[2]
+Start = Callable[..., "Kept"]
 LAYOUTS = ["shm-runner", "shm-algorithm", "cs-fork", "cs-spawn", "cs-forkserver", "cs-no-restarts", "cs-runner"]
 
 
-class Program:
-    """`program.py` in a session of its own, as a shell would start it."""
+class Kept(Program):
+    """`program.py`, read until both sides are at work."""
 
     def __init__(self, layout: str, algorithm: str = "waits", runner: str = "serves") -> None:
-        command = [sys.executable, "-m", "tests.execution.program", layout, algorithm, runner]
-        self.process = subprocess.Popen(
-            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-        )
-        self.lines: list[str] = []
+        super().__init__("tests.execution.program", layout, algorithm, runner)
         self.endpoint = self.until("ready").split()[1]
         self.family = psutil.Process(self.process.pid).children(recursive=True)
-
-    def until(self, word: str) -> str:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.append(line)
-            if line.startswith(word):
-                return line
-        raise AssertionError(f"the program ended without saying {word!r}:\n{''.join(self.lines)}")
 
     def press_ctrl_c(self) -> None:
         """Send SIGINT to the whole group, as a terminal does."""
         os.killpg(self.process.pid, signal.SIGINT)
 
-    def output(self) -> str:
-        """Wait for the end and return all that was printed."""
-        self.lines.append(self.process.communicate(timeout=LIMIT_SECONDS)[0])
-        return "".join(self.lines)
+    def assert_interrupted(self, *words: str) -> str:
+        """Wait for the end: the words are said, and no process and no port is left."""
+        output = self.output()
+        for word in (*words, "returned interrupted=True"):
+            assert word in output, output
+        self.assert_nothing_is_left()
+        return output
 
     def assert_nothing_is_left(self) -> None:
-        deadline = time.monotonic() + LIMIT_SECONDS
-        while any(_lives(process) for process in self.family):
-            assert time.monotonic() < deadline, self.family
-            time.sleep(0.01)
+        assert_gone(self.family)
         if self.endpoint != "-":
             host, port = self.endpoint.removeprefix("http://").split(":")
             with socket.socket() as again:
                 again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 again.bind((host, int(port)))
 
-    def close(self) -> None:
-        for process in self.family:
-            if process.is_running():
-                process.kill()
-        self.process.kill()
-        self.process.communicate()
-
-
-def _lives(process: psutil.Process) -> bool:
-    """False for a zombie too: an orphan stays one until init gets round to it."""
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
 
 @pytest.fixture
-def start() -> Iterator[type[Program]]:
-    programs: list[Program] = []
+def start() -> Iterator[Callable[..., Kept]]:
+    programs: list[Kept] = []
 
-    class Kept(Program):
-        def __init__(self, *args: str) -> None:
-            self.family = []
-            programs.append(self)
-            super().__init__(*args)
+    def started(*arguments: str) -> Kept:
+        programs.append(Kept(*arguments))
+        return programs[-1]
 
-    yield Kept
+    yield started
     for program in programs:
         program.close()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_ctrl_c_ends_a_run_cleanly(start: type[Program], layout: str) -> None:
+def test_ctrl_c_ends_a_run_cleanly(start: Start, layout: str) -> None:
     program = start(layout)
     program.press_ctrl_c()
-    output = program.output()
-    assert "algorithm cleaned up" in output
-    assert "returned interrupted=True" in output
-    assert "threads MainThread\n" in output
-    program.assert_nothing_is_left()
+    program.assert_interrupted("algorithm cleaned up", "threads MainThread\n")
 
 
 def test_runs_that_begin_together_have_a_store_each_though_none_names_a_port(start: type[Program]) -> None:
@@ -115,79 +82,41 @@ def test_runs_that_begin_together_have_a_store_each_though_none_names_a_port(sta
 
 
 @pytest.mark.parametrize("layout", ["cs-fork", "cs-runner"])
-def test_an_interrupt_that_reaches_the_parent_only_ends_the_children_too(start: type[Program], layout: str) -> None:
+def test_an_interrupt_that_reaches_the_parent_only_ends_the_children_too(start: Start, layout: str) -> None:
     program = start(layout, "waits", "serves_then_deaf")
     os.kill(program.process.pid, signal.SIGINT)
-    assert "returned interrupted=True" in program.output()
-    program.assert_nothing_is_left()
+    program.assert_interrupted()
 
 
-@pytest.mark.parametrize("layout", ["shm-algorithm"])
-def test_ctrl_c_breaks_off_a_synchronous_call_that_blocks_the_loop(start: type[Program], layout: str) -> None:
-    program = start(layout, "blocks_its_loop")
+def test_ctrl_c_breaks_off_a_synchronous_call_that_blocks_the_loop(start: Start) -> None:
+    program = start("shm-algorithm", "blocks_its_loop")
     program.press_ctrl_c()
-    output = program.output()
-    assert "algorithm cleaned up" in output
-    assert "returned interrupted=True" in output
-    program.assert_nothing_is_left()
+    program.assert_interrupted("algorithm cleaned up")
 
 
-def test_ctrl_c_leaves_a_synchronous_algorithm_behind_that_does_not_react(start: type[Program]) -> None:
-    program = start("cs-fork", "blocks_a_thread")
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("cs-fork", "computes_in_a_thread"), "algorithm cleaned up"),
+        (("cs-fork", "blocks_a_thread"), ""),
+        (("cs-fork", "refuses_to_end", "serves_then_blocks"), "did not stop after cancellation; abandoning task"),
+        (("cs-only-algorithm", "says_ready_alone", "serves"), ""),
+    ],
+    ids=["it cleans up", "it does not react and is left behind", "it refuses to end", "it has no runners"],
+)
+def test_ctrl_c_ends_a_run_whatever_its_algorithm_does(start: Start, arguments: tuple[str, ...], words: str) -> None:
+    program = start(*arguments)
     program.press_ctrl_c()
-    assert "returned interrupted=True" in program.output()
-    program.assert_nothing_is_left()
-
-
-def test_ctrl_c_lets_a_synchronous_algorithm_clean_up(start: type[Program]) -> None:
-    program = start("cs-fork", "computes_in_a_thread")
-    program.press_ctrl_c()
-    output = program.output()
-    assert "algorithm cleaned up" in output
-    assert "returned interrupted=True" in output
+    program.assert_interrupted(words)
 
 
 @pytest.mark.parametrize("layout", ["shm-algorithm", "cs-fork"])
-def test_a_second_ctrl_c_waits_for_nobody(start: type[Program], layout: str) -> None:
+def test_a_second_ctrl_c_waits_for_nobody(start: Start, layout: str) -> None:
     program = start(layout, "refuses_to_end", "serves_then_blocks")
     program.press_ctrl_c()
     program.until("algorithm refuses")
     program.press_ctrl_c()
-    assert "returned interrupted=True" in program.output()
-    program.assert_nothing_is_left()
-
-
-def test_what_refuses_to_end_is_left_behind_after_one_ctrl_c(start: type[Program]) -> None:
-    program = start("cs-fork", "refuses_to_end", "serves_then_blocks")
-    program.press_ctrl_c()
-    output = program.output()
-    assert "did not stop after cancellation; abandoning task" in output
-    assert "returned interrupted=True" in output
-    program.assert_nothing_is_left()
-
-
-def test_an_algorithm_without_runners_of_its_own_is_interrupted(start: type[Program]) -> None:
-    program = start("cs-only-algorithm", "says_ready_alone", "serves")
-    program.press_ctrl_c()
-    assert "returned interrupted=True" in program.output()
-    program.assert_nothing_is_left()
-
-
-@pytest.mark.parametrize(
-    ("layout", "signum"),
-    [
-        ("cs-fork", signal.SIGKILL),
-        ("cs-spawn", signal.SIGKILL),
-        ("cs-forkserver", signal.SIGKILL),
-        ("cs-runner", signal.SIGKILL),
-        ("cs-fork", signal.SIGTERM),
-    ],
-)
-def test_children_do_not_outlive_a_killed_parent(start: type[Program], layout: str, signum: int) -> None:
-    program = start(layout, "waits", "serves_then_blocks")
-    os.kill(program.process.pid, signum)
-    program.output()
-    program.assert_nothing_is_left()
+    program.assert_interrupted()
 
 
 def test_a_child_watches_its_parent_where_the_kernel_does_not(tmp_path: Path) -> None:
@@ -206,7 +135,4 @@ def test_a_child_watches_its_parent_where_the_kernel_does_not(tmp_path: Path) ->
     child = psutil.Process(int(parent.stdout.readline()))
     parent.kill()
     parent.communicate()
-    deadline = time.monotonic() + LIMIT_SECONDS
-    while _lives(child):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    assert_gone([child])

@@ -13,6 +13,8 @@ DEFAULT = {
     ("shm, algorithm on the main thread", "SIGTERM to the program"),
     ("cs, fork", "SIGTERM to the program"),
     ("cs, fork", "kill -9 of a child"),
+    ("cs, fork", "kill -9 of the program"),
+    ("cs, runner in the main process", "kill -9 of the program"),
     ("cs, runner in the main process", "the algorithm returns, work is queued"),
 }
 

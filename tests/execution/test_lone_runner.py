@@ -21,6 +21,7 @@ from agentlightning.execution.processes import subreaper
 from agentlightning.execution.processes import team as processes
 from agentlightning.execution.processes.children import ChildExit, ChildReport
 from agentlightning.store import InMemoryLightningStore, LightningStoreClient, LightningStoreServer
+from tests.execution.left import lives
 
 LIMIT_SECONDS = 60
 AGENT = """
@@ -118,12 +119,6 @@ async def _end(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 
 def _alive(pids: list[int]) -> list[int]:
-    def lives(pid: int) -> bool:
-        try:
-            return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
-            return False
-
     return [pid for pid in pids if lives(pid)]
 
 

@@ -109,48 +109,39 @@ def test_heartbeats_go_on_while_a_synchronous_agent_blocks_and_may_run_loops_of_
     assert made.result == [["succeeded", None, 1.0]]
 
 
-def test_a_reward_function_has_the_main_thread_too() -> None:
-    @agl.rollout
-    def agent(task: int) -> str:
-        return "answer"
-
-    made = trainer("shm", reward_fn=lambda output, task: fit_parts.on_main_thread())
-    made.fit(agent, train_dataset=[1])
-    assert made.result == [["succeeded", None, 1.0]]
+def synchronous(task: int) -> float:
+    return fit_parts.on_main_thread()
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [{"n_runners": 2}, {"runner": {"concurrency": 2}}, {"strategy": {"type": "shm", "main_thread": "algorithm"}}],
-)
-def test_several_at_once_in_one_process_or_an_algorithm_there_run_in_threads(settings: dict[str, Any]) -> None:
+async def asynchronous(task: int) -> float:
+    return fit_parts.on_main_thread()
+
+
+WHERE: dict[str, tuple[Any, dict[str, Any], float]] = {
+    "an asynchronous agent, with the loop": (asynchronous, {}, 1.0),
+    "a reward function": (lambda task: "answer", {"reward_fn": lambda output, task: fit_parts.on_main_thread()}, 1.0),
+    "several runners": (synchronous, {"n_runners": 2}, 0.0),
+    "several at once": (synchronous, {"runner": {"concurrency": 2}}, 0.0),
+    "an algorithm there": (synchronous, {"strategy": {"type": "shm", "main_thread": "algorithm"}}, 0.0),
+    "a fit in another thread": (synchronous, {}, 0.0),
+}
+
+
+@pytest.mark.parametrize("case", WHERE)
+def test_what_has_the_main_thread_and_what_runs_in_others(case: str) -> None:
+    agent, settings, has_it = WHERE[case]
     made = agl.Trainer(algorithm=fit_parts.ends_of, **{"strategy": "shm", **settings})
-    made.fit(lambda task: fit_parts.on_main_thread(), train_dataset=[1])
-    assert made.result == [["succeeded", None, 0.0]]
-
-
-def test_an_asynchronous_agent_keeps_the_main_thread_with_the_loop() -> None:
-    @agl.rollout
-    async def agent(task: int) -> float:
-        return fit_parts.on_main_thread()
-
-    made = trainer("shm")
-    made.fit(agent, train_dataset=[1])
-    assert made.result == [["succeeded", None, 1.0]]
+    if case == "a fit in another thread":
+        asyncio.run(asyncio.to_thread(made.fit, agent, [1]))
+    else:
+        made.fit(agent, train_dataset=[1])
+    assert made.result == [["succeeded", None, has_it]]
 
 
 def test_of_an_agent_with_both_kinds_of_methods_the_synchronous_one_has_the_main_thread() -> None:
     made = agl.Trainer(algorithm="baseline", strategy="shm", initial_resources={})
     made.fit(fit_parts.Both(), train_dataset=[1], val_dataset=[2])
     assert made.result.rewards == [1.0, 0.0]
-
-
-def test_a_fit_in_another_thread_runs_its_agents_in_threads() -> None:
-    made = trainer("shm")
-    thread = threading.Thread(target=made.fit, args=(lambda task: fit_parts.on_main_thread(), [1]))
-    thread.start()
-    thread.join()
-    assert made.result == [["succeeded", None, 0.0]]
 
 
 @pytest.mark.parametrize("layout", [{"n_runners": 2}, {"strategy": {"type": "shm", "main_thread": "algorithm"}}])

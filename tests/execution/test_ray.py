@@ -35,14 +35,22 @@ from tests.execution.bundles import (
     killed_at_the_end,
     until_one_is_at_work,
 )
+from tests.execution.left import ROOT, Program, assert_gone
 
-ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/how-to/ray.md"
-LIMIT_SECONDS = 30
 INTERRUPT_SECONDS = 5.0
 INSTALLED = importlib.util.find_spec("ray") is not None
 
-needs_ray = pytest.mark.skipif(not INSTALLED, reason="Ray is not installed: pip install 'agl-framework[ray]'")
+
+def on_nodes(test: Any) -> Any:
+    """Mark a test that needs Ray."""
+    needs_ray = pytest.mark.skipif(not INSTALLED, reason="Ray is not installed: pip install 'agl-framework[ray]'")
+    return needs_ray(pytest.mark.slow(test))
+
+
+def with_token(test: Any) -> Any:
+    """Mark a test that needs Ray and has a token."""
+    return on_nodes(pytest.mark.usefixtures("token")(test))
 
 
 # --- without a cluster -------------------------------------------------------------------------------------------
@@ -108,17 +116,7 @@ def strategy(nodes: str, **settings: Any) -> RayExecutionStrategy:
     return RayExecutionStrategy(address=nodes, **{**patience, **settings})
 
 
-def assert_gone(pids: list[int]) -> None:
-    """Wait until none of these processes lives."""
-    deadline = time.monotonic() + LIMIT_SECONDS
-    while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids):
-        assert time.monotonic() < deadline, pids
-        threading.Event().wait(0.02)
-
-
-@needs_ray
-@pytest.mark.slow
-@pytest.mark.usefixtures("token")
+@with_token
 def test_a_trainer_runs_its_agent_on_the_node_that_has_what_a_runner_asks_for(nodes: str) -> None:
     import ray
 
@@ -146,16 +144,13 @@ def test_a_trainer_runs_its_agent_on_the_node_that_has_what_a_runner_asks_for(no
     assert_gone([int(pid) for pid in pids])
 
 
-@needs_ray
-@pytest.mark.slow
+@on_nodes
 def test_on_a_cluster_of_others_a_token_is_needed(nodes: str) -> None:
     with pytest.raises(RuntimeError, match=r"Refusing to listen on .* no token is set"):
         strategy(nodes).execute(Tasks(1), Serve(), InMemoryLightningStore())
 
 
-@needs_ray
-@pytest.mark.slow
-@pytest.mark.usefixtures("token")
+@with_token
 def test_a_killed_actor_is_restarted_and_the_run_goes_on(nodes: str, tmp_path: Path) -> None:
     pids = strategy(nodes).execute(Tasks(3), DieOnce(mark=tmp_path / "died"), InMemoryLightningStore())
     assert len(pids) == 3
@@ -163,9 +158,7 @@ def test_a_killed_actor_is_restarted_and_the_run_goes_on(nodes: str, tmp_path: P
     assert_gone(pids)
 
 
-@needs_ray
-@pytest.mark.slow
-@pytest.mark.usefixtures("token")
+@with_token
 def test_an_actor_that_is_killed_while_the_run_ends_costs_no_result(
     nodes: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -175,9 +168,7 @@ def test_an_actor_that_is_killed_while_the_run_ends_costs_no_result(
     assert "was killed while the run was ending" in caplog.text
 
 
-@needs_ray
-@pytest.mark.slow
-@pytest.mark.usefixtures("token")
+@with_token
 def test_a_runner_whose_node_is_lost_goes_on_where_there_is_a_place(nodes: str, cluster: Any) -> None:
     lost = cluster.add_node(num_cpus=1, resources={"movable": 1})
 
@@ -198,9 +189,7 @@ async def killed_runner(store: LightningStore, worker_id: int, event: ExecutionE
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-@needs_ray
-@pytest.mark.slow
-@pytest.mark.usefixtures("token")
+@with_token
 @pytest.mark.parametrize(
     ("runner", "causes"),
     [
@@ -218,9 +207,7 @@ def test_actors_that_always_die_end_the_run_with_their_name_and_cause(
         assert part in text
 
 
-@needs_ray
-@pytest.mark.slow
-@pytest.mark.usefixtures("token")
+@with_token
 def test_a_runner_that_no_node_has_room_for_ends_the_run_with_what_it_asked_and_what_there_is(nodes: str) -> None:
     asks_too_much = strategy(nodes, num_cpus=64, start_timeout=1.0)
     with pytest.raises(RunnerDiedError) as caught:
@@ -231,41 +218,31 @@ def test_a_runner_that_no_node_has_room_for_ends_the_run_with_what_it_asked_and_
     assert "the cluster has {'CPU': " in text
 
 
-@needs_ray
-@pytest.mark.slow
-@pytest.mark.usefixtures("token")
+@with_token
 def test_a_run_ends_at_once_while_a_runner_still_waits_for_a_place(nodes: str) -> None:
     assert len(strategy(nodes, n_runners=3, num_cpus=2).execute(Tasks(2), Serve(), InMemoryLightningStore())) == 2
 
 
-@needs_ray
-@pytest.mark.slow
-@pytest.mark.usefixtures("token")
+@with_token
 def test_work_that_no_actor_is_left_for_ends_the_run(nodes: str) -> None:
     with pytest.raises(StrandedWorkError, match=r"2 rollout\(s\) are still open"):
         strategy(nodes).execute(Tasks(3), Serve(cap=1), InMemoryLightningStore())
 
 
-@needs_ray
-@pytest.mark.slow
-@pytest.mark.usefixtures("token")
+@with_token
 def test_an_algorithm_that_raises_ends_the_actors_and_its_error_is_the_one_raised(nodes: str) -> None:
     with pytest.raises(TimeoutError, match="the algorithm gave up"):
         strategy(nodes).execute(broken_algorithm, Serve(), InMemoryLightningStore())
 
 
-@needs_ray
-@pytest.mark.slow
-@pytest.mark.usefixtures("token")
+@with_token
 def test_a_run_in_which_nothing_moves_ends_with_a_report_when_asked_to(nodes: str) -> None:
     impatient = strategy(nodes, stall_timeout=1.0, on_stall="raise")
     with pytest.raises(StalledError, match="1 rollout"):
         impatient.execute(Tasks(1), deaf_runner, InMemoryLightningStore())
 
 
-@needs_ray
-@pytest.mark.slow
-@pytest.mark.usefixtures("token")
+@with_token
 def test_an_actor_that_does_not_react_is_ended_by_force(nodes: str) -> None:
     async def one(store: LightningStore, event: ExecutionEvent) -> list[int]:
         return await Tasks(1)(store, event)
@@ -278,9 +255,7 @@ def test_an_actor_that_does_not_react_is_ended_by_force(nodes: str) -> None:
     assert_gone(pids)
 
 
-@needs_ray
-@pytest.mark.slow
-@pytest.mark.usefixtures("token")
+@with_token
 def test_a_part_that_cannot_be_sent_is_named(nodes: str) -> None:
     runner = Serve()
     runner.lock = threading.Lock()  # pyright: ignore[reportAttributeAccessIssue] -- what a user's agent may hold
@@ -288,15 +263,13 @@ def test_a_part_that_cannot_be_sent_is_named(nodes: str) -> None:
         strategy(nodes).execute(Tasks(1), runner, InMemoryLightningStore())
 
 
-@needs_ray
-@pytest.mark.slow
+@on_nodes
 def test_an_unmanaged_store_goes_to_the_actors_as_it_is(nodes: str, tmp_path: Path) -> None:
     store = agl.SQLiteLightningStore(tmp_path / "store.db")
     assert len(strategy(nodes, managed_store=False).execute(Tasks(2), Serve(), store)) == 2
 
 
-@needs_ray
-@pytest.mark.slow
+@on_nodes
 def test_no_cluster_at_the_address_is_told_with_the_ways_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with pytest.raises(ConnectionError, match="Start one with `ray start --head`"):
@@ -306,8 +279,7 @@ def test_no_cluster_at_the_address_is_told_with_the_ways_out(monkeypatch: pytest
 # --- from outside ------------------------------------------------------------------------------------------------
 
 
-@needs_ray
-@pytest.mark.slow
+@on_nodes
 def test_the_program_of_the_page_starts_a_cluster_of_its_own_and_ends_it(tmp_path: Path) -> None:
     [program] = re.findall(r"^```python\n(.*?fit.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     script = tmp_path / "program.py"
@@ -317,52 +289,34 @@ def test_the_program_of_the_page_starts_a_cluster_of_its_own_and_ends_it(tmp_pat
     assert "2 rollouts (2 scored), mean reward 0.500" in done.stdout
 
 
-class Program:
-    """`ray_program.py` in a session of its own, as a shell would start it."""
-
-    def __init__(self, address: str, runner: str) -> None:
-        command = [sys.executable, "-m", "tests.execution.ray_program", address, runner]
-        self.process = subprocess.Popen(
-            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-        )
-        assert self.process.stdout is not None
-        lines: list[str] = []
-        for line in self.process.stdout:
-            lines.append(line)
-            if line.startswith("ready"):
-                break
-        else:
-            raise AssertionError("".join(lines))
-        family = psutil.Process(self.process.pid).children(recursive=True)
-        own = [process.pid for process in family if not process.name().endswith("Agent")]  # Ray's, see the test below
-        self.pids = [int(line.split()[1]), *own]
-
-    def output(self) -> str:
-        return self.process.communicate(timeout=LIMIT_SECONDS)[0]
+def started(address: str, runner: str) -> Program:
+    """Start `ray_program.py` and wait until a runner is at work."""
+    program = Program("tests.execution.ray_program", address, runner)
+    runner_pid = program.until("ready").split()[1]
+    family = psutil.Process(program.process.pid).children(recursive=True)
+    own = [process for process in family if not process.name().endswith("Agent")]  # Ray's, see the test below
+    program.family = [psutil.Process(int(runner_pid)), *own]
+    return program
 
 
-@needs_ray
-@pytest.mark.slow
-@pytest.mark.usefixtures("token")
+@with_token
 @pytest.mark.parametrize(("address", "runner"), [("nodes", "serves_then_blocks"), ("local", "serves")])
 def test_ctrl_c_ends_driver_and_actors_in_its_time(nodes: str, address: str, runner: str) -> None:
-    program = Program(nodes if address == "nodes" else address, runner)
+    program = started(nodes if address == "nodes" else address, runner)
     pressed = time.monotonic()
     os.killpg(program.process.pid, signal.SIGINT)
     output = program.output()
     assert time.monotonic() - pressed < 2 * INTERRUPT_SECONDS, "twice the promise: this machine may be busy"
     assert "algorithm cleaned up" in output
     assert "returned interrupted=True" in output
-    assert_gone(program.pids)
+    assert_gone(program.family)
 
 
-@needs_ray
-@pytest.mark.slow
-@pytest.mark.usefixtures("token")
+@with_token
 @pytest.mark.parametrize(("address", "runner"), [("nodes", "serves_then_blocks"), ("local", "serves")])
 def test_actors_do_not_outlive_a_killed_driver(nodes: str, address: str, runner: str) -> None:
     """Nor does the cluster that it started, but for two agents of Ray's that take a minute or two to notice."""
-    program = Program(nodes if address == "nodes" else address, runner)
+    program = started(nodes if address == "nodes" else address, runner)
     os.kill(program.process.pid, signal.SIGKILL)
     program.output()
-    assert_gone(program.pids)
+    assert_gone(program.family)

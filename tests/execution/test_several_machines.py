@@ -20,12 +20,11 @@ import pytest
 from agentlightning.execution import stop_run
 from agentlightning.store import InMemoryLightningStore, LightningStoreClient, LightningStoreServer
 from agentlightning.utils.http.sockets import listen
+from tests.execution.left import LIMIT_SECONDS, ROOT, lives
 from tests.stubs.ports import free_port
 
 pytestmark = pytest.mark.slow
-ROOT = Path(__file__).parents[2]
 REWARDS = "[0.1, 0.2, 0.3]"
-LIMIT_SECONDS = 30
 
 
 class Machine:
@@ -74,13 +73,6 @@ def start() -> Iterator[Callable[..., Machine]]:
 
 def family(machine: Machine) -> list[psutil.Process]:
     return psutil.Process(machine.process.pid).children(recursive=True)
-
-
-def lives(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 @pytest.mark.parametrize("n_runners", [pytest.param("1", marks=pytest.mark.heavy), "2"])
@@ -208,39 +200,12 @@ def test_a_run_on_a_store_of_its_own_is_stopped_through_it(start: Callable[..., 
 # --- two network namespaces -------------------------------------------------------------------------------------------
 
 
-def _ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True, timeout=10)
-
-
-@pytest.fixture
-def namespaces() -> Iterator[tuple[str, str]]:
-    """Two network namespaces of two addresses, joined by a pair of devices; skipped where they may not be made."""
-    if shutil.which("ip") is None or os.geteuid() != 0:
-        pytest.skip("network namespaces need the command `ip` and the rights of root")
-    one, other = (f"agl{os.getpid()}{side}" for side in "ab")
-    try:
-        _ip("netns", "add", one)
-        _ip("netns", "add", other)
-        _ip("link", "add", one, "netns", one, "type", "veth", "peer", "name", other, "netns", other)
-        for name, address in ((one, "10.79.0.1/24"), (other, "10.79.0.2/24")):
-            _ip("-n", name, "addr", "add", address, "dev", name)
-            _ip("-n", name, "link", "set", name, "up")
-            _ip("-n", name, "link", "set", "lo", "up")
-    except (subprocess.SubprocessError, OSError) as error:
-        pytest.skip(f"network namespaces may not be made here: {error}")
-    yield one, other
-    for name in (one, other):
-        subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=10)
-
-
 def test_algorithm_and_runners_find_each_other_across_two_networks(
-    start: Callable[..., Machine], namespaces: tuple[str, str]
+    start: Callable[..., Machine], nodes: list[tuple[str, ...]]
 ) -> None:
-    port, token = 4747, {"AGL_TOKEN": "shared by both machines"}
-    inside = [("ip", "netns", "exec", name) for name in namespaces]
-    runners = start("runner", port, prefix=inside[1], **{**token, "AGL_SERVER_HOST": "10.79.0.1"})
-    runners.until("The store at http://10.79.0.1:4747 does not answer yet")
-    algorithm = start("algorithm", port, prefix=inside[0], **{**token, "AGL_SERVER_HOST": "0.0.0.0"})
+    runners = start("runner", 4747, prefix=nodes[1], AGL_TOKEN=TOKEN, AGL_SERVER_HOST="10.79.5.1")
+    runners.until("The store at http://10.79.5.1:4747 does not answer yet")
+    algorithm = start("algorithm", 4747, prefix=nodes[0], AGL_TOKEN=TOKEN, AGL_SERVER_HOST="0.0.0.0")
     code, said = algorithm.end()
     assert (code, f"algorithm {REWARDS}\n" in said) == (0, True), said
     began = time.monotonic()

@@ -121,7 +121,10 @@ def test_an_algorithm_may_go_on_after_every_runner_has_ended(main_thread: str, n
 
 
 @pytest.mark.parametrize("main_thread", ["runner", "algorithm"])
-def test_a_runner_that_sets_the_event_stops_an_algorithm_that_looks_at_it(main_thread: str) -> None:
+@pytest.mark.parametrize("looks", [True, False])
+def test_a_runner_that_sets_the_event_ends_an_algorithm_which_is_cancelled_if_it_does_not_look(
+    main_thread: str, looks: bool
+) -> None:
     async def algorithm(store: LightningStore, event: ExecutionEvent) -> str:
         await until_set(event, 0.01)
         return "stopped"
@@ -129,15 +132,9 @@ def test_a_runner_that_sets_the_event_stops_an_algorithm_that_looks_at_it(main_t
     async def runner(store: LightningStore, worker_id: int, event: ExecutionEvent) -> None:
         event.set()
 
-    assert strategy(main_thread).execute(algorithm, runner, InMemoryLightningStore()) == "stopped"
-
-
-@pytest.mark.parametrize("main_thread", ["runner", "algorithm"])
-def test_an_algorithm_that_does_not_look_at_the_event_is_cancelled_which_is_no_error(main_thread: str) -> None:
-    async def runner(store: LightningStore, worker_id: int, event: ExecutionEvent) -> None:
-        event.set()
-
-    assert strategy(main_thread).execute(patient_algorithm, runner, InMemoryLightningStore()) is None
+    run = strategy(main_thread).execute
+    ended = run(algorithm if looks else patient_algorithm, runner, InMemoryLightningStore())
+    assert ended == ("stopped" if looks else None)
 
 
 @pytest.mark.parametrize(("main_thread", "n_runners"), LAYOUTS)
@@ -200,14 +197,3 @@ def test_a_call_that_blocks_in_to_thread_does_not_hold_up_the_end() -> None:
     assert strategy().execute(algorithm, Serve(), InMemoryLightningStore()) == "done"
     assert time.monotonic() - began < 15
     release.set()
-
-
-def test_the_store_may_be_handed_over_unwrapped() -> None:
-    store = InMemoryLightningStore()
-    seen: list[LightningStore] = []
-
-    async def algorithm(given: LightningStore, event: ExecutionEvent) -> None:
-        seen.append(given)
-
-    SharedMemoryExecutionStrategy(managed_store=False).execute(algorithm, Serve(), store)
-    assert seen == [store]

@@ -37,46 +37,39 @@ _ENDLESS = b"data: " + b"x" * 4096 + b"\n\n"
 # --- what an engine can do ----------------------------------------------------------------------------------------
 
 
-def answers(status: int, body: bytes | None = None) -> Way:
-    """Return a way that gives this answer; without a body OpenAI's error object."""
-    said = body if body is not None else json.dumps({"error": {"message": f"told to answer {status}"}}).encode()
+def sends(data: Callable[[Request], bytes]) -> Way:
+    """Return a way that sends these bytes and closes the connection."""
 
     async def way(request: Request) -> None:
-        await request.send(whole(status, said))
+        await request.send(data(request))
 
     return way
 
 
-async def busy_once(request: Request) -> None:
-    await request.send(request.good() if request.repeated else whole(503, b'{"error": {"message": "busy"}}'))
+def answers(status: int, body: bytes | None = None) -> Way:
+    """Return a way that gives this answer; without a body OpenAI's error object."""
+    said = body if body is not None else json.dumps({"error": {"message": f"told to answer {status}"}}).encode()
+    return sends(lambda _: whole(status, said))
 
 
-async def closes_without_a_byte(request: Request) -> None:
-    pass
+def streams(*more: bytes, frames: slice = slice(3), head: bytes = CHUNKED) -> Way:
+    """Return a way that sends some frames of a good stream and then something else, chunked or until it closes."""
+
+    def data(request: Request) -> bytes:
+        sent = [*request.frames()[frames], *more]
+        return head + (chunked(sent) if head == CHUNKED else b"".join(sent))
+
+    return sends(data)
 
 
-async def resets_without_a_byte(request: Request) -> None:
-    request.reset()
+def half_chunked(request: Request) -> bytes:
+    """Return half a stream without the end of its transfer coding."""
+    return CHUNKED + chunked(request.frames()[:3])[: -len(b"0\r\n\r\n")]
 
 
-async def speaks_no_http(request: Request) -> None:
-    await request.send(b"220 mail.example.org ready\r\n")
-
-
-async def half_a_reply(request: Request) -> None:
+def half_whole(request: Request) -> bytes:
     good = whole(200, json.dumps(request.reply()).encode())
-    await request.send(good[: -len(good) // 3])
-
-
-async def a_reply_without_end(request: Request) -> None:
-    await request.send(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n")
-    while True:
-        await request.send(_ENDLESS)
-
-
-async def late(request: Request) -> None:
-    await asyncio.sleep(0.3)
-    await request.send(request.good())
+    return good[: -len(good) // 3]
 
 
 async def until_heard(request: Request) -> None:
@@ -86,75 +79,65 @@ async def until_heard(request: Request) -> None:
         await asyncio.sleep(0.01)
 
 
+async def resets_without_a_byte(request: Request) -> None:
+    request.reset()
+
+
 async def silent(request: Request) -> None:
     await request.until_left()
 
 
-async def without_token_ids(request: Request) -> None:
-    await request.send(request.good(tokens=False))
+async def late(request: Request) -> None:
+    await asyncio.sleep(0.3)
+    await request.send(request.good())
 
 
-async def a_stream_without_frames(request: Request) -> None:
-    await request.send(CHUNKED + chunked([]))
+def endless(begin: Callable[[Request], bytes], more: Callable[[Request], bytes], pause: float = 0.0) -> Way:
+    """Return a way that begins a stream and, once the agent has heard of it, sends more without end."""
+
+    async def way(request: Request) -> None:
+        await request.send(begin(request))
+        if request.streamed and not pause:
+            await until_heard(request)
+        while True:
+            await request.send(more(request))
+            await asyncio.sleep(pause)
+
+    return way
 
 
-async def half_a_stream(request: Request) -> None:
-    await request.send(UNTIL_CLOSED + b"".join(request.frames()[:3]))
-
-
-async def half_a_stream_then_closes(request: Request) -> None:
-    await request.send(CHUNKED + chunked(request.frames()[:3])[: -len(b"0\r\n\r\n")])
+async def a_reply_without_end(request: Request) -> None:
+    await request.send(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n")
+    while True:
+        await request.send(_ENDLESS)
 
 
 async def half_a_stream_then_resets(request: Request) -> None:
-    await request.send(CHUNKED + chunked(request.frames()[:3])[: -len(b"0\r\n\r\n")])
+    await request.send(half_chunked(request))
     await until_heard(request)  # what was sent before RST may be lost with it
     request.reset()
 
 
-async def half_a_frame(request: Request) -> None:
-    sent = b"".join(request.frames()[:3])
-    await request.send(UNTIL_CLOSED + sent[:-20])
+def first(request: Request) -> bytes:
+    return UNTIL_CLOSED + request.frames()[0]
 
 
-async def garbage_in_the_stream(request: Request) -> None:
-    await request.send(CHUNKED + chunked([*request.frames()[:3], b"data: 0101\n\n", *request.frames()[3:]]))
+def half(request: Request) -> bytes:
+    return UNTIL_CLOSED + b"".join(request.frames()[:3])
 
 
-async def an_error_in_the_stream(request: Request) -> None:
-    error = b'data: {"error": {"message": "out of memory", "code": 500}}\n\n'
-    await request.send(CHUNKED + chunked([*request.frames()[:3], error]))
-
-
-async def half_a_stream_then_silence(request: Request) -> None:
-    await request.send(UNTIL_CLOSED + b"".join(request.frames()[:3]))
+async def half_then_silence(request: Request) -> None:
+    await request.send(half(request))
     await request.until_left()
 
 
-async def only_comments(request: Request) -> None:
-    await request.send(UNTIL_CLOSED + b"".join(request.frames()[:3]))
-    while True:
-        await request.send(b": still here\n\n")
-        await asyncio.sleep(0.05)
+def garbage(request: Request) -> bytes:
+    return CHUNKED + chunked([*request.frames()[:3], b"data: 0101\n\n", *request.frames()[3:]])
 
 
-async def a_stream_without_end(request: Request) -> None:
-    await request.send(UNTIL_CLOSED + request.frames()[0])
-    await until_heard(request)
-    frame = request.frames()[1]
-    while True:
-        await request.send(frame * 64)
-
-
-async def a_frame_without_end(request: Request) -> None:
-    await request.send(UNTIL_CLOSED + request.frames()[0] + b"data: ")
-    await until_heard(request)
-    while True:
-        await request.send(b"x" * 4096)
-
-
-async def no_word_of_its_end(request: Request) -> None:
-    await request.send(UNTIL_CLOSED + b"".join(request.frames()[:-1]))
+BUSY = b'{"error": {"message": "busy"}}'
+COMMENT = b": still here\n\n"
+OUT_OF_MEMORY = b'data: {"error": {"message": "out of memory", "code": 500}}\n\n'
 
 
 @dataclass(frozen=True)
@@ -174,31 +157,31 @@ FAULTS = (
     Fault("answers 400", answers(400)),
     Fault("answers 429 each time", answers(429)),
     Fault("answers 503 each time", answers(503)),
-    Fault("answers 503 once", busy_once),
+    Fault("answers 503 once", sends(lambda r: r.good() if r.repeated else whole(503, BUSY))),
     Fault("does not listen", None),
-    Fault("closes without a byte", closes_without_a_byte),
+    Fault("closes without a byte", sends(lambda _: b"")),
     Fault("resets without a byte", resets_without_a_byte),
-    Fault("speaks no HTTP", speaks_no_http),
+    Fault("speaks no HTTP", sends(lambda _: b"220 mail.example.org ready\r\n")),
     Fault("answers with a web page", answers(200, b"<html>It works!</html>")),
     Fault("answers with other JSON", answers(200, b'{"hello": ["world"]}')),
     Fault("answers with nothing", answers(200, b"")),
-    Fault("half a reply", half_a_reply),
+    Fault("half a reply", sends(half_whole)),
     Fault("a reply without end", a_reply_without_end),
     Fault("a whole reply, late", late),
-    Fault("a whole reply, no token ids", without_token_ids),
+    Fault("a whole reply, no token ids", sends(lambda r: r.good(tokens=False))),
     Fault("says nothing at all", silent, short=True),
-    Fault("a stream without frames", a_stream_without_frames, plain=False),
-    Fault("half a stream, properly closed", half_a_stream, plain=False),
-    Fault("half a stream, then closes", half_a_stream_then_closes, plain=False),
+    Fault("a stream without frames", streams(frames=slice(0)), plain=False),
+    Fault("half a stream, properly closed", streams(head=UNTIL_CLOSED), plain=False),
+    Fault("half a stream, then closes", sends(half_chunked), plain=False),
     Fault("half a stream, then resets", half_a_stream_then_resets, plain=False),
-    Fault("half a frame", half_a_frame, plain=False),
-    Fault("garbage in the stream", garbage_in_the_stream, plain=False),
-    Fault("an error in the stream", an_error_in_the_stream, plain=False),
-    Fault("half a stream, then silence", half_a_stream_then_silence, plain=False, short=True),
-    Fault("half a stream, then comments only", only_comments, plain=False, short=True),
-    Fault("a stream without end", a_stream_without_end, plain=False),
-    Fault("a frame without end", a_frame_without_end, plain=False),
-    Fault("a whole stream without its `[DONE]`", no_word_of_its_end, plain=False),
+    Fault("half a frame", sends(lambda r: UNTIL_CLOSED + b"".join(r.frames()[:3])[:-20]), plain=False),
+    Fault("garbage in the stream", sends(garbage), plain=False),
+    Fault("an error in the stream", streams(OUT_OF_MEMORY), plain=False),
+    Fault("half a stream, then silence", half_then_silence, plain=False, short=True),
+    Fault("half a stream, then comments only", endless(half, lambda _: COMMENT, 0.05), plain=False, short=True),
+    Fault("a stream without end", endless(first, lambda r: r.frames()[1] * 64), plain=False),
+    Fault("a frame without end", endless(lambda r: first(r) + b"data: ", lambda _: b"x" * 4096), plain=False),
+    Fault("a whole stream without its `[DONE]`", streams(frames=slice(-1), head=UNTIL_CLOSED), plain=False),
 )
 
 

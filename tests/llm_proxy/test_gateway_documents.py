@@ -7,14 +7,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import get_args
 
-import pytest
-
 from agentlightning.llm_proxy import GatewayLimits
 from agentlightning.semconv import CallState
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/deep-dive/gateway.md"
-SAMPLES = ROOT / "docs/deep-dive/tokens-and-samples.md"
 
 
 def rows(mark: str) -> list[list[str]]:
@@ -38,10 +35,3 @@ def test_the_page_has_every_bound_with_its_default() -> None:
         scale = 2**20 if "MiB" in text else 1
         told = None if number is None else int(number[0].replace(",", "")) * scale
         assert told == default, name
-
-
-@pytest.mark.parametrize("page", [PAGE, SAMPLES], ids=lambda page: page.stem)
-def test_every_test_that_a_page_names_exists(page: Path) -> None:
-    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page.read_text())
-    assert named
-    assert [(file, name) for file, name in named if f"def {name}(" not in (ROOT / file).read_text()] == []

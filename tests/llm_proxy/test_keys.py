@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 from typing import Any
@@ -121,19 +122,17 @@ async def test_one_right_key_among_several_passes_and_another_attempts_key_alone
 ) -> None:
     if token:
         monkeypatch.setenv("AGL_TOKEN", token)
+    none = 401 if token else 200
     async with GatewayHarness() as harness:
         mine, theirs = await harness.attempt(), await harness.attempt()
         own, other = (attempt_key(a.rollout_id, a.attempt.attempt_id) for a in (mine, theirs))
         url = harness.url(mine)
-        for right in HEADERS.values():
-            for beside in HEADERS.values():
-                if right is not beside:
-                    assert (await call(harness, url, CHAT, beside("dummy") | right(own)))[0] == 200
-                    status, text = await call(harness, url, CHAT, beside("dummy") | right(other))
-                    assert (status, json.loads(text)["error"]["code"]) == (403, "wrong_attempt_key")
-                    assert (await call(harness, url, CHAT, beside("dummy") | right("dummy")))[0] == (
-                        401 if token else 200
-                    )
+        assert (await call(harness, url, CHAT, {"Authorization": "Basic czNjcmV0"}))[0] == none
+        for right, beside in itertools.permutations(HEADERS.values(), 2):
+            assert (await call(harness, url, CHAT, beside("dummy") | right(own)))[0] == 200
+            status, text = await call(harness, url, CHAT, beside("dummy") | right(other))
+            assert (status, json.loads(text)["error"]["code"]) == (403, "wrong_attempt_key")
+            assert (await call(harness, url, CHAT, beside("dummy") | right("dummy")))[0] == none
 
 
 def _leaks(text: str, *keys: str) -> bool:
@@ -142,7 +141,9 @@ def _leaks(text: str, *keys: str) -> bool:
 
 # --- planted provider keys -------------------------------------------------------------------------------------------
 
+AGENT_SECRET = "agent-header-planted-0123456789"
 NATIVE = {
+    "chat": ("/chat/completions", CHAT, "authorization"),
     "messages": ("/messages", SAID, "x-api-key"),
     "messages, streamed": ("/messages", {**SAID, "stream": True}, "x-api-key"),
     "count_tokens": ("/messages/count_tokens", CHAT, "x-api-key"),
@@ -158,12 +159,17 @@ async def test_a_provider_that_repeats_its_key_does_not_hand_it_on(
     case: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tail, body, header = NATIVE[case]
+    monkeypatch.setenv("AGL_TOKEN", TOKEN)
     caplog.set_level(logging.DEBUG)
+    logging.getLogger("aiohttp").setLevel(logging.DEBUG)
     leaky = {"type": "error", "error": {"type": "x", "message": f"wrong key {PROVIDER_KEY}", "code": PROVIDER_KEY}}
-    every = ["completions", "embeddings", "responses", "messages"]
+    every = ["chat/completions", "completions", "embeddings", "responses", "messages"]
     with ModelServer(answer=lambda request: f"my key is {PROVIDER_KEY} indeed") as model:
         async with GatewayHarness(model_list=[model.entry("policy", api_key=PROVIDER_KEY, dialects=every)]) as harness:
             attempt = await harness.attempt()
+            own = attempt_key(attempt.rollout_id, attempt.attempt.attempt_id)
+            forged = f"{own[:-32]}{'0' * 32}"
+            headers = {"Authorization": f"Bearer {own}", "X-Secret": AGENT_SECRET, "Cookie": AGENT_SECRET}
             faults = [
                 Fault(401, json.dumps(leaky).encode()),
                 Fault(400, PROVIDER_KEY.encode()),
@@ -176,11 +182,14 @@ async def test_a_provider_that_repeats_its_key_does_not_hand_it_on(
             shown: list[str] = []
             for fault in faults:
                 model.faults = [fault]
-                shown.append((await call(harness, harness.url(attempt, tail), body, {}))[1])
+                shown.append((await call(harness, harness.url(attempt, tail), body, headers))[1])
+            shown.append((await call(harness, harness.url(attempt, tail), body, {"x-api-key": forged}))[1])
             assert PROVIDER_KEY in model.calls[0].headers[header]
+            sent = "".join(str(call.headers) for call in model.calls)
+            assert not [secret for secret in (AGENT_SECRET, own, TOKEN) if secret in sent]
             shown += [span.model_dump_json() for span in await harness.spans(attempt)]
             shown += [caplog.text, repr(harness.proxy.stats()), repr(harness.proxy.model_list[0]["model_name"])]
-            assert not [text for text in shown if PROVIDER_KEY in text]
+            assert not [text for text in shown if AGENT_SECRET in text or _leaks(text, own, forged)]
 
 
 async def test_the_question_what_an_engine_is_shows_no_key(caplog: pytest.LogCaptureFixture) -> None:

@@ -56,7 +56,10 @@ async def run_team(harness: GatewayHarness) -> AttemptedRollout:
     return attempt
 
 
-async def test_two_agents_of_one_rollout_train_two_policies(team: GatewayHarness) -> None:
+@pytest.mark.parametrize("adapter", [TracerTraceToTriplet, LlmProxyTraceToTriplet])
+async def test_two_agents_of_one_rollout_train_two_policies_and_frozen_and_external_ones_are_not_selected(
+    team: GatewayHarness, adapter: type[TraceToTripletBase]
+) -> None:
     attempt = await run_team(team)
     told = [(call.get("role"), call["policy"], call["policy_kind"]) for call in await team.raw(attempt)]
     assert told == [
@@ -67,11 +70,11 @@ async def test_two_agents_of_one_rollout_train_two_policies(team: GatewayHarness
     ]
     spans = await team.spans(attempt)
     for policy in ("writer", "critic"):
-        for adapter in (TracerTraceToTriplet(policy=policy), LlmProxyTraceToTriplet(policy=policy)):
-            (triplet,) = adapter.adapt(spans)
-            assert triplet.metadata["policy"] == policy
-    (mine,) = TracerTraceToTriplet(policy="critic").adapt(spans)
-    assert mine.metadata["agent_name"] == "critic"
+        (triplet,) = adapter(policy=policy).adapt(spans)
+        assert triplet.metadata["policy"] == policy
+    assert [triplet.metadata["policy"] for triplet in adapter().adapt(spans)] == ["writer", "critic"]
+    assert adapter().explain(spans).counts() == {"not_selected": 2}
+    assert len(TraceToMessages().adapt(spans)) == 2
 
 
 class Team(agl.LitAgent[str]):
@@ -103,16 +106,6 @@ async def test_an_agent_of_two_roles_is_given_a_model_for_each_by_name(team: Gat
         rows[policy] = [call.policy for call in record.calls if call.ref not in record.exclusions]
         assert len(TraceToMessages(policy=policy).adapt(spans)) == len(rows[policy])
     assert rows == {"writer": ["writer", "writer"], "critic": ["critic"]}
-
-
-@pytest.mark.parametrize("adapter", [TracerTraceToTriplet(), LlmProxyTraceToTriplet()])
-async def test_calls_of_frozen_and_external_policies_are_not_selected(
-    team: GatewayHarness, adapter: TraceToTripletBase
-) -> None:
-    spans = await team.spans(await run_team(team))
-    assert [triplet.metadata["policy"] for triplet in adapter.adapt(spans)] == ["writer", "critic"]
-    assert adapter.explain(spans).counts() == {"not_selected": 2}
-    assert len(TraceToMessages().adapt(spans)) == 2
 
 
 async def test_the_ledger_trains_the_policy_that_is_asked_for_and_none_where_it_cannot_tell(
@@ -157,15 +150,6 @@ async def test_an_external_model_without_tokens_is_neither_warned_of_nor_blamed_
             (call,) = TracerTraceToTriplet().explain(await harness.spans(attempt)).calls
             assert call.reason == "not_selected"
     assert not caplog.records
-
-
-async def test_a_route_may_have_a_policy_of_its_own() -> None:
-    policies: dict[str, Any] = {"search": {"kind": "frozen", "routes": ["embeddings"]}, "main": {"kind": "trained"}}
-    async with GatewayHarness(policies=policies) as harness:
-        attempt = await harness.attempt()
-        await harness.ask(attempt)
-        assert (await harness.post(harness.url(attempt, "/embeddings"), {"model": "policy", "input": "x"}))[0] == 200
-        assert [call["policy"] for call in await harness.raw(attempt)] == ["main", "search"]
 
 
 async def test_without_policies_calls_belong_to_none_and_a_role_is_the_name_of_the_agent(
@@ -231,16 +215,29 @@ async def test_a_call_without_a_role_is_refused_where_all_policies_have_one() ->
         assert "roles: solver" in body["error"]["message"]
 
 
-async def test_a_grader_may_act_by_the_learning_model_and_is_not_trained() -> None:
-    policies: dict[str, Any] = {
-        "main": {"kind": "trained", "models": ["policy"]},
-        "grader": {"kind": "frozen", "roles": ["grader"]},
-    }
+CHAT: Any = ("chat/completions", "grader", {"messages": [{"role": "user", "content": "hi"}]})
+EMBEDDING: Any = ("embeddings", None, {"input": "x"})
+
+
+@pytest.mark.parametrize(
+    ("policies", "call", "policy"),
+    [
+        (
+            {"main": {"kind": "trained", "models": ["policy"]}, "grader": {"kind": "frozen", "roles": ["grader"]}},
+            CHAT,
+            "grader",
+        ),
+        ({"main": {"kind": "trained"}, "search": {"kind": "frozen", "routes": ["embeddings"]}}, EMBEDDING, "search"),
+    ],
+    ids=["a grader may act by the learning model and is not trained", "a route may have a policy of its own"],
+)
+async def test_a_role_or_a_route_may_have_a_policy_of_its_own(policies: Any, call: Any, policy: str) -> None:
     async with GatewayHarness(policies=policies) as harness:
         attempt = await harness.attempt()
-        url = harness.proxy.as_resource(attempt.rollout_id, attempt.attempt.attempt_id, role="grader").endpoint
-        await ask(url, "policy")
-        assert [call["policy"] for call in await harness.raw(attempt)] == ["grader"]
+        tail, role, body = call
+        llm = harness.proxy.as_resource(attempt.rollout_id, attempt.attempt.attempt_id, role=role)
+        assert (await harness.post(f"{llm.endpoint}/{tail}", {"model": "policy", **body}))[0] == 200
+        assert [call["policy"] for call in await harness.raw(attempt)] == [policy]
 
 
 # --- what an owner may write -------------------------------------------------------------------------------------
@@ -261,10 +258,11 @@ def test_resources_per_role_have_the_model_of_their_policy() -> None:
 def test_resources_per_role_need_roles() -> None:
     with pytest.raises(ValueError, match="No policy names a role"):
         LLMProxy(model_list=entries(ModelServer(), "m")).as_resources()
+    proxy = LLMProxy(model_list=entries(ModelServer(), *MODELS), policies=TEAM)
     with pytest.raises(ValueError, match="The policy 'writer' is served by writer-7b, not by 'gpt'"):
-        LLMProxy(model_list=entries(ModelServer(), *MODELS), policies=TEAM).as_resource(role="writer", model="gpt")
+        proxy.as_resource(role="writer", model="gpt")
     with pytest.raises(ValueError, match="did you mean 'writer'"):
-        LLMProxy(model_list=entries(ModelServer(), *MODELS), policies=TEAM).as_resource(role="wroter")
+        proxy.as_resource(role="wroter")
 
 
 WRONG: dict[str, tuple[Any, str]] = {

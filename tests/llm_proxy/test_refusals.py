@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import aiohttp
 import pytest
 
 from agentlightning.adapter.calls.calls import model_calls
@@ -39,14 +38,6 @@ async def test_a_url_without_an_attempt_is_404_that_shows_the_right_form(harness
     assert answer[0] == 404
     assert "/rollout/<rollout_id>/attempt/<attempt_id>" in error_of(answer)["message"]
     assert harness.model.calls == []
-
-
-@pytest.mark.parametrize("tail", ["/chat/completions", "/v1/chat/completions", "/v1/chat%2Fcompletions"])
-async def test_both_forms_of_the_url_are_served(harness: GatewayHarness, tail: str) -> None:
-    attempt = await harness.attempt()
-    status, _ = await harness.post(harness.url(attempt, tail), {"model": "policy", "messages": MESSAGES})
-    assert status == 200
-    assert await harness.states(attempt) == ["ok"]
 
 
 @pytest.mark.parametrize("tail", ["", "/", "/v1", "/v2/chat/completions", "/v1/images/generations"])
@@ -228,27 +219,6 @@ async def test_calls_beyond_the_bound_are_429_with_retry_after_and_recorded(limi
         assert (await harness.ask(attempt))[0] == 200  # the slots are free again
 
 
-async def test_calls_beyond_the_bound_of_an_attempt_wait_for_room(harness: GatewayHarness) -> None:
-    attempt = await harness.attempt()
-    harness.model.hold()
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-
-        async def ask(number: int) -> int:
-            body = {"model": "policy", "messages": [{"role": "user", "content": f"question {number}"}]}
-            async with session.post(harness.url(attempt), json=body) as reply:
-                await reply.read()
-                return reply.status
-
-        calls = [asyncio.create_task(ask(number)) for number in range(200)]
-        await until(lambda: harness.proxy.calls_in_hand() == 200)
-        await harness.model.until(arrived(64))
-        assert len(harness.model.calls) == 64
-        harness.model.release()
-        assert await asyncio.gather(*calls) == [200] * 200
-    assert await harness.states(attempt) == ["ok"] * 200
-    assert harness.proxy.calls_in_hand() == 0
-
-
 BODIES: dict[str, dict[str, Any]] = {
     "/chat/completions": {"messages": MESSAGES},
     "/completions": {"prompt": "hi"},
@@ -393,57 +363,3 @@ async def test_one_attempt_at_its_bound_does_not_hold_up_another() -> None:
 def test_a_bound_that_is_not_positive_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"GatewayLimits\.calls must be positive; got 0"):
         GatewayLimits(calls=0)
-
-
-# --- keys --------------------------------------------------------------------------------------------------------
-
-
-async def ask_with(harness: GatewayHarness, attempt: AttemptedRollout, headers: dict[str, str]) -> Response:
-    return await harness.post(harness.url(attempt), {"model": "policy", "messages": MESSAGES}, **headers)
-
-
-def keys_for(own: str, other: str) -> dict[str, tuple[dict[str, str], int, int]]:
-    """Headers, status without a token on the server, status with one."""
-    return {
-        "own key": ({"Authorization": f"Bearer {own}"}, 200, 200),
-        "own key, the other header": ({"x-api-key": own}, 200, 200),
-        "key of another attempt": ({"Authorization": f"Bearer {other}"}, 403, 403),
-        "forged signature": ({"Authorization": f"Bearer {own[:-1]}{'0' if own[-1] != '0' else '1'}"}, 403, 403),
-        "no key": ({}, 200, 401),
-        "a placeholder": ({"Authorization": "Bearer dummy"}, 200, 401),
-        "a provider's key": ({"Authorization": "Bearer sk-123"}, 200, 401),
-        "the server's token": ({"Authorization": "Bearer s3cret"}, 200, 200),
-        "basic auth": ({"Authorization": "Basic czNjcmV0"}, 200, 401),
-    }
-
-
-@pytest.mark.parametrize("case", keys_for("agl-x.y.z", ""))
-@pytest.mark.parametrize("token", [None, "s3cret"])
-async def test_the_matrix_of_keys(monkeypatch: pytest.MonkeyPatch, token: str | None, case: str) -> None:
-    from agentlightning.types.attempt_key import attempt_key
-
-    if token:
-        monkeypatch.setenv("AGL_TOKEN", token)
-    async with GatewayHarness() as harness:
-        mine, theirs = await harness.attempt(), await harness.attempt()
-        own, other = (attempt_key(a.rollout_id, a.attempt.attempt_id) for a in (mine, theirs))
-        headers, without, with_token = keys_for(own, other)[case]
-        answer = await ask_with(harness, mine, headers)
-        assert answer[0] == (with_token if token else without)
-        if answer[0] != 200:
-            error_of(answer)
-            assert harness.model.calls == []
-            assert await harness.spans(mine) == []
-
-
-async def test_the_list_of_models_needs_a_key_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AGL_TOKEN", "s3cret")
-    async with GatewayHarness() as harness:
-        attempt = await harness.attempt()
-        async with harness.session.get(harness.url(attempt, "/v1/models")) as reply:
-            assert reply.status == 401
-        key = harness.proxy.as_resource(attempt.rollout_id, attempt.attempt.attempt_id).api_key
-        async with harness.session.get(
-            harness.url(attempt, "/models"), headers={"Authorization": f"Bearer {key}"}
-        ) as reply:
-            assert [model["id"] for model in (await reply.json())["data"]] == ["policy"]

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
-import aiohttp
-import openai
 import pytest
 
 from agentlightning.types import AttemptedRollout
-from tests.llm_proxy.harness import GatewayHarness, until
+from tests.llm_proxy.agents import ChatAgent
+from tests.llm_proxy.harness import GatewayHarness
 from tests.stubs.model_server import Fault, ModelServer, encode, logprobs_of
 
 Json = dict[str, Any]
@@ -75,41 +73,17 @@ async def test_frames_to_which_nothing_was_added_pass_untouched(harness: Gateway
         assert await reply.read() == body
 
 
-async def test_an_agent_that_asks_for_tokens_gets_the_servers_own_frames(harness: GatewayHarness) -> None:
-    _, frames = await _read(harness, await harness.attempt(), return_token_ids=True, logprobs=True)
-    ids = [token for chunk in _chunks(frames) for choice in chunk["choices"] for token in choice.get("token_ids", [])]
-    assert ids == encode(TEXT)
-
-
-async def test_the_first_frame_comes_before_the_last_is_made(harness: GatewayHarness) -> None:
-    released = asyncio.Event()
-    harness.model.frame_gate = lambda index: 0.0 if index < 2 or released.is_set() else 0.05
-    attempt = await harness.attempt()
-    async with harness.session.post(harness.url(attempt), json=_body()) as reply:
-        first = await reply.content.readuntil(b"\n\n")
-        assert first.startswith(b"data: ")
-        assert await harness.raw(attempt) == []
-        released.set()
-        await reply.read()
-    assert await harness.states(attempt) == ["ok"]
-
-
 async def test_the_openai_library_reads_streams_and_tool_calls(harness: GatewayHarness) -> None:
     calls = [{"id": "call-1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}]
     harness.model.answer = lambda request: {"content": None, "tool_calls": calls}
-    attempt = await harness.attempt()
-    client = openai.AsyncOpenAI(base_url=harness.url(attempt, "/v1"), api_key="none", max_retries=0)
-    async with client.chat.completions.stream(model="policy", messages=[{"role": "user", "content": "go"}]) as stream:
-        async for _ in stream:
-            pass
-        reply = await stream.get_final_completion()
-    await client.close()
-    (call,) = reply.choices[0].message.tool_calls or []
+    agent = ChatAgent(harness, await harness.attempt())
+    async with agent.client:
+        reply = await agent.whole(streamed=True)
+    (call,) = reply.choices[0].message.tool_calls
     assert (call.function.name, json.loads(call.function.arguments)) == ("add", {"a": 1, "b": 2})
-    (recorded,) = await harness.raw(attempt)
+    said, recorded = await agent.recorded()
     assert recorded["completion_token_ids"] == encode(json.dumps(calls))
-    (parent,) = [span for span in await harness.spans(attempt) if span.name == "litellm_request"]
-    assert parent.attributes["gen_ai.completion.0.tool_calls.0.arguments"] == '{"a": 1, "b": 2}'
+    assert said["gen_ai.completion.0.tool_calls.0.arguments"] == '{"a": 1, "b": 2}'
 
 
 async def test_a_server_that_cannot_stream_is_streamed_for(harness: GatewayHarness) -> None:
@@ -122,56 +96,7 @@ async def test_a_server_that_cannot_stream_is_streamed_for(harness: GatewayHarne
     assert call["completion_token_ids"] == encode(TEXT)
 
 
-async def test_an_agent_that_leaves_in_the_middle_leaves_a_span_that_says_so(
-    harness: GatewayHarness,
-) -> None:
-    harness.model.frame_gate = lambda index: 0.02 if index < 4 else 30.0
-    attempt = await harness.attempt()
-    async with aiohttp.ClientSession() as session, session.post(harness.url(attempt), json=_body()) as reply:
-        await reply.content.readuntil(b"\n\n")
-        reply.close()
-    await until(lambda: sum(harness.proxy.stats()["calls"].values()) == 1)
-    (call,) = await harness.raw(attempt)
-    assert (call["state"], call["http_status"]) == ("client_left", 499)
-    assert "completion_token_ids" not in call
-
-
 SSE = {"Content-Type": "text/event-stream"}
-HALF = b'data: {"id": "x", "choices": [{"index": 0, "delta": {"content": "ha"}, "finish_reason": null}]}\n\n'
-
-
-@pytest.mark.parametrize(
-    "fault",
-    [
-        Fault(body=HALF, headers=SSE),
-        Fault(body=HALF + b'data: {"id": "x", "cho', headers=SSE),
-        Fault(body=HALF + b"data: not json\n\n", headers=SSE),
-        Fault(body=HALF + b'data: {"error": {"message": "out of memory", "code": 500}}\n\n', headers=SSE),
-        Fault(body=HALF * 3, headers=SSE, cut="middle"),
-    ],
-    ids=["ends early", "ends within a frame", "garbage", "error in the stream", "cut"],
-)
-async def test_a_stream_that_breaks_ends_with_an_error_and_is_recorded_as_broken(
-    harness: GatewayHarness, fault: Fault
-) -> None:
-    harness.model.faults = [fault]
-    attempt = await harness.attempt()
-    client = openai.AsyncOpenAI(base_url=harness.url(attempt, "/v1"), api_key="none", max_retries=0)
-    text = ""
-
-    async def read() -> None:
-        nonlocal text
-        async for chunk in await client.chat.completions.create(**_body()):
-            text += chunk.choices[0].delta.content or ""
-
-    with pytest.raises(openai.APIError, match="model server"):
-        await read()
-    await client.close()
-    assert text.startswith("ha")
-    (call,) = await harness.raw(attempt)
-    assert call["state"] == "upstream_error"
-    assert "completion_token_ids" not in call
-    assert len(harness.model.calls) == 1
 
 
 @pytest.mark.parametrize("fault", [Fault(400), Fault(body=b"", headers=SSE)], ids=["refused", "empty"])
@@ -182,17 +107,3 @@ async def test_a_stream_that_never_begins_is_an_ordinary_error(harness: GatewayH
         assert reply.status == (400 if fault.status == 400 else 502)
         assert "error" in await reply.json()
     assert await harness.states(attempt) == ["upstream_error"]
-
-
-async def test_many_streams_at_once_keep_their_order_and_their_tokens(harness: GatewayHarness) -> None:
-    harness.model.answer = lambda request: " ".join([request["messages"][0]["content"]] * 30)
-    attempts = [await harness.attempt() for _ in range(40)]
-
-    async def one(index: int, attempt: AttemptedRollout) -> None:
-        messages = [{"role": "user", "content": f"word{index}"}]
-        _, frames = await _read(harness, attempt, messages=messages)
-        assert _text(_chunks(frames)) == " ".join([f"word{index}"] * 30)
-        (call,) = await harness.raw(attempt)
-        assert call["completion_token_ids"] == encode(f"word{index}") * 30
-
-    await asyncio.gather(*(one(index, attempt) for index, attempt in enumerate(attempts)))

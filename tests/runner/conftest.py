@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
-from agentlightning.runner import LitAgentRunner
 from agentlightning.store.memory import InMemoryLightningStore
-from agentlightning.tracer.otel import OtelTracer
-from agentlightning.types import AttemptedRollout, Hook, RolloutConfig
+from tests.runner.serving import run_tasks
 
 
 @pytest.fixture
@@ -22,20 +21,5 @@ async def store() -> AsyncIterator[InMemoryLightningStore]:
 
 @pytest.fixture
 def serve(store: InMemoryLightningStore) -> Callable[..., Any]:
-    """Enqueue inputs, run them all with an agent, and return the rollouts in order."""
-
-    async def serve(
-        agent: Any,
-        *inputs: Any,
-        config: RolloutConfig | None = None,
-        hooks: Sequence[Hook] | None = None,
-        **settings: Any,
-    ) -> list[AttemptedRollout]:
-        made = [await store.enqueue_rollout(input=task, config=config, mode="train") for task in inputs]
-        runner: LitAgentRunner[Any] = LitAgentRunner(OtelTracer(), max_rollouts=len(made), **settings)
-        with runner.run_context(agent=agent, store=store, hooks=hooks):
-            await runner.iter()
-        finished = [await store.get_rollout_by_id(rollout.rollout_id) for rollout in made]
-        return [rollout for rollout in finished if isinstance(rollout, AttemptedRollout)]
-
-    return serve
+    """`run_tasks` on the store."""
+    return partial(run_tasks, store)

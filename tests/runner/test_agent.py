@@ -14,23 +14,15 @@ from agentlightning.runner.outcome import Ending, MissingResources
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.tracer.otel import OtelTracer
 from agentlightning.types import LLM, AttemptedRollout
-
-
-def runner_of() -> LitAgentRunner[Any]:
-    return LitAgentRunner(OtelTracer())
+from tests.runner.serving import runner_of
 
 
 async def test_step_runs_a_task_and_returns_its_rollout(store: InMemoryLightningStore) -> None:
-    runner = runner_of()
-    with runner.run_context(agent=rollout(lambda task: 0.5), store=store):
+    with runner_of().run_context(agent=rollout(lambda task: 0.5), store=store) as runner:
         finished = await runner.step("x", mode="val")
     assert isinstance(finished, AttemptedRollout)
     assert (finished.status, finished.mode, finished.attempt.outcome) == ("succeeded", "val", "scored")
-    assert finished.attempt.worker_id == await _label_of(store)
-
-
-async def _label_of(store: InMemoryLightningStore) -> str:
-    return (await store.query_workers())[0].worker_id
+    assert [worker.worker_id for worker in await store.query_workers()] == [finished.attempt.worker_id]
 
 
 async def test_step_publishes_the_resources_it_is_given(store: InMemoryLightningStore) -> None:
@@ -44,42 +36,28 @@ async def test_step_publishes_the_resources_it_is_given(store: InMemoryLightning
     assert finished.status == "succeeded"
 
 
-async def test_step_raises_what_the_agent_raises_after_it_was_recorded(store: InMemoryLightningStore) -> None:
-    @rollout
-    def agent(task: str) -> float:
-        raise ZeroDivisionError("mine")
-
-    runner = runner_of()
-    with runner.run_context(agent=agent, store=store):
-        with pytest.raises(ZeroDivisionError, match="mine"):
-            await runner.step("x")
-        with pytest.raises(ZeroDivisionError):
-            await runner.step("y")
-    finished = await store.query_rollouts()
-    assert [one.status for one in finished] == ["failed", "failed"]
+class Needs(LitAgent[str]):
+    def rollout(self, task: str, resources: Any, rollout: Any) -> float:
+        return 1.0
 
 
-async def test_step_without_resources_says_so(store: InMemoryLightningStore) -> None:
-    class Agent(LitAgent[str]):
-        def rollout(self, task: str, resources: Any, rollout: Any) -> float:
-            return 1.0
-
-    runner = runner_of()
-    with (
-        runner.run_context(agent=Agent(), store=store),
-        pytest.raises(MissingResources, match="Failed to fetch resources"),
-    ):
-        await runner.step("x")
-    assert isinstance(MissingResources("x"), RuntimeError)
-
-
-async def test_an_unusable_result_is_a_type_error(store: InMemoryLightningStore) -> None:
-    runner = runner_of()
-    with (
-        runner.run_context(agent=rollout(lambda task: "text"), store=store),
-        pytest.raises(TypeError, match="Invalid raw result type"),
-    ):
-        await runner.step("x")
+@pytest.mark.parametrize(
+    ("agent", "error", "said"),
+    [
+        (rollout(lambda task: 1 / 0), ZeroDivisionError, "division by zero"),
+        (rollout(lambda task: "text"), TypeError, "Invalid raw result type"),
+        (Needs(), MissingResources, "Failed to fetch resources"),
+        (Needs(), RuntimeError, "Failed to fetch resources"),
+    ],
+)
+async def test_step_raises_what_went_wrong_after_it_was_recorded(
+    store: InMemoryLightningStore, agent: Any, error: Any, said: str
+) -> None:
+    with runner_of().run_context(agent=agent, store=store) as runner:
+        for task in "xy":
+            with pytest.raises(error, match=said):
+                await runner.step(task)
+    assert [one.status for one in await store.query_rollouts()] == ["failed", "failed"]
 
 
 async def test_the_stop_event_cancels_a_step(store: InMemoryLightningStore) -> None:
@@ -104,14 +82,6 @@ async def test_the_context_is_also_an_async_one(store: InMemoryLightningStore) -
         assert (await runner.step("x")).status == "succeeded"
     with pytest.raises(ValueError, match="Call init"):
         runner.get_agent()
-
-
-async def test_a_plain_function_is_taken_as_an_agent(store: InMemoryLightningStore) -> None:
-    def agent(task: str) -> float:
-        return 1.0
-
-    with runner_of().run_context(agent=agent, store=store) as runner:  # type: ignore[arg-type] -- wrapped
-        assert (await runner.step("x")).status == "succeeded"
 
 
 class Unlucky(LitAgentRunner[Any]):
@@ -179,11 +149,3 @@ async def test_what_happens_around_a_rollout_may_be_overridden(store: InMemoryLi
     with Watching(OtelTracer()).run_context(agent=rollout(lambda task: 1.0), store=store) as runner:
         await runner.step("x")
     assert [ending.outcome for ending in endings] == ["scored"]
-
-
-async def test_log_prefixes_name_what_is_known(store: InMemoryLightningStore) -> None:
-    runner = runner_of()
-    assert runner._log_prefix() == "[Worker-Unknown]"
-    with runner.run_context(agent=rollout(lambda task: 1.0), store=store):
-        assert runner._log_prefix() == "[Worker-0]"
-        assert runner._log_prefix("ro-1") == "[Worker-0] [ro-1]"

@@ -16,11 +16,12 @@ from typing_extensions import override
 from agentlightning.litagent import LitAgent, rollout
 from agentlightning.runner import LitAgentRunner, heartbeat
 from agentlightning.runner.heartbeat import Heartbeat, HeldAttempts
-from agentlightning.store.base import UNSET
+from agentlightning.store.base import UNSET, LightningStore
 from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.tracer.otel import OtelTracer
-from agentlightning.types import AttemptedRollout, RolloutConfig, Worker
+from agentlightning.types import RolloutConfig, Worker
+from tests.runner.serving import run_tasks, runner_of
 
 
 class Counting(InMemoryLightningStore):
@@ -81,7 +82,6 @@ async def test_heartbeats_carry_the_host_and_end_with_the_runner(mode: str) -> N
     await asyncio.sleep(0.1)
     assert len(store.beats) == count
     assert not [thread.name for thread in threading.enumerate() if "heartbeat" in thread.name]
-    await store.close()
 
 
 async def test_a_heartbeat_that_fails_does_not_end_the_others(caplog: pytest.LogCaptureFixture) -> None:
@@ -89,7 +89,6 @@ async def test_a_heartbeat_that_fails_does_not_end_the_others(caplog: pytest.Log
     store.failing = True
     await serve_until(store, store.third, heartbeat_interval=0.03, interval_jitter=0.0)
     assert "update failed: ConnectionError: away" in caplog.text
-    await store.close()
 
 
 async def test_a_worker_without_work_beats_every_second_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,39 +110,40 @@ async def test_a_worker_without_work_beats_every_second_time(monkeypatch: pytest
     await asyncio.wait_for(nine.wait(), 60)
     await beating.stop()
     assert beats[:9] == [1, 1, 2, 2, 3, 3, 4, 5, 6]
-    await store.close()
 
 
 async def test_no_interval_means_no_heartbeats() -> None:
     store = Counting()
-    made = await store.enqueue_rollout(input="x")
-    runner: LitAgentRunner[Any] = LitAgentRunner(OtelTracer(), max_rollouts=1, heartbeat_interval=0)
-    with runner.run_context(agent=rollout(lambda task: 1.0), store=store):
-        await runner.iter()
-    assert store.beats == []
-    assert (await store.get_rollout_by_id(made.rollout_id)).status == "succeeded"  # type: ignore[union-attr]
-    await store.close()
+    (finished,) = await run_tasks(store, rollout(lambda task: 1.0), "x", heartbeat_interval=0)
+    assert (finished.status, store.beats) == ("succeeded", [])
+
+
+BEATS: dict[str, Any] = {"heartbeat_interval": 0.1, "interval_jitter": 0.0}
+LEASE: dict[str, Any] = {"lease_seconds": 0.4, "scan_debounce_seconds": 0.05}
+
+
+@rollout
+async def blocks(task: float) -> float:
+    time.sleep(task)  # noqa: ASYNC251 -- the mistake that the thread makes up for
+    return 1.0
+
+
+@rollout
+async def sleeps(task: float) -> float:
+    await asyncio.sleep(task)
+    return 1.0
+
+
+async def one_attempt(store: LightningStore, rollout_id: str) -> None:
+    """Check that nothing but one attempt was made, and that it ended well."""
+    (attempt,) = await store.query_attempts(rollout_id)
+    assert (attempt.status, attempt.outcome) == ("succeeded", "scored")
 
 
 async def test_an_agent_that_blocks_the_loop_keeps_its_lease() -> None:
-    """The loop stands still for longer than the lease; the heartbeats come from a thread."""
-    store = Counting(lease_seconds=0.4, scan_debounce_seconds=0.05)
-
-    @rollout
-    async def agent(task: str) -> float:
-        time.sleep(1.0)  # noqa: ASYNC251 -- the mistake that the thread makes up for
-        return 1.0
-
-    made = await store.enqueue_rollout(input="x")
-    runner: LitAgentRunner[Any] = LitAgentRunner(
-        OtelTracer(), max_rollouts=1, heartbeat_interval=0.1, interval_jitter=0.0
-    )
-    with runner.run_context(agent=agent, store=store):
-        await runner.iter()
-    finished = await store.get_rollout_by_id(made.rollout_id)
-    assert isinstance(finished, AttemptedRollout)
-    assert (finished.attempt.sequence_id, finished.attempt.outcome) == (1, "scored")
-    await store.close()
+    store = Counting(**LEASE)
+    (finished,) = await run_tasks(store, blocks, 1.0, **BEATS)  # longer than the lease
+    await one_attempt(store, finished.rollout_id)
 
 
 class HoldsTheInterpreter(LitAgent[float]):
@@ -158,78 +158,36 @@ class HoldsTheInterpreter(LitAgent[float]):
 
 
 async def test_an_agent_that_holds_the_interpreter_in_its_process_keeps_its_lease() -> None:
-    store = Counting(lease_seconds=0.4, scan_debounce_seconds=0.05)
-    made = await store.enqueue_rollout(input=0.9)
-    runner: LitAgentRunner[Any] = LitAgentRunner(
-        OtelTracer(), max_rollouts=1, heartbeat_interval=0.1, interval_jitter=0.0, isolation="process"
-    )
-    with runner.run_context(agent=HoldsTheInterpreter(), store=store):
-        await runner.iter()
-    attempts = await store.query_attempts(made.rollout_id)
-    assert [(attempt.status, attempt.outcome) for attempt in attempts] == [("succeeded", "scored")]
-    assert store.named == {attempts[0].attempt_id}
-    await store.close()
+    store = Counting(**LEASE)
+    (finished,) = await run_tasks(store, HoldsTheInterpreter(), 0.9, **BEATS, isolation="process")
+    await one_attempt(store, finished.rollout_id)
+    assert store.named == {finished.attempt.attempt_id}
 
 
 async def test_every_lane_s_attempt_is_named_and_none_after_its_end() -> None:
     store = Counting(lease_seconds=0.5, scan_debounce_seconds=0.05)
-    made = [(await store.enqueue_rollout(input=i)).rollout_id for i in range(50)]
-
-    @rollout
-    async def agent(task: int) -> float:
-        await asyncio.sleep(1.0)
-        return 1.0
-
-    runner: LitAgentRunner[Any] = LitAgentRunner(
-        OtelTracer(), max_rollouts=50, heartbeat_interval=0.1, interval_jitter=0.0, concurrency=50
-    )
-    with runner.run_context(agent=agent, store=store):
+    made = [(await store.enqueue_rollout(input=1.0)).rollout_id for _ in range(50)]
+    with runner_of(max_rollouts=50, concurrency=50, **BEATS).run_context(agent=sleeps, store=store) as runner:
         await runner.iter()
         assert runner._held.ids() == []
     attempts = [attempt for i in made for attempt in await store.query_attempts(i)]
     assert {attempt.attempt_id for attempt in attempts} == store.named
     assert [attempt.outcome for attempt in attempts] == ["scored"] * 50
-    await store.close()
 
 
 async def test_a_store_that_takes_no_names_renews_all_claims_of_the_worker() -> None:
-    store = Earlier(lease_seconds=0.4, scan_debounce_seconds=0.05)
-    made = await store.enqueue_rollout(input="x")
-
-    @rollout
-    async def agent(task: str) -> float:
-        await asyncio.sleep(1.0)
-        return 1.0
-
-    runner: LitAgentRunner[Any] = LitAgentRunner(
-        OtelTracer(), max_rollouts=1, heartbeat_interval=0.1, interval_jitter=0.0
-    )
-    with runner.run_context(agent=agent, store=store):
-        await runner.iter()
-    assert [a.outcome for a in await store.query_attempts(made.rollout_id)] == ["scored"]
-    await store.close()
+    store = Earlier(**LEASE)
+    (finished,) = await run_tasks(store, sleeps, 1.0, **BEATS)
+    await one_attempt(store, finished.rollout_id)
 
 
-@pytest.mark.parametrize(("mode", "blocks"), [("thread", True), ("asyncio", False)])
-async def test_an_attempt_whose_silence_is_limited_is_kept_alive_while_its_agent_runs(mode: str, blocks: bool) -> None:
+@pytest.mark.parametrize(("mode", "agent"), [("thread", blocks), ("asyncio", sleeps)])
+async def test_an_attempt_whose_silence_is_limited_is_kept_alive_while_its_agent_runs(mode: str, agent: Any) -> None:
     store = InMemoryLightningStore(scan_debounce_seconds=0.05)
-
-    @rollout
-    async def agent(task: str) -> float:
-        if blocks:
-            time.sleep(0.6)  # noqa: ASYNC251 -- the mistake that the thread makes up for
-        else:
-            await asyncio.sleep(0.6)
-        return 1.0
-
-    made = await store.enqueue_rollout(input="x", config=RolloutConfig(unresponsive_seconds=0.3))
-    runner: LitAgentRunner[Any] = LitAgentRunner(OtelTracer(), max_rollouts=1, heartbeat_launch_mode=mode)
-    with runner.run_context(agent=agent, store=store):
-        await runner.iter()
-    attempts = await store.query_attempts(made.rollout_id)
-    assert [(attempt.status, attempt.outcome) for attempt in attempts] == [("succeeded", "scored")]
+    config = RolloutConfig(unresponsive_seconds=0.3)
+    (finished,) = await run_tasks(store, agent, 0.6, config=config, heartbeat_launch_mode=mode)
+    await one_attempt(store, finished.rollout_id)
     assert not [thread.name for thread in threading.enumerate() if thread.name.endswith("-attempts")]
-    await store.close()
 
 
 async def test_over_http_the_heartbeats_close_their_own_connections() -> None:
@@ -245,19 +203,10 @@ async def test_over_http_the_heartbeats_close_their_own_connections() -> None:
 
 async def test_one_step_after_serving_the_queue_keeps_its_lease() -> None:
     """The worker has sent heartbeats before, so that from then on its silence would cost it its rollouts."""
-    store = InMemoryLightningStore(lease_seconds=0.4, scan_debounce_seconds=0.05)
-
-    @rollout
-    async def agent(task: str) -> float:
-        await asyncio.sleep(1.0)
-        return 1.0
-
-    runner: LitAgentRunner[Any] = LitAgentRunner(OtelTracer(), heartbeat_interval=0.1, interval_jitter=0.0)
-    with runner.run_context(agent=agent, store=store):
+    store = InMemoryLightningStore(**LEASE)
+    with runner_of(**BEATS).run_context(agent=sleeps, store=store) as runner:
         await runner.iter(exit_when_idle=0.05)
         other = asyncio.create_task(store.dequeue_rollout("other", timeout=20))
-        finished = await runner.step("x")
+        finished = await runner.step(1.0)
     other.cancel()
-    attempts = await store.query_attempts(finished.rollout_id)
-    assert [(attempt.status, attempt.outcome) for attempt in attempts] == [("succeeded", "scored")]
-    await store.close()
+    await one_attempt(store, finished.rollout_id)

@@ -14,6 +14,7 @@ from agentlightning.semconv import CHANGED_TEXTS
 from agentlightning.store.base import LightningStore
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.store.spec import store_from_spec
+from tests.runner.serving import run_tasks
 
 
 class NoAttributes(Exception):
@@ -148,14 +149,9 @@ async def test_half_a_surrogate_pair_is_replaced_and_marked(
     serve: Callable[..., Any], store: InMemoryLightningStore, tmp_path: Path, place: str
 ) -> None:
     chosen: LightningStore = store if place == "memory" else store_from_spec(f"sqlite:///{tmp_path / 'a.db'}")
-    made = await chosen.enqueue_rollout(input="x")
-    runner: agl.LitAgentRunner[Any] = agl.LitAgentRunner(agl.OtelTracer(), max_rollouts=1)
-    with runner.run_context(agent=says_halves, store=chosen):
-        await runner.iter()
-    spans = list(await chosen.query_spans(made.rollout_id))
-    attempt = await chosen.get_latest_attempt(made.rollout_id)
-    assert attempt is not None
-    assert (attempt.outcome, agl.find_final_reward(spans)) == ("scored", 1.0)
+    (finished,) = await run_tasks(chosen, says_halves, "x")
+    spans = list(await chosen.query_spans(finished.rollout_id))
+    assert (finished.attempt.outcome, agl.find_final_reward(spans)) == ("scored", 1.0)
     "".join(span.model_dump_json() for span in spans).encode()
     message = next(span for span in spans if span.name == "agentlightning.message")
     assert message.attributes["agentlightning.message.body"] == "a\ufffdb\N{GRINNING FACE}"

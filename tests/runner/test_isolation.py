@@ -17,6 +17,7 @@ import socket
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from agentlightning.runner.isolation import process
 from agentlightning.runner.isolation.process import AgentProcessDied
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.types import AttemptedRollout, Hook, RolloutConfig, Span, Triplet
+from tests.runner.serving import run_tasks as run_tasks_here
 
 
 class OutOfLuck(Exception):
@@ -92,15 +94,7 @@ class Stubborn(LitAgent[Any]):
         return 1.0
 
 
-async def run_tasks(store: InMemoryLightningStore, agent: Any, *tasks: Any, **settings: Any) -> list[AttemptedRollout]:
-    config = settings.pop("config", None)
-    hooks = settings.pop("hooks", None)
-    made = [await store.enqueue_rollout(input=task, config=config) for task in tasks]
-    runner = LitAgentRunner[Any](agl.OtelTracer(), max_rollouts=len(tasks), isolation="process", **settings)
-    with runner.run_context(agent=agent, store=store, hooks=hooks):
-        await runner.iter()
-    finished = [await store.get_rollout_by_id(rollout.rollout_id) for rollout in made]
-    return [rollout for rollout in finished if isinstance(rollout, AttemptedRollout)]
+run_tasks = partial(run_tasks_here, isolation="process")
 
 
 def said(finished: AttemptedRollout) -> tuple[Any, ...]:

@@ -24,17 +24,13 @@ from agentlightning.runner import LitAgentRunner, claims
 from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.store.wrappers.compat import LightningStoreScoped
-from agentlightning.tracer.otel import OtelTracer
 from agentlightning.types import AttemptedRollout, EnqueueRolloutRequest, Span
+from tests.runner.serving import run_tasks, runner_of, status_of
 
 
 @rollout
 def one(task: Any) -> float:
     return 1.0
-
-
-def runner_of(**settings: Any) -> LitAgentRunner[Any]:
-    return LitAgentRunner(OtelTracer(), **settings)
 
 
 async def test_an_idle_runner_takes_work_as_soon_as_it_comes(store: InMemoryLightningStore) -> None:
@@ -66,16 +62,14 @@ async def test_a_rollout_that_runs_when_the_event_is_set_is_finished(store: InMe
         await go.wait()
         return 1.0
 
-    runner = runner_of()
-    first, second = [await store.enqueue_rollout(input=task) for task in "xy"]
-    with runner.run_context(agent=agent, store=store):
+    ids = [(await store.enqueue_rollout(input=task)).rollout_id for task in "xy"]
+    with runner_of().run_context(agent=agent, store=store) as runner:
         serving = asyncio.create_task(runner.iter(event=event))
         await begun.wait()
         event.set()
         go.set()
         await asyncio.wait_for(serving, 5.0)
-    assert (await store.get_rollout_by_id(first.rollout_id)).status == "succeeded"  # type: ignore[union-attr]
-    assert (await store.get_rollout_by_id(second.rollout_id)).status == "queuing"  # type: ignore[union-attr]
+    assert [await status_of(store, rollout_id) for rollout_id in ids] == ["succeeded", "queuing"]
 
 
 @pytest.mark.parametrize("in_thread", [True, False])
@@ -96,55 +90,38 @@ async def test_cancelling_the_runner_reports_what_ran_as_cancelled(
         await asyncio.Event().wait()
         return 1.0
 
-    runner = runner_of()
     made = await store.enqueue_rollout(input="x")
-    with runner.run_context(agent=rollout(sync_agent if in_thread else async_agent), store=store):
+    agent = rollout(sync_agent if in_thread else async_agent)
+    with runner_of().run_context(agent=agent, store=store) as runner:
         serving = asyncio.create_task(runner.iter())
         assert await asyncio.to_thread(begun.wait, 10)
         serving.cancel()
         await asyncio.wait({serving})
     release.set()
     assert serving.cancelled()
-    finished = await store.get_rollout_by_id(made.rollout_id)
-    assert isinstance(finished, AttemptedRollout)
-    assert (finished.attempt.status, finished.attempt.outcome, finished.attempt.outcome_reason) == (
-        "failed",
-        "cancelled",
-        "stopped",
-    )
+    attempt = await store.get_latest_attempt(made.rollout_id)
+    assert attempt is not None
+    assert (attempt.status, attempt.outcome, attempt.outcome_reason) == ("failed", "cancelled", "stopped")
     assert len(await store.query_spans(made.rollout_id)) == 1
 
 
-@pytest.mark.parametrize("in_thread", [True, False])
-async def test_concurrency_runs_that_many_at_once_and_traces_do_not_mix(
-    store: InMemoryLightningStore, in_thread: bool
+async def test_threads_run_that_many_at_once_and_max_rollouts_counts_over_all_lanes(
+    store: InMemoryLightningStore,
 ) -> None:
     together = threading.Barrier(4)
-    meeting, arrived = asyncio.Event(), 0
 
-    def sync_agent(task: int) -> float:
+    @rollout
+    def agent(task: int) -> float:
         together.wait(10)
         emit_message(f"task {task}")
         return float(task)
 
-    async def async_agent(task: int) -> float:
-        nonlocal arrived
-        arrived += 1
-        if arrived % 4 == 0:
-            meeting.set()
-        await meeting.wait()
-        emit_message(f"task {task}")
-        return float(task)
-
-    runner = runner_of(concurrency=4, max_rollouts=8)
-    made = [await store.enqueue_rollout(input=i) for i in range(8)]
-    with runner.run_context(agent=rollout(sync_agent if in_thread else async_agent), store=store):
-        await asyncio.wait_for(runner.iter(), 30)
-    for i, enqueued in enumerate(made):
-        spans = await store.query_spans(enqueued.rollout_id)
-        assert spans[0].attributes["agentlightning.message.body"] == f"task {i}"
-        assert spans[1].attributes["agentlightning.reward.0.value"] == float(i)
-        assert len(spans) == 2
+    last = await store.enqueue_rollout(input=8)
+    finished = await asyncio.wait_for(run_tasks(store, agent, *range(1, 8), concurrency=4, max_rollouts=8), 30)
+    for one in [*finished, last]:
+        message, reward = await store.query_spans(one.rollout_id)
+        assert get_message_value(message) == f"task {one.input}"
+        assert find_final_reward([reward]) == float(one.input)
 
 
 async def test_two_hundred_rollouts_run_at_once_in_one_process_and_no_span_crosses(
@@ -164,11 +141,9 @@ async def test_two_hundred_rollouts_run_at_once_in_one_process_and_no_span_cross
             await asyncio.sleep(0)
         return float(task)
 
-    made = await store.enqueue_many_rollouts([EnqueueRolloutRequest(input=i) for i in range(200)])
-    with runner_of(concurrency=200, max_rollouts=200).run_context(agent=agent, store=store) as runner:
-        await asyncio.wait_for(runner.iter(), 60)
-    for i, enqueued in enumerate(made):
-        spans = (await store.query_spans(enqueued.rollout_id)).items
+    finished = await asyncio.wait_for(run_tasks(store, agent, *range(200), concurrency=200), 60)
+    for i, one in enumerate(finished):
+        spans = (await store.query_spans(one.rollout_id)).items
         assert [get_message_value(span) for span in spans[:3]] == [f"task {i} step {step}" for step in range(3)]
         assert find_final_reward(spans[3:]) == float(i)
         assert len(spans) == 4
@@ -219,24 +194,6 @@ async def test_many_lanes_ask_with_one_voice_and_claim_no_more_than_they_can_run
     assert (store.most_open, store.most_claimed) == (1, 5)
     assert (await store.query_rollouts(status_in=["succeeded"])).total == 5
     assert (await store.query_rollouts(status_in=["queuing"])).total == 4
-    await store.close()
-
-
-async def test_max_rollouts_counts_over_all_lanes(store: InMemoryLightningStore) -> None:
-    for i in range(9):
-        await store.enqueue_rollout(input=i)
-    runner = runner_of(concurrency=3, max_rollouts=5)
-    with runner.run_context(agent=one, store=store):
-        await runner.iter()
-    assert len(await store.query_rollouts(status_in=["succeeded"])) == 5
-
-
-async def test_an_idle_runner_may_go_home(store: InMemoryLightningStore) -> None:
-    await store.enqueue_rollout(input="x")
-    runner = runner_of(concurrency=2)
-    with runner.run_context(agent=one, store=store):
-        await asyncio.wait_for(runner.iter(exit_when_idle=0.1), 10)
-    assert len(await store.query_rollouts(status_in=["succeeded"])) == 1
 
 
 ALONE = """
@@ -302,8 +259,7 @@ class Asked(InMemoryLightningStore):
 async def test_an_idle_runner_asks_less_and_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claims, "LONGEST_HOLD", 0.1)
     store, event = Asked(), threading.Event()
-    runner = runner_of(poll_interval=0.04)
-    with runner.run_context(agent=one, store=store):
+    with runner_of(poll_interval=0.04).run_context(agent=one, store=store) as runner:
         serving = asyncio.create_task(runner.iter(event=event))
         await asyncio.sleep(0.5)
         idle = list(store.holds)
@@ -316,7 +272,6 @@ async def test_an_idle_runner_asks_less_and_less_often(monkeypatch: pytest.Monke
     assert idle[0] == 0.04
     assert 0.06 <= idle[1] <= 0.08, "spread, so that runners that began together do not ask together"
     assert all(0.075 <= hold <= 0.1 for hold in idle[2:])
-    await store.close()
 
 
 class OldFashioned(InMemoryLightningStore):
@@ -332,8 +287,7 @@ class OldFashioned(InMemoryLightningStore):
 
 async def test_a_store_without_long_poll_is_asked_after_growing_pauses() -> None:
     store, event = OldFashioned(), threading.Event()
-    runner = runner_of()
-    with runner.run_context(agent=one, store=store):
+    with runner_of().run_context(agent=one, store=store) as runner:
         serving = asyncio.create_task(runner.iter(event=event))
         await asyncio.sleep(0.5)
         made = await store.enqueue_rollout(input="x")
@@ -341,46 +295,35 @@ async def test_a_store_without_long_poll_is_asked_after_growing_pauses() -> None
         event.set()
         await serving
     assert 3 < store.asked < 15
-    await store.close()
 
 
 class Away(InMemoryLightningStore):
-    """A store that does not answer claims for a while."""
+    """A store that does not answer claims for a while, or not even as it is called."""
 
-    def __init__(self, failures: int) -> None:
+    def __init__(self, failures: int, *, at_call: bool = False) -> None:
         super().__init__()
-        self.failures = failures
+        self.failures, self.at_call = failures, at_call
 
-    @override
-    async def dequeue_rollout(
-        self, worker_id: str | None = None, *, timeout: float = 0.0, run_id: str | None = None
-    ) -> AttemptedRollout | None:
+    def dequeue_rollout(self, *args: Any, **kwargs: Any) -> Any:
+        if self.at_call and self.failures:
+            self.failures -= 1
+            raise ConnectionRefusedError("no answer")
+        return self._answer(*args, **kwargs)
+
+    async def _answer(self, *args: Any, **kwargs: Any) -> AttemptedRollout | None:
         if self.failures:
             self.failures -= 1
             raise StoreUnreachableError("no answer")
-        return await super().dequeue_rollout(worker_id, timeout=timeout, run_id=run_id)
+        return await super().dequeue_rollout(*args, **kwargs)
 
 
-async def test_a_short_outage_is_survived(caplog: pytest.LogCaptureFixture) -> None:
-    store = Away(3)
-    await store.enqueue_rollout(input="x")
-    runner = runner_of(max_rollouts=1)
-    with runner.run_context(agent=one, store=store), caplog.at_level(logging.INFO):
-        await runner.iter()
-    assert caplog.text.count("the store does not answer") == 1
+@pytest.mark.parametrize("at_call", [False, True])
+async def test_a_short_outage_is_survived(caplog: pytest.LogCaptureFixture, at_call: bool) -> None:
+    with caplog.at_level(logging.INFO):
+        (finished,) = await asyncio.wait_for(run_tasks(Away(3, at_call=at_call), one, "x"), 20)
+    assert finished.status == "succeeded"
+    assert caplog.text.count("the store does not answer (no answer); asking again") == 1
     assert "the store answers again" in caplog.text
-    await store.close()
-
-
-async def test_a_long_outage_ends_the_runner_with_an_error() -> None:
-    store = Away(10_000)
-    runner = runner_of(store_unreachable_timeout=0.2)
-    with (
-        runner.run_context(agent=one, store=store),
-        pytest.raises(StoreUnreachableError, match=r"gives up: .* \(store_unreachable_timeout=0\.2\)"),
-    ):
-        await runner.iter()
-    await store.close()
 
 
 class Deaf(InMemoryLightningStore):
@@ -391,15 +334,10 @@ class Deaf(InMemoryLightningStore):
         await asyncio.Event().wait()
 
 
-async def test_a_claim_that_is_never_answered_ends_the_runner_when_the_outage_is_over() -> None:
-    store = Deaf()
-    runner = runner_of(store_unreachable_timeout=0.2, poll_interval=0.05)
-    with (
-        runner.run_context(agent=one, store=store),
-        pytest.raises(StoreUnreachableError, match=r"gives up: .* \(store_unreachable_timeout=0\.2\)"),
-    ):
-        await asyncio.wait_for(runner.iter(), 30)
-    await store.close()
+@pytest.mark.parametrize("store", [Away(10_000), Deaf()])
+async def test_a_long_outage_ends_the_runner_with_an_error(store: InMemoryLightningStore) -> None:
+    with pytest.raises(StoreUnreachableError, match=r"gives up: .* \(store_unreachable_timeout=0\.2\)"):
+        await asyncio.wait_for(run_tasks(store, one, "x", store_unreachable_timeout=0.2, poll_interval=0.05), 30)
 
 
 class Refusing(InMemoryLightningStore):
@@ -423,27 +361,16 @@ class Refusing(InMemoryLightningStore):
 async def test_refused_spans_are_an_infrastructure_fault_and_no_success() -> None:
     store = Refusing()
     store.spans = False
-    made = await store.enqueue_rollout(input="x")
-    runner = runner_of(max_rollouts=1)
-    with runner.run_context(agent=one, store=store):
-        await runner.iter()
-    finished = await store.get_rollout_by_id(made.rollout_id)
-    assert isinstance(finished, AttemptedRollout)
+    (finished,) = await run_tasks(store, one, "x")
     assert (finished.attempt.outcome, finished.attempt.outcome_reason) == ("infrastructure_fault", "spans_refused")
     assert (finished.status, finished.attempt.sequence_id) == ("failed", 1), "a repetition would be refused, too"
-    await store.close()
 
 
 async def test_an_end_that_is_not_taken_is_logged_and_the_runner_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     store = Refusing()
     store.ends = False
-    for task in "xy":
-        await store.enqueue_rollout(input=task)
-    runner = runner_of(max_rollouts=2)
-    with runner.run_context(agent=one, store=store), caplog.at_level(logging.ERROR):
-        await runner.iter()
+    await run_tasks(store, one, "x", "y")
     assert caplog.text.count("Its lease will run out") == 2
-    await store.close()
 
 
 async def test_a_late_end_does_not_disturb_the_runner(
@@ -454,22 +381,17 @@ async def test_a_late_end_does_not_disturb_the_runner(
         await store.update_attempt(rollout.rollout_id, rollout.attempt.attempt_id, status="failed")
         return 1.0
 
-    made = await store.enqueue_rollout(input="x")
-    runner = runner_of(max_rollouts=1)
-    with runner.run_context(agent=agent, store=store), caplog.at_level(logging.WARNING):
-        await runner.iter()
+    (finished,) = await run_tasks(store, agent, "x")
+    assert finished.status == "failed"
     assert "ended meanwhile" in caplog.text
-    assert (await store.get_rollout_by_id(made.rollout_id)).status == "failed"  # type: ignore[union-attr]
 
 
-async def test_runners_of_a_run_take_its_rollouts_only(store: InMemoryLightningStore) -> None:
+async def test_runners_of_a_run_take_its_rollouts_only_and_may_go_home_when_idle(store: InMemoryLightningStore) -> None:
     mine = await store.enqueue_rollout(input="mine", run_id="run-1")
     other = await store.enqueue_rollout(input="other")
-    runner = runner_of()
-    with runner.run_context(agent=one, store=LightningStoreScoped(store, "run-1")):
-        await runner.iter(exit_when_idle=0.1)
-    assert (await store.get_rollout_by_id(mine.rollout_id)).status == "succeeded"  # type: ignore[union-attr]
-    assert (await store.get_rollout_by_id(other.rollout_id)).status == "queuing"  # type: ignore[union-attr]
+    with runner_of(concurrency=2).run_context(agent=one, store=LightningStoreScoped(store, "run-1")) as runner:
+        await asyncio.wait_for(runner.iter(exit_when_idle=0.1), 10)
+    assert [await status_of(store, one.rollout_id) for one in (mine, other)] == ["succeeded", "queuing"]
 
 
 async def test_the_label_of_a_worker_names_host_process_and_index(store: InMemoryLightningStore) -> None:
@@ -497,22 +419,19 @@ def _serve_in_child(runner: LitAgentRunner[Any], address: str) -> None:
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-async def test_a_runner_made_here_works_in_another_process(method: str) -> None:
-    server = LightningStoreServer(InMemoryLightningStore(), port=0)
+async def test_a_runner_made_here_works_in_another_process(store: InMemoryLightningStore, method: str) -> None:
+    server = LightningStoreServer(store, port=0)
     await server.start()
-    client = LightningStoreClient(server.endpoint)
-    made = await client.enqueue_rollout(input="x")
+    made = await store.enqueue_rollout(input="x")
     runner = runner_of(concurrency=2)
     child = multiprocessing.get_context(method).Process(target=_serve_in_child, args=(runner, server.endpoint))
     child.start()
     await asyncio.to_thread(child.join, 30)
-    finished = await client.get_rollout_by_id(made.rollout_id)
-    await client.close()
+    attempt = await store.get_latest_attempt(made.rollout_id)
     await server.stop()
     assert child.exitcode == 0
-    assert isinstance(finished, AttemptedRollout)
-    assert finished.attempt.outcome == "scored"
-    assert str(child.pid) in str(finished.attempt.worker_id)
+    assert attempt is not None
+    assert (attempt.outcome, str(child.pid) in str(attempt.worker_id)) == ("scored", True)
 
 
 def test_a_runner_pickles_before_it_is_initialised() -> None:
@@ -551,25 +470,3 @@ def test_before_its_time_a_runner_says_what_to_call() -> None:
             call()
     with pytest.raises(RuntimeError, match=r"await iter\(\) to serve the queue, or step"):
         runner.run()
-
-
-class AwayAtTheCall(InMemoryLightningStore):
-    """A store whose claim is a plain function that connects first, and cannot the first time."""
-
-    away = True
-
-    def dequeue_rollout(self, *args: Any, **kwargs: Any) -> Any:
-        if self.away:
-            self.away = False
-            raise ConnectionRefusedError("not yet")
-        return super().dequeue_rollout(*args, **kwargs)
-
-
-async def test_a_store_that_is_away_when_it_is_called_is_asked_again(caplog: pytest.LogCaptureFixture) -> None:
-    store = AwayAtTheCall()
-    await store.enqueue_rollout(input="x")
-    runner = runner_of(max_rollouts=1)
-    with caplog.at_level(logging.WARNING), runner.run_context(agent=one, store=store):
-        await asyncio.wait_for(runner.iter(), 20.0)
-    assert [r.status for r in await store.query_rollouts()] == ["succeeded"]
-    assert "the store does not answer (not yet); asking again" in caplog.text

@@ -13,7 +13,6 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.store import LightningStoreClient
-from agentlightning.trainer import ExecutionStrategyRegistry
 from agentlightning.trainer import Trainer as SameTrainer
 from tests.trainer.parts import Needy, OwnRunner, PlainRunner, make_store
 
@@ -78,27 +77,22 @@ def test_a_wrong_setting_is_refused_by_name(settings: dict[str, Any], error: typ
         agl.Trainer(**settings)
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        *((name, f"{name} needs settings that are missing: model") for name in ("GRPO", "PPO", "SFT", "TRL", "Tinker")),
-        ("VERL", "VERL needs settings that are missing: config"),
-        ("GEPA", "GEPA needs an end: give max_metric_calls"),
-    ],
-)
-def test_a_bare_name_with_missing_settings_lists_them(name: str, text: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=text):
-        agl.Trainer(algorithm=name.lower())
+NEEDS = {name: f"{name} needs settings that are missing: model" for name in ("GRPO", "PPO", "SFT", "TRL", "Tinker")}
+NEEDS |= {"VERL": "VERL needs settings that are missing: config", "GEPA": "GEPA needs an end: give max_metric_calls"}
 
 
-@pytest.mark.parametrize("name", ["gepa", "grpo", "ppo", "sft", "tinker", "trl", "verl"])
-def test_a_bare_name_is_answered_before_a_training_stack_loads(name: str) -> None:
+def test_a_bare_name_with_missing_settings_lists_them() -> None:
     program = (
         "import sys, agentlightning as agl\n"
-        f"try: agl.Trainer(algorithm={name!r})\n"
-        "except (TypeError, ValueError): print('torch' in sys.modules)"
+        f"for name in {list(NEEDS)!r}:\n"
+        "    try: agl.Trainer(algorithm=name.lower())\n"
+        "    except (TypeError, ValueError) as error: print(str(error).splitlines()[0])\n"
+        "print('torch' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "False\n"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    *told, has_torch = done.stdout.splitlines()
+    assert has_torch == "False", done.stderr
+    assert [text for text, line in zip(NEEDS.values(), told, strict=True) if text not in line] == []
 
 
 @pytest.mark.parametrize("name", ["baseline", "Baseline", "agentlightning.Baseline", {"type": "BASELINE"}])
@@ -116,10 +110,6 @@ def test_shared_memory_takes_any_number_of_runners(strategy: Any) -> None:
     assert (trainer.strategy.n_runners, trainer.strategy.main_thread) == (4, "algorithm")
 
 
-def test_execution_strategy_is_another_name() -> None:
-    assert type(agl.Trainer(execution_strategy="shm").strategy) is agl.SharedMemoryExecutionStrategy
-
-
 def test_the_number_of_runners_of_a_strategy_wins_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     built = agl.ClientServerExecutionStrategy(n_runners=3)
     with caplog.at_level(logging.WARNING, "agentlightning"):
@@ -129,12 +119,17 @@ def test_the_number_of_runners_of_a_strategy_wins_and_says_so(caplog: pytest.Log
     assert agl.Trainer(strategy={"type": "cs", "n_runners": 5}).n_runners == 5
 
 
-def test_the_port_reaches_a_client_server_strategy_in_every_form() -> None:
-    assert agl.Trainer(port=1234).strategy.server_port == 1234
-    assert agl.Trainer(port=1234, strategy="cs").strategy.server_port == 1234
-    assert agl.Trainer(port=1234, strategy={"type": "cs", "server_port": 9}).strategy.server_port == 9
-    built = agl.ClientServerExecutionStrategy(server_port=9)
-    assert agl.Trainer(port=1234, strategy=built).strategy.server_port == 1234
+@pytest.mark.parametrize(
+    ("strategy", "port"),
+    [
+        (None, 1234),
+        ("cs", 1234),
+        ({"type": "cs", "server_port": 9}, 9),
+        (agl.ClientServerExecutionStrategy(server_port=9), 1234),
+    ],
+)
+def test_the_port_reaches_a_client_server_strategy_in_every_form(strategy: Any, port: int) -> None:
+    assert agl.Trainer(port=1234, strategy=strategy).strategy.server_port == port
 
 
 def test_a_port_for_shared_memory_warns(caplog: pytest.LogCaptureFixture) -> None:
@@ -143,29 +138,25 @@ def test_a_port_for_shared_memory_warns(caplog: pytest.LogCaptureFixture) -> Non
     assert "port=1234 has no effect: SharedMemoryExecutionStrategy serves no store" in caplog.text
 
 
-def test_a_program_may_register_a_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ExecutionStrategyRegistry, "mine", "agentlightning.SharedMemoryExecutionStrategy")
-    assert type(agl.Trainer(strategy="mine").strategy) is agl.SharedMemoryExecutionStrategy
+def test_execution_strategy_is_another_name() -> None:
+    assert type(agl.Trainer(execution_strategy="shm").strategy) is agl.SharedMemoryExecutionStrategy
 
 
 # --- stores ----------------------------------------------------------------------------------------------------------
 
 
-def test_stores_have_names(tmp_path: Path) -> None:
-    assert type(agl.Trainer(store="memory").store) is agl.InMemoryLightningStore
+@pytest.mark.parametrize(
+    ("spec", "kind"),
+    [
+        ("memory", agl.InMemoryLightningStore),
+        ("http://127.0.0.1:4747", LightningStoreClient),
+        ("agentlightning.InMemoryLightningStore", agl.InMemoryLightningStore),
+        (make_store, agl.InMemoryLightningStore),
+    ],
+)
+def test_stores_have_names(spec: Any, kind: Any, tmp_path: Path) -> None:
+    assert type(agl.Trainer(store=spec).store) is kind
     assert type(agl.Trainer(store=f"sqlite:///{tmp_path}/run.db").store) is agl.SQLiteLightningStore
-    assert type(agl.Trainer(store="http://127.0.0.1:4747").store) is LightningStoreClient
-    assert type(agl.Trainer(store="agentlightning.InMemoryLightningStore").store) is agl.InMemoryLightningStore
-    assert type(agl.Trainer(store=make_store).store) is agl.InMemoryLightningStore
-
-
-def test_an_unmanaged_strategy_takes_the_store_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AGL_MANAGED_STORE", "0")
-    monkeypatch.setenv("AGENT_LIGHTNING_STORE_URL", "http://127.0.0.1:4747")
-    assert type(agl.Trainer().store) is LightningStoreClient
-    monkeypatch.setenv("AGENT_LIGHTNING_STORE_URL", "mongodb://there")
-    with pytest.raises(ValueError, match="AGENT_LIGHTNING_STORE_URL must be an http address"):
-        agl.Trainer()
 
 
 def test_a_managed_strategy_says_that_it_ignores_the_store_of_the_environment(
@@ -187,13 +178,9 @@ def test_an_unmanaged_store_that_processes_would_not_share_is_refused() -> None:
 
 
 def test_a_runner_class_takes_what_the_trainer_was_given() -> None:
-    reward_fn = len
-    trainer = agl.Trainer(runner=OwnRunner, max_rollouts=7, reward_fn=reward_fn, policy_faults={ValueError: 0.0})
+    trainer = agl.Trainer(runner=OwnRunner, max_rollouts=7, reward_fn=len, policy_faults={ValueError: 0.0})
     assert type(trainer.runner) is OwnRunner
     assert trainer.runner.tracer is trainer.tracer
-
-
-def test_a_runner_dict_without_a_type_configures_the_default_runner() -> None:
     assert type(agl.Trainer(runner={"concurrency": 3}).runner) is agl.LitAgentRunner
 
 
@@ -266,42 +253,19 @@ def test_methods_that_do_not_exist_name_what_to_call(name: str, hint: str) -> No
 
 def test_a_subclass_may_make_any_part_in_its_own_way() -> None:
     made: list[str] = []
+    parts = ("tracer", "adapter", "algorithm", "strategy", "store", "runner", "llm_proxy")
+    methods = [*(f"_make_{part}" for part in parts), "_normalize_hooks"]
 
-    class Own(agl.Trainer):
-        def _make_tracer(self, tracer: Any) -> Any:
-            made.append("tracer")
-            return super()._make_tracer(tracer)
+    def noted(method: str) -> Any:
+        def make(self: Any, *args: Any, **settings: Any) -> Any:
+            made.append(method)
+            return getattr(super(Own, self), method)(*args, **settings)
 
-        def _make_adapter(self, adapter: Any) -> Any:
-            made.append("adapter")
-            return super()._make_adapter(adapter)
+        return make
 
-        def _make_algorithm(self, algorithm: Any) -> Any:
-            made.append("algorithm")
-            return super()._make_algorithm(algorithm)
-
-        def _make_strategy(self, strategy: Any, *, n_runners: int, port: int | None = None) -> Any:
-            made.append(f"strategy {n_runners} {port}")
-            return super()._make_strategy(strategy, n_runners=n_runners, port=port)
-
-        def _make_store(self, store: Any, strategy: agl.ExecutionStrategy) -> Any:
-            made.append("store")
-            return make_store()
-
-        def _make_runner(self, runner: Any) -> Any:
-            made.append("runner")
-            return super()._make_runner(runner)
-
-        def _make_llm_proxy(self, llm_proxy: Any, *, store: agl.LightningStore) -> Any:
-            made.append("llm_proxy")
-            return super()._make_llm_proxy(llm_proxy, store=store)
-
-        def _normalize_hooks(self, hooks: Any) -> Any:
-            made.append("hooks")
-            return super()._normalize_hooks(hooks)
-
-    Own(n_runners=2, port=1)
-    assert made == ["tracer", "adapter", "algorithm", "strategy 2 1", "store", "runner", "llm_proxy", "hooks"]
+    Own: Any = type("Own", (agl.Trainer,), {method: noted(method) for method in methods})
+    assert Own(n_runners=2, port=1).strategy.server_port == 1
+    assert made == methods
 
 
 def test_a_gateway_is_given_the_store() -> None:
@@ -312,21 +276,9 @@ def test_a_gateway_is_given_the_store() -> None:
     assert agl.Trainer(llm_proxy=proxy).llm_proxy is proxy
 
 
-def test_an_adapter_dict_configures_the_default_adapter() -> None:
-    assert type(agl.Trainer(adapter={"agent_match": "a"}).adapter) is agl.TracerTraceToTriplet
-
-
 def test_nothing_warns_in_ordinary_use() -> None:
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         trainer = agl.Trainer(algorithm="baseline", n_runners=2, strategy="shm", store="memory", hooks=[agl.Hook()])
     assert [str(warning.message) for warning in warned] == []
     assert (type(trainer.algorithm), type(trainer.strategy)) == (agl.Baseline, agl.SharedMemoryExecutionStrategy)
-
-
-def test_a_collector_that_cannot_be_used_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AGENT_LIGHTNING_OTLP_ENDPOINT", "http://127.0.0.1:4318")
-    agl.Trainer()
-    monkeypatch.setenv("AGENT_LIGHTNING_OTLP_ENDPOINT", "127.0.0.1:4318")
-    with pytest.raises(ValueError, match="AGENT_LIGHTNING_OTLP_ENDPOINT must be http://host:4318"):
-        agl.Trainer()

@@ -54,7 +54,8 @@ def test_an_interrupt_ends_the_cell_and_not_the_session(where: str) -> None:
     assert asyncio.run(session()) == "goes on"
 
 
-def test_what_fit_raises_comes_out_of_the_cell() -> None:
+@pytest.mark.parametrize("in_a_cell", [False, True])
+def test_what_fit_raises_has_no_other_error_before_it_in_a_script(in_a_cell: bool) -> None:
     @agl.algo
     def broken() -> None:
         raise OverflowError("too much")
@@ -62,18 +63,9 @@ def test_what_fit_raises_comes_out_of_the_cell() -> None:
     async def cell() -> None:
         agl.Trainer(algorithm=broken, strategy="shm").fit(tenth)
 
-    with pytest.raises(OverflowError, match="too much"):
-        asyncio.run(cell())
-
-
-def test_what_fit_raises_in_a_script_has_no_other_error_before_it() -> None:
-    @agl.algo
-    def broken() -> None:
-        raise OverflowError("too much")
-
     with pytest.raises(OverflowError, match="too much") as raised:
-        agl.Trainer(algorithm=broken, strategy="shm").fit(tenth)
-    assert raised.value.__context__ is None
+        asyncio.run(cell()) if in_a_cell else agl.Trainer(algorithm=broken, strategy="shm").fit(tenth)
+    assert in_a_cell or raised.value.__context__ is None
 
 
 SESSION = """

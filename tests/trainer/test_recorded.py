@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -165,26 +166,6 @@ def test_an_evaluation_is_a_run_of_its_own_with_its_rewards() -> None:
     assert (record.kind, record.step, record.data["rewards"]) == ("evaluation", 0, [0.1, 0.2])
 
 
-@pytest.mark.parametrize("strategy", ["shm", "cs"])
-def test_a_failure_is_recorded_without_its_secrets(strategy: str) -> None:
-    store = InMemoryLightningStore()
-    spec = {"type": strategy, **({"server_port": 0} if strategy == "cs" else {})}
-    with pytest.raises(RuntimeError, match="no login"):
-        agl.Trainer(algorithm=Fails(), strategy=spec, store=store).fit(tenth)
-    run, _ = recorded(store)
-    assert run.error is not None
-    assert (run.state, run.error.type, run.error.message) == ("failed", "RuntimeError", "no login: password=[hidden]")
-    assert SECRET not in run.model_dump_json()
-
-
-def test_a_second_start_goes_on_with_the_same_run() -> None:
-    store = InMemoryLightningStore()
-    for _ in range(2):
-        agl.Trainer(algorithm=logs, strategy="shm", store=store, run_id="mine").fit(tenth)
-    run, records = recorded(store)
-    assert (run.run_id, run.starts, len(records)) == ("mine", 2, 2)
-
-
 class Bare(ExecutionStrategy):
     """A strategy of a user's own that knows nothing of runs."""
 
@@ -195,15 +176,13 @@ class Bare(ExecutionStrategy):
         return asyncio.run(algorithm(store, ThreadingEvent()))
 
 
-def test_a_strategy_of_a_users_own_leaves_a_run_too() -> None:
+@pytest.mark.parametrize(("algorithm", "state"), [(logs, "succeeded"), (Fails(), "failed")])
+def test_a_strategy_of_a_users_own_leaves_a_run_too(algorithm: Any, state: str) -> None:
     store = InMemoryLightningStore()
-    agl.Trainer(algorithm=logs, strategy=Bare(), store=store).fit(tenth)
+    with contextlib.suppress(RuntimeError):
+        agl.Trainer(algorithm=algorithm, strategy=Bare(), store=store).fit(tenth)
     run, records = recorded(store)
-    assert (run.state, len(records)) == ("succeeded", 2)
-    other = InMemoryLightningStore()
-    with pytest.raises(RuntimeError, match="no login"):
-        agl.Trainer(algorithm=Fails(), strategy=Bare(), store=other).fit(tenth)
-    assert recorded(other)[0].state == "failed"
+    assert (run.state, len(records)) == (state, 2 if state == "succeeded" else 0)
 
 
 PROGRAM = """
@@ -302,9 +281,10 @@ class NoRuns(InMemoryLightningStore):
     add_run_records = LightningStore.add_run_records
 
 
-def test_a_store_that_keeps_no_runs_trains_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("strategy", ["shm", {"type": "cs", "server_port": 0}])
+def test_a_store_that_keeps_no_runs_trains_and_says_so_once(strategy: Any, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    trainer = agl.Trainer(algorithm=logs, strategy="shm", store=NoRuns(), run_id="r")
+    trainer = agl.Trainer(algorithm=logs, strategy=strategy, store=NoRuns(), run_id="r")
     trainer.fit(tenth)
     assert trainer.result == "done"
     assert len([record for record in caplog.records if "keeps no runs" in record.message]) == 1

@@ -125,21 +125,14 @@ def test_a_store_that_tells_of_no_changes_is_no_hindrance(caplog: pytest.LogCapt
 
 
 def event(rollout_id: str, status: str, outcome: str | None = None, end: float | None = None) -> RolloutEvent:
-    about: dict[str, Any] = {
-        "run_id": None,
-        "mode": None,
-        "attempt_id": None,
-        "attempt_status": None,
-        "worker_id": None,
-    }
-    return RolloutEvent.model_validate(
-        {**about, "rollout_id": rollout_id, "status": status, "outcome": outcome, "spans": 0, "start_time": 10.0}
-        | {"end_time": end}
-    )
+    unknown = dict.fromkeys(("run_id", "mode", "attempt_id", "attempt_status", "worker_id"))
+    about = {"rollout_id": rollout_id, "status": status, "outcome": outcome, "end_time": end}
+    return RolloutEvent.model_validate({**unknown, **about, "spans": 0, "start_time": 10.0})
 
 
 def test_the_last_word_on_a_rollout_counts() -> None:
     report = RunReport("run a", "memory")
+    assert report.line(0.0) == "run a: 0 rollouts in 0.0 s; no reward; kept in memory"
     report.note(event("1", "queuing"), None)
     report.note(event("2", "running"), None)
     assert (report.waiting, report.running) == (1, 1)
@@ -153,10 +146,6 @@ def test_the_last_word_on_a_rollout_counts() -> None:
         "run a: 2 rollouts in 3.0 s (1 not run, 1 scored); mean reward 0.500 (of 1); from queue to end median "
         "2.00 s, nine in ten within 4.00 s, longest 4.00 s; kept in memory"
     )
-
-
-def test_a_run_without_rollouts_has_a_line_too() -> None:
-    assert RunReport("run a", "memory").line(0.0) == "run a: 0 rollouts in 0.0 s; no reward; kept in memory"
 
 
 def test_quantiles_are_values_that_were_seen() -> None:

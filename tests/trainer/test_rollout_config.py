@@ -92,8 +92,3 @@ def test_limits_that_contradict_those_of_grpo_are_refused() -> None:
     with pytest.raises(ValueError, match=r"rollout_timeout_seconds=5.0 of GRPO .* timeout_seconds=6.0 of the Trainer"):
         agl.Trainer(algorithm=grpo, rollout_config={"timeout_seconds": 6.0})
     agl.Trainer(algorithm=grpo, rollout_config={"timeout_seconds": 5.0})
-
-
-def test_without_an_algorithm_nobody_uses_limits() -> None:
-    with pytest.raises(ValueError, match="Without an algorithm nobody uses rollout_config"):
-        agl.Trainer(strategy="shm", rollout_config=RETRIES).fit(third_time)

@@ -20,13 +20,6 @@ def trainer(**settings: Any) -> agl.Trainer:
     return agl.Trainer(strategy="shm", progress="none", **{"initial_resources": {}, **settings})
 
 
-def test_configure_gives_the_trainer_an_algorithm_with_its_settings() -> None:
-    made = trainer()
-    made.configure(algorithm="Baseline", epochs=2)
-    made.fit(agent, TASKS)
-    assert made.result.rewards == [0.25, 0.75] * 2
-
-
 def test_configure_takes_any_setting_of_the_algorithm() -> None:
     made = trainer()
     made.configure("apo", epochs=7, beam_width=3)
@@ -55,23 +48,6 @@ def test_configure_refuses_what_would_have_no_effect() -> None:
     with pytest.raises(ValueError, match="n_epochs and max_queue_length must be 1 or more"):
         made.configure("baseline", epochs=0)
     assert made.algorithm is given
-
-
-def test_train_is_fit_and_returns_the_result() -> None:
-    made = trainer(algorithm="baseline")
-    result = made.train(runner=agent, dataset=TASKS)
-    assert result.rewards == [0.25, 0.75]
-    assert made.result is result
-
-
-def test_train_is_awaited_where_a_loop_runs() -> None:
-    made = trainer(algorithm="baseline")
-
-    async def program() -> Any:
-        return await made.train(runner=agent, dataset=TASKS)
-
-    assert asyncio.run(program()).rewards == [0.25, 0.75]
-    assert made.result.rewards == [0.25, 0.75]
 
 
 def test_train_judges_by_its_own_reward_function_this_once() -> None:
@@ -103,9 +79,6 @@ def test_an_object_with_run_of_a_task_is_an_agent() -> None:
     assert made.train(runner=Selector(), dataset=TASKS).rewards == [0.25, 0.75]
     with pytest.raises(TypeError, match=r"an object with run\(task, ...\); got .*LitAgentRunner"):
         made.train(runner=agl.LitAgentRunner[Any](tracer=agl.OtelTracer()), dataset=TASKS)
-
-
-def test_train_without_an_agent_or_an_algorithm_says_what_is_missing() -> None:
     with pytest.raises(TypeError, match="needs an agent"):
         trainer().train()
     with pytest.raises(ValueError, match=r"has no algorithm: .* hold no agl\.PromptTemplate"):
@@ -121,10 +94,21 @@ def test_iterations_bound_the_versions_that_are_made(count: int, rounds: int) ->
     assert given.beam_rounds == 3
 
 
-def test_iterations_are_the_passes_of_baseline_for_this_call_only() -> None:
-    made = trainer(algorithm="baseline")
-    assert made.train(agent, TASKS, max_iterations=3).rewards == [0.25, 0.75] * 3
-    assert made.train(agent, TASKS).rewards == [0.25, 0.75]
+@pytest.mark.parametrize("awaited", [False, True])
+def test_iterations_are_the_passes_of_baseline_for_this_call_only(awaited: bool) -> None:
+    made = trainer()
+    made.configure(algorithm="Baseline", epochs=2)
+
+    async def train(**settings: Any) -> Any:
+        return await made.train(runner=agent, dataset=TASKS, **settings)
+
+    def run(**settings: Any) -> Any:
+        return asyncio.run(train(**settings)) if awaited else made.train(agent, TASKS, **settings)
+
+    assert run(max_iterations=3).rewards == [0.25, 0.75] * 3
+    result = run()
+    assert result.rewards == [0.25, 0.75] * 2
+    assert made.result is result
 
 
 def test_iterations_are_the_steps_of_what_trains_weights() -> None:

@@ -96,10 +96,6 @@ def test_the_error_tells_what_would_be_right(settings: dict[str, Any], text: str
         agl.Trainer(**settings)
 
 
-def test_an_import_string_may_name_a_component_that_is_ready() -> None:
-    assert agl.Trainer(algorithm="tests.trainer.parts.run_tasks").algorithm is run_tasks
-
-
 # --- nothing has silently no effect ----------------------------------------------------------------------------------
 
 
@@ -113,25 +109,20 @@ async def whole_trainer(*, trainer: agl.Trainer) -> None:
     """An algorithm that reaches everything."""
 
 
-GRPO: dict[str, Any] = {"type": "grpo", "model": "tiny", "max_steps": 1}
-
-
 @pytest.mark.parametrize(
-    ("algorithm", "setting", "value"),
-    [
-        (only_store, "adapter", agl.LlmProxyTraceToTriplet),
-        (only_store, "initial_resources", {"llm": agl.LLM(endpoint="http://x/v1", model="m")}),
-    ],
+    ("setting", "value"),
+    [("adapter", agl.LlmProxyTraceToTriplet), ("initial_resources", {"llm": agl.LLM(endpoint="http://x", model="m")})],
 )
-def test_a_part_that_the_algorithm_does_not_use_is_refused(algorithm: Any, setting: str, value: Any) -> None:
+def test_a_part_that_the_algorithm_does_not_use_is_refused(setting: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"{setting} would have no effect: the algorithm .* does not use it"):
-        agl.Trainer(algorithm=algorithm, **{setting: value})
+        agl.Trainer(algorithm=only_store, **{setting: value})
 
 
 def test_a_table_beside_the_one_that_the_algorithm_draws_is_refused() -> None:
+    grpo: dict[str, Any] = {"type": "grpo", "model": "tiny", "max_steps": 1}
     with pytest.raises(ValueError, match=r"progress='live' would have no effect: GRPO draws its own"):
-        agl.Trainer(algorithm=GRPO, progress="live")
-    agl.Trainer(algorithm={**GRPO, "progress": "none"}, progress="live")
+        agl.Trainer(algorithm=grpo, progress="live")
+    agl.Trainer(algorithm={**grpo, "progress": "none"}, progress="live")
 
 
 def test_a_part_that_the_algorithm_can_reach_is_welcome() -> None:
@@ -139,11 +130,6 @@ def test_a_part_that_the_algorithm_can_reach_is_welcome() -> None:
         trainer = agl.Trainer(algorithm=algorithm, adapter=agl.LlmProxyTraceToTriplet, initial_resources={})
         assert isinstance(trainer.adapter, agl.LlmProxyTraceToTriplet)
         assert trainer.initial_resources == {}
-
-
-def test_an_adapter_without_an_algorithm_is_refused() -> None:
-    with pytest.raises(ValueError, match="Without an algorithm nobody uses adapter"):
-        agl.Trainer(strategy="shm", adapter=agl.LlmProxyTraceToTriplet).fit(lambda task: 1.0)
 
 
 def test_an_address_that_no_server_will_have_is_refused(caplog: Any, monkeypatch: Any, tmp_path: Any) -> None:
@@ -154,11 +140,5 @@ def test_an_address_that_no_server_will_have_is_refused(caplog: Any, monkeypatch
     monkeypatch.setenv("AGL_MANAGED_STORE", "0")
     agl.Trainer(strategy=strategy, store=store)
     assert "server_host, server_port of the strategy would have no effect" in caplog.text
-
-
-def test_a_port_that_no_server_will_use_warns(
-    caplog: pytest.LogCaptureFixture, monkeypatch: Any, tmp_path: Any
-) -> None:
-    monkeypatch.setenv("AGL_MANAGED_STORE", "0")
-    agl.Trainer(port=4747, store=f"sqlite:///{tmp_path}/run.db")
+    agl.Trainer(port=4747, store=store)
     assert "port=4747 has no effect: ClientServerExecutionStrategy serves no store" in caplog.text

@@ -11,6 +11,7 @@ import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,12 +19,12 @@ import pytest
 import agentlightning as agl
 from agentlightning.store.client_server import LightningStoreServer
 from agentlightning.store.memory import InMemoryLightningStore
+from tests.cli.terminal import shell
 
 AGL = [sys.executable, "-m", "agentlightning.cli", "dashboard", "--no-browser"]
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*AGL, *arguments], capture_output=True, text=True, timeout=60, check=False)
+run = partial(shell, "dashboard", "--no-browser")
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -20,13 +19,15 @@ from agentlightning.store.sqlite import SQLiteLightningStore
 from tests.stubs.model_server import Fault, ModelServer, encode
 
 
-def _start(folder: Path, *arguments: str) -> tuple[subprocess.Popen[str], dict[str, str]]:
-    command = [sys.executable, "-m", "agentlightning.cli", "gateway", *arguments]
-    environment = {name: value for name, value in os.environ.items() if name != "AGL_TOKEN"}
-    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True, env=environment)
-    assert process.stdout is not None
-    said = [process.stdout.readline().strip() for _ in range(4)]
-    return process, dict(line.split("=", 1) for line in said if "=" in line)
+@pytest.fixture
+def start(serve: Any) -> Any:
+    """Starts the gateway; returns its process and the addresses that it names."""
+
+    def started(*arguments: str) -> tuple[subprocess.Popen[str], dict[str, str]]:
+        process, lines = serve("gateway", *arguments, lines=4)
+        return process, dict(line.split("=", 1) for line in lines if "=" in line)
+
+    return started
 
 
 def _ask(base_url: str, content: str, model: str = "tiny") -> dict[str, Any]:
@@ -43,10 +44,10 @@ def _end(process: subprocess.Popen[str]) -> dict[str, Any]:
     return json.loads(output.splitlines()[-1])
 
 
-def test_a_program_is_recorded_without_a_trainer_and_run_without_a_model(tmp_path: Path) -> None:
+def test_a_program_is_recorded_without_a_trainer_and_run_without_a_model(start: Any, tmp_path: Path) -> None:
     with ModelServer() as model:
         upstream = ("--upstream", model.base_url, "--model", "tiny", "--record", "calls.jsonl")
-        process, urls = _start(tmp_path, *upstream)
+        process, urls = start(*upstream)
         told = _ask(urls["OPENAI_BASE_URL"], "hello")["choices"][0]["message"]["content"]
         stats = _end(process)
     assert stats["calls"] == {"ok": 1}
@@ -60,12 +61,12 @@ def test_a_program_is_recorded_without_a_trainer_and_run_without_a_model(tmp_pat
         return rollout.status, spans[0].attributes["agentlightning.call.completion_token_ids"]
 
     assert asyncio.run(recorded()) == ("succeeded", encode("you said hello"))
-    process, urls = _start(tmp_path, "--replay", "calls.jsonl", "--store", "memory")
+    process, urls = start("--replay", "calls.jsonl", "--store", "memory")
     assert _ask(urls["OPENAI_BASE_URL"], "hello")["choices"][0]["message"]["content"] == told
     _end(process)
 
 
-def test_a_file_names_models_limits_and_policies(tmp_path: Path) -> None:
+def test_a_file_names_models_limits_and_policies(start: Any, tmp_path: Path) -> None:
     with ModelServer() as model:
         entry = {"model_name": "tiny", "litellm_params": {"model": "tiny", "api_base": model.base_url}}
         config = {
@@ -76,20 +77,20 @@ def test_a_file_names_models_limits_and_policies(tmp_path: Path) -> None:
             "policies": {"main": {"kind": "trained", "roles": ["solver"]}, "rest": {"kind": "external"}},
         }
         (tmp_path / "gateway.json").write_text(json.dumps(config))
-        process, urls = _start(tmp_path, "--config", "gateway.json", "--store", "memory")
+        process, urls = start("--config", "gateway.json", "--store", "memory")
         _ask(urls["the role solver: OPENAI_BASE_URL"], "hello")
         with pytest.raises(urllib.error.HTTPError, match="429"):
             _ask(urls["OPENAI_BASE_URL"], "hello")
         assert _end(process)["calls"] == {"ok": 1, "refused": 1}
 
 
-def test_a_file_names_fallbacks_and_aliases_as_litellm_does(tmp_path: Path) -> None:
+def test_a_file_names_fallbacks_and_aliases_as_litellm_does(start: Any, tmp_path: Path) -> None:
     with ModelServer() as model, ModelServer(lambda request: "the backup") as backup:
         model.faults = [Fault(500)]
         router = {"fallbacks": [{"tiny": ["backup"]}], "model_group_alias": {"gpt-4o": "tiny"}}
         config = {"model_list": [model.entry("tiny"), backup.entry("backup")], "router_settings": router}
         (tmp_path / "gateway.json").write_text(json.dumps({"litellm_config": config}))
-        process, urls = _start(tmp_path, "--config", "gateway.json", "--store", "memory")
+        process, urls = start("--config", "gateway.json", "--store", "memory")
         said = (_ask(urls["OPENAI_BASE_URL"], "hello", name) for name in ("tiny", "gpt-4o"))
         answers = [answer["choices"][0]["message"]["content"] for answer in said]
         assert answers == ["the backup", "you said hello"]

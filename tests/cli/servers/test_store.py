@@ -8,7 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -25,25 +25,16 @@ Serve = Callable[..., tuple[Server, str]]
 
 
 @pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Serve]:
+def serve_store(serve: Any) -> Serve:
     """Starts `agl store` with arguments; returns the process and its address."""
-    servers: list[Server] = []
 
     def start(*arguments: str) -> tuple[Server, str]:
-        command = [sys.executable, "-m", "agentlightning.cli", "store", "--port", "0", *arguments]
-        server = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, start_new_session=True
-        )
-        servers.append(server)
-        assert server.stdout is not None
-        url = server.stdout.readline().split()[-1]
-        assert server.stdout.readline() == f"its page: {url}/\n"
+        server, [line, page] = serve("store", *arguments, lines=2)
+        url = line.split()[-1]
+        assert page == f"its page: {url}/"
         return server, url
 
-    yield start
-    for server in servers:
-        server.kill()
-        server.communicate()
+    return start
 
 
 @pytest.fixture
@@ -138,8 +129,8 @@ def test_durations_and_sizes_have_units() -> None:
 # --- serving ---------------------------------------------------------------------------------------------------------
 
 
-async def test_retention_on_the_command_line_deletes_what_ended_first(serve: Serve, client: Any) -> None:
-    _, endpoint = serve("--db", "memory", "--keep-last", "1", "--lease-seconds", "0.2")
+async def test_retention_on_the_command_line_deletes_what_ended_first(serve_store: Serve, client: Any) -> None:
+    _, endpoint = serve_store("--db", "memory", "--keep-last", "1", "--lease-seconds", "0.2")
     store = client(endpoint)
     ids: list[str] = []
     for number in range(3):
@@ -153,9 +144,9 @@ async def test_retention_on_the_command_line_deletes_what_ended_first(serve: Ser
 @pytest.mark.heavy
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_a_signal_ends_it_with_every_request_answered_and_every_answer_stored(
-    serve: Serve, client: Any, tmp_path: Path, number: signal.Signals
+    serve_store: Serve, client: Any, tmp_path: Path, number: signal.Signals
 ) -> None:
-    server, endpoint = serve("--db", "run.db")
+    server, endpoint = serve_store("--db", "run.db")
     store = client(endpoint, deadline=1.0)
     answered: list[str] = []
     enough = asyncio.Event()
@@ -183,9 +174,9 @@ async def test_a_signal_ends_it_with_every_request_answered_and_every_answer_sto
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_a_second_signal_ends_it_at_once_and_loses_no_answer(
-    serve: Serve, client: Any, tmp_path: Path, number: signal.Signals
+    serve_store: Serve, client: Any, tmp_path: Path, number: signal.Signals
 ) -> None:
-    server, endpoint = serve("--db", "run.db")
+    server, endpoint = serve_store("--db", "run.db")
     kept = await client(endpoint).enqueue_rollout("x")
     _, writer = await asyncio.open_connection("127.0.0.1", int(endpoint.rsplit(":", 1)[1]))
     half = b"POST /v1/agl/spans HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n{"
@@ -204,8 +195,8 @@ async def test_a_second_signal_ends_it_at_once_and_loses_no_answer(
     await again.close()
 
 
-async def test_one_signal_that_arrives_twice_is_one(serve: Serve, client: Any) -> None:
-    server, endpoint = serve("--db", "memory")
+async def test_one_signal_that_arrives_twice_is_one(serve_store: Serve, client: Any) -> None:
+    server, endpoint = serve_store("--db", "memory")
     await client(endpoint).statistics()
     os.kill(server.pid, signal.SIGTERM)
     os.killpg(server.pid, signal.SIGTERM)
@@ -251,9 +242,9 @@ asyncio.run(main())
 
 
 async def test_a_served_file_is_copied_and_checked_while_it_is_served(
-    serve: Serve, client: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    serve_store: Serve, client: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _, endpoint = serve("--db", "run.db")
+    _, endpoint = serve_store("--db", "run.db")
     made = await client(endpoint).enqueue_rollout("x")
     served, copy = str(tmp_path / "run.db"), str(tmp_path / "copy.db")
     assert await asyncio.to_thread(main, ["store", "backup", copy, "--db", served]) == 0
@@ -326,9 +317,3 @@ def test_statistics_of_a_server_that_is_not_there_are_one_line(capsys: pytest.Ca
     assert main(["store", "stats", "http://127.0.0.1:1?deadline=0.2"]) == 1
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("agl: The store at http://127.0.0.1:1 did not answer")
-
-
-@pytest.mark.parametrize("command", ["backup", "check", "stats"])
-def test_each_page_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["store", command, "--help"]) == 0
-    assert f"Example: agl store {command} " in capsys.readouterr().out

@@ -16,6 +16,7 @@ import pytest
 from agentlightning.execution.processes import children
 from agentlightning.utils import descendants
 from tests.execution.children_program import KINDS, LAYOUTS
+from tests.execution.left import lives
 
 ROOT = Path(__file__).parents[3]
 LIMIT_SECONDS = 60
@@ -59,18 +60,11 @@ def _left(said: list[str]) -> int:
     """Wait until all have ended, and return how many have not."""
     assert len(_children(said)) >= len(KINDS), said
     end = time.monotonic() + LIMIT_SECONDS / 6
-    while alive := [pid for pid in _children(said) if _lives(pid)]:
+    while alive := [pid for pid in _children(said) if lives(pid)]:
         if time.monotonic() > end:
             break
         time.sleep(0.02)
     return len(alive)
-
-
-def _lives(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def _runner_of(pid: int) -> int:
@@ -139,7 +133,7 @@ def test_an_end_is_seen_with_and_without_word_from_the_kernel(pidfd: bool, monke
     try:
         assert descendants.join(process, LIMIT_SECONDS)
         assert process.exitcode == 3
-        assert _lives(left_behind)
+        assert lives(left_behind)
     finally:
         os.kill(left_behind, signal.SIGKILL)
         os.close(reader)

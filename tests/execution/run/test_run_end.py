@@ -120,19 +120,3 @@ def test_a_run_that_is_started_again_is_open_again(strategy: Any) -> None:
     with pytest.raises(ValueError, match="planet"):
         strategy().execute(bad, no_runner, store)
     assert strategy().execute(again, no_runner, store) == 2
-
-
-class NoRuns(InMemoryLightningStore):
-    """A store of a user's own that keeps no runs."""
-
-    start_run = LightningStore.start_run
-    update_run = LightningStore.update_run
-    get_run_by_id = LightningStore.get_run_by_id
-
-
-@each_strategy
-def test_a_store_that_keeps_no_runs_trains_as_well(strategy: Any) -> None:
-    async def algorithm(store: LightningStore, event: ExecutionEvent) -> str:
-        return "result"
-
-    assert strategy().execute(algorithm, no_runner, NoRuns()) == "result"

@@ -52,6 +52,8 @@ async def test_the_model_in_azures_path_is_the_one_that_answers(harness: Gateway
 @pytest.mark.parametrize(
     "tail",
     [
+        "/chat/completions",
+        "/v1/chat%2Fcompletions",
         "/v1/v1/chat/completions",
         "//v1//chat//completions",
         "/v1/chat/completions/",

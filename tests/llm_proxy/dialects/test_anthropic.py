@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -12,13 +11,13 @@ import pytest
 from pydantic import BaseModel
 
 from agentlightning.types import AttemptedRollout
-from tests.llm_proxy.harness import GatewayHarness, until
+from tests.llm_proxy.agents import HI, Agent, MessagesAgent
+from tests.llm_proxy.harness import GatewayHarness
 from tests.stubs.model_server import Fault, encode, logprobs_of
 
 Json = dict[str, Any]
 SAMPLING = {"temperature": 0.5, "top_p": 0.9, "top_k": 3}  # of API version 2023-06-01, which the library left behind
 SSE = {"Content-Type": "text/event-stream"}
-HI = [{"role": "user", "content": "hi"}]
 PNG = "iVBORw0KGgo="
 TOOL = {
     "name": "add",
@@ -29,35 +28,9 @@ CALL = {"id": "call-1", "type": "function", "function": {"name": "add", "argumen
 TEXT = "Two  spaces\n\n    and a block:\n```python\nx = 'e\u0301 \U0001f600'\n```"
 
 
-class Agent:
-    """An attempt with the client library pointed at it."""
-
-    def __init__(self, harness: GatewayHarness, attempt: AttemptedRollout, **options: Any) -> None:
-        self.harness, self.attempt = harness, attempt
-        options = {"base_url": harness.url(attempt, ""), "api_key": "none", "max_retries": 0, **options}
-        self.client = anthropic.AsyncAnthropic(**options)
-
-    async def ask(self, **fields: Any) -> Any:
-        return await self.client.messages.create(**{"model": "policy", "max_tokens": 50, "messages": HI, **fields})
-
-    def stream(self, **fields: Any) -> Any:
-        return self.client.messages.stream(**{"model": "policy", "max_tokens": 50, "messages": HI, **fields})
-
-    async def recorded(self) -> tuple[Json, Json]:
-        """Return what is recorded of the one call: the attributes of what was said, and the typed ones."""
-        (parent,) = [span for span in await self.harness.spans(self.attempt) if span.name == "litellm_request"]
-        (call,) = await self.harness.raw(self.attempt)
-        return dict(parent.attributes), call
-
-    @property
-    def asked(self) -> Json:
-        """What the model server was asked last."""
-        return self.harness.model.calls[-1].request
-
-
 @pytest.fixture
-async def agent(harness: GatewayHarness) -> AsyncGenerator[Agent, None]:
-    made = Agent(harness, await harness.attempt())
+async def agent(harness: GatewayHarness) -> AsyncGenerator[MessagesAgent, None]:
+    made = MessagesAgent(harness, await harness.attempt())
     async with made.client:
         yield made
 
@@ -81,32 +54,24 @@ async def test_a_reply_is_read_by_the_library_and_recorded_with_the_engines_toke
     assert call["completion_logprobs"] == logprobs_of(encode("you said hi there"))
 
 
-async def test_the_synchronous_client_reads_the_same(harness: GatewayHarness) -> None:
-    attempt = await harness.attempt()
-
-    def ask() -> tuple[Any, Any]:
-        with anthropic.Anthropic(base_url=harness.url(attempt, ""), api_key="none", max_retries=0) as client:
-            plain = client.messages.create(model="policy", max_tokens=9, messages=HI)
-            with client.messages.stream(model="policy", max_tokens=9, messages=HI) as stream:
-                return plain, stream.get_final_message()
-
-    plain, streamed = await asyncio.to_thread(ask)
-    assert plain.content[0].text == streamed.content[0].text == "you said hi"
-    assert await harness.states(attempt) == ["ok", "ok"]
-
-
-async def test_thoughts_words_and_tool_calls_are_blocks_in_this_order(agent: Agent) -> None:
-    answer = {"reasoning_content": "let me see", "content": TEXT, "tool_calls": [CALL]}
-    agent.harness.model.answer = lambda request: answer
-    message = await agent.ask(tools=[TOOL])
+@pytest.mark.parametrize(("streamed", "streams"), [(False, True), (True, True), (True, False)])
+async def test_thoughts_words_and_tool_calls_are_blocks_in_this_order_to_the_very_text(
+    agent: Agent, streamed: bool, streams: bool
+) -> None:
+    answer = {"reasoning_content": "let me\n\nsee", "content": TEXT, "tool_calls": [CALL]}
+    agent.harness.model.answer, agent.harness.model.streams = lambda request: answer, streams
+    message = await agent.whole(streamed, tools=[TOOL])
     thought, text, tool = message.content
-    assert (thought.thinking, text.text) == ("let me see", TEXT)
+    assert (thought.thinking, text.text, message.stop_reason) == ("let me\n\nsee", TEXT, "tool_use")
     assert (tool.id, tool.name, tool.input) == ("call-1", "add", {"a": 1, "b": "ü"})
-    assert message.stop_reason == "tool_use"
-    said, _ = await agent.recorded()
-    assert said["gen_ai.completion.0.reasoning_content"] == "let me see"
+    said, call = await agent.recorded()
+    assert (said["gen_ai.response.id"], said["gen_ai.completion.0.content"]) == (message.id, TEXT)
+    assert said["gen_ai.completion.0.reasoning_content"] == "let me\n\nsee"
     assert said["gen_ai.completion.0.tool_calls.0.arguments"] == '{"a": 1, "b": "ü"}'
     assert said["llm.request.functions.0.name"] == "add"
+    assert (call["state"], call["streamed"]) == ("ok", streamed)
+    assert call["completion_token_ids"] == agent.harness.model.calls[0].reply["choices"][0]["token_ids"]
+    assert len(call["completion_logprobs"]) == len(call["completion_token_ids"])
 
 
 @pytest.mark.parametrize(
@@ -129,29 +94,19 @@ async def test_the_reason_of_the_end_is_told_in_their_words(
 ) -> None:
     agent.harness.model.answer = lambda request: answer
     agent.harness.model.streams = streams
-    plain = await agent.ask(stop_sequences=["END"])
-    async with agent.stream(stop_sequences=["END"]) as stream:
-        streamed = await stream.get_final_message()
-    assert (plain.stop_reason, plain.stop_sequence) == expected
-    assert (streamed.stop_reason, streamed.stop_sequence) == expected
+    plain, streamed = [await agent.whole(streamed, stop_sequences=["END"]) for streamed in (False, True)]
+    assert [(message.stop_reason, message.stop_sequence) for message in (plain, streamed)] == [expected] * 2
     assert [block.type for block in streamed.content] == [block.type for block in plain.content]
 
 
-async def test_arguments_that_are_no_json_object_reach_the_agent_as_text(agent: Agent) -> None:
-    broken = {**CALL, "function": {"name": "add", "arguments": '{"a": '}}
+async def test_a_broken_tool_call_reaches_the_agent_as_text_and_without_an_id_gets_one(agent: Agent) -> None:
+    broken = {**CALL, "id": None, "function": {"name": "add", "arguments": '{"a": '}}
     agent.harness.model.answer = lambda request: {"content": None, "tool_calls": [broken]}
-    message = await agent.ask()
-    assert message.content[0].input == {"invalid_json": '{"a": '}
-
-
-async def test_a_tool_call_without_an_id_gets_the_same_one_in_both_ways_of_answering(agent: Agent) -> None:
-    nameless = {**CALL, "id": None}
-    agent.harness.model.answer = lambda request: {"content": None, "tool_calls": [nameless]}
     plain = await agent.ask()
-    async with agent.stream() as stream:
-        streamed = await stream.get_final_message()
-    assert plain.content[0].id == f"call_{plain.id}_0"
-    assert streamed.content[0].id == f"call_{streamed.id}_0"
+    assert plain.content[0].input == {"invalid_json": '{"a": '}
+    agent.harness.model.answer = lambda request: {"content": None, "tool_calls": [{**CALL, "id": None}]}
+    for message in (plain, await agent.whole(streamed=True)):
+        assert message.content[0].id == f"call_{message.id}_0"
 
 
 async def test_a_structured_output_is_asked_for_and_parsed(agent: Agent) -> None:
@@ -178,43 +133,38 @@ PDF: Json = {"type": "document", "source": {"type": "base64", "media_type": "app
 
 
 @pytest.mark.parametrize("in_result", [False, True])
-async def test_documents_of_text_and_results_of_a_search_are_read_as_text(agent: Agent, in_result: bool) -> None:
+async def test_documents_searches_and_references_to_tools_are_read_as_text(agent: Agent, in_result: bool) -> None:
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
     search = {"type": "search_result", "title": "Found", "source": "http://example.test", "content": parts}
     listed = {"type": "document", "source": {"type": "content", "content": parts}, "citations": {"enabled": False}}
     content: list[Json] = [DOCUMENT, search, listed]
+    expected = (
+        "Sums\n\nfrom a book\n\nSix times seven is 42.\n\nFound\n\nhttp://example.test\n\none\n\ntwo\n\none\n\ntwo"
+    )
+    history: list[Any] = [{"role": "user", "content": content}]
     if in_result:
+        content.append({"type": "tool_reference", "tool_name": "add"})
+        expected += "\n\nadd"
         call = {"type": "tool_use", "id": "call-1", "name": "search", "input": {}}
         results = [{"type": "tool_result", "tool_use_id": "call-1", "content": content}]
-        history: list[Any] = [*HI, {"role": "assistant", "content": [call]}, {"role": "user", "content": results}]
-    else:
-        history = [{"role": "user", "content": content}]
+        history = [*HI, {"role": "assistant", "content": [call]}, {"role": "user", "content": results}]
     await agent.ask(messages=history)
-    said = "Sums\n\nfrom a book\n\nSix times seven is 42.\n\nFound\n\nhttp://example.test\n\none\n\ntwo\n\none\n\ntwo"
-    assert agent.asked["messages"][-1]["content"] == said
+    assert agent.asked["messages"][-1]["content"] == expected
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_a_prefill_is_gone_on_with_by_engines_that_can(engine: str, streamed: bool) -> None:
-    async with GatewayHarness() as harness:
-        harness.proxy.update_model_list([harness.model.entry("policy", engine=engine)])
-        harness.model.answer = lambda request: "42)"
-        agent = Agent(harness, await harness.attempt())
-        history: list[Any] = [*HI, {"role": "assistant", "content": "The answer is ("}]
-        async with agent.client:
-            if streamed:
-                async with agent.client.messages.stream(model="policy", max_tokens=9, messages=history) as stream:
-                    said = await stream.get_final_message()
-            else:
-                said = await agent.ask(messages=history)
-            await agent.ask()
-        assert said.content[0].text == "42)"
-        prefilled, plain = (call.request for call in harness.model.calls)
-        assert (prefilled["continue_final_message"], prefilled["add_generation_prompt"]) == (True, False)
-        assert prefilled["messages"][-1] == {"role": "assistant", "content": "The answer is ("}
-        assert "continue_final_message" not in plain
-        assert await harness.states(agent.attempt) == ["ok", "ok"]
+async def test_a_prefill_is_gone_on_with_by_engines_that_can(agent: Agent, engine: str, streamed: bool) -> None:
+    agent.harness.proxy.update_model_list([agent.harness.model.entry("policy", engine=engine)])
+    agent.harness.model.answer = lambda request: "42)"
+    history: list[Any] = [*HI, {"role": "assistant", "content": "The answer is ("}]
+    assert (await agent.whole(streamed, messages=history)).content[0].text == "42)"
+    await agent.ask()
+    prefilled, plain = (call.request for call in agent.harness.model.calls)
+    assert (prefilled["continue_final_message"], prefilled["add_generation_prompt"]) == (True, False)
+    assert prefilled["messages"][-1] == {"role": "assistant", "content": "The answer is ("}
+    assert "continue_final_message" not in plain
+    assert await agent.harness.states(agent.attempt) == ["ok", "ok"]
 
 
 HARMLESS: Json = {
@@ -246,42 +196,19 @@ async def test_what_may_be_left_undone_is_let_pass_and_said_once(
             await agent.ask(extra_body={name: value})
 
 
-async def test_a_reference_to_a_tool_is_its_name(agent: Agent) -> None:
-    found = [{"type": "tool_reference", "tool_name": "add"}, {"type": "tool_reference", "tool_name": "multiply"}]
-    call = {"type": "tool_use", "id": "call-1", "name": "search", "input": {}}
-    result = {"type": "tool_result", "tool_use_id": "call-1", "content": found}
-    turns = [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
-    await agent.ask(messages=[{"role": "user", "content": "hi"}, *turns], tools=[TOOL])
-    assert agent.asked["messages"][-1]["content"] == "add\n\nmultiply"
-
-
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_a_thought_has_a_signature_and_goes_back_as_it_was(agent: Agent, streamed: bool) -> None:
     agent.harness.model.answer = lambda request: {"reasoning_content": "hm, so be it", "content": "ok"}
-    kinds: list[str] = []
-    if streamed:
-        async with agent.client.messages.stream(model="policy", max_tokens=9, messages=HI) as stream:
-            async for event in stream:
-                kinds += [event.delta.type] if event.type == "content_block_delta" else []
-            first = await stream.get_final_message()
-        assert kinds.count("signature_delta") == 1
-        assert kinds.index("signature_delta") == kinds.index("text_delta") - 1
-    else:
-        first = await agent.ask()
+    first = await agent.whole(streamed)
     thought, text = first.content
     assert (thought.thinking, text.text) == ("hm, so be it", "ok")
     assert len(thought.signature) > 40
     unknown = {"type": "thinking", "thinking": "hm, so be it", "signature": "made elsewhere"}
     redacted = {"type": "redacted_thinking", "data": "made elsewhere"}
     for content in (first.content, [unknown, text], [redacted, *first.content], [text]):
-        history: list[Any] = [*HI, {"role": "assistant", "content": content}, *HI]
-        await agent.ask(messages=history)
+        await agent.ask(messages=[*HI, {"role": "assistant", "content": content}, *HI])
         thoughts = {} if content == [text] else {"reasoning_content": "hm, so be it"}
         assert agent.asked["messages"][1] == {"role": "assistant", "content": "ok", **thoughts}
-
-
-async def test_the_models_are_listed_for_this_library_too(agent: Agent) -> None:
-    assert [model.id async for model in agent.client.models.list()] == ["policy"]
 
 
 # --- requests --------------------------------------------------------------------------------------------------------
@@ -400,72 +327,40 @@ async def test_counting_tokens_asks_the_engine_and_leaves_no_span(agent: Agent) 
     assert await agent.harness.spans(agent.attempt) == []
 
 
-async def test_an_engine_that_does_not_count_is_an_error_that_says_so_and_is_asked_once(
-    harness: GatewayHarness,
-) -> None:
-    harness.model.counts = False
-    agent = Agent(harness, await harness.attempt(), max_retries=2)
-    async with agent.client:
-        with pytest.raises(anthropic.InternalServerError, match="does not count tokens") as caught:
-            await agent.client.messages.count_tokens(model="policy", messages=HI)
+async def test_an_engine_that_does_not_count_is_an_error_that_says_so_and_is_asked_once(agent: Agent) -> None:
+    agent.harness.model.counts = False
+    with pytest.raises(anthropic.InternalServerError, match="does not count tokens") as caught:
+        await agent.client.with_options(max_retries=2).messages.count_tokens(model="policy", messages=HI)
     assert (caught.value.status_code, caught.value.type) == (501, "api_error")
-    assert len(harness.model.calls) == 1
+    assert len(agent.harness.model.calls) == 1
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("fault", "error", "kind"),
-    [
-        (Fault(400), anthropic.BadRequestError, "invalid_request_error"),
-        (Fault(401), anthropic.AuthenticationError, "authentication_error"),
-        (Fault(403), anthropic.PermissionDeniedError, "permission_error"),
-        (Fault(404), anthropic.NotFoundError, "not_found_error"),
-        (Fault(413), anthropic.APIStatusError, "request_too_large"),
-        (Fault(422), anthropic.UnprocessableEntityError, "invalid_request_error"),
-        (Fault(500), anthropic.InternalServerError, "api_error"),
-        (Fault(529), anthropic.OverloadedError, "overloaded_error"),
-    ],
-    ids=lambda value: str(value.status) if isinstance(value, Fault) else "",
-)
-@pytest.mark.parametrize("stream", [True, False])
-async def test_a_servers_refusal_is_the_librarys_own_error(
-    agent: Agent, fault: Fault, error: Any, kind: str, stream: bool
-) -> None:
-    agent.harness.model.faults = [fault]
-    with pytest.raises(error, match=f"told to answer {fault.status}") as caught:
-        await agent.ask(stream=stream)
-    assert (caught.value.status_code, caught.value.type) == (fault.status, kind)
-    assert await agent.harness.states(agent.attempt) == ["upstream_error"]
-
-
 async def test_refusals_of_address_attempt_and_key_are_the_librarys_own_errors(
     harness: GatewayHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    attempt, other = await harness.attempt(), await harness.attempt()
+    async def answer(gateway: GatewayHarness, attempt: AttemptedRollout, **options: Any) -> str:
+        agent = MessagesAgent(gateway, attempt, **options)
+        async with agent.client:
+            return (await agent.ask()).content[0].text
+
+    attempt = await harness.attempt()
+    for url in (harness.url(attempt, "").replace(attempt.rollout_id, "ro-none"), harness.url(attempt, "/v2")):
+        with pytest.raises(anthropic.NotFoundError) as caught:
+            await answer(harness, attempt, base_url=url)
+        assert caught.value.type == "not_found_error"
     monkeypatch.setenv("AGL_TOKEN", "s3cret")
     async with GatewayHarness() as guarded:
         known = await guarded.attempt()
-        nobody = Agent(guarded, known, api_key="none")
-        with pytest.raises(anthropic.AuthenticationError, match="attempt key"):
-            await nobody.ask()
         key = guarded.proxy.as_resource(known.rollout_id, known.attempt.attempt_id, "policy").api_key
-        own = Agent(guarded, known, api_key=key)
-        assert (await own.ask()).content[0].text == "you said hi"
-        bearer = Agent(guarded, known, api_key=None, auth_token=key)
-        assert (await bearer.ask()).content[0].text == "you said hi"
-        strange = Agent(guarded, await guarded.attempt(), api_key=key)
+        with pytest.raises(anthropic.AuthenticationError, match="attempt key"):
+            await answer(guarded, known)
+        assert await answer(guarded, known, api_key=key) == "you said hi"
+        assert await answer(guarded, known, api_key=None, auth_token=key) == "you said hi"
         with pytest.raises(anthropic.PermissionDeniedError, match="another attempt"):
-            await strange.ask()
-        for made in (nobody, own, bearer, strange):
-            await made.client.close()
-    for url in (harness.url(attempt, "").replace(attempt.rollout_id, "ro-none"), harness.url(other, "/v2")):
-        lost = Agent(harness, attempt, base_url=url)
-        with pytest.raises(anthropic.NotFoundError) as caught:
-            await lost.ask()
-        assert caught.value.type == "not_found_error"
-        await lost.client.close()
+            await answer(guarded, await guarded.attempt(), api_key=key)
 
 
 @pytest.mark.parametrize(
@@ -563,109 +458,27 @@ def _halves(text: str) -> tuple[str, str]:
     return text[: len(text) // 2], text[len(text) // 2 :]
 
 
-@pytest.mark.parametrize("streams", [True, False])
-async def test_the_library_puts_a_stream_together_to_the_very_text(agent: Agent, streams: bool) -> None:
-    agent.harness.model.streams = streams
-    agent.harness.model.answer = lambda request: {"reasoning_content": "a\n\nb", "content": TEXT, "tool_calls": [CALL]}
-    async with agent.stream() as stream:
-        text = "".join([piece async for piece in stream.text_stream])
-        message = await stream.get_final_message()
-    assert text == TEXT
-    assert [block.type for block in message.content] == ["thinking", "text", "tool_use"]
-    assert message.content[0].thinking == "a\n\nb"
-    assert message.content[2].input == {"a": 1, "b": "ü"}
-    said, call = await agent.recorded()
-    assert said["gen_ai.completion.0.content"] == TEXT
-    assert said["gen_ai.response.id"] == message.id
-    assert (call["state"], call["streamed"]) == ("ok", True)
-    engine = agent.harness.model.calls[0].reply
-    assert engine is not None
-    assert call["completion_token_ids"] == engine["choices"][0]["token_ids"]
-    assert len(call["completion_logprobs"]) == len(call["completion_token_ids"])
-
-
-async def test_the_first_words_come_before_the_last_are_made(agent: Agent) -> None:
-    agent.harness.model.answer = lambda request: "one two three"
-    agent.harness.model.hold_frames(2)
-    async with agent.stream() as stream:
-        texts = stream.text_stream
-        assert await texts.__anext__() == "one"
-        assert await agent.harness.raw(agent.attempt) == []
-        agent.harness.model.release()
-        assert [piece async for piece in texts] == [" two", " three"]
-    assert await agent.harness.states(agent.attempt) == ["ok"]
-
-
-HALF = b'data: {"id": "x", "choices": [{"index": 0, "delta": {"content": "ha"}, "finish_reason": null}]}\n\n'
-
-
-@pytest.mark.parametrize(
-    "fault",
-    [
-        Fault(body=HALF, headers=SSE),
-        Fault(body=HALF + b"data: not json\n\n", headers=SSE),
-        Fault(body=HALF + b'data: {"error": {"message": "out of memory"}}\n\n', headers=SSE),
-        Fault(body=HALF * 3, headers=SSE, cut="middle"),
-    ],
-    ids=["ends early", "garbage", "error in the stream", "cut"],
-)
-async def test_a_stream_that_breaks_is_the_librarys_own_error(agent: Agent, fault: Fault) -> None:
-    agent.harness.model.faults = [fault]
-    text = ""
-
-    async def read() -> None:
-        nonlocal text
-        async with agent.stream() as stream:
-            async for piece in stream.text_stream:
-                text += piece
-
-    with pytest.raises(anthropic.APIStatusError, match="model server"):
-        await read()
-    assert text.startswith("ha")
-    said, call = await agent.recorded()
-    assert call["state"] == "upstream_error"
-    assert "completion_token_ids" not in call
-    assert said["gen_ai.completion.0.content"].startswith("ha")
-
-
 async def test_a_tool_call_that_goes_on_after_its_end_breaks_the_stream(agent: Agent) -> None:
-    def chunk(**delta: Any) -> bytes:
-        choices = [{"index": 0, "delta": delta, "finish_reason": None}]
+    def piece(index: int, arguments: str) -> bytes:
+        call = {"index": index, "id": f"c{index}", "function": {"name": "add", "arguments": arguments}}
+        choices = [{"index": 0, "delta": {"tool_calls": [call]}, "finish_reason": None}]
         return b"data: " + json.dumps({"id": "x", "choices": choices}).encode() + b"\n\n"
 
-    def piece(index: int, arguments: str) -> Json:
-        return {"index": index, "id": f"c{index}", "function": {"name": "add", "arguments": arguments}}
-
-    body = chunk(tool_calls=[piece(0, "{}")]) + chunk(tool_calls=[piece(1, "{")]) + chunk(tool_calls=[piece(0, "{}")])
-    agent.harness.model.faults = [Fault(body=body, headers=SSE)]
+    agent.harness.model.faults = [Fault(body=piece(0, "{}") + piece(1, "{") + piece(0, "{}"), headers=SSE)]
     with pytest.raises(anthropic.APIStatusError, match="went back to the tool call"):
-        async with agent.stream() as stream:
-            await stream.get_final_message()
+        await agent.whole(streamed=True)
     assert await agent.harness.states(agent.attempt) == ["upstream_error"]
-
-
-async def test_an_agent_that_leaves_in_the_middle_leaves_a_span_that_says_so(agent: Agent) -> None:
-    agent.harness.model.answer = lambda request: "one two three four"
-    agent.harness.model.hold_frames(3)
-    async with agent.stream() as stream:
-        await stream.text_stream.__anext__()
-    await until(lambda: sum(agent.harness.proxy.stats()["calls"].values()) == 1)
-    said, call = await agent.recorded()
-    assert (call["state"], call["http_status"]) == ("client_left", 499)
-    assert said["gen_ai.completion.0.content"].startswith("one")
 
 
 # --- a server that speaks the dialect itself -------------------------------------------------------------------------
 
 
 @pytest.fixture
-async def native() -> AsyncGenerator[Agent, None]:
-    async with GatewayHarness() as harness:
-        entry = harness.model.entry("claude", model="anthropic/claude-9", api_key="provider-key")
-        harness.proxy.update_model_list([entry])
-        made = Agent(harness, await harness.attempt())
-        async with made.client:
-            yield made
+async def native(harness: GatewayHarness) -> AsyncGenerator[Agent, None]:
+    harness.proxy.update_model_list([harness.model.entry("claude", model="anthropic/claude-9", api_key="provider-key")])
+    made = MessagesAgent(harness, await harness.attempt())
+    async with made.client:
+        yield made
 
 
 SEARCH = {"type": "web_search_20250305", "name": "web_search"}
@@ -717,39 +530,25 @@ async def test_a_native_reply_passes_and_is_recorded_without_tokens(native: Agen
     assert (said["gen_ai.usage.prompt_tokens"], said["gen_ai.usage.completion_tokens"]) == (9, 5)
 
 
-async def test_a_native_stream_passes_frame_by_frame(native: Agent) -> None:
-    body = {"model": "claude", "max_tokens": 9, "messages": HI, "stream": True}
-    async with native.harness.session.post(native.harness.url(native.attempt, "/v1/messages"), json=body) as reply:
-        through = await reply.read()
-    url = f"{native.harness.model.base_url}/messages"
-    async with native.harness.session.post(url, json={**body, "model": "claude-9"}) as reply:
-        direct = await reply.read()
-    first, second = (exchange.reply["id"].encode() for exchange in native.harness.model.calls)
-    assert through.replace(first, second) == direct
+BEGUN = b'event: message_start\ndata: {"type": "message_start", "message": {"id": "m", "usage": {}}}\n\n'
 
 
 async def test_a_native_servers_own_error_is_heard(native: Agent) -> None:
     said = {"type": "error", "error": {"type": "billing_error", "message": "pay first"}, "request_id": "req_1"}
-    native.harness.model.faults = [Fault(402, json.dumps(said).encode())]
-    with pytest.raises(anthropic.APIStatusError) as caught:
-        await native.ask(model="claude")
-    assert caught.value.body == said
-    broken = b"event: error\ndata: " + json.dumps(said).encode() + b"\n\n"
-    begun = b'event: message_start\ndata: {"type": "message_start", "message": {"id": "m", "usage": {}}}\n\n'
-    native.harness.model.faults = [Fault(body=begun + broken, headers=SSE)]
-    with pytest.raises(anthropic.APIStatusError) as caught:
-        async for _ in await native.ask(model="claude", stream=True):
-            pass
-    assert caught.value.body == said
+    raw = json.dumps(said).encode()
+    faults = [Fault(402, raw), Fault(body=BEGUN + b"event: error\ndata: " + raw + b"\n\n", headers=SSE)]
+    for streamed, fault in enumerate(faults):
+        native.harness.model.faults = [fault]
+        with pytest.raises(anthropic.APIStatusError) as caught:
+            await native.whole(bool(streamed), model="claude")
+        assert caught.value.body == said
     assert await native.harness.states(native.attempt) == ["upstream_error", "upstream_error"]
 
 
 async def test_a_native_stream_that_ends_early_is_an_error(native: Agent) -> None:
-    begun = b'event: message_start\ndata: {"type": "message_start", "message": {"id": "m", "usage": {}}}\n\n'
-    native.harness.model.faults = [Fault(body=begun, headers=SSE)]
+    native.harness.model.faults = [Fault(body=BEGUN, headers=SSE)]
     with pytest.raises(anthropic.APIStatusError, match="before the reply was complete"):
-        async for _ in await native.ask(model="claude", stream=True):
-            pass
+        await native.whole(streamed=True, model="claude")
     said, call = await native.recorded()
     assert (call["state"], said["gen_ai.response.id"]) == ("upstream_error", "m")
 
@@ -769,13 +568,11 @@ async def test_a_server_of_messages_only_is_asked_in_no_other_dialect(native: Ag
     assert native.harness.model.calls == []
 
 
-async def test_the_dialects_of_a_server_may_be_listed(harness: GatewayHarness) -> None:
-    both = harness.model.entry("both", dialects=["chat/completions", "messages"])
-    harness.proxy.update_model_list([both])
-    agent = Agent(harness, await harness.attempt())
-    async with agent.client:
-        await agent.ask(model="both")
-        assert (await harness.ask(agent.attempt, model="both"))[0] == 200
+async def test_the_dialects_of_a_server_may_be_listed(agent: Agent) -> None:
+    harness = agent.harness
+    harness.proxy.update_model_list([harness.model.entry("both", dialects=["chat/completions", "messages"])])
+    await agent.ask(model="both")
+    assert (await harness.ask(agent.attempt, model="both"))[0] == 200
     assert [exchange.path for exchange in harness.model.calls] == ["/v1/messages", "/v1/chat/completions"]
     with pytest.raises(ValueError, match=r"dialects must be a list out of .*messages; got \['smoke signs'\]"):
         harness.proxy.update_model_list([harness.model.entry("m", dialects=["smoke signs"])])

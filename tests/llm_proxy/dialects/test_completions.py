@@ -13,40 +13,18 @@ from agentlightning.adapter import LlmProxyTraceToTriplet, TracerTraceToTriplet,
 from agentlightning.adapter.calls.calls import model_calls
 from agentlightning.adapter.rows.samples import unusable
 from agentlightning.training.ledger import read_rollout
-from agentlightning.types import AttemptedRollout, Span
-from tests.llm_proxy.harness import GatewayHarness, until
+from tests.llm_proxy.agents import HI, Agent, TextAgent
+from tests.llm_proxy.harness import GatewayHarness
 from tests.llm_proxy.test_policies import reward_of
 from tests.stubs.model_server import Fault, encode, logprobs_of
 
 Json = dict[str, Any]
-SSE = {"Content-Type": "text/event-stream"}
-HI: Any = [{"role": "user", "content": "hi"}]
 TEXT = "Two  spaces\n\n    and e\u0301 \U0001f600"
-
-
-class Agent:
-    """An attempt with the client library pointed at it."""
-
-    def __init__(self, harness: GatewayHarness, attempt: AttemptedRollout) -> None:
-        self.harness, self.attempt = harness, attempt
-        self.client = openai.AsyncOpenAI(base_url=harness.url(attempt, "/v1"), api_key="none", max_retries=0)
-
-    async def ask(self, **fields: Any) -> Any:
-        return await self.client.completions.create(**{"model": "policy", "prompt": "once upon", **fields})
-
-    async def spans(self) -> tuple[Span, Span]:
-        parent, raw = await self.harness.spans(self.attempt)
-        return parent, raw
-
-    async def recorded(self) -> tuple[Json, Json]:
-        """Return what is recorded of the one call: the attributes of what was said, and the typed ones."""
-        (call,) = await self.harness.raw(self.attempt)
-        return dict((await self.spans())[0].attributes), call
 
 
 @pytest.fixture
 async def agent(harness: GatewayHarness) -> AsyncGenerator[Agent, None]:
-    made = Agent(harness, await harness.attempt())
+    made = TextAgent(harness, await harness.attempt())
     async with made.client:
         yield made
 
@@ -92,13 +70,6 @@ async def test_a_stream_of_several_choices_is_put_together_by_their_numbers(agen
     assert [(call["choice"], call["choices"]) for call in calls] == [(0, 2), (1, 2)]
 
 
-async def test_each_prompt_of_a_request_is_recorded_with_its_own_tokens(agent: Agent) -> None:
-    reply = await agent.ask(prompt=["once upon", "a time there was"])
-    calls = await agent.harness.raw(agent.attempt)
-    assert [call["prompt_token_ids"] for call in calls] == [encode("once upon"), encode("a time there was")]
-    assert [call["completion_token_ids"] for call in calls] == [encode(choice.text) for choice in reply.choices]
-
-
 @pytest.mark.parametrize("asked", [None, 0, 1, 3])
 async def test_an_agent_gets_as_many_logprobs_as_it_asked_for(agent: Agent, asked: int | None) -> None:
     reply = await agent.ask(**({} if asked is None else {"logprobs": asked}))
@@ -109,27 +80,23 @@ async def test_an_agent_gets_as_many_logprobs_as_it_asked_for(agent: Agent, aske
 
 
 @pytest.mark.parametrize(
-    ("prompt", "shown"),
+    ("prompt", "shown", "ids"),
     [
-        (["one", "two"], ["one", "two"]),
-        ([7, 8, 9], ["[7, 8, 9]"]),
-        ([[7, 8], [9]], ["[7, 8]", "[9]"]),
+        (["once upon", "a time"], ["once upon", "a time"], [encode("once upon"), encode("a time")]),
+        ([7, 8, 9], ["[7, 8, 9]"], [[7, 8, 9]]),
+        ([[7, 8], [9]], ["[7, 8]", "[9]"], [[7, 8], [9]]),
     ],
 )
-async def test_each_prompt_is_the_message_of_a_record_of_its_own(agent: Agent, prompt: Any, shown: list[str]) -> None:
-    await agent.ask(prompt=prompt)
+async def test_each_prompt_is_the_message_of_a_record_of_its_own(
+    agent: Agent, prompt: Any, shown: list[str], ids: list[list[int]]
+) -> None:
+    reply = await agent.ask(prompt=prompt)
     calls = await agent.harness.raw(agent.attempt)
     said = [span.attributes for span in (await agent.harness.spans(agent.attempt))[::2]]
     assert [attributes["gen_ai.prompt.0.content"] for attributes in said] == shown
-    assert ["gen_ai.prompt.1.content" in attributes for attributes in said] == [False] * len(shown)
-    ids = {"one": [encode("one"), encode("two")], "[7, 8, 9]": [[7, 8, 9]], "[7, 8]": [[7, 8], [9]]}[shown[0]]
+    assert not any("gen_ai.prompt.1.content" in attributes for attributes in said)
     assert [call["prompt_token_ids"] for call in calls] == ids
-
-
-async def test_an_engine_without_token_ids_is_recorded_so(agent: Agent) -> None:
-    agent.harness.model.tokens = False
-    await agent.ask()
-    assert await agent.harness.states(agent.attempt) == ["no_tokens"]
+    assert [call["completion_token_ids"] for call in calls] == [encode(choice.text) for choice in reply.choices]
 
 
 @pytest.mark.parametrize(
@@ -141,45 +108,6 @@ async def test_a_bad_request_is_the_librarys_own_error(agent: Agent, fields: Jso
         await agent.ask(**fields)
     assert caught.value.param == param
     assert await agent.harness.states(agent.attempt) == ["refused"]
-
-
-PIECE = b'data: {"id": "x", "choices": [{"index": 0, "text": "ha", "finish_reason": null}]}\n\n'
-
-
-@pytest.mark.parametrize(
-    "fault",
-    [
-        Fault(body=PIECE, headers=SSE),
-        Fault(body=PIECE + b"data: not json\n\n", headers=SSE),
-        Fault(body=PIECE + b'data: {"error": {"message": "out of memory"}}\n\n', headers=SSE),
-        Fault(body=PIECE * 3, headers=SSE, cut="middle"),
-    ],
-    ids=["ends early", "garbage", "error in the stream", "cut"],
-)
-async def test_a_stream_that_breaks_is_the_librarys_own_error(agent: Agent, fault: Fault) -> None:
-    agent.harness.model.faults = [fault]
-    text = ""
-
-    async def read() -> None:
-        nonlocal text
-        async for chunk in await agent.ask(stream=True):
-            text += chunk.choices[0].text
-
-    with pytest.raises(openai.APIError, match="model server"):
-        await read()
-    assert text.startswith("ha")
-    said, call = await agent.recorded()
-    assert (call["state"], said["gen_ai.completion.0.content"]) == ("upstream_error", text)
-    assert "completion_token_ids" not in call
-
-
-async def test_an_agent_that_leaves_in_the_middle_leaves_a_span_that_says_so(agent: Agent) -> None:
-    agent.harness.model.hold_frames(2)
-    async with await agent.ask(stream=True) as stream:
-        await stream.__anext__()
-    await until(lambda: sum(agent.harness.proxy.stats()["calls"].values()) == 1)
-    _, call = await agent.recorded()
-    assert (call["state"], call["http_status"]) == ("client_left", 499)
 
 
 # --- embeddings and models -------------------------------------------------------------------------------------------
@@ -231,12 +159,6 @@ async def test_a_reply_that_is_no_embedding_is_502_and_says_what_was_expected(ag
     agent.harness.model.faults = [Fault(body=b'{"choices": []}')]
     with pytest.raises(openai.InternalServerError, match=r"none of embeddings \(JSON with a list 'data'\)"):
         await _embed(agent)
-
-
-async def test_the_models_are_listed_for_the_library(agent: Agent) -> None:
-    agent.harness.proxy.update_model_list([agent.harness.model.entry("policy"), agent.harness.model.entry("judge")])
-    assert [model.id async for model in agent.client.models.list()] == ["policy", "judge"]
-    assert await agent.harness.spans(agent.attempt) == []
 
 
 # --- several choices, and the text form ------------------------------------------------------------------------------
@@ -295,7 +217,7 @@ async def test_the_text_form_is_to_the_letter_what_older_adapters_read(agent: Ag
     async with agent.harness.session.post(agent.harness.url(agent.attempt, f"/v1/{route}"), json=body) as reply:
         assert reply.status == 200
         await reply.read()
-    parent, raw = await agent.spans()
+    parent, raw = await agent.harness.spans(agent.attempt)
     prompt = encode("hi" if route == "completions" else "user hi assistant")
     name = parent.attributes["gen_ai.response.id"]
     older = {key: value for key, value in raw.attributes.items() if key.startswith("llm.")}

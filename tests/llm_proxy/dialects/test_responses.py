@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -12,8 +11,8 @@ import pytest
 from pydantic import BaseModel
 
 from agentlightning.llm_proxy.dialects.sealed import sealed
-from agentlightning.types import AttemptedRollout
-from tests.llm_proxy.harness import GatewayHarness, until
+from tests.llm_proxy.agents import Agent, ResponsesAgent
+from tests.llm_proxy.harness import GatewayHarness
 from tests.stubs.model_server import Fault, encode, logprobs_of
 
 Json = dict[str, Any]
@@ -24,35 +23,9 @@ CALL = {"id": "call-1", "type": "function", "function": {"name": "add", "argumen
 TEXT = "Two  spaces\n\n    and a block:\n```python\nx = 'e\u0301 \U0001f600'\n```"
 
 
-class Agent:
-    """An attempt with the client library pointed at it."""
-
-    def __init__(self, harness: GatewayHarness, attempt: AttemptedRollout, **options: Any) -> None:
-        self.harness, self.attempt = harness, attempt
-        options = {"base_url": harness.url(attempt, "/v1"), "api_key": "none", "max_retries": 0, **options}
-        self.client = openai.AsyncOpenAI(**options)
-
-    async def ask(self, **fields: Any) -> Any:
-        return await self.client.responses.create(**{"model": "policy", "input": "hi", **fields})
-
-    def stream(self, **fields: Any) -> Any:
-        return self.client.responses.stream(**{"model": "policy", "input": "hi", **fields})
-
-    async def recorded(self) -> tuple[Json, Json]:
-        """Return what is recorded of the one call: the attributes of what was said, and the typed ones."""
-        (parent,) = [span for span in await self.harness.spans(self.attempt) if span.name == "litellm_request"]
-        (call,) = await self.harness.raw(self.attempt)
-        return dict(parent.attributes), call
-
-    @property
-    def asked(self) -> Json:
-        """What the model server was asked last."""
-        return self.harness.model.calls[-1].request
-
-
 @pytest.fixture
 async def agent(harness: GatewayHarness) -> AsyncGenerator[Agent, None]:
-    made = Agent(harness, await harness.attempt())
+    made = ResponsesAgent(harness, await harness.attempt())
     async with made.client:
         yield made
 
@@ -76,32 +49,26 @@ async def test_a_reply_is_read_by_the_library_and_recorded_with_the_engines_toke
     assert call["completion_logprobs"] == logprobs_of(encode("you said hi there"))
 
 
-async def test_the_synchronous_client_reads_the_same(harness: GatewayHarness) -> None:
-    attempt = await harness.attempt()
-
-    def ask() -> tuple[Any, Any]:
-        with openai.OpenAI(base_url=harness.url(attempt, ""), api_key="none", max_retries=0) as client:
-            plain = client.responses.create(model="policy", input="hi")
-            with client.responses.stream(model="policy", input="hi") as stream:
-                return plain, stream.get_final_response()
-
-    plain, streamed = await asyncio.to_thread(ask)
-    assert plain.output_text == streamed.output_text == "you said hi"
-    assert await harness.states(attempt) == ["ok", "ok"]
-
-
-async def test_thoughts_words_and_tool_calls_are_items_in_this_order(agent: Agent) -> None:
-    answer = {"reasoning_content": "let me see", "content": TEXT, "tool_calls": [CALL]}
-    agent.harness.model.answer = lambda request: answer
-    response = await agent.ask(tools=[TOOL])
+@pytest.mark.parametrize(("streamed", "streams"), [(False, True), (True, True), (True, False)])
+async def test_thoughts_words_and_tool_calls_are_items_in_this_order_to_the_very_text(
+    agent: Agent, streamed: bool, streams: bool
+) -> None:
+    answer = {"reasoning_content": "let me\n\nsee", "content": TEXT, "tool_calls": [CALL]}
+    agent.harness.model.answer, agent.harness.model.streams = lambda request: answer, streams
+    response = await agent.whole(streamed, tools=[TOOL])
     thought, message, call = response.output
-    assert (thought.type, thought.content[0].text) == ("reasoning", "let me see")
-    assert message.content[0].text == TEXT
+    assert (thought.type, thought.content[0].text) == ("reasoning", "let me\n\nsee")
+    assert message.content[0].text == response.output_text == TEXT
     assert (call.call_id, call.name, call.arguments) == ("call-1", "add", ARGUMENTS)
     assert len({item.id for item in response.output}) == 3
-    said, _ = await agent.recorded()
+    said, record = await agent.recorded()
+    assert (said["gen_ai.response.id"], said["gen_ai.completion.0.content"]) == (response.id, TEXT)
     assert said["gen_ai.completion.0.tool_calls.0.arguments"] == ARGUMENTS
     assert said["llm.request.functions.0.name"] == "add"
+    assert (record["state"], record["streamed"]) == ("ok", streamed)
+    engine = agent.harness.model.calls[0].reply
+    assert record["completion_token_ids"] == engine["choices"][0]["token_ids"]
+    assert response.usage.output_tokens == engine["usage"]["completion_tokens"]
 
 
 @pytest.mark.parametrize("streams", [True, False])
@@ -128,21 +95,15 @@ async def test_a_reply_that_was_cut_is_incomplete_with_the_reason(
         assert (response.incomplete_details and response.incomplete_details.reason) == why
 
 
-async def test_a_refusal_is_a_part_of_its_own(agent: Agent) -> None:
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_a_refusal_is_a_part_of_its_own_and_an_answer_without_words_an_empty_message(
+    agent: Agent, streamed: bool
+) -> None:
     agent.harness.model.answer = lambda request: {"content": None, "refusal": "I will not"}
-    response = await agent.ask()
-    assert response.output[0].content[0].refusal == "I will not"
-    async with agent.stream() as stream:
-        streamed = await stream.get_final_response()
-    assert streamed.output[0].content[0].refusal == "I will not"
-
-
-async def test_an_answer_without_words_is_an_empty_message(agent: Agent) -> None:
+    assert (await agent.whole(streamed)).output[0].content[0].refusal == "I will not"
     agent.harness.model.answer = lambda request: ""
-    async with agent.stream() as stream:
-        streamed = await stream.get_final_response()
-    for response in (await agent.ask(), streamed):
-        assert (response.output_text, [item.type for item in response.output]) == ("", ["message"])
+    response = await agent.whole(streamed)
+    assert (response.output_text, [item.type for item in response.output]) == ("", ["message"])
 
 
 class Sum(BaseModel):
@@ -153,18 +114,14 @@ class Sum(BaseModel):
 async def test_a_structured_output_is_asked_for_and_parsed(agent: Agent, streamed: bool) -> None:
     agent.harness.model.answer = lambda request: '{"total": 3}'
     if streamed:
-        async with agent.stream(text_format=Sum) as stream:
-            response = await stream.get_final_response()
+        response = await agent.whole(streamed, text_format=Sum)
     else:
         response = await agent.client.responses.parse(model="policy", input="hi", text_format=Sum)
     assert response.output_parsed == Sum(total=3)
     wanted = agent.asked["response_format"]
-    assert (wanted["type"], wanted["json_schema"]["name"], wanted["json_schema"]["strict"]) == (
-        "json_schema",
-        "Sum",
-        True,
-    )
-    assert "total" in wanted["json_schema"]["schema"]["properties"]
+    schema = wanted["json_schema"]
+    assert (wanted["type"], schema["name"], schema["strict"]) == ("json_schema", "Sum", True)
+    assert "total" in schema["schema"]["properties"]
 
 
 # --- requests --------------------------------------------------------------------------------------------------------
@@ -374,12 +331,8 @@ async def test_a_custom_tool_is_a_function_with_one_text_for_the_model(agent: Ag
     first: Json = {"input": "go", "tools": [TOOL, PATCH], "tool_choice": {"type": "custom", "name": "patch"}}
     if streamed:
         events = [event async for event in await agent.ask(**first, stream=True)]
-        assert [event.type for event in events[2:-1]] == [
-            "response.output_item.added",
-            "response.custom_tool_call_input.delta",
-            "response.custom_tool_call_input.done",
-            "response.output_item.done",
-        ]
+        kinds = ("output_item.added", "custom_tool_call_input.delta", "custom_tool_call_input.done", "output_item.done")
+        assert [event.type for event in events[2:-1]] == [f"response.{kind}" for kind in kinds]
         added, delta, done = events[2:5]
         assert (added.item.type, added.item.input) == ("custom_tool_call", "")
         assert (delta.delta, done.input, done.item_id) == (DIFF, DIFF, added.item.id)
@@ -449,13 +402,6 @@ async def test_additional_tools_are_tools_of_the_request_and_the_last_of_a_name_
     assert [tool["function"]["name"] for tool in agent.asked["tools"]] == ["add", "patch"]
 
 
-@pytest.mark.parametrize("kind", ["web_search", "file_search", "code_interpreter", "image_generation", "mcp"])
-async def test_a_tool_that_only_a_vendors_server_can_run_is_not_shown_to_the_model(agent: Agent, kind: str) -> None:
-    response = await agent.ask(tools=[{"type": kind}], parallel_tool_calls=True)
-    assert response.output_text == "you said hi"
-    assert not {"tools", "parallel_tool_calls"} & set(agent.asked)
-
-
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
@@ -506,25 +452,6 @@ async def test_what_cannot_be_translated_is_a_400_that_names_the_field(agent: Ag
     assert agent.harness.model.calls == []
     _, call = await agent.recorded()
     assert (call["state"], call["http_status"]) == ("refused", 400)
-
-
-@pytest.mark.parametrize(
-    ("status", "error"),
-    [
-        (400, openai.BadRequestError),
-        (401, openai.AuthenticationError),
-        (404, openai.NotFoundError),
-        (422, openai.UnprocessableEntityError),
-        (500, openai.InternalServerError),
-    ],
-)
-@pytest.mark.parametrize("stream", [True, False])
-async def test_a_servers_refusal_is_the_librarys_own_error(agent: Agent, status: int, error: Any, stream: bool) -> None:
-    agent.harness.model.faults = [Fault(status)]
-    with pytest.raises(error, match=f"told to answer {status}") as caught:
-        await agent.ask(stream=stream)
-    assert caught.value.type == "stub"
-    assert await agent.harness.states(agent.attempt) == ["upstream_error"]
 
 
 # --- streams ---------------------------------------------------------------------------------------------------------
@@ -604,70 +531,7 @@ async def test_the_events_of_a_stream_in_their_order_with_their_indices(agent: A
     assert events[-1]["response"]["output"] == done_items
 
 
-@pytest.mark.parametrize("streams", [True, False])
-async def test_the_library_puts_a_stream_together_to_the_very_text(agent: Agent, streams: bool) -> None:
-    agent.harness.model.streams = streams
-    agent.harness.model.answer = lambda request: {"reasoning_content": "a\n\nb", "content": TEXT, "tool_calls": [CALL]}
-    text, arguments = "", ""
-    async with agent.stream() as stream:
-        async for event in stream:
-            text += event.delta if event.type == "response.output_text.delta" else ""
-            arguments += event.delta if event.type == "response.function_call_arguments.delta" else ""
-        response = await stream.get_final_response()
-    assert (text, arguments, response.output_text) == (TEXT, ARGUMENTS, TEXT)
-    assert response.output[0].content[0].text == "a\n\nb"
-    said, call = await agent.recorded()
-    assert said["gen_ai.completion.0.content"] == TEXT
-    assert said["gen_ai.response.id"] == response.id
-    assert (call["state"], call["streamed"]) == ("ok", True)
-    engine = agent.harness.model.calls[0].reply
-    assert engine is not None
-    assert call["completion_token_ids"] == engine["choices"][0]["token_ids"]
-    assert response.usage.output_tokens == engine["usage"]["completion_tokens"]
-
-
-async def test_the_first_words_come_before_the_last_are_made(agent: Agent) -> None:
-    agent.harness.model.answer = lambda request: "one two three"
-    agent.harness.model.hold_frames(2)
-    text = ""
-    async for event in await agent.ask(stream=True):
-        if event.type == "response.output_text.delta":
-            if not text:
-                assert await agent.harness.raw(agent.attempt) == []
-                agent.harness.model.release()
-            text += event.delta
-    assert text == "one two three"
-    assert await agent.harness.states(agent.attempt) == ["ok"]
-
-
 HALF = b'data: {"id": "x", "choices": [{"index": 0, "delta": {"content": "ha"}, "finish_reason": null}]}\n\n'
-
-
-@pytest.mark.parametrize(
-    "fault",
-    [
-        Fault(body=HALF, headers=SSE),
-        Fault(body=HALF + b"data: not json\n\n", headers=SSE),
-        Fault(body=HALF + b'data: {"error": {"message": "out of memory"}}\n\n', headers=SSE),
-        Fault(body=HALF * 3, headers=SSE, cut="middle"),
-    ],
-    ids=["ends early", "garbage", "error in the stream", "cut"],
-)
-async def test_a_stream_that_breaks_is_the_librarys_own_error(agent: Agent, fault: Fault) -> None:
-    agent.harness.model.faults = [fault]
-    text = ""
-
-    async def read() -> None:
-        nonlocal text
-        async for event in await agent.ask(stream=True):
-            text += event.delta if event.type == "response.output_text.delta" else ""
-
-    with pytest.raises(openai.APIError, match="model server"):
-        await read()
-    assert text.startswith("ha")
-    _, call = await agent.recorded()
-    assert call["state"] == "upstream_error"
-    assert "completion_token_ids" not in call
 
 
 async def test_the_event_of_an_error_goes_on_with_the_numbers(agent: Agent) -> None:
@@ -677,27 +541,16 @@ async def test_the_event_of_an_error_goes_on_with_the_numbers(agent: Agent) -> N
     assert "before the reply was complete" in events[-1]["message"]
 
 
-async def test_an_agent_that_leaves_in_the_middle_leaves_a_span_that_says_so(agent: Agent) -> None:
-    agent.harness.model.answer = lambda request: "one two three four"
-    agent.harness.model.hold_frames(3)
-    async with await agent.ask(stream=True) as stream:
-        await stream.__anext__()
-    await until(lambda: sum(agent.harness.proxy.stats()["calls"].values()) == 1)
-    _, call = await agent.recorded()
-    assert (call["state"], call["http_status"]) == ("client_left", 499)
-
-
 # --- a server that speaks the dialect itself -------------------------------------------------------------------------
 
 
 @pytest.fixture
-async def native() -> AsyncGenerator[Agent, None]:
-    async with GatewayHarness() as harness:
-        entry = harness.model.entry("gpt", model="openai/gpt-9", api_key="provider-key", dialects=["responses"])
-        harness.proxy.update_model_list([entry])
-        made = Agent(harness, await harness.attempt())
-        async with made.client:
-            yield made
+async def native(harness: GatewayHarness) -> AsyncGenerator[Agent, None]:
+    entry = harness.model.entry("gpt", model="openai/gpt-9", api_key="provider-key", dialects=["responses"])
+    harness.proxy.update_model_list([entry])
+    made = ResponsesAgent(harness, await harness.attempt())
+    async with made.client:
+        yield made
 
 
 async def test_a_native_server_gets_the_request_as_it_is(native: Agent) -> None:
@@ -725,17 +578,6 @@ async def test_a_native_stream_passes_and_is_recorded_without_tokens(native: Age
     assert (call["state"], call["streamed"], call["finish_reason"]) == ("no_tokens", True, "stop")
     assert said["gen_ai.completion.0.content"] == TEXT
     assert (said["gen_ai.usage.prompt_tokens"], said["gen_ai.usage.completion_tokens"]) == (7, 5)
-
-
-async def test_a_native_stream_passes_frame_by_frame(native: Agent) -> None:
-    body = {"model": "gpt", "input": "hi", "stream": True}
-    async with native.harness.session.post(native.harness.url(native.attempt, "/v1/responses"), json=body) as reply:
-        through = await reply.read()
-    url = f"{native.harness.model.base_url}/responses"
-    async with native.harness.session.post(url, json={**body, "model": "gpt-9"}) as reply:
-        direct = await reply.read()
-    first, second = (exchange.reply["id"].encode() for exchange in native.harness.model.calls)
-    assert through.replace(first, second) == direct
 
 
 async def test_a_native_response_that_failed_is_heard_and_recorded_as_failed(native: Agent) -> None:

@@ -122,16 +122,6 @@ async def test_counting_tokens_has_the_timeout_too(harness: GatewayHarness) -> N
 # --- weight ----------------------------------------------------------------------------------------------------------
 
 
-async def test_new_rollouts_are_shared_by_weight(two: tuple[GatewayHarness, ModelServer]) -> None:
-    harness, second = two
-    harness.proxy.update_model_list([harness.model.entry("policy", weight=9), second.entry("policy", weight=1)])
-    attempts = [await harness.attempt() for _ in range(60)]
-    for attempt in attempts:
-        assert (await harness.ask(attempt))[0] == 200
-    assert len(second.calls) < len(harness.model.calls)
-    assert len(second.calls) + len(harness.model.calls) == 60
-
-
 async def test_calls_at_the_same_time_are_shared_by_weight(two: tuple[GatewayHarness, ModelServer]) -> None:
     harness, second = two
     harness.proxy.update_model_list([harness.model.entry("policy", weight=3), second.entry("policy", weight=1)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from agentlightning.llm_proxy import LLMProxy
@@ -20,12 +22,6 @@ async def _everything(harness: GatewayHarness, **fields: object) -> tuple[list[S
     return spans, "".join(span.model_dump_json() for span in spans)
 
 
-async def test_by_default_prompts_and_replies_are_kept() -> None:
-    async with GatewayHarness() as harness:
-        _, text = await _everything(harness)
-        assert SECRET in text
-
-
 async def test_what_has_the_shape_of_a_key_is_hidden_and_its_tokens_stay() -> None:
     key = "sk-" + "a1B2c3D4e5F6g7H8i9J0" * 2
     async with GatewayHarness() as harness:
@@ -40,26 +36,21 @@ async def test_what_has_the_shape_of_a_key_is_hidden_and_its_tokens_stay() -> No
     assert raw["agentlightning.call.completion_token_ids"] == encode(f"you said the key is {key}")
 
 
-async def test_tokens_alone_can_be_kept() -> None:
-    async with GatewayHarness(keep="tokens") as harness:
+@pytest.mark.parametrize("keep", ["all", "tokens", "counts"])
+async def test_prompts_and_replies_are_kept_or_tokens_or_counts_alone(keep: Any) -> None:
+    async with GatewayHarness(keep=keep) as harness:
         spans, text = await _everything(harness)
-        assert SECRET not in text
-        parent, raw = spans
-        assert parent.attributes["gen_ai.prompt.0.role"] == "user"
-        assert raw.attributes["agentlightning.call.completion_token_ids"] == encode(f"you said the word is {SECRET}")
-        assert raw.attributes["agentlightning.call.finish_reason"] == "stop"
-
-
-async def test_counts_alone_can_be_kept() -> None:
-    async with GatewayHarness(keep="counts") as harness:
-        spans, text = await _everything(harness)
-        assert SECRET not in text
-        raw = spans[1].attributes
-        assert "agentlightning.call.completion_token_ids" not in raw
-        assert "agentlightning.call.completion_logprobs" not in raw
-        assert str(encode(SECRET)[0]) not in text
-        assert raw["agentlightning.call.completion_tokens"] == 6
-        assert raw["agentlightning.call.state"] == "ok"
+    parent, raw = (span.attributes for span in spans)
+    assert (SECRET in text) == (keep == "all")
+    assert parent["gen_ai.prompt.0.role"] == "user"
+    assert (raw["agentlightning.call.state"], raw["agentlightning.call.finish_reason"]) == ("ok", "stop")
+    ids = encode(f"you said the word is {SECRET}")
+    if keep != "counts":
+        assert raw["agentlightning.call.completion_token_ids"] == ids
+        return
+    assert not {"agentlightning.call.completion_token_ids", "agentlightning.call.completion_logprobs"} & set(raw)
+    assert str(encode(SECRET)[0]) not in text
+    assert raw["agentlightning.call.completion_tokens"] == len(ids)
 
 
 async def test_a_function_of_the_user_changes_what_leaves() -> None:

@@ -22,15 +22,6 @@ def memory(count: int = 1024, own: int = 2**26, total: int = 2**28) -> ResponseM
     return ResponseMemory(limits)
 
 
-def test_what_one_attempt_said_is_unknown_to_another() -> None:
-    remembered = memory()
-    remembered.add(response(A, "r", "hello", "hi"))
-    assert remembered.response(A, "r") is not None
-    assert remembered.item(A, "msg_hi") is not None
-    assert remembered.response(B, "r") is remembered.item(B, "msg_hi") is None
-    assert not remembered.delete(B, "r")
-
-
 def test_a_conversation_that_is_sent_again_with_each_call_is_kept_once() -> None:
     remembered, said = memory(), [f"{number} {'x' * 10_000}" for number in range(100)]
     for number in range(1, 100):
@@ -50,12 +41,12 @@ def test_the_response_that_was_not_used_for_longest_is_forgotten_first() -> None
 
 def test_the_attempt_that_was_silent_for_longest_is_forgotten_first() -> None:
     remembered = memory(total=30_000)
-    remembered.add(response(A, "r", "a" * 12_000))
-    remembered.add(response(B, "r", "b" * 12_000))
+    for attempt, name, said in ((A, "r", "a" * 12_000), (B, "r", "b" * 6000), (B, "s", "c" * 6000)):
+        remembered.add(response(attempt, name, said))
     assert remembered.response(A, "r") is not None
-    remembered.add(response(("ro-3", "at-1"), "r", "c" * 12_000))
+    remembered.add(response(("ro-3", "at-1"), "r", "d" * 14_000))
     assert remembered.response(A, "r") is not None
-    assert remembered.response(B, "r") is None
+    assert remembered.response(B, "r") is remembered.response(B, "s") is None
 
 
 def test_a_response_beyond_the_bound_is_not_remembered_and_said_so(caplog: pytest.LogCaptureFixture) -> None:

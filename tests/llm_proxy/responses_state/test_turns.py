@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from agentlightning.llm_proxy.access.limits import GatewayLimits
 from agentlightning.llm_proxy.responses_state.memory import ResponseMemory
 from agentlightning.llm_proxy.responses_state.turns import begin
-from agentlightning.types import AttemptedRollout
 from agentlightning.utils.http.byte_budget import PROCESS
+from tests.llm_proxy.agents import Agent, ResponsesAgent
 from tests.llm_proxy.harness import GatewayHarness
 from tests.llm_proxy.test_store_faults import TroubledStore
 from tests.stubs.model_server import Fault, encode
@@ -27,30 +27,9 @@ CALL = {"id": "call-1", "type": "function", "function": {"name": "add", "argumen
 OUTPUT = {"type": "function_call_output", "call_id": "call-1", "output": "3"}
 
 
-class Agent:
-    """An attempt with the client library pointed at it."""
-
-    def __init__(self, harness: GatewayHarness, attempt: AttemptedRollout, **options: Any) -> None:
-        self.harness, self.attempt = harness, attempt
-        options = {"base_url": harness.url(attempt, "/v1"), "api_key": "none", "max_retries": 0, **options}
-        self.client = openai.AsyncOpenAI(**options)
-
-    async def ask(self, *, streamed: bool = False, **fields: Any) -> Any:
-        fields = {"model": "policy", "input": "hi", **fields}
-        if not streamed:
-            return await self.client.responses.create(**fields)
-        async with self.client.responses.stream(**fields) as stream:
-            return await stream.get_final_response()
-
-    @property
-    def asked(self) -> Json:
-        """What the model server was asked last."""
-        return self.harness.model.calls[-1].request
-
-
 @pytest.fixture
 async def agent(harness: GatewayHarness) -> AsyncGenerator[Agent, None]:
-    made = Agent(harness, await harness.attempt())
+    made = ResponsesAgent(harness, await harness.attempt())
     async with made.client:
         yield made
 
@@ -66,8 +45,8 @@ async def test_a_continued_response_is_asked_as_if_all_had_been_sent_again(
     answers = iter([{"reasoning_content": "let me see", "content": "one moment", "tool_calls": [CALL]}, "three", "bye"])
     agent.harness.model.answer = lambda request: next(answers)
     agent.harness.model.streams = server_streams
-    first = await agent.ask(input="1 and 2", tools=[TOOL], instructions="Add.", streamed=streamed)
-    second = await agent.ask(
+    first = await agent.whole(input="1 and 2", tools=[TOOL], instructions="Add.", streamed=streamed)
+    second = await agent.whole(
         input=[OUTPUT], tools=[TOOL], instructions="Add.", previous_response_id=first.id, streamed=streamed
     )
     by_id = agent.asked["messages"]
@@ -95,7 +74,7 @@ async def test_several_conversations_branch_from_one_response_at_the_same_time(a
     agent.harness.model.answer = lambda request: f"after {request['messages'][-1]['content']}"
     root = await agent.ask(input="root")
     branches = await asyncio.gather(
-        *(agent.ask(input=f"b{i}", previous_response_id=root.id, streamed=bool(i % 2)) for i in range(8))
+        *(agent.whole(input=f"b{i}", previous_response_id=root.id, streamed=bool(i % 2)) for i in range(8))
     )
     assert len({branch.id for branch in branches}) == 8
     twigs = await asyncio.gather(*(agent.ask(input="t", previous_response_id=branch.id) for branch in branches))
@@ -109,11 +88,11 @@ async def test_several_conversations_branch_from_one_response_at_the_same_time(a
 async def test_items_are_named_by_their_id(agent: Agent, streamed: bool) -> None:
     answer = {"reasoning_content": "hm", "content": "one moment", "tool_calls": [CALL]}
     agent.harness.model.answer = lambda request: answer
-    first = await agent.ask(input="1 and 2", tools=[TOOL], streamed=streamed)
+    first = await agent.whole(input="1 and 2", tools=[TOOL], streamed=streamed)
     references = [{"type": "item_reference", "id": item.id} for item in first.output]
     references[0].pop("type")  # which may be left out
     question = {"role": "user", "content": "1 and 2"}
-    await agent.ask(input=[question, *references, OUTPUT], tools=[TOOL], streamed=streamed)
+    await agent.whole(input=[question, *references, OUTPUT], tools=[TOOL], streamed=streamed)
     by_id = agent.asked["messages"]
     await agent.ask(input=[question, *first.output, OUTPUT], tools=[TOOL])
     assert by_id == agent.asked["messages"]
@@ -138,12 +117,12 @@ async def test_responses_of_a_server_that_gives_every_reply_the_same_id_are_told
 
     def answer(text: str) -> None:
         choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
-        model.faults.append(_good(json.dumps({**reply, "choices": [choice]}).encode()))
+        model.faults.append(Fault(200, json.dumps({**reply, "choices": [choice]}).encode()))
 
     made: list[Any] = []
     for number in range(3):
         answer(f"answer {number}")
-        made.append(await agent.ask(input=f"question {number}", streamed=number == 2))
+        made.append(await agent.whole(input=f"question {number}", streamed=number == 2))
     assert made[0].id == "always-me"
     assert len({response.id for response in made}) == 3
     for number, response in enumerate(made):
@@ -168,16 +147,12 @@ def test_a_call_that_is_not_stored_frees_no_id_that_another_one_holds() -> None:
     assert memory.size == 0
 
 
-def _good(body: bytes) -> Any:
-    return Fault(200, body)
-
-
 # --- what is not remembered ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_what_is_not_stored_cannot_be_continued(agent: Agent, streamed: bool) -> None:
-    first = await agent.ask(store=False, streamed=streamed)
+    first = await agent.whole(store=False, streamed=streamed)
     assert first.store is False
     await refused(agent, first.id, first.output[0].id)
     kept = await agent.ask()
@@ -190,12 +165,12 @@ async def refused(agent: Agent, response_id: str, item_id: str) -> None:
     calls = len(agent.harness.model.calls)
     for streamed in (False, True):
         with pytest.raises(openai.BadRequestError) as caught:
-            await agent.ask(previous_response_id=response_id, streamed=streamed)
+            await agent.whole(previous_response_id=response_id, streamed=streamed)
         assert (caught.value.code, caught.value.param) == ("previous_response_not_found", "previous_response_id")
         assert f"Previous response with id '{response_id}' not found" in caught.value.message
         assert "Send the items of the conversation again" in caught.value.message
         with pytest.raises(openai.NotFoundError) as missing:
-            await agent.ask(input=[{"type": "item_reference", "id": item_id}], streamed=streamed)
+            await agent.whole(input=[{"type": "item_reference", "id": item_id}], streamed=streamed)
         assert missing.value.param == "input"
         assert f"Item with id '{item_id}' not found" in missing.value.message
     for asked in (agent.client.responses.retrieve, agent.client.responses.delete, agent.client.responses.cancel):
@@ -206,8 +181,8 @@ async def refused(agent: Agent, response_id: str, item_id: str) -> None:
 
 async def test_an_id_of_another_attempt_is_unknown(agent: Agent) -> None:
     first = await agent.ask(input="my secret")
-    other = Agent(agent.harness, await agent.harness.attempt())
-    retry = Agent(agent.harness, await agent.harness.store.start_attempt(agent.attempt.rollout_id))
+    other = ResponsesAgent(agent.harness, await agent.harness.attempt())
+    retry = ResponsesAgent(agent.harness, await agent.harness.store.start_attempt(agent.attempt.rollout_id))
     async with other.client, retry.client:
         for stranger in (other, retry):
             await refused(stranger, first.id, first.output[0].id)
@@ -250,7 +225,7 @@ async def test_a_response_that_broke_off_is_not_remembered(agent: Agent) -> None
 async def test_a_response_that_was_withheld_for_want_of_a_record_is_not_remembered() -> None:
     store = TroubledStore()
     async with GatewayHarness(store=store) as harness:
-        agent = Agent(harness, await harness.attempt())
+        agent = ResponsesAgent(harness, await harness.attempt())
         async with agent.client:
             store.errors.append(ValueError("full"))
             name = await broken_off(agent)
@@ -265,7 +240,7 @@ async def test_an_item_that_comes_with_the_history_already_is_refused_as_the_ser
 
 async def test_a_conversation_beyond_the_bound_of_a_request_is_refused() -> None:
     async with GatewayHarness(limits=GatewayLimits(body_bytes=4000)) as harness:
-        agent = Agent(harness, await harness.attempt())
+        agent = ResponsesAgent(harness, await harness.attempt())
         harness.model.answer = lambda request: "ok"
         async with agent.client:
             made = await agent.ask(input="a" * 1500)
@@ -289,7 +264,7 @@ async def test_a_large_conversation_is_counted_as_the_value_that_is_made_of_it(a
 
 async def test_older_responses_are_forgotten_beyond_the_bound_and_what_went_on_from_them_stays() -> None:
     async with GatewayHarness(limits=GatewayLimits(remembered_responses=3)) as harness:
-        agent = Agent(harness, await harness.attempt())
+        agent = ResponsesAgent(harness, await harness.attempt())
         async with agent.client:
             made = [await agent.ask(input="0")]
             for number in range(1, 6):

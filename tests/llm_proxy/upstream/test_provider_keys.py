@@ -86,6 +86,8 @@ def test_choices_are_followed_each_for_itself() -> None:
     assert [shown[1], shown[3]] == [frames[1], frames[3]]
 
 
+QUOTED = 'sk-"quoted"\\0123456789'
+WITHIN = ("in JSON in JSON", QUOTED)
 ESCAPED: dict[str, Callable[[str], str]] = {
     "as it is": lambda key: json.dumps(f"it is {key}."),
     "letters as numbers": lambda key: '"it is ' + "".join(f"\\u{ord(sign):04x}" for sign in key) + '."',
@@ -97,15 +99,11 @@ ESCAPED: dict[str, Callable[[str], str]] = {
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-@pytest.mark.parametrize("key", [KEY, 'sk-"quoted"\\0123456789'])
-@pytest.mark.parametrize("case", ESCAPED)
+@pytest.mark.parametrize(
+    ("case", "key"), [*((case, KEY) for case in ESCAPED), *((case, QUOTED) for case in list(ESCAPED)[:2]), WITHIN]
+)
 def test_the_key_is_found_however_it_is_written(case: str, key: str, streamed: bool) -> None:
-    if case == "for an address" and key != KEY:
-        return
-    written = ESCAPED[case](key).encode() if case != "as it is" or key == KEY else json.dumps(f"it is {key}.").encode()
-    if key != KEY and case in ("one letter as a number", "slashes escaped"):
-        return
-    body = b'{"choices": [{"index": 0, "delta": {"content": %s}}]}' % written
+    body = b'{"choices": [{"index": 0, "delta": {"content": %s}}]}' % ESCAPED[case](key).encode()
     if streamed:
         watch = KeyWatch(Secrets([key]))
         shown = b"".join([*watch.feed(b"data: " + body + b"\n\n"), *watch.end()])
@@ -284,34 +282,6 @@ async def test_no_agent_span_or_file_has_the_key(case: str, streamed: bool, tmp_
         assert KEY not in text
         assert LONG not in text
     assert sum(HIDDEN in text for text in texts) == len(sizes)
-
-
-def splits(place: Callable[[str], Json]) -> Callable[[Request], Any]:
-    """Return a way that says the key in three pieces at some place of its frames."""
-
-    async def way(request: Request) -> None:
-        pieces = (KEY[:9], KEY[9:20], KEY[20:])
-        end = b"data: " + json.dumps(in_choice(delta={}, finish_reason="stop")).encode() + b"\n\n"
-        await request.send(CHUNKED + chunked([*(chunk(p, place) for p in pieces), end, b"data: [DONE]\n\n"]))
-
-    return way
-
-
-@pytest.mark.parametrize("case", ["chat", "responses", "messages"])
-async def test_no_agent_gets_the_key_in_pieces_in_any_field(case: str) -> None:
-    route, body = ROUTES[case]
-    with FaultyEngine({place.replace(" ", "-"): splits(PLACES[place]) for place in PLACES}) as engine:
-        entries = [engine.entry(place.replace(" ", "-"), api_key=KEY) for place in PLACES]
-        async with GatewayHarness(model_list=entries) as harness:
-            attempt = await harness.attempt()
-            for place in PLACES:
-                asked = {"model": place.replace(" ", "-"), **body, "stream": True}
-                async with harness.session.post(harness.url(attempt, route), json=asked) as answer:
-                    got = await answer.read()
-                assert not [text for text in joined([got]) if KEY in text.replace("x", "")], place
-                assert KEY.encode() not in got
-            for span in await harness.spans(attempt):
-                assert KEY not in span.model_dump_json()
 
 
 def test_streams_without_the_key_pass_byte_for_byte() -> None:
