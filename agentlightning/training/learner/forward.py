@@ -1,4 +1,4 @@
-"""The log-probabilities and entropies of the trained tokens of a batch, in micro-batches of bounded size.
+"""The log-probabilities and entropies of the trained tokens of a batch.
 
 Rows go through the model padded or, without padding, one after the other: they stand in one sequence whose positions
 begin anew with each row, and attention is computed row by row, so that no row sees another. It is what TRL calls
@@ -9,7 +9,6 @@ it; `can_pack` finds out by comparing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, Final, NamedTuple, cast
@@ -22,7 +21,7 @@ from transformers.masking_utils import sdpa_mask
 
 from agentlightning.engine.served import head_sees_only
 from agentlightning.training.batch import Batch
-from agentlightning.training.learner.weights import ValueHead
+from agentlightning.training.learner.parameters import ValueHead
 
 
 class Scores(NamedTuple):
@@ -61,15 +60,12 @@ def score(
     chosen = distribution.gather(1, batch.tokens[batch.mask][:, None])[:, 0]  # (N,)
     with nullcontext() if entropy_gradient else torch.no_grad():
         entropy = -(distribution.exp() * distribution).sum(dim=-1)  # (N,)
-    empty = torch.zeros(batch.mask.shape, device=chosen.device)
-    values = empty if head is None else empty.masked_scatter(batch.mask, head(_states(hidden)))
+    values = empty = torch.zeros(batch.mask.shape, device=chosen.device)
+    if head is not None:
+        if not hidden:
+            raise ValueError("a value head needs a model whose output layer is asked for the logits; this one's is not")
+        values = empty.masked_scatter(batch.mask, head(hidden[0][0]))
     return Scores(empty.masked_scatter(batch.mask, chosen), empty.masked_scatter(batch.mask, entropy), values)
-
-
-def _states(hidden: list[Tensor]) -> Tensor:
-    if not hidden:
-        raise ValueError("a value head needs a model whose output layer is asked for the logits; this one's is not")
-    return hidden[0][0]
 
 
 def _logits(model: PreTrainedModel, inputs: dict[str, Any], wanted: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -158,23 +154,3 @@ def can_pack(model: PreTrainedModel) -> bool:
 def _bare(model: Any) -> Any:
     """Return the transformers model within adapters of peft, which have no `set_attn_implementation` of their own."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
-def microbatches(lengths: Sequence[int], max_tokens: int, *, packed: bool) -> list[list[int]]:
-    """Return the numbers of the rows that go through the model together: few tokens, little padding.
-
-    Rows are taken from the longest to the shortest, those of one length in their order. A micro-batch holds at most
-    `max_tokens`, padding included; a row that is longer than this is one by itself.
-
-    Shapes: lengths: (B,) tokens of each row; the lists hold each of 0 .. B-1 once.
-    """
-    parts: list[list[int]] = []
-    size = longest = 0
-    for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
-        grown = size + lengths[row] if packed else longest * (len(parts[-1]) + 1 if parts else 1)
-        if not parts or grown > max_tokens:
-            parts.append([])
-            size, longest = 0, lengths[row]
-        parts[-1].append(row)
-        size += lengths[row]
-    return parts

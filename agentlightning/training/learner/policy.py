@@ -18,9 +18,10 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from agentlightning.engine.served import ServedModel, load_model
 from agentlightning.engine.torch_setup import one_thread
 from agentlightning.training.batch import Batch
+from agentlightning.training.learner.figures import UpdateResult
 from agentlightning.training.learner.forward import score
-from agentlightning.training.learner.update import Optimizer, OptimizerOptions, UpdateResult, UpdateSettings
-from agentlightning.training.learner.weights import with_lora
+from agentlightning.training.learner.parameters import with_lora
+from agentlightning.training.learner.update import Optimizer, UpdateSettings
 
 if TYPE_CHECKING:
     from agentlightning.adapter.rows.samples import Sample
@@ -63,26 +64,26 @@ class Policy(ServedModel):
         lora: Mapping[str, object] | None = None,
         device: str = "cpu",
         max_model_length: int | None = None,
+        seed: int = 0,
         **options: Any,
     ) -> None:
         """Take the model over.
 
         Args:
-            lora: arguments of `peft.LoraConfig` (such as `{"r": 16}`); then only the adapters learn. Their first
-                weights are drawn by the option `seed`.
+            lora: arguments of `peft.LoraConfig` (such as `{"r": 16}`); then only the adapters learn.
             max_model_length: bounds `context_length`.
-            options: fields of `OptimizerOptions`.
+            seed: of the first weights of adapters, and of the order of the mini-batches.
+            options: see `Optimizer`.
 
         Raises:
             ValueError: The tokenizer has no chat template or no end-of-sequence token.
             BadRequestError: The model has no layers that can do gradient checkpointing.
         """
-        learning = OptimizerOptions(**options)
-        adapted = model if lora is None else with_lora(model, lora, learning.seed)
+        adapted = model if lora is None else with_lora(model, lora, seed)
         cast("torch.nn.Module", adapted).to(device).eval()  # transformers wraps `to` and loses its types
         super().__init__(adapted, tokenizer, max_model_length=max_model_length)
         pad, end = tokenizer.pad_token_id, cast("int", tokenizer.eos_token_id)
-        self._optimizer = Optimizer(self.model, end if pad is None else cast("int", pad), learning)
+        self._optimizer = Optimizer(self.model, end if pad is None else cast("int", pad), seed=seed, **options)
 
     @classmethod
     def load(
@@ -96,7 +97,7 @@ class Policy(ServedModel):
     ) -> Policy:
         """Load model and tokenizer from a folder (or a name in the local cache); `settings` as for the constructor.
 
-        `bf16`: the model computes in bfloat16; what learns is kept in float32 beside it (see `weights.py`). `model`
+        `bf16`: the model computes in bfloat16; what learns is kept in float32 beside it (see `parameters.py`). `model`
         is what `load_model` gave for the same path already.
 
         Raises:
@@ -172,7 +173,9 @@ class Policy(ServedModel):
             for kind, value in learner.adamw.state[weight].items()
         }
         weights = {name: weight.detach() for name, weight in learner.learned.items()}
-        return PolicyState(weights, optimizer, learner.random_state(), self.weight_version, learner.max_tokens)
+        return PolicyState(
+            weights, optimizer, learner.random.getstate(), self.weight_version, learner.micro_batches.max_tokens
+        )
 
     def restore(self, state: PolicyState) -> None:
         """Go on from a state of a policy of the same model and adapters.
@@ -187,8 +190,9 @@ class Policy(ServedModel):
             for name, value in have.items():
                 value.copy_(wanted[name])
             self._optimizer.weights.publish()
-            self._optimizer.set_random_state(state.random)
-            self._optimizer.max_tokens = state.max_tokens_per_forward
+            version, numbers, gauss = cast("Any", state.random)
+            self._optimizer.random.setstate((version, tuple(numbers), gauss))  # JSON has made lists of tuples
+            self._optimizer.micro_batches.max_tokens = state.max_tokens_per_forward
             self.weight_version = state.weight_version
 
 

@@ -18,7 +18,7 @@ from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.workers.utils.padding import response_from_nested
 
-from agentlightning.training.learner.update import measured_rows
+from agentlightning.training.learner.figures import measured_rows
 from agentlightning.training.losses.kl import update_figures
 
 NAME = "agentlightning"

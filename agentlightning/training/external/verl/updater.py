@@ -20,13 +20,13 @@ from agentlightning.errors import BadRequestError
 from agentlightning.llm_proxy import LLMProxy
 from agentlightning.store.base import LightningStore
 from agentlightning.training.checkpoint import Checkpoint
-from agentlightning.training.external.remote import RemoteEngine, RemotePolicy, RemoteUpdater, served_as
+from agentlightning.training.external.remote import RemoteEngine, RemotePolicy, RemoteUpdater
 from agentlightning.training.external.verl.adapters import copy_newest_model
 from agentlightning.training.external.verl.bridge import Row
 from agentlightning.training.external.verl.session import VERLSession
 from agentlightning.training.external.verl.settings import VERLSettings
 from agentlightning.training.external.verl.trainer import OURS
-from agentlightning.training.learner.update import RowFigures
+from agentlightning.training.learner.figures import RowFigures
 from agentlightning.training.progress import make_progress
 from agentlightning.training.result import Evaluation, GRPOResult
 from agentlightning.training.resume import OpenRun
@@ -82,7 +82,7 @@ async def run_verl(
                     logger.warning(text)
                 return None
         resumed = _resumed(config, resume.checkpoint)
-        served = dataclasses.asdict(served_as(policy, grpo, "agl.VERL")) | {"eos_ids": sorted(policy.eos_ids)}
+        served = dataclasses.asdict(policy.served_as(grpo, "agl.VERL")) | {"eos_ids": sorted(policy.eos_ids)}
         link = {"served": served, "tells_tokens": grpo.record_tokens != "none"}
         session = VERLSession(resumed, link, folder, steps=grpo.max_steps, held_out=len(held_out))
         stack.push_async_callback(asyncio.to_thread, session.stop)
@@ -190,7 +190,7 @@ class VERLUpdater(RemoteUpdater):
 
     @override
     def save_model(self, folder: Path) -> None:
-        self._session.save_model(folder)
+        copy_newest_model(self._session.folder, folder)
 
     @override
     async def end(self) -> None:

@@ -32,7 +32,7 @@ def with_lora(model: PreTrainedModel, settings: Mapping[str, Any], seed: int) ->
         return adapted
 
 
-class LearnedWeights:
+class MasterWeights:
     """The weights that learn, by name, in float32: those of the model itself, or master copies of them."""
 
     def __init__(self, model: PreTrainedModel) -> None:
