@@ -114,7 +114,7 @@ class PromptSearch(SearchSettings, Algorithm[PromptResult]):
 
         Raises:
             ValueError: a dataset or a prompt template is missing.
-            BadRequestError: there is nobody to ask, or GEPA's `run_dir` holds the search of other prompts or tasks.
+            BadRequestError: there is no model to call, or GEPA's `run_dir` holds the search of other prompts or tasks.
             NoCandidateError: no rollout of the seed, or of any version, earned anything.
             ChatError: the model answered no call, with APO none of the first round.
         """
@@ -181,7 +181,7 @@ class PromptSearch(SearchSettings, Algorithm[PromptResult]):
 
     def _make_chat(self, source: object) -> Chat:
         """Return the chat of the program; with a source, the same one that asks it."""
-        own, model = self._asked()
+        own, model = self._chat_source()
         if isinstance(own, Chat):
             if self.prices or self.limits != Limits():
                 raise BadRequestError(
@@ -193,13 +193,13 @@ class PromptSearch(SearchSettings, Algorithm[PromptResult]):
 
     # --- of the algorithm ------------------------------------------------------------------------------------------
 
-    def _asked(self) -> tuple[object, str | None]:
+    def _chat_source(self) -> tuple[object, str | None]:
         """Return the source of the chat, and the model that it asks where a call names none."""
         raise NotImplementedError
 
     def _models(self) -> list[str]:
         """Return the models that the program names."""
-        _, model = self._asked()
+        _, model = self._chat_source()
         return [] if model is None else [model]
 
     def _check_prices(self, chat: Chat) -> None:

@@ -13,7 +13,7 @@ from agentlightning.training.batch import Batch
 from agentlightning.training.losses.objective import PolicyLoss
 
 MEASURED_TOKENS = 2048
-"""About so many tokens are gone over once more after the last optimizer step; rows spread over those of the first."""
+"""About so many tokens go through the model once more after the last optimizer step; rows spread over the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class RowFigures:
 
     Attributes:
         engine_logprobs: float32, natural log-probability when the token was sampled.
-        trainer_logprobs: float32, the learner's own, when the row was first gone over.
+        trainer_logprobs: float32, the learner's own, on the first pass over the row.
         entropy: float32, nats, of the learner's distribution.
         ratio: float32, of the learner's probability to the engine's, or to the learner's own before the first optimizer
             step; see `TokenFigures` for this and the next four.

@@ -1,6 +1,6 @@
 """The log-probabilities and entropies of the trained tokens of a batch.
 
-Rows go through the model padded or, without padding, one after the other: they stand in one sequence whose positions
+Rows go through the model padded or, without padding, one after the other: they are one sequence whose positions
 begin anew with each row, and attention is computed row by row, so that no row sees another. It is what TRL calls
 `padding_free` and VERL `use_remove_padding`; there it needs flash attention, here it is torch's own scaled-dot-product
 attention, on any device. A model whose attention does not come by way of transformers' attention interface cannot do
@@ -25,7 +25,7 @@ from agentlightning.training.learner.parameters import ValueHead
 
 
 class Scores(NamedTuple):
-    """What a forward gives of each masked token: (B, T) each, 0 elsewhere."""
+    """The figures of a forward for each masked token: (B, T) each, 0 elsewhere."""
 
     logprobs: Tensor
     entropy: Tensor
@@ -57,15 +57,15 @@ def score(
     logits = logits.float()  # (N, V), N masked tokens, row by row
     distribution = (logits if temperature == 1.0 else logits / temperature).log_softmax(dim=-1)  # (N, V)
     del logits
-    chosen = distribution.gather(1, batch.tokens[batch.mask][:, None])[:, 0]  # (N,)
+    logprobs = distribution.gather(1, batch.tokens[batch.mask][:, None])[:, 0]  # (N,)
     with nullcontext() if entropy_gradient else torch.no_grad():
         entropy = -(distribution.exp() * distribution).sum(dim=-1)  # (N,)
-    values = empty = torch.zeros(batch.mask.shape, device=chosen.device)
+    values = empty = torch.zeros(batch.mask.shape, device=logprobs.device)
     if head is not None:
         if not hidden:
             raise ValueError("a value head needs a model whose output layer is asked for the logits; this one's is not")
         values = empty.masked_scatter(batch.mask, head(hidden[0][0]))
-    return Scores(empty.masked_scatter(batch.mask, chosen), empty.masked_scatter(batch.mask, entropy), values)
+    return Scores(empty.masked_scatter(batch.mask, logprobs), empty.masked_scatter(batch.mask, entropy), values)
 
 
 def _logits(model: PreTrainedModel, inputs: dict[str, Any], wanted: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -109,7 +109,7 @@ AttentionMaskInterface.register(BY_ROWS, sdpa_mask)
 
 
 def packed_inputs(tokens: Tensor, attention: Tensor) -> dict[str, Any]:
-    """Return what the model is called with, so that the rows stand in one sequence without padding.
+    """Return the arguments of a call of the model on all rows in one sequence without padding.
 
     Shapes: tokens, attention: (B, T); in the result (1, S) with S = attention.sum().
     """

@@ -1,4 +1,4 @@
-"""How much memory a run needs, what there is, and how a lack of it looks.
+"""The memory that a run needs, and the memory that is free.
 
 The sum is made before anything is loaded, from the model's configuration: the model is built without numbers (on
 torch's `meta` device), its weights are counted, and what a forward keeps for its backward pass is counted tensor by
@@ -157,9 +157,9 @@ class _Attended(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        found = torch.empty_like(query)
-        ctx.save_for_backward(query, key, value, found)
-        return found
+        output = torch.empty_like(query)
+        ctx.save_for_backward(query, key, value, output)
+        return output
 
 
 def _counting_attention(

@@ -1,6 +1,6 @@
 """The policy that learns: a causal model, its tokenizer and its optimizer, with the operations GRPO needs of them.
 
-Who generates and who updates take turns: both hold `Policy.lock` while they touch the weights.
+Generation and update take turns: both hold `Policy.lock` while they touch the weights.
 """
 
 from __future__ import annotations
@@ -123,8 +123,8 @@ class Policy(ServedModel):
 
         Each of the `num_iterations` passes goes over the rollouts in a new order and takes one optimizer step per
         `minibatch_rollouts` of them (None: all at once); the rows of a rollout stay together. A step whose loss or
-        gradient is not finite is left out and counted. A step for which the memory does not suffice is begun again from
-        the same weights with fewer rows at once, which the notes of the result say.
+        gradient is not finite is skipped and counted. A step for which the memory does not suffice is repeated from the
+        same weights with fewer rows at once, which the notes of the result say.
 
         The same rows, in whatever order, on the same state give the same weights, on a CPU bit for bit (see
         `update.py`).
@@ -185,23 +185,18 @@ class Policy(ServedModel):
         """
         with self.lock, torch.no_grad():
             own = self.state()
-            have, wanted = own.weights | own.optimizer, state.weights | state.optimizer  # no name is in both
-            _check_same(have, wanted)
-            for name, value in have.items():
-                value.copy_(wanted[name])
+            live, saved = own.weights | own.optimizer, state.weights | state.optimizer  # no name is in both
+            for name in sorted(live.keys() | saved.keys()):
+                shapes = [tuple(tensors[name].shape) if name in tensors else None for tensors in (live, saved)]
+                if shapes[0] is None or shapes[0] != shapes[1]:
+                    raise ValueError(
+                        f"the state is not that of this model and its adapters: {name} has the shape {shapes[0]} here "
+                        f"and {shapes[1]} in the state"
+                    )
+            for name, value in live.items():
+                value.copy_(saved[name])
             self._optimizer.weights.publish()
             version, numbers, gauss = cast("Any", state.random)
             self._optimizer.random.setstate((version, tuple(numbers), gauss))  # JSON has made lists of tuples
             self._optimizer.micro_batches.max_tokens = state.max_tokens_per_forward
             self.weight_version = state.weight_version
-
-
-def _check_same(have: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
-    for name in sorted(have.keys() | wanted.keys()):
-        one, other = have.get(name), wanted.get(name)
-        if one is None or other is None or one.shape != other.shape:
-            shapes = [None if tensor is None else tuple(tensor.shape) for tensor in (one, other)]
-            raise ValueError(
-                f"the state is not that of this model and its adapters: {name} has the shape {shapes[0]} here and "
-                f"{shapes[1]} in the state"
-            )

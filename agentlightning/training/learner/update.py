@@ -1,6 +1,6 @@
 """One update of the weights: passes over the rows, mini-batches, optimizer steps.
 
-What an update does is a function of the learned weights, the optimizer's state, the random state and the rows as a
+An update is a function of the learned weights, the optimizer's state, the random state and the rows as a
 multiset: rollouts are brought into an order of their own, by content, before anything is drawn or summed. On a CPU,
 with the same number of threads, equal inputs give equal bits, whatever the order of the rows and the process.
 """

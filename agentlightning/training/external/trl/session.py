@@ -34,7 +34,7 @@ _FIGURES: Final = {
     "kl": "kl",
     "clip_ratio/region_mean": "clip_fraction",
 }
-"""Names of figures in TRL's log, and in ours."""
+"""Our names of figures, by those in TRL's log."""
 
 
 class _Stopped(BaseException):
@@ -79,10 +79,10 @@ class _Watch(TrainerCallback):
     def take_figures(self) -> dict[str, float]:
         """Return the figures of the optimizer steps since the last call: counts, and means of those that TRL logs."""
         figures: dict[str, float] = {"steps": self.taken, "skipped_steps": self.skipped}
-        for theirs, ours in _FIGURES.items():
-            values = [float(log[theirs]) for log in self.logs if theirs in log]
+        for of_trl, name in _FIGURES.items():
+            values = [float(log[of_trl]) for log in self.logs if of_trl in log]
             if values:
-                figures[ours] = sum(values) / len(values)
+                figures[name] = sum(values) / len(values)
         self.logs, self.taken, self.skipped = [], 0, 0
         return figures
 
