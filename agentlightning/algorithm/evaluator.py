@@ -18,7 +18,6 @@ from agentlightning.adapter.spans.rewards import final_dimensions
 from agentlightning.algorithm.fast import FastAlgorithm
 from agentlightning.algorithm.utils import running_llm_proxy
 from agentlightning.emitter.reward import PRIMARY, find_final_reward
-from agentlightning.errors import BadRequestError
 from agentlightning.evaluation.paired import SequentialTest, Stopping, Verdict
 from agentlightning.evaluation.records import record_of
 from agentlightning.evaluation.result import SCORED, EvaluatedRollout, EvaluatedTask, EvaluationResult, digest_of
@@ -122,8 +121,6 @@ class Evaluator(FastAlgorithm[EvaluationResult]):
     async def run(
         self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None
     ) -> EvaluationResult:
-        if val_dataset is None or len(val_dataset) == 0:
-            raise BadRequestError("an evaluation needs tasks; the dataset is empty")
         async with running_llm_proxy(self):
             return await self._run_tasks(items_of(val_dataset))
 

@@ -29,32 +29,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PolicyState:
-    """All that an update reads and changes: with it, later updates are the same bit for bit.
-
-    Attributes:
-        weights: the learned weights by name, float32: all of them, or those of the adapters; and those of a value head.
-        optimizer: `step/NAME`, `exp_avg/NAME` and `exp_avg_sq/NAME` of AdamW for each of them, float32.
-        random: the state of the order of mini-batches, JSON data.
-        weight_version: how many updates took a step.
-        max_tokens_per_forward: as set, or lowered after a lack of memory.
-    """
+    """All that an update reads and changes: with it, later updates are the same bit for bit."""
 
     weights: dict[str, Tensor]
+    """The learned weights by name, float32: all of them, or those of the adapters; and those of a value head."""
     optimizer: dict[str, Tensor]
+    """`step/NAME`, `exp_avg/NAME` and `exp_avg_sq/NAME` of AdamW for each of them, float32."""
     random: object
+    """Of the order of mini-batches, JSON data."""
     weight_version: int
     max_tokens_per_forward: int
+    """As set, or lowered after a lack of memory."""
 
 
 class Policy(ServedModel):
-    """A causal language model that is trained in place.
-
-    Attributes:
-        model: the live weights, always in evaluation mode: without dropout the ratio of the first pass is one.
-        tokenizer: with its chat template.
-        weight_version: 0 as loaded, one more with every update that took a step, also if it ended in an error after it.
-        lock: held by whoever reads or writes the weights.
-    """
+    """A causal language model that is trained in place, always in evaluation mode: without dropout the ratio of the
+    first pass is one. An update that took a step is a new `weight_version`, also if it ended in an error after it."""
 
     def __init__(
         self,
@@ -143,7 +133,7 @@ class Policy(ServedModel):
             `rollouts`, `tokens`.
 
         Raises:
-            ValueError: A row is malformed (see `make_batch`) or a setting is out of its range.
+            ValueError: A row is malformed (see `make_batch`).
             OutOfMemoryError: One row alone is too much for the memory.
         """
         checked = UpdateSettings(**settings)

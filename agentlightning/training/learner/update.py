@@ -25,7 +25,7 @@ from agentlightning.training.batch import Batch, make_batch
 from agentlightning.training.learner.figures import RowFigures, UpdateResult, measured_rows, row_figures, summary
 from agentlightning.training.learner.forward import Scores, can_pack, score
 from agentlightning.training.learner.micro_batches import MicroBatches
-from agentlightning.training.learner.parameters import Checkpointing, MasterWeights, Reference, ValueHead
+from agentlightning.training.learner.parameters import Checkpointing, MasterWeights, ValueHead, reference_of
 from agentlightning.training.losses.critic import explained, value_loss, with_credit
 from agentlightning.training.losses.importance import stale_figures
 from agentlightning.training.losses.kl import kl_divergence
@@ -51,14 +51,6 @@ class UpdateSettings:
     max_grad_norm: float = 1.0
     weight_version: int | None = None
     """Of the weights before the update; tokens that others sampled are stale. None treats all tokens alike."""
-
-    def __post_init__(self) -> None:
-        for name in ("num_iterations", "minibatch_rollouts"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, not {value}")
-        if self.temperature <= 0:
-            raise ValueError(f"temperature must be above 0 to learn from what was sampled, not {self.temperature}")
 
 
 class Optimizer:
@@ -93,12 +85,12 @@ class Optimizer:
                 the memory, does not change the result but for the last bits.
             padding_free: put the rows of a forward into one sequence instead of padding them; see `forward.py`.
             gradient_checkpointing: keep less for the backward pass and compute it anew.
-            keeps_reference: for a loss with a penalty towards the model as it was loaded; see `Reference`.
+            keeps_reference: for a loss with a penalty towards the model as it was loaded; see `reference_of`.
             value_learning_rate: of a value head, for updates with a critic; None makes none.
         """
         self._model = model
         self._pad_id = pad_id
-        self._reference = Reference(model) if keeps_reference else None
+        self._reference = reference_of(model) if keeps_reference else None
         self.random = random.Random(seed)
         self.micro_batches = MicroBatches(model.device, max_tokens_per_forward, self._forget_gradients)
         self._tries_packing, self._packed = padding_free, False
@@ -227,7 +219,7 @@ class Optimizer:
     def _reference_model(self) -> AbstractContextManager[PreTrainedModel]:
         if self._reference is None:
             raise ValueError("a loss with a penalty towards a reference needs Policy(..., keeps_reference=True)")
-        return self._reference.switched_on()
+        return self._reference()
 
     def _score(self, model: PreTrainedModel, batch: Batch, temperature: float, head: ValueHead | None = None) -> Scores:
         """Return the scores of all rows, without gradient: (B, T) each."""

@@ -88,19 +88,10 @@ class _Watch(TrainerCallback):
 
 
 class TRLSession:
-    """One `GRPOTrainer` on its thread. `start`, `learn`, `save` and `stop` belong to one caller at a time.
-
-    Attributes:
-        model: the live weights; in evaluation mode whenever nothing is learned.
-    """
+    """One `GRPOTrainer` on its thread. `start`, `learn`, `save` and `stop` belong to one caller at a time."""
 
     def __init__(self, settings: TRLSettings, folder: Path, *, steps: int, resume: Path | None) -> None:
-        """Make the trainer.
-
-        Args:
-            folder: for the files that TRL writes; removed by `stop`.
-            steps: of the whole run, each with rollouts of its own.
-            resume: a checkpoint of TRL to go on from.
+        """Make the trainer for so many steps, from a checkpoint of TRL on; `folder` is removed by `stop`.
 
         Raises:
             ValueError, ImportError: TRL refuses a setting.
@@ -138,6 +129,7 @@ class TRLSession:
 
     @property
     def model(self) -> Any:
+        """The live weights; in evaluation mode whenever nothing is learned."""
         return self._trainer.model
 
     def start(self) -> None:
@@ -147,13 +139,7 @@ class TRLSession:
         self._wait()
 
     def learn(self, rows: Sequence[TRLRow]) -> tuple[dict[str, float], list[float]]:
-        """Let TRL learn from the rows of a step; return its figures and the advantage of each row.
-
-        Shapes: rows: (B,), advantages: (B,).
-
-        Raises:
-            Exception: any error of TRL.
-        """
+        """Let TRL learn from the rows of a step, (B,); return its figures and the advantage of each row, (B,)."""
         self._rows.put(rows)
         self._wait()
         return self._watch.take_figures(), self._trainer.advantages

@@ -67,11 +67,6 @@ class TRLUpdater(Updater):
     """Hands the rows of each step to TRL's trainer."""
 
     def __init__(self, session: TRLSession, settings: TRLSettings, grpo: GRPOSettings, *, version: int) -> None:
-        """Take a session that has started.
-
-        Raises:
-            BadRequestError: replies could be as long as the context of the model.
-        """
         self._session, self._trl = session, settings
         # not TRL's own tokenizer, which it changes
         tokenizer = AutoTokenizer.from_pretrained(grpo.model, local_files_only=True, trust_remote_code=False)

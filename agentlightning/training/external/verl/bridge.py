@@ -32,7 +32,6 @@ class Bridge:
         self._changed = asyncio.Condition()
 
     async def token(self) -> str:
-        """Return what calls to the chat services must carry."""
         return self._token
 
     async def announce(self, address: str) -> None:

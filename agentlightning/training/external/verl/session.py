@@ -67,13 +67,9 @@ class VERLSession:
     """
 
     def __init__(self, config: Any, link: dict[str, Any], folder: Path, *, steps: int, held_out: int) -> None:
-        """Complete the configuration.
+        """Complete the configuration for so many steps, and held-out tasks (0 for none).
 
-        Args:
-            link: what VERL's processes need to know of the run: `served` (fields of `ServedAs`) and `tells_tokens`.
-            folder: for VERL's checkpoints.
-            steps: of the whole run.
-            held_out: tasks of an evaluation; 0 for none.
+        `link` is for VERL's processes: `served` has the fields of `ServedAs`, `tells_tokens` asks for token figures.
         """
         self.name, self.token = f"agl-verl-{uuid4().hex}", secrets.token_urlsafe(32)
         self.saves_every = config.trainer.save_freq if config.trainer.save_freq > 0 else steps
