@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from agentlightning.llm_proxy import LLMProxy  # with a web stack
 
 ResultT = TypeVar("ResultT", covariant=True, default=Any)
-"""What an algorithm returns, which becomes `trainer.result`."""
+"""The value that an algorithm returns, which becomes `trainer.result`."""
 _BY_METHOD = {
     "store": "call get_store()",
     "adapter": "call get_adapter()",

@@ -5,17 +5,14 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
 from typing_extensions import override
 
 from agentlightning.algorithm.base import Algorithm
-from agentlightning.algorithm.utils import with_llm_proxy
+from agentlightning.algorithm.utils import running_llm_proxy
 from agentlightning.litagent.decorator import PickledByName
 from agentlightning.types import Dataset
-
-if TYPE_CHECKING:
-    from agentlightning.llm_proxy import LLMProxy
 
 INJECTED = ("store", "adapter", "llm_proxy", "initial_resources", "train_dataset", "val_dataset", "trainer", "run")
 """Names of the parameters that a function may have."""
@@ -82,15 +79,6 @@ class FunctionalAlgorithm(PickledByName, Algorithm):
         for name, dataset in datasets.items():
             if dataset is not None and name not in self._parameters:
                 raise TypeError(f"{name} is provided but not supported by {self.__name__}: no such parameter")
-        if self._auto_start_proxy:
-            return self._run_beside_proxy(self._arguments(datasets))
-        return self._function(**self._arguments(datasets))
-
-    @with_llm_proxy(required=True)
-    async def _run_beside_proxy(self, llm_proxy: LLMProxy, arguments: dict[str, object]) -> Any:
-        return await self._function(**arguments)
-
-    def _arguments(self, datasets: dict[str, Dataset[Any] | None]) -> dict[str, object]:
         sources: dict[str, Callable[[], object]] = {
             "store": self.get_store,
             "adapter": self.get_adapter,
@@ -100,7 +88,14 @@ class FunctionalAlgorithm(PickledByName, Algorithm):
             "run": self.get_run_log,
             **{name: functools.partial(datasets.get, name) for name in datasets},
         }
-        return {name: source() for name, source in sources.items() if name in self._parameters}
+        arguments = {name: source() for name, source in sources.items() if name in self._parameters}
+        if self._auto_start_proxy:
+            return self._run_beside_proxy(arguments)
+        return self._function(**arguments)
+
+    async def _run_beside_proxy(self, arguments: dict[str, object]) -> Any:
+        async with running_llm_proxy(self, required=True):
+            return await self._function(**arguments)
 
 
 @overload

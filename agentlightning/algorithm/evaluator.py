@@ -8,7 +8,7 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from typing_extensions import override
 
@@ -16,9 +16,8 @@ from agentlightning.adapter.calls.calls import model_calls
 from agentlightning.adapter.explain import ExplainedCall
 from agentlightning.adapter.spans.rewards import final_dimensions
 from agentlightning.algorithm.fast import FastAlgorithm
-from agentlightning.algorithm.utils import with_llm_proxy
+from agentlightning.algorithm.utils import running_llm_proxy
 from agentlightning.emitter.reward import PRIMARY, find_final_reward
-from agentlightning.errors import BadRequestError
 from agentlightning.evaluation.paired import SequentialTest, Stopping, Verdict
 from agentlightning.evaluation.records import record_of
 from agentlightning.evaluation.result import SCORED, EvaluatedRollout, EvaluatedTask, EvaluationResult, digest_of
@@ -26,11 +25,8 @@ from agentlightning.evaluation.statistics import check_share
 from agentlightning.evaluation.tasks import repeats_of, tasks_of
 from agentlightning.field_help import explain_fields
 from agentlightning.training.rollouts import Evidence, collect, evidence
-from agentlightning.training.tasks import with_timeout
+from agentlightning.training.tasks import items_of, with_timeout
 from agentlightning.types import Dataset, EnqueueRolloutRequest
-
-if TYPE_CHECKING:
-    from agentlightning.llm_proxy import LLMProxy
 
 ROLLOUT_SECONDS = 3600.0
 """Time limit of a rollout where the Trainer's `rollout_config` has none."""
@@ -125,12 +121,10 @@ class Evaluator(FastAlgorithm[EvaluationResult]):
     async def run(
         self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None
     ) -> EvaluationResult:
-        if val_dataset is None or len(val_dataset) == 0:
-            raise BadRequestError("an evaluation needs tasks; the dataset is empty")
-        return await self._run_tasks([val_dataset[index] for index in range(len(val_dataset))])
+        async with running_llm_proxy(self):
+            return await self._run_tasks(items_of(val_dataset))
 
-    @with_llm_proxy()
-    async def _run_tasks(self, llm_proxy: LLMProxy | None, tasks: list[Any]) -> EvaluationResult:
+    async def _run_tasks(self, tasks: list[Any]) -> EvaluationResult:
         start, store = time.monotonic(), self.get_store()
         resources_id = (await store.add_resources(self.get_initial_resources() or {})).resources_id
         stopping: Stopping | None = None

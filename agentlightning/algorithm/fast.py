@@ -8,21 +8,18 @@ import math
 import warnings
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, get_args
+from typing import Any, Literal, Self, TypeVar, get_args
 
 from typing_extensions import override
 
 from agentlightning.adapter.calls.calls import model_calls
 from agentlightning.algorithm.base import Algorithm, ResultT
-from agentlightning.algorithm.utils import with_llm_proxy
+from agentlightning.algorithm.utils import running_llm_proxy
 from agentlightning.errors import BadRequestError
 from agentlightning.evaluation.tasks import tasks_of
 from agentlightning.training.rollouts import Evidence, LatePolicy, collect, evidence
 from agentlightning.training.tasks import items_of, with_timeout
 from agentlightning.types import Dataset, EnqueueRolloutRequest, RolloutMode
-
-if TYPE_CHECKING:
-    from agentlightning.llm_proxy import LLMProxy
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -132,16 +129,14 @@ class Baseline(FastAlgorithm[BaselineResult]):
         Raises:
             BadRequestError: both datasets are empty.
         """
-        return await self._run_tasks(train_dataset, val_dataset)
-
-    @with_llm_proxy()
-    async def _run_tasks(
-        self, llm_proxy: LLMProxy | None, train_dataset: Dataset[Any] | None, val_dataset: Dataset[Any] | None
-    ) -> BaselineResult:
         tasks: list[tuple[object, RolloutMode]] = [(task, "train") for task in items_of(train_dataset)]
         tasks.extend((task, "val") for task in items_of(val_dataset))
         if not tasks:
             raise BadRequestError("Baseline needs tasks: pass train_dataset or val_dataset to fit")
+        async with running_llm_proxy(self):
+            return await self._run_tasks(tasks)
+
+    async def _run_tasks(self, tasks: list[tuple[object, RolloutMode]]) -> BaselineResult:
         store, resources_id = self.get_store(), None
         initial = self.get_initial_resources()
         if initial is not None:

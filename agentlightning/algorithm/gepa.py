@@ -145,7 +145,7 @@ class GEPA(PromptSearch, Generic[T]):
     # --- parts of a run ----------------------------------------------------------------------------------------------
 
     @override
-    def _asked(self) -> tuple[object, str | None]:
+    def _chat_source(self) -> tuple[object, str | None]:
         return (None, self.reflection_lm) if isinstance(self.reflection_lm, str) else (self.reflection_lm, None)
 
     @override

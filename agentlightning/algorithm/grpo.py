@@ -42,7 +42,7 @@ __all__ = ["GRPO", "GRPOResult", "GRPOSettings"]
 
 @dataclass(frozen=True, kw_only=True)
 class GRPOArguments(GRPOSettings):
-    """What the constructor of `GRPO` takes."""
+    """The arguments of `GRPO`."""
 
     model: str | Path | None = field(default=None, kw_only=False)  # pyright: ignore[reportIncompatibleVariableOverride] -- a path becomes a text
     group_reward: GroupReward | None = None
@@ -66,7 +66,7 @@ class GRPO(Algorithm[GRPOResult]):
     """
 
     pick: Pick | None = None
-    """What a subclass that chooses rollouts by a function has; see `agl.SFT`."""
+    """The function by which a subclass selects rollouts; see `agl.SFT`."""
 
     @accepts(GRPOArguments)
     def __init__(

@@ -16,7 +16,7 @@ __all__ = ["PPO"]
 
 @dataclass(frozen=True, kw_only=True)
 class PPOArguments(PPOSettings):
-    """What the constructor of `PPO` takes."""
+    """The arguments of `PPO`."""
 
     model: str | Path | None = field(default=None, kw_only=False)  # pyright: ignore[reportIncompatibleVariableOverride] -- a path becomes a text
     group_reward: GroupReward | None = None

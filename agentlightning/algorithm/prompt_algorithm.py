@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from agentlightning.adapter.messages import TraceToMessages
 from agentlightning.algorithm.base import Algorithm
-from agentlightning.algorithm.utils import with_llm_proxy
+from agentlightning.algorithm.utils import running_llm_proxy
 from agentlightning.chat.bill import Limits
 from agentlightning.chat.chat import Chat
 from agentlightning.errors import BadRequestError
@@ -25,8 +25,6 @@ from agentlightning.utils.id import generate_id
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from agentlightning.llm_proxy import LLMProxy
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -117,27 +115,25 @@ class PromptSearch(SearchSettings, Algorithm[PromptResult]):
 
         Raises:
             ValueError: a dataset or a prompt template is missing.
-            BadRequestError: there is nobody to ask, or GEPA's `run_dir` holds the search of other prompts or tasks.
+            BadRequestError: there is no model to call, or GEPA's `run_dir` holds the search of other prompts or tasks.
             NoCandidateError: no rollout of the seed, or of any version, earned anything.
             ChatError: the model answered no call, with APO none of the first round.
         """
-        datasets = {"train_dataset": items_of(train_dataset), "val_dataset": items_of(val_dataset)}
-        for name, items in datasets.items():
+        train, val = items_of(train_dataset), items_of(val_dataset)
+        for name, items in (("train_dataset", train), ("val_dataset", val)):
             if not items:
                 raise ValueError(
                     f"{name} is required: {self._name.upper()} learns from train_dataset and chooses by val_dataset"
                 )
-        self._seeds()
-        return await self._run(*datasets.values())
-
-    @with_llm_proxy()
-    async def _run(self, llm_proxy: LLMProxy | None, train: list[Any], val: list[Any]) -> PromptResult:
-        store, models = self.get_store(), self._models()
-        async with open_chat(
-            self._make_chat, store, llm_proxy, models=models, purpose=self._purpose, setting=self._model_setting
-        ) as chat:
+        store, log, seeds, models = self.get_store(), self.get_run_log(), self._seeds(), self._models()
+        run = log.run_id or generate_id(12)
+        async with (
+            running_llm_proxy(self) as llm_proxy,
+            open_chat(
+                self._make_chat, store, llm_proxy, models=models, purpose=self._purpose, setting=self._model_setting
+            ) as chat,
+        ):
             self._check_prices(chat)
-            log, seeds, run = self.get_run_log(), self._seeds(), self.get_run_log().run_id or generate_id(12)
             seed = PromptVersion("v0", seeds, next(iter(seeds)), state="kept")
             history = History(
                 log, self._folder(), lambda version: store.get_resources_by_id(f"{self._name}-{run}-{version}")
@@ -186,7 +182,7 @@ class PromptSearch(SearchSettings, Algorithm[PromptResult]):
 
     def _make_chat(self, source: object) -> Chat:
         """Return the chat of the program; with a source, the same one that asks it."""
-        own, model = self._asked()
+        own, model = self._chat_source()
         if isinstance(own, Chat):
             if self.prices or self.limits != Limits():
                 raise BadRequestError(
@@ -198,13 +194,13 @@ class PromptSearch(SearchSettings, Algorithm[PromptResult]):
 
     # --- of the algorithm ------------------------------------------------------------------------------------------
 
-    def _asked(self) -> tuple[object, str | None]:
+    def _chat_source(self) -> tuple[object, str | None]:
         """Return the source of the chat, and the model that it asks where a call names none."""
         raise NotImplementedError
 
     def _models(self) -> list[str]:
         """Return the models that the program names."""
-        _, model = self._asked()
+        _, model = self._chat_source()
         return [] if model is None else [model]
 
     def _check_prices(self, chat: Chat) -> None:

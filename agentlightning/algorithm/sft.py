@@ -27,7 +27,7 @@ _CHOSEN_BY: Final = ("rollouts", "from_run", "min_reward", "best_per_task", "top
 
 @dataclass(frozen=True, kw_only=True)
 class SFTArguments(SFTSettings):
-    """What the constructor of `SFT` takes."""
+    """The arguments of `SFT`."""
 
     model: str | Path | None = field(default=None, kw_only=False)  # pyright: ignore[reportIncompatibleVariableOverride] -- a path becomes a text
     choose: Pick | None = None

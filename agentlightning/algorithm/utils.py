@@ -1,17 +1,41 @@
-"""Helpers for algorithms: batches over a dataset, and decorators that pass store and gateway."""
+"""Helpers for algorithms: batches over a dataset, the gateway for a block, decorators that pass store and gateway."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 from agentlightning.training.tasks import batch_iter_over_dataset as batch_iter_over_dataset
 
 if TYPE_CHECKING:
     from agentlightning.algorithm.base import Algorithm
+    from agentlightning.llm_proxy import LLMProxy
 
 T = TypeVar("T")
+
+
+@asynccontextmanager
+async def running_llm_proxy(
+    algorithm: Algorithm, *, required: bool = False, auto_start: bool = True
+) -> AsyncGenerator[LLMProxy | None]:
+    """Yield the gateway of an algorithm, or None; one that does not run is started before and stopped after.
+
+    Raises:
+        ValueError: `required` and there is none.
+    """
+    proxy = algorithm.get_llm_proxy()
+    if proxy is None and required:
+        raise ValueError(f"{type(algorithm).__name__} needs an LLM proxy: pass llm_proxy= to the Trainer")
+    if proxy is None or not auto_start or proxy.is_running():
+        yield proxy
+        return
+    await proxy.start()
+    try:
+        yield proxy
+    finally:
+        await proxy.stop()
 
 
 def with_store(method: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
@@ -27,27 +51,14 @@ def with_store(method: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T
 def with_llm_proxy(
     required: bool = False, auto_start: bool = True
 ) -> Callable[[Callable[..., Awaitable[T]]], Callable[..., Awaitable[T]]]:
-    """Pass the algorithm's gateway (or None) to a coroutine method, as its first argument after self.
-
-    With `auto_start` a gateway that does not run is started before and stopped after, also on an error.
-
-    Raises (when called):
-        ValueError: `required` and there is none.
-    """
+    """Pass the algorithm's gateway (or None) to a coroutine method, as its first argument after self; see
+    `running_llm_proxy`."""
 
     def decorate(method: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
         @functools.wraps(method)
         async def wrapped(self: Algorithm, *args: object, **kwargs: object) -> T:
-            proxy = self.get_llm_proxy()
-            if proxy is None and required:
-                raise ValueError(f"{type(self).__name__} needs an LLM proxy: pass llm_proxy= to the Trainer")
-            if proxy is None or not auto_start or proxy.is_running():
+            async with running_llm_proxy(self, required=required, auto_start=auto_start) as proxy:
                 return await method(self, proxy, *args, **kwargs)
-            await proxy.start()
-            try:
-                return await method(self, proxy, *args, **kwargs)
-            finally:
-                await proxy.stop()
 
         return wrapped
 

@@ -21,8 +21,8 @@ from agentlightning.errors import BadRequestError
 from agentlightning.store.base import LightningStore
 from agentlightning.training.checkpoint import Checkpoint
 from agentlightning.training.groups import place_of
+from agentlightning.training.learner.figures import UpdateResult
 from agentlightning.training.learner.policy import Policy
-from agentlightning.training.learner.update import UpdateResult
 from agentlightning.training.policy_files import digest_of, fingerprint_of, load_policy, save_policy
 from agentlightning.training.rows import StepRows
 from agentlightning.training.settings import GRPOSettings
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from agentlightning.adapter.rows.samples import Sample
-    from agentlightning.training.learner.update import RowFigures
+    from agentlightning.training.learner.figures import RowFigures
 
 POLICIES: Final = "policies"
 """Folder within a checkpoint that has one folder for each policy, where there are several."""

@@ -22,8 +22,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from agentlightning.engine.served import ServedModel
 from agentlightning.engine.torch_setup import no_progress_bar
 from agentlightning.training.checkpoint import BrokenCheckpointError, sha256_of
+from agentlightning.training.learner.parameters import PREFIX
 from agentlightning.training.learner.policy import Policy, PolicyState
-from agentlightning.training.learner.weights import PREFIX
 from agentlightning.training.settings import GRPOSettings
 
 OPTIMIZER: Final = "optimizer.safetensors"

@@ -22,7 +22,7 @@ from agentlightning.training.rows import StepRows
 from agentlightning.training.settings import RecordTokens
 
 if TYPE_CHECKING:
-    from agentlightning.training.learner.update import RowFigures
+    from agentlightning.training.learner.figures import RowFigures
     from agentlightning.training.updater import Updater
 
 logger = logging.getLogger(__name__)

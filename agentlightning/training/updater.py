@@ -24,7 +24,7 @@ from agentlightning.training.settings import GRPOSettings
 
 if TYPE_CHECKING:
     from agentlightning.adapter.rows.samples import Sample
-    from agentlightning.training.learner.update import RowFigures
+    from agentlightning.training.learner.figures import RowFigures
 
 
 @dataclass(frozen=True)

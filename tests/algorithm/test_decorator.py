@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -26,23 +27,15 @@ async def test_a_coroutine_function_is_called_with_the_parts_that_it_names() -> 
     assert pickle.loads(pickle.dumps(known)) is known
 
 
-def test_a_plain_function_too_and_starred_parameters_receive_nothing() -> None:
+def test_a_plain_function_keeps_its_name_its_text_and_its_call_and_starred_parameters_receive_nothing() -> None:
     @agl.algo
-    def plain(initial_resources: Any, llm_proxy: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    def plain(initial_resources: Any, llm_proxy: Any = None, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Return all."""
         return initial_resources, llm_proxy, args, kwargs
 
-    assert not plain.is_async()
+    assert (plain.is_async(), plain.__name__, plain.__doc__) == (False, "plain", "Return all.")
     assert plain.run() == (None, None, (), {})
-
-
-def test_name_text_and_signature_are_kept_and_a_call_calls_the_function() -> None:
-    @agl.algo
-    def twice(store: int) -> int:
-        """Double it."""
-        return 2 * store
-
-    assert (twice.__name__, twice.__doc__) == ("twice", "Double it.")
-    assert twice(3) == 6
+    assert plain(3, 4, 5, six=6) == (3, 4, (5,), {"six": 6})
 
 
 def test_a_function_trains_through_the_trainer_and_its_value_is_the_result() -> None:
@@ -59,11 +52,8 @@ def test_a_function_trains_through_the_trainer_and_its_value_is_the_result() -> 
 
 @pytest.mark.parametrize("name", ["train_dataset", "val_dataset"])
 def test_a_dataset_that_the_function_does_not_take_is_an_error(name: str) -> None:
-    @agl.algo
-    def plain() -> None: ...
-
     with pytest.raises(TypeError, match=f"{name} is provided but not supported"):
-        plain.run(**{name: [1]})
+        agl.algo(lambda: None).run(**{name: [1]})
 
 
 def learning_rate(store: Any, learning_rate: float) -> None: ...
@@ -100,9 +90,6 @@ async def test_the_gateway_runs_while_the_function_does(fails: bool) -> None:
         await serving.run()
     proxy = agl.LLMProxy(store=agl.InMemoryLightningStore())
     serving.set_llm_proxy(proxy)
-    if fails:
-        with pytest.raises(OverflowError):
-            await serving.run()
-    else:
+    with pytest.raises(OverflowError) if fails else nullcontext():
         await serving.run()
     assert not proxy.is_running()

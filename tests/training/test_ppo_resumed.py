@@ -12,7 +12,7 @@ import pytest
 from safetensors.torch import load_file
 
 import agentlightning as agl
-from agentlightning.training.learner.weights import PREFIX
+from agentlightning.training.learner.parameters import PREFIX
 from tests.training.resumed import RUN_ID, STEPS
 from tests.training.test_grpo_resumed import lines_of
 

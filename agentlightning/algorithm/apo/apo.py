@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 class _Default(str):
-    """The name of a model that is asked unless the server brings a name of its own."""
+    """The name of the model, unless the server names its own."""
 
 
 @explain_fields
@@ -160,10 +160,8 @@ class APO(PromptSearch, Generic[T]):
         self, prompt: PromptVersion, results: Sequence[RolloutResult], *, prefix: str | None = None
     ) -> str | None:
         """Return the critique of a prompt by some of its worst and best results; None for nothing."""
-        branch, prefix = (
-            current_branch.get() or Branch(random.Random(self.seed)),
-            prefix or f"[Prompt {prompt.version}]",
-        )
+        branch = current_branch.get() or Branch(random.Random(self.seed))
+        prefix = prefix or f"[Prompt {prompt.version}]"
         if len(results) < self.gradient_batch_size:
             logger.warning("%s the critic sees all %d results: fewer than gradient_batch_size", prefix, len(results))
         critic = self._critic(self._chat)
@@ -175,10 +173,8 @@ class APO(PromptSearch, Generic[T]):
         self, prompt: PromptVersion, results: Sequence[RolloutResult], *, prefix: str | None = None
     ) -> str | None:
         """Return the text of a new version: the edit by a critique of `results`. None if either gives nothing."""
-        branch, prefix = (
-            current_branch.get() or Branch(random.Random(self.seed)),
-            prefix or f"[Prompt {prompt.version}]",
-        )
+        branch = current_branch.get() or Branch(random.Random(self.seed))
+        prefix = prefix or f"[Prompt {prompt.version}]"
         critique = await self.compute_textual_gradient(prompt, results, prefix=prefix)
         if not critique:
             logger.error("%s there is no critique, and so no new version", prefix)
@@ -192,7 +188,7 @@ class APO(PromptSearch, Generic[T]):
     # --- parts of a run ----------------------------------------------------------------------------------------------
 
     @override
-    def _asked(self) -> tuple[object, str | None]:
+    def _chat_source(self) -> tuple[object, str | None]:
         return self.async_openai_client, None
 
     @override
@@ -216,10 +212,14 @@ class APO(PromptSearch, Generic[T]):
 
     def _critic(self, chat: Chat) -> Critic:
         own = chat.model or (None if chat.source is None else chat.source.model)
+        gradient_model, apply_edit_model = (
+            own or str(model) if isinstance(model, _Default) else model
+            for model in (self.gradient_model, self.apply_edit_model)
+        )
         return Critic(
             chat,
-            own or str(self.gradient_model) if isinstance(self.gradient_model, _Default) else self.gradient_model,
-            own or str(self.apply_edit_model) if isinstance(self.apply_edit_model, _Default) else self.apply_edit_model,
+            gradient_model,
+            apply_edit_model,
             self.diversity_temperature,
             list(map(Path, self.gradient_prompt_files or ())),
             list(map(Path, self.apply_edit_prompt_files or ())),

@@ -71,6 +71,18 @@ class RemotePolicy(ServedModel):
     def gives_probabilities(self) -> bool:
         return True
 
+    def served_as(self, settings: GRPOSettings, algorithm: str) -> ServedAs:
+        """Return the model as its endpoints serve it."""
+        return ServedAs(
+            model_name=ONLY_POLICY,
+            eos_ids=self.eos_ids,
+            vocabulary=int(self.config.vocab_size),
+            context_length=self.context_length,
+            max_new_tokens=settings.max_completion_length,
+            seed=settings.seed,
+            by=algorithm,
+        )
+
 
 class RemoteEngine:
     """One of the endpoints at which the model answers; its session starts and ends it."""
@@ -94,19 +106,6 @@ class RemoteEngine:
     def stats(self) -> EngineStats:
         """Return nothing: it is measured elsewhere."""
         return EngineStats()
-
-
-def served_as(policy: RemotePolicy, settings: GRPOSettings, algorithm: str) -> ServedAs:
-    """Return the model as its endpoints serve it."""
-    return ServedAs(
-        model_name=ONLY_POLICY,
-        eos_ids=policy.eos_ids,
-        vocabulary=int(policy.config.vocab_size),
-        context_length=policy.context_length,
-        max_new_tokens=settings.max_completion_length,
-        seed=settings.seed,
-        by=algorithm,
-    )
 
 
 class RemoteUpdater(Updater):

@@ -1,1 +1,1 @@
-"""What holds the weights and takes the optimizer's steps: the policy, its tensors, its use of torch."""
+"""The policy that learns: its weights, its optimizer, its use of torch and of memory."""

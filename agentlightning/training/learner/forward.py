@@ -1,6 +1,6 @@
-"""The log-probabilities and entropies of the trained tokens of a batch, in micro-batches of bounded size.
+"""The log-probabilities and entropies of the trained tokens of a batch.
 
-Rows go through the model padded or, without padding, one after the other: they stand in one sequence whose positions
+Rows go through the model padded or, without padding, one after the other: they are one sequence whose positions
 begin anew with each row, and attention is computed row by row, so that no row sees another. It is what TRL calls
 `padding_free` and VERL `use_remove_padding`; there it needs flash attention, here it is torch's own scaled-dot-product
 attention, on any device. A model whose attention does not come by way of transformers' attention interface cannot do
@@ -9,7 +9,6 @@ it; `can_pack` finds out by comparing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, Final, NamedTuple, cast
@@ -22,11 +21,11 @@ from transformers.masking_utils import sdpa_mask
 
 from agentlightning.engine.served import head_sees_only
 from agentlightning.training.batch import Batch
-from agentlightning.training.learner.weights import ValueHead
+from agentlightning.training.learner.parameters import ValueHead
 
 
 class Scores(NamedTuple):
-    """What a forward gives of each masked token: (B, T) each, 0 elsewhere."""
+    """The figures of a forward for each masked token: (B, T) each, 0 elsewhere."""
 
     logprobs: Tensor
     entropy: Tensor
@@ -58,18 +57,15 @@ def score(
     logits = logits.float()  # (N, V), N masked tokens, row by row
     distribution = (logits if temperature == 1.0 else logits / temperature).log_softmax(dim=-1)  # (N, V)
     del logits
-    chosen = distribution.gather(1, batch.tokens[batch.mask][:, None])[:, 0]  # (N,)
+    logprobs = distribution.gather(1, batch.tokens[batch.mask][:, None])[:, 0]  # (N,)
     with nullcontext() if entropy_gradient else torch.no_grad():
         entropy = -(distribution.exp() * distribution).sum(dim=-1)  # (N,)
-    empty = torch.zeros(batch.mask.shape, device=chosen.device)
-    values = empty if head is None else empty.masked_scatter(batch.mask, head(_states(hidden)))
-    return Scores(empty.masked_scatter(batch.mask, chosen), empty.masked_scatter(batch.mask, entropy), values)
-
-
-def _states(hidden: list[Tensor]) -> Tensor:
-    if not hidden:
-        raise ValueError("a value head needs a model whose output layer is asked for the logits; this one's is not")
-    return hidden[0][0]
+    values = empty = torch.zeros(batch.mask.shape, device=logprobs.device)
+    if head is not None:
+        if not hidden:
+            raise ValueError("a value head needs a model whose output layer is asked for the logits; this one's is not")
+        values = empty.masked_scatter(batch.mask, head(hidden[0][0]))
+    return Scores(empty.masked_scatter(batch.mask, logprobs), empty.masked_scatter(batch.mask, entropy), values)
 
 
 def _logits(model: PreTrainedModel, inputs: dict[str, Any], wanted: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -113,7 +109,7 @@ AttentionMaskInterface.register(BY_ROWS, sdpa_mask)
 
 
 def packed_inputs(tokens: Tensor, attention: Tensor) -> dict[str, Any]:
-    """Return what the model is called with, so that the rows stand in one sequence without padding.
+    """Return the arguments of a call of the model on all rows in one sequence without padding.
 
     Shapes: tokens, attention: (B, T); in the result (1, S) with S = attention.sum().
     """
@@ -158,23 +154,3 @@ def can_pack(model: PreTrainedModel) -> bool:
 def _bare(model: Any) -> Any:
     """Return the transformers model within adapters of peft, which have no `set_attn_implementation` of their own."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
-def microbatches(lengths: Sequence[int], max_tokens: int, *, packed: bool) -> list[list[int]]:
-    """Return the numbers of the rows that go through the model together: few tokens, little padding.
-
-    Rows are taken from the longest to the shortest, those of one length in their order. A micro-batch holds at most
-    `max_tokens`, padding included; a row that is longer than this is one by itself.
-
-    Shapes: lengths: (B,) tokens of each row; the lists hold each of 0 .. B-1 once.
-    """
-    parts: list[list[int]] = []
-    size = longest = 0
-    for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
-        grown = size + lengths[row] if packed else longest * (len(parts[-1]) + 1 if parts else 1)
-        if not parts or grown > max_tokens:
-            parts.append([])
-            size, longest = 0, lengths[row]
-        parts[-1].append(row)
-        size += lengths[row]
-    return parts

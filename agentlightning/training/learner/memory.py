@@ -1,4 +1,4 @@
-"""How much memory a run needs, what there is, and how a lack of it looks.
+"""The memory that a run needs, and the memory that is free.
 
 The sum is made before anything is loaded, from the model's configuration: the model is built without numbers (on
 torch's `meta` device), its weights are counted, and what a forward keeps for its backward pass is counted tensor by
@@ -18,7 +18,7 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, P
 
 from agentlightning.engine.served import head_sees_only
 from agentlightning.errors import OutOfMemoryError
-from agentlightning.training.learner.weights import with_lora
+from agentlightning.training.learner.parameters import with_lora
 from agentlightning.utils.system_snapshot import memory_capacity_bytes
 
 if TYPE_CHECKING:
@@ -48,33 +48,26 @@ def check_memory(*policies: GRPOSettings) -> None:
     """
     parts, shared = list[Part](), set[tuple[str, bool]]()
     for settings in policies:
-        own = needed_memory(settings, keeps_reference=settings.needs_reference)
+        own = needed_memory(settings)
         key = settings.model, settings.bf16
         if settings.lora is not None and key in shared:  # adapters on one model: see `load_policies` in `policies.py`
             own = [part for part in own if not part.what.startswith("weights,")]
         shared.add(key)
         parts += own
-    free, device = free_memory(policies[0].device), policies[0].device
-    if sum(part.bytes for part in parts) > free:
-        raise OutOfMemoryError(explain(parts, free, device))
+    device, total = policies[0].device, sum(part.bytes for part in parts)
+    free = free_memory(device)
+    if total <= free:
+        return
+    parts.sort(key=lambda part: -part.bytes)
+    levers = dict.fromkeys(part.lever for part in parts if part.lever and part.bytes > total / 20)
+    needed, left = f"{total / GIB:.2f} GiB", f"{free / GIB:.2f} GiB"
+    lines = [f"the run needs at least {needed} of memory, and {left} are free on {device}:"]
+    lines += [f"  {part.bytes / GIB:8.2f} GiB  {part.what}" for part in parts]
+    lines.append(f"What makes it smaller, the most first: {'; '.join(levers)}")
+    raise OutOfMemoryError("\n".join(lines))
 
 
-def explain(parts: list[Part], free: int, device: str) -> str:
-    """Return the sum in words, the largest part first."""
-    ordered = sorted(parts, key=lambda part: -part.bytes)
-    total = sum(part.bytes for part in parts)
-    lines = [f"  {part.bytes / GIB:8.2f} GiB  {part.what}" for part in ordered]
-    levers = dict.fromkeys(part.lever for part in ordered if part.lever and part.bytes > total / 20)
-    return "\n".join(
-        [
-            f"the run needs at least {total / GIB:.2f} GiB of memory, and {free / GIB:.2f} GiB are free on {device}:",
-            *lines,
-            f"What makes it smaller, the most first: {'; '.join(levers)}",
-        ]
-    )
-
-
-def needed_memory(settings: GRPOSettings, *, keeps_reference: bool = False) -> list[Part]:
+def needed_memory(settings: GRPOSettings) -> list[Part]:
     """Return the summands of what a run holds at once at its peak, none of them 0.
 
     Engine and update take turns: of what each holds in its turn alone, the larger is counted. The engine's keys and
@@ -88,55 +81,41 @@ def needed_memory(settings: GRPOSettings, *, keeps_reference: bool = False) -> l
     count = sum(weight.numel() for weight in learned)
     masters = sum(4 * weight.numel() for weight in learned if weight.dtype != torch.float32)
     kind = str(model.dtype).removeprefix("torch.")
-    row = row_tokens(settings, config.max_position_embeddings)
+    row = min(config.max_position_embeddings, settings.max_model_length or 2 * settings.max_completion_length)
     tokens = max(settings.max_tokens_per_forward, row)
     trained = -(-tokens * min(row, settings.max_completion_length) // row)
     calls = min(settings.engine_batch, settings.batch_size * settings.num_generations)  # one of each rollout of a step
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     of_call = 2 * config.num_hidden_layers * heads * width * (torch.finfo(model.dtype).bits // 8)
-    adapters, shorter = "lora={'r': 16}", "a smaller max_model_length or max_completion_length"
+    adapters, batch = "lora={'r': 16}", "a smaller engine_batch"
+    shorter = "a smaller max_model_length or max_completion_length"
     fewer = "a smaller max_tokens_per_forward" if tokens > row else shorter
     logits = _LOGIT_COPIES * 4 * trained * config.vocab_size
     activations = _activation_bytes(
         adapted or model, tokens, checkpointing=settings.gradient_checkpointing, logits=logits
     )
+    # four numbers a weight, and the hidden states of a forward in float32
+    of_head = 0 if settings.critic is None else 4 * (4 * (config.hidden_size + 1) + tokens * config.hidden_size)
+    reference = weights if settings.needs_reference and adapted is None else 0
     checkpointing = "" if settings.gradient_checkpointing else "gradient_checkpointing=True, or "
     kept = [
         Part(f"weights, {kind}", weights, "" if settings.bf16 else "bf16=True, or a smaller model"),
         Part("float32 copies of the weights that learn", masters, adapters),
         Part("adapters", 0 if adapted is None else sum(4 * weight.numel() for weight in learned), "a smaller r"),
         Part("state of AdamW, two numbers a weight", 8 * count, adapters),
-        Part("the reference, a copy of the weights", weights if keeps_reference and not adapted else 0, adapters),
-        Part(
-            "value head: weights, gradient, state of AdamW, hidden states", _head_bytes(settings, config, tokens), fewer
-        ),
-        Part(
-            f"keys and values of {calls} calls of {row:,} tokens",
-            calls * row * of_call,
-            f"a smaller engine_batch, or {shorter}",
-        ),
+        Part("the reference, a copy of the weights", reference, adapters),
+        Part("value head: weights, gradient, state of AdamW, hidden states", of_head, fewer),
+        Part(f"keys and values of {calls} calls of {row:,} tokens", calls * row * of_call, f"{batch}, or {shorter}"),
     ]
     update = [
         Part("gradients", 4 * count, adapters),
         Part(f"activations of {tokens:,} tokens in one forward", activations, checkpointing + fewer),
         Part(f"logits of {trained:,} trained tokens", logits, fewer),
     ]
-    engine = [
-        Part(f"logits of {calls} calls", _ENGINE_COPIES * 4 * calls * config.vocab_size, "a smaller engine_batch"),
-    ]
+    engine = [Part(f"logits of {calls} calls", _ENGINE_COPIES * 4 * calls * config.vocab_size, batch)]
     turn = max(update, engine, key=lambda parts: sum(part.bytes for part in parts))
     return [part for part in (*kept, *turn) if part.bytes]
-
-
-def _head_bytes(settings: GRPOSettings, config: Any, tokens: int) -> int:
-    """Return what a value head takes: four numbers a weight, and the hidden states of a forward in float32."""
-    return 0 if settings.critic is None else 4 * (4 * (config.hidden_size + 1) + tokens * config.hidden_size)
-
-
-def row_tokens(settings: GRPOSettings, context: int) -> int:
-    """Return how many tokens a row is taken to have; see the head of the file."""
-    return min(context, settings.max_model_length or 2 * settings.max_completion_length)
 
 
 def free_memory(device: str) -> int:
@@ -178,9 +157,9 @@ class _Attended(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        found = torch.empty_like(query)
-        ctx.save_for_backward(query, key, value, found)
-        return found
+        output = torch.empty_like(query)
+        ctx.save_for_backward(query, key, value, output)
+        return output
 
 
 def _counting_attention(

@@ -1,6 +1,6 @@
 """The policy that learns: a causal model, its tokenizer and its optimizer, with the operations GRPO needs of them.
 
-Who generates and who updates take turns: both hold `Policy.lock` while they touch the weights.
+Generation and update take turns: both hold `Policy.lock` while they touch the weights.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from agentlightning.engine.served import ServedModel, load_model
 from agentlightning.engine.torch_setup import one_thread
 from agentlightning.training.batch import Batch
+from agentlightning.training.learner.figures import UpdateResult
 from agentlightning.training.learner.forward import score
-from agentlightning.training.learner.update import Optimizer, OptimizerOptions, UpdateResult, UpdateSettings
-from agentlightning.training.learner.weights import with_lora
+from agentlightning.training.learner.parameters import with_lora
+from agentlightning.training.learner.update import Optimizer, UpdateSettings
 
 if TYPE_CHECKING:
     from agentlightning.adapter.rows.samples import Sample
@@ -28,32 +29,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PolicyState:
-    """All that an update reads and changes: with it, later updates are the same bit for bit.
-
-    Attributes:
-        weights: the learned weights by name, float32: all of them, or those of the adapters; and those of a value head.
-        optimizer: `step/NAME`, `exp_avg/NAME` and `exp_avg_sq/NAME` of AdamW for each of them, float32.
-        random: the state of the order of mini-batches, JSON data.
-        weight_version: how many updates took a step.
-        max_tokens_per_forward: as set, or lowered after a lack of memory.
-    """
+    """All that an update reads and changes: with it, later updates are the same bit for bit."""
 
     weights: dict[str, Tensor]
+    """The learned weights by name, float32: all of them, or those of the adapters; and those of a value head."""
     optimizer: dict[str, Tensor]
+    """`step/NAME`, `exp_avg/NAME` and `exp_avg_sq/NAME` of AdamW for each of them, float32."""
     random: object
+    """Of the order of mini-batches, JSON data."""
     weight_version: int
     max_tokens_per_forward: int
+    """As set, or lowered after a lack of memory."""
 
 
 class Policy(ServedModel):
-    """A causal language model that is trained in place.
-
-    Attributes:
-        model: the live weights, always in evaluation mode: without dropout the ratio of the first pass is one.
-        tokenizer: with its chat template.
-        weight_version: 0 as loaded, one more with every update that took a step, also if it ended in an error after it.
-        lock: held by whoever reads or writes the weights.
-    """
+    """A causal language model that is trained in place, always in evaluation mode: without dropout the ratio of the
+    first pass is one. An update that took a step is a new `weight_version`, also if it ended in an error after it."""
 
     def __init__(
         self,
@@ -63,26 +54,26 @@ class Policy(ServedModel):
         lora: Mapping[str, object] | None = None,
         device: str = "cpu",
         max_model_length: int | None = None,
+        seed: int = 0,
         **options: Any,
     ) -> None:
         """Take the model over.
 
         Args:
-            lora: arguments of `peft.LoraConfig` (such as `{"r": 16}`); then only the adapters learn. Their first
-                weights are drawn by the option `seed`.
+            lora: arguments of `peft.LoraConfig` (such as `{"r": 16}`); then only the adapters learn.
             max_model_length: bounds `context_length`.
-            options: fields of `OptimizerOptions`.
+            seed: of the first weights of adapters, and of the order of the mini-batches.
+            options: see `Optimizer`.
 
         Raises:
             ValueError: The tokenizer has no chat template or no end-of-sequence token.
             BadRequestError: The model has no layers that can do gradient checkpointing.
         """
-        learning = OptimizerOptions(**options)
-        adapted = model if lora is None else with_lora(model, lora, learning.seed)
+        adapted = model if lora is None else with_lora(model, lora, seed)
         cast("torch.nn.Module", adapted).to(device).eval()  # transformers wraps `to` and loses its types
         super().__init__(adapted, tokenizer, max_model_length=max_model_length)
         pad, end = tokenizer.pad_token_id, cast("int", tokenizer.eos_token_id)
-        self._optimizer = Optimizer(self.model, end if pad is None else cast("int", pad), learning)
+        self._optimizer = Optimizer(self.model, end if pad is None else cast("int", pad), seed=seed, **options)
 
     @classmethod
     def load(
@@ -96,7 +87,7 @@ class Policy(ServedModel):
     ) -> Policy:
         """Load model and tokenizer from a folder (or a name in the local cache); `settings` as for the constructor.
 
-        `bf16`: the model computes in bfloat16; what learns is kept in float32 beside it (see `weights.py`). `model`
+        `bf16`: the model computes in bfloat16; what learns is kept in float32 beside it (see `parameters.py`). `model`
         is what `load_model` gave for the same path already.
 
         Raises:
@@ -122,8 +113,8 @@ class Policy(ServedModel):
 
         Each of the `num_iterations` passes goes over the rollouts in a new order and takes one optimizer step per
         `minibatch_rollouts` of them (None: all at once); the rows of a rollout stay together. A step whose loss or
-        gradient is not finite is left out and counted. A step for which the memory does not suffice is begun again from
-        the same weights with fewer rows at once, which the notes of the result say.
+        gradient is not finite is skipped and counted. A step for which the memory does not suffice is repeated from the
+        same weights with fewer rows at once, which the notes of the result say.
 
         The same rows, in whatever order, on the same state give the same weights, on a CPU bit for bit (see
         `update.py`).
@@ -142,7 +133,7 @@ class Policy(ServedModel):
             `rollouts`, `tokens`.
 
         Raises:
-            ValueError: A row is malformed (see `make_batch`) or a setting is out of its range.
+            ValueError: A row is malformed (see `make_batch`).
             OutOfMemoryError: One row alone is too much for the memory.
         """
         checked = UpdateSettings(**settings)
@@ -172,7 +163,9 @@ class Policy(ServedModel):
             for kind, value in learner.adamw.state[weight].items()
         }
         weights = {name: weight.detach() for name, weight in learner.learned.items()}
-        return PolicyState(weights, optimizer, learner.random_state(), self.weight_version, learner.max_tokens)
+        return PolicyState(
+            weights, optimizer, learner.random.getstate(), self.weight_version, learner.micro_batches.max_tokens
+        )
 
     def restore(self, state: PolicyState) -> None:
         """Go on from a state of a policy of the same model and adapters.
@@ -182,22 +175,18 @@ class Policy(ServedModel):
         """
         with self.lock, torch.no_grad():
             own = self.state()
-            have, wanted = own.weights | own.optimizer, state.weights | state.optimizer  # no name is in both
-            _check_same(have, wanted)
-            for name, value in have.items():
-                value.copy_(wanted[name])
+            live, saved = own.weights | own.optimizer, state.weights | state.optimizer  # no name is in both
+            for name in sorted(live.keys() | saved.keys()):
+                shapes = [tuple(tensors[name].shape) if name in tensors else None for tensors in (live, saved)]
+                if shapes[0] is None or shapes[0] != shapes[1]:
+                    raise ValueError(
+                        f"the state is not that of this model and its adapters: {name} has the shape {shapes[0]} here "
+                        f"and {shapes[1]} in the state"
+                    )
+            for name, value in live.items():
+                value.copy_(saved[name])
             self._optimizer.weights.publish()
-            self._optimizer.set_random_state(state.random)
-            self._optimizer.max_tokens = state.max_tokens_per_forward
+            version, numbers, gauss = cast("Any", state.random)
+            self._optimizer.random.setstate((version, tuple(numbers), gauss))  # JSON has made lists of tuples
+            self._optimizer.micro_batches.max_tokens = state.max_tokens_per_forward
             self.weight_version = state.weight_version
-
-
-def _check_same(have: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
-    for name in sorted(have.keys() | wanted.keys()):
-        one, other = have.get(name), wanted.get(name)
-        if one is None or other is None or one.shape != other.shape:
-            shapes = [None if tensor is None else tuple(tensor.shape) for tensor in (one, other)]
-            raise ValueError(
-                f"the state is not that of this model and its adapters: {name} has the shape {shapes[0]} here and "
-                f"{shapes[1]} in the state"
-            )

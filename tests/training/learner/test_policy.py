@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from agentlightning.adapter.rows.samples import Sample
 from agentlightning.training.batch import make_batch
 from agentlightning.training.learner.policy import Policy
+from agentlightning.training.policy_files import digest_of
 
 
 def row(policy: Policy, rollout: str, tokens: list[int]) -> Sample:
@@ -58,41 +60,27 @@ def test_a_step_that_is_not_finite_is_left_out_and_counted(policy: Policy) -> No
     sample = row(policy, "r", [20])
     with torch.no_grad():
         next(policy.model.parameters())[20] = math.nan
-    weights = [parameter.detach().clone() for parameter in policy.model.parameters()]
+    before = digest_of(policy)
     figures = policy.update([sample], [1.0]).figures
-    assert (figures["steps"], figures["skipped_steps"]) == (0, 1)
-    assert policy.weight_version == 0
-    for before, after in zip(weights, policy.model.parameters(), strict=True):
-        assert torch.equal(before.nan_to_num(), after.detach().nan_to_num())
+    assert (figures["steps"], figures["skipped_steps"], policy.weight_version) == (0, 1, 0)
+    assert digest_of(policy) == before
 
 
-def test_what_is_saved_is_what_transformers_loads(policy: Policy, tmp_path: Path) -> None:
-    sample = row(policy, "r", [20, 21])
-    policy.update([sample], [1.0])
-    policy.save(tmp_path / "model")
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
-    assert tokenizer.chat_template == policy.tokenizer.chat_template
-    tokens = torch.tensor([sample.token_ids])
-    with torch.no_grad():
-        assert torch.allclose(loaded(tokens).logits, policy.model(tokens).logits, atol=1e-6)
-
-
-def test_lora_trains_adapters_only_and_is_merged_when_saved(model_folder: Path, tmp_path: Path) -> None:
-    policy = Policy.load(model_folder, learning_rate=1e-2, lora={"r": 4, "target_modules": ["q_proj", "v_proj"]})
+@pytest.mark.parametrize("lora", [None, {"r": 4, "target_modules": ["q_proj", "v_proj"]}])
+def test_what_was_learned_is_saved_with_its_adapters_merged_as_transformers_loads_it(
+    model_folder: Path, tmp_path: Path, lora: Any
+) -> None:
+    policy = Policy.load(model_folder, learning_rate=1e-2, lora=lora)
     sample = row(policy, "r", [20, 21])
     before = probability(policy, sample)
     policy.update([sample], [1.0], num_iterations=3)
     assert probability(policy, sample) > before
-    policy.save(tmp_path / "merged")
-    merged = Policy.load(tmp_path / "merged")
-    assert probability(merged, sample) == pytest.approx(probability(policy, sample), abs=1e-3)
-
-
-@pytest.mark.parametrize("setting", [{"num_iterations": 0}, {"temperature": 0.0}, {"minibatch_rollouts": 0}])
-def test_a_setting_out_of_its_range_is_named(policy: Policy, setting: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=next(iter(setting))):
-        policy.update([row(policy, "r", [20])], [1.0], **setting)  # type: ignore[arg-type]
+    policy.save(tmp_path / "model")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert AutoTokenizer.from_pretrained(tmp_path / "model").chat_template == policy.tokenizer.chat_template
+    tokens = torch.tensor([sample.token_ids])
+    with torch.no_grad():
+        assert torch.allclose(loaded(tokens).logits, policy.model(tokens).logits, atol=1e-4)
 
 
 PROGRAM = """

@@ -14,7 +14,10 @@ ROLLOUTS = torch.tensor([0, 0, 1, 2, 2, 3])
 
 
 def random_rows(seed: int = 0, rows: int = 6, length: int = 7) -> dict[str, Tensor]:
-    """Return mask, advantages and the four log-probabilities and entropies of random rows."""
+    """Return mask, advantages and the four log-probabilities and entropies of random rows.
+
+    Functions below also take rows with `stale`, and rows without `old_logprobs`.
+    """
     make = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -46,7 +49,8 @@ def loss_of(
         advantages=rows["advantages"][at][:, None],
         weights=weights[at],
         tokens=tokens,
-        **{name: rows[name][at] for name in ("old_logprobs", "sampler_logprobs", "reference_logprobs")},
+        sampler_logprobs=rows["sampler_logprobs"][at],
+        **{name: rows[name][at] for name in ("old_logprobs", "reference_logprobs", "stale") if name in rows},
     )
     found = policy_loss(settings, inputs, logprobs, entropy)
     found.loss.backward()

@@ -36,15 +36,11 @@ _REFUSED: Final = (tinker.AuthenticationError, tinker.PermissionDeniedError)
 class TinkerService:
     """One training client. `generate` belongs to the loop; the other methods to one thread at a time.
 
-    They raise an EngineError where the service fails, or does not answer in time.
-
-    Attributes:
-        name: no other start of any run has it.
-        token: for calls to the endpoint in front of it.
+    They raise an EngineError where the service fails, or does not answer in time. No other start of any run has its
+    `name`; `token` is for calls to the endpoint in front of it.
     """
 
     def __init__(self, model: str, base_url: str | None, key: str) -> None:
-        """Prepare the client; it sends nothing yet."""
         self.name, self.token = f"agl-{uuid4().hex}", uuid4().hex
         self._model = model
         self._client = tinker.ServiceClient(base_url=base_url, api_key=key)

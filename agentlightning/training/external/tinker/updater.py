@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from agentlightning.engine.chat_server import ChatServer
 from agentlightning.errors import EngineError
-from agentlightning.training.external.remote import RemoteEngine, RemotePolicy, RemoteUpdater, served_as
+from agentlightning.training.external.remote import RemoteEngine, RemotePolicy, RemoteUpdater
 from agentlightning.training.external.tinker.service import PLACE, TinkerService
 from agentlightning.training.result import GRPOResult
 from agentlightning.training.resume import OpenRun
@@ -54,7 +54,7 @@ async def run_tinker(
         service = TinkerService(settings.model, base_url, api_key)
         stack.callback(service.close)
         await asyncio.to_thread(service.open, rank, settings.seed, state, policy.weight_version, connect_seconds)
-        served = served_as(policy, settings, "agl.Tinker")
+        served = policy.served_as(settings, "agl.Tinker")
         server = ChatServer(service, policy.tokenizer, served, token=service.token)
         await server.start("127.0.0.1")
         stack.callback(server.stop)

@@ -1,7 +1,7 @@
-"""The rows of a step for TRL: one for each prompt and generation, in their order.
+"""The rows of a step for TRL: exactly one for each prompt and generation, in their order.
 
-TRL takes exactly one row for each rollout. An excluded rollout (a crash, no reward, cut off, late) is a row of two
-tokens with mask 0 and without a reward. TRL leaves it out of the statistics of its group, so it never counts as zero.
+An excluded rollout (a crash, no reward, cut off, late) is a row of two tokens with mask 0 and without a reward. TRL
+excludes it from the statistics of its group, so it never counts as zero.
 """
 
 from __future__ import annotations
@@ -20,18 +20,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TRLRow:
-    """The row of one rollout."""
+    """The row of one rollout, split before the first token of the policy.
+
+    Attributes:
+        logprobs: the engine's, natural logarithm; 0 where `env_mask` is 0.
+        env_mask: 1 on the tokens of the policy.
+        is_trained: False where the row must not move the weights, whatever its reward.
+    """
 
     prompt_ids: list[int]
     completion_ids: list[int]
-    """The tokens after the first prompt: replies, and what came between them."""
     logprobs: list[float]
-    """The engine's, natural logarithm; 0 where `env_mask` is 0."""
     env_mask: list[int]
-    """1 on the tokens of the policy."""
     agl_reward: float | None
     is_trained: bool
-    """False where the row must not move the weights, whatever its reward."""
 
 
 def trl_rows(rows: StepRows, count: int, *, filler: int, masks_idle: bool) -> list[TRLRow]:

@@ -34,7 +34,7 @@ _FIGURES: Final = {
     "kl": "kl",
     "clip_ratio/region_mean": "clip_fraction",
 }
-"""Names of figures in TRL's log, and in ours."""
+"""Our names of figures, by those in TRL's log."""
 
 
 class _Stopped(BaseException):
@@ -79,28 +79,19 @@ class _Watch(TrainerCallback):
     def take_figures(self) -> dict[str, float]:
         """Return the figures of the optimizer steps since the last call: counts, and means of those that TRL logs."""
         figures: dict[str, float] = {"steps": self.taken, "skipped_steps": self.skipped}
-        for theirs, ours in _FIGURES.items():
-            values = [float(log[theirs]) for log in self.logs if theirs in log]
+        for of_trl, name in _FIGURES.items():
+            values = [float(log[of_trl]) for log in self.logs if of_trl in log]
             if values:
-                figures[ours] = sum(values) / len(values)
+                figures[name] = sum(values) / len(values)
         self.logs, self.taken, self.skipped = [], 0, 0
         return figures
 
 
 class TRLSession:
-    """One `GRPOTrainer` on its thread. `start`, `learn`, `save` and `stop` belong to one caller at a time.
-
-    Attributes:
-        model: the live weights; in evaluation mode whenever nothing is learned.
-    """
+    """One `GRPOTrainer` on its thread. `start`, `learn`, `save` and `stop` belong to one caller at a time."""
 
     def __init__(self, settings: TRLSettings, folder: Path, *, steps: int, resume: Path | None) -> None:
-        """Make the trainer.
-
-        Args:
-            folder: for the files that TRL writes; removed by `stop`.
-            steps: of the whole run, each with rollouts of its own.
-            resume: a checkpoint of TRL to go on from.
+        """Make the trainer for so many steps, from a checkpoint of TRL on; `folder` is removed by `stop`.
 
         Raises:
             ValueError, ImportError: TRL refuses a setting.
@@ -138,6 +129,7 @@ class TRLSession:
 
     @property
     def model(self) -> Any:
+        """The live weights; in evaluation mode whenever nothing is learned."""
         return self._trainer.model
 
     def start(self) -> None:
@@ -147,13 +139,7 @@ class TRLSession:
         self._wait()
 
     def learn(self, rows: Sequence[TRLRow]) -> tuple[dict[str, float], list[float]]:
-        """Let TRL learn from the rows of a step; return its figures and the advantage of each row.
-
-        Shapes: rows: (B,), advantages: (B,).
-
-        Raises:
-            Exception: any error of TRL.
-        """
+        """Let TRL learn from the rows of a step, (B,); return its figures and the advantage of each row, (B,)."""
         self._rows.put(rows)
         self._wait()
         return self._watch.take_figures(), self._trainer.advantages

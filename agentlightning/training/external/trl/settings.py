@@ -120,9 +120,9 @@ class TRLSettings:
         )
 
     def facts(self) -> dict[str, Any]:
-        """Return the settings that say what a step learns, as JSON data; how long and where is left out."""
-        left_out = ("output_dir", "logging_", "report_to", "save_", "run_name", "hub_", "disable_tqdm", "max_steps")
-        config = {name: value for name, value in self.config.to_dict().items() if not name.startswith(left_out)}
+        """Return the settings that say what a step learns, as JSON data; not how long and where."""
+        excluded = ("output_dir", "logging_", "report_to", "save_", "run_name", "hub_", "disable_tqdm", "max_steps")
+        config = {name: value for name, value in self.config.to_dict().items() if not name.startswith(excluded)}
         adapter = None if self.peft_config is None else self.peft_config.to_dict()
         return _as_json({"config": config, "peft_config": adapter, "version": installed_version("trl", "TRL")})
 
@@ -150,17 +150,17 @@ def make_settings(model: object, config: Any, peft_config: object, settings: Map
     from trl import GRPOConfig  # pyright: ignore[reportAttributeAccessIssue] -- it takes the module beside this one
 
     own = {name: value for name, value in settings.items() if name in OWN}
-    theirs = {name: value for name, value in settings.items() if name not in OWN}
-    _check_names(theirs, [field.name for field in dataclasses.fields(GRPOConfig) if field.init])
+    of_trl = {name: value for name, value in settings.items() if name not in OWN}
+    _check_names(of_trl, [field.name for field in dataclasses.fields(GRPOConfig) if field.init])
     if config is None:
-        on_cpu = bool(theirs.get("use_cpu", not torch.cuda.is_available()))
-        defaults = {"output_dir": "runs", "use_cpu": on_cpu, "bf16": not on_cpu and not theirs.get("fp16", False)}
+        on_cpu = bool(of_trl.get("use_cpu", not torch.cuda.is_available()))
+        defaults = {"output_dir": "runs", "use_cpu": on_cpu, "bf16": not on_cpu and not of_trl.get("fp16", False)}
         defaults |= {"logging_steps": 1, "report_to": [], "disable_tqdm": True, "save_strategy": "no"}
-        config = GRPOConfig(**{**defaults, **theirs})
+        config = GRPOConfig(**{**defaults, **of_trl})
     elif not isinstance(config, GRPOConfig):
         raise TypeError(f"config must be a trl.GRPOConfig; got {type(config).__name__}")
-    elif theirs:
-        raise TypeError(f"{', '.join(theirs)}: say it in config=GRPOConfig(...), or leave config out")
+    elif of_trl:
+        raise TypeError(f"{', '.join(of_trl)}: say it in config=GRPOConfig(...), or leave config out")
     else:
         own.setdefault("save_steps", int(config.save_steps) if str(config.save_strategy) != "no" else 0)
     _check_values(config)
@@ -169,8 +169,8 @@ def make_settings(model: object, config: Any, peft_config: object, settings: Map
     return checked
 
 
-def _check_names(theirs: Mapping[str, Any], known: list[str]) -> None:
-    for name in theirs:
+def _check_names(of_trl: Mapping[str, Any], known: list[str]) -> None:
+    for name in of_trl:
         if name in _OTHER_NAMES:
             raise TypeError(f"TRL has no setting {name!r}. Its name is {_OTHER_NAMES[name]}")
         if name not in known:

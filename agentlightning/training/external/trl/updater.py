@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -15,12 +15,12 @@ from typing_extensions import override
 
 from agentlightning.engine.served import ServedModel
 from agentlightning.engine.torch_setup import one_thread
-from agentlightning.training.batch import make_batch
+from agentlightning.training.batch import Batch, make_batch
 from agentlightning.training.external.trl.rows import trl_rows
 from agentlightning.training.external.trl.session import TRLSession
 from agentlightning.training.external.trl.settings import TRLSettings
+from agentlightning.training.learner.figures import measured_rows
 from agentlightning.training.learner.forward import score
-from agentlightning.training.learner.update import measured_rows
 from agentlightning.training.losses.kl import update_figures
 from agentlightning.training.policies import check_context, engine_for
 from agentlightning.training.policy_files import digest_of
@@ -33,9 +33,6 @@ from agentlightning.training.settings import GRPOSettings
 from agentlightning.training.tasks import items_of
 from agentlightning.training.updater import Learner, StepUpdate, Updater
 from agentlightning.types import Dataset
-
-if TYPE_CHECKING:
-    from agentlightning.adapter.rows.samples import Sample
 
 
 async def run_trl(
@@ -70,11 +67,6 @@ class TRLUpdater(Updater):
     """Hands the rows of each step to TRL's trainer."""
 
     def __init__(self, session: TRLSession, settings: TRLSettings, grpo: GRPOSettings, *, version: int) -> None:
-        """Take a session that has started.
-
-        Raises:
-            BadRequestError: replies could be as long as the context of the model.
-        """
         self._session, self._trl = session, settings
         # not TRL's own tokenizer, which it changes
         tokenizer = AutoTokenizer.from_pretrained(grpo.model, local_files_only=True, trust_remote_code=False)
@@ -85,14 +77,16 @@ class TRLUpdater(Updater):
     @override
     def update_weights(self, step: int, rows: StepRows) -> StepUpdate:
         filler = cast("int", self._policy.tokenizer.eos_token_id)
-        theirs = trl_rows(rows, self._trl.rollouts, filler=filler, masks_idle=self._trl.trains_without_reward)
-        measured = [rows.samples[number] for number in measured_rows([len(each.mask) for each in rows.samples])]
+        of_step = trl_rows(rows, self._trl.rollouts, filler=filler, masks_idle=self._trl.trains_without_reward)
+        numbers = measured_rows([len(sample.mask) for sample in rows.samples])
+        device = self._policy.model.device
+        measured = [make_batch([rows.samples[number]], [0.0], device=device) for number in numbers]
         with self.locked():
             before = self._logprobs(measured)
-            figures, advantages = self._session.learn(theirs)
+            figures, advantages = self._session.learn(of_step)
             if measured and figures["steps"]:
-                after = self._logprobs(measured)
-                figures |= update_figures(_engine_logprobs(measured).to(after.device), before, after)
+                engine = torch.cat([row.logprobs[row.mask] for row in measured])  # (N,)
+                figures |= update_figures(engine, before, self._logprobs(measured))
         places = {record.rollout_id: place for place, record in enumerate(rows.records)}
         rows.advantages[:] = [advantages[places[sample.rollout_id]] for sample in rows.samples]
         tokens = sum(sum(sample.mask) for sample in rows.samples)
@@ -102,12 +96,11 @@ class TRLUpdater(Updater):
         self.advance(self.weight_version + 1)
         return StepUpdate(figures, changed=frozenset((None,)))
 
-    def _logprobs(self, samples: Sequence[Sample]) -> Tensor:
+    def _logprobs(self, rows: Sequence[Batch]) -> Tensor:
         """Return the natural log-probability of each trained token, row after row: (N,)."""
         model, temperature = self._policy.model, self.learners[0].settings.temperature
         with torch.no_grad(), one_thread() if self._policy.is_small else nullcontext():
-            rows = (make_batch([sample], [0.0], device=model.device) for sample in samples)
-            logprobs = [score(model, row, temperature, packed=False)[0][row.mask] for row in rows]
+            logprobs = [score(model, row, temperature, packed=False).logprobs[row.mask] for row in rows]
             return torch.cat(logprobs) if logprobs else torch.zeros(0)
 
     @override
@@ -121,9 +114,3 @@ class TRLUpdater(Updater):
     @override
     def save_model(self, folder: Path) -> None:
         self._policy.save(folder)
-
-
-def _engine_logprobs(samples: Sequence[Sample]) -> Tensor:
-    """Return the log-probability of each trained token when the engine sampled it: (N,)."""
-    rows = (zip(sample.logprobs, sample.mask, strict=True) for sample in samples)
-    return torch.tensor([logprob for row in rows for logprob, trained in row if trained])

@@ -32,7 +32,6 @@ class Bridge:
         self._changed = asyncio.Condition()
 
     async def token(self) -> str:
-        """Return what calls to the chat services must carry."""
         return self._token
 
     async def announce(self, address: str) -> None:
@@ -46,8 +45,7 @@ class Bridge:
         return list(self._addresses)
 
     async def give(self, part: Part, step: int, rows: Rows, skips: bool = False) -> None:
-        """Give the rows of a step, in the order of its tasks. With `skips` they teach nothing, and the weights stay as
-        they are."""
+        """Give the rows of a step, in the order of its tasks. With `skips` the weights stay as they are."""
         for known in [key for key in self._rows if key[0] == "val" and key[1] < step]:
             del self._rows[known]
         if skips:
@@ -56,7 +54,7 @@ class Bridge:
         await self._notify()
 
     async def skips(self, step: int) -> bool:
-        """Return whether the update of a step is left out."""
+        """Return whether the update of a step is skipped."""
         return step in self._skipped
 
     async def rows(self, part: Part, step: int, place: int, session: int, uid: str) -> Sequence[Row]:

@@ -17,7 +17,6 @@ from verl.trainer.main_ppo import run_ppo
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
 
-from agentlightning.training.external.verl.adapters import copy_newest_model
 from agentlightning.training.external.verl.bridge import Bridge
 from agentlightning.training.external.verl.trainer import NAME, TaskRunner
 
@@ -62,22 +61,19 @@ class VERLSession:
 
     Attributes:
         name: no other start of any run has it.
+        folder: has VERL's checkpoints.
         token: for calls to the model.
         saves_every: steps between two checkpoints of VERL.
     """
 
     def __init__(self, config: Any, link: dict[str, Any], folder: Path, *, steps: int, held_out: int) -> None:
-        """Complete the configuration.
+        """Complete the configuration for so many steps, and held-out tasks (0 for none).
 
-        Args:
-            link: what VERL's processes need to know of the run: `served` (fields of `ServedAs`) and `tells_tokens`.
-            folder: for VERL's checkpoints.
-            steps: of the whole run.
-            held_out: tasks of an evaluation; 0 for none.
+        `link` is for VERL's processes: `served` has the fields of `ServedAs`, `tells_tokens` asks for token figures.
         """
         self.name, self.token = f"agl-verl-{uuid4().hex}", secrets.token_urlsafe(32)
         self.saves_every = config.trainer.save_freq if config.trainer.save_freq > 0 else steps
-        self._folder = folder
+        self.folder = folder
         self._config = OmegaConf.merge(
             config,
             {
@@ -130,12 +126,8 @@ class VERLSession:
 
     def checkpoint(self, step: int) -> Path | None:
         """Return VERL's checkpoint of a step, if there is one."""
-        place = self._folder / f"global_step_{step}"
+        place = self.folder / f"global_step_{step}"
         return place if place.is_dir() else None
-
-    def save_model(self, folder: Path) -> None:
-        """Copy the model of the newest checkpoint, if there is one, into a folder."""
-        copy_newest_model(self._folder, folder)
 
     def wait_for_end(self) -> None:
         """Wait until VERL has ended by itself, as it does after its last step."""

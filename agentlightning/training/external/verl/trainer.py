@@ -18,7 +18,7 @@ from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.workers.utils.padding import response_from_nested
 
-from agentlightning.training.learner.update import measured_rows
+from agentlightning.training.learner.figures import measured_rows
 from agentlightning.training.losses.kl import update_figures
 
 NAME = "agentlightning"
@@ -73,7 +73,7 @@ class StepTrainer(PPOTrainerSync):
         names = self._token_figures()
         columns = _columns(batch, list(names))
         self._report["rows"] = {
-            key: {ours: columns[theirs][row][mask[row]].float().numpy() for theirs, ours in names.items()}
+            key: {name: columns[of_verl][row][mask[row]].float().numpy() for of_verl, name in names.items()}
             for row, (key, tag) in enumerate(zip(batch.keys, batch.tags, strict=True))
             if not tag.get("is_padding", False)
         }
@@ -132,8 +132,8 @@ class StepTrainer(PPOTrainerSync):
         columns = tq.kv_batch_get(keys=part.keys, partition_id=part.partition_id, select_fields=names)
         mask = columns["response_mask"]
         own = response_from_nested(columns["log_probs"], mask)
-        engine, before = (each.values()[mask.values().bool()].float() for each in (columns["rollout_log_probs"], own))
-        return engine, before
+        trained = mask.values().bool()
+        return columns["rollout_log_probs"].values()[trained].float(), own.values()[trained].float()
 
     @override
     def on_step_end(self) -> None:

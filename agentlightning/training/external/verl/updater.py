@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 import json
 import logging
-from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Final
@@ -14,23 +13,21 @@ from typing import Any, Final
 from omegaconf import OmegaConf
 from typing_extensions import override
 
-from agentlightning.adapter.calls.calls import model_calls
-from agentlightning.adapter.rows.samples import Sample, samples_from_calls
 from agentlightning.errors import BadRequestError
 from agentlightning.llm_proxy import LLMProxy
 from agentlightning.store.base import LightningStore
 from agentlightning.training.checkpoint import Checkpoint
-from agentlightning.training.external.remote import RemoteEngine, RemotePolicy, RemoteUpdater, served_as
+from agentlightning.training.external.remote import RemoteEngine, RemotePolicy, RemoteUpdater
 from agentlightning.training.external.verl.adapters import copy_newest_model
-from agentlightning.training.external.verl.bridge import Row
+from agentlightning.training.external.verl.rows import reported_rows, rows_of_evaluation, rows_of_step
 from agentlightning.training.external.verl.session import VERLSession
 from agentlightning.training.external.verl.settings import VERLSettings
 from agentlightning.training.external.verl.trainer import OURS
-from agentlightning.training.learner.update import RowFigures
+from agentlightning.training.learner.figures import RowFigures
 from agentlightning.training.progress import make_progress
 from agentlightning.training.result import Evaluation, GRPOResult
 from agentlightning.training.resume import OpenRun
-from agentlightning.training.rollouts import Evidence, evidence
+from agentlightning.training.rollouts import evidence
 from agentlightning.training.rows import StepRows
 from agentlightning.training.run import train
 from agentlightning.training.run_inputs import RunSource, triplet_adapter
@@ -57,7 +54,7 @@ _FIGURES: Final = {
     f"{OURS}first_ratio_error": "first_ratio_error",
     "training/rollout_probs_diff_max": "sampler_difference",
 }
-"""Names of figures of an update in VERL, and in ours."""
+"""Our names of the figures of an update, by VERL's."""
 
 
 async def run_verl(
@@ -82,7 +79,7 @@ async def run_verl(
                     logger.warning(text)
                 return None
         resumed = _resumed(config, resume.checkpoint)
-        served = dataclasses.asdict(served_as(policy, grpo, "agl.VERL")) | {"eos_ids": sorted(policy.eos_ids)}
+        served = dataclasses.asdict(policy.served_as(grpo, "agl.VERL")) | {"eos_ids": sorted(policy.eos_ids)}
         link = {"served": served, "tells_tokens": grpo.record_tokens != "none"}
         session = VERLSession(resumed, link, folder, steps=grpo.max_steps, held_out=len(held_out))
         stack.push_async_callback(asyncio.to_thread, session.stop)
@@ -150,14 +147,14 @@ class VERLUpdater(RemoteUpdater):
     @override
     def update_weights(self, step: int, rows: StepRows) -> StepUpdate:
         settings, count = self._settings, len(rows.samples)
-        theirs = rows_of_step(rows, settings.batch_size, settings.num_generations, filler=self._filler)
-        self._session.call("give", "train", step, theirs, not count)
+        of_step = rows_of_step(rows, settings.batch_size, settings.num_generations, filler=self._filler)
+        self._session.call("give", "train", step, of_step, not count)
         report = self._session.call("step", step)
         metrics = report["metrics"]
-        figures = {ours: metrics[theirs] for theirs, ours in _FIGURES.items() if theirs in metrics}
+        figures = {name: metrics[of_verl] for of_verl, name in _FIGURES.items() if of_verl in metrics}
         figures |= {"rows": count, "tokens": sum(sum(sample.mask) for sample in rows.samples)}
         figures |= {"steps": report["optimizer_steps"], "skipped_steps": report["skipped_steps"]}
-        reported = _rows_of(report, rows, settings.num_generations)
+        reported = reported_rows(report, rows, settings.num_generations)
         rows.advantages[:] = [0.0 if row is None else float(row["advantage"][0]) for row in reported]
         update = StepUpdate(figures)
         lost = {sample.rollout_id for sample, row in zip(rows.samples, reported, strict=True) if row is None}
@@ -175,9 +172,10 @@ class VERLUpdater(RemoteUpdater):
     @override
     async def after_evaluation(self, step: int, evaluation: Evaluation, store: LightningStore) -> None:
         """Give VERL, which validates now, the same rollouts."""
-        rollouts = {one.rollout_id: one for one in await store.query_rollouts(rollout_id_in=evaluation.rollout_ids)}
-        read = [await evidence(store, rollouts[rollout_id]) for rollout_id in evaluation.rollout_ids]
-        rows = rows_of_evaluation(read, evaluation.rewards, filler=self._filler)
+        rollouts = await store.query_rollouts(rollout_id_in=evaluation.rollout_ids)
+        by_id = {rollout.rollout_id: rollout for rollout in rollouts}
+        ended = [await evidence(store, by_id[rollout_id]) for rollout_id in evaluation.rollout_ids]
+        rows = rows_of_evaluation(ended, evaluation.rewards, filler=self._filler)
         await asyncio.to_thread(self._session.call, "give", "val", step, rows)
 
     @override
@@ -190,74 +188,8 @@ class VERLUpdater(RemoteUpdater):
 
     @override
     def save_model(self, folder: Path) -> None:
-        self._session.save_model(folder)
+        copy_newest_model(self._session.folder, folder)
 
     @override
     async def end(self) -> None:
         await asyncio.to_thread(self._session.wait_for_end)
-
-
-def _rows_of(report: Mapping[str, Any], rows: StepRows, sessions: int) -> list[Mapping[str, Any] | None]:
-    """Return the figures that VERL reports of each row: (B,), None where it left the row out."""
-    by_place: dict[tuple[int, int, int], Mapping[str, Any]] = {}
-    for key, columns in report["rows"].items():
-        uid, session, index = key.rsplit("_", 2)
-        by_place[report["places"][uid], int(session), int(index)] = columns
-    keys = {
-        id(sample): (*divmod(number, sessions), index)
-        for number, record in enumerate(rows.records)
-        for index, sample in enumerate(record.samples)
-    }
-    return [by_place.get(keys[id(sample)]) for sample in rows.samples]
-
-
-def rows_of_step(rows: StepRows, tasks: int, sessions: int, *, filler: int) -> list[list[list[Row]]]:
-    """Return the rows of a training step that teach something.
-
-    VERL takes the reward of a lone rollout of a task for its advantage, and for equal rewards what rounding leaves. The
-    ledger says that neither is trained, so neither is handed over.
-
-    Args:
-        filler: a token id. A step in which nothing is trained needs one row; its update is left out.
-    """
-    trained = {sample.rollout_id for sample in rows.samples}
-    handed_over: list[list[list[Row]]] = [[[] for _ in range(sessions)] for _ in range(tasks)]
-    for number, record in enumerate(rows.records[: tasks * sessions]):
-        if record.rollout_id in trained:
-            place, session = divmod(number, sessions)
-            handed_over[place][session] = [
-                _row(sample, record.reward or 0.0, len(record.calls)) for sample in record.samples
-            ]
-    if not trained:
-        handed_over[0][0] = [_filler(filler, 0.0)]
-    return handed_over
-
-
-def rows_of_evaluation(
-    evidence: Sequence[Evidence], rewards: Sequence[float | None], *, filler: int
-) -> list[list[list[Row]]]:
-    """Return the rows of an evaluation: one session for each held-out task; a missing reward is 0."""
-    handed_over: list[list[list[Row]]] = []
-    for rollout, reward in zip(evidence, rewards, strict=True):
-        calls = model_calls(rollout.counted)
-        rows = [_row(sample, reward or 0.0, len(calls)) for sample in samples_from_calls(calls).samples]
-        handed_over.append([rows or [_filler(filler, reward or 0.0)]])
-    return handed_over
-
-
-def _row(sample: Sample, reward: float, calls: int) -> Row:
-    first = sample.mask.index(1)
-    return {
-        "prompt_ids": sample.token_ids[:first],
-        "response_ids": sample.token_ids[first:],
-        "response_mask": sample.mask[first:],
-        "logprobs": sample.logprobs[first:],
-        "reward": reward,
-        "versions": [version for version in sample.weight_versions if version >= 0],
-        "calls": calls,
-    }
-
-
-def _filler(token: int, reward: float) -> Row:
-    one = {"prompt_ids": [token], "response_ids": [token], "response_mask": [1], "logprobs": [0.0]}
-    return {**one, "reward": reward, "versions": [], "calls": 0}

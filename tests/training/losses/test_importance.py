@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from agentlightning.training.losses.importance import stale_figures, staleness_weights
-from agentlightning.training.losses.objective import LossInputs, PolicyLoss, policy_loss
+from agentlightning.training.losses.objective import LossInputs, policy_loss
 from agentlightning.training.settings import LossSettings
-from tests.training.losses.batches import ROLLOUTS, random_rows, weights_of
+from tests.training.losses.batches import random_rows, weights_of, whole_loss
 
 LOSSES: tuple[dict[str, Any], ...] = (
     {"loss_type": "dapo"},
@@ -23,38 +22,18 @@ LOSSES: tuple[dict[str, Any], ...] = (
 )
 
 
-def inputs_of(settings: LossSettings, rows: dict[str, Tensor], stale: Tensor | None) -> LossInputs:
-    return LossInputs(
-        mask=rows["mask"],
-        advantages=rows["advantages"][:, None],
-        weights=weights_of(settings, rows, ROLLOUTS),
-        tokens=int(rows["mask"].sum()),
-        sampler_logprobs=rows["sampler_logprobs"],
-        old_logprobs=rows["old_logprobs"],
-        stale=stale,
-    )
-
-
-def loss_of(settings: LossSettings, rows: dict[str, Tensor], inputs: LossInputs) -> tuple[PolicyLoss, Tensor]:
-    logprobs = rows["logprobs"].clone().requires_grad_()
-    found = policy_loss(settings, inputs, logprobs, rows["entropy"])
-    found.loss.backward()
-    assert logprobs.grad is not None
-    return found, logprobs.grad
-
-
-@pytest.mark.parametrize("given", LOSSES)
-def test_without_a_stale_token_the_loss_is_the_synchronous_one_bit_for_bit(given: dict[str, Any]) -> None:
-    settings, rows = LossSettings(**given), random_rows()
-    whole, gradient = loss_of(settings, rows, inputs_of(settings, rows, None))
-    other, same = loss_of(settings, rows, inputs_of(settings, rows, torch.zeros_like(rows["mask"])))
+@pytest.mark.parametrize("settings", LOSSES)
+def test_without_a_stale_token_the_loss_is_the_synchronous_one_bit_for_bit(settings: dict[str, Any]) -> None:
+    rows = random_rows()
+    whole, gradient, _ = whole_loss(LossSettings(**settings), rows)
+    other, same, _ = whole_loss(LossSettings(**settings), {**rows, "stale": torch.zeros_like(rows["mask"])})
     assert torch.equal(whole.loss, other.loss)
     assert torch.equal(gradient, same)
 
 
 def test_the_loss_of_stale_tokens_is_that_of_the_paper() -> None:
     settings, rows = LossSettings(aggregation="token", staleness_clip_max=None), random_rows(seed=3)
-    found, _ = loss_of(settings, rows, inputs_of(settings, rows, rows["mask"]))
+    found, _, _ = whole_loss(settings, {**rows, "stale": rows["mask"]})
     total = 0.0
     for row, column in rows["mask"].nonzero().tolist():
         new, proximal, behaviour = (
@@ -68,13 +47,13 @@ def test_the_loss_of_stale_tokens_is_that_of_the_paper() -> None:
 
 def test_in_the_first_optimizer_step_the_ratio_of_a_stale_token_is_one_and_its_weight_is_the_importance_ratio() -> None:
     settings, rows = LossSettings(), random_rows()
-    inputs = replace(inputs_of(settings, rows, rows["mask"]), old_logprobs=None)
-    found, gradient = loss_of(settings, rows, inputs)
-    mask = rows["mask"]
+    mask = rows["stale"] = rows["mask"]
+    del rows["old_logprobs"]
+    found, gradient, _ = whole_loss(settings, rows)
     weights = (rows["logprobs"] - rows["sampler_logprobs"]).exp().clamp(max=5.0)
     assert torch.equal(found.tokens.ratio[mask], torch.ones(int(mask.sum())))
     torch.testing.assert_close(found.tokens.correction[mask], weights[mask])
-    expected = -inputs.weights * weights * rows["advantages"][:, None]
+    expected = -weights_of(settings, rows) * weights * rows["advantages"][:, None]
     torch.testing.assert_close(gradient[mask], expected[mask])
 
 
@@ -83,8 +62,8 @@ def test_fresh_tokens_beside_stale_ones_are_treated_as_ever() -> None:
     rows = random_rows()
     stale = rows["mask"].clone()
     stale[:3] = False
-    mixed, _ = loss_of(settings, rows, inputs_of(settings, rows, stale))
-    fresh, _ = loss_of(settings, rows, inputs_of(settings, rows, None))
+    mixed, _, _ = whole_loss(settings, {**rows, "stale": stale})
+    fresh, _, _ = whole_loss(settings, rows)
     assert torch.equal(mixed.tokens.correction[:3], fresh.tokens.correction[:3])
     assert torch.equal(mixed.tokens.ratio, fresh.tokens.ratio)
 
@@ -95,19 +74,6 @@ def test_a_weight_is_held_at_its_bound_and_has_no_gradient() -> None:
     weights = staleness_weights(proximal, sampler, torch.tensor([[True, True, False]]), 5.0)
     torch.testing.assert_close(weights, torch.tensor([[5.0, math.exp(-1.0), 1.0]]))
     assert not weights.requires_grad
-
-
-def test_staleness_and_what_engine_and_learner_differ_in_are_told_apart_and_add_up() -> None:
-    settings, rows = LossSettings(), random_rows()
-    stale = rows["mask"].clone()
-    stale[2:] = False
-    found, _ = loss_of(settings, rows, inputs_of(settings, rows, stale))
-    tokens = int(rows["mask"].sum())
-    figures = stale_figures(rows["logprobs"], rows["sampler_logprobs"], rows["mask"], stale, tokens)
-    old, fresh = figures["stale_kl"], figures["fresh_kl"]
-    assert old > 0
-    assert fresh > 0
-    assert old + fresh == pytest.approx(float(found.approx_kl), rel=1e-5)
 
 
 def test_three_tokens_by_hand_of_which_one_is_fresh() -> None:
@@ -122,5 +88,6 @@ def test_three_tokens_by_hand_of_which_one_is_fresh() -> None:
     given = {"mask": mask, "weights": weights, "tokens": 3, "sampler_logprobs": sampler, "stale": stale}
     found = policy_loss(LossSettings(), LossInputs(advantages=torch.ones(1, 1), **given), now, torch.zeros_like(now))
     assert float(found.max_ratio_error) == pytest.approx(0.1, rel=1e-4), "what engine and learner differ in, not age"
+    assert float(found.approx_kl) == pytest.approx(figures["fresh_kl"] + figures["stale_kl"], rel=1e-5)
     every = replace(LossInputs(advantages=torch.ones(1, 1), **given), stale=None)
     assert float(policy_loss(LossSettings(), every, now, torch.zeros_like(now)).max_ratio_error) == pytest.approx(3.0)

@@ -1,4 +1,4 @@
-"""Advantages of tokens: those of VERL on random batches, and those computed by hand for a rollout of several turns."""
+"""Advantages of tokens and the loss of values: VERL's on random batches, and by hand for a rollout of several turns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import torch
 
 from agentlightning.adapter.rows.samples import Sample
 from agentlightning.training.batch import make_batch
-from agentlightning.training.losses.critic import gae, whitened, with_credit
+from agentlightning.training.losses.critic import gae, value_loss, whitened, with_credit
+from agentlightning.training.losses.weights import token_weights
 from agentlightning.training.settings import CriticSettings
 
 GOLDEN: list[dict[str, Any]] = json.loads((Path(__file__).parent / "golden" / "golden.json").read_text())["critic"]
@@ -63,3 +64,20 @@ def test_rollouts_do_not_see_each_other_and_the_order_of_rows_changes_nothing() 
 
 def test_one_token_alone_is_whitened_to_nothing() -> None:
     assert whitened(torch.tensor([3.0, 9.0]), torch.tensor([True, False])).tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("case", [0, 1])
+@pytest.mark.parametrize("batch", GOLDEN, ids=["batch 0", "batch 1"])
+def test_the_value_loss_and_its_gradient_are_those_of_verl(batch: dict[str, Any], case: int) -> None:
+    cliprange, new, returns, loss, share, gradient = batch["losses"][case]
+    mask, values = torch.tensor(batch["mask"]) > 0, torch.tensor(new).requires_grad_()
+    weights, tokens = token_weights(mask, torch.arange(4)), int(mask.sum())
+    old, wanted = torch.tensor(batch["values"]), torch.tensor(returns)
+    found = value_loss(values, old, wanted, weights, cliprange=cliprange, tokens=tokens)
+    found.loss.backward()
+    assert values.grad is not None
+    assert found.loss.item() == pytest.approx(loss, abs=1e-6)
+    assert found.clip_fraction.item() == pytest.approx(share, abs=1e-6)
+    assert (share > 0) == (case == 0)
+    assert torch.allclose(values.grad, torch.tensor(gradient), rtol=0, atol=1e-6)
+    assert values.grad.abs().max() > 1e-3

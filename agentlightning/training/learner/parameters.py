@@ -8,8 +8,8 @@ all forwards of a step (mixed-precision training, arXiv:1710.03740, section 3.1)
 from __future__ import annotations
 
 import copy
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Final, cast
 
@@ -32,7 +32,7 @@ def with_lora(model: PreTrainedModel, settings: Mapping[str, Any], seed: int) ->
         return adapted
 
 
-class LearnedWeights:
+class MasterWeights:
     """The weights that learn, by name, in float32: those of the model itself, or master copies of them."""
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -95,27 +95,21 @@ class Checkpointing:
                 layer.training = False
 
 
-class Reference:
-    """The reference of the KL penalty: the model as it was loaded. Made before its first update.
+def reference_of(model: Any) -> Callable[[], AbstractContextManager[PreTrainedModel]]:
+    """Return what opens the reference of the KL penalty: the model as it was loaded. Called before its first update.
 
-    Where adapters learn, it is the live model with its adapters switched off. Where all weights learn, it is a frozen
-    copy, which takes the memory of the weights once more.
+    Where adapters learn, it is the live model with its adapters switched off, which must not be used otherwise
+    meanwhile. Where all weights learn, it is a frozen copy, which takes the memory of the weights once more.
     """
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        self._live: Any = model
-        self._copy: Any = None
-        if not hasattr(model, "disable_adapter"):
-            self._copy = copy.deepcopy(model).requires_grad_(False).eval()
+    if not hasattr(model, "disable_adapter"):
+        return partial(nullcontext, copy.deepcopy(model).requires_grad_(False).eval())
 
     @contextmanager
-    def switched_on(self) -> Generator[PreTrainedModel]:
-        """Yield the model to compute with; within, the live model must not be used where it is the same one."""
-        if self._copy is not None:
-            yield self._copy
-        else:
-            with self._live.disable_adapter():
-                yield self._live
+    def without_adapters() -> Generator[PreTrainedModel]:
+        with model.disable_adapter():
+            yield model
+
+    return without_adapters
 
 
 PREFIX: Final = "value_head."

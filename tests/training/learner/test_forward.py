@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen2Config, Qwen3Config, SmolLM3Config
 
 from agentlightning.training.batch import make_batch
-from agentlightning.training.learner.forward import can_pack, microbatches, score
+from agentlightning.training.learner.forward import can_pack, score
 from agentlightning.training.learner.policy import Policy
 from tests.engine.byte_policy import byte_tokenizer
 from tests.training.learner.rows import make_advantages, make_rows
@@ -70,7 +70,7 @@ def test_packed_rows_have_the_probabilities_and_the_gradient_of_single_rows(fami
     assert float((of_packed - of_singles).norm() / of_singles.norm()) < 1e-6
 
 
-def test_logits_are_made_for_trained_tokens_alone(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_are_made_for_trained_tokens_alone(policy: Policy) -> None:
     seen: list[tuple[int, ...]] = []
     policy.model.get_output_embeddings().register_forward_hook(lambda *given: seen.append(tuple(given[2].shape)))
     rows = make_rows(4, 80)
@@ -99,20 +99,6 @@ def test_one_that_lets_rows_see_each_other_is_found_out(monkeypatch: pytest.Monk
     monkeypatch.setattr(model, "forward", lambda row_lengths=None, **inputs: whole(**inputs))
     assert not can_pack(model)
     assert model.config._attn_implementation == "sdpa"
-
-
-def test_micro_batches_hold_each_row_once_and_no_more_than_their_tokens() -> None:
-    lengths = [3, 9, 4, 20, 4, 1]
-    for packed in (True, False):
-        for most in (1, 10, 12, 100):
-            parts = microbatches(lengths, most, packed=packed)
-            assert sorted(row for part in parts for row in part) == list(range(6))
-            for part in parts:
-                held = [lengths[row] for row in part]
-                assert len(part) == 1 or (sum(held) if packed else len(held) * max(held)) <= most
-    assert microbatches(lengths, 100, packed=True) == [[3, 1, 2, 4, 0, 5]]
-    assert microbatches(lengths, 12, packed=False) == [[3], [1], [2, 4, 0], [5]]
-    assert microbatches(lengths, 12, packed=True) == [[3], [1], [2, 4, 0, 5]]
 
 
 def test_adapters_learn_from_packed_rows_too(model_folder: Any) -> None:

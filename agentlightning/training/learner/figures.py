@@ -1,0 +1,98 @@
+"""The figures of an update: of each trained token what the loss used, and of the whole the means over its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from agentlightning.training.batch import Batch
+from agentlightning.training.losses.objective import PolicyLoss
+
+MEASURED_TOKENS = 2048
+"""About so many tokens go through the model once more after the last optimizer step; rows spread over the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowFigures:
+    """The figures of one row on the first pass over it: (R,) each, one per trained token in order.
+
+    Of a trainer that keeps the inside of its loss to itself (VERL), what the loss began with: the others are None.
+
+    Attributes:
+        engine_logprobs: float32, natural log-probability when the token was sampled.
+        trainer_logprobs: float32, the learner's own, on the first pass over the row.
+        entropy: float32, nats, of the learner's distribution.
+        ratio: float32, of the learner's probability to the engine's, or to the learner's own before the first optimizer
+            step; see `TokenFigures` for this and the next four.
+        clipped: uint8, which bound of the ratio counts; 0 for none.
+        weight: float32, share of the token in the loss of its optimizer step.
+        correction: float32, for what engine and learner differ in; of a stale token, for what older weights do.
+        kl: float32, divergence from the reference.
+        advantage: float32.
+        value: float32, of the critic before its first optimizer step; None without a critic.
+        returns: float32, the target of the value; None without a critic.
+    """
+
+    engine_logprobs: NDArray[np.float32]
+    trainer_logprobs: NDArray[np.float32] | None
+    entropy: NDArray[np.float32] | None
+    ratio: NDArray[np.float32] | None
+    clipped: NDArray[np.uint8] | None
+    weight: NDArray[np.float32] | None
+    correction: NDArray[np.float32] | None
+    kl: NDArray[np.float32] | None
+    advantage: NDArray[np.float32]
+    value: NDArray[np.float32] | None = None
+    returns: NDArray[np.float32] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateResult:
+    """The figures of an update.
+
+    Attributes:
+        figures: see `Policy.update`.
+        rows: (B,) figures of each row that the loss used, in the order of the samples.
+        notes: messages for the user, such as of a lack of memory.
+    """
+
+    figures: dict[str, float]
+    rows: list[RowFigures]
+    notes: list[str] = field(default_factory=list[str])
+
+
+def row_figures(batch: Batch, logprobs: Tensor, entropy: Tensor, loss: PolicyLoss) -> list[RowFigures]:
+    """Return the figures of each row of `batch`; `logprobs` and `entropy` are (B, T), of the learner."""
+    mask, tokens = batch.mask, loss.tokens
+    columns = [batch.logprobs, logprobs.detach(), entropy.detach(), tokens.ratio, tokens.clipped, tokens.weight]
+    columns += [tokens.correction, tokens.kl, batch.advantages.expand_as(mask)]
+    if batch.values is not None and batch.returns is not None:
+        columns += [batch.values, batch.returns]
+    ends = mask.sum(dim=1).cumsum(dim=0)[:-1].cpu().numpy()
+    split = [np.split(column[mask].cpu().numpy(), ends) for column in columns]
+    return [RowFigures(*row) for row in zip(*split, strict=True)]
+
+
+def summary(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the means of the optimizer steps that were taken, and how many were; NaN where none was. Of the first one
+    also how far engine and learner are apart on fresh tokens, and the weights of stale ones, where it has any."""
+    taken = [figure for figure in figures if figure["taken"]]
+    names = ["loss", "clip_fraction", "approx_kl", "kl", "entropy", "grad_norm"]
+    more = ("value_loss", "value_clip_fraction", "stale_kl", "fresh_kl", "stale_share")
+    names += [name for name in more if name in figures[0]]
+    means = {name: sum(figure[name] for figure in taken) / len(taken) if taken else float("nan") for name in names}
+    stale = figures[0].get("stale_share", 0.0)
+    if stale < 1.0:
+        means["first_ratio_error"] = figures[0]["max_ratio_error"]
+    if stale > 0.0:
+        means["first_stale_kl"] = figures[0]["stale_kl"] / stale
+    return means | {"steps": len(taken), "skipped_steps": len(figures) - len(taken)}
+
+
+def measured_rows(lengths: Sequence[int]) -> list[int]:
+    """Return the numbers of rows, spread over all, that have about `MEASURED_TOKENS` tokens together."""
+    return list(range(0, len(lengths), max(1, -(-sum(lengths) // MEASURED_TOKENS))))

@@ -1,0 +1,93 @@
+"""Rows go through the model in micro-batches of bounded size, and in smaller ones once the memory did not suffice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+import torch
+
+from agentlightning.engine.torch_setup import free_cached_memory, is_out_of_memory, short_cause
+from agentlightning.errors import OutOfMemoryError
+from agentlightning.training.batch import Batch
+
+_T = TypeVar("_T")
+
+
+class MicroBatches:
+    """Splits batches into micro-batches, and repeats what failed for want of memory with smaller ones.
+
+    Attributes:
+        max_tokens: most tokens of a micro-batch, halved by each lack of memory.
+        notes: messages for the user.
+    """
+
+    def __init__(self, device: torch.device, max_tokens: int, release: Callable[[], None]) -> None:
+        """`release` frees the gradients of an attempt that failed."""
+        self._device, self._release = device, release
+        self.max_tokens = max_tokens
+        self.notes: list[str] = []
+        self._latest: list[Batch] = []
+        """The micro-batch that is computed; none before the first of an attempt."""
+
+    def split(self, batch: Batch, *, packed: bool) -> Iterator[tuple[list[int], Batch]]:
+        """Yield the micro-batches of a batch, each with the numbers of its rows."""
+        lengths: list[int] = batch.attention.sum(dim=1).tolist()
+        for rows in microbatches(lengths, self.max_tokens, packed=packed):
+            part = batch.rows(torch.tensor(rows, device=batch.tokens.device))
+            self._latest = [part]
+            yield rows, part
+
+    def retry(self, attempt: Callable[[], _T]) -> _T:
+        """Return what an attempt returns; for want of memory repeat it with smaller micro-batches.
+
+        Raises:
+            OutOfMemoryError: one row is too much.
+        """
+        while True:
+            self._latest.clear()
+            try:
+                return attempt()
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error) or not self._latest:
+                    raise
+                failed, cause = self._latest[0], short_cause(error)
+            self._shrink(failed, cause)  # here the frames of the error are gone, and their tensors with them
+
+    def _shrink(self, failed: Batch, cause: str) -> None:
+        """Let the next attempt take half as many tokens at once as the forward that failed."""
+        self._release()
+        rows, tokens = len(failed.tokens), int(failed.attention.sum())
+        free_cached_memory(self._device)
+        if rows == 1:
+            raise OutOfMemoryError(
+                f"one row of {tokens} tokens is too much for the memory of {self._device} ({cause}); this "
+                "optimizer step changed no weight. Try gradient_checkpointing=True, lora={'r': 16}, bf16=True, or "
+                "shorter rows"
+            )
+        self.max_tokens = tokens // 2
+        self.notes.append(
+            f"out of memory with {rows} rows of {tokens} tokens in one forward ({cause}): the optimizer step was begun "
+            f"again from the same weights, and from here on a forward takes at most {self.max_tokens} tokens; "
+            f"set max_tokens_per_forward={self.max_tokens} to begin with that"
+        )
+
+
+def microbatches(lengths: Sequence[int], max_tokens: int, *, packed: bool) -> list[list[int]]:
+    """Return the numbers of the rows that go through the model together: few tokens, little padding.
+
+    Rows are taken from the longest to the shortest, those of one length in their order. A micro-batch holds at most
+    `max_tokens`, padding included; a row that is longer than this is one by itself.
+
+    Shapes: lengths: (B,) tokens of each row; the lists hold each of 0 .. B-1 once.
+    """
+    parts: list[list[int]] = []
+    size = longest = 0
+    for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
+        grown = size + lengths[row] if packed else longest * (len(parts[-1]) + 1 if parts else 1)
+        if not parts or grown > max_tokens:
+            parts.append([])
+            size, longest = 0, lengths[row]
+        parts[-1].append(row)
+        size += lengths[row]
+    return parts
