@@ -37,7 +37,7 @@ from agentlightning.training.run_inputs import RunSource, decoder_of, triplet_ad
 from agentlightning.training.selection import SelectingCollector
 from agentlightning.training.serving import serve_policies
 from agentlightning.training.settings import GRPOSettings, Pick
-from agentlightning.training.updater import StepUpdate, Updater
+from agentlightning.training.updater import DrainTimeoutError, StepUpdate, Updater
 from agentlightning.types import Rollout
 
 logger = logging.getLogger(__name__)
@@ -346,7 +346,8 @@ class TrainingRun:
         """Update while the gateway holds calls back; they are stamped with a new version only if there is one.
 
         Raises:
-            TimeoutError: model calls still ran after `step_timeout_seconds`; no weight was changed.
+            DrainTimeoutError: model calls still ran after `step_timeout_seconds`; no weight was changed.
+            TimeoutError: the update itself timed out, and is not repeated.
         """
         context, updater = self._context, self._context.updater
         if not rows.samples and not updater.updates_without_rows:
@@ -360,7 +361,7 @@ class TrainingRun:
                 try:
                     update = await self._update_once(step, rows, seconds)
                     break
-                except TimeoutError as error:
+                except DrainTimeoutError as error:
                     context.alarm(f"step {step}: {error}; the weights are as before, and it is tried again", "drain")
             else:
                 update = await self._update_once(step, rows, seconds)
@@ -372,13 +373,25 @@ class TrainingRun:
         return update
 
     async def _update_once(self, step: int, rows: StepRows, drain_seconds: float) -> StepUpdate:
-        update: StepUpdate | None = None
+        context, update = self._context, None
         with contextlib.suppress(_NothingChanged):
-            version = self._context.updater.weight_version + 1
-            async with self._context.proxy.weight_change(version, drain_timeout=drain_seconds):
-                update = await self._context.updater.update(step, rows)
+            async with AsyncExitStack() as stack:
+                version = context.updater.weight_version + 1
+                try:
+                    await stack.enter_async_context(context.proxy.weight_change(version, drain_timeout=drain_seconds))
+                except TimeoutError as error:
+                    raise DrainTimeoutError(str(error)) from error
+                try:
+                    update = await context.updater.update(step, rows)
+                except DrainTimeoutError:
+                    raise
+                except TimeoutError as error:  # perhaps after an optimizer step: a batch is never learned twice
+                    raise TimeoutError(
+                        f"step {step}: the update of the weights timed out, perhaps after it had changed them: "
+                        f"{error!r}. It is not repeated. Start the run again to go on from its newest checkpoint"
+                    ) from error
                 for name, text in update.alarms:
-                    self._context.alarm(text, name)
+                    context.alarm(text, name)
                 if not update.changed:
                     raise _NothingChanged
         assert update is not None

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from agentlightning.training.learner.update import RowFigures
 
 
+class DrainTimeoutError(TimeoutError):
+    """Model calls were still running when the weights were to change; no weight was changed."""
+
+
 @dataclass(frozen=True)
 class Learner:
     """One policy that learns: its settings and what is served of it."""
@@ -111,7 +115,11 @@ class Updater:
 
     async def update(self, step: int, rows: StepRows) -> StepUpdate:
         """Run `update_weights` while the gateway holds calls back. Its drain is of what the gateway knows; `swap` also
-        waits for what an engine of ours still computes for a client that left."""
+        waits for what an engine of ours still computes for a client that left.
+
+        Raises:
+            DrainTimeoutError: an engine still computed after `step_timeout_seconds`; no weight was changed.
+        """
 
         def within_swap() -> StepUpdate:
             with self.swap(self.learners[0].settings.step_timeout_seconds):
@@ -164,10 +172,17 @@ class Updater:
 
     @contextmanager
     def swap(self, timeout: float) -> Generator[None]:
-        """Open the block in which the weights may change: no engine has anything in flight."""
+        """Open the block in which the weights may change: no engine has anything in flight.
+
+        Raises:
+            DrainTimeoutError: an engine still computed after `timeout` seconds; the block was not run.
+        """
         with ExitStack() as stack:
             for engine in self.engines:
-                stack.enter_context(engine.swap(timeout))
+                try:
+                    stack.enter_context(engine.swap(timeout))
+                except TimeoutError as error:
+                    raise DrainTimeoutError(str(error)) from error
             yield
 
     @contextmanager
