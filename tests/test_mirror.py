@@ -37,8 +37,8 @@ FILES = {
         training/test_grpo_family training/test_grpo_faults training/test_grpo_flight training/test_grpo_flight_resumed
         training/test_grpo_gpu training/test_grpo_interrupted training/test_grpo_killed training/test_grpo_ledger
         training/test_grpo_pretrained training/test_grpo_records training/test_grpo_resumed training/test_grpo_run
-        training/test_open_run training/test_policies_run training/test_policy_settings training/test_ppo_resumed
-        training/test_ppo_run training/test_resume_facts training/test_sft_run training/test_staleness_settings
+        training/test_open_run training/test_policies_run training/test_ppo_resumed
+        training/test_ppo_run training/test_resume_facts training/test_sft_run
         training/test_two_roles utils/test_every_server
     """,
     "what a client of the gateway sees, whichever module does it": """

@@ -11,7 +11,19 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Concatenate, Final, Literal, ParamSpec, TypeAlias, cast, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Concatenate,
+    Final,
+    Literal,
+    ParamSpec,
+    TypeAlias,
+    TypeVar,
+    cast,
+    get_type_hints,
+)
 
 from agentlightning.engine.vllm_server import VLLMSettings
 from agentlightning.errors import BadRequestError, closest_name
@@ -36,6 +48,7 @@ Pick: TypeAlias = Callable[[Rollout, float], bool]
 """Says of a rollout and its reward whether it may be trained, in supervised fine-tuning."""
 
 P = ParamSpec("P")
+S = TypeVar("S", bound="GRPOSettings")
 Count = Annotated[int, Bounds(at_least=1)]
 CountOrZero = Annotated[int, Bounds(at_least=0)]
 Positive = Annotated[float, Bounds(above=0)]
@@ -299,6 +312,15 @@ class GRPOSettings(LossSettings, RewardSettings, VLLMSettings):
     A setting that TRL 1.16's `GRPOConfig` has is named as there; what VERL 0.9.1 calls it stands in brackets.
     """
 
+    algorithm: ClassVar[str] = "GRPO"
+    names_elsewhere: ClassVar[Mapping[str, str]] = _OTHER_NAMES
+    """Settings by names that they have elsewhere, which are refused with the right one."""
+    without_meaning: ClassVar[Mapping[str, str]] = {}
+    """Settings of GRPO that the algorithm does not have, and why."""
+    model_missing: ClassVar[str] = (
+        "model must be a text, the folder of a transformers model, or each of policies must name one"
+    )
+
     model: str
     """Folder of a transformers causal model with tokenizer and chat template (or a name in the local cache).
     [`actor_rollout_ref.model.path`]"""
@@ -489,23 +511,27 @@ class GRPOSettings(LossSettings, RewardSettings, VLLMSettings):
         return {**dataclasses.asdict(self), "output_dir": output_dir}
 
 
-def make_settings(model: str | Path | None, settings: Mapping[str, Any]) -> GRPOSettings:
-    """Return checked settings.
+def setting_names(cls: type[GRPOSettings]) -> list[str]:
+    """Return the settings that an algorithm takes."""
+    refused = {*cls.names_elsewhere, *cls.without_meaning}
+    return [field.name for field in dataclasses.fields(cls) if field.name not in refused]
+
+
+def make_settings(cls: type[S], model: str | Path | None, settings: Mapping[str, Any]) -> S:
+    """Return checked settings of an algorithm.
 
     Raises:
-        TypeError: an unknown setting; names it and the nearest right one.
-        BadRequestError: a value out of its range.
+        TypeError: a setting that is unknown or has no meaning for the algorithm; names it and the nearest right one.
+        BadRequestError: a value out of its range, or no model.
     """
-    known = [field.name for field in dataclasses.fields(GRPOSettings)]
-    check_names("GRPO", list(settings), known, other_names=_OTHER_NAMES)
+    names, elsewhere = setting_names(cls), cls.names_elsewhere
+    check_names(cls.algorithm, list(settings), names, other_names=elsewhere, without_meaning=cls.without_meaning)
     if model is None:
         named = [own.get("model") for own in (read_policies(settings.get("policies")) or {}).values()]
         if not named or None in named:
-            raise BadRequestError(
-                "model must be a text, the folder of a transformers model, or each of policies must name one; got None"
-            )
+            raise BadRequestError(f"{cls.model_missing}; got None")
         model = str(named[0])
-    return GRPOSettings(model=str(model) if isinstance(model, Path) else model, **settings)
+    return cls(model=str(model) if isinstance(model, Path) else model, **settings)
 
 
 def read_policies(policies: object) -> dict[str, dict[str, object]] | None:
@@ -548,15 +574,15 @@ def accepts(arguments: Callable[P, object]) -> Callable[[Callable[..., None]], C
 
 
 def signature_of(
-    settings: type[GRPOSettings], names: Sequence[str] | None = None, *more: inspect.Parameter
+    settings: type[GRPOSettings], *more: inspect.Parameter, names: Sequence[str] | None = None
 ) -> inspect.Signature:
-    """Return the signature of a constructor that takes the model and settings by name, for help texts and command
-    lines; None is all settings, `more` are further parameters."""
+    """Return the signature of a constructor that takes the model, settings by name (all that the algorithm takes, or
+    `names`) and `more` parameters, for help texts and command lines."""
     fields, hints = {field.name: field for field in dataclasses.fields(settings)}, get_type_hints(settings)
     own = [inspect.Parameter("model", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation="str | Path")]
     own += [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=fields[name].default, annotation=hints[name])
-        for name in names or fields
+        for name in names or setting_names(settings)
         if name != "model"
     ]
     return inspect.Signature([*own, *more])

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, Final, Literal, cast
+from typing import Annotated, ClassVar, Final, Literal, cast
 
 from typing_extensions import override
 
 from agentlightning.errors import BadRequestError
 from agentlightning.field_help import explain_fields
 from agentlightning.training.settings import Count, GRPOSettings
-from agentlightning.utils.setting_checks import Bounds, check_names
+from agentlightning.utils.setting_checks import Bounds
 
 Source = Literal["new", "stored"]
 
@@ -49,6 +47,13 @@ _SILENT_ALARMS: Final = ("policy_shift", "engine_mismatch", "equal_rewards", "re
 @dataclass(frozen=True, kw_only=True)
 class SFTSettings(GRPOSettings):
     """Every setting of `SFT`, with its meaning and default. Those that GRPO has are explained there."""
+
+    algorithm: ClassVar[str] = "SFT"
+    names_elsewhere: ClassVar[Mapping[str, str]] = _BY_ANOTHER_NAME
+    without_meaning: ClassVar[Mapping[str, str]] = _WITHOUT_MEANING
+    model_missing: ClassVar[str] = (
+        "SFT needs model, the folder of a transformers model: agl.SFT(model='path/to/model', min_reward=1.0)"
+    )
 
     rollouts: Source | Sequence[str] = "new"
     """What is chosen from: `new` runs the agent on tasks in every step; `stored` takes the training rollouts that the
@@ -111,26 +116,3 @@ class SFTSettings(GRPOSettings):
     @override
     def compares_in_groups(self) -> bool:
         return False
-
-
-def sft_setting_names() -> list[str]:
-    """Return the settings that a user may give, but for the model."""
-    names = [field.name for field in dataclasses.fields(SFTSettings)]
-    return [name for name in names if name not in {"model", *_WITHOUT_MEANING}]
-
-
-def make_sft_settings(model: str | Path | None, settings: Mapping[str, Any]) -> SFTSettings:
-    """Return checked settings.
-
-    Raises:
-        TypeError: an unknown setting, or one that says nothing to SFT; names it and what to give instead.
-        BadRequestError: a value out of its range, or no model.
-    """
-    known = sft_setting_names()
-    check_names("SFT", list(settings), known, other_names=_BY_ANOTHER_NAME, without_meaning=_WITHOUT_MEANING)
-    if model is None:
-        raise BadRequestError(
-            "SFT needs model, the folder of a transformers model: agl.SFT(model='path/to/model', min_reward=1.0); "
-            "got None"
-        )
-    return SFTSettings(model=str(model) if isinstance(model, Path) else model, **settings)

@@ -18,8 +18,8 @@ from agentlightning.engine.out_of_memory import is_out_of_memory
 from agentlightning.errors import OutOfMemoryError
 from agentlightning.training.learner.memory import GIB, check_memory, free_memory, needed_memory
 from agentlightning.training.learner.policy import Policy
-from agentlightning.training.ppo_settings import make_ppo_settings
-from agentlightning.training.settings import GRPOSettings
+from agentlightning.training.ppo_settings import PPOSettings
+from agentlightning.training.settings import GRPOSettings, make_settings
 
 ROOT = Path(__file__).parents[3]
 
@@ -66,7 +66,7 @@ def test_what_the_settings_save_is_in_the_sum(model_folder: Path) -> None:
 
 
 def test_a_value_head_is_counted(model_folder: Path) -> None:
-    given = make_ppo_settings(model_folder, {"max_completion_length": 100})
+    given = make_settings(PPOSettings, model_folder, {"max_completion_length": 100})
     assert part(given, "value head") > 4 * 4 * 32
     assert part(settings(model_folder), "value head") == 0
 
@@ -116,7 +116,8 @@ def test_other_errors_are_no_lack_of_memory() -> None:
 _CHILD = """
 import json, resource, sys
 import psutil, torch
-from agentlightning.training.ppo_settings import make_ppo_settings
+from agentlightning.training.ppo_settings import PPOSettings
+from agentlightning.training.settings import make_settings
 from agentlightning.training.learner.memory import free_memory
 from agentlightning.training.learner.policy import Policy
 from agentlightning.errors import OutOfMemoryError
