@@ -97,9 +97,9 @@ class SFT(GRPO):
         before = await log.latest("state", _STATE_NAME)
         if before is not None and before.data["by"] == by:
             return list(before.data["chosen"])
-        choice = await choose_stored(self.get_store(), settings, triplet_adapter(self), self.pick)
-        await log.state(0, {"by": by, "chosen": choice.chosen, "left_out": choice.left_out}, _STATE_NAME)
-        return choice.chosen
+        chosen, left_out = await choose_stored(self.get_store(), settings, triplet_adapter(self), self.pick)
+        await log.state(0, {"by": by, "chosen": chosen, "left_out": left_out}, _STATE_NAME)
+        return chosen
 
 
 SFT.__signature__ = signature_of(  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]

@@ -96,18 +96,6 @@ async def test_a_group_whose_judge_fails_is_not_trained_and_an_alarm_tells(
     assert "4 rollouts of a task have no reward" in alarms[0].data["text"]
 
 
-def test_a_function_may_give_the_rewards(untrained_model: Path, tmp_path: Path) -> None:
-    seen: list[object] = []
-
-    def lengths(task: object, answers: Sequence[Any]) -> list[float]:
-        seen.append(task)
-        return [float(len(answer[0]["content"])) + place / 100 for place, answer in enumerate(answers)]
-
-    [line] = lines_of(untrained_model, tmp_path, group_reward=lengths)
-    assert sorted(map(str, seen)) == ["first", "second"]
-    assert line["calls_trained"] == 8
-
-
 async def test_held_out_tasks_that_no_group_rewards_are_told_of(untrained_model: Path, tmp_path: Path) -> None:
     store = agl.InMemoryLightningStore()
     settings: dict[str, Any] = {"val_dataset": ["third"], "store": store, "trainer_run_id": "run-h"}
@@ -123,6 +111,8 @@ def test_rewards_that_are_none_end_the_run_with_what_was_given(untrained_model: 
         lines_of(untrained_model, tmp_path, group_reward=lambda task, answers: [1.0])
     with pytest.raises(TypeError, match="group_reward must be an agl"):
         agl.GRPO(untrained_model, group_reward=0.5)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(agl.BadRequestError, match="num_generations=33: a judge ranks 32 answers of a task at most"):
+        agl.GRPO(untrained_model, num_generations=33, group_reward=agl.RankingReward(lambda messages: ""))
 
 
 @pytest.mark.parametrize("worst", [1e308, -1e16, 10**400, float("nan")])
@@ -173,7 +163,7 @@ def ended(task: str, words: str | None = "hello", **fields: Any) -> Evidence:
 
 async def rewarded(given: Any, found: list[Evidence], groups: list[int]) -> tuple[list[float | None], list[str]]:
     notes: list[str] = []
-    judged = await with_group_rewards(given, found, groups, notes.append)
+    judged, _ = await with_group_rewards(given, found, groups, notes.append)
     return [one.reward for one in judged], notes
 
 
@@ -189,46 +179,31 @@ async def test_rollouts_that_were_given_up_are_not_judged_with_those_of_other_ta
     assert seen == [("a", 2)]
 
 
-async def test_a_plain_function_does_not_hold_up_the_loop() -> None:
+async def test_a_function_may_give_the_rewards_and_a_plain_one_does_not_hold_up_the_loop() -> None:
     event = threading.Event()
 
     def waits(task: object, answers: Sequence[Any]) -> list[float]:
         assert event.wait(30.0)
-        return [1.0] * len(answers)
+        return [float(len(answer[0]["content"])) for answer in answers]
 
-    asyncio.get_running_loop().call_later(0.01, event.set)
-    assert (await rewarded(waits, [ended("a")], [0]))[0] == [1.0]
-
-
-async def test_an_async_function_may_give_the_rewards() -> None:
     async def lengths(task: object, answers: Sequence[Any]) -> list[float]:
         return [float(len(answer[0]["content"])) for answer in answers]
 
-    assert (await rewarded(lengths, [ended("a"), ended("a", "bye")], [0, 0]))[0] == [5.0, 3.0]
+    asyncio.get_running_loop().call_later(0.01, event.set)
+    for function in (waits, lengths):
+        assert (await rewarded(function, [ended("a"), ended("a", "bye")], [0, 0]))[0] == [5.0, 3.0]
 
 
-async def test_groups_that_are_not_judged_are_told_of_once_and_their_own_rewards_do_not_count() -> None:
+async def test_groups_that_are_not_judged_are_reported_once_and_their_own_rewards_do_not_count() -> None:
     with ModelServer(lambda request: "Hm.") as server:
         found = [ended(task, words) for task in "abc" for words in ("hello", "bye")]
-        own = [await rewarded(lambda task, answers: [9.0], [one], [0]) for one in found[:1]]
         rewards, [note] = await rewarded(agl.RankingReward(model_of(server)), found, [0, 0, 1, 1, 2, 2])
-    assert own == [([9.0], [])]
     assert rewards == [None] * 6
     assert note.startswith("6 rollouts of 3 tasks have no reward, since they were not judged: The judge gave no")
-
-
-async def test_rollouts_whose_words_are_not_kept_are_not_ranked_as_equals() -> None:
     ranking = agl.RankingReward(lambda messages: "")
-    rewards, notes = await rewarded(ranking, [ended("a", None), ended("a", None)], [0, 0])
+    rewards, [note] = await rewarded(ranking, [ended("a", None), ended("a", None)], [0, 0])
     assert rewards == [None, None]
-    assert notes == [
-        "2 rollouts of a task have no reward, since they were not judged: no words of theirs were recorded"
-    ]
-
-
-def test_a_group_that_is_too_large_to_be_ranked_is_told_at_once(untrained_model: Path) -> None:
-    with pytest.raises(agl.BadRequestError, match="num_generations=33: a judge ranks 32 answers of a task at most"):
-        agl.GRPO(untrained_model, num_generations=33, group_reward=agl.RankingReward(lambda messages: ""))
+    assert note.endswith("since they were not judged: no words of theirs were recorded")
 
 
 def by_letters(task: object, answers: Sequence[Any]) -> list[float]:
