@@ -312,7 +312,7 @@ class Collector:
             return {}
 
         def compute() -> list[float]:
-            with updater.swap(seconds):
+            with updater.paused(seconds):
                 return updater.divergences(samples)
 
         sums: dict[str, float] = {}

@@ -13,7 +13,7 @@ from agentlightning.training.group_rewards import GroupReward
 from agentlightning.training.progress import Progress
 from agentlightning.training.recording import RunRecorder
 from agentlightning.training.resume import Resumption
-from agentlightning.training.run_checks import DriftGuard
+from agentlightning.training.run_checks import RunGuard
 from agentlightning.training.serving import resources_to_publish
 from agentlightning.training.settings import GRPOSettings, Pick
 from agentlightning.training.tasks import with_timeout
@@ -35,7 +35,7 @@ class RunContext:
     progress: Progress
     resume: Resumption
     recorder: RunRecorder
-    guard: DriftGuard
+    guard: RunGuard
     alarms: Alarms
     rollout_config: RolloutConfig | None = None
     """What the Trainer says of attempts, time limits and retries."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Final
+from typing import Annotated, Final
 
 from typing_extensions import override
 
@@ -13,7 +13,7 @@ from agentlightning.field_help import explain_fields
 from agentlightning.training.settings import Count, CriticSettings, GRPOSettings, NotNegative
 from agentlightning.utils.setting_checks import Bounds, check_fields
 
-_BY_ANOTHER_NAME: Final = {
+_BY_ANOTHER_NAME: Final[Mapping[str, str]] = {
     "num_iterations": "num_ppo_epochs",
     "ppo_epochs": "num_ppo_epochs",
     "epsilon": "cliprange",
@@ -26,7 +26,7 @@ _BY_ANOTHER_NAME: Final = {
     "critic_learning_rate": "value_learning_rate",
     "whiten_rewards": "whiten_advantages, which whitens the advantages",
 }
-_WITHOUT_MEANING: Final = {
+_WITHOUT_MEANING: Final[Mapping[str, str]] = {
     "loss_type": "its loss is the clipped one; `aggregation` says what it is a mean of",
     "advantage": "its advantages come from the critic",
     "scale_rewards": "it compares with a value, not with a group; `whiten_advantages` scales",
@@ -47,10 +47,10 @@ class PPOSettings(CriticSettings, GRPOSettings):
     0.9.1 calls it stands in brackets.
     """
 
-    algorithm: ClassVar[str] = "PPO"
-    names_elsewhere: ClassVar[Mapping[str, str]] = _BY_ANOTHER_NAME
-    without_meaning: ClassVar[Mapping[str, str]] = _WITHOUT_MEANING
-    model_missing: ClassVar[str] = (
+    algorithm = "PPO"
+    names_elsewhere = _BY_ANOTHER_NAME
+    without_meaning = _WITHOUT_MEANING
+    model_missing = (
         "PPO needs model, the folder of a transformers model: agl.PPO(model='path/to/model'), or "
         "Trainer(algorithm={'type': 'ppo', 'model': 'path/to/model'})"
     )

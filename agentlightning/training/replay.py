@@ -134,23 +134,22 @@ def _rows_of(step: int, figures: Mapping[str, Any], records: Sequence[RunRecord]
     """
     rows: dict[int, tuple[Sample, float, Sequence[float]]] = {}
     for record in records:
-        advantages = {call["row"]: call["advantage"] for call in record.data["calls"] if call["row"] is not None}
-        turns: dict[int, list[tuple[int, int]]] = {}
-        versions: dict[int, list[int]] = {}
-        for place, call in enumerate(record.data["calls"]):
-            if call["row"] is not None:
-                turns.setdefault(call["row"], []).append((place, call["tokens"]))
-                versions.setdefault(call["row"], []).append(call["weight_version"])
         for row in record.data.get("rows", ()):
             numbers = numbers_of(row)
-            mask = list(numbers["mask"])
-            engine = iter(numbers["engine_logprobs"])
-            logprobs = [next(engine) if trained else 0.0 for trained in mask]
-            ids = record.name, str(record.data["attempt_id"])
-            number, tokens = row["row"], list(numbers["tokens"])
-            of = versions[number], row.get("policy"), turns[number]
-            sample = Sample(*ids, tokens, mask, logprobs, [], *of)
-            rows[row["row"]] = sample, advantages[row["row"]], numbers["trainer_logprobs"]
+            mask, engine = list(numbers["mask"]), iter(numbers["engine_logprobs"])
+            calls = [(place, call) for place, call in enumerate(record.data["calls"]) if call["row"] == row["row"]]
+            sample = Sample(
+                rollout_id=record.name,
+                attempt_id=str(record.data["attempt_id"]),
+                token_ids=list(numbers["tokens"]),
+                mask=mask,
+                logprobs=[next(engine) if trained else 0.0 for trained in mask],
+                call_ids=[],
+                weight_versions=[call["weight_version"] for _, call in calls],
+                policy=row.get("policy"),
+                turns=[(place, call["tokens"]) for place, call in calls],
+            )
+            rows[row["row"]] = sample, calls[-1][1]["advantage"], numbers["trainer_logprobs"]
     wanted = int(figures["rows"])
     if len(rows) < wanted:
         evicted = sum(bool(record.data.get("evicted")) for record in records)

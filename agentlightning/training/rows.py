@@ -182,10 +182,9 @@ def choose_rows(
     )
     advantages = _advantages([pair for pair in usable if pair[1] not in replaced], settings, kl or {})
     for record, group in usable:
-        cut = settings.mask_truncated_completions and was_cut(record)
-        over_length: ExclusionReason | None = "over_length" if cut else None
+        over_length: ExclusionReason | None = "over_length" if is_over_length(record, settings) else None
         rows.add(record, advantages.get(record.rollout_id, 0.0), ledger, reasons.get(group, over_length))
-        if group in reasons and group not in replaced and not cut:
+        if group in reasons and group not in replaced and not over_length:
             rows.idle += record.samples
     compared = {record.rollout_id for record, _ in usable}
     for record, _ in scored:
@@ -247,9 +246,10 @@ def _trained_calls(record: RolloutRecord) -> list[ModelCall]:
     return [call for call in record.calls if call.ref in in_rows]
 
 
-def was_cut(record: RolloutRecord) -> bool:
-    """Return whether a call in its rows was cut at its limit."""
-    return any(call.finish_reason == "length" for call in _trained_calls(record))
+def is_over_length(record: RolloutRecord, settings: GRPOSettings) -> bool:
+    """Return whether a rollout is left out because a call in its rows was cut at its limit."""
+    cut = (call.finish_reason == "length" for call in _trained_calls(record))
+    return settings.mask_truncated_completions and any(cut)
 
 
 def _advantages(

@@ -31,7 +31,7 @@ from agentlightning.training.recording import RunRecorder
 from agentlightning.training.result import Evaluation, GRPOResult, StepClock
 from agentlightning.training.resume import OpenRun, Resumption, open_run
 from agentlightning.training.rows import StepRows
-from agentlightning.training.run_checks import DriftGuard
+from agentlightning.training.run_checks import RunGuard
 from agentlightning.training.run_folder import RunFolder, figures_of, write_lines
 from agentlightning.training.run_inputs import RunSource, triplet_adapter
 from agentlightning.training.selection import SelectingCollector
@@ -95,7 +95,7 @@ async def train(
             progress=progress,
             resume=resume,
             recorder=RunRecorder(log, updater, settings.record_tokens, has_held_out=bool(held_out)),
-            guard=DriftGuard(settings.max_drift, updater.decoder()),
+            guard=RunGuard(settings.max_drift, updater.decoder()),
             alarms=Alarms(settings.alarms, settings.other_names),
             rollout_config=source.get_rollout_config(),
             resources=source.get_initial_resources() or {},
@@ -234,12 +234,13 @@ class TrainingRun:
         }
         if (in_progress := self._collector.state()) is not None:
             fixed["flight"] = in_progress
-        evaluations = list(result.evaluations)
-
-        def state() -> dict[str, object]:
-            return {**fixed, "evaluations": [dataclasses.asdict(evaluation) for evaluation in evaluations]}
-
-        return CompletedStep(figures.step, self._context.updater.weight_version, figures.weights, state)
+        version, evaluations = self._context.updater.weight_version, list(result.evaluations)
+        return CompletedStep(
+            figures.step,
+            version,
+            figures.weights,
+            state=lambda: {**fixed, "evaluations": list(map(dataclasses.asdict, evaluations))},
+        )
 
     # --- held-out tasks ----------------------------------------------------------------------------------------------
 

@@ -28,12 +28,12 @@ _WAYS_OUT: Final = (
     "cache that answers without a call (DSPy has), switch it off"
 )
 _STATE: Final = ("turns", "drifts", "_first_step_seen", "_reported", "_told_of_refusals", "has_looked")
-"""The fields of `DriftGuard` that a checkpoint holds, by these names."""
+"""The fields of `RunGuard` that a checkpoint holds, by these names."""
 
 
 @dataclass
-class DriftGuard:
-    """Reports what keeps a run from learning. Belongs to the loop of the run, which asks it once per step, in order."""
+class RunGuard:
+    """Reports what keeps a run from learning. Belongs to the loop of the run, which calls it step by step."""
 
     max_drift: float | None = None
     """Largest share of turns that may drift; None is no limit."""

@@ -37,10 +37,10 @@ def check_model(model: str) -> None:
     if Path(model).is_dir():
         return
     try:
-        found = try_to_load_from_cache(model, "config.json")
+        config = try_to_load_from_cache(model, "config.json")
     except ValueError:  # it cannot be the name of a model
-        found = None
-    if not isinstance(found, str):
+        config = None
+    if not isinstance(config, str):
         raise BadRequestError(
             f"model={model!r} is neither a folder nor the name of a model in the local cache. Give the folder of "
             "a model, or fetch it first (hf download NAME): a run asks for nothing beyond this machine"
@@ -55,10 +55,10 @@ def check_device(device: str) -> None:
         if torch.empty(1, device=device).is_meta:
             raise RuntimeError("tensors on it hold no numbers")
     except (RuntimeError, AssertionError) as error:  # the latter from a torch that was built without CUDA
-        there = ", ".join(["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))])
+        devices = ", ".join(["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))])
         why = str(error).partition("\n")[0]
         raise BadRequestError(
-            f"device={device!r} cannot be used: {why}. torch {torch.__version__} sees these devices: {there}"
+            f"device={device!r} cannot be used: {why}. torch {torch.__version__} sees these devices: {devices}"
         ) from None
 
 

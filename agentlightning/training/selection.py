@@ -1,5 +1,5 @@
-"""The rollouts that supervised fine-tuning trains, of each step or of the store: by hand, by a threshold of their
-reward, the best of each task, the best of all."""
+"""The selection of the rollouts that supervised fine-tuning trains, of each step or of the store: by hand, by a
+threshold of their reward, the best of each task, the best of all."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from agentlightning.training.collector import Collector, ReadRollouts
 from agentlightning.training.context import RunContext
 from agentlightning.training.ledger import Ledger, RolloutRecord
 from agentlightning.training.rollouts import Evidence, evidence
-from agentlightning.training.rows import StepRows, read_records, was_cut
+from agentlightning.training.rows import StepRows, is_over_length, read_records
 from agentlightning.training.run_checks import Endings
 from agentlightning.training.settings import Pick
 from agentlightning.training.sft_settings import SFTSettings
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from agentlightning.engine.served import ServedModel
 
 LeftOut = Literal["not_named", "not_picked", "below_min_reward", "not_best_of_task", "not_in_top_share"]
-"""Why a rollout with a reward is not chosen: its id was not given; the function said no; or by its reward."""
+"""Why a rollout with a reward is not chosen: it was not named; the function said no; or by its reward."""
 _NAMED_AT_MOST: Final = 5
 
 
@@ -118,9 +118,8 @@ class SelectingCollector(Collector):
         rewards = [candidate.reward for *_, candidate in scored]
         rows = StepRows(rewards=rewards, kept_rewards=rewards, records=list(read.records), groups=list(read.groups))
         for _, record, _ in scored:
-            cut = self._settings.mask_truncated_completions and was_cut(record)
-            reason = "not_chosen" if record.rollout_id in reasons else "over_length" if cut else None
-            rows.add(record, 1.0, ledger, reason)
+            over_length = "over_length" if is_over_length(record, self._settings) else None
+            rows.add(record, 1.0, ledger, "not_chosen" if record.rollout_id in reasons else over_length)
         self.endings.chosen += len({sample.rollout_id for sample in rows.samples})
         self.endings.best = max([*rewards, *([] if self.endings.best is None else [self.endings.best])], default=None)
         if rewards and not rows.samples:
@@ -204,9 +203,9 @@ async def choose_stored(
             task = json.dumps(to_json(rollout.input), sort_keys=True)
             candidates.append(Candidate(rollout.rollout_id, task, record.reward or 0.0))
     if settings.named is not None and (unusable := {i: why for i, why in reasons.items() if why != "not_picked"}):
-        told = ", ".join(f"{i} ({why})" for i, why in list(unusable.items())[:_NAMED_AT_MOST])
+        examples = ", ".join(f"{i} ({why})" for i, why in list(unusable.items())[:_NAMED_AT_MOST])
         raise BadRequestError(
-            f"{len(unusable)} of the {len(settings.named)} rollouts that were named cannot be trained: {told}. "
+            f"{len(unusable)} of the {len(settings.named)} rollouts that were named cannot be trained: {examples}. "
             "See why with: agl rollouts explain <rollout id>; leave them out of rollouts="
         )
     seen = len(candidates) + len(reasons)
@@ -214,10 +213,10 @@ async def choose_stored(
     chosen = [one.rollout_id for one in candidates if one.rollout_id not in reasons]
     if not chosen:
         best = max((one.reward for one in candidates), default=None)
-        told = f"left out: {counts_text(reasons)}; the best reward is {best}" if seen else "there are none"
+        why = f"left out: {counts_text(reasons)}; the best reward is {best}" if seen else "there are none"
         of = "" if settings.from_run is None else f" of run {settings.from_run!r}"
         raise BadRequestError(
-            f"No rollout is chosen out of the {seen} ended training rollouts{of} of the store: {told}. Rollouts need a "
+            f"No rollout is chosen out of the {seen} ended training rollouts{of} of the store: {why}. Rollouts need a "
             "reward, and model calls with token ids and log-probabilities, as the engine of GRPO and vLLM give them"
         )
     return chosen, reasons
@@ -266,15 +265,15 @@ def _why_not(record: RolloutRecord) -> str | None:
 
 async def _ended_rollouts(store: LightningStore, settings: SFTSettings) -> AsyncIterable[Rollout]:
     if settings.named is not None:
-        found = {one: await store.get_rollout_by_id(one) for one in settings.named}
-        unknown = [one for one, rollout in found.items() if rollout is None]
+        rollouts = {one: await store.get_rollout_by_id(one) for one in settings.named}
+        unknown = [one for one, rollout in rollouts.items() if rollout is None]
         if unknown:
-            told = ", ".join(unknown[:_NAMED_AT_MOST])
+            names = ", ".join(unknown[:_NAMED_AT_MOST]) + (" and others" if len(unknown) > _NAMED_AT_MOST else "")
             raise NotFoundError(
-                f"The store has no rollout {told}{' and others' if len(unknown) > _NAMED_AT_MOST else ''}: "
-                f"{len(unknown)} of {len(found)} ids of rollouts= are unknown. See what it has with: agl rollouts list"
+                f"The store has no rollout {names}: {len(unknown)} of {len(rollouts)} ids of rollouts= are unknown. "
+                "See what it has with: agl rollouts list"
             )
-        for rollout in found.values():
+        for rollout in rollouts.values():
             assert rollout is not None
             yield rollout
         return

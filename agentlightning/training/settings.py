@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import (
     Annotated,
     Any,
-    ClassVar,
     Concatenate,
     Final,
     Literal,
@@ -74,7 +73,7 @@ _SCALES: dict[Advantage, ScaleRewards] = {
     "reinforce_plus_plus": "batch",
     "reinforce_plus_plus_baseline": "batch",
 }
-_OTHER_NAMES: Final = {
+_OTHER_NAMES: Final[Mapping[str, str]] = {
     "steps": "max_steps",
     "group_size": "num_generations",
     "schedule": "lr_scheduler_type",
@@ -96,6 +95,9 @@ _OTHER_NAMES: Final = {
         for name in ("correction", "mode", "clip_max", "clip_min")
     },
 }
+"""Settings by names that they have elsewhere."""
+_WITHOUT_MEANING: Final[Mapping[str, str]] = {}
+"""Settings of GRPO that an algorithm does not have, and why."""
 _POLICY_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
 
@@ -312,14 +314,11 @@ class GRPOSettings(LossSettings, RewardSettings, VLLMSettings):
     A setting that TRL 1.16's `GRPOConfig` has is named as there; what VERL 0.9.1 calls it stands in brackets.
     """
 
-    algorithm: ClassVar[str] = "GRPO"
-    names_elsewhere: ClassVar[Mapping[str, str]] = _OTHER_NAMES
-    """Settings by names that they have elsewhere, which are refused with the right one."""
-    without_meaning: ClassVar[Mapping[str, str]] = {}
-    """Settings of GRPO that the algorithm does not have, and why."""
-    model_missing: ClassVar[str] = (
-        "model must be a text, the folder of a transformers model, or each of policies must name one"
-    )
+    # of the algorithm; without annotations, by which they would be fields
+    algorithm = "GRPO"
+    names_elsewhere = _OTHER_NAMES
+    without_meaning = _WITHOUT_MEANING
+    model_missing = "model must be a text, the folder of a transformers model, or each of policies must name one"
 
     model: str
     """Folder of a transformers causal model with tokenizer and chat template (or a name in the local cache).

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Final, Literal, cast
+from typing import Annotated, Final, Literal, cast
 
 from typing_extensions import override
 
@@ -15,7 +15,7 @@ from agentlightning.utils.setting_checks import Bounds
 
 Source = Literal["new", "stored"]
 
-_BY_ANOTHER_NAME: Final = {
+_BY_ANOTHER_NAME: Final[Mapping[str, str]] = {
     "num_train_epochs": "max_steps, which counts steps of batch_size",
     "threshold": "min_reward",
     "reward_threshold": "min_reward",
@@ -27,7 +27,7 @@ _BY_ANOTHER_NAME: Final = {
 _OF_REWARDS: Final = "rewards choose rollouts; they do not weigh tokens"
 _OF_RATIOS: Final = "its loss is the cross entropy, which has no ratio"
 _OF_REFERENCE: Final = "its loss is the cross entropy, which has no reference"
-_WITHOUT_MEANING: Final = {
+_WITHOUT_MEANING: Final[Mapping[str, str]] = {
     "loss_type": "its loss is the cross entropy; `aggregation` says what it is a mean of",
     "loss_scale_factor": "its loss is a mean",
     **dict.fromkeys(("advantage", "scale_rewards", "multi_objective_aggregation", "reward_weights"), _OF_REWARDS),
@@ -48,10 +48,10 @@ _SILENT_ALARMS: Final = ("policy_shift", "engine_mismatch", "equal_rewards", "re
 class SFTSettings(GRPOSettings):
     """Every setting of `SFT`, with its meaning and default. Those that GRPO has are explained there."""
 
-    algorithm: ClassVar[str] = "SFT"
-    names_elsewhere: ClassVar[Mapping[str, str]] = _BY_ANOTHER_NAME
-    without_meaning: ClassVar[Mapping[str, str]] = _WITHOUT_MEANING
-    model_missing: ClassVar[str] = (
+    algorithm = "SFT"
+    names_elsewhere = _BY_ANOTHER_NAME
+    without_meaning = _WITHOUT_MEANING
+    model_missing = (
         "SFT needs model, the folder of a transformers model: agl.SFT(model='path/to/model', min_reward=1.0)"
     )
 
@@ -75,20 +75,20 @@ class SFTSettings(GRPOSettings):
         super().__post_init__()
 
     def _check_choice(self) -> None:
-        given: object = self.rollouts
-        if isinstance(given, (list, tuple)):
-            ids = cast("Sequence[object]", given)
+        rollouts: object = self.rollouts
+        if isinstance(rollouts, (list, tuple)):
+            ids = cast("Sequence[object]", rollouts)
             if not ids or not all(isinstance(one, str) and one for one in ids):
-                raise BadRequestError(f"rollouts must name at least one rollout, each by its id; got {given!r}")
+                raise BadRequestError(f"rollouts must name at least one rollout, each by its id; got {rollouts!r}")
             twice = sorted({str(one) for one in ids if ids.count(one) > 1})
             if twice:
                 raise BadRequestError(f"rollouts names rollouts more than once: {', '.join(twice)}")
             object.__setattr__(self, "rollouts", list(ids))
-        elif given not in ("new", "stored"):
-            raise BadRequestError(f"rollouts must be 'new', 'stored' or a list of rollout ids; got {given!r}")
-        if self.from_run is not None and (given != "stored" or not isinstance(self.from_run, str)):
+        elif rollouts not in ("new", "stored"):
+            raise BadRequestError(f"rollouts must be 'new', 'stored' or a list of rollout ids; got {rollouts!r}")
+        if self.from_run is not None and (rollouts != "stored" or not isinstance(self.from_run, str)):
             raise BadRequestError(
-                f"from_run={self.from_run!r} and rollouts={given!r}: it is the id of a run, for rollouts='stored'"
+                f"from_run={self.from_run!r} and rollouts={rollouts!r}: it is the id of a run, for rollouts='stored'"
             )
 
     @property

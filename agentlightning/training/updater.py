@@ -93,7 +93,7 @@ class Updater:
 
     def update_weights(self, step: int, rows: StepRows) -> StepUpdate:
         """Learn from the rows of a step, and serve the new weights with the next `weight_version`. Called on a thread,
-        within `swap`.
+        within `paused`.
 
         A trainer that makes advantages of its own writes them over `rows.advantages`, from where the ledger has them.
         """
@@ -142,7 +142,7 @@ class Updater:
 
     async def update(self, step: int, rows: StepRows, proxy: LLMProxy, drain_seconds: float) -> StepUpdate:
         """Run `update_weights` while no model call is in progress; later calls are stamped with the new version, if
-        there is one. The gateway waits for the calls that it knows, `swap` also for what an engine of ours still
+        there is one. The gateway waits for the calls that it knows, `paused` also for what an engine of ours still
         computes for a client that left.
 
         Raises:
@@ -151,8 +151,8 @@ class Updater:
             TimeoutError: the update itself timed out, perhaps after it had changed weights.
         """
 
-        def within_swap() -> StepUpdate:
-            with self.swap(self.learners[0].settings.step_timeout_seconds):
+        def while_paused() -> StepUpdate:
+            with self.paused(self.learners[0].settings.step_timeout_seconds):
                 return self.update_weights(step, rows)
 
         update: StepUpdate | None = None
@@ -164,7 +164,7 @@ class Updater:
                 except TimeoutError as error:
                     raise DrainTimeoutError(str(error)) from error
                 try:
-                    update = await asyncio.to_thread(within_swap)
+                    update = await asyncio.to_thread(while_paused)
                 except DrainTimeoutError:
                     raise
                 except TimeoutError as error:
@@ -210,8 +210,8 @@ class Updater:
         return decode
 
     @contextmanager
-    def swap(self, timeout: float) -> Generator[None]:
-        """Open the block in which the weights may change: no engine has anything in flight.
+    def paused(self, timeout: float) -> Generator[None]:
+        """Open the block in which the weights may change: the engines are paused, with nothing in flight.
 
         Raises:
             DrainTimeoutError: an engine still computed after `timeout` seconds; the block was not run.
