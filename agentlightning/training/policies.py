@@ -57,12 +57,7 @@ class PolicyUpdater(Updater):
         checkpoint: Checkpoint | None,
         stack: AsyncExitStack,
     ) -> PolicyUpdater:
-        """Load the policies and start their engines, which `stack` stops.
-
-        Raises:
-            BadRequestError: a reply could be as long as the context of a model.
-            BrokenCheckpointError: what is read is not what was written.
-        """
+        """Load the policies and start their engines, which `stack` stops; see `load_policies` and `check_context`."""
         updater = cls(await asyncio.to_thread(load_policies, settings, checkpoint), settings)
         for each in updater.learners:
             check_context(each)

@@ -127,11 +127,7 @@ async def _repeat(log: RunLog, number: int, updater: PolicyUpdater, replayed: Re
 
 
 def _rows_of(step: int, figures: Mapping[str, Any], records: Sequence[RunRecord]) -> _Rows:
-    """Return the rows of a step in the order of its batch.
-
-    Raises:
-        GoneError: not all of them were recorded with their tokens.
-    """
+    """Return the rows of a step in the order of its batch; raise GoneError if not all were recorded with tokens."""
     rows: dict[int, tuple[Sample, float, Sequence[float]]] = {}
     for record in records:
         for row in record.data.get("rows", ()):

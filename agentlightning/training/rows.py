@@ -182,9 +182,10 @@ def choose_rows(
     )
     advantages = _advantages([pair for pair in usable if pair[1] not in replaced], settings, kl or {})
     for record, group in usable:
-        over_length: ExclusionReason | None = "over_length" if is_over_length(record, settings) else None
-        rows.add(record, advantages.get(record.rollout_id, 0.0), ledger, reasons.get(group, over_length))
-        if group in reasons and group not in replaced and not over_length:
+        over_length, reason = is_over_length(record, settings), reasons.get(group)
+        advantage = advantages.get(record.rollout_id, 0.0)
+        rows.add(record, advantage, ledger, "over_length" if reason is None and over_length else reason)
+        if reason is not None and group not in replaced and not over_length:
             rows.idle += record.samples
     compared = {record.rollout_id for record, _ in usable}
     for record, _ in scored:

@@ -346,11 +346,7 @@ class TrainingRun:
         return update
 
     async def _update_when_drained(self, step: int, rows: StepRows) -> StepUpdate:
-        """Update the weights; wait for the model calls in progress up to `MAX_DRAINS` times, if groups go on meanwhile.
-
-        Raises:
-            TimeoutError: see `Updater.update`.
-        """
+        """Update the weights; wait for calls in progress up to `MAX_DRAINS` times, if groups go on meanwhile."""
         context, settings = self._context, self._context.settings
         drains, most = 0, MAX_DRAINS if settings.max_staleness else 1
         while True:

@@ -241,11 +241,7 @@ class RewardSettings:
     stay excluded (DAPO). 1 takes the groups as they are. [`algorithm.filter_groups.max_num_gen_batches`]"""
 
     def check_rewards(self) -> None:
-        """Check what the annotations do not say.
-
-        Raises:
-            BadRequestError: a weight is out of its range, or settings do not go together; they are named.
-        """
+        """Raise BadRequestError if a weight is out of its range, or settings of rewards do not go together."""
         weights = self.reward_weights
         if weights is not None and (
             not isinstance(weights, Mapping) or not weights or not all(isinstance(name, str) for name in weights)
