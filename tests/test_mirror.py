@@ -37,6 +37,9 @@ FILES = {
         training/test_grpo_pretrained training/test_grpo_records training/test_grpo_resumed training/test_grpo_run
         training/test_policies_run training/test_policy_settings training/test_ppo_resumed training/test_ppo_run
         training/test_sft_run training/test_staleness_settings training/test_two_roles utils/test_every_server
+        training/test_open_run training/test_policies_run training/test_ppo_resumed
+        training/test_ppo_run training/test_resume_facts training/test_sft_run
+        training/test_two_roles utils/test_every_server
     """,
     "what a client of the gateway sees, whichever module does it": """
         llm_proxy/access/test_budget llm_proxy/dialects/test_every_dialect llm_proxy/recording/test_privacy

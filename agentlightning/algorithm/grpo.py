@@ -72,7 +72,7 @@ class GRPO(Algorithm[GRPOResult]):
     def __init__(
         self, model: str | Path | None = None, *, group_reward: GroupReward | None = None, **settings: Any
     ) -> None:
-        self.settings: GRPOSettings = make_settings(model, settings)
+        self.settings: GRPOSettings = make_settings(GRPOSettings, model, settings)
         self.group_reward = check_group_reward(group_reward, self.settings.num_generations)
 
     @property

@@ -8,8 +8,8 @@ from typing import Any
 
 from agentlightning.algorithm.grpo import GRPO
 from agentlightning.training.group_rewards import GroupReward, check_group_reward
-from agentlightning.training.ppo_settings import PPOSettings, make_ppo_settings, ppo_setting_names
-from agentlightning.training.settings import accepts, signature_of
+from agentlightning.training.ppo_settings import PPOSettings
+from agentlightning.training.settings import accepts, make_settings, signature_of
 
 __all__ = ["PPO"]
 
@@ -41,8 +41,8 @@ class PPO(GRPO):
     def __init__(
         self, model: str | Path | None = None, *, group_reward: GroupReward | None = None, **settings: Any
     ) -> None:
-        self.settings = make_ppo_settings(model, settings)
+        self.settings = make_settings(PPOSettings, model, settings)
         self.group_reward = check_group_reward(group_reward, self.settings.num_generations)
 
 
-PPO.__signature__ = signature_of(PPOSettings, ppo_setting_names())  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+PPO.__signature__ = signature_of(PPOSettings)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]

@@ -14,8 +14,8 @@ from agentlightning.errors import BadRequestError
 from agentlightning.training.result import GRPOResult
 from agentlightning.training.run_inputs import check_model, check_tasks, triplet_adapter
 from agentlightning.training.selection import choose_stored
-from agentlightning.training.settings import Pick, accepts, signature_of
-from agentlightning.training.sft_settings import SFTSettings, make_sft_settings, sft_setting_names
+from agentlightning.training.settings import Pick, accepts, make_settings, signature_of
+from agentlightning.training.sft_settings import SFTSettings
 from agentlightning.training.tasks import items_of
 from agentlightning.types import Dataset
 
@@ -51,7 +51,7 @@ class SFT(GRPO):
 
     @accepts(SFTArguments)
     def __init__(self, model: str | Path | None = None, *, choose: Pick | None = None, **settings: Any) -> None:
-        self.settings = make_sft_settings(model, settings)
+        self.settings = make_settings(SFTSettings, model, settings)
         self.group_reward = None
         if choose is not None and not callable(choose):
             raise TypeError(f"choose must be a function (rollout, reward) -> bool; got {choose!r}")
@@ -97,13 +97,12 @@ class SFT(GRPO):
         before = await log.latest("state", _STATE_NAME)
         if before is not None and before.data["by"] == by:
             return list(before.data["chosen"])
-        choice = await choose_stored(self.get_store(), settings, triplet_adapter(self), self.pick)
-        await log.state(0, {"by": by, "chosen": choice.chosen, "left_out": choice.left_out}, _STATE_NAME)
-        return choice.chosen
+        chosen, left_out = await choose_stored(self.get_store(), settings, triplet_adapter(self), self.pick)
+        await log.state(0, {"by": by, "chosen": chosen, "left_out": left_out}, _STATE_NAME)
+        return chosen
 
 
 SFT.__signature__ = signature_of(  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
     SFTSettings,
-    sft_setting_names(),
     inspect.Parameter("choose", inspect.Parameter.KEYWORD_ONLY, default=None, annotation="Pick | None"),
 )

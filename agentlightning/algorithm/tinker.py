@@ -105,4 +105,4 @@ class Tinker(GRPO):
 
 
 _OWN = list(inspect.signature(Tinker.__init__).parameters.values())[2:-1]
-Tinker.__signature__ = signature_of(GRPOSettings, SETTINGS, *_OWN)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+Tinker.__signature__ = signature_of(GRPOSettings, *_OWN, names=SETTINGS)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,20 +51,13 @@ class Batch:
     def rows(self, index: Tensor) -> Batch:
         """Return the rows at `index` ((b,) int64), cut to the longest of them."""
         longest = int(self.attention[index].sum(dim=1).max())
-        return Batch(
-            self.tokens[index, :longest],
-            self.attention[index, :longest],
-            self.mask[index, :longest],
-            self.logprobs[index, :longest],
-            self.advantages[index, :longest],
-            self.rollouts[index],
-            self.times[index, :longest],
-            None if self.old_logprobs is None else self.old_logprobs[index, :longest],
-            None if self.reference_logprobs is None else self.reference_logprobs[index, :longest],
-            None if self.values is None else self.values[index, :longest],
-            None if self.returns is None else self.returns[index, :longest],
-            None if self.stale is None else self.stale[index, :longest],
-        )
+        columns: dict[str, Tensor | None] = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        cut = {
+            name: column[index] if column.dim() == 1 else column[index, :longest]
+            for name, column in columns.items()
+            if column is not None
+        }
+        return dataclasses.replace(self, **cut)
 
 
 def make_batch(
@@ -92,37 +86,43 @@ def make_batch(
     for sample, advantage in zip(samples, advantages, strict=True):
         _check_row(sample, advantage)
     length = max(len(sample.token_ids) for sample in samples)
+
+    def padded(
+        rows: Sequence[Sequence[int]] | Sequence[Sequence[float]], dtype: torch.dtype, fill: float = 0
+    ) -> Tensor:
+        return torch.tensor([[*row, *([fill] * (length - len(row)))] for row in rows], dtype=dtype).to(device)
+
     numbers: dict[str, int] = {}
     rollouts = [numbers.setdefault(sample.rollout_id, len(numbers)) for sample in samples]
-    stale = None if weight_version is None else [_stale(sample, weight_version) for sample in samples]
+    stale = [] if weight_version is None else [_stale(sample, weight_version) for sample in samples]
     return Batch(
-        tokens=_padded([sample.token_ids for sample in samples], length, pad_id, torch.int64).to(device),
-        attention=_padded([[1] * len(sample.token_ids) for sample in samples], length, 0, torch.int64).to(device),
-        mask=_padded([sample.mask for sample in samples], length, 0, torch.bool).to(device),
-        logprobs=_padded([sample.logprobs for sample in samples], length, 0.0, torch.float32).to(device),
+        tokens=padded([sample.token_ids for sample in samples], torch.int64, pad_id),
+        attention=padded([[1] * len(sample.token_ids) for sample in samples], torch.int64),
+        mask=padded([sample.mask for sample in samples], torch.bool),
+        logprobs=padded([sample.logprobs for sample in samples], torch.float32),
         advantages=torch.tensor(list(advantages), dtype=torch.float32, device=device)[:, None],
         rollouts=torch.tensor(rollouts, dtype=torch.int64, device=device),
-        times=_padded([_times(sample) for sample in samples], length, 0, torch.int64).to(device),
-        stale=None if stale is None or not any(map(any, stale)) else _padded(stale, length, 0, torch.bool).to(device),
+        times=padded([_of_calls(sample, [number for number, _ in sample.turns], 0) for sample in samples], torch.int64),
+        stale=padded(stale, torch.bool) if any(map(any, stale)) else None,
     )
 
 
 def _stale(sample: Sample, weight_version: int) -> list[bool]:
-    """Return of each token whether other weights sampled it: (T,)."""
-    trained, calls = sum(sample.mask), sample.weight_versions
-    if all(version == weight_version for version in calls):
+    """Return of each token whether it is trained and other weights sampled it: (T,)."""
+    versions = sample.weight_versions
+    if all(version == weight_version for version in versions):
         return [False] * len(sample.mask)
-    versions = [version for version, (_, tokens) in zip(calls, sample.turns, strict=False) for _ in range(tokens)]
-    # without the tokens of each call, all tokens of a row are as old as its oldest call
-    left = iter(versions if len(versions) == trained else [min(calls)] * trained)
-    return [bool(is_trained) and next(left) != weight_version for is_trained in sample.mask]
+    of_tokens = _of_calls(sample, versions, min(versions))
+    return [bool(trained) and of != weight_version for trained, of in zip(sample.mask, of_tokens, strict=True)]
 
 
-def _times(sample: Sample) -> list[int]:
-    """Return the number of the call that each trained token comes from; 0 where none is known: (T,)."""
-    of = [number for number, tokens in sample.turns for _ in range(tokens)]
-    left = iter(of if len(of) == sum(sample.mask) else [0] * sum(sample.mask))
-    return [next(left) if trained else 0 for trained in sample.mask]
+def _of_calls(sample: Sample, values: Sequence[int], default: int) -> list[int]:
+    """Return of each trained token the value of its model call, or `default` where the tokens of each call are not
+    known; 0 for the other tokens: (T,)."""
+    trained = sum(sample.mask)
+    of_tokens = [value for value, (_, tokens) in zip(values, sample.turns, strict=False) for _ in range(tokens)]
+    rest = iter(of_tokens if len(of_tokens) == trained else [default] * trained)
+    return [next(rest) if is_trained else 0 for is_trained in sample.mask]
 
 
 def _check_row(sample: Sample, advantage: float) -> None:
@@ -138,9 +138,3 @@ def _check_row(sample: Sample, advantage: float) -> None:
         raise ValueError(f"{where}: no token of the row came from the policy; exclude it")
     if not math.isfinite(advantage) or not all(map(math.isfinite, sample.logprobs)):
         raise ValueError(f"{where}: the advantage or a log-probability is not a finite number")
-
-
-def _padded(
-    rows: Sequence[Sequence[int]] | Sequence[Sequence[float]], length: int, fill: float, dtype: torch.dtype
-) -> Tensor:
-    return torch.tensor([[*row, *([fill] * (length - len(row)))] for row in rows], dtype=dtype)

@@ -18,21 +18,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentlightning.adapter.calls.calls import CallRef
-from agentlightning.adapter.rows.samples import UNKNOWN_WEIGHTS, Sample, SampleReading
+from agentlightning.adapter.rows.samples import UNKNOWN_WEIGHTS, SampleReading
 from agentlightning.training.context import RunContext
-from agentlightning.training.group_rewards import Questions, store_group_rewards, with_group_rewards
-from agentlightning.training.groups import GroupKey, GroupPlan, OpenGroups, key_of, metadata_of
+from agentlightning.training.group_rewards import store_group_rewards, with_group_rewards
 from agentlightning.training.ledger import ExclusionReason, Ledger, RolloutRecord
 from agentlightning.training.rollouts import Evidence, collect, evidence
-from agentlightning.training.rows import (
-    LateCalls,
-    StepRows,
-    choose_rows,
-    groups_of_equal_rewards,
-    read_records,
-    why_failed,
-)
-from agentlightning.training.run_checks import Endings
+from agentlightning.training.rows import LateCalls, StepRows, choose_rows, groups_of_equal_rewards, read_records
+from agentlightning.training.run_checks import Endings, why_failed
+from agentlightning.training.tasks import GroupKey, GroupPlan, OpenGroups, key_of, metadata_of
 from agentlightning.types import EnqueueRolloutRequest, Rollout
 
 
@@ -41,19 +34,17 @@ class Group:
     """A group at its end, as it was read: (N,) rollouts each, in one order."""
 
     key: GroupKey
-    rollouts: list[Rollout]
     evidence: list[Evidence]
     records: list[RolloutRecord]
-    calls_in_hand: int = 0
+    calls_in_hand: int
     """Calls that the gateway had in hand before it was read, those of groups in progress left out."""
-    waited_seconds: float = 0.0
+    waited_seconds: float
 
 
 @dataclass
 class ReadRollouts:
     """The rollouts of a step at their end: (N,) each, in one order."""
 
-    rollouts: list[Rollout] = field(default_factory=list[Rollout])
     evidence: list[Evidence] = field(default_factory=list[Evidence])
     records: list[RolloutRecord] = field(default_factory=list[RolloutRecord])
     groups: list[int] = field(default_factory=list[int])
@@ -63,14 +54,16 @@ class ReadRollouts:
     def of(cls, groups: Sequence[Group], size: int) -> ReadRollouts:
         """Return the rollouts of groups, `size` of each; those that took the place of late ones come last."""
         read = cls()
-        for again in (False, True):
-            for number, group in enumerate(groups):
-                members = slice(size, None) if again else slice(size)
-                read.rollouts += group.rollouts[members]
-                read.evidence += group.evidence[members]
-                read.records += group.records[members]
-                read.groups += [-1 if again else number] * len(group.rollouts[members])
+        members = [(number, group, slice(size)) for number, group in enumerate(groups)]
+        for number, group, part in [*members, *((-1, group, slice(size, None)) for group in groups)]:
+            read.evidence += group.evidence[part]
+            read.records += group.records[part]
+            read.groups += [number] * len(group.evidence[part])
         return read
+
+    @property
+    def rollouts(self) -> list[Rollout]:
+        return [one.rollout for one in self.evidence]
 
 
 class Collector:
@@ -162,14 +155,14 @@ class Collector:
             taken += others.values()
         groups = [*taken, *dropped]
         read = ReadRollouts.of(groups, settings.num_generations)
-        kl = await self._divergences(read.records) if settings.penalizes_rollouts else None
-        rows = self._choose(read, ledger, replaced=replaced, kl=kl)
-        self._watch(ledger.step, read.evidence, rows, max((group.calls_in_hand for group in groups), default=0))
+        rows = await self._choose(read, ledger, replaced)
+        self._watch(step, read.evidence, rows, max((group.calls_in_hand for group in groups), default=0))
         if settings.max_staleness:
+            ages = rows.ages(version)
             self.figures = {
                 "in_flight": in_progress,
                 "waited_seconds": sum(group.waited_seconds for group in groups),
-                **staleness_figures(rows.samples, version),
+                **({"mean_staleness": sum(ages) / len(ages), "max_staleness": max(ages)} if ages else {}),
                 "dropped_groups": len(dropped),
                 "taken": [list(group.key) for group in taken],
                 "dropped": [list(group.key) for group in dropped],
@@ -184,7 +177,7 @@ class Collector:
         wanted = {GroupKey(*key) for name in ("taken", "dropped") for key in recorded.get(name, ())}
         taken, dropped = dict[GroupKey, Group](), dict[GroupKey, Group]()
         while len(taken) < self._plan.size:
-            group = await self._next_group([key for key in wanted - taken.keys() - dropped.keys()])
+            group = await self._next_group(wanted - taken.keys() - dropped.keys())
             age = age_of_group(group.records, version) if settings.max_staleness else None
             if age is not None and age > settings.max_staleness:
                 unjudged = context.group_reward is not None
@@ -198,9 +191,13 @@ class Collector:
         if dropped:
             text = f"step {step}: {len(dropped)} groups were older than max_staleness={settings.max_staleness} allows"
             context.note(text + " and are dropped")
-        return [taken[key] for key in _in_order(taken)], [dropped[key] for key in _in_order(dropped)]
 
-    async def _next_group(self, among: Sequence[GroupKey] = ()) -> Group:
+        def in_order(groups: dict[GroupKey, Group]) -> list[Group]:
+            return sorted(groups.values(), key=lambda group: group.key.place)
+
+        return in_order(taken), in_order(dropped)
+
+    async def _next_group(self, among: Collection[GroupKey]) -> Group:
         """Return the next group that has ended, the first of the plan if there are several: one of `among`, if any of
         these is in progress. Raises what the group raised, such as an error of the store."""
         began = time.monotonic()
@@ -212,7 +209,7 @@ class Collector:
         waited = time.monotonic() - began
         in_hand = self._context.proxy.calls_in_hand(outside=self.in_progress)
         ended = [await evidence(self._context.store, rollout, note=True) for rollout in rollouts]
-        return Group(key, rollouts, ended, self._records(ended), in_hand, waited)
+        return Group(key, ended, self._records(ended), in_hand, waited)
 
     def _start_groups(self, step: int, resources_id: str, *, taken: int = 0) -> None:
         """Start groups until as many are in progress as may be, and no more than the run will train."""
@@ -250,8 +247,9 @@ class Collector:
 
         async def on_ended(ended: Sequence[Rollout]) -> None:
             self._last_end = time.monotonic()
-            if looks:
-                await self._look_at_first(ended)
+            for rollout in ended if looks else ():
+                if not context.guard.has_looked:
+                    self._look_at([await evidence(context.store, rollout)])
 
         return await collect(
             context.store,
@@ -279,19 +277,15 @@ class Collector:
         context = self._context
         if context.group_reward is None:
             return
-        read, questions = ReadRollouts.of(groups, context.settings.num_generations), dict[str, Questions]()
-        judged = await with_group_rewards(
-            context.group_reward,
-            read.evidence,
-            read.groups,
-            lambda text: context.alarm(text, "not_judged"),
-            questions,
+        read = ReadRollouts.of(groups, context.settings.num_generations)
+        judged, questions = await with_group_rewards(
+            context.group_reward, read.evidence, read.groups, lambda text: context.alarm(text, "not_judged")
         )
         await store_group_rewards(context.store, judged, questions)
         self._look_at(judged)
         by_id = {each.rollout.rollout_id: each for each in judged}
         for group in groups:
-            group.evidence = [by_id[rollout.rollout_id] for rollout in group.rollouts]
+            group.evidence = [by_id[one.rollout.rollout_id] for one in group.evidence]
             group.records = self._records(group.evidence)
 
     def _records(self, ended: Sequence[Evidence]) -> list[RolloutRecord]:
@@ -304,16 +298,11 @@ class Collector:
             policies=self._context.updater.names,
         )
 
-    def _choose(
-        self,
-        read: ReadRollouts,
-        ledger: Ledger,
-        *,
-        replaced: Collection[int] = (),
-        kl: Mapping[str, float] | None = None,
-    ) -> StepRows:
-        """Return the rows of a step; enter the other calls into the ledger."""
-        return choose_rows(read.records, read.groups, ledger, self._context.settings, replaced=replaced, kl=kl)
+    async def _choose(self, read: ReadRollouts, ledger: Ledger, replaced: Collection[int]) -> StepRows:
+        """Return the rows of a step, without those of `replaced` groups; enter the other calls into the ledger."""
+        settings = self._context.settings
+        kl = await self._divergences(read.records) if settings.penalizes_rollouts else None
+        return choose_rows(read.records, read.groups, ledger, settings, replaced=replaced, kl=kl)
 
     async def _divergences(self, records: Sequence[RolloutRecord]) -> dict[str, float]:
         """Return the divergence of each rollout from the reference, in nats."""
@@ -323,7 +312,7 @@ class Collector:
             return {}
 
         def compute() -> list[float]:
-            with updater.swap(seconds):
+            with updater.paused(seconds):
                 return updater.divergences(samples)
 
         sums: dict[str, float] = {}
@@ -345,21 +334,11 @@ class Collector:
             text = f"step {step}: none of {len(ended)} rollouts has a reward to learn from; most often: "
             context.alarm(text + why_failed(ended), "no_reward")
 
-    async def _look_at_first(self, ended: Sequence[Rollout]) -> None:
-        """Look at the first rollout with a reward as soon as it is there."""
-        for rollout in ended:
-            if self._context.guard.has_looked:
-                return
-            self._look_at([await evidence(self._context.store, rollout)])
-
     def _look_at(self, ended: Sequence[Evidence]) -> None:
+        """Report it if the first rollout with a reward has no call through the gateway."""
         for one in ended:
             if (report := self._context.guard.first_look(one)) is not None:
                 self._context.alarm(report, "first_rollout")
-
-
-def _in_order(groups: Collection[GroupKey]) -> list[GroupKey]:
-    return sorted(groups, key=lambda key: key.place)
 
 
 def age_of_group(records: Sequence[RolloutRecord], weight_version: int) -> int | None:
@@ -391,9 +370,3 @@ def dropped_record(record: RolloutRecord, *, unjudged: bool) -> RolloutRecord:
         if call.ref not in exclusions or (unjudged and exclusions[call.ref] == "no_reward"):
             exclusions[call.ref] = "too_stale"
     return dataclasses.replace(record, verdict="too_stale", exclusions=exclusions, reading=SampleReading([], []))
-
-
-def staleness_figures(samples: Sequence[Sample], weight_version: int) -> dict[str, float]:
-    """Return the mean and the largest age of the calls in rows, in weight versions; nothing without any."""
-    ages = [weight_version - version for sample in samples for version in sample.weight_versions]
-    return {"mean_staleness": sum(ages) / len(ages), "max_staleness": max(ages)} if ages else {}

@@ -1,4 +1,4 @@
-"""What the parts of a run share: settings, store, what learns, the gateway, and whom they report to."""
+"""`RunContext`: what the parts of a run share, and how they report."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from agentlightning.llm_proxy import LLMProxy
 from agentlightning.store.base import LightningStore
 from agentlightning.training.alarms import Alarm, Alarms
 from agentlightning.training.group_rewards import GroupReward
-from agentlightning.training.progress import Progress, Silent
+from agentlightning.training.progress import Progress
 from agentlightning.training.recording import RunRecorder
 from agentlightning.training.resume import Resumption
-from agentlightning.training.run_checks import DriftGuard
+from agentlightning.training.run_checks import RunGuard
 from agentlightning.training.serving import resources_to_publish
 from agentlightning.training.settings import GRPOSettings, Pick
 from agentlightning.training.tasks import with_timeout
@@ -35,7 +35,7 @@ class RunContext:
     progress: Progress
     resume: Resumption
     recorder: RunRecorder
-    guard: DriftGuard
+    guard: RunGuard
     alarms: Alarms
     rollout_config: RolloutConfig | None = None
     """What the Trainer says of attempts, time limits and retries."""
@@ -50,7 +50,7 @@ class RunContext:
 
     def note(self, text: str, level: int = logging.INFO) -> None:
         """Report to the run's display, and to the log where the program has one."""
-        if logger.hasHandlers() or type(self.progress) is Silent:  # else Python repeats warnings on standard error
+        if logger.hasHandlers() or type(self.progress) is Progress:  # else Python repeats warnings on standard error
             logger.log(level, text)
         self.progress.note(text)
 

@@ -64,50 +64,44 @@ def name_of_group_reward(group_reward: GroupReward) -> str:
 
 
 async def with_group_rewards(
-    group_reward: GroupReward,
-    collected: Sequence[Evidence],
-    groups: Sequence[int],
-    note: Callable[[str], None],
-    asked: dict[str, Questions] | None = None,
-) -> list[Evidence]:
-    """Return rollouts with the rewards of their groups in the place of their own.
+    group_reward: GroupReward, collected: Sequence[Evidence], groups: Sequence[int], note: Callable[[str], None]
+) -> tuple[list[Evidence], dict[str, Questions]]:
+    """Return rollouts with the rewards of their groups in the place of their own, and the questions to a judge with its
+    replies, under the rollout of a group that comes first.
 
     Only rollouts that succeeded are judged; a policy fault keeps its reward. Those of a group whose judge failed have
     no reward, rather than a low one, and `note` is called once. Nor have those without a group, whose number is -1.
-
-    The questions to a judge and its replies go into `asked`, under the rollout of a group that comes first.
     """
     members: dict[int, list[int]] = {}
     for place, (one, group) in enumerate(zip(collected, groups, strict=True)):
         if (latest := one.latest) and latest.status == "succeeded" and latest.outcome in ("scored", "unscored", None):
             members.setdefault(group, []).append(place)
-    slots, judged = asyncio.Semaphore(_AT_ONCE), list(collected)
+    slots, judged, asked = asyncio.Semaphore(_AT_ONCE), list(collected), dict[str, Questions]()
     failed: list[tuple[int, str]] = []  # rollouts of a group that was not judged, and why
 
     async def judge(places: Sequence[int]) -> None:
         first, answers = collected[places[0]].rollout, [_answer_of(collected[place]) for place in places]
         rewards: Sequence[float | None] = [None] * len(places)
-        if any(answers):
-            try:
-                async with slots:
-                    rewards, questions = await _rewards(group_reward, first.input, answers)
-                if asked is not None and questions:
-                    asked[first.rollout_id] = questions
-            except ServiceError as error:
-                failed.append((len(places), str(error)))
-        else:
-            failed.append((len(places), "no words of theirs were recorded"))
+        try:
+            if not any(answers):
+                raise ServiceError("no words of theirs were recorded")
+            async with slots:
+                rewards, questions = await _rewards(group_reward, first.input, answers)
+            if questions:
+                asked[first.rollout_id] = questions
+        except ServiceError as error:
+            failed.append((len(places), str(error)))
         for place, reward in zip(places, rewards, strict=True):
             judged[place] = _with_reward(collected[place], reward)
 
     for place in members.pop(-1, []):
         judged[place] = _with_reward(collected[place], None)
-    await all_of(*(judge(places) for places in members.values()))
+    await all_of(*map(judge, members.values()))
     if failed:
         tasks = "a task" if len(failed) == 1 else f"{len(failed)} tasks"
         rollouts = sum(count for count, _ in failed)
         note(f"{rollouts} rollouts of {tasks} have no reward, since they were not judged: {failed[0][1]}")
-    return judged
+    return judged, asked
 
 
 async def store_group_rewards(

@@ -3,45 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
-from agentlightning.store.base import LightningStore
 from agentlightning.training.context import RunContext
-from agentlightning.training.groups import metadata_of
 from agentlightning.training.result import Evaluation
 from agentlightning.training.rollouts import collect, evidence
-from agentlightning.types import EnqueueRolloutRequest, RolloutConfig
-
-
-async def evaluate_tasks(
-    store: LightningStore,
-    tasks: Sequence[object],
-    *,
-    step: int,
-    sampling: str,
-    resources_id: str,
-    config: RolloutConfig,
-    timeout_seconds: float,
-    place: Mapping[str, object],
-    on_done: Callable[[int], None] | None = None,
-    solved_above: float | None = None,
-    follows_graded: bool = False,
-) -> Evaluation:
-    """Run the agent on each task once with the given resources and return the rewards.
-
-    `place` says where in the run this is: the rollouts have it in their metadata, with the number of their task.
-    """
-    began = time.monotonic()
-    requests = [
-        EnqueueRolloutRequest(
-            input=task, mode="val", resources_id=resources_id, config=config, metadata={**place, "task": number}
-        )
-        for number, task in enumerate(tasks)
-    ]
-    rollouts = await collect(store, requests, timeout_seconds=timeout_seconds, on_done=on_done)
-    rewards = [(await evidence(store, rollout)).reward for rollout in rollouts]
-    ids = [rollout.rollout_id for rollout in rollouts]
-    return Evaluation(step, sampling, rewards, ids, time.monotonic() - began, solved_above, follows_graded)
+from agentlightning.training.tasks import metadata_of
+from agentlightning.types import EnqueueRolloutRequest
 
 
 class HeldOut:
@@ -62,9 +30,9 @@ class HeldOut:
         if not self._tasks:
             return []
         context = self._context
-        evaluations = [await self._measure_one(step, "sampled", context.settings.temperature, earlier)]
+        evaluations = [await self.evaluate(step, "sampled", context.settings.temperature, earlier)]
         if greedy:
-            evaluations.append(await self._measure_one(step, "greedy", 0.0, [*earlier, *evaluations]))
+            evaluations.append(await self.evaluate(step, "greedy", 0.0, [*earlier, *evaluations]))
         for evaluation in evaluations:
             await context.recorder.evaluation(step, evaluation, self._tasks)
         await context.updater.after_evaluation(step, evaluations[0], context.store)
@@ -77,22 +45,28 @@ class HeldOut:
         context.note(f"held-out after {context.updater.weight_version} updates: {', '.join(map(str, evaluations))}")
         return evaluations
 
-    async def _measure_one(
-        self, step: int, sampling: str, temperature: float, earlier: Sequence[Evaluation]
-    ) -> Evaluation:
-        context = self._context
+    async def evaluate(self, step: int, sampling: str, temperature: float, earlier: Sequence[Evaluation]) -> Evaluation:
+        """Run each task once and return the rewards."""
+        context, settings, take = self._context, self._context.settings, self._context.resume.take_of(step)
         resources_id = await context.publish(sampling, temperature)
-        what = f"held-out tasks, {sampling}"
-        return await evaluate_tasks(
+        version, began = context.updater.weight_version, time.monotonic()
+        requests = [
+            EnqueueRolloutRequest(
+                input=task,
+                mode="val",
+                resources_id=resources_id,
+                config=context.limits(),
+                metadata={**metadata_of(step, number, 0, take), "sampling": sampling},
+            )
+            for number, task in enumerate(self._tasks)
+        ]
+        rollouts = await collect(
             context.store,
-            self._tasks,
-            step=context.updater.weight_version,
-            sampling=sampling,
-            resources_id=resources_id,
-            config=context.limits(),
-            timeout_seconds=context.settings.step_timeout_seconds,
-            place={**metadata_of(step, 0, 0, context.resume.take_of(step)), "sampling": sampling},
-            on_done=lambda done: context.progress.rollouts(done, len(self._tasks), what),
-            solved_above=context.settings.solved_above,
-            follows_graded=any(evaluation.is_graded for evaluation in earlier),
+            requests,
+            timeout_seconds=settings.step_timeout_seconds,
+            on_done=lambda done: context.progress.rollouts(done, len(requests), f"held-out tasks, {sampling}"),
         )
+        rewards = [(await evidence(context.store, rollout)).reward for rollout in rollouts]
+        ids, seconds = [rollout.rollout_id for rollout in rollouts], time.monotonic() - began
+        follows_graded = any(evaluation.is_graded for evaluation in earlier)
+        return Evaluation(version, sampling, rewards, ids, seconds, settings.solved_above, follows_graded)

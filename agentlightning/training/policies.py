@@ -20,12 +20,12 @@ from agentlightning.engine.vllm import VLLMEngine
 from agentlightning.errors import BadRequestError
 from agentlightning.store.base import LightningStore
 from agentlightning.training.checkpoint import Checkpoint
-from agentlightning.training.groups import place_of
 from agentlightning.training.learner.figures import UpdateResult
 from agentlightning.training.learner.policy import Policy
 from agentlightning.training.policy_files import digest_of, fingerprint_of, load_policy, save_policy
 from agentlightning.training.rows import StepRows
 from agentlightning.training.settings import GRPOSettings
+from agentlightning.training.tasks import place_of
 from agentlightning.training.updater import Learner, StepUpdate, Updater
 
 if TYPE_CHECKING:
@@ -57,12 +57,7 @@ class PolicyUpdater(Updater):
         checkpoint: Checkpoint | None,
         stack: AsyncExitStack,
     ) -> PolicyUpdater:
-        """Load the policies and start their engines, which `stack` stops.
-
-        Raises:
-            BadRequestError: a reply could be as long as the context of a model.
-            BrokenCheckpointError: what is read is not what was written.
-        """
+        """Load the policies and start their engines, which `stack` stops; see `load_policies` and `check_context`."""
         updater = cls(await asyncio.to_thread(load_policies, settings, checkpoint), settings)
         for each in updater.learners:
             check_context(each)
@@ -94,7 +89,7 @@ class PolicyUpdater(Updater):
         rows: dict[int, RowFigures] = {}
         alarms: list[tuple[str, str]] = []
         for learner in self.learners:
-            own = [row for row, sample in enumerate(samples) if learner.takes(sample)]
+            own = _rows_of(learner, samples)
             if not own:
                 continue
             settings, policy, share = learner.settings, self.policies[learner.name], shares[learner.name]
@@ -148,16 +143,19 @@ class PolicyUpdater(Updater):
 
     @override
     def divergences(self, samples: Sequence[Sample]) -> list[float]:
-        values = [0.0] * len(samples)
+        values: dict[int, float] = {}
         for learner in self.learners:
-            rows = [row for row, sample in enumerate(samples) if learner.takes(sample)]
-            if rows:
-                of_rows = self.policies[learner.name].divergences(
-                    [samples[row] for row in rows], loss=learner.settings, temperature=learner.settings.temperature
+            if own := _rows_of(learner, samples):
+                settings, policy = learner.settings, self.policies[learner.name]
+                divergences = policy.divergences(
+                    [samples[row] for row in own], loss=settings, temperature=settings.temperature
                 )
-                for row, value in zip(rows, of_rows, strict=True):
-                    values[row] = value
-        return values
+                values |= dict(zip(own, divergences, strict=True))
+        return [values.get(row, 0.0) for row in range(len(samples))]
+
+
+def _rows_of(learner: Learner, samples: Sequence[Sample]) -> list[int]:
+    return [row for row, sample in enumerate(samples) if learner.takes(sample)]
 
 
 def _combined(results: Mapping[str | None, UpdateResult]) -> dict[str, float]:
@@ -183,11 +181,7 @@ def _combined(results: Mapping[str | None, UpdateResult]) -> dict[str, float]:
 
 
 def check_context(learner: Learner) -> None:
-    """Check that a reply leaves room for a prompt.
-
-    Raises:
-        BadRequestError: it could be as long as the context of the model.
-    """
+    """Raise BadRequestError if a reply could be as long as the context of the model."""
     most, context = learner.settings.max_completion_length, learner.policy.context_length
     if most >= context:
         raise BadRequestError(
@@ -203,20 +197,23 @@ def load_policies(settings: GRPOSettings, checkpoint: Checkpoint | None) -> dict
     Raises:
         BrokenCheckpointError: what is read is not what was written.
     """
+    facts: Mapping[str, Any] = {} if checkpoint is None else checkpoint.facts
     shared: dict[tuple[str, bool], PreTrainedModel] = {}
     policies: dict[str | None, Policy] = {}
     for name, own in settings.by_policy().items():
-        place = None if checkpoint is None else folder_of(checkpoint.path, name)
         base: PreTrainedModel | None = None
         if name is not None and own.lora is not None:
             key = own.model, own.bf16
             if key not in shared:
                 shared[key] = load_model(own.model, bf16=own.bf16, device=own.device)
             base = twin_of(shared[key])
-        facts: Mapping[str, Any] = {} if checkpoint is None else checkpoint.facts
-        digest = facts["digest"] if place is not None and name is None else facts.get("digests", {}).get(name, "")
+        digest = facts.get("digests", {}).get(name, "") if name is not None else facts.get("digest", "")
         policies[name] = load_policy(
-            own, place, weight_version=facts.get("weight_version", 0), digest=digest, base=base
+            own,
+            None if checkpoint is None else folder_of(checkpoint.path, name),
+            weight_version=facts.get("weight_version", 0),
+            digest=digest,
+            base=base,
         )
     return policies
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 from typing_extensions import override
 
 from agentlightning.errors import BadRequestError
 from agentlightning.field_help import explain_fields
 from agentlightning.training.settings import Count, CriticSettings, GRPOSettings, NotNegative
-from agentlightning.utils.setting_checks import Bounds, check_fields, check_names
+from agentlightning.utils.setting_checks import Bounds, check_fields
 
-_BY_ANOTHER_NAME: Final = {
+_BY_ANOTHER_NAME: Final[Mapping[str, str]] = {
     "num_iterations": "num_ppo_epochs",
     "ppo_epochs": "num_ppo_epochs",
     "epsilon": "cliprange",
@@ -28,7 +26,7 @@ _BY_ANOTHER_NAME: Final = {
     "critic_learning_rate": "value_learning_rate",
     "whiten_rewards": "whiten_advantages, which whitens the advantages",
 }
-_WITHOUT_MEANING: Final = {
+_WITHOUT_MEANING: Final[Mapping[str, str]] = {
     "loss_type": "its loss is the clipped one; `aggregation` says what it is a mean of",
     "advantage": "its advantages come from the critic",
     "scale_rewards": "it compares with a value, not with a group; `whiten_advantages` scales",
@@ -48,6 +46,14 @@ class PPOSettings(CriticSettings, GRPOSettings):
     A setting that TRL 1.16's `PPOConfig` has is named as there, those that GRPO has as in `GRPOSettings`; what VERL
     0.9.1 calls it stands in brackets.
     """
+
+    algorithm = "PPO"
+    names_elsewhere = _BY_ANOTHER_NAME
+    without_meaning = _WITHOUT_MEANING
+    model_missing = (
+        "PPO needs model, the folder of a transformers model: agl.PPO(model='path/to/model'), or "
+        "Trainer(algorithm={'type': 'ppo', 'model': 'path/to/model'})"
+    )
 
     num_generations: Count = 1
     """Rollouts per task and step; PPO needs no group. [`rollout.n`]"""
@@ -86,26 +92,3 @@ class PPOSettings(CriticSettings, GRPOSettings):
     @override
     def critic(self) -> CriticSettings:
         return self
-
-
-def ppo_setting_names() -> list[str]:
-    """Return the settings that a user may give, but for the model."""
-    names = [field.name for field in dataclasses.fields(PPOSettings)]
-    return [name for name in names if name not in {"model", *_BY_ANOTHER_NAME, *_WITHOUT_MEANING}]
-
-
-def make_ppo_settings(model: str | Path | None, settings: Mapping[str, Any]) -> PPOSettings:
-    """Return checked settings.
-
-    Raises:
-        TypeError: an unknown setting, or one that says nothing to PPO; names it and what to give instead.
-        BadRequestError: a value out of its range, or no model.
-    """
-    known = ppo_setting_names()
-    check_names("PPO", list(settings), known, other_names=_BY_ANOTHER_NAME, without_meaning=_WITHOUT_MEANING)
-    if model is None:
-        raise BadRequestError(
-            "PPO needs model, the folder of a transformers model: agl.PPO(model='path/to/model'), or "
-            "Trainer(algorithm={'type': 'ppo', 'model': 'path/to/model'}); got None"
-        )
-    return PPOSettings(model=str(model) if isinstance(model, Path) else model, **settings)

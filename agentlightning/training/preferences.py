@@ -124,9 +124,9 @@ def _conversation_of(record: Evidence) -> Conversation | PairExclusion:
 def _for_templates(message: Message) -> Message:
     """Return a message with the arguments of its tool calls as chat templates want them: objects, not their text."""
     calls = cast("list[dict[str, Any]]", message.get("tool_calls") or [])
-    return (
-        {**message, "tool_calls": [{**c, "function": _with_object(c["function"])} for c in calls]} if calls else message
-    )
+    if not calls:
+        return message
+    return {**message, "tool_calls": [{**call, "function": _with_object(call["function"])} for call in calls]}
 
 
 def _with_object(function: dict[str, Any]) -> dict[str, Any]:

@@ -79,7 +79,7 @@ class StepFigures:
 
 
 class Progress:
-    """Receives the events of a run."""
+    """Receives the events of a run, and shows nothing."""
 
     def note(self, text: str) -> None:
         """Report something that happened."""
@@ -98,14 +98,10 @@ def make_progress(style: Style, stream: TextIO | None = None) -> Progress:
     """Return the display of a style; `auto` is live on a terminal and plain otherwise."""
     stream = stream or sys.stdout
     if style == "none" or stream is None:  # a process without a terminal has no standard output
-        return Silent()
+        return Progress()
     if style == "live" or (style == "auto" and stream.isatty()):
         return Live(stream)
     return Plain(stream)
-
-
-class Silent(Progress):
-    """Shows nothing."""
 
 
 class Plain(Progress):
@@ -140,19 +136,17 @@ def step_line(figures: StepFigures) -> str:
 
 def excluded_text(excluded: Mapping[str, int]) -> str:
     """Return the excluded calls by reason, the most frequent first."""
-    reasons = _reasons(excluded)
-    return f"{sum(excluded.values())} excluded" + (f" ({reasons})" if reasons else "")
+    return f"{sum(excluded.values())} excluded{_by_reason(excluded)}"
 
 
 def _not_trained(figures: StepFigures) -> str:
-    """Return which rollouts of a step are not trained, by reason, in brackets; empty if all are."""
-    reasons = _reasons(figures.rollouts_excluded)
-    return f" (not trained: {reasons})" if reasons else ""
+    return _by_reason(figures.rollouts_excluded, "not trained: ")
 
 
-def _reasons(counts: Mapping[str, int]) -> str:
+def _by_reason(counts: Mapping[str, int], before: str = "") -> str:
+    """Return counts above 0 in brackets, the greatest first; empty without any."""
     ordered = sorted(((count, reason) for reason, count in counts.items() if count), reverse=True)
-    return ", ".join(f"{reason} {count}" for count, reason in ordered)
+    return f" ({before}{', '.join(f'{reason} {count}' for count, reason in ordered)})" if ordered else ""
 
 
 class Live(Progress):

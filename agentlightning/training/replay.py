@@ -27,7 +27,7 @@ from agentlightning.training.records import RunLog
 from agentlightning.training.resume import RUN_FILE, STATE_NAME, read_run_file
 from agentlightning.training.settings import GRPOSettings
 from agentlightning.training.sft_settings import SFTSettings
-from agentlightning.training.updater import Learner, StepUpdate
+from agentlightning.training.updater import StepUpdate
 from agentlightning.types import RunRecord
 
 _COMPARED: Final = ("loss", "grad_norm")
@@ -35,7 +35,7 @@ _COMPARED: Final = ("loss", "grad_norm")
 
 @dataclass
 class Replay:
-    """What a replay found."""
+    """The result of a replay."""
 
     step: int
     source: str
@@ -79,7 +79,9 @@ async def replay(store: LightningStore, run_id: str, step: int, folder: Path | N
             f"The folder of run {run_id!r} is not at {str(folder)!r}: no {RUN_FILE} of this run is there. If it was "
             "moved, say where it is: agl replay --folder"
         )
-    settings = _settings_from(begun.data["settings"])
+    recorded: Mapping[str, Any] = begun.data["settings"]
+    kind = SFTSettings if "best_per_task" in recorded else PPOSettings if "vf_coef" in recorded else GRPOSettings
+    settings = kind(**recorded)
     checkpoint = CheckpointFolder(folder / CHECKPOINTS).last_good(before=step)
     if (checkpoint is None or _keeps_the_model(settings)) and (
         fingerprint_of_models(settings) != begun.data["model_files"]
@@ -88,22 +90,17 @@ async def replay(store: LightningStore, run_id: str, step: int, folder: Path | N
             f"model={settings.model!r} is not there, or its files are not what they were at the first start"
         )
     first = 1 if checkpoint is None else checkpoint.step + 1
-    found = Replay(step, str(settings.model if checkpoint is None else checkpoint.path))
+    replayed = Replay(step, str(settings.model if checkpoint is None else checkpoint.path))
     threads = torch.get_num_threads()
     torch.set_num_threads(threads if checkpoint is None else checkpoint.facts["state"]["threads"])
     try:
         with deterministic_torch(settings.device if settings.deterministic else "cpu"):
             updater = PolicyUpdater(load_policies(settings, checkpoint), settings)
             for number in range(first, step + 1):
-                await _take(log, number, updater, found)
+                await _repeat(log, number, updater, replayed)
     finally:
         torch.set_num_threads(threads)
-    return found
-
-
-def _settings_from(recorded: Mapping[str, Any]) -> GRPOSettings:
-    kind = SFTSettings if "best_per_task" in recorded else PPOSettings if "vf_coef" in recorded else GRPOSettings
-    return kind(**recorded)
+    return replayed
 
 
 def _keeps_the_model(settings: GRPOSettings) -> bool:
@@ -111,56 +108,44 @@ def _keeps_the_model(settings: GRPOSettings) -> bool:
     return settings.needs_reference or any(own.lora for own in settings.by_policy().values())
 
 
-async def _take(log: RunLog, number: int, updater: PolicyUpdater, found: Replay) -> None:
+async def _repeat(log: RunLog, number: int, updater: PolicyUpdater, replayed: Replay) -> None:
     record = await _step_record(log, number)
     if record is None:
-        raise GoneError(f"There is no record of step {number}, which comes before step {found.step}")
+        raise GoneError(f"There is no record of step {number}, which comes before step {replayed.step}")
     figures: Mapping[str, Any] = record.data["update"]
     if figures.get("rows"):
         rows = _rows_of(number, figures, await log.records("ledger", step_from=number, step_to=number))
-        shares = {each.name: figures[_key(each.name, "share")] for each in updater.learners if _has_rows(each, rows)}
+        learners = [each.name for each in updater.learners if any(map(each.takes, rows.samples))]
+        shares = {name: figures["share" if name is None else f"{name}/share"] for name in learners}
         result = updater.learn(number, rows.samples, rows.advantages, shares)
-        found.updates += 1
-        if number == found.step:
-            _compare_figures(figures, rows, result, found)
+        replayed.updates += 1
+        if number == replayed.step:
+            _compare_figures(figures, rows, result, replayed)
     digest = updater.digest()
-    if digest != record.data["weights"] and (number == found.step or not found.differences):
-        found.differences.append(f"weights after step {number}: {digest} instead of {record.data['weights']}")
-
-
-def _key(name: str | None, figure: str) -> str:
-    return figure if name is None else f"{name}/{figure}"
-
-
-def _has_rows(learner: Learner, rows: _Rows) -> bool:
-    return any(learner.takes(sample) for sample in rows.samples)
+    if digest != record.data["weights"] and (number == replayed.step or not replayed.differences):
+        replayed.differences.append(f"weights after step {number}: {digest} instead of {record.data['weights']}")
 
 
 def _rows_of(step: int, figures: Mapping[str, Any], records: Sequence[RunRecord]) -> _Rows:
-    """Return the rows of a step in the order of its batch.
-
-    Raises:
-        GoneError: not all of them were recorded with their tokens.
-    """
+    """Return the rows of a step in the order of its batch; raise GoneError if not all were recorded with tokens."""
     rows: dict[int, tuple[Sample, float, Sequence[float]]] = {}
     for record in records:
-        advantages = {call["row"]: call["advantage"] for call in record.data["calls"] if call["row"] is not None}
-        turns: dict[int, list[tuple[int, int]]] = {}
-        versions: dict[int, list[int]] = {}
-        for place, call in enumerate(record.data["calls"]):
-            if call["row"] is not None:
-                turns.setdefault(call["row"], []).append((place, call["tokens"]))
-                versions.setdefault(call["row"], []).append(call["weight_version"])
         for row in record.data.get("rows", ()):
             numbers = numbers_of(row)
-            mask = list(numbers["mask"])
-            engine = iter(numbers["engine_logprobs"])
-            logprobs = [next(engine) if trained else 0.0 for trained in mask]
-            ids = record.name, str(record.data["attempt_id"])
-            number, tokens = row["row"], list(numbers["tokens"])
-            of = versions[number], row.get("policy"), turns[number]
-            sample = Sample(*ids, tokens, mask, logprobs, [], *of)
-            rows[row["row"]] = sample, advantages[row["row"]], numbers["trainer_logprobs"]
+            mask, engine = list(numbers["mask"]), iter(numbers["engine_logprobs"])
+            calls = [(place, call) for place, call in enumerate(record.data["calls"]) if call["row"] == row["row"]]
+            sample = Sample(
+                rollout_id=record.name,
+                attempt_id=str(record.data["attempt_id"]),
+                token_ids=list(numbers["tokens"]),
+                mask=mask,
+                logprobs=[next(engine) if trained else 0.0 for trained in mask],
+                call_ids=[],
+                weight_versions=[call["weight_version"] for _, call in calls],
+                policy=row.get("policy"),
+                turns=[(place, call["tokens"]) for place, call in calls],
+            )
+            rows[row["row"]] = sample, calls[-1][1]["advantage"], numbers["trainer_logprobs"]
     wanted = int(figures["rows"])
     if len(rows) < wanted:
         evicted = sum(bool(record.data.get("evicted")) for record in records)
@@ -172,17 +157,17 @@ def _rows_of(step: int, figures: Mapping[str, Any], records: Sequence[RunRecord]
     return _Rows([row[0] for row in ordered], [row[1] for row in ordered], [row[2] for row in ordered])
 
 
-def _compare_figures(figures: Mapping[str, Any], rows: _Rows, result: StepUpdate, found: Replay) -> None:
+def _compare_figures(figures: Mapping[str, Any], rows: _Rows, result: StepUpdate, replayed: Replay) -> None:
     for name in _COMPARED:
         now, then = result.figures[name], figures[name]
         if now != then and not (then is None and not math.isfinite(now)):
-            found.differences.append(f"{name}: {now!r} instead of {then!r}")
+            replayed.differences.append(f"{name}: {now!r} instead of {then!r}")
     now = np.concatenate([row.trainer_logprobs for row in result.rows if row.trainer_logprobs is not None])
     then = np.concatenate([np.asarray(row, dtype=np.float32) for row in rows.trainer_logprobs])
-    found.tokens = len(now)
+    replayed.tokens = len(now)
     if not np.array_equal(now, then):
         differ = int((now != then).sum())
-        found.differences.append(
+        replayed.differences.append(
             f"log-probabilities of {differ} of {len(now)} tokens, by {float(np.abs(now - then).max()):.3g} at most"
         )
 

@@ -25,7 +25,6 @@ from agentlightning.store.base import FINISHED, LightningStore
 from agentlightning.store.read_operations import pages_of
 from agentlightning.store.rules.values import to_json
 from agentlightning.training.checkpoint import CHECKPOINTS, Checkpoint, CheckpointFolder
-from agentlightning.training.groups import TAKE, OpenGroups
 from agentlightning.training.ledger import ExclusionReason
 from agentlightning.training.policies import fingerprint_of_models
 from agentlightning.training.records import RunLog
@@ -41,6 +40,7 @@ from agentlightning.training.run_folder import (
 )
 from agentlightning.training.serving import check_resource_names
 from agentlightning.training.settings import GRPOSettings
+from agentlightning.training.tasks import TAKE, OpenGroups
 from agentlightning.types import NamedResources, Rollout
 from agentlightning.utils.id import generate_id
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, stdev
 from typing import Any
@@ -48,7 +48,6 @@ class StepRows:
     """Of those whose group was not replaced by another one."""
     reward_error: float | None = None
     """Standard error of `mean_reward`, tasks being what was drawn; None for less than two rollouts."""
-    seams: dict[str, int] = field(default_factory=dict[str, int])
     idle: list[Sample] = field(default_factory=list[Sample])
     """Rows that were left out because their group teaches nothing; they count in the mean of the loss."""
     records: list[RolloutRecord] = field(default_factory=list[RolloutRecord])
@@ -60,36 +59,55 @@ class StepRows:
 
     def share(self, aggregation: Aggregation, takes: Callable[[Sample], bool] = lambda _: True) -> float:
         """Return the weight that the rows have in the step's mean, between 0 and 1; `takes` says which rows count."""
-        count, idle = (
-            _counted_by(aggregation, [sample for sample in rows if takes(sample)]) for rows in (self.samples, self.idle)
-        )
+        count, idle = (_counted_by(aggregation, filter(takes, rows)) for rows in (self.samples, self.idle))
         return count / (count + idle) if count else 0.0
+
+    def add(self, record: RolloutRecord, advantage: float, ledger: Ledger, reason: ExclusionReason | None) -> None:
+        """Add the rows of a rollout; with a `reason` they are excluded in the ledger instead."""
+        for sample in record.samples:
+            if reason is not None:
+                ledger.exclude(sample, reason)
+                continue
+            self.samples.append(sample)
+            self.advantages.append(advantage)
+
+    @property
+    def seams(self) -> dict[str, int]:
+        """How many rows of all rollouts each cause began."""
+        counts: Counter[str] = Counter()
+        for record in self.records:
+            counts.update({str(cause): number for cause, number in record.seams.items()})
+        return dict(counts)
 
     @property
     def excluded_rollouts(self) -> dict[str, int]:
         """How many rollouts each reason keeps from being trained."""
         return dict(Counter(str(record.verdict) for record in self.records if record.verdict is not None).most_common())
 
-    def reply_figures(self, weight_version: int) -> dict[str, float | None]:
-        """Return figures of the replies, under their names in `StepFigures`; `weight_version` is that of the weights
-        before the update."""
-        calls = [call for record in self.records for call in record.calls if call.completion_token_ids]
-        ages = [weight_version - version for sample in self.samples for version in sample.weight_versions]
-        return {
-            "completion_tokens": sum(len(call.completion_token_ids) for call in calls) / len(calls) if calls else None,
-            "cut_share": sum(call.finish_reason == "length" for call in calls) / len(calls) if calls else None,
-            "versions_behind": sum(ages) / len(ages) if ages else None,
-        }
+    def ages(self, weight_version: int) -> list[int]:
+        """Return how many versions the weights of each trained call are behind those before the update."""
+        return [weight_version - version for sample in self.samples for version in sample.weight_versions]
 
     @property
     def mean_reward(self) -> float | None:
         """Mean over the rollouts with a usable reward, groups left out that others replaced; None without any."""
         return math.fsum(self.kept_rewards) / len(self.kept_rewards) if self.kept_rewards else None
 
-    @property
-    def reward_spread(self) -> float | None:
-        """Standard deviation of the same rewards; None for less than two."""
-        return stdev(self.kept_rewards) if len(self.kept_rewards) > 1 else None
+    def figures(self, weight_version: int) -> dict[str, Any]:
+        """Return figures of the rollouts, under their names in `StepFigures`; `weight_version` as for `ages`."""
+        calls = [call for record in self.records for call in record.calls if call.completion_token_ids]
+        ages = self.ages(weight_version)
+        return {
+            "mean_reward": self.mean_reward,
+            "reward_error": self.reward_error,
+            "reward_spread": stdev(self.kept_rewards) if len(self.kept_rewards) > 1 else None,
+            "seams": self.seams,
+            "rollouts_excluded": self.excluded_rollouts,
+            "groups": self.group_counts,
+            "completion_tokens": sum(len(call.completion_token_ids) for call in calls) / len(calls) if calls else None,
+            "cut_share": sum(call.finish_reason == "length" for call in calls) / len(calls) if calls else None,
+            "versions_behind": sum(ages) / len(ages) if ages else None,
+        }
 
     def enter(self, ledger: Ledger, *, trained: Callable[[Sample], bool]) -> None:
         """Enter what became of the rows: they were trained, or the update did not take place."""
@@ -146,53 +164,55 @@ def choose_rows(
     """
     for record in records:
         ledger.add(record)
-    scored = [(r, g) for r, g in zip(records, groups, strict=True) if r.verdict is None and r.reward is not None]
+    scored = _scored(records, groups)
     usable = _usable(scored, settings)
-    own, of = [record for record, _ in usable], [group for _, group in usable]
-    reasons = _teach_nothing(own, of, settings)
+    reasons = _groups_without_signal(usable, settings)
     earned = [(record.reward, group) for record, group in scored if record.reward is not None]
-    rewards, kept = [reward for reward, _ in earned], [reward for reward, group in earned if group not in replaced]
+    kept = [(reward, group) for reward, group in earned if group not in replaced]
     rows = StepRows(
-        rewards=rewards, kept_rewards=kept, seams=seams_of(records), records=list(records), groups=list(groups)
+        rewards=[reward for reward, _ in earned],
+        kept_rewards=[reward for reward, _ in kept],
+        reward_error=_standard_error(kept),
+        records=list(records),
+        groups=list(groups),
+        group_counts={
+            "compared": len({group for _, group in usable}),
+            "equal_rewards": list(reasons.values()).count("equal_rewards"),
+        },
     )
-    rows.reward_error = _standard_error([pair for pair in earned if pair[1] not in replaced])
-    equal = sum(reason == "equal_rewards" for reason in reasons.values())
-    rows.group_counts = {"compared": len(set(of)), "equal_rewards": equal}
     advantages = _advantages([pair for pair in usable if pair[1] not in replaced], settings, kl or {})
     for record, group in usable:
-        cut = settings.mask_truncated_completions and was_cut(record)
-        is_idle = group in reasons and group not in replaced and not cut
-        for sample in record.samples:
-            if group in reasons:
-                ledger.exclude(sample, reasons[group])
-                rows.idle += [sample] if is_idle else []
-            elif cut:
-                ledger.exclude(sample, "over_length")
-            else:
-                rows.samples.append(sample)
-                rows.advantages.append(advantages[record.rollout_id])
-    compared = {record.rollout_id for record in own}
+        over_length, reason = is_over_length(record, settings), reasons.get(group)
+        advantage = advantages.get(record.rollout_id, 0.0)
+        rows.add(record, advantage, ledger, "over_length" if reason is None and over_length else reason)
+        if reason is not None and group not in replaced and not over_length:
+            rows.idle += record.samples
+    compared = {record.rollout_id for record, _ in usable}
     for record, _ in scored:
-        if record.samples and record.rollout_id not in compared:
-            ledger.exclude([ref for sample in record.samples for ref in sample.call_refs()], "no_reward")
+        if record.rollout_id not in compared:
+            rows.add(record, 0.0, ledger, "no_reward")
     return rows
 
 
-def _counted_by(aggregation: Aggregation, rows: Sequence[Sample]) -> int:
+def _counted_by(aggregation: Aggregation, rows: Iterable[Sample]) -> int:
     """Return how much rows count in a mean: by their trained tokens, by rows, or by rollouts."""
     if aggregation == "token":
         return sum(sum(sample.mask) for sample in rows)
-    return len(rows) if aggregation == "sequence" else len({sample.rollout_id for sample in rows})
+    ids = [sample.rollout_id for sample in rows]
+    return len(ids) if aggregation == "sequence" else len(set(ids))
 
 
 def groups_of_equal_rewards(
     records: Sequence[RolloutRecord], groups: Sequence[int], settings: GRPOSettings
 ) -> list[int]:
     """Return the groups that teach nothing because all their rewards are equal, in their order."""
-    scored = [(r, g) for r, g in zip(records, groups, strict=True) if r.verdict is None and r.reward is not None]
-    usable = _usable(scored, settings)
-    reasons = _teach_nothing([record for record, _ in usable], [group for _, group in usable], settings)
+    reasons = _groups_without_signal(_usable(_scored(records, groups), settings), settings)
     return [group for group, reason in reasons.items() if reason == "equal_rewards"]
+
+
+def _scored(records: Sequence[RolloutRecord], groups: Sequence[int]) -> list[tuple[RolloutRecord, int]]:
+    pairs = zip(records, groups, strict=True)
+    return [(record, group) for record, group in pairs if record.verdict is None and record.reward is not None]
 
 
 def _usable(scored: Sequence[tuple[RolloutRecord, int]], settings: GRPOSettings) -> list[tuple[RolloutRecord, int]]:
@@ -227,9 +247,10 @@ def _trained_calls(record: RolloutRecord) -> list[ModelCall]:
     return [call for call in record.calls if call.ref in in_rows]
 
 
-def was_cut(record: RolloutRecord) -> bool:
-    """Return whether a call in its rows was cut at its limit."""
-    return any(call.finish_reason == "length" for call in _trained_calls(record))
+def is_over_length(record: RolloutRecord, settings: GRPOSettings) -> bool:
+    """Return whether a rollout is left out because a call in its rows was cut at its limit."""
+    cut = (call.finish_reason == "length" for call in _trained_calls(record))
+    return settings.mask_truncated_completions and any(cut)
 
 
 def _advantages(
@@ -250,58 +271,28 @@ def _advantages(
     return {record.rollout_id: value for record, value in zip(records, advantages, strict=True)}
 
 
-def _teach_nothing(
-    records: Sequence[RolloutRecord], groups: Sequence[int], settings: GRPOSettings
+def _groups_without_signal(
+    usable: Sequence[tuple[RolloutRecord, int]], settings: GRPOSettings
 ) -> dict[int, ExclusionReason]:
     """Return the groups from which nothing is to be learned, and why. A divergence from the reference does not count:
     scaled, it alone would weigh as much as any reward."""
     if settings.critic is not None:
         return {}
-    members: dict[int, list[float | tuple[float, ...]]] = {}
-    for record, group in zip(records, groups, strict=True):
-        several = settings.multi_objective_aggregation == "normalize_then_sum"
-        names = settings.reward_weights or {}
-        worth = tuple(record.dimensions[name] for name in names) if several else _reward(record, settings)
-        members.setdefault(group if settings.compares_in_groups else 0, []).append(worth)
-    reasons: dict[int, ExclusionReason] = {}
-    for group, values in members.items():
-        if len(values) < 2:
-            reasons[group] = "no_group"
-        elif len(set(values)) == 1:
-            reasons[group] = "equal_rewards"
+    dimensions = None
+    if settings.multi_objective_aggregation == "normalize_then_sum":
+        dimensions = list(settings.reward_weights or {})
+    members: dict[int, list[object]] = {}
+    for record, group in usable:
+        reward = _reward(record, settings) if dimensions is None else tuple(record.dimensions[d] for d in dimensions)
+        members.setdefault(group if settings.compares_in_groups else 0, []).append(reward)
+    reasons: dict[int, ExclusionReason] = {
+        group: "no_group" if len(rewards) < 2 else "equal_rewards"
+        for group, rewards in members.items()
+        if len(set(rewards)) == 1
+    }
     if settings.compares_in_groups or not reasons:
         return reasons
-    return dict.fromkeys(groups, reasons[0])  # the whole step was compared, as group 0
-
-
-def seams_of(records: Sequence[RolloutRecord]) -> dict[str, int]:
-    """Return how many rows of all rollouts each cause began."""
-    counts: Counter[str] = Counter()
-    for record in records:
-        counts.update({str(cause): number for cause, number in record.seams.items()})
-    return dict(counts)
-
-
-def why_failed(collected: Sequence[Evidence]) -> str:
-    """Return the commonest way in which the rollouts ended, in words."""
-    ways = Counter(_way_of(one) for one in collected)
-    [(way, number)] = ways.most_common(1)
-    return f"{way} ({number} of {len(collected)})"
-
-
-def _way_of(rollout: Evidence) -> str:
-    latest = rollout.latest
-    if latest is None:
-        return "nobody claimed it in time"
-    error = f": {latest.error.type}: {latest.error.message}" if latest.error else ""
-    return f"{latest.outcome_reason or latest.outcome or latest.status}{error}"
-
-
-@dataclass
-class _Watched:
-    rollout: Rollout
-    counted: set[CallRef]
-    since: float
+    return dict.fromkeys((group for _, group in usable), reasons[0])  # the whole step was compared, as group 0
 
 
 class LateCalls:
@@ -313,31 +304,31 @@ class LateCalls:
     """
 
     def __init__(self) -> None:
-        self._watched: list[_Watched] = []
+        self._watched: list[tuple[Rollout, set[CallRef], float]] = []  # with the counted calls, and since when
 
     def state(self) -> list[object]:
         """Return the rollouts that may still come to have calls, with the calls that were counted, as JSON data."""
-        return [[one.rollout.rollout_id, sorted(map(list, one.counted))] for one in self._watched]
+        return [[rollout.rollout_id, sorted(map(list, counted))] for rollout, counted, _ in self._watched]
 
     def expect(self, collected: Sequence[Evidence], *, in_hand: int) -> None:
         """Remember the rollouts of a step that may still come to have calls, and those that the step has counted."""
         self._watched += [
-            _Watched(one.rollout, {call.ref for call in model_calls(one.spans)}, time.monotonic())
+            (one.rollout, {call.ref for call in model_calls(one.spans)}, time.monotonic())
             for one in collected
             if in_hand or _was_given_up(one)
         ]
 
     async def enter(self, store: LightningStore, ledger: Ledger, *, in_hand: int) -> None:
         """Enter the calls that have come in since; forget rollouts that can have no more."""
-        for one in self._watched:
-            spans = (await evidence(store, one.rollout)).spans
-            late = [call for call in model_calls(spans) if call.ref not in one.counted]
+        for rollout, counted, _ in self._watched:
+            spans = (await evidence(store, rollout)).spans
+            late = [call for call in model_calls(spans) if call.ref not in counted]
             ledger.capture(late)
             ledger.exclude([call.ref for call in late], "unfinished")
-            one.counted.update(call.ref for call in late)
+            counted.update(call.ref for call in late)
         if not in_hand:
             end = time.monotonic() - 2 * LOOKUP_SECONDS  # by then the gateway refuses the agents' further calls
-            self._watched = [one for one in self._watched if one.since > end]
+            self._watched = [watched for watched in self._watched if watched[-1] > end]
 
 
 def _was_given_up(rollout: Evidence) -> bool:

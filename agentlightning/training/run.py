@@ -31,13 +31,13 @@ from agentlightning.training.recording import RunRecorder
 from agentlightning.training.result import Evaluation, GRPOResult, StepClock
 from agentlightning.training.resume import OpenRun, Resumption, open_run
 from agentlightning.training.rows import StepRows
-from agentlightning.training.run_checks import DriftGuard
+from agentlightning.training.run_checks import RunGuard
 from agentlightning.training.run_folder import RunFolder, figures_of, write_lines
-from agentlightning.training.run_inputs import RunSource, decoder_of, triplet_adapter
+from agentlightning.training.run_inputs import RunSource, triplet_adapter
 from agentlightning.training.selection import SelectingCollector
 from agentlightning.training.serving import serve_policies
 from agentlightning.training.settings import GRPOSettings, Pick
-from agentlightning.training.updater import StepUpdate, Updater
+from agentlightning.training.updater import DrainTimeoutError, StepUpdate, Updater
 from agentlightning.types import Rollout
 
 logger = logging.getLogger(__name__)
@@ -70,13 +70,7 @@ async def train(
         config: sections of the run's `config.json`.
         facts: further JSON data by name that a later start is compared with, beside settings, tasks and model files.
 
-    Raises:
-        BadRequestError: the adapter makes no triplets, the run was begun with something else, or its folder cannot be
-            used.
-        NonFiniteLossError: the loss was not finite in three steps in a row.
-        NoTrainableCallError: no rollout with a reward in the first step has a model call that can be trained.
-        TooMuchDriftError: more turns drifted than `max_drift` allows.
-        NoScoredRolloutError: no rollout of the whole run could be learned from.
+    Raises what `agl.GRPO.run` names.
     """
     adapter = triplet_adapter(source)
     store, log = source.get_store(), source.get_run_log()
@@ -101,7 +95,7 @@ async def train(
             progress=progress,
             resume=resume,
             recorder=RunRecorder(log, updater, settings.record_tokens, has_held_out=bool(held_out)),
-            guard=DriftGuard(settings.max_drift, decoder_of(updater)),
+            guard=RunGuard(settings.max_drift, updater.decoder()),
             alarms=Alarms(settings.alarms, settings.other_names),
             rollout_config=source.get_rollout_config(),
             resources=source.get_initial_resources() or {},
@@ -152,7 +146,7 @@ class TrainingRun:
         self._skipped = 0  # steps in a row, up to the present one, whose loss was not finite
         self._reported_constraints = False
         self._completed: CompletedStep | None = None
-        self._repeats = False  # the present step was recorded by an earlier start, with the same weights
+        self._is_recorded = False  # an earlier start recorded the present step, with the same weights
         self._is_cancelled = False
 
     async def train(self) -> GRPOResult:
@@ -191,19 +185,17 @@ class TrainingRun:
         """Save what was learned and cancel what is in progress, each though another fails; raise the first error, if
         that is not `cause`. A cancellation is raised in any case."""
 
-        async def finish_metrics() -> None:
-            self._folder.finish()
-
-        async def save_model() -> None:
-            self._context.updater.save_model(self._folder.model)
-
-        async def save_checkpoint() -> None:
-            await self._checkpoints.end(self._completed)
-
+        works: tuple[Callable[[], Awaitable[None] | None], ...] = (
+            self._folder.finish,
+            lambda: self._checkpoints.end(self._completed),
+            lambda: self._context.updater.save_model(self._folder.model),
+            self._collector.close,
+        )
         first = cause
-        for work in (finish_metrics, save_checkpoint, save_model, self._collector.close):
+        for work in works:
             try:
-                await work()
+                if (pending := work()) is not None:
+                    await pending
             except Exception as error:
                 if first is None:
                     first = error
@@ -214,12 +206,10 @@ class TrainingRun:
         if first is not None and first is not cause:
             raise first
 
-    # --- what goes on from an earlier start --------------------------------------------------------------------------
-
     def _restored(self) -> GRPOResult:
         """Return the result of the steps that are in the checkpoint, and give the parts of the loop their state."""
-        context, resume = self._context, self._context.resume
-        result, state = result_so_far(resume, self._folder, context.updater.weight_version), resume.state
+        context, state = self._context, self._context.resume.state
+        result = result_so_far(context.resume, self._folder, context.updater.weight_version)
         if state:
             self._skipped, self._reported_constraints = state["skipped"], state["told_constrained"]
             self._collector.endings.restore(state["endings"])
@@ -230,6 +220,7 @@ class TrainingRun:
         return result
 
     def _completed_step(self, figures: StepFigures, result: GRPOResult, *, evaluated: bool) -> CompletedStep:
+        """Return a step with the state that `_restored` takes."""
         fixed: dict[str, object] = {
             "skipped": self._skipped,
             "told_constrained": self._reported_constraints,
@@ -243,12 +234,13 @@ class TrainingRun:
         }
         if (in_progress := self._collector.state()) is not None:
             fixed["flight"] = in_progress
-        evaluations = list(result.evaluations)
-
-        def state() -> dict[str, object]:
-            return {**fixed, "evaluations": [dataclasses.asdict(evaluation) for evaluation in evaluations]}
-
-        return CompletedStep(figures.step, self._context.updater.weight_version, figures.weights, state)
+        version, evaluations = self._context.updater.weight_version, list(result.evaluations)
+        return CompletedStep(
+            figures.step,
+            version,
+            figures.weights,
+            state=lambda: {**fixed, "evaluations": list(map(dataclasses.asdict, evaluations))},
+        )
 
     # --- held-out tasks ----------------------------------------------------------------------------------------------
 
@@ -296,8 +288,8 @@ class TrainingRun:
         self, step: int, rollouts: Sequence[Rollout], rows: StepRows, ledger: Ledger, clock: StepClock
     ) -> StepFigures:
         """Update the weights, close the ledger and return the figures of the step."""
-        context, settings, resume = self._context, self._context.settings, self._context.resume
-        replies = rows.reply_figures(context.updater.weight_version)
+        context, resume = self._context, self._context.resume
+        figures_of_rows = rows.figures(context.updater.weight_version)
         update = await self._update_weights(step, rows)
         changed = [learner for learner in context.updater.learners if learner.name in update.changed]
         rows.enter(
@@ -307,63 +299,45 @@ class TrainingRun:
             ),
         )
         digest = await asyncio.to_thread(context.updater.digest)
-        self._repeats = await resume.repeats(step, digest)
-        if not self._repeats:
+        self._is_recorded = await resume.repeats(step, digest)
+        if not self._is_recorded:
             await self._enter_late_calls(ledger, rollouts)
         summary = ledger.close()
-        if not self._repeats:
+        if not self._is_recorded:
             await context.recorder.ledger(ledger, rows, update.rows)
         self._report_constraints(step, summary)
         seconds, cpu, tokens = clock.stop()
+        succeeded = sum(rollout.status == "succeeded" for rollout in rollouts)
         return StepFigures(
             step=step,
-            steps=settings.max_steps,
-            mean_reward=rows.mean_reward,
-            reward_error=rows.reward_error,
-            reward_spread=rows.reward_spread,
-            rollouts_done=sum(r.status == "succeeded" for r in rollouts),
-            rollouts_failed=sum(r.status != "succeeded" for r in rollouts),
+            steps=context.settings.max_steps,
+            rollouts_done=succeeded,
+            rollouts_failed=len(rollouts) - succeeded,
             calls_captured=summary.captured,
             calls_trained=summary.trained,
             calls_excluded={str(reason): count for reason, count in summary.excluded.items()},
+            calls_constrained=summary.constrained,
             tokens_per_second=tokens / max(1e-9, sum(seconds.values())),
             seconds=seconds,
             cpu_seconds=cpu,
             update=update.figures,
-            seams=rows.seams,
-            rollouts_excluded=rows.excluded_rollouts,
-            calls_constrained=summary.constrained,
             drift_rate=context.guard.drift_rate,
-            groups=rows.group_counts,
-            **replies,
-            held_out_change={},
             weights=digest,
             take=resume.take_of(step),
             flight=self._collector.figures,
+            **figures_of_rows,
         )
 
     async def _update_weights(self, step: int, rows: StepRows) -> StepUpdate:
-        """Update while the gateway holds calls back; they are stamped with a new version only if there is one.
-
-        Raises:
-            TimeoutError: model calls still ran after `step_timeout_seconds`; no weight was changed.
-        """
         context, updater = self._context, self._context.updater
-        if not rows.samples and not updater.updates_without_rows:
+        if rows.samples or updater.updates_without_rows:
+            update = await self._update_when_drained(step, rows)
+        else:
             # weights that give no probabilities fail every call: without rows, that is a skipped step as well
             broken = not rows.rewards and not await asyncio.to_thread(updater.gives_probabilities)
             update = StepUpdate({"steps": 0, "skipped_steps": int(broken)})
-        else:
-            drains = MAX_DRAINS if context.settings.max_staleness else 1
-            seconds = context.settings.step_timeout_seconds / drains
-            for _ in range(1, drains):
-                try:
-                    update = await self._update_once(step, rows, seconds)
-                    break
-                except TimeoutError as error:
-                    context.alarm(f"step {step}: {error}; the weights are as before, and it is tried again", "drain")
-            else:
-                update = await self._update_once(step, rows, seconds)
+        for name, text in update.alarms:
+            context.alarm(text, name)
         skipped = update.figures["skipped_steps"]
         self._skipped = self._skipped + 1 if update.figures["steps"] == 0 and skipped > 0 else 0
         if skipped:
@@ -371,18 +345,18 @@ class TrainingRun:
             context.alarm(text, "skipped_steps")
         return update
 
-    async def _update_once(self, step: int, rows: StepRows, drain_seconds: float) -> StepUpdate:
-        update: StepUpdate | None = None
-        with contextlib.suppress(_NothingChanged):
-            version = self._context.updater.weight_version + 1
-            async with self._context.proxy.weight_change(version, drain_timeout=drain_seconds):
-                update = await self._context.updater.update(step, rows)
-                for name, text in update.alarms:
-                    self._context.alarm(text, name)
-                if not update.changed:
-                    raise _NothingChanged
-        assert update is not None
-        return update
+    async def _update_when_drained(self, step: int, rows: StepRows) -> StepUpdate:
+        """Update the weights; wait for calls in progress up to `MAX_DRAINS` times, if groups go on meanwhile."""
+        context, settings = self._context, self._context.settings
+        drains, most = 0, MAX_DRAINS if settings.max_staleness else 1
+        while True:
+            drains += 1
+            try:
+                return await context.updater.update(step, rows, context.proxy, settings.step_timeout_seconds / most)
+            except DrainTimeoutError as error:
+                if drains == most:
+                    raise
+                context.alarm(f"step {step}: {error}; the weights are as before, and it is tried again", "drain")
 
     def _check_skipped(self) -> None:
         if self._skipped >= MAX_SKIPPED:
@@ -392,16 +366,16 @@ class TrainingRun:
                 f"The last weights are in {self._folder.model}"
             )
 
-    # --- reports and the books ---------------------------------------------------------------------------------------
+    # --- reports and the ledger --------------------------------------------------------------------------------------
 
     async def _report(self, figures: StepFigures, result: GRPOResult) -> None:
         context = self._context
         result.metrics.append(figures)
-        if not self._repeats or figures.step not in context.resume.lines:
+        if not self._is_recorded or figures.step not in context.resume.lines:
             self._folder.append_metrics(dataclasses.asdict(figures))
         context.progress.step(figures)
         logger.info(step_line(figures))
-        if not self._repeats:
+        if not self._is_recorded:
             await context.recorder.step(figures)
         for alarm in context.alarms.see(figures):
             context.report(alarm)
@@ -437,7 +411,3 @@ class TrainingRun:
         if excluded:
             logger.info("%d model calls ended after the last step: %s", summary.captured, excluded)
         return excluded
-
-
-class _NothingChanged(Exception):
-    """Leaves a weight change without a new version: the weights are the old ones."""

@@ -1,8 +1,8 @@
 """Checks of what keeps a run from learning: rollouts without a trainable or a scored call, and tokens that drift.
 
-Rollouts without a trainable call, and those with a call that was refused for good, are excluded and the run goes on; a
-report on one of each kind is made once. Where a whole first batch has no such call, where the tokens drift more than is
-allowed, and where no rollout of the whole run has a reward, the run ends with an error.
+A report on rollouts without a trainable call is made once, as is one on rollouts with a call that was refused for good;
+they are excluded and the run goes on. The run ends with an error if a whole first batch has no trainable call, if more
+tokens drift than is allowed, or if no rollout of the whole run has a reward.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _WAYS_OUT: Final = (
     "cache that answers without a call (DSPy has), switch it off"
 )
 _STATE: Final = ("turns", "drifts", "_first_step_seen", "_reported", "_told_of_refusals", "has_looked")
-"""Of `DriftGuard`: the state of a run that is started again. Checkpoints hold these names."""
+"""The fields of `RunGuard` that a checkpoint holds, by these names."""
 
 
 @dataclass
-class DriftGuard:
-    """Reports what keeps a run from learning. Belongs to the loop of the run, which asks it once per step, in order."""
+class RunGuard:
+    """Reports what keeps a run from learning. Belongs to the loop of the run, which calls it step by step."""
 
     max_drift: float | None = None
     """Largest share of turns that may drift; None is no limit."""
@@ -58,11 +58,7 @@ class DriftGuard:
             setattr(self, name, state[name])
 
     def first_look(self, evidence: Evidence) -> str | None:
-        """Return what to do if this is the first rollout with a reward and no call of it came through the gateway.
-
-        It is called when the rollout ends, not at the end of its step: an agent that goes past the gateway gives
-        nothing to learn from.
-        """
+        """Return what to do if this is the first rollout with a reward and no call of it came through the gateway."""
         latest = evidence.latest
         if self.has_looked or evidence.reward is None or latest is None or latest.outcome_reason == REFUSED_CALL:
             return None
@@ -95,11 +91,7 @@ class DriftGuard:
         return self.drifts / self.turns if self.turns else 0.0
 
     def count_drift(self, records: Sequence[RolloutRecord]) -> None:
-        """Count the turns and drifts of a step.
-
-        Raises:
-            TooMuchDriftError: the run is beyond its limit; shows a seam of this step.
-        """
+        """Count the turns and drifts of a step; raise TooMuchDriftError if the run is beyond its limit."""
         self.turns += sum(record.reading.turns for record in records)
         self.drifts += sum(len(record.reading.drifts) for record in records)
         if self.max_drift is None or self.drift_rate <= self.max_drift:
@@ -167,11 +159,7 @@ class Endings:
                 self._first_error = f"{record.rollout_id}: {_first_refusal(record)}"
 
     def require_scored(self) -> None:
-        """Return if there was a rollout with a reward to learn from.
-
-        Raises:
-            NoScoredRolloutError: there was none.
-        """
+        """Raise NoScoredRolloutError if there was no rollout with a reward to learn from."""
         if self._scored or not self._counts:
             return
         counts = ", ".join(f"{number} {reason}" for reason, number in self._counts.most_common())
@@ -180,6 +168,20 @@ class Endings:
             f"The run took no rollout to learn from: of {self._counts.total()} rollouts {counts}.{error} Its model is "
             "the one that it began with. See one of them with: agl rollouts list, agl rollouts explain <rollout id>"
         )
+
+
+def why_failed(collected: Sequence[Evidence]) -> str:
+    """Return the commonest way in which the rollouts ended, in words."""
+    [(way, number)] = Counter(map(_way_of, collected)).most_common(1)
+    return f"{way} ({number} of {len(collected)})"
+
+
+def _way_of(rollout: Evidence) -> str:
+    latest = rollout.latest
+    if latest is None:
+        return "nobody claimed it in time"
+    error = f": {latest.error.type}: {latest.error.message}" if latest.error else ""
+    return f"{latest.outcome_reason or latest.outcome or latest.status}{error}"
 
 
 def _first_refusal(record: RolloutRecord) -> str:

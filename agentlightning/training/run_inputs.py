@@ -1,15 +1,13 @@
-"""What a run of the learning loop is given, read and checked: tasks, the model's place, the adapter, the decoder."""
+"""The inputs of a run, and their checks: tasks, model, device, time limit, adapter."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
 from agentlightning.adapter import TracerTraceToTriplet, TraceToTripletBase
 from agentlightning.adapter.base import TraceAdapter
-from agentlightning.adapter.rows.samples import Decode
 from agentlightning.errors import BadRequestError
 from agentlightning.llm_proxy import LLMProxy
 from agentlightning.store.base import LightningStore
@@ -18,7 +16,6 @@ from agentlightning.types import NamedResources, RolloutConfig
 
 if TYPE_CHECKING:
     from agentlightning.training.settings import GRPOSettings
-    from agentlightning.training.updater import Updater
 
 
 class RunSource(Protocol):
@@ -33,20 +30,17 @@ class RunSource(Protocol):
 
 
 def check_model(model: str) -> None:
-    """Refuse at once what transformers would look for on the network.
-
-    Raises:
-        BadRequestError: it is neither a folder nor in the local cache.
-    """
+    """Raise BadRequestError for a model that is neither a folder nor in the local cache: transformers would look for it
+    on the network."""
     from huggingface_hub import try_to_load_from_cache
 
     if Path(model).is_dir():
         return
     try:
-        found = try_to_load_from_cache(model, "config.json")
+        config = try_to_load_from_cache(model, "config.json")
     except ValueError:  # it cannot be the name of a model
-        found = None
-    if not isinstance(found, str):
+        config = None
+    if not isinstance(config, str):
         raise BadRequestError(
             f"model={model!r} is neither a folder nor the name of a model in the local cache. Give the folder of "
             "a model, or fetch it first (hf download NAME): a run asks for nothing beyond this machine"
@@ -54,34 +48,22 @@ def check_model(model: str) -> None:
 
 
 def check_device(device: str) -> None:
-    """Refuse a device that torch does not know or cannot use.
-
-    Raises:
-        BadRequestError: says why, and which devices there are.
-    """
+    """Raise BadRequestError for a device that torch does not know or cannot use, with those that there are."""
     import torch
 
     try:
         if torch.empty(1, device=device).is_meta:
             raise RuntimeError("tensors on it hold no numbers")
     except (RuntimeError, AssertionError) as error:  # the latter from a torch that was built without CUDA
-        there = ", ".join(["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))])
+        devices = ", ".join(["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))])
         why = str(error).partition("\n")[0]
         raise BadRequestError(
-            f"device={device!r} cannot be used: {why}. torch {torch.__version__} sees these devices: {there}"
+            f"device={device!r} cannot be used: {why}. torch {torch.__version__} sees these devices: {devices}"
         ) from None
 
 
 def check_one_time_limit(name: str, own: float | None, config: RolloutConfig) -> None:
-    """Check that the algorithm and the Trainer do not limit the time of a rollout differently.
-
-    Args:
-        name: of the algorithm.
-        own: its `rollout_timeout_seconds`.
-
-    Raises:
-        BadRequestError: both are given, and differ.
-    """
+    """Raise BadRequestError if the algorithm's `rollout_timeout_seconds` (`own`) and the Trainer's limit differ."""
     if None not in (own, config.timeout_seconds) and own != config.timeout_seconds:
         raise BadRequestError(
             f"rollout_timeout_seconds={own} of {name} and rollout_config timeout_seconds={config.timeout_seconds} of "
@@ -107,26 +89,8 @@ def triplet_adapter(algorithm: RunSource) -> TraceToTripletBase:
     return adapter
 
 
-def decoder_of(updater: Updater) -> Decode | None:
-    """Return what turns token ids into text; None if the policies have several vocabularies."""
-    tokenizers = [each.policy.tokenizer for each in updater.learners]
-    if any(other.get_vocab() != tokenizers[0].get_vocab() for other in tokenizers[1:]):
-        return None
-    own = copy.deepcopy(tokenizers[0])  # the engine's thread uses the other one
-
-    def decode(token_ids: Sequence[int]) -> str:
-        text = own.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return cast("str", text)
-
-    return decode
-
-
 def check_tasks(name: str, settings: GRPOSettings, tasks: Sequence[object], held_out: Sequence[object]) -> None:
-    """Check that an algorithm, by its name, has the tasks that it needs.
-
-    Raises:
-        BadRequestError: there are no tasks, or a schedule of evaluations without held-out tasks.
-    """
+    """Raise BadRequestError if there are no tasks, or a schedule of evaluations without held-out tasks."""
     if not tasks:
         raise BadRequestError(f"{name} needs tasks: pass train_dataset to fit, with at least one task")
     if settings.eval_steps and not held_out:

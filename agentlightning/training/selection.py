@@ -1,5 +1,5 @@
-"""The rollouts that supervised fine-tuning trains, of each step or of the store: by hand, by a threshold of their
-reward, the best of each task, the best of all."""
+"""The selection of the rollouts that supervised fine-tuning trains, of each step or of the store: by hand, by a
+threshold of their reward, the best of each task, the best of all."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import AsyncIterable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from typing_extensions import override
@@ -23,7 +23,7 @@ from agentlightning.training.collector import Collector, ReadRollouts
 from agentlightning.training.context import RunContext
 from agentlightning.training.ledger import Ledger, RolloutRecord
 from agentlightning.training.rollouts import Evidence, evidence
-from agentlightning.training.rows import StepRows, read_records, seams_of, was_cut
+from agentlightning.training.rows import StepRows, is_over_length, read_records
 from agentlightning.training.run_checks import Endings
 from agentlightning.training.settings import Pick
 from agentlightning.training.sft_settings import SFTSettings
@@ -31,6 +31,10 @@ from agentlightning.types import Rollout
 
 if TYPE_CHECKING:
     from agentlightning.engine.served import ServedModel
+
+LeftOut = Literal["not_named", "not_picked", "below_min_reward", "not_best_of_task", "not_in_top_share"]
+"""Why a rollout with a reward is not chosen: it was not named; the function said no; or by its reward."""
+_NAMED_AT_MOST: Final = 5
 
 
 class SelectionEndings(Endings):
@@ -90,72 +94,41 @@ class SelectingCollector(Collector):
             if not self._tokens_checked and record.samples:
                 policy = self._context.updater.learners[0].policy
                 self._tokens_checked = await asyncio.to_thread(check_tokens, ended, record, policy)
-            read.rollouts.append(rollout)
             read.evidence.append(ended)
             read.records.append(record)
             read.groups.append(number)
-        rows = self._choose(read, ledger)
+        rows = await self._choose(read, ledger, ())
         self._watch(step, read.evidence, rows, 0)
         return read.rollouts, rows
 
     @override
-    def _choose(
-        self,
-        read: ReadRollouts,
-        ledger: Ledger,
-        *,
-        replaced: Collection[int] = (),
-        kl: Mapping[str, float] | None = None,
-    ) -> StepRows:
-        rows, reasons = self._select(read, ledger)
-        self.endings.chosen += len({sample.rollout_id for sample in rows.samples})
-        rewards = [*rows.rewards, *([] if self.endings.best is None else [self.endings.best])]
-        self.endings.best = max(rewards, default=None)
-        if rows.rewards and not rows.samples:
-            text = f"their best reward is {max(rows.rewards):g}; left out: {counts_text(reasons)}"
-            self._context.alarm(
-                f"step {ledger.step}: none of {len(rows.rewards)} scored rollouts was chosen: {text}", "none_chosen"
-            )
-        return rows
-
-    def _select(self, read: ReadRollouts, ledger: Ledger) -> tuple[StepRows, dict[str, str]]:
-        """Return the rows of the rollouts to train, and why the others are left out."""
+    async def _choose(self, read: ReadRollouts, ledger: Ledger, replaced: Collection[int]) -> StepRows:
         scored = [
             (rollout, record, Candidate(rollout.rollout_id, group, record.reward))
             for rollout, record, group in zip(read.rollouts, read.records, read.groups, strict=True)
             if record.verdict is None and record.reward is not None
         ]
-        rewards = [candidate.reward for *_, candidate in scored]
-        seams = seams_of(read.records)
-        rows = StepRows(
-            rewards=rewards, kept_rewards=rewards, seams=seams, records=list(read.records), groups=list(read.groups)
-        )
         for record in read.records:
             ledger.add(record)
-        reasons: dict[str, str] = {}
-        pick = self._context.pick
+        pick, reasons = self._context.pick, dict[str, LeftOut]()
         if self._settings.collects:
             reasons |= {r.rollout_id: "not_picked" for r, _, one in scored if pick and not pick(r, one.reward)}
             usable = [one for _, record, one in scored if record.samples and one.rollout_id not in reasons]
             reasons |= left_out(usable, self._settings)
-        for _, record, candidate in scored:
-            cut = self._settings.mask_truncated_completions and was_cut(record)
-            for sample in record.samples:
-                if candidate.rollout_id in reasons:
-                    ledger.exclude(sample, "not_chosen")
-                elif cut:
-                    ledger.exclude(sample, "over_length")
-                else:
-                    rows.samples.append(sample)
-                    rows.advantages.append(1.0)
-        return rows, reasons
-
-
-# --- by their rewards ------------------------------------------------------------------------------------------------
-
-
-LeftOut = Literal["not_named", "not_picked", "below_min_reward", "not_best_of_task", "not_in_top_share"]
-"""Why a rollout with a reward is not chosen: its id was not given; the function said no; or by its reward."""
+        rewards = [candidate.reward for *_, candidate in scored]
+        rows = StepRows(rewards=rewards, kept_rewards=rewards, records=list(read.records), groups=list(read.groups))
+        for _, record, _ in scored:
+            over_length = "over_length" if is_over_length(record, self._settings) else None
+            rows.add(record, 1.0, ledger, "not_chosen" if record.rollout_id in reasons else over_length)
+        self.endings.chosen += len({sample.rollout_id for sample in rows.samples})
+        self.endings.best = max([*rewards, *([] if self.endings.best is None else [self.endings.best])], default=None)
+        if rewards and not rows.samples:
+            self._context.alarm(
+                f"step {ledger.step}: none of {len(rewards)} scored rollouts was chosen: their best reward is "
+                f"{max(rewards):g}; left out: {counts_text(reasons)}",
+                "none_chosen",
+            )
+        return rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,21 +149,25 @@ def left_out(candidates: Sequence[Candidate], rule: SFTSettings) -> dict[str, Le
     """
     reasons: dict[str, LeftOut] = {}
     rest = list(candidates)
+
+    def keep(chosen: Sequence[Candidate], reason: LeftOut) -> list[Candidate]:
+        ids = {one.rollout_id for one in chosen}
+        reasons.update({one.rollout_id: reason for one in rest if one.rollout_id not in ids})
+        return [one for one in rest if one.rollout_id in ids]
+
+    def by_reward() -> list[Candidate]:
+        return sorted(rest, key=lambda one: -one.reward)
+
     if rule.min_reward is not None:
-        rest = _keep(
-            rest, {i for i, one in enumerate(rest) if one.reward >= rule.min_reward}, "below_min_reward", reasons
-        )
+        rest = keep([one for one in rest if one.reward >= rule.min_reward], "below_min_reward")
     if rule.best_per_task is not None:
-        of_task: Counter[object] = Counter()
-        best: set[int] = set()
-        for i in _by_reward(rest):
-            of_task[rest[i].task] += 1
-            if of_task[rest[i].task] <= rule.best_per_task:
-                best.add(i)
-        rest = _keep(rest, best, "not_best_of_task", reasons)
-    if rule.top_share is not None and rest:
-        count = max(1, round(rule.top_share * len(rest)))
-        _keep(rest, set(_by_reward(rest)[:count]), "not_in_top_share", reasons)
+        of_task: dict[object, list[Candidate]] = {}
+        for one in by_reward():
+            of_task.setdefault(one.task, []).append(one)
+        best = [one for ranked in of_task.values() for one in ranked[: rule.best_per_task]]
+        rest = keep(best, "not_best_of_task")
+    if rule.top_share is not None:
+        keep(by_reward()[: max(1, round(rule.top_share * len(rest)))], "not_in_top_share")
     return reasons
 
 
@@ -199,39 +176,14 @@ def counts_text(reasons: Mapping[str, str]) -> str:
     return ", ".join(f"{count} {reason}" for reason, count in Counter(reasons.values()).most_common()) or "none"
 
 
-def _by_reward(candidates: Sequence[Candidate]) -> list[int]:
-    return sorted(range(len(candidates)), key=lambda i: -candidates[i].reward)
-
-
-def _keep(
-    candidates: Sequence[Candidate], chosen: set[int], reason: LeftOut, reasons: dict[str, LeftOut]
-) -> list[Candidate]:
-    reasons |= {one.rollout_id: reason for i, one in enumerate(candidates) if i not in chosen}
-    return [one for i, one in enumerate(candidates) if i in chosen]
-
-
 # --- those of the store ----------------------------------------------------------------------------------------------
 
 
-_NAMED_AT_MOST: Final = 5
-
-
-@dataclass
-class Choice:
-    """The rollouts that a run trains, in the order in which they were made or named, and why others are left out."""
-
-    chosen: list[str] = field(default_factory=list[str])
-    left_out: dict[str, str] = field(default_factory=dict[str, str])
-    """Rollouts by id: of the ledger's reasons those for which nothing of one can be trained, and those of a choice."""
-
-
 async def choose_stored(
-    store: LightningStore,
-    settings: SFTSettings,
-    adapter: TraceToTripletBase,
-    pick: Pick | None,
-) -> Choice:
-    """Return which rollouts of a store are trained. Reads one rollout at a time.
+    store: LightningStore, settings: SFTSettings, adapter: TraceToTripletBase, pick: Pick | None
+) -> tuple[list[str], dict[str, str]]:
+    """Return the ids of the rollouts of a store that are trained, in the order in which they were made or named, and
+    by id why others are left out. Reads one rollout at a time.
 
     Raises:
         NotFoundError: the store has no rollout of an id that was given.
@@ -240,21 +192,20 @@ async def choose_stored(
     reasons: dict[str, str] = {}
     candidates: list[Candidate] = []
     async for rollout in _ended_rollouts(store, settings):
-        record = read_records(
-            [await evidence(store, rollout)], adapter, train_refused=settings.refused_calls == "train"
-        )[0]
+        ended = await evidence(store, rollout)
+        [record] = read_records([ended], adapter, train_refused=settings.refused_calls == "train")
         why = _why_not(record)
+        if why is None and pick is not None and not pick(rollout, record.reward or 0.0):
+            why = "not_picked"
         if why is not None:
             reasons[rollout.rollout_id] = why
-        elif pick is not None and not pick(rollout, record.reward or 0.0):
-            reasons[rollout.rollout_id] = "not_picked"
         else:
             task = json.dumps(to_json(rollout.input), sort_keys=True)
             candidates.append(Candidate(rollout.rollout_id, task, record.reward or 0.0))
     if settings.named is not None and (unusable := {i: why for i, why in reasons.items() if why != "not_picked"}):
-        told = ", ".join(f"{i} ({why})" for i, why in list(unusable.items())[:_NAMED_AT_MOST])
+        examples = ", ".join(f"{i} ({why})" for i, why in list(unusable.items())[:_NAMED_AT_MOST])
         raise BadRequestError(
-            f"{len(unusable)} of the {len(settings.named)} rollouts that were named cannot be trained: {told}. "
+            f"{len(unusable)} of the {len(settings.named)} rollouts that were named cannot be trained: {examples}. "
             "See why with: agl rollouts explain <rollout id>; leave them out of rollouts="
         )
     seen = len(candidates) + len(reasons)
@@ -262,13 +213,13 @@ async def choose_stored(
     chosen = [one.rollout_id for one in candidates if one.rollout_id not in reasons]
     if not chosen:
         best = max((one.reward for one in candidates), default=None)
-        told = f"left out: {counts_text(reasons)}; the best reward is {best}" if seen else "there are none"
+        why = f"left out: {counts_text(reasons)}; the best reward is {best}" if seen else "there are none"
         of = "" if settings.from_run is None else f" of run {settings.from_run!r}"
         raise BadRequestError(
-            f"No rollout is chosen out of the {seen} ended training rollouts{of} of the store: {told}. Rollouts need a "
+            f"No rollout is chosen out of the {seen} ended training rollouts{of} of the store: {why}. Rollouts need a "
             "reward, and model calls with token ids and log-probabilities, as the engine of GRPO and vLLM give them"
         )
-    return Choice(chosen, reasons)
+    return chosen, reasons
 
 
 def check_tokens(rollout: Evidence, record: RolloutRecord, policy: ServedModel) -> bool:
@@ -287,13 +238,11 @@ def check_tokens(rollout: Evidence, record: RolloutRecord, policy: ServedModel) 
             f"{size - 1}: it was sampled with another tokenizer. {way_out}"
         )
     tokenizer: Any = policy.tokenizer
-    spelt = "\n".join(
-        _plain(tokenizer.decode(sample.token_ids, clean_up_tokenization_spaces=False)) for sample in record.samples
-    )
-    replies = [
-        call["messages"][-1].get("content") for call in TraceToMessages().adapt(rollout.counted) if call["messages"]
-    ]
-    said = [text for reply in replies if isinstance(reply, str) and (text := _plain(reply))]
+    texts = [tokenizer.decode(sample.token_ids, clean_up_tokenization_spaces=False) for sample in record.samples]
+    spelt = "\n".join(map(_without_spaces, texts))
+    calls = TraceToMessages().adapt(rollout.counted)
+    replies = [call["messages"][-1].get("content") for call in calls if call["messages"]]
+    said = [text for reply in replies if isinstance(reply, str) and (text := _without_spaces(reply))]
     if said and not any(text in spelt for text in said):
         raise BadRequestError(
             f"Rollout {record.rollout_id} was sampled with another tokenizer: its reply is {said[0][:60]!r}, and none "
@@ -302,7 +251,7 @@ def check_tokens(rollout: Evidence, record: RolloutRecord, policy: ServedModel) 
     return bool(said)
 
 
-def _plain(text: str) -> str:
+def _without_spaces(text: str) -> str:
     return "".join(text.split())
 
 
@@ -316,15 +265,15 @@ def _why_not(record: RolloutRecord) -> str | None:
 
 async def _ended_rollouts(store: LightningStore, settings: SFTSettings) -> AsyncIterable[Rollout]:
     if settings.named is not None:
-        found = {one: await store.get_rollout_by_id(one) for one in settings.named}
-        unknown = [one for one, rollout in found.items() if rollout is None]
+        rollouts = {one: await store.get_rollout_by_id(one) for one in settings.named}
+        unknown = [one for one, rollout in rollouts.items() if rollout is None]
         if unknown:
-            told = ", ".join(unknown[:_NAMED_AT_MOST])
+            names = ", ".join(unknown[:_NAMED_AT_MOST]) + (" and others" if len(unknown) > _NAMED_AT_MOST else "")
             raise NotFoundError(
-                f"The store has no rollout {told}{' and others' if len(unknown) > _NAMED_AT_MOST else ''}: "
-                f"{len(unknown)} of {len(found)} ids of rollouts= are unknown. See what it has with: agl rollouts list"
+                f"The store has no rollout {names}: {len(unknown)} of {len(rollouts)} ids of rollouts= are unknown. "
+                "See what it has with: agl rollouts list"
             )
-        for rollout in found.values():
+        for rollout in rollouts.values():
             assert rollout is not None
             yield rollout
         return

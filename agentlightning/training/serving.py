@@ -18,16 +18,16 @@ from agentlightning.types import LLM, NamedResources
 
 
 async def serve_policies(
-    given: LLMProxy | None, store: LightningStore, updater: Updater, settings: GRPOSettings, stack: AsyncExitStack
+    proxy: LLMProxy | None, store: LightningStore, updater: Updater, settings: GRPOSettings, stack: AsyncExitStack
 ) -> LLMProxy:
-    """Return a running gateway with the policies among its models; `stack` leaves it as it was found.
-
-    `given` is that of the program; without one, the run has its own.
+    """Return a running gateway with the policies among its models: the one of the program, or one of the run's own;
+    `stack` leaves it as it was.
 
     Raises:
         BadRequestError: it serves a model of the same name already, or its policies are not those of the run.
     """
-    proxy = given or LLMProxy(store=store, policies=_policies_of(updater.names))
+    own = None if updater.names is None else {name: _policy_of(name) for name in updater.names}
+    proxy = proxy or LLMProxy(store=store, policies=own)
     if updater.names is not None:
         _check_policies(proxy, updater.names)
     others = proxy.model_list
@@ -60,21 +60,13 @@ def entry_of(engine: PolicyEngine, settings: GRPOSettings) -> Any:
     }
 
 
-def _policies_of(names: Sequence[str] | None) -> dict[str, PolicyConfig] | None:
-    """Return the settings of the policies for a gateway: each has a role and a model of its name."""
-    return None if names is None else {name: _policy_of(name) for name in names}
-
-
 def _policy_of(name: str) -> PolicyConfig:
+    """Return the settings of a policy for a gateway: it has a role and a model of its name."""
     return {"kind": "trained", "models": [name], "roles": [name]}
 
 
 def _check_policies(proxy: LLMProxy, names: Sequence[str]) -> None:
-    """Check that a gateway of the program's own knows the policies of the run.
-
-    Raises:
-        BadRequestError: it does not; says what to write.
-    """
+    """Raise BadRequestError if a gateway of the program's own does not know the policies of the run."""
     known = {policy.name: policy for policy in proxy.policies}
     for name in names:
         policy = known.get(name)
@@ -118,11 +110,7 @@ def resources_to_publish(
 
 
 def check_resource_names(policies: Collection[str], others: NamedResources) -> None:
-    """Check that the Trainer's resources have other names than the policies that learn.
-
-    Raises:
-        BadRequestError: one has not; names it.
-    """
+    """Raise BadRequestError if one of the Trainer's resources has the name of a policy that learns."""
     if taken := sorted({*policies} & others.keys()):
         raise BadRequestError(
             f"initial_resources have {', '.join(map(repr, taken))}, by which agents are given the model that learns: "

@@ -11,7 +11,18 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Concatenate, Final, Literal, ParamSpec, TypeAlias, cast, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Concatenate,
+    Final,
+    Literal,
+    ParamSpec,
+    TypeAlias,
+    TypeVar,
+    cast,
+    get_type_hints,
+)
 
 from agentlightning.engine.vllm_server import VLLMSettings
 from agentlightning.errors import BadRequestError, closest_name
@@ -36,6 +47,7 @@ Pick: TypeAlias = Callable[[Rollout, float], bool]
 """Says of a rollout and its reward whether it may be trained, in supervised fine-tuning."""
 
 P = ParamSpec("P")
+S = TypeVar("S", bound="GRPOSettings")
 Count = Annotated[int, Bounds(at_least=1)]
 CountOrZero = Annotated[int, Bounds(at_least=0)]
 Positive = Annotated[float, Bounds(above=0)]
@@ -61,7 +73,7 @@ _SCALES: dict[Advantage, ScaleRewards] = {
     "reinforce_plus_plus": "batch",
     "reinforce_plus_plus_baseline": "batch",
 }
-_OTHER_NAMES: Final = {
+_OTHER_NAMES: Final[Mapping[str, str]] = {
     "steps": "max_steps",
     "group_size": "num_generations",
     "schedule": "lr_scheduler_type",
@@ -83,6 +95,9 @@ _OTHER_NAMES: Final = {
         for name in ("correction", "mode", "clip_max", "clip_min")
     },
 }
+"""Settings by names that they have elsewhere."""
+_WITHOUT_MEANING: Final[Mapping[str, str]] = {}
+"""Settings of GRPO that an algorithm does not have, and why."""
 _POLICY_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
 
@@ -226,11 +241,7 @@ class RewardSettings:
     stay excluded (DAPO). 1 takes the groups as they are. [`algorithm.filter_groups.max_num_gen_batches`]"""
 
     def check_rewards(self) -> None:
-        """Check what the annotations do not say.
-
-        Raises:
-            BadRequestError: a weight is out of its range, or settings do not go together; they are named.
-        """
+        """Raise BadRequestError if a weight is out of its range, or settings of rewards do not go together."""
         weights = self.reward_weights
         if weights is not None and (
             not isinstance(weights, Mapping) or not weights or not all(isinstance(name, str) for name in weights)
@@ -298,6 +309,12 @@ class GRPOSettings(LossSettings, RewardSettings, VLLMSettings):
 
     A setting that TRL 1.16's `GRPOConfig` has is named as there; what VERL 0.9.1 calls it stands in brackets.
     """
+
+    # of the algorithm; without annotations, by which they would be fields
+    algorithm = "GRPO"
+    names_elsewhere = _OTHER_NAMES
+    without_meaning = _WITHOUT_MEANING
+    model_missing = "model must be a text, the folder of a transformers model, or each of policies must name one"
 
     model: str
     """Folder of a transformers causal model with tokenizer and chat template (or a name in the local cache).
@@ -489,23 +506,27 @@ class GRPOSettings(LossSettings, RewardSettings, VLLMSettings):
         return {**dataclasses.asdict(self), "output_dir": output_dir}
 
 
-def make_settings(model: str | Path | None, settings: Mapping[str, Any]) -> GRPOSettings:
-    """Return checked settings.
+def setting_names(cls: type[GRPOSettings]) -> list[str]:
+    """Return the settings that an algorithm takes."""
+    refused = {*cls.names_elsewhere, *cls.without_meaning}
+    return [field.name for field in dataclasses.fields(cls) if field.name not in refused]
+
+
+def make_settings(cls: type[S], model: str | Path | None, settings: Mapping[str, Any]) -> S:
+    """Return checked settings of an algorithm.
 
     Raises:
-        TypeError: an unknown setting; names it and the nearest right one.
-        BadRequestError: a value out of its range.
+        TypeError: a setting that is unknown or has no meaning for the algorithm; names it and the nearest right one.
+        BadRequestError: a value out of its range, or no model.
     """
-    known = [field.name for field in dataclasses.fields(GRPOSettings)]
-    check_names("GRPO", list(settings), known, other_names=_OTHER_NAMES)
+    names, elsewhere = setting_names(cls), cls.names_elsewhere
+    check_names(cls.algorithm, list(settings), names, other_names=elsewhere, without_meaning=cls.without_meaning)
     if model is None:
         named = [own.get("model") for own in (read_policies(settings.get("policies")) or {}).values()]
         if not named or None in named:
-            raise BadRequestError(
-                "model must be a text, the folder of a transformers model, or each of policies must name one; got None"
-            )
+            raise BadRequestError(f"{cls.model_missing}; got None")
         model = str(named[0])
-    return GRPOSettings(model=str(model) if isinstance(model, Path) else model, **settings)
+    return cls(model=str(model) if isinstance(model, Path) else model, **settings)
 
 
 def read_policies(policies: object) -> dict[str, dict[str, object]] | None:
@@ -548,15 +569,15 @@ def accepts(arguments: Callable[P, object]) -> Callable[[Callable[..., None]], C
 
 
 def signature_of(
-    settings: type[GRPOSettings], names: Sequence[str] | None = None, *more: inspect.Parameter
+    settings: type[GRPOSettings], *more: inspect.Parameter, names: Sequence[str] | None = None
 ) -> inspect.Signature:
-    """Return the signature of a constructor that takes the model and settings by name, for help texts and command
-    lines; None is all settings, `more` are further parameters."""
+    """Return the signature of a constructor that takes the model, settings by name (all that the algorithm takes, or
+    `names`) and `more` parameters, for help texts and command lines."""
     fields, hints = {field.name: field for field in dataclasses.fields(settings)}, get_type_hints(settings)
     own = [inspect.Parameter("model", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation="str | Path")]
     own += [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=fields[name].default, annotation=hints[name])
-        for name in names or fields
+        for name in names or setting_names(settings)
         if name != "model"
     ]
     return inspect.Signature([*own, *more])

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, Final, Literal, cast
+from typing import Annotated, Final, Literal, cast
 
 from typing_extensions import override
 
 from agentlightning.errors import BadRequestError
 from agentlightning.field_help import explain_fields
 from agentlightning.training.settings import Count, GRPOSettings
-from agentlightning.utils.setting_checks import Bounds, check_names
+from agentlightning.utils.setting_checks import Bounds
 
 Source = Literal["new", "stored"]
 
-_BY_ANOTHER_NAME: Final = {
+_BY_ANOTHER_NAME: Final[Mapping[str, str]] = {
     "num_train_epochs": "max_steps, which counts steps of batch_size",
     "threshold": "min_reward",
     "reward_threshold": "min_reward",
@@ -29,7 +27,7 @@ _BY_ANOTHER_NAME: Final = {
 _OF_REWARDS: Final = "rewards choose rollouts; they do not weigh tokens"
 _OF_RATIOS: Final = "its loss is the cross entropy, which has no ratio"
 _OF_REFERENCE: Final = "its loss is the cross entropy, which has no reference"
-_WITHOUT_MEANING: Final = {
+_WITHOUT_MEANING: Final[Mapping[str, str]] = {
     "loss_type": "its loss is the cross entropy; `aggregation` says what it is a mean of",
     "loss_scale_factor": "its loss is a mean",
     **dict.fromkeys(("advantage", "scale_rewards", "multi_objective_aggregation", "reward_weights"), _OF_REWARDS),
@@ -49,6 +47,13 @@ _SILENT_ALARMS: Final = ("policy_shift", "engine_mismatch", "equal_rewards", "re
 @dataclass(frozen=True, kw_only=True)
 class SFTSettings(GRPOSettings):
     """Every setting of `SFT`, with its meaning and default. Those that GRPO has are explained there."""
+
+    algorithm = "SFT"
+    names_elsewhere = _BY_ANOTHER_NAME
+    without_meaning = _WITHOUT_MEANING
+    model_missing = (
+        "SFT needs model, the folder of a transformers model: agl.SFT(model='path/to/model', min_reward=1.0)"
+    )
 
     rollouts: Source | Sequence[str] = "new"
     """What is chosen from: `new` runs the agent on tasks in every step; `stored` takes the training rollouts that the
@@ -70,20 +75,20 @@ class SFTSettings(GRPOSettings):
         super().__post_init__()
 
     def _check_choice(self) -> None:
-        given: object = self.rollouts
-        if isinstance(given, (list, tuple)):
-            ids = cast("Sequence[object]", given)
+        rollouts: object = self.rollouts
+        if isinstance(rollouts, (list, tuple)):
+            ids = cast("Sequence[object]", rollouts)
             if not ids or not all(isinstance(one, str) and one for one in ids):
-                raise BadRequestError(f"rollouts must name at least one rollout, each by its id; got {given!r}")
+                raise BadRequestError(f"rollouts must name at least one rollout, each by its id; got {rollouts!r}")
             twice = sorted({str(one) for one in ids if ids.count(one) > 1})
             if twice:
                 raise BadRequestError(f"rollouts names rollouts more than once: {', '.join(twice)}")
             object.__setattr__(self, "rollouts", list(ids))
-        elif given not in ("new", "stored"):
-            raise BadRequestError(f"rollouts must be 'new', 'stored' or a list of rollout ids; got {given!r}")
-        if self.from_run is not None and (given != "stored" or not isinstance(self.from_run, str)):
+        elif rollouts not in ("new", "stored"):
+            raise BadRequestError(f"rollouts must be 'new', 'stored' or a list of rollout ids; got {rollouts!r}")
+        if self.from_run is not None and (rollouts != "stored" or not isinstance(self.from_run, str)):
             raise BadRequestError(
-                f"from_run={self.from_run!r} and rollouts={given!r}: it is the id of a run, for rollouts='stored'"
+                f"from_run={self.from_run!r} and rollouts={rollouts!r}: it is the id of a run, for rollouts='stored'"
             )
 
     @property
@@ -111,26 +116,3 @@ class SFTSettings(GRPOSettings):
     @override
     def compares_in_groups(self) -> bool:
         return False
-
-
-def sft_setting_names() -> list[str]:
-    """Return the settings that a user may give, but for the model."""
-    names = [field.name for field in dataclasses.fields(SFTSettings)]
-    return [name for name in names if name not in {"model", *_WITHOUT_MEANING}]
-
-
-def make_sft_settings(model: str | Path | None, settings: Mapping[str, Any]) -> SFTSettings:
-    """Return checked settings.
-
-    Raises:
-        TypeError: an unknown setting, or one that says nothing to SFT; names it and what to give instead.
-        BadRequestError: a value out of its range, or no model.
-    """
-    known = sft_setting_names()
-    check_names("SFT", list(settings), known, other_names=_BY_ANOTHER_NAME, without_meaning=_WITHOUT_MEANING)
-    if model is None:
-        raise BadRequestError(
-            "SFT needs model, the folder of a transformers model: agl.SFT(model='path/to/model', min_reward=1.0); "
-            "got None"
-        )
-    return SFTSettings(model=str(model) if isinstance(model, Path) else model, **settings)

@@ -1,15 +1,22 @@
-"""The tasks of a run: batches over a dataset, and the time limit of their rollouts."""
+"""The tasks of a run in their order, and the groups of rollouts that are made of them.
+
+A step has `batch_size` tasks, and each of them one group of rollouts. A rollout has the name of its group in its
+metadata, by which a later start of the run finds it.
+"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
 
 from agentlightning.errors import BadRequestError
-from agentlightning.types import Dataset, RolloutConfig
+from agentlightning.types import Dataset, Rollout, RolloutConfig
 
 T = TypeVar("T")
+
+TAKE: Final = "take"
+"""Metadata of rollouts of a step that is repeated with other weights; see `Resumption.take`."""
 
 
 def items_of(dataset: Dataset[Any] | None) -> list[object]:
@@ -36,15 +43,15 @@ def batch_iter_over_dataset(
 
 
 def _batches(dataset: Dataset[T], size: int, shuffle: Callable[[list[int]], None]) -> Iterator[list[T]]:
-    left: list[int] = []
+    rest: list[int] = []
     while True:
-        batch, left = left[:size], left[size:]
+        batch, rest = rest[:size], rest[size:]
         if len(batch) < size:
             order = list(range(len(dataset)))
             shuffle(order)
-            fresh = [index for index in order if index not in batch]
-            batch += (taken := fresh[: size - len(batch)])
-            left = [index for index in order if index not in taken]
+            drawn = [index for index in order if index not in batch][: size - len(batch)]
+            batch += drawn
+            rest = [index for index in order if index not in drawn]
         yield [dataset[index] for index in batch]
 
 
@@ -53,3 +60,80 @@ def with_timeout(config: RolloutConfig | None, timeout_seconds: float) -> Rollou
     if config is not None and config.timeout_seconds is not None:
         return config
     return (config or RolloutConfig()).model_copy(update={"timeout_seconds": timeout_seconds})
+
+
+class GroupKey(NamedTuple):
+    """The name of a group."""
+
+    step: int
+    """The step that it is planned for; a slow group is trained in a later one, a fast one perhaps in an earlier one."""
+    task: int
+    """Number of its task in that step."""
+    take: str | None = None
+    """Mark of a start of the run that repeats steps with other weights; see `Resumption.take`."""
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Where it is in the plan."""
+        return self.step, self.task
+
+
+def key_of(metadata: Mapping[str, Any]) -> GroupKey:
+    """Return the name of the group of a training rollout."""
+    return GroupKey(metadata.get("step", 0), metadata.get("task", 0), metadata.get(TAKE))
+
+
+def metadata_of(step: int, task: int, sample: int, take: str | None) -> dict[str, object]:
+    """Return the metadata of a training rollout, by which a later start of the run finds it."""
+    return {"step": step, "task": task, "sample": sample, **({} if take is None else {TAKE: take})}
+
+
+def place_of(rollout: Rollout) -> str | None:
+    """Return the place of a rollout in the run, for its seed; None if the loop did not make it."""
+    metadata = rollout.metadata or {}
+    if not isinstance(metadata.get("step"), int) or not isinstance(metadata.get("task"), int):
+        return None
+    parts = (rollout.mode, metadata.get("sampling"), metadata["step"], metadata["task"], metadata.get("sample"))
+    return " ".join(map(str, parts))
+
+
+class GroupPlan:
+    """The groups of a run in their order. Belongs to the collector.
+
+    Attributes:
+        next: place of the first group that was not drawn.
+        size: groups of a step.
+    """
+
+    def __init__(self, tasks: Sequence[object], batch_size: int, seed: int) -> None:
+        self._source = batch_iter_over_dataset(list(tasks), batch_size, random.Random(seed))
+        self._batches: list[list[object]] = []
+        self.next: tuple[int, int] = (1, 0)
+        self.size = min(batch_size, len(tasks))
+
+    def draw(self, take: str | None) -> GroupKey:
+        """Return the next group."""
+        step, task = self.next
+        last = task + 1 == len(self.tasks_of(step))
+        self.next = (step + 1, 0) if last else (step, task + 1)
+        return GroupKey(step, task, take)
+
+    def tasks_of(self, step: int) -> list[object]:
+        """Return the tasks of the groups that are planned for a step."""
+        while len(self._batches) < step:
+            self._batches.append(next(self._source))
+        return self._batches[step - 1]
+
+
+class OpenGroups:
+    """The groups that were in no step yet when a checkpoint was written, as `Collector.state` returned them."""
+
+    def __init__(self, state: Mapping[str, Any]) -> None:
+        step, task = state["next"]
+        self.next: tuple[int, int] = (step, task)
+        self.keys = [GroupKey(*key) for key in state["open"]]
+
+    def concerns(self, metadata: Mapping[str, Any], takes: Collection[object]) -> bool:
+        """Return whether a rollout with this metadata is of an open group, or of one that came after the checkpoint."""
+        key = key_of(metadata)
+        return key in self.keys or (key.place >= self.next and key.take in takes)

@@ -7,13 +7,15 @@ stamp says which update it came after, whichever policy answered it.
 from __future__ import annotations
 
 import asyncio
+import copy
 import dataclasses
 from collections.abc import Generator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+from agentlightning.adapter.rows.samples import Decode
 from agentlightning.engine.policy_engine import EngineStats, PolicyEngine
 from agentlightning.engine.served import ServedModel
 from agentlightning.llm_proxy import LLMProxy
@@ -25,6 +27,14 @@ from agentlightning.training.settings import GRPOSettings
 if TYPE_CHECKING:
     from agentlightning.adapter.rows.samples import Sample
     from agentlightning.training.learner.figures import RowFigures
+
+
+class DrainTimeoutError(TimeoutError):
+    """Model calls were still running when the weights were to change; no weight was changed."""
+
+
+class _NothingChanged(Exception):
+    """Leaves a weight change without a new version: the weights are the old ones."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +73,6 @@ class StepUpdate:
 class Updater:
     """What learns in a run, and the engines that serve what it has learned. Belongs to the loop of the run.
 
-    A subclass defines `update_weights`, `digest`, `save_checkpoint` and `save_model`.
-
     Attributes:
         learners: the policies that learn.
         engines: what serves them, in their order; none where nothing is sampled, as in a replay.
@@ -81,11 +89,11 @@ class Updater:
         self.engines = tuple(engines)
         self.saves_every = self.learners[0].settings.save_steps
 
-    # --- what a subclass does ----------------------------------------------------------------------------------------
+    # --- what a subclass defines -------------------------------------------------------------------------------------
 
     def update_weights(self, step: int, rows: StepRows) -> StepUpdate:
         """Learn from the rows of a step, and serve the new weights with the next `weight_version`. Called on a thread,
-        within `swap`.
+        within `paused`.
 
         A trainer that makes advantages of its own writes them over `rows.advantages`, from where the ledger has them.
         """
@@ -107,17 +115,7 @@ class Updater:
         """Write the model of each policy: into the folder itself, or into one of its name where there are several."""
         raise NotImplementedError
 
-    # --- what a subclass may do --------------------------------------------------------------------------------------
-
-    async def update(self, step: int, rows: StepRows) -> StepUpdate:
-        """Run `update_weights` while the gateway holds calls back. Its drain is of what the gateway knows; `swap` also
-        waits for what an engine of ours still computes for a client that left."""
-
-        def within_swap() -> StepUpdate:
-            with self.swap(self.learners[0].settings.step_timeout_seconds):
-                return self.update_weights(step, rows)
-
-        return await asyncio.to_thread(within_swap)
+    # --- what a subclass may define ----------------------------------------------------------------------------------
 
     def divergences(self, samples: Sequence[Sample]) -> list[float]:
         """Return the divergence of each row from its policy's reference, in nats, for `use_kl_in_reward`: (B,)."""
@@ -142,11 +140,47 @@ class Updater:
 
     # --- what all have -----------------------------------------------------------------------------------------------
 
+    async def update(self, step: int, rows: StepRows, proxy: LLMProxy, drain_seconds: float) -> StepUpdate:
+        """Run `update_weights` while no model call is in progress; later calls are stamped with the new version, if
+        there is one. The gateway waits for the calls that it knows, `paused` also for what an engine of ours still
+        computes for a client that left.
+
+        Raises:
+            DrainTimeoutError: calls still ran after `drain_seconds`, or an engine still computed after
+                `step_timeout_seconds`; no weight was changed.
+            TimeoutError: the update itself timed out, perhaps after it had changed weights.
+        """
+
+        def while_paused() -> StepUpdate:
+            with self.paused(self.learners[0].settings.step_timeout_seconds):
+                return self.update_weights(step, rows)
+
+        update: StepUpdate | None = None
+        with suppress(_NothingChanged):
+            async with AsyncExitStack() as stack:
+                change = proxy.weight_change(self.weight_version + 1, drain_timeout=drain_seconds)
+                try:
+                    await stack.enter_async_context(change)
+                except TimeoutError as error:
+                    raise DrainTimeoutError(str(error)) from error
+                try:
+                    update = await asyncio.to_thread(while_paused)
+                except DrainTimeoutError:
+                    raise
+                except TimeoutError as error:
+                    raise TimeoutError(
+                        f"step {step}: the update of the weights timed out, perhaps after it had changed them: "
+                        f"{error!r}. It is not repeated. Start the run again to go on from its newest checkpoint"
+                    ) from error
+                if not update.changed:
+                    raise _NothingChanged
+        assert update is not None
+        return update
+
     @property
     def names(self) -> list[str] | None:
         """Of the policies; None where one learns from every call."""
-        names = [each.name for each in self.learners if each.name is not None]
-        return names or None
+        return [each.name for each in self.learners if each.name is not None] or None
 
     @property
     def weight_version(self) -> int:
@@ -162,12 +196,32 @@ class Updater:
         """Return whether every policy can be sampled from."""
         return all(each.policy.gives_probabilities() for each in self.learners)
 
+    def decoder(self) -> Decode | None:
+        """Return what turns token ids into text; None if the policies have several vocabularies."""
+        tokenizers = [each.policy.tokenizer for each in self.learners]
+        if any(other.get_vocab() != tokenizers[0].get_vocab() for other in tokenizers[1:]):
+            return None
+        own = copy.deepcopy(tokenizers[0])  # the engine's thread uses the other one
+
+        def decode(token_ids: Sequence[int]) -> str:
+            text = own.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+            return cast("str", text)
+
+        return decode
+
     @contextmanager
-    def swap(self, timeout: float) -> Generator[None]:
-        """Open the block in which the weights may change: no engine has anything in flight."""
+    def paused(self, timeout: float) -> Generator[None]:
+        """Open the block in which the weights may change: the engines are paused, with nothing in flight.
+
+        Raises:
+            DrainTimeoutError: an engine still computed after `timeout` seconds; the block was not run.
+        """
         with ExitStack() as stack:
             for engine in self.engines:
-                stack.enter_context(engine.swap(timeout))
+                try:
+                    stack.enter_context(engine.swap(timeout))
+                except TimeoutError as error:
+                    raise DrainTimeoutError(str(error)) from error
             yield
 
     @contextmanager

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import agentlightning as agl
-from agentlightning.training import collector, held_out
+from agentlightning.training import collector
 from agentlightning.training.checkpoint import CheckpointFolder
+from agentlightning.training.held_out import HeldOut
 from agentlightning.training.learner.policy import Policy
 from agentlightning.training.policies import PolicyUpdater
 from agentlightning.training.recording import RunRecorder
@@ -80,7 +81,7 @@ def kill_at(point: str) -> None:
     if place == "rollouts":
         during(collector, "collect", lambda store, requests, **_: requests[0].metadata["step"])
     elif place == "evaluation":
-        during(held_out, "evaluate_tasks", lambda *_, place, **__: place["step"])
+        during(HeldOut, "evaluate", lambda held_out, number, *_: number)
     elif place == "update":
         after(PolicyUpdater, "update_weights", lambda updater, number, rows: number)
     elif place == "ledger":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 
 import pytest
 import torch
@@ -30,29 +29,20 @@ def test_rows_are_padded_on_the_right_and_keep_their_meaning() -> None:
     assert batch.rows(torch.tensor([1])).tokens.tolist() == [[8, 9]]
 
 
-@dataclass
-class Broken:
-    token_ids: list[int]
-    mask: list[int]
-    logprobs: list[float]
-    rollout_id: str = "ro-broken"
-    attempt_id: str = "at"
-    call_ids: list[str] = field(default_factory=list)
-    weight_versions: list[int] = field(default_factory=list)
-
-
 @pytest.mark.parametrize(
-    ("row", "text"),
+    ("mask", "logprobs", "text"),
     [
-        (Broken([1, 2], [0], [0.0, 0.0]), "do not match"),
-        (Broken([1, 2], [1, 1], [0.0, 0.0]), "prompt"),
-        (Broken([1, 2], [0, 0], [0.0, 0.0]), "no token of the row"),
-        (Broken([1, 2], [0, 1], [0.0, math.nan]), "finite"),
+        ([0], [0.0, 0.0], "do not match"),
+        ([1, 1], [0.0, 0.0], "prompt"),
+        ([0, 0], [0.0, 0.0], "no token of the row"),
+        ([0, 1], [0.0, math.nan], "finite"),
     ],
 )
-def test_a_malformed_row_is_refused_by_the_name_of_its_rollout(row: Broken, text: str) -> None:
+def test_a_malformed_row_is_refused_by_the_name_of_its_rollout(
+    mask: list[int], logprobs: list[float], text: str
+) -> None:
     with pytest.raises(ValueError, match=f"ro-broken.*{text}"):
-        make_batch([row], [1.0])  # type: ignore[list-item]
+        make_batch([Sample("ro-broken", "at", [1, 2], mask, logprobs, [], [])], [1.0])
     with pytest.raises(ValueError, match="at least one row"):
         make_batch([], [])
 
@@ -71,10 +61,7 @@ def test_stale_tokens_are_those_that_other_weights_sampled() -> None:
     assert rows.tolist() == [[False, False]]
     assert make_batch([mixed, fresh], [1.0, 1.0]).stale is None
     assert make_batch([fresh], [1.0], weight_version=4).stale is None
-
-
-def test_without_the_tokens_of_each_call_a_row_is_as_old_as_its_oldest_call() -> None:
-    row = Sample("r", "a", [1, 2, 3], [0, 1, 1], [0.0, -1.0, -1.0], ["c", "d"], [4, 3])
-    stale = make_batch([row], [1.0], weight_version=4).stale
-    assert stale is not None
+    unknown = Sample("r", "a", [1, 2, 3], [0, 1, 1], [0.0, -1.0, -1.0], ["c", "d"], [4, 3])
+    stale = make_batch([unknown], [1.0], weight_version=4).stale
+    assert stale is not None, "without the tokens of each call a row is as old as its oldest call"
     assert stale.tolist() == [[False, True, True]]

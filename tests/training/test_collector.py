@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from agentlightning.adapter.calls.calls import CallRef, ModelCall
-from agentlightning.adapter.rows.samples import Sample, samples_from_calls
-from agentlightning.training.collector import age_of_group, dropped_record, staleness_figures
+from agentlightning.adapter.rows.samples import samples_from_calls
+from agentlightning.training.collector import age_of_group, dropped_record
 from agentlightning.training.ledger import ExclusionReason, Ledger, RolloutRecord
 
 
@@ -54,9 +54,3 @@ def test_a_rollout_that_is_excluded_already_keeps_its_reason_unless_it_waits_for
     assert dropped_record(failed, unjudged=True) is failed
     assert dropped_record(unscored, unjudged=False) is unscored
     assert set(dropped_record(unscored, unjudged=True).exclusions.values()) == {"too_stale"}
-
-
-def test_the_figures_are_over_calls() -> None:
-    rows = [Sample("ro", "at", [], [], [], ["a", "b"], [3, 5]), Sample("ro", "at", [], [], [], ["c"], [4])]
-    assert staleness_figures(rows, 5) == {"mean_staleness": 1.0, "max_staleness": 2}
-    assert staleness_figures([], 5) == {}

@@ -42,35 +42,29 @@ def by_words(request: dict[str, Any]) -> str:
     return json.dumps({"ranking": ranking})
 
 
-@pytest.mark.parametrize("keep", ["all", "counts"])
-def test_a_judge_ranks_the_rollouts_of_each_task(untrained_model: Path, tmp_path: Path, keep: Any) -> None:
+async def test_a_judge_ranks_the_rollouts_of_each_task_and_one_of_them_has_its_questions(
+    untrained_model: Path, tmp_path: Path
+) -> None:
     store = agl.InMemoryLightningStore()
     with ModelServer(by_words) as server:
-        reward = agl.RankingReward(model_of(server), keep=keep, prices={"judge": (1.0, 1.0)})
-        [line] = lines_of(untrained_model, tmp_path, store=store, group_reward=reward)
+        reward = agl.RankingReward(model_of(server), keep="all", prices={"judge": (1.0, 1.0)})
+        [line] = await asyncio.to_thread(lines_of, untrained_model, tmp_path, store=store, group_reward=reward)
         assert len(server.calls) == 4, "two groups, each in two orders"
         [task] = between("task", said(server.calls[0].request))
         assert task in ("first", "second")
         assert '"role": "assistant"' in between("answer", said(server.calls[0].request))[0]
     assert line["calls_trained"] == 8
     assert line["mean_reward"] == pytest.approx(0.5)
-    asyncio.run(is_recorded(store, reward, keep))
-
-
-async def is_recorded(store: agl.LightningStore, reward: agl.RankingReward, keep: str) -> None:
-    """Check that both questions of a group are annotations of one of its rollouts, with what they took."""
-    found: list[list[dict[str, Any]]] = []
+    groups: list[list[dict[str, Any]]] = []
     for rollout in await rollouts_of(store):
         assert rollout.status == "succeeded"
-        spans = [span.attributes for span in await store.query_spans(rollout.rollout_id)]
-        found.append([{name: each[name] for name in each} for each in spans if "judge.purpose" in each])
-    assert sorted(map(len, found)) == [0] * 6 + [2] * 2
-    notes = [note for group in found for note in group]
+        spans = [dict(span.attributes) for span in await store.query_spans(rollout.rollout_id)]
+        groups.append([attributes for attributes in spans if "judge.purpose" in attributes])
+    assert sorted(map(len, groups)) == [0] * 6 + [2] * 2
+    notes = [note for group in groups for note in group]
     assert sum(note["judge.cost"] for note in notes) == pytest.approx(reward.bill.cost)
     assert sum(note["judge.prompt_tokens"] for note in notes) == reward.bill.prompt_tokens
-    assert all(("judge.prompt" in note) == ("judge.reply" in note) == (keep == "all") for note in notes)
-    if keep == "all":
-        assert all("You rank" in note["judge.prompt"] and '"ranking"' in note["judge.reply"] for note in notes)
+    assert all("You rank" in note["judge.prompt"] and '"ranking"' in note["judge.reply"] for note in notes)
 
 
 async def test_a_group_whose_judge_fails_is_not_trained_and_an_alarm_tells(
@@ -96,18 +90,6 @@ async def test_a_group_whose_judge_fails_is_not_trained_and_an_alarm_tells(
     assert "4 rollouts of a task have no reward" in alarms[0].data["text"]
 
 
-def test_a_function_may_give_the_rewards(untrained_model: Path, tmp_path: Path) -> None:
-    seen: list[object] = []
-
-    def lengths(task: object, answers: Sequence[Any]) -> list[float]:
-        seen.append(task)
-        return [float(len(answer[0]["content"])) + place / 100 for place, answer in enumerate(answers)]
-
-    [line] = lines_of(untrained_model, tmp_path, group_reward=lengths)
-    assert sorted(map(str, seen)) == ["first", "second"]
-    assert line["calls_trained"] == 8
-
-
 async def test_held_out_tasks_that_no_group_rewards_are_told_of(untrained_model: Path, tmp_path: Path) -> None:
     store = agl.InMemoryLightningStore()
     settings: dict[str, Any] = {"val_dataset": ["third"], "store": store, "trainer_run_id": "run-h"}
@@ -123,6 +105,8 @@ def test_rewards_that_are_none_end_the_run_with_what_was_given(untrained_model: 
         lines_of(untrained_model, tmp_path, group_reward=lambda task, answers: [1.0])
     with pytest.raises(TypeError, match="group_reward must be an agl"):
         agl.GRPO(untrained_model, group_reward=0.5)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(agl.BadRequestError, match="num_generations=33: a judge ranks 32 answers of a task at most"):
+        agl.GRPO(untrained_model, num_generations=33, group_reward=agl.RankingReward(lambda messages: ""))
 
 
 @pytest.mark.parametrize("worst", [1e308, -1e16, 10**400, float("nan")])
@@ -173,62 +157,36 @@ def ended(task: str, words: str | None = "hello", **fields: Any) -> Evidence:
 
 async def rewarded(given: Any, found: list[Evidence], groups: list[int]) -> tuple[list[float | None], list[str]]:
     notes: list[str] = []
-    judged = await with_group_rewards(given, found, groups, notes.append)
+    judged, _ = await with_group_rewards(given, found, groups, notes.append)
     return [one.reward for one in judged], notes
 
 
-async def test_rollouts_that_were_given_up_are_not_judged_with_those_of_other_tasks() -> None:
-    seen: list[object] = []
-
-    def counts(task: object, answers: Sequence[Any]) -> list[float]:
-        seen.append((task, len(answers)))
-        return [1.0] * len(answers)
-
-    found = [ended("a"), ended("a", "bye"), ended("b"), ended("c")]
-    assert await rewarded(counts, found, [0, 0, -1, -1]) == ([1.0, 1.0, None, None], [])
-    assert seen == [("a", 2)]
-
-
-async def test_a_plain_function_does_not_hold_up_the_loop() -> None:
+async def test_a_function_may_give_the_rewards_and_a_plain_one_does_not_hold_up_the_loop() -> None:
     event = threading.Event()
 
     def waits(task: object, answers: Sequence[Any]) -> list[float]:
         assert event.wait(30.0)
-        return [1.0] * len(answers)
+        return [float(len(answer[0]["content"])) for answer in answers]
 
-    asyncio.get_running_loop().call_later(0.01, event.set)
-    assert (await rewarded(waits, [ended("a")], [0]))[0] == [1.0]
-
-
-async def test_an_async_function_may_give_the_rewards() -> None:
     async def lengths(task: object, answers: Sequence[Any]) -> list[float]:
         return [float(len(answer[0]["content"])) for answer in answers]
 
-    assert (await rewarded(lengths, [ended("a"), ended("a", "bye")], [0, 0]))[0] == [5.0, 3.0]
+    asyncio.get_running_loop().call_later(0.01, event.set)
+    rollouts = [ended("a"), ended("a", "bye"), ended("b"), ended("c")]
+    for function in (waits, lengths):  # late rollouts, whose number is -1, are in no group
+        assert await rewarded(function, rollouts, [0, 0, -1, -1]) == ([5.0, 3.0, None, None], [])
 
 
-async def test_groups_that_are_not_judged_are_told_of_once_and_their_own_rewards_do_not_count() -> None:
+async def test_groups_that_are_not_judged_are_reported_once_and_their_own_rewards_do_not_count() -> None:
     with ModelServer(lambda request: "Hm.") as server:
         found = [ended(task, words) for task in "abc" for words in ("hello", "bye")]
-        own = [await rewarded(lambda task, answers: [9.0], [one], [0]) for one in found[:1]]
         rewards, [note] = await rewarded(agl.RankingReward(model_of(server)), found, [0, 0, 1, 1, 2, 2])
-    assert own == [([9.0], [])]
     assert rewards == [None] * 6
     assert note.startswith("6 rollouts of 3 tasks have no reward, since they were not judged: The judge gave no")
-
-
-async def test_rollouts_whose_words_are_not_kept_are_not_ranked_as_equals() -> None:
     ranking = agl.RankingReward(lambda messages: "")
-    rewards, notes = await rewarded(ranking, [ended("a", None), ended("a", None)], [0, 0])
+    rewards, [note] = await rewarded(ranking, [ended("a", None), ended("a", None)], [0, 0])
     assert rewards == [None, None]
-    assert notes == [
-        "2 rollouts of a task have no reward, since they were not judged: no words of theirs were recorded"
-    ]
-
-
-def test_a_group_that_is_too_large_to_be_ranked_is_told_at_once(untrained_model: Path) -> None:
-    with pytest.raises(agl.BadRequestError, match="num_generations=33: a judge ranks 32 answers of a task at most"):
-        agl.GRPO(untrained_model, num_generations=33, group_reward=agl.RankingReward(lambda messages: ""))
+    assert note.endswith("since they were not judged: no words of theirs were recorded")
 
 
 def by_letters(task: object, answers: Sequence[Any]) -> list[float]:

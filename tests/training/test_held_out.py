@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
-from agentlightning.cli.main import main
 from agentlightning.training.alarms import Alarms
 from agentlightning.training.result import GRPOResult
 from agentlightning.types import AttemptedRollout
@@ -67,56 +66,46 @@ async def test_the_best_step_and_the_alarm_follow_the_mean_of_graded_rewards(
     assert result.evaluations[-1].solved is None
 
 
+def right(step: int, task: int) -> float:
+    return float(task < 2 + 3 * step)
+
+
+@pytest.mark.parametrize(
+    ("reward", "settings", "means"),
+    [
+        (right, {}, "0.250 -> 1.000"),
+        (lambda step, task: 1 + 3 * right(step, task), {"solved_above": 3}, "1.750 -> 4.000"),
+    ],
+)
 async def test_the_share_solved_stands_beside_the_mean_for_rewards_of_0_and_1_and_with_a_threshold(
-    untrained_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    untrained_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], reward: Any, settings: Any, means: str
 ) -> None:
-    def right(step: int, task: int) -> float:
-        return float(task < 2 + 3 * step)
-
-    def points(step: int, task: int) -> float:
-        return 4.0 if right(step, task) else 1.0
-
-    for reward, settings, means in ((right, {}, "0.250 -> 1.000"), (points, {"solved_above": 3}, "1.750 -> 4.000")):
-        store, folder = agl.InMemoryLightningStore(), tmp_path / means[0]
-        result = run(reward, untrained_model, folder, store=store, progress="plain", **settings)
-        assert [line["held_out_solved"] for line in metrics_of(result)] == [0.625, 1.0]
-        assert [e.accuracy for e in result.evaluations if e.sampling == "sampled"] == [0.25, 0.625, 1.0]
-        records = await store.query_run_records("r", kind_in=["evaluation"])
-        assert [r.data["solved"] for r in records if r.name == "held_out_sampled"] == [2, 5, 8]
-        shown = f"{capsys.readouterr().out}\n{result}"
-        assert "(62.5% solved)  rollouts" in shown
-        assert f"mean reward {means} (25.0% -> 100.0% solved); better, p = 0.031 (exact sign test)" in shown
-        alarms = await store.query_run_records("r", kind_in=["alarm"])
-        assert "held_out_drop" not in {record.name for record in alarms}
-
-
-def test_two_runs_are_listed_and_compared_by_the_mean(
-    untrained_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    place = f"{tmp_path}/runs.db"
-    for name, level in (("low", 1.0), ("high", 4.0)):
-        settings = {"trainer_run_id": name, "store": f"sqlite:///{place}"}
-        run(lambda step, task, by=level: by + task / 8, untrained_model, tmp_path / name, **settings)
-    assert main(["runs", "list", "--store", place]) == 0
-    listed = capsys.readouterr().out
-    assert "4.4375 held_out_sampled (step 0)" in listed
-    assert "1.4375 held_out_sampled (step 0)" in listed
-    assert main(["runs", "compare", "low", "high", "--store", place]) == 0
-    compared = capsys.readouterr().out
-    assert "1.4375" in compared
-    assert "better: 8 tasks gained, 0 lost of 8 pairs" in compared
-
-
-def test_a_fall_that_the_paired_test_does_not_find_raises_no_alarm(untrained_model: Path, tmp_path: Path) -> None:
-    lost = {0: {0}, 1: {1, 2}, 2: {1, 2}}  # of eight tasks one is gained and two are lost: p = 1
-    result = run(lambda step, task: float(task not in lost[step]), untrained_model, tmp_path)
-    assert [line["held_out_change"]["change"] for line in metrics_of(result)] == [-0.125, -0.125]
+    store = agl.InMemoryLightningStore()
+    result = run(reward, untrained_model, tmp_path, store=store, progress="plain", **settings)
+    assert [line["held_out_solved"] for line in metrics_of(result)] == [0.625, 1.0]
+    assert [e.accuracy for e in result.evaluations if e.sampling == "sampled"] == [0.25, 0.625, 1.0]
+    records = await store.query_run_records("r", kind_in=["evaluation"])
+    assert [r.data["solved"] for r in records if r.name == "held_out_sampled"] == [2, 5, 8]
+    shown = f"{capsys.readouterr().out}\n{result}"
+    assert "(62.5% solved)  rollouts" in shown
+    assert f"mean reward {means} (25.0% -> 100.0% solved); better, p = 0.031 (exact sign test)" in shown
     assert _alarms(result) == []
 
 
-def test_with_few_tasks_no_test_can_tell_and_the_limit_alone_decides(untrained_model: Path, tmp_path: Path) -> None:
-    result = run(lambda step, task: 5.0 - 2 * step, untrained_model, tmp_path, val_dataset=TASKS[:2])
-    assert _alarms(result) == [1]
+@pytest.mark.parametrize(
+    ("reward", "tasks", "alarms"),
+    [
+        # of eight tasks one is gained and two are lost: p = 1
+        (lambda step, task: float(task not in ({1, 2} if step else {0})), TASKS, []),
+        (lambda step, task: 5.0 - 2 * step, TASKS[:2], [1]),  # of so few no test can tell: the limit alone decides
+    ],
+)
+def test_a_fall_raises_an_alarm_if_the_paired_test_confirms_it_or_cannot_tell(
+    untrained_model: Path, tmp_path: Path, reward: Any, tasks: list[str], alarms: list[int]
+) -> None:
+    result = run(reward, untrained_model, tmp_path, val_dataset=tasks)
+    assert [line["held_out_change"]["change"] < 0 for line in metrics_of(result)] == [True, True]
+    assert _alarms(result) == alarms
 
 
 def _alarms(result: GRPOResult) -> list[int]:

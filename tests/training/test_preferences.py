@@ -48,11 +48,6 @@ def test_what_cannot_be_compared_has_a_reason(rewards: list[float], asked: str, 
     assert pair_of([first, *others], margin) == reason
 
 
-async def test_a_negative_margin_is_refused() -> None:
-    with pytest.raises(BadRequestError, match="margin must be at least 0; got -1"):
-        await preference_pairs(agl.InMemoryLightningStore(), margin=-1)
-
-
 async def test_rollouts_of_a_run_become_pairs_and_crashes_are_counted(untrained_model: Path, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     from tests.algorithm.parts import ask, fit, say
@@ -71,6 +66,8 @@ async def test_rollouts_of_a_run_become_pairs_and_crashes_are_counted(untrained_
     store = agl.InMemoryLightningStore()
     settings: dict[str, Any] = {"max_steps": 1, "store": store, "output_dir": tmp_path / "run", "trainer_runner": None}
     await asyncio.to_thread(fit, agent, ["one", "tie"], model=untrained_model, **settings)
+    with pytest.raises(BadRequestError, match="margin must be at least 0; got -1"):
+        await preference_pairs(store, margin=-1)
     found = await preference_pairs(store)
     assert found.excluded == {"no_reward": 2, "tie": 1}
     path = tmp_path / "pairs.jsonl"

@@ -28,48 +28,48 @@ def ask(folder: Path, step: int, run_id: str = "named") -> Any:
 
 
 @pytest.fixture(scope="module")
-def played(untrained_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def recorded(untrained_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run of five steps, whose checkpoints of steps 4 and 5 are left."""
-    folder = tmp_path_factory.mktemp("played")
+    folder = tmp_path_factory.mktemp("recorded")
     settings = {"num_iterations": 2, "minibatch_rollouts": 3, "lr_scheduler_type": "linear", "deterministic": False}
     run(untrained_model, folder, agl.SQLiteLightningStore(folder / "store.db"), **settings)
     return folder
 
 
-def test_steps_from_a_checkpoint_and_from_the_beginning_are_the_same_bit_for_bit(played: Path) -> None:
-    last, third = ask(played, 5), ask(played, 3)
+def test_steps_from_a_checkpoint_and_from_the_beginning_are_the_same_bit_for_bit(recorded: Path) -> None:
+    last, third = ask(recorded, 5), ask(recorded, 3)
     assert (last.differences, last.updates) == ([], 1)
     assert last.source.endswith("checkpoint-4")
     assert (third.differences, third.updates) == ([], 3)
     assert third.tokens > 0
 
 
-def test_the_command_says_what_it_found(played: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["replay", "named", "--step", "5", "--store", str(played / "store.db")]) == 0
-    assert "the same, bit for bit" in capsys.readouterr().out
-    assert main(["replay", "named", "--step", "9", "--store", str(played / "store.db")]) == 2
+def test_a_step_or_a_run_that_is_not_there_is_refused(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", "named", "--step", "9", "--store", str(recorded / "store.db")]) == 2
     assert "has steps up to 5" in capsys.readouterr().err
-    assert main(["replay", "nobody", "--step", "1", "--store", str(played / "store.db")]) == 2
+    assert main(["replay", "nobody", "--step", "1", "--store", str(recorded / "store.db")]) == 2
 
 
 def test_a_run_whose_folder_was_moved_is_found_where_it_is(
-    played: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    store, moved = ["--store", str(played / "store.db")], tmp_path / "elsewhere"
-    (played / "run").rename(moved)
+    store, moved = ["--store", str(recorded / "store.db")], tmp_path / "elsewhere"
+    (recorded / "run").rename(moved)
     try:
         assert main(["replay", "named", "--step", "5", "--folder", str(moved), *store]) == 0
-        assert f"from {moved}/checkpoints/checkpoint-4: 1 updates" in capsys.readouterr().out
+        said = capsys.readouterr().out
+        assert f"from {moved}/checkpoints/checkpoint-4: 1 updates" in said
+        assert "the same, bit for bit" in said
         assert main(["replay", "named", "--step", "5", *store]) != 0
         said = capsys.readouterr().err
-        assert f"is not at '{played / 'run'}'" in said
+        assert f"is not at '{recorded / 'run'}'" in said
         assert "--folder" in said
         assert main(["serve", "named", *store]) == 2
         said = capsys.readouterr().err
-        assert f"'{played / 'run'}/checkpoints/checkpoint-5', where no folder is now" in said
+        assert f"'{recorded / 'run'}/checkpoints/checkpoint-5', where no folder is now" in said
         assert trained_in(moved).path == moved / "checkpoints" / "checkpoint-5"
     finally:
-        moved.rename(played / "run")
+        moved.rename(recorded / "run")
 
 
 def test_a_changed_record_is_found(untrained_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

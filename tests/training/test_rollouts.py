@@ -55,9 +55,8 @@ def _reward_span(claimed: AttemptedRollout, reward: float) -> Span:
 
 async def test_rollouts_come_back_in_the_order_of_the_requests(store: InMemoryLightningStore) -> None:
     assert await collect(store, [], timeout_seconds=30) == []
-    told: list[int] = []
-    requests = _requests("a", "b", "c")
-    collecting = asyncio.create_task(collect(store, requests, timeout_seconds=30, on_done=told.append))
+    told = list[int]()
+    collecting = asyncio.create_task(collect(store, _requests("a", "b", "c"), timeout_seconds=30, on_done=told.append))
     claims = [await _claim(store) for _ in range(3)]
     for claimed in reversed(claims):
         await _finish(store, claimed)
@@ -107,10 +106,18 @@ async def test_with_wait_the_time_begins_anew_with_each_end(store: InMemoryLight
 
 
 async def test_with_resubmit_what_is_late_is_run_once_more(store: InMemoryLightningStore) -> None:
-    told: list[int] = []
-    requests = _requests("a", "b")
+    late = await collect(store, _requests("a", "b"), timeout_seconds=0.01, late="resubmit")
+    assert [rollout.status for rollout in late] == ["cancelled"] * 4
+    told, enqueued = list[int](), list[str]()
     collecting = asyncio.create_task(
-        collect(store, requests, timeout_seconds=0.5, late="resubmit", on_done=told.append)
+        collect(
+            store,
+            _requests("a", "b"),
+            timeout_seconds=0.5,
+            late="resubmit",
+            on_done=told.append,
+            on_enqueued=lambda rollouts: enqueued.extend(rollout.rollout_id for rollout in rollouts),
+        )
     )
     await _finish(store, await _claim(store))
     first_try, second_try = await _claim(store), await _claim(store)
@@ -122,17 +129,19 @@ async def test_with_resubmit_what_is_late_is_run_once_more(store: InMemoryLightn
         ("b", "cancelled"),
     ]
     assert [rollout.rollout_id for rollout in rollouts[1:]] == [second_try.rollout_id, first_try.rollout_id]
+    assert sorted(enqueued) == sorted(rollout.rollout_id for rollout in rollouts)
     assert told[-1] == 2
 
 
-async def _evidence_of(store: InMemoryLightningStore, claimed: AttemptedRollout) -> Evidence:
+async def _evidence_of(store: InMemoryLightningStore, claimed: Rollout) -> Evidence:
     rollout = await store.get_rollout_by_id(claimed.rollout_id)
     assert rollout is not None
     return await evidence(store, rollout)
 
 
 async def test_evidence_has_every_attempt_and_the_reward_of_the_latest(store: InMemoryLightningStore) -> None:
-    await store.enqueue_rollout(input="a", mode="train")
+    unclaimed = await _evidence_of(store, await store.enqueue_rollout(input="a", mode="train"))
+    assert (unclaimed.latest, unclaimed.counted, unclaimed.reward) == (None, [], None)
     first = await _claim(store)
     await store.add_span(_reward_span(first, 0.25))
     await store.update_rollout(first.rollout_id, status="requeuing")
@@ -169,50 +178,25 @@ async def test_only_a_score_or_a_fault_of_the_policy_earns_its_reward(
     assert (await _evidence_of(store, claimed)).reward == earned
 
 
-async def test_a_rollout_that_nobody_claimed_has_no_attempt_and_no_reward(store: InMemoryLightningStore) -> None:
-    rollout = await store.enqueue_rollout(input="a", mode="train")
-    found = await evidence(store, rollout)
-    assert (found.latest, found.counted, found.reward) == (None, [], None)
-
-
-class _SlowToAnswer(InMemoryLightningStore):
-    """Enqueues, and answers when it is told to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.enqueued, self.may_answer = asyncio.Event(), asyncio.Event()
-
-    async def enqueue_many_rollouts(self, rollouts: Sequence[EnqueueRolloutRequest]) -> list[Rollout]:
-        made = await super().enqueue_many_rollouts(rollouts)
-        self.enqueued.set()
-        await self.may_answer.wait()
-        return made
-
-
 async def test_a_caller_that_is_cancelled_while_it_enqueues_leaves_nothing_open() -> None:
-    store = _SlowToAnswer()
+    enqueued, may_answer = asyncio.Event(), asyncio.Event()
+
+    class SlowToAnswer(InMemoryLightningStore):
+        async def enqueue_many_rollouts(self, rollouts: Sequence[EnqueueRolloutRequest]) -> list[Rollout]:
+            made = await super().enqueue_many_rollouts(rollouts)
+            enqueued.set()
+            await may_answer.wait()
+            return made
+
+    store = SlowToAnswer()
     running = asyncio.ensure_future(collect(store, _requests("a", "b"), timeout_seconds=10))
-    await store.enqueued.wait()
+    await enqueued.wait()
     running.cancel()
     await asyncio.sleep(0)
-    store.may_answer.set()
+    may_answer.set()
     with pytest.raises(asyncio.CancelledError):
         await running
     assert [rollout.status for rollout in await store.query_rollouts()] == ["cancelled", "cancelled"]
-
-
-async def test_the_rollouts_are_told_as_soon_as_the_store_has_them(store: InMemoryLightningStore) -> None:
-    told: list[str] = []
-    requests = _requests("a", "b")
-    found = await collect(
-        store,
-        requests,
-        timeout_seconds=0.01,
-        late="resubmit",
-        on_enqueued=lambda new: told.extend(r.rollout_id for r in new),
-    )
-    assert sorted(told) == sorted(rollout.rollout_id for rollout in found)
-    assert [rollout.status for rollout in found] == ["cancelled"] * 4, "what is late twice is dropped"
 
 
 @pytest.mark.parametrize(("late", "status"), [("wait", "succeeded"), ("drop", "cancelled")])

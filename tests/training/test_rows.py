@@ -112,3 +112,10 @@ def test_a_cut_rollout_counts_in_no_mean_whether_its_group_teaches_or_not() -> N
     rows = choose_rows([*taught, *idle], [0, 0, 0, 1, 1], Ledger(step=1), settings)
     assert [sample.rollout_id for sample in rows.samples] == ["a", "b"]
     assert [(sample.rollout_id, sum(sample.mask)) for sample in rows.idle] == [("d", 3)]
+
+
+def test_the_ages_are_those_of_every_trained_call() -> None:
+    rows = StepRows([Sample("a", "at", [], [], [], ["a", "b"], [3, 5]), Sample("a", "at", [], [], [], ["c"], [4])])
+    assert rows.ages(5) == [2, 0, 1]
+    assert rows.figures(5)["versions_behind"] == 1.0
+    assert StepRows().figures(5)["versions_behind"] is None

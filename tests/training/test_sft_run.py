@@ -184,10 +184,10 @@ def test_a_run_that_was_interrupted_goes_on_with_what_it_had_chosen(
     whole = run(untrained_model, other, **settings)
     update = PolicyUpdater.update
 
-    async def stops(self: PolicyUpdater, step: int, rows: Any) -> Any:
+    async def stops(self: PolicyUpdater, step: int, *rest: Any) -> Any:
         if step == 3:
             raise RuntimeError("stopped")
-        return await update(self, step, rows)
+        return await update(self, step, *rest)
 
     with monkeypatch.context() as patched:
         patched.setattr(PolicyUpdater, "update", stops)

@@ -10,8 +10,8 @@ import pytest
 from agentlightning.errors import OutOfMemoryError
 from agentlightning.training.learner.memory import GIB, check_memory, free_memory, needed_memory
 from agentlightning.training.learner.policy import Policy
-from agentlightning.training.ppo_settings import make_ppo_settings
-from agentlightning.training.settings import GRPOSettings
+from agentlightning.training.ppo_settings import PPOSettings
+from agentlightning.training.settings import GRPOSettings, make_settings
 
 
 def settings(model: Path, **others: Any) -> GRPOSettings:
@@ -52,7 +52,7 @@ def test_what_the_settings_save_is_in_the_sum(model_folder: Path) -> None:
     few = settings(model_folder, max_model_length=128, batch_size=1, num_generations=2)  # calls: at most its rollouts
     assert part(plain, "keys and values of 64 calls") == 32 * part(few, "keys and values of 2 calls")
     assert part(plain, "value head") == 0
-    assert part(make_ppo_settings(model_folder, {"max_completion_length": 100}), "value head") > 4 * 4 * 32
+    assert part(make_settings(PPOSettings, model_folder, {"max_completion_length": 100}), "value head") > 4 * 4 * 32
 
 
 def test_what_engine_and_update_hold_in_turn_is_not_added(model_folder: Path) -> None:

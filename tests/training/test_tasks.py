@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 
-from agentlightning.training.groups import GroupKey, GroupPlan, OpenGroups
-from agentlightning.training.tasks import batch_iter_over_dataset
+from agentlightning.training.tasks import GroupKey, GroupPlan, OpenGroups, batch_iter_over_dataset
 
 TASKS = ["one", "two", "three", "four", "five"]
 
