@@ -281,6 +281,7 @@ $(FOR_TRL_STAMP): pyproject.toml constraints.txt tests/training/external/trl/req
 # agl.TRL with the real trl, on the processor
 test-trl: $(FOR_TRL_STAMP)
 	$(FOR_TRL)/bin/$(PYTEST) tests/training/external/trl tests/training/test_preferences.py $(ARGS)
+	$(FOR_TRL)/bin/$(PYTEST) tests/training/conformance -k TRL
 
 $(FOR_VERL_STAMP): pyproject.toml tests/training/external/verl/requirements.txt
 	$(PYTHON) -m venv $(FOR_VERL)
@@ -291,6 +292,7 @@ $(FOR_VERL_STAMP): pyproject.toml tests/training/external/verl/requirements.txt
 # agl.VERL with the real verl and Ray, on the processor
 test-verl: $(FOR_VERL_STAMP)
 	$(FOR_VERL)/bin/$(PYTEST) tests/training/external/verl $(ARGS)
+	$(FOR_VERL)/bin/$(PYTEST) tests/training/conformance -k VERL
 
 # The programs of examples/ and contrib/recipes/, against what their READMEs show; those with constraints.txt in environments of their own
 test-examples: setup-dev $(PROMPT_DATA)/.fetched

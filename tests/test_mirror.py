@@ -16,6 +16,7 @@ FOLDERS = {
     "packaging": "the wheel, its installation, and the files of the repository around the package",
     "seeds": "the documents, snippet by snippet, word for word",
     "store/conformance": "what every store promises, by kinds of work; runs on each backend and over HTTP",
+    "training/conformance": "what every algorithm that trains weights promises of a run",
 }
 """Folders whose tests belong to no one package, and what they are for."""
 
@@ -40,6 +41,15 @@ FILES = {
         training/test_open_run training/test_policies_run training/test_ppo_resumed
         training/test_ppo_run training/test_resume_facts training/test_sft_run
         training/test_two_roles utils/test_every_server
+        training/external/verl/test_verl training/external/verl/test_verl_run training/learner/test_packing
+        training/learner/test_precision training/learner/test_reference training/losses/test_gae
+        training/losses/test_golden training/losses/test_rewards training/losses/test_staleness
+        training/losses/test_value_loss training/test_game training/test_grpo_alarms training/test_grpo_data
+        training/test_grpo_family training/test_grpo_faults training/test_grpo_flight training/test_grpo_gpu
+        training/test_grpo_ledger training/test_grpo_pretrained training/test_grpo_records training/test_grpo_run
+        training/test_open_run training/test_policies_run training/test_policy_settings training/test_ppo_run
+        training/test_resume_facts training/test_sft_run training/test_staleness_settings training/test_two_roles
+        utils/test_every_server
     """,
     "what a client of the gateway sees, whichever module does it": """
         llm_proxy/access/test_budget llm_proxy/dialects/test_every_dialect llm_proxy/recording/test_privacy

@@ -6,8 +6,9 @@
 One file per run: the records of its steps and evaluations without times, the ledger of every call, and a SHA-256 of
 each weight file. Names of rollouts are replaced by step, task and sample. Floats depend on the processor and on the
 version of torch: files of another machine or environment say nothing. A run whose package is not installed is passed
-over with a line; TRL has an environment of its own (`make test-trl`). Not among them are asynchronous runs, in which
-the timing decides which weights answer a call, and those of VERL, whose engine draws without a seed.
+over with a line; TRL has an environment of its own (`make test-trl`). In an asynchronous run the timing decides which
+weights answer a call: in the one here the agent does, and names the seed of each call. Not among them are runs of VERL,
+whose engine draws without a seed.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import zlib
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,6 +30,7 @@ from typing import Any, cast
 import agentlightning as agl
 from tests.algorithm.parts import ask, save_untrained_model, say
 from tests.prompt_search import parts as apo
+from tests.training.conformance.cases import InStep
 
 RUN_ID = "golden"
 TASKS = ["one", "two", "three", "four"]
@@ -70,12 +73,16 @@ def plans_and_solves(task: str, planner: agl.LLM, solver: agl.LLM) -> float:
     return sum(ord(character) % 17 for character in plan + reply) / 100
 
 
-def fit(algorithm: Any, agent: Any, folder: Path, *, run_id: str = RUN_ID, tasks: Sequence[Any] | None = TASKS) -> None:
+def fit(
+    algorithm: Any, agent: Any, folder: Path, *, run_id: str = RUN_ID, tasks: Sequence[Any] | None = TASKS,
+    concurrency: int = 4, trackers: Sequence[Any] = (),
+) -> None:  # fmt: skip
     trainer = agl.Trainer(
         algorithm=algorithm,
         strategy="shm",
         store=agl.SQLiteLightningStore(folder / "store.db"),
-        runner={"type": "agentlightning.LitAgentRunner", "concurrency": 4},
+        runner={"type": "agentlightning.LitAgentRunner", "concurrency": concurrency},
+        trackers=trackers,
     )
     trainer.fit(agent, train_dataset=tasks, val_dataset=None if tasks is None else TASKS[:2], run_id=run_id)
 
@@ -84,6 +91,24 @@ def grpo(model: Path, folder: Path, **settings: Any) -> None:
     agent = plans_and_solves if "policies" in settings else two_turns
     own: dict[str, Any] = {**SMALL, "save_steps": 2, **settings}
     fit(agl.GRPO(model=model, output_dir=folder / "run", **own), agent, folder)
+
+
+def ahead(model: Path, folder: Path) -> None:
+    """Each step trains replies of the weights before the newest ones; each call is decoded alone, by its own seed."""
+    in_step = InStep(SMALL["max_steps"], SMALL["batch_size"] * SMALL["num_generations"])
+
+    @agl.rollout
+    def agent(task: str, llm: agl.LLM, rollout: agl.Rollout) -> float:
+        place = rollout.metadata or {}
+        seed = zlib.crc32(f"{rollout.mode} {task} {json.dumps(place, sort_keys=True)}".encode())
+        text = ask(llm, [say(task)], seed=seed)["content"] or ""
+        if rollout.mode == "train":
+            in_step.wait(place["step"])
+        return sum(ord(character) % 17 for character in text) / 100
+
+    own: dict[str, Any] = {**SMALL, "deterministic": False, "max_staleness": 1, "engine_batch": 1, "save_steps": 2}
+    algorithm = agl.GRPO(model=model, output_dir=folder / "run", **own)
+    fit(algorithm, agent, folder, concurrency=64, trackers=[in_step])
 
 
 def resumed(model: Path, folder: Path) -> None:
@@ -142,6 +167,7 @@ def trl(model: Path, folder: Path) -> None:
 RUNS: dict[str, tuple[str, Callable[[Path, Path], None]]] = {
     **{f"grpo-{seed}": ("torch", lambda model, folder, seed=seed: grpo(model, folder, seed=seed)) for seed in range(3)},
     "grpo-resumed": ("torch", resumed),
+    "grpo-ahead": ("torch", ahead),
     "grpo-policies": ("torch", lambda model, folder: grpo(model, folder, policies=["planner", "solver"])),
     "ppo": ("torch", lambda model, folder: fit(
         agl.PPO(model=model, output_dir=folder / "run", num_ppo_epochs=2,

@@ -75,16 +75,6 @@ async def test_groups_of_equal_rewards_are_replaced_up_to_the_bound_and_stay_in_
     assert metrics_of(again)[0]["calls_captured"] == line["calls_captured"]  # the same tasks in their place
 
 
-async def test_without_a_bound_above_one_groups_of_equal_rewards_are_only_left_out(
-    untrained_model: Path, tmp_path: Path
-) -> None:
-    store = agl.InMemoryLightningStore()
-    agent = agl.rollout(lambda task, llm: float(bool(ask(llm, [say(task)]))))
-    result = fit(agent, ["a", "b", "c"], model=untrained_model, output_dir=tmp_path, store=store, **BASE)
-    assert metrics_of(result)[0]["calls_excluded"] == {"equal_rewards": 8}
-    assert len(await rollouts_of(store)) == 8
-
-
 def test_a_rollout_with_a_cut_reply_is_left_out_of_the_loss_and_stays_in_its_group(
     untrained_model: Path, tmp_path: Path
 ) -> None:

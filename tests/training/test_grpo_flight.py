@@ -1,14 +1,14 @@
-"""Asynchronous collection from outside: what a user's run with `max_staleness` records, drops, keeps apart and ends."""
+"""Asynchronous collection: groups that are dropped, evaluations, drains and rewards of groups in flight."""
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import http.server
 import json
 import logging
 import threading
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ import agentlightning as agl
 from agentlightning.training.ledger_records import check_ledger
 from agentlightning.training.replay import replay
 from agentlightning.types import AttemptedRollout
-from tests.algorithm.parts import SMALL, ask, calls_of, fit, metrics_of, rollouts_of, say, two_turns
+from tests.algorithm.parts import SMALL, ask, fit, metrics_of, say, two_turns
+from tests.training.conformance.cases import AHEAD, POLICIES, RUN, STEPS, assert_complete, fit_whole, read, stored
 
 TASKS = ["one", "two", "three", "four"]
 
@@ -29,102 +30,27 @@ def place_of(rollout: AttemptedRollout) -> tuple[int, int, int]:
     return about["step"], about["task"], about["sample"]
 
 
-class OneAhead:
-    """Lets the first rollout of a run wait until one of the second step was answered: more groups than the first step
-    takes have replies of the first weights then, so that one is a version old when it is trained."""
-
-    def __init__(self) -> None:
-        self._answered = threading.Event()
-
-    def __call__(self, rollout: AttemptedRollout) -> None:
-        if place_of(rollout) == (2, 0, 0):
-            self._answered.set()
-        elif place_of(rollout) == (1, 0, 0):
-            assert self._answered.wait(60)
-
-
-def digits_one_ahead() -> Any:
-    """Return the agent `wants_digits`, some of whose rollouts are a version old."""
-    waits = OneAhead()
-
-    @agl.rollout
-    def agent(task: str, llm: agl.LLM, rollout: AttemptedRollout) -> float:
-        reply = ask(llm, [say(task)])["content"]
-        waits(rollout)
-        digits = sum(character.isdigit() for character in reply) / max(1, len(reply))
-        return digits + 1e-3 * (rollout.start_time % 1)
-
-    return agent
-
-
-async def books(store: Any, run_id: str) -> tuple[Counter[tuple[str, str, str]], list[dict[str, Any]]]:
-    """Return how often each call is in the ledger, and every call with its step and its ending."""
-    entries, endings = Counter[tuple[str, str, str]](), list[dict[str, Any]]()
-    for record in await store.query_run_records(run_id, kind_in=["ledger"]):
-        for call in record.data["calls"]:
-            entries[record.name, call["attempt_id"], call["call_id"]] += 1
-            endings.append({**call, "step": record.step, "rollout": record.name})
-    return entries, endings
-
-
-def test_a_run_ahead_of_its_weights_learns_and_its_ledger_adds_up(untrained_model: Path, tmp_path: Path) -> None:
-    store = agl.InMemoryLightningStore()
-    result = fit(
-        digits_one_ahead(),
-        TASKS,
-        store=store,
-        model=untrained_model,
-        max_steps=12,
-        batch_size=4,
-        num_generations=8,
-        learning_rate=3e-3,
-        max_staleness=1,
-        output_dir=tmp_path / "run",
-        trainer_run_id="ahead",
-    )
-    rewards = [figures.mean_reward or 0.0 for figures in result.metrics]
-    assert sum(rewards[-3:]) / 3 > sum(rewards[:2]) / 2 + 0.3, rewards
-
-    calls = {call.ref for call in asyncio.run(calls_of(store, asyncio.run(rollouts_of(store))))}
-    entries, endings = asyncio.run(books(store, "ahead"))
-    assert set(entries) == calls
-    assert max(entries.values()) == 1
-    versions = {
-        figures.step: sum(f.update["steps"] > 0 for f in result.metrics[: figures.step - 1])
-        for figures in result.metrics
-    }
-    ages = [versions[call["step"]] - call["weight_version"] for call in endings if call["ending"] == "trained"]
-    assert set(ages) == {0, 1}
-    flights = [figures.flight for figures in result.metrics]
-    assert [flight["in_flight"] for flight in flights] == [8] * 11 + [4]
-    assert max(flight.get("max_staleness", 0) for flight in flights) == 1
-    assert len({tuple(key) for flight in flights for key in flight["taken"]}) == 12 * 4
-    assert len(asyncio.run(rollouts_of(store))) == 12 * 4 * 8
-
-
-@pytest.mark.parametrize("settings", [{}, {"num_iterations": 2, "minibatch_rollouts": 4}, {"loss_type": "gspo"}])
+@pytest.mark.parametrize("settings", [{"num_iterations": 2, "minibatch_rollouts": 4}, {"loss_type": "gspo"}])
 def test_every_step_can_be_taken_again_from_its_records(
     untrained_model: Path, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
-    store = agl.SQLiteLightningStore(tmp_path / "store.db")
-    settings = {"max_steps": 4, "max_staleness": 2, "output_dir": tmp_path / "run", **settings}
-    result = fit(digits_one_ahead(), TASKS, store=store, model=untrained_model, trainer_run_id="again", **settings)
-    stale = [figures for figures in result.metrics if figures.flight.get("max_staleness", 0) > 0]
-    assert stale
-    for figures in stale:
-        update = figures.update
+    fit_whole(AHEAD, untrained_model, tmp_path, **settings)
+    for line in read(tmp_path).lines[1:]:
+        update, step = line["update"], line["step"]
         assert update["stale_kl"] > 0
         assert update.get("first_ratio_error", 0.0) < 1e-3, "age is no difference of engine and learner"
         assert update["update_kl"] >= 0
         assert update["stale_kl"] + update["fresh_kl"] == pytest.approx(update["approx_kl"], rel=1e-3, abs=1e-7)
+        assert stored(tmp_path, lambda store, step=step: replay(store, RUN, step)).differences == []
 
-    async def differences() -> list[str]:
-        opened = agl.SQLiteLightningStore(tmp_path / "store.db")
-        found = [(await replay(opened, "again", figures.step)).differences for figures in stale]
-        await opened.close()
-        return [text for texts in found for text in texts]
 
-    assert asyncio.run(differences()) == []
+def test_several_policies_learn_ahead_of_their_weights(untrained_model: Path, tmp_path: Path) -> None:
+    both = dataclasses.replace(AHEAD, roles=POLICIES.roles)
+    fit_whole(both, untrained_model, tmp_path, policies=list(POLICIES.roles))
+    books = read(tmp_path)
+    assert_complete(books, STEPS)
+    assert [line["flight"]["max_staleness"] for line in books.lines] == [0, 1, 1, 1]
+    assert all(line["update"][f"{role}/tokens"] for line in books.lines for role in both.roles)
 
 
 def test_a_group_that_outlives_its_weights_is_dropped_and_holds_nobody_up(untrained_model: Path) -> None:
@@ -151,24 +77,21 @@ def test_a_group_that_outlives_its_weights_is_dropped_and_holds_nobody_up(untrai
     assert late[0].rollouts_excluded == {"too_stale": 4}
     assert all(len(figures.flight["taken"]) == 2 for figures in result.metrics)
     assert not any([1, 1, None] in figures.flight["taken"] for figures in result.metrics)
-    entries, endings = asyncio.run(books(store, "slow"))
-    assert max(entries.values()) == 1
-    assert set(entries) == {call.ref for call in asyncio.run(calls_of(store, asyncio.run(rollouts_of(store))))}
-    dropped = {call["rollout"] for call in endings if call["reason"] == "too_stale"}
-    assert len(dropped) == 4
     assert asyncio.run(check_ledger(store, "slow")).adds_up
 
 
 def test_an_evaluation_has_the_engine_for_itself(untrained_model: Path) -> None:
     spans: list[tuple[str, float, float]] = []
-    waits = OneAhead()
+    second_step = threading.Event()
 
     @agl.rollout
     def timed(task: str, llm: agl.LLM, rollout: AttemptedRollout) -> float:
         began = time.monotonic()
         reward = two_turns(task, llm)
-        if rollout.mode == "train":
-            waits(rollout)
+        if rollout.mode == "train" and place_of(rollout) == (2, 0, 0):
+            second_step.set()
+        if rollout.mode == "train" and place_of(rollout) == (1, 0, 0):
+            assert second_step.wait(60)  # a version old when it is trained
         spans.append((str(rollout.mode), began, time.monotonic()))
         return reward + began % 1
 
@@ -187,21 +110,6 @@ def test_an_evaluation_has_the_engine_for_itself(untrained_model: Path) -> None:
     assert held_out
     assert not [one for one in held_out for other in training if one[0] < other[1] and other[0] < one[1]]
     assert max(figures.flight.get("max_staleness", 0) for figures in result.metrics) >= 1
-
-
-def test_groups_that_fail_are_accounted_for_and_others_are_trained(untrained_model: Path) -> None:
-    @agl.rollout
-    def breaks(task: str, llm: agl.LLM, rollout: AttemptedRollout) -> float:
-        reply = ask(llm, [say(task)])["content"]
-        if task == "two":
-            raise ValueError("no")
-        return len(reply) + rollout.start_time % 1
-
-    store = agl.InMemoryLightningStore()
-    result = fit(breaks, TASKS, store=store, model=untrained_model, max_steps=4, max_staleness=1)
-    assert sum(figures.rollouts_failed for figures in result.metrics) == 2 * 4  # every task comes twice
-    assert sum(figures.rollouts_excluded.get("infrastructure_fault", 0) for figures in result.metrics) == 2 * 4
-    assert result.steps == 4
 
 
 def test_zero_is_the_synchronous_run_bit_for_bit(untrained_model: Path, tmp_path: Path) -> None:
@@ -282,33 +190,6 @@ def test_a_call_that_is_in_progress_holds_the_weights_only_until_they_are_tried_
     assert _HeldModel.may_answer.is_set()
     assert [figures.flight["dropped_groups"] for figures in result.metrics] == [0, 0, 0]
     assert result.steps == 3
-
-
-def test_several_policies_learn_ahead_of_their_weights(untrained_model: Path, tmp_path: Path) -> None:
-    waits = OneAhead()
-
-    @agl.rollout
-    def plans_and_solves(task: str, planner: agl.LLM, solver: agl.LLM, rollout: AttemptedRollout) -> float:
-        plan = ask(planner, [say(task)])["content"]
-        reply = ask(solver, [say(plan or "?")])["content"]
-        waits(rollout)
-        return len(reply) + rollout.start_time % 1
-
-    store = agl.InMemoryLightningStore()
-    result = fit(
-        plans_and_solves,
-        TASKS,
-        store=store,
-        model=untrained_model,
-        policies=["planner", "solver"],
-        max_steps=4,
-        max_staleness=1,
-        output_dir=tmp_path / "run",
-        trainer_run_id="roles",
-    )
-    assert max(figures.flight.get("max_staleness", 0) for figures in result.metrics) == 1
-    assert all(figures.update["planner/tokens"] and figures.update["solver/tokens"] for figures in result.metrics)
-    assert asyncio.run(check_ledger(store, "roles")).adds_up
 
 
 def test_the_rollouts_of_a_group_in_flight_are_rewarded_together(untrained_model: Path) -> None:

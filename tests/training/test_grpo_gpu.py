@@ -26,8 +26,9 @@ from agentlightning.training.policy_files import digest_of, restore_policy, save
 from agentlightning.training.settings import GRPOSettings
 from tests.algorithm.parts import SMALL, wants_digits
 from tests.engine.byte_policy import byte_tokenizer
+from tests.training.conformance.cases import GRPO, STEPS, read
+from tests.training.conformance.test_resume import play
 from tests.training.learner.rows import make_advantages, make_rows
-from tests.training.test_grpo_resumed import lines_of, play
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")
 LORA = {"r": 4, "target_modules": ["q_proj", "v_proj"]}
@@ -151,12 +152,13 @@ def test_a_deterministic_run_that_is_killed_and_goes_on_has_the_weights_of_one_t
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     for folder in (killed, whole):
         folder.mkdir()
-    assert play(untrained_model, killed, "update 3") == -signal.SIGKILL
-    assert play(untrained_model, killed) == 0
-    assert play(untrained_model, whole) == 0
-    lines = [[(line["step"], line["mean_reward"], line["weights"]) for line in lines_of(f)] for f in (killed, whole)]
-    assert [step for step, *_ in lines[0]] == [1, 2, 3, 4, 5, 6]
-    assert lines[0] == lines[1]
+    assert play(GRPO, untrained_model, killed, "before ledger 3") == -signal.SIGKILL
+    assert play(GRPO, untrained_model, killed) == 0
+    assert play(GRPO, untrained_model, whole) == 0
+    lines, expected = read(killed).lines, read(whole).lines
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    for line, other in zip(lines, expected, strict=True):
+        assert (line["mean_reward"], line["weights"]) == (other["mean_reward"], other["weights"])
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,8 @@ from safetensors.torch import load_file
 
 import agentlightning as agl
 from agentlightning.engine.served import load_model
-from agentlightning.training.ledger_records import check_ledger
 from agentlightning.training.model_export import trained_in
 from agentlightning.training.policies import load_policies, twin_of
-from agentlightning.training.replay import replay
 from agentlightning.training.settings import GRPOSettings
 from tests.algorithm.parts import ask, fit, metrics_of, say
 
@@ -47,9 +45,7 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return all(torch.equal(one[name], other[name]) for name in one)
 
 
-async def test_each_policy_learns_from_its_own_calls_and_every_call_is_accounted_for(
-    untrained_model: Path, tmp_path: Path
-) -> None:
+async def test_each_policy_learns_from_the_rows_of_its_own_calls(untrained_model: Path, tmp_path: Path) -> None:
     store = agl.InMemoryLightningStore()
     settings: dict[str, Any] = {"model": untrained_model, "policies": NAMES, "output_dir": tmp_path / "run"}
     result = await asyncio.to_thread(
@@ -57,7 +53,6 @@ async def test_each_policy_learns_from_its_own_calls_and_every_call_is_accounted
     )
     lines = metrics_of(result)
     assert [line["calls_trained"] for line in lines] == [16, 16]
-    assert [line["calls_captured"] for line in lines] == [16, 16]
     update = lines[0]["update"]
     assert update["tokens"] == update["planner/tokens"] + update["solver/tokens"]
     assert update["first_ratio_error"] < 1e-4
@@ -65,7 +60,6 @@ async def test_each_policy_learns_from_its_own_calls_and_every_call_is_accounted
     assert len(records) == 16
     rows = Counter(row["policy"] for record in records for row in record["rows"])
     assert rows == {"planner": 16, "solver": 16}
-    assert (await check_ledger(store, "r")).adds_up
     start = weights_in(untrained_model)
     planner, solver = (weights_in(result.model_path / name) for name in NAMES)
     assert not equal(start, planner)
@@ -106,49 +100,12 @@ def test_a_twin_has_layers_of_its_own_and_the_same_numbers(untrained_model: Path
     assert model.get_submodule("model.layers.0") is not twin.get_submodule("model.layers.0")
 
 
-def run(model: Path, folder: Path, **settings: Any) -> Any:
-    store = agl.SQLiteLightningStore(folder / "store.db")
-    fixed: dict[str, Any] = {"policies": NAMES, "deterministic": True, "save_steps": 1, "record_tokens": "all"}
-    return fit(
-        plans_and_solves,
-        TASKS,
-        store=store,
-        trainer_run_id="named",
-        model=model,
-        output_dir=folder / "run",
-        **{**fixed, **settings},
-    )
-
-
-def test_a_run_that_goes_on_has_the_curve_of_one_that_was_not_interrupted(
-    untrained_model: Path, tmp_path: Path
-) -> None:
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    for folder in (whole, parts):
-        folder.mkdir()
-    straight = run(untrained_model, whole, max_steps=3)
-    run(untrained_model, parts, max_steps=1)
-    resumed = run(untrained_model, parts, max_steps=3)
-    assert [line.weights for line in resumed.metrics] == [line.weights for line in straight.metrics]
-    assert [line.mean_reward for line in resumed.metrics] == [line.mean_reward for line in straight.metrics]
-    for name in NAMES:
-        assert equal(weights_in(straight.model_path / name), weights_in(resumed.model_path / name))
-
-    async def again() -> Any:
-        store = agl.SQLiteLightningStore(whole / "store.db")
-        try:
-            return await replay(store, "named", 3)
-        finally:
-            await store.close()
-
-    found = asyncio.run(again())
-    assert (found.differences, found.updates) == ([], 1)
-    assert found.tokens > 0
+def test_the_model_of_one_policy_is_named_by_its_folder(untrained_model: Path, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"policies": NAMES, "max_steps": 1, "output_dir": tmp_path / "run"}
+    result = fit(plans_and_solves, TASKS, model=untrained_model, **settings)
     with pytest.raises(agl.BadRequestError, match=r"holds several policies: planner, solver. Name the model of one"):
-        trained_in(whole / "run")
-    assert trained_in(straight.model_path / "solver").path == straight.model_path / "solver"
-    with pytest.raises(agl.BadRequestError, match="policies was"):
-        run(untrained_model, parts, max_steps=4, policies=["planner"])
+        trained_in(tmp_path / "run")
+    assert trained_in(result.model_path / "solver").path == result.model_path / "solver"
 
 
 def test_a_gateway_of_the_program_must_know_the_policies(untrained_model: Path, tmp_path: Path) -> None:

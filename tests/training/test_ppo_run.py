@@ -1,8 +1,7 @@
-"""A whole run of PPO: real store, gateway, runner, engine and model; what it learns, records and leaves behind."""
+"""What PPO has of its own: values and returns per token, the value head in its files, the place of the divergence."""
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -19,36 +18,13 @@ from agentlightning.training.losses.critic import whitened
 from agentlightning.training.model_export import export, trained_in
 from agentlightning.training.records import RunLog
 from agentlightning.training.replay import replay
-from tests.algorithm.parts import ask, needs_bfloat16, say, two_turns, wants_digits
-from tests.training.test_grpo_interrupted import curve, interrupt_in
-
-TASKS = ["one", "two", "three", "four"]
+from tests.algorithm.parts import needs_bfloat16, two_turns
+from tests.training.conformance.cases import PPO, RUN, fit, stored
 
 
-def run(model: Path, folder: Path, agent: Any = two_turns, **settings: Any) -> Any:
-    """Run PPO under one name with a store in the folder."""
-    tasks = settings.pop("tasks", TASKS)
-    given = {"max_steps": 4, "batch_size": 4, "save_steps": 2, "deterministic": True, "num_ppo_epochs": 2, **settings}
-    rest = {"learning_rate": 1e-3, "max_completion_length": 4, "progress": "none", "output_dir": folder / "run"}
-    trainer = agl.Trainer(
-        algorithm=agl.PPO(**{"model": model, **rest, **given}),
-        runner={"type": "agentlightning.LitAgentRunner", "concurrency": 4},
-        strategy="shm",
-        store=agl.SQLiteLightningStore(folder / "store.db"),
-    )
-    trainer.fit(agent, train_dataset=tasks, run_id="named")
-    return trainer.result
-
-
-def stored(folder: Path, use: Any) -> Any:
-    async def opened() -> Any:
-        store = agl.SQLiteLightningStore(folder / "store.db")
-        try:
-            return await use(store)
-        finally:
-            await store.close()
-
-    return asyncio.run(opened())
+def run(model: Path, folder: Path, **settings: Any) -> Any:
+    """Run PPO with one rollout per task."""
+    return fit(PPO, two_turns, model, folder, **{"num_generations": 1, "num_ppo_epochs": 2, **settings})
 
 
 @pytest.fixture(scope="module")
@@ -58,18 +34,9 @@ def played(untrained_model: Path, tmp_path_factory: pytest.TempPathFactory) -> t
     return folder, run(untrained_model, folder)
 
 
-def test_the_reward_rises_with_one_rollout_per_task(untrained_model: Path, tmp_path: Path) -> None:
-    tasks = [f"task {number}" for number in range(24)]
-    settings = {"max_steps": 8, "batch_size": 24, "num_ppo_epochs": 4, "learning_rate": 5e-3, "deterministic": False}
-    result = run(untrained_model, tmp_path, wants_digits, tasks=tasks, **settings)
-    rewards = [figures.mean_reward or 0.0 for figures in result.metrics]
-    assert sum(rewards[-2:]) > sum(rewards[:2]) + 0.2
-    assert all(figures.calls_trained == 24 for figures in result.metrics)
-
-
 def test_every_trained_token_has_its_value_return_and_advantage_in_the_ledger(played: tuple[Path, Any]) -> None:
     folder, result = played
-    records = stored(folder, lambda store: RunLog(store, "named").records("ledger", step_from=2, step_to=2))
+    records = stored(folder, lambda store: RunLog(store, RUN).records("ledger", step_from=2, step_to=2))
     advantages: list[float] = []
     raw: list[float] = []
     for record in records:
@@ -90,23 +57,6 @@ def test_every_trained_token_has_its_value_return_and_advantage_in_the_ledger(pl
     assert {"value_loss", "explained_variance"} <= result.metrics[1].update.keys()
 
 
-def test_a_run_that_was_interrupted_goes_on_with_the_same_curve(
-    untrained_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, played: tuple[Path, Any]
-) -> None:
-    with monkeypatch.context() as patched:
-        interrupt_in(patched, 4, RuntimeError("stopped"))
-        with pytest.raises(RuntimeError, match="stopped"):
-            run(untrained_model, tmp_path)
-    assert curve(run(untrained_model, tmp_path)) == curve(played[1])
-
-
-def test_a_step_that_is_taken_again_is_the_same_bit_for_bit(played: tuple[Path, Any]) -> None:
-    last = stored(played[0], lambda store: replay(store, "named", 4))
-    first = stored(played[0], lambda store: replay(store, "named", 1))
-    assert (last.differences, first.differences) == ([], [])
-    assert last.tokens > 0
-
-
 def test_the_value_head_is_in_the_checkpoint_and_not_in_an_export(played: tuple[Path, Any], tmp_path: Path) -> None:
     trained = trained_in(played[0] / "run")
     kept = load_file(trained.path / "optimizer.safetensors")
@@ -115,19 +65,6 @@ def test_the_value_head_is_in_the_checkpoint_and_not_in_an_export(played: tuple[
     export(trained, "merged", tmp_path / "out")
     with safe_open(tmp_path / "out" / "model.safetensors", "pt") as file:
         assert not [name for name in file.keys() if "value" in name.replace("v_proj", "")]  # noqa: SIM118
-
-
-def test_rollouts_without_a_reward_change_nothing(untrained_model: Path, tmp_path: Path) -> None:
-    @agl.rollout
-    def graded(task: str, llm: agl.LLM) -> float | None:
-        reply = ask(llm, [say(task)])["content"]
-        return None if task == "broken" else float(len(reply))
-
-    settings = {"max_steps": 1, "num_generations": 2}
-    with_it = run(untrained_model, tmp_path, graded, tasks=["a", "broken"], batch_size=2, **settings)
-    [figures] = with_it.metrics
-    assert (figures.calls_trained, figures.calls_excluded) == (2, {"no_reward": 2})
-    assert figures.update["rollouts"] == 2
 
 
 def test_a_setting_without_a_meaning_is_refused_with_what_to_give(untrained_model: Path) -> None:
@@ -143,16 +80,6 @@ def test_a_setting_without_a_meaning_is_refused_with_what_to_give(untrained_mode
         agl.PPO(untrained_model, use_kl_in_reward=True)
 
 
-def test_an_alarm_names_the_settings_as_ppo_does(untrained_model: Path, tmp_path: Path) -> None:
-    alarms = {"policy_shift": {"limit": 1e-12}}
-    run(untrained_model, tmp_path, max_steps=4, learning_rate=1e-2, alarms=alarms)
-    told = stored(tmp_path, lambda store: RunLog(store, "named").records("alarm"))
-    [hint] = {
-        record.data["what_to_try"] for record in told if record.name == "policy_shift" and record.data["what_to_try"]
-    }
-    assert "fewer num_ppo_epochs; smaller cliprange; a smaller max_grad_norm" in hint
-
-
 @needs_bfloat16
 def test_adapters_in_bfloat16_learn_beside_the_value_head(untrained_model: Path, tmp_path: Path) -> None:
     given = {"lora": {"r": 4, "target_modules": "all-linear"}, "bf16": True, "learning_rate": 1e-2}
@@ -160,7 +87,7 @@ def test_adapters_in_bfloat16_learn_beside_the_value_head(untrained_model: Path,
     kept = load_file(trained_in(tmp_path / "run").path / "optimizer.safetensors")
     assert kept["value_head.weight"].abs().max() > 0
     assert result.steps == 4
-    assert stored(tmp_path, lambda store: replay(store, "named", 4)).differences == []
+    assert stored(tmp_path, lambda store: replay(store, RUN, 4)).differences == []
 
 
 def test_a_bare_name_says_which_setting_is_missing() -> None:

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import agentlightning as agl
 from agentlightning.cli import main
 from agentlightning.errors import GoneError
 from agentlightning.training.model_export import trained_in
 from agentlightning.training.replay import replay
-from tests.training.test_grpo_interrupted import run
+from tests.algorithm.parts import two_turns
+from tests.training.conformance.cases import GRPO, fit, stored
 
 
-def ask(folder: Path, step: int, run_id: str = "named") -> Any:
-    async def opened() -> Any:
-        store = agl.SQLiteLightningStore(folder / "store.db")
-        try:
-            return await replay(store, run_id, step)
-        finally:
-            await store.close()
-
-    return asyncio.run(opened())
+def ask(folder: Path, step: int) -> Any:
+    return stored(folder, lambda store: replay(store, "named", step))
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +24,7 @@ def recorded(untrained_model: Path, tmp_path_factory: pytest.TempPathFactory) ->
     """The folder of a run of five steps, whose checkpoints of steps 4 and 5 are left."""
     folder = tmp_path_factory.mktemp("recorded")
     settings = {"num_iterations": 2, "minibatch_rollouts": 3, "lr_scheduler_type": "linear", "deterministic": False}
-    run(untrained_model, folder, agl.SQLiteLightningStore(folder / "store.db"), **settings)
+    fit(GRPO, two_turns, untrained_model, folder, max_steps=5, **settings)
     return folder
 
 
@@ -73,19 +65,17 @@ def test_a_run_whose_folder_was_moved_is_found_where_it_is(
 
 
 def test_a_changed_record_is_found(untrained_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run(untrained_model, tmp_path, agl.SQLiteLightningStore(tmp_path / "store.db"), max_steps=2, save_steps=1)
+    fit(GRPO, two_turns, untrained_model, tmp_path, max_steps=2, save_steps=1)
 
-    async def change() -> None:
-        store = agl.SQLiteLightningStore(tmp_path / "store.db")
+    async def change(store: Any) -> None:
         records = list(await store.query_run_records("named", step_from=2))
         await store.rewind_run("named", 1)
         for record in records:
             for call in record.data.get("calls", ()):
                 call["advantage"] *= 2
         await store.add_run_records("named", records)
-        await store.close()
 
-    asyncio.run(change())
+    stored(tmp_path, change)
     assert main(["replay", "named", "--step", "2", "--store", str(tmp_path / "store.db")]) == 1
     said = capsys.readouterr().out
     assert "differs: weights after step 2" in said
@@ -94,8 +84,7 @@ def test_a_changed_record_is_found(untrained_model: Path, tmp_path: Path, capsys
 
 
 def test_records_without_tokens_and_a_folder_that_is_gone_are_told(untrained_model: Path, tmp_path: Path) -> None:
-    store = agl.SQLiteLightningStore(tmp_path / "store.db")
-    run(untrained_model, tmp_path, store, max_steps=1, record_tokens="none")
+    fit(GRPO, two_turns, untrained_model, tmp_path, max_steps=1, record_tokens="none")
     with pytest.raises(GoneError, match="0 are recorded with their tokens: train with record_tokens='all'"):
         ask(tmp_path, 1)
     (tmp_path / "run").rename(tmp_path / "elsewhere")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,11 @@ from tokenizers import Tokenizer
 import agentlightning as agl
 from agentlightning.engine.served import load_model
 from agentlightning.errors import BadRequestError, NoScoredRolloutError, NotFoundError
-from agentlightning.training.ledger_records import check_ledger, numbers_of
-from agentlightning.training.policies import PolicyUpdater
+from agentlightning.training.ledger_records import numbers_of
 from agentlightning.training.records import RunLog
 from agentlightning.training.replay import replay
 from tests.algorithm.parts import needs_bfloat16, two_turns, wants_digits
-from tests.training.test_grpo_interrupted import curve
+from tests.training.conformance.cases import StoppingStore, read, stored
 
 TASKS = [f"task {number}" for number in range(8)]
 
@@ -28,26 +26,16 @@ TASKS = [f"task {number}" for number in range(8)]
 def run(model: Path, folder: Path, agent: Any = wants_digits, *, run_id: str = "sft", **settings: Any) -> Any:
     """Run SFT with a store in the folder, and return the result."""
     tasks, held_out = settings.pop("tasks", None), settings.pop("val_dataset", None)
+    store = settings.pop("store", None) or agl.SQLiteLightningStore(folder / "store.db")
     given: Any = {"max_steps": 2, "batch_size": 4, "learning_rate": 1e-3, "max_completion_length": 4, **settings}
     trainer = agl.Trainer(
         algorithm=agl.SFT(**{"model": model, "progress": "none", "output_dir": folder / run_id, **given}),
         runner={"type": "agentlightning.LitAgentRunner", "concurrency": 4},
         strategy="shm",
-        store=agl.SQLiteLightningStore(folder / "store.db"),
+        store=store,
     )
     trainer.fit(agent, train_dataset=tasks, val_dataset=held_out, run_id=run_id)
     return trainer.result
-
-
-def stored(folder: Path, use: Callable[[Any], Any]) -> Any:
-    async def opened() -> Any:
-        store = agl.SQLiteLightningStore(folder / "store.db")
-        try:
-            return await use(store)
-        finally:
-            await store.close()
-
-    return asyncio.run(opened())
 
 
 def ledger_of(folder: Path, run_id: str = "sft") -> list[Any]:
@@ -84,35 +72,11 @@ def test_the_held_out_reward_rises_after_training_on_the_best_rollouts_of_the_st
     untrained_model: Path, folder: Path
 ) -> None:
     held_out = [f"held out {number}" for number in range(40)]
-    settings: Any = {
-        "rollouts": "stored",
-        "top_share": 0.25,
-        "max_steps": 8,
-        "batch_size": 8,
-        "learning_rate": 5e-3,
-    }
+    settings: Any = {"rollouts": "stored", "top_share": 0.25, "max_steps": 8, "batch_size": 8, "learning_rate": 5e-3}
     result = run(untrained_model, folder, val_dataset=held_out, **settings)
     first, last = result.evaluations[0], result.evaluations[-2]
     assert (first.sampling, last.sampling) == ("sampled", "sampled")
     assert sum(last.rewards) > sum(first.rewards) + 4
-
-
-def test_the_held_out_reward_rises_when_each_step_trains_what_it_sampled_best(
-    untrained_model: Path, tmp_path: Path
-) -> None:
-    settings: Any = {
-        "num_generations": 8,
-        "top_share": 0.25,
-        "max_steps": 8,
-        "learning_rate": 5e-3,
-        "batch_size": 4,
-    }
-    result = run(untrained_model, tmp_path, tasks=TASKS, **settings)
-    rewards = [figures.mean_reward or 0.0 for figures in result.metrics]
-    assert sum(rewards[-2:]) > sum(rewards[:2]) + 0.3
-    first = result.metrics[0]
-    assert (first.calls_captured, first.calls_trained, first.calls_excluded) == (32, 8, {"not_chosen": 24})
-    assert stored(tmp_path, lambda store: check_ledger(store, "sft")).adds_up
 
 
 def test_the_best_of_each_task_are_trained_with_weight_one_and_the_others_are_accounted_for(
@@ -169,49 +133,30 @@ def test_the_tokens_of_every_turn_are_trained_and_those_between_are_not(untraine
 
 
 def test_a_run_that_was_interrupted_goes_on_with_what_it_had_chosen(
-    untrained_model: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    untrained_model: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     other = tmp_path_factory.mktemp("whole")
     for file in folder.glob("store.db*"):
         shutil.copy(file, other)
-    settings: Any = {
-        "rollouts": "stored",
-        "top_share": 0.5,
-        "max_steps": 4,
-        "save_steps": 1,
-        "deterministic": True,
-    }
-    whole = run(untrained_model, other, **settings)
-    update = PolicyUpdater.update
+    settings: Any = {"rollouts": "stored", "top_share": 0.5, "max_steps": 4, "save_steps": 1, "deterministic": True}
+    run(untrained_model, other, **settings)
 
-    async def stops(self: PolicyUpdater, step: int, *rest: Any) -> Any:
-        if step == 3:
-            raise RuntimeError("stopped")
-        return await update(self, step, *rest)
+    def stop() -> None:
+        raise RuntimeError("stopped")
 
-    with monkeypatch.context() as patched:
-        patched.setattr(PolicyUpdater, "update", stops)
-        with pytest.raises(RuntimeError, match="stopped"):
-            run(untrained_model, folder, **settings)
+    store = StoppingStore(folder / "store.db", "before ledger 3", stop)
+    with pytest.raises(RuntimeError, match="stopped"):
+        run(untrained_model, folder, store=store, **settings)
     run(untrained_model, folder, run_id="more", tasks=["new"], top_share=1.0, max_steps=1, num_generations=2)
-    assert curve(run(untrained_model, folder, **settings)) == curve(whole)
+    run(untrained_model, folder, **settings)
+    assert read(folder, "sft", output="sft").curve() == read(other, "sft", output="sft").curve()
     assert stored(folder, lambda store: replay(store, "sft", 4)).differences == []
 
 
 @needs_bfloat16
 def test_adapters_in_bfloat16_learn_from_stored_rollouts(untrained_model: Path, folder: Path) -> None:
-    settings: Any = {
-        "lora": {"r": 4, "target_modules": "all-linear"},
-        "bf16": True,
-        "gradient_checkpointing": True,
-    }
-    held: Any = {
-        "rollouts": "stored",
-        "top_share": 0.25,
-        "batch_size": 8,
-        "max_steps": 6,
-        "learning_rate": 2e-2,
-    }
+    settings: Any = {"lora": {"r": 4, "target_modules": "all-linear"}, "bf16": True, "gradient_checkpointing": True}
+    held: Any = {"rollouts": "stored", "top_share": 0.25, "batch_size": 8, "max_steps": 6, "learning_rate": 2e-2}
     result = run(untrained_model, folder, **settings, **held)
     assert result.metrics[-1].update["loss"] < result.metrics[0].update["loss"] - 0.1
 

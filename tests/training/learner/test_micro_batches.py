@@ -37,7 +37,6 @@ def test_micro_batches_hold_each_row_once_and_no_more_than_their_tokens() -> Non
 _CHILD = """
 import json, resource, sys
 import psutil, torch
-from agentlightning.training.ppo_settings import make_ppo_settings
 from agentlightning.training.learner.memory import free_memory
 from agentlightning.training.learner.policy import Policy
 from agentlightning.errors import OutOfMemoryError

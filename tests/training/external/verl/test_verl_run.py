@@ -1,4 +1,4 @@
-"""A whole run of VERL on the processor: real store, gateway, runners and Ray, and VERL's own trainer: `make test-verl`.
+"""What agl.VERL has of its own, on the processor: rollouts of several rows, adapters, its processes: `make test-verl`.
 
 The platform and the engine over transformers are test code (`cpu_platform.py`); VERL's trainer, agent loops, transfer
 of weights, FSDP workers, validation and checkpoints are its own.
@@ -7,7 +7,6 @@ of weights, FSDP workers, validation and checkpoints are its own.
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import os
 import signal
@@ -21,89 +20,47 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
-from agentlightning.errors import GoneError
-from agentlightning.store import LightningStore
 from agentlightning.training.ledger_records import numbers_of
-from agentlightning.training.replay import replay
-from tests.algorithm.parts import ask, calls_of, rollouts_of, say
+from tests.algorithm.parts import ask, say
+from tests.training.conformance.cases import HELD_OUT, SMALL, STEPS, TASKS, VERL, assert_complete, fit, make_verl, read
 
 pytest.importorskip("verl", reason="verl is in an environment of its own: make test-verl")
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(3600)]
 
-TASKS = ["one", "two", "three", "four"]
 _PATIENCE = 1200
 """Seconds for a run on a busy machine, where it takes ten times as long as on a quiet one."""
-
-
-def config(model: Path, folder: Path, **trainer: Any) -> dict[str, Any]:
-    plain = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
-    actor: dict[str, Any] = {"strategy": "fsdp2", "ppo_mini_batch_size": 4, "ppo_max_token_len_per_gpu": 4096}
-    actor |= {"use_torch_compile": False, "optim": {"lr": 5e-3, "weight_decay": 0}}
-    actor["fsdp_config"] = {"strategy": "fsdp2", "use_torch_compile": False, "mixed_precision": plain}
-    whole = {"path": str(model), "override_config": {"attn_implementation": "sdpa"}, "use_remove_padding": False}
-    whole["enable_gradient_checkpointing"] = False
-    rollout = {"name": "hfcpu", "n": 4, "tensor_model_parallel_size": 1, "agent": {"num_workers": 1}}
-    return {
-        "actor_rollout_ref": {"model": whole, "actor": actor, "rollout": rollout},
-        "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu": 4096,
-        "data": {"train_batch_size": 4, "max_prompt_length": 64, "max_response_length": 16},
-        "trainer": {"device": "cpu", "n_gpus_per_node": 1, "nnodes": 1, "total_training_steps": 2, **trainer},
-        "reward.num_workers": 1,
-        "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
-        "ray_kwargs.ray_init": {"num_cpus": 16, "num_gpus": 1, "object_store_memory": 300_000_000},
-        "agentlightning": {"output_dir": str(folder), "max_completion_length": 4, "progress": "none"},
-    }
-
-
-def fit(agent: Any, settings: dict[str, Any], *, store: LightningStore, run_id: str = "run", **data: Any) -> Any:
-    runner = {"type": "agentlightning.LitAgentRunner", "concurrency": 8}
-    trainer = agl.Trainer(algorithm=agl.VERL(settings), strategy="shm", store=store, runner=runner, run_id=run_id)
-    trainer.fit(agent, train_dataset=TASKS, **data)
-    return trainer.result
 
 
 def digits(text: str) -> float:
     return sum(character.isdigit() for character in text) / max(1, len(text))
 
 
-async def test_two_steps_of_sixteen_rollouts_are_exact_in_rewards_ledger_and_probabilities(
+def test_rows_advantages_and_probabilities_are_exact_where_a_rollout_has_several_rows(
     untrained_model: Path, tmp_path: Path
 ) -> None:
-    """Rollouts of two calls with rows of their own, one that crashes in each step, and held-out tasks."""
+    """Rollouts of two calls with rows of their own, one that crashes in each step."""
     turns = itertools.count()
 
     @agl.rollout
     def agent(task: str, llm: agl.LLM, rollout: agl.Rollout) -> float:
         place = rollout.metadata or {}
-        if rollout.mode == "train" and (place["task"], place["sample"]) == (1, 2):
+        if (place["task"], place["sample"]) == (1, 2):
             raise RuntimeError("the tool broke")
         first = ask(llm, [say(task)])["content"]
         second = ask(llm, [say(f"{task} {next(turns)}")])["content"]
         return digits(first + second)
 
-    store = agl.InMemoryLightningStore()
-    settings = config(untrained_model, tmp_path / "run", save_freq=1)
-    result = fit(agent, settings, store=store, run_id="exact", val_dataset=["five", "six"])
-    rollouts = await rollouts_of(store)
-    assert len(rollouts) == 32
-    assert [(step.rollouts_done, step.rollouts_failed) for step in result.metrics] == [(15, 1)] * 2
+    settings: dict[str, Any] = {"max_steps": 2, "save_steps": 1, "learning_rate": 5e-3}
+    result = fit(VERL, agent, untrained_model, tmp_path, **settings)
+    books = read(tmp_path)
+    assert_complete(books, 2)
     for step in result.metrics:
-        excluded = sum(step.calls_excluded.values())
-        assert step.calls_captured == step.calls_trained + excluded
         assert step.update["sampler_difference"] < 1e-4
-        assert step.update["first_ratio_error"] < 1e-3
         assert step.update["steps"] == math.ceil(step.update["rows"] / 16)  # mini-batches of 4 tasks of 4 rollouts
-    captured = sum(step.calls_captured for step in result.metrics) + sum(result.late_calls.values())
-    assert captured == len(await calls_of(store, rollouts))
-    assert result.steps == 2
-    measured = [(each.step, each.sampling) for each in result.evaluations]
-    assert measured == [(0, "sampled"), (0, "greedy"), (2, "sampled"), (2, "greedy")]
-    records = await store.query_run_records("exact", kind_in=["ledger"])
-    entries = {str(record.name): record.data for record in records.items}
-    assert set(entries) == {rollout.rollout_id for rollout in rollouts}
+    entries = {record.name: record.data for record in books.of("ledger")}
     groups: dict[tuple[Any, Any], list[dict[str, Any]]] = {}
-    for rollout in rollouts:
+    for rollout in books.rollouts:
         entry, place = entries[rollout.rollout_id], rollout.metadata or {}
         if entry["reward"] is not None:
             groups.setdefault((place["step"], place["task"]), []).append(entry)
@@ -120,15 +77,10 @@ async def test_two_steps_of_sixteen_rollouts_are_exact_in_rewards_ledger_and_pro
     for entry in entries.values():
         _check_tokens(entry)
     saved = tmp_path / "run" / "verl" / "global_step_1" / "actor" / "huggingface"
-    first = [entries[rollout.rollout_id] for rollout in rollouts if (rollout.metadata or {})["step"] == 1]
-    assert result.metrics[0].update["update_kl"] == pytest.approx(_moved(first, saved), rel=1e-2)
-    assert result.metrics[0].update["update_kl"] != pytest.approx(result.metrics[0].update["approx_kl"], rel=0.1)
-    with pytest.raises(GoneError, match="was trained by VERL"):
-        await replay(store, "exact", 1)
-
-    from transformers import AutoModelForCausalLM
-
-    AutoModelForCausalLM.from_pretrained(result.model_path)
+    first = [entries[rollout.rollout_id] for rollout in books.rollouts if (rollout.metadata or {})["step"] == 1]
+    update = result.metrics[0].update
+    assert update["update_kl"] == pytest.approx(_moved(first, saved), rel=1e-2)
+    assert update["update_kl"] != pytest.approx(update["approx_kl"], rel=0.1)
     assert (tmp_path / "run" / "checkpoints" / "checkpoint-2" / "verl.json").exists()
 
 
@@ -163,9 +115,7 @@ def _check_tokens(entry: dict[str, Any]) -> None:
         assert all(value < 0 for value in seen["engine_logprobs"])
 
 
-async def test_what_teaches_nothing_moves_no_weights_and_several_workers_serve(
-    untrained_model: Path, tmp_path: Path
-) -> None:
+def test_what_teaches_nothing_moves_no_weights_and_several_workers_serve(untrained_model: Path, tmp_path: Path) -> None:
     """Step 1 leaves one task a lone rollout; in step 2 all rewards are equal."""
 
     @agl.rollout
@@ -176,35 +126,30 @@ async def test_what_teaches_nothing_moves_no_weights_and_several_workers_serve(
         reply = ask(llm, [say(task)])["content"]
         return 0.9 if place["step"] == 2 else digits(reply) + place["sample"] / 10
 
-    store = agl.InMemoryLightningStore()
-    settings = config(untrained_model, tmp_path / "run", total_training_steps=3)
-    settings["actor_rollout_ref"]["rollout"]["agent"]["num_workers"] = 2
-    settings["agentlightning"]["record_tokens"] = "none"
-    result = fit(agent, settings, store=store, run_id="idle")
+    settings: dict[str, Any] = {"max_steps": 3, "workers": 2, "record_tokens": "none"}
+    result = fit(VERL, agent, untrained_model, tmp_path, **settings)
     first, second, third = result.metrics
     assert (first.calls_trained, first.calls_excluded) == (12, {"no_group": 1})
     assert (second.calls_trained, second.calls_excluded) == (0, {"equal_rewards": 16})
     assert [step.update["steps"] for step in result.metrics] == [1, 0, 1]
     assert third.calls_trained == 16
     assert result.steps == 2
-    calls = await calls_of(store, await rollouts_of(store))
-    assert {call.weight_version for call in calls} == {0, 1}
-    records = await store.query_run_records("idle", kind_in=["ledger"])
-    assert not any("rows" in record.data for record in records.items)
+    books = read(tmp_path)
+    assert {call.weight_version for call in books.calls} == {0, 1}
+    assert not any("rows" in record.data for record in books.of("ledger"))
 
 
-async def test_adapters_learn_are_served_and_are_in_the_model_that_is_left(
-    untrained_model: Path, tmp_path: Path
-) -> None:
+def test_adapters_learn_are_served_and_are_in_the_model_that_is_left(untrained_model: Path, tmp_path: Path) -> None:
     """LoRA, with a validation after each step: VERL hands the engine the adapters alone."""
 
     @agl.rollout
     def agent(task: str, llm: agl.LLM, rollout: agl.Rollout) -> float:
-        return digits(ask(llm, [say(task)])["content"]) + (rollout.metadata or {}).get("sample", 0) / 10
+        return digits(ask(llm, [say(task)])["content"]) + ((rollout.metadata or {}).get("sample") or 0) / 10
 
-    settings = config(untrained_model, tmp_path / "run", test_freq=1)
-    settings["actor_rollout_ref"]["model"] |= {"lora_rank": 4, "lora_alpha": 8, "target_modules": "all-linear"}
-    result = fit(agent, settings, store=agl.InMemoryLightningStore(), val_dataset=["five", "six"])
+    lora = {"lora_rank": 4, "lora_alpha": 8, "target_modules": "all-linear"}
+    settings: dict[str, Any] = {"max_steps": 2, "eval_steps": 1, "learning_rate": 5e-3}
+    settings["verl"] = {f"actor_rollout_ref.model.{name}": value for name, value in lora.items()}
+    result = fit(VERL, agent, untrained_model, tmp_path, held_out=HELD_OUT, **settings)
     assert [step.update["sampler_difference"] < 1e-4 for step in result.metrics] == [True, True]
     measured = [(each.step, each.sampling) for each in result.evaluations]
     assert measured == [(0, "sampled"), (0, "greedy"), (1, "sampled"), (2, "sampled"), (2, "greedy")]
@@ -218,7 +163,7 @@ async def test_adapters_learn_are_served_and_are_in_the_model_that_is_left(
     assert any(".q_proj." in name for name in changed)
 
 
-async def test_gradients_that_are_not_finite_change_nothing_and_end_the_run_after_three(
+def test_gradients_that_are_not_finite_change_nothing_and_end_the_run_after_three(
     untrained_model: Path, tmp_path: Path
 ) -> None:
     """VERL then takes no step of its optimizer; the records say so."""
@@ -227,66 +172,41 @@ async def test_gradients_that_are_not_finite_change_nothing_and_end_the_run_afte
     def agent(task: str, llm: agl.LLM, rollout: agl.Rollout) -> float:
         return digits(ask(llm, [say(task)])["content"]) + (rollout.metadata or {})["sample"] / 10
 
-    store = agl.InMemoryLightningStore()
-    settings = config(untrained_model, tmp_path / "run", total_training_steps=5)
-    settings["actor_rollout_ref"]["actor"]["entropy_coeff"] = 1e39  # infinite in float32
+    infinite = {"actor_rollout_ref.actor.entropy_coeff": 1e39}  # in float32
     with pytest.raises(agl.NonFiniteLossError, match="in 3 steps in a row"):
-        fit(agent, settings, store=store, run_id="broken")
-    steps = await store.query_run_records("broken", kind_in=["step"])
-    assert [record.data["update"]["steps"] for record in steps] == [0, 0, 0]
-    assert [record.data["update"]["skipped_steps"] for record in steps] == [1, 1, 1]
-    ledger = await store.query_run_records("broken", kind_in=["ledger"])
-    assert {call["reason"] for record in ledger for call in record.data["calls"]} == {"step_skipped"}
-    assert {call.weight_version for call in await calls_of(store, await rollouts_of(store))} == {0}
-
-
-PROGRAM = """
-import sys
-from pathlib import Path
-import agentlightning as agl
-from tests.training.external.verl.test_verl_run import config, fit, digits
-from tests.algorithm.parts import ask, say
-
-@agl.rollout
-def agent(task: str, llm: agl.LLM) -> float:
-    return digits(ask(llm, [say(task)])["content"])
-
-if __name__ == "__main__":
-    model, folder, steps = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
-    store = agl.SQLiteLightningStore(folder / "store.db")
-    settings = config(model, folder / "run", save_freq=1, total_training_steps=steps)
-    result = fit(agent, settings, store=store, run_id="again")
-    print("RESULT", result.steps, [step.step for step in result.metrics], flush=True)
-"""
+        fit(VERL, agent, untrained_model, tmp_path, max_steps=5, verl=infinite)
+    books = read(tmp_path)
+    updates = [(line["update"]["steps"], line["update"]["skipped_steps"]) for line in books.lines]
+    assert updates == [(0, 1)] * 3
+    assert {call["reason"] for call in books.endings()} == {"step_skipped"}
+    assert {call.weight_version for call in books.calls} == {0}
 
 
 def test_ctrl_c_leaves_no_process_and_the_run_goes_on_from_verls_checkpoint(
     untrained_model: Path, tmp_path: Path
 ) -> None:
-    program, metrics = tmp_path / "program.py", tmp_path / "run" / "metrics.jsonl"
-    program.write_text(PROGRAM)
+    metrics = tmp_path / "run" / "metrics.jsonl"
 
     def start() -> subprocess.Popen[str]:
-        command = [sys.executable, str(program), str(untrained_model), str(tmp_path), "4"]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-    def steps() -> list[int]:
-        return [json.loads(line)["step"] for line in metrics.read_text().splitlines()]
+        command = [sys.executable, "-m", "tests.training.conformance.program", "VERL", str(untrained_model)]
+        streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        return subprocess.Popen([*command, str(tmp_path)], **streams)
 
     first, end = start(), time.monotonic() + _PATIENCE
-    while not (metrics.exists() and metrics.read_text().count("\n") >= 2):
+    while not (metrics.exists() and metrics.read_text().count("\n") >= 2):  # another process writes the file
         assert first.poll() is None, first.stdout and first.stdout.read()
         assert time.monotonic() < end
         time.sleep(0.2)
     os.kill(first.pid, signal.SIGINT)
     told, _ = first.communicate(timeout=_PATIENCE)
     assert first.returncode != 0, told
-    assert 2 <= len(steps()) < 4, told
+    assert 2 <= len(read(tmp_path).lines) < STEPS, told
     assert _are_gone(), _processes_of_ray()
-    for _ in range(2):  # the third start has nothing left to do: the same result, and no Ray
-        told, _ = start().communicate(timeout=_PATIENCE)
-        assert "RESULT 4 [1, 2, 3, 4]" in told, told
-        assert steps() == [1, 2, 3, 4]
+    for starts in (2, 3):  # the third start has nothing left to do: the same result, and no Ray
+        again = start()
+        told, _ = again.communicate(timeout=_PATIENCE)
+        assert again.returncode == 0, told
+        assert_complete(read(tmp_path), STEPS, starts=starts)
         assert _are_gone(), _processes_of_ray()
 
 
@@ -315,15 +235,14 @@ def _processes_of_ray() -> list[str]:
 
 
 def test_an_error_in_verls_processes_ends_the_run_with_its_words(untrained_model: Path, tmp_path: Path) -> None:
-    settings = config(untrained_model, tmp_path / "run")
-    settings["actor_rollout_ref"]["rollout"]["name"] = "no_such_engine"
+    settings = {"verl": {"actor_rollout_ref.rollout.name": "no_such_engine"}}
     with pytest.raises(RuntimeError, match=r"VERL ended with an error: .*no_such_engine"):
-        fit(lambda task: 0.0, settings, store=agl.InMemoryLightningStore())
+        fit(VERL, lambda task: 0.0, untrained_model, tmp_path, **settings)
     assert _are_gone(), _processes_of_ray()
 
 
 def test_iterations_are_steps(untrained_model: Path, tmp_path: Path) -> None:
-    given = agl.VERL(config(untrained_model, tmp_path))
+    given = make_verl(**{**SMALL, "model": untrained_model, "output_dir": tmp_path, "max_steps": 2})
     assert (given.settings.steps(len(TASKS)), given.with_iterations(5).settings.steps(len(TASKS))) == (2, 5)
 
 
