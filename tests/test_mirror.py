@@ -33,32 +33,18 @@ FILES = {
         training/external/test_before_a_run training/external/tinker/test_tinker training/external/trl/test_trl_run
         training/external/verl/test_verl training/external/verl/test_verl_run training/learner/test_precision
         training/losses/test_golden training/test_game training/test_grpo_alarms training/test_grpo_data
-        training/test_grpo_family training/test_grpo_faults training/test_grpo_flight training/test_grpo_flight_resumed
-        training/test_grpo_gpu training/test_grpo_interrupted training/test_grpo_killed training/test_grpo_ledger
-        training/test_grpo_pretrained training/test_grpo_records training/test_grpo_resumed training/test_grpo_run
-        training/test_policies_run training/test_policy_settings training/test_ppo_resumed training/test_ppo_run
-        training/test_sft_run training/test_staleness_settings training/test_two_roles utils/test_every_server
-        training/test_open_run training/test_policies_run training/test_ppo_resumed
-        training/test_ppo_run training/test_resume_facts training/test_sft_run
-        training/test_two_roles utils/test_every_server
-        training/external/verl/test_verl training/external/verl/test_verl_run training/learner/test_packing
-        training/learner/test_precision training/learner/test_reference training/losses/test_gae
-        training/losses/test_golden training/losses/test_rewards training/losses/test_staleness
-        training/losses/test_value_loss training/test_game training/test_grpo_alarms training/test_grpo_data
         training/test_grpo_family training/test_grpo_faults training/test_grpo_flight training/test_grpo_gpu
         training/test_grpo_ledger training/test_grpo_pretrained training/test_grpo_records training/test_grpo_run
-        training/test_open_run training/test_policies_run training/test_policy_settings training/test_ppo_run
-        training/test_resume_facts training/test_sft_run training/test_staleness_settings training/test_two_roles
+        training/test_policies_run training/test_ppo_run training/test_sft_run training/test_two_roles
         utils/test_every_server
     """,
     "what a client of the gateway sees, whichever module does it": """
         llm_proxy/access/test_budget llm_proxy/dialects/test_every_dialect llm_proxy/recording/test_privacy
-        llm_proxy/recording/test_record_size
-        llm_proxy/test_bounds_of_work llm_proxy/test_bytes_in_hand llm_proxy/test_engine_headers llm_proxy/test_faults
-        llm_proxy/test_faults_each_byte llm_proxy/test_faults_kill llm_proxy/test_keys llm_proxy/test_malformed
-        llm_proxy/test_many_streams llm_proxy/test_mirror llm_proxy/test_models_route llm_proxy/test_refusals
-        llm_proxy/test_secrets llm_proxy/test_store_faults llm_proxy/test_streams
-        llm_proxy/test_what_agents_see_of_endpoints
+        llm_proxy/recording/test_record_size llm_proxy/test_bounds_of_work llm_proxy/test_bytes_in_hand
+        llm_proxy/test_engine_headers llm_proxy/test_faults llm_proxy/test_faults_each_byte llm_proxy/test_faults_kill
+        llm_proxy/test_keys llm_proxy/test_malformed llm_proxy/test_many_streams llm_proxy/test_mirror
+        llm_proxy/test_models_route llm_proxy/test_refusals llm_proxy/test_secrets llm_proxy/test_store_faults
+        llm_proxy/test_streams llm_proxy/test_what_agents_see_of_endpoints
     """,
     "what a store or its server promises, on several backends": """
         store/test_atomicity store/test_damage store/test_differential store/test_faults
