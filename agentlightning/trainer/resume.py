@@ -12,6 +12,7 @@ import hashlib
 import inspect
 import json
 import logging
+import time
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import Any, cast
@@ -30,12 +31,13 @@ logger = logging.getLogger(__name__)
 
 class Past:
     """The rollouts of a run that were there before it was started again: of each its id, under a digest of what it
-    would answer. `store` is the run's own view."""
+    would answer. `store` is the run's own view; `alive_until` is the last sign of life of the earlier start, in seconds
+    since the epoch."""
 
-    def __init__(self, store: LightningStore) -> None:
+    def __init__(self, store: LightningStore, alive_until: float) -> None:
         self._store = store
+        self._alive_until = alive_until
         self._waiting: dict[bytes, deque[tuple[str, str]]] = defaultdict(deque)
-        self._were_open: set[str] = set()
         self._published: dict[tuple[str | None, int | None], tuple[str, str]] = {}
 
     async def add(self, rollouts: Sequence[Rollout]) -> None:
@@ -48,8 +50,6 @@ class Past:
             contents, endpoints = self._published[resources_id, version]
             key = _key(rollout.input, rollout.mode, rollout.metadata, contents)
             self._waiting[key].append((rollout.rollout_id, endpoints))
-            if rollout.status not in FINISHED:
-                self._were_open.add(rollout.rollout_id)
 
     async def answers(self, requests: Sequence[EnqueueRolloutRequest]) -> list[Rollout | None]:
         """Return for each request the rollout that answers it, as it stands; None where there is none."""
@@ -74,19 +74,23 @@ class Past:
                 if rollout.status not in FINISHED:
                     await cancel(self._store, rollout)
                     rollout = None
-                elif rollout.rollout_id in self._were_open and _has_failed(rollout):  # a runner was faster than we are
+                elif _failed_after(rollout, self._alive_until):  # a runner was faster than we are
                     rollout = None
             answers.append(rollout)
         return answers
 
 
-async def past_of(store: LightningStore, name: str, seen: set[str], *, resumable: bool) -> Past | None:
+async def past_of(
+    store: LightningStore, name: str, seen: set[str], *, resumable: bool, alive_until: float | None = None
+) -> Past | None:
     """Return what the run that `store` is the view of has done before; None if it begins.
 
+    `alive_until` is the last sign of life of its earlier start, in seconds since the epoch; None is now. A rollout that
+    failed later than that, and not by its policy, may have met a gateway that was gone.
     Rollouts that this program has `seen` are not of the past: a second `fit` does its own. What an algorithm that is
     not `resumable` has left open is cancelled, so that no runner claims it.
     """
-    past, ended, still_open = Past(store), 0, 0
+    past, ended, still_open = Past(store, time.time() if alive_until is None else alive_until), 0, 0
     async for page in pages_of(store.query_rollouts, sort_by="start_time"):
         before = [r for r in page if not _was_stopped(r) and r.rollout_id not in seen]
         unfinished = [rollout for rollout in before if rollout.status not in FINISHED]
@@ -112,10 +116,12 @@ def _was_stopped(rollout: Rollout) -> bool:
     return rollout.status == "cancelled" or (stopped and rollout.status in FINISHED)
 
 
-def _has_failed(rollout: Rollout) -> bool:
-    """True for a rollout that failed, and not by its policy."""
+def _failed_after(rollout: Rollout, moment: float) -> bool:
+    """True for a rollout that failed after a moment, and not by its policy."""
     attempt = rollout.attempt if isinstance(rollout, AttemptedRollout) else None
-    return rollout.status == "failed" and attempt is not None and attempt.outcome == "infrastructure_fault"
+    if rollout.status != "failed" or attempt is None or attempt.outcome != "infrastructure_fault":
+        return False
+    return attempt.end_time is not None and attempt.end_time > moment
 
 
 async def cancel(store: LightningStore, rollout: Rollout) -> None:
