@@ -47,8 +47,9 @@ class ChatReply:
     model: str
     """As the server names it, else as it was asked for."""
     prompt_tokens: int
-    """As the server counts; a quarter of the characters where it does not. So are those of the completion."""
+    """As the server counts; a quarter of the characters where it does not."""
     completion_tokens: int
+    """Counted likewise."""
     cost: float | None
     """In the currency of the prices; None if the model has no price."""
     seconds: float
