@@ -76,8 +76,8 @@ class AlgorithmSide:
     """Set by the strategy that Ctrl+C ended, also where another one delegated to it."""
     _opened: bool = field(default=False, init=False)
     """True once a strategy has opened the run, which then writes down its end too."""
-    _alive_until: float | None = field(default=None, init=False)
-    """The last sign of life of the run's earlier start, in seconds since the epoch; None if it had none."""
+    _opened_at: float | None = field(default=None, init=False)
+    """By the clock of the store, in seconds since the epoch."""
 
     def __getstate__(self) -> dict[str, object]:
         """Leave the trainer behind: it belongs to the process that called `fit`."""
@@ -95,9 +95,9 @@ class AlgorithmSide:
         """
         self._opened = True
         name, config = self._recorded()
-        earlier = await complete(store).get_run_by_id(self.run_id or "")
-        self._alive_until = None if earlier is None else earlier.last_heartbeat_time
-        await complete(store).start_run(self.run_id or "", algorithm=name, config=config, versions=versions())
+        run_id = self.run_id or ""
+        run = await complete(store).start_run(run_id, algorithm=name, config=config, versions=versions())
+        self._opened_at = getattr(run, "last_heartbeat_time", None)  # of a store of the user's perhaps nothing
 
     def _recorded(self) -> tuple[str | None, dict[str, Any]]:
         """Return the name of the algorithm and all settings, without secrets."""
@@ -133,8 +133,8 @@ class AlgorithmSide:
             return None
         algorithm, view = self.algorithm, self.scope(store)
         if self.seen is not None and self.run_id is not None:  # a run with a name may have been there before
-            resumable, alive_until = algorithm.resumable, self._alive_until
-            past = await past_of(view, self.run_id, self.seen, resumable=resumable, alive_until=alive_until)
+            resumable, opened = algorithm.resumable, self._opened_at
+            past = await past_of(view, self.run_id, self.seen, resumable=resumable, opened=opened)
             view = LightningStoreOfRun(store, self.run_id, self.rollout_config, past, self.seen)
         elif self.rollout_config is not None:
             view = LightningStoreOfRun(store, self.run_id, self.rollout_config)

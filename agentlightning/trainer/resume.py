@@ -31,12 +31,12 @@ logger = logging.getLogger(__name__)
 
 class Past:
     """The rollouts of a run that were there before it was started again: of each its id, under a digest of what it
-    would answer. `store` is the run's own view; `alive_until` is the last sign of life of the earlier start, in seconds
-    since the epoch."""
+    would answer. `store` is the run's own view; `opened` is when this start opened the run, in seconds since the
+    epoch."""
 
-    def __init__(self, store: LightningStore, alive_until: float) -> None:
+    def __init__(self, store: LightningStore, opened: float) -> None:
         self._store = store
-        self._alive_until = alive_until
+        self._opened = opened
         self._waiting: dict[bytes, deque[tuple[str, str]]] = defaultdict(deque)
         self._published: dict[tuple[str | None, int | None], tuple[str, str]] = {}
 
@@ -74,23 +74,23 @@ class Past:
                 if rollout.status not in FINISHED:
                     await cancel(self._store, rollout)
                     rollout = None
-                elif _failed_after(rollout, self._alive_until):  # a runner was faster than we are
+                elif _failed_after(rollout, self._opened):  # a runner was faster than we are
                     rollout = None
             answers.append(rollout)
         return answers
 
 
 async def past_of(
-    store: LightningStore, name: str, seen: set[str], *, resumable: bool, alive_until: float | None = None
+    store: LightningStore, name: str, seen: set[str], *, resumable: bool, opened: float | None = None
 ) -> Past | None:
     """Return what the run that `store` is the view of has done before; None if it begins.
 
-    `alive_until` is the last sign of life of its earlier start, in seconds since the epoch; None is now. A rollout that
-    failed later than that, and not by its policy, may have met a gateway that was gone.
-    Rollouts that this program has `seen` are not of the past: a second `fit` does its own. What an algorithm that is
-    not `resumable` has left open is cancelled, so that no runner claims it.
+    `opened` is when this start opened the run, in seconds since the epoch; None is now. A rollout that failed after
+    it, and not by its policy, may have asked the gateway of the earlier start, which is gone. Rollouts that this
+    program has `seen` are not of the past: a second `fit` does its own. What an algorithm that is not `resumable` has
+    left open is cancelled, so that no runner claims it.
     """
-    past, ended, still_open = Past(store, time.time() if alive_until is None else alive_until), 0, 0
+    past, ended, still_open = Past(store, time.time() if opened is None else opened), 0, 0
     async for page in pages_of(store.query_rollouts, sort_by="start_time"):
         before = [r for r in page if not _was_stopped(r) and r.rollout_id not in seen]
         unfinished = [rollout for rollout in before if rollout.status not in FINISHED]

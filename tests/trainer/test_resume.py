@@ -143,7 +143,7 @@ async def test_the_past_of_a_run_is_read_in_pages_and_kept_without_its_tasks(mon
 
 @pytest.mark.parametrize("moves", [True, False])
 @pytest.mark.parametrize("outcome", ["infrastructure_fault", "policy_fault"])
-@pytest.mark.parametrize("failed", ["while the earlier start lived", "before this start asked", "after it asked"])
+@pytest.mark.parametrize("failed", ["before this start", "before it asked", "after it asked"])
 async def test_what_a_runner_failed_at_because_its_model_had_moved_is_done_anew(
     moves: bool, outcome: Any, failed: str
 ) -> None:
@@ -160,18 +160,18 @@ async def test_what_a_runner_failed_at_because_its_model_had_moved_is_done_anew(
         await store.update_attempt(claimed.rollout_id, claimed.attempt.attempt_id, status="failed", outcome=outcome)
 
     left = await store.enqueue_rollout(1, resources_id=await publish(1))
-    if failed == "while the earlier start lived":
+    if failed == "before this start":
         await fail()
-    alive_until = (await store.start_run("named")).last_heartbeat_time
-    if failed == "before this start asked":
+    opened = (await store.start_run("named")).last_heartbeat_time
+    if failed == "before it asked":
         await fail()
-    past = await past_of(store, "named", set(), resumable=True, alive_until=alive_until)
+    past = await past_of(store, "named", set(), resumable=True, opened=opened)
     assert past is not None
     if failed == "after it asked":
         await fail()
     request = EnqueueRolloutRequest(input=1, resources_id=await publish(2 if moves else 1))
     [answer] = await past.answers([request])
-    is_done_anew = moves and failed != "while the earlier start lived" and outcome == "infrastructure_fault"
+    is_done_anew = moves and failed != "before this start" and outcome == "infrastructure_fault"
     assert (answer and answer.rollout_id) == (None if is_done_anew else left.rollout_id)
 
 
