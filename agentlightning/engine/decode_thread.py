@@ -38,9 +38,9 @@ class _Job:
 class DecodeLoop:
     """Completions from any thread, decoded together by one thread of its own.
 
-    `submit` and `swap` may be called from any thread. All weights that one completion sees have one version: if they
-    change under it, outside of `swap`, it fails with 503 instead of going on. Where the memory does not suffice for all
-    that is in flight, half as many are decoded at once from then on; all go on after the tokens that they have.
+    `submit` and `paused` may be called from any thread. All weights that one completion sees have one version: if they
+    change under it, outside of `paused`, it fails with 503 instead of going on. Where the memory does not suffice for
+    all that is in flight, half as many are decoded at once from then on; all go on after the tokens that they have.
     """
 
     def __init__(
@@ -106,16 +106,16 @@ class DecodeLoop:
         return job.finished
 
     @contextmanager
-    def swap(self, timeout: float) -> Generator[None]:
+    def paused(self, timeout: float) -> Generator[None]:
         """Wait until no completion is in flight; inside the block none starts and new requests queue up.
 
         Raises:
             TimeoutError: A completion was still in flight after `timeout` seconds; decoding goes on as before.
-            RuntimeError: Another `swap` is open.
+            RuntimeError: It is paused already.
         """
         with self._changed:
             if self._paused:
-                raise RuntimeError("a swap of weights is open already; one at a time")
+                raise RuntimeError("the engine is paused already; one change of weights at a time")
             self._paused = True
         try:
             with self._changed:

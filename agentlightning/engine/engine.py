@@ -26,8 +26,8 @@ class InferenceEngine:
     """Serves a policy while it learns, on this machine alone: it has no authentication.
 
     Two threads of its own: one decodes (`decode_thread`), one serves HTTP (`chat_server`). The weights are read in
-    place, so a swap copies nothing: update the policy inside `swap()`. `start` and `stop` belong to one owner; the rest
-    may be called from any thread.
+    place, so a change copies nothing: update the policy inside `paused()`. `start` and `stop` belong to one owner; the
+    rest may be called from any thread.
     """
 
     api_key: None = None  # on loopback anybody of this machine may call
@@ -113,16 +113,16 @@ class InferenceEngine:
         if self._server is not None:
             self._server.stop(_STOP_SECONDS / 2)
 
-    def swap(self, timeout: float = 30.0) -> AbstractContextManager[None]:
+    def paused(self, timeout: float = 30.0) -> AbstractContextManager[None]:
         """Return the block in which the weights may change: no completion is in flight, new requests wait.
 
-        `with engine.swap(): policy.update(...)`
+        `with engine.paused(): policy.update(...)`
 
         Raises (on entering the block):
             TimeoutError: A completion was still in flight after `timeout` seconds.
-            RuntimeError: Another swap is open.
+            RuntimeError: It is paused already.
         """
-        return self._loop.swap(timeout)
+        return self._loop.paused(timeout)
 
     def stats(self) -> EngineStats:
         """Return sums since the start; the difference of two gives tokens per second."""

@@ -43,7 +43,7 @@ class PolicyEngine(Protocol):
         """End it."""
         ...
 
-    def swap(self, timeout: float = 30.0) -> AbstractContextManager[None]:
+    def paused(self, timeout: float = 30.0) -> AbstractContextManager[None]:
         """Return the block in which the weights may change: no completion is in flight, and afterwards the new ones
         are served."""
         ...

@@ -34,7 +34,7 @@ _LORA_RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 class VLLMEngine:
     """Serves a policy by vLLM.
 
-    While the weights change (`swap`) no call is in flight: the server pauses, or sleeps and gives its memory back. It
+    While the weights change (`paused`) no call is in flight: the server pauses, or sleeps and gives its memory back. It
     goes on with the new weights, without the keys and values that older ones computed. A server that ends by itself is
     started again with the current weights; the calls that were in flight fail and are the gateway's to repeat.
     """
@@ -59,7 +59,7 @@ class VLLMEngine:
             max_batch: calls that are generated at once by a server that is started.
         """
         self.model_name: Final = "policy"
-        self._swapping, self._pushing = threading.Lock(), threading.Lock()  # the latter: a server may start meanwhile
+        self._pausing, self._pushing = threading.Lock(), threading.Lock()  # the latter: a server may start meanwhile
         self._policy, self._settings, self._has_adapters = policy, settings, has_adapters
         weights, ipc = folder / "vllm-weights", settings.vllm_weight_transfer == "ipc"
         if has_adapters:
@@ -80,7 +80,7 @@ class VLLMEngine:
             self._control = VLLMControl(settings.vllm_server_base_url, api_key=self.api_key)
         self._served: int | None = None
         self._began = time.monotonic()
-        self._swapped_seconds = 0.0
+        self._paused_seconds = 0.0
 
     @property
     def base_url(self) -> str:
@@ -125,10 +125,10 @@ class VLLMEngine:
         self._sync.close()
 
     @contextmanager
-    def swap(self, timeout: float = 30.0) -> Generator[None]:
+    def paused(self, timeout: float = 30.0) -> Generator[None]:
         """Let calls in flight end, let the block change the weights, and serve them. Raises `EngineError` where the
         server does not do its part, or there is none any more."""
-        if not self._swapping.acquire(timeout=timeout):
+        if not self._pausing.acquire(timeout=timeout):
             raise EngineError(f"Another change of the weights was not over within {timeout:g} s")
         began = time.monotonic()
         try:
@@ -143,16 +143,16 @@ class VLLMEngine:
             finally:
                 self._resume(began)
         finally:
-            self._swapped_seconds += time.monotonic() - began
-            self._swapping.release()
+            self._paused_seconds += time.monotonic() - began
+            self._pausing.release()
 
     def stats(self) -> EngineStats:
-        """Return sums since the start. `busy_seconds` is the time outside of swaps."""
+        """Return sums since the start. `busy_seconds` is the time outside of pauses."""
         try:
             requests, prompt, completion = self._control.sums("request_success", "prompt_tokens", "generation_tokens")
         except EngineError:
             return EngineStats()
-        return EngineStats(requests, prompt, completion, time.monotonic() - self._began - self._swapped_seconds)
+        return EngineStats(requests, prompt, completion, time.monotonic() - self._began - self._paused_seconds)
 
     def _resume(self, began: float) -> None:
         """Serve the current weights. A server that was started again meanwhile does not sleep."""

@@ -219,7 +219,7 @@ class Updater:
         with ExitStack() as stack:
             for engine in self.engines:
                 try:
-                    stack.enter_context(engine.swap(timeout))
+                    stack.enter_context(engine.paused(timeout))
                 except TimeoutError as error:
                     raise DrainTimeoutError(str(error)) from error
             yield

@@ -1,4 +1,4 @@
-"""The embedded engine over a real socket, with a real model: tokens, log-probabilities, swaps, and what can fail."""
+"""The embedded engine over a real socket, with a real model: tokens, log-probabilities, pauses, and what can fail."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ from agentlightning.engine.decoder import Decoder
 from agentlightning.engine.engine import InferenceEngine
 from agentlightning.training.batch import make_batch
 from agentlightning.training.learner.policy import Policy
+from agentlightning.training.settings import GRPOSettings
+from agentlightning.training.updater import DrainTimeoutError, Learner, Updater
 from tests.engine.byte_policy import byte_policy
 from tests.engine.clients import ask, body_of, logprobs, refusal, tokens
 
@@ -126,7 +128,7 @@ def test_a_request_that_cannot_be_served_is_refused_by_its_code(
 def test_too_many_waiting_requests_get_a_time_to_retry(policy: Policy) -> None:
     engine = InferenceEngine(policy, max_batch=1, max_waiting=1)
     engine.start()
-    with ThreadPoolExecutor(12) as pool, engine.swap():
+    with ThreadPoolExecutor(12) as pool, engine.paused():
         asked = [pool.submit(ask, engine, max_tokens=2) for _ in range(12)]
         refused = [future.exception() for future in itertools.islice(as_completed(asked, timeout=20), 8)]
     engine.stop()
@@ -141,7 +143,7 @@ def test_a_limit_below_one_is_refused_by_name(policy: Policy, limit: str) -> Non
         InferenceEngine(policy, **{limit: 0})  # type: ignore[arg-type]  # a limit of the right type
 
 
-# --- start, swap, stop ----------------------------------------------------------------------------------------------
+# --- start, pause, stop ----------------------------------------------------------------------------------------------
 
 
 def test_an_engine_is_started_once_and_leaves_no_thread_and_no_port(policy: Policy) -> None:
@@ -159,11 +161,11 @@ def test_an_engine_is_started_once_and_leaves_no_thread_and_no_port(policy: Poli
         assert probe.connect_ex(("127.0.0.1", port_of(engine))) != 0
 
 
-def test_inside_a_swap_nothing_is_served_and_after_it_the_new_weights_are(
+def test_while_paused_nothing_is_served_and_after_it_the_new_weights_are(
     engine: InferenceEngine, policy: Policy
 ) -> None:
     with ThreadPoolExecutor(1) as pool:
-        with engine.swap():
+        with engine.paused():
             asked = pool.submit(ask, engine, max_tokens=3)
             await_load(engine, 0, waiting=1)
             policy.weight_version += 1
@@ -184,18 +186,21 @@ def test_weights_that_change_under_a_completion_end_it(endless: Policy, endless_
     assert ask(endless_engine, max_tokens=2)["system_fingerprint"] == "agl-w1"
 
 
-def test_a_swap_that_cannot_wait_leaves_the_engine_as_it_was(endless: Policy, endless_engine: InferenceEngine) -> None:
+def test_a_pause_that_cannot_wait_leaves_the_engine_as_it_was(endless: Policy, endless_engine: InferenceEngine) -> None:
     with ThreadPoolExecutor(1) as pool:
         with endless.lock:
             asked = pool.submit(ask, endless_engine, max_tokens=LONG)
             await_load(endless_engine, 1)
             with (
                 pytest.raises(TimeoutError, match="1 completions are still in flight"),
-                endless_engine.swap(timeout=0.01),
+                endless_engine.paused(timeout=0.01),
             ):
                 pass
+            updater = Updater([Learner(None, GRPOSettings(model="any"), endless)], [endless_engine])
+            with pytest.raises(DrainTimeoutError, match="1 completions are still in flight"), updater.paused(0.01):
+                pytest.fail("the weights were about to change")
         assert tokens(asked.result())
-    with endless_engine.swap(), pytest.raises(RuntimeError, match="open already"), endless_engine.swap():
+    with endless_engine.paused(), pytest.raises(RuntimeError, match="paused already"), endless_engine.paused():
         pass
     assert ask(endless_engine, max_tokens=1)
 

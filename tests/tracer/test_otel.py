@@ -161,6 +161,7 @@ def test_a_tracer_pickles_before_and_after_use(tracer: OtelTracer) -> None:
     used = OtelTracer()
     used.init_worker(0)
     assert isinstance(pickle.loads(pickle.dumps(used)), OtelTracer)
+    used.teardown_worker(0)
 
 
 async def test_a_copy_of_a_tracer_shares_its_store(store: InMemoryLightningStore, rollout: AttemptedRollout) -> None:

@@ -175,6 +175,47 @@ async def test_what_a_runner_failed_at_because_its_model_had_moved_is_done_anew(
     assert (answer and answer.rollout_id) == (None if is_done_anew else left.rollout_id)
 
 
+async def leave_with_model(path: Path, port: int) -> str:
+    """Leave a rollout behind whose model had this port."""
+    store = agl.SQLiteLightningStore(path)
+    resource = agl.LLM(endpoint=f"http://127.0.0.1:{port}/v1", model="m")
+    resources_id = (await store.add_resources({"llm": resource}, run_id="mine")).resources_id
+    request = EnqueueRolloutRequest(input=1, mode="train", run_id="mine", resources_id=resources_id)
+    [rollout] = await store.enqueue_many_rollouts([request])
+    await store.close()
+    return rollout.rollout_id
+
+
+def test_what_a_runner_failed_at_before_the_past_was_read_is_done_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = asyncio.run(leave_with_model(tmp_path / "run.db", 1))
+
+    @agl.rollout
+    def needs_model(task: int, llm: agl.LLM) -> float:
+        if ":1/" in llm.endpoint:
+            raise ConnectionError("nobody listens there")
+        return 1.0
+
+    @agl.algo
+    async def asks(*, store: LightningStore, train_dataset: list[int]) -> Rollout:
+        await store.add_resources({"llm": agl.LLM(endpoint="http://127.0.0.1:2/v1", model="m")})
+        made = await store.enqueue_rollout(train_dataset[0], mode="train")
+        return (await store.wait_for_rollouts(rollout_ids=[made.rollout_id], timeout=30))[0]
+
+    async def slow_past(store: LightningStore, *args: Any, **settings: Any) -> Any:
+        [rollout] = await store.wait_for_rollouts(rollout_ids=[left], timeout=30)
+        assert rollout.status == "failed"
+        return await past_of(store, *args, **settings)
+
+    monkeypatch.setattr("agentlightning.trainer.bundles.past_of", slow_past)
+    trainer = agl.Trainer(algorithm=asks, store=f"sqlite:///{tmp_path}/run.db", run_id="mine", strategy="shm")
+    trainer.fit(needs_model, train_dataset=[1])
+    asyncio.run(trainer.store.close())
+    assert trainer.result.status == "succeeded"
+    assert trainer.result.rollout_id != left
+
+
 def test_a_run_of_another_name_and_one_without_do_everything_anew(tmp_path: Path) -> None:
     first = fit(tmp_path / "run.db", [1, 2])
     assert fit(tmp_path / "run.db", [1, 2]) == first

@@ -99,7 +99,7 @@ class RemoteEngine:
         """Do nothing."""
 
     @contextmanager
-    def swap(self, timeout: float = 30.0) -> Generator[None]:
+    def paused(self, timeout: float = 30.0) -> Generator[None]:
         """Return the block in which the weights may change."""
         yield
 

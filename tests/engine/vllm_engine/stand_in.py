@@ -138,7 +138,7 @@ class Server:
         if not (self.paused or self.asleep) and self.counters["request_success"]:
             return _failed(500, "weights changed under way")
         own = dict(self.policy.model.named_parameters())
-        with self.engine.swap(), torch.no_grad():
+        with self.engine.paused(), torch.no_grad():
             for name, tensor in tensors.items():
                 own[name].copy_(tensor)
         return JSONResponse({"results": [None]})

@@ -106,7 +106,7 @@ def test_a_server_that_runs_already_is_used_and_left(untrained_model: Path, tmp_
         server: dict[str, Any] = {"use_vllm": True, "vllm_server_base_url": own.base_url.removesuffix("/v1")}
         result = fit(wants_digits, TASKS, model=untrained_model, output_dir=tmp_path / "run", max_steps=2, **server)
         assert all(figures.update["first_ratio_error"] < 1e-4 for figures in result.metrics)
-        with own.swap():
+        with own.paused():
             pass
     finally:
         os.environ.pop("VLLM_API_KEY", None)
