@@ -18,9 +18,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from agentlightning.store.rules.durable import SCHEMA_VERSION, indexed, record_type
-from agentlightning.store.sqlite import SQLiteLightningStore, summaries
-from agentlightning.store.sqlite.tx import COLUMNS
+from agentlightning.store.rules.durable import INDEXED, SCHEMA_VERSION, indexed, record_type
+from agentlightning.store.sql import summaries
+from agentlightning.store.sqlite import SQLiteLightningStore
+from agentlightning.store.sqlite.tx import SQLiteLink
 from tests.adapter.span_maker import span
 
 ROOT = Path(__file__).parents[2]
@@ -103,7 +104,8 @@ async def _opened(path: Path) -> None:
 
 def _multiply(db: sqlite3.Connection) -> None:
     records = [record_type().validate_json(row[0]) for row in db.execute("SELECT body FROM rollouts ORDER BY number")]
-    insert = f"INSERT INTO rollouts ({', '.join(COLUMNS)}, change, body) VALUES ({', '.join('?' * (len(COLUMNS) + 2))})"
+    columns = ("rollout_id", "run_id", *INDEXED)
+    insert = f"INSERT INTO rollouts ({', '.join(columns)}, change, body) VALUES ({', '.join('?' * (len(columns) + 2))})"
     [change] = db.execute("SELECT value FROM counters WHERE name = 'change'").fetchone()
     db.execute("BEGIN")
     for number in range(MANY - len(records)):
@@ -121,7 +123,7 @@ def _multiply(db: sqlite3.Connection) -> None:
         record = replace(old, rollout=rollout, attempts=attempts, span_count=0, span_bytes=0)
         values = (rollout.rollout_id, rollout.run_id, *indexed(record))
         db.execute(insert, (*values, change + number + 1, record_type().dump_json(record)))
-        summaries.insert(db, record)
+        summaries.insert(SQLiteLink(db), record)
     db.execute("UPDATE counters SET value = ? WHERE name = 'change'", (change + MANY,))
     db.execute("COMMIT")
 

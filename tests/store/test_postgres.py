@@ -48,11 +48,12 @@ from agentlightning.store.postgres import (
     backend,
     link,
     listener,
-    queries,
     reader,
+    tx,
     writer,
 )
 from agentlightning.store.rules.durable import SCHEMA_VERSION
+from agentlightning.store.sql import tx as sql_tx
 
 _SPAWN = multiprocessing.get_context("spawn")
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -701,12 +702,12 @@ def test_tables_that_may_not_be_made_are_said(new_database: str, database: Conne
 @pytest.mark.parametrize(
     ("index", "query", "values"),
     [
-        ("agl_rollouts_queue", queries.claim(None)[0], ("p", 1.0, [])),
-        ("agl_rollouts_queue", queries.claim("r")[0], ("p", "r", 1.0, [])),
-        ("agl_rollouts_change", queries.CHANGES, ("p", "5", 1, 100)),
-        ("agl_rollouts_deadline", queries.DUE, ("p", 1.0, 100)),
-        ("agl_rollouts_worker", queries.HELD, ("p", "w", [], 100)),
-        ("agl_rows_number", queries.SCAN, ("p", "worker", 100)),
+        ("agl_rollouts_queue", sql_tx.claim_query(None)[0], (1.0,)),
+        ("agl_rollouts_queue", sql_tx.claim_query("r")[0], ("r", 1.0)),
+        ("agl_rollouts_change", tx._CHANGES, ("5", 1, 100)),
+        ("agl_rollouts_deadline", sql_tx.DUE, (1.0, 100)),
+        ("agl_rollouts_worker", sql_tx.HELD, ("w", 100)),
+        ("agl_rows_number", sql_tx.SCAN, ("worker", 100)),
     ],
 )
 def test_what_is_asked_most_is_read_from_an_index_in_its_order(
@@ -717,7 +718,7 @@ def test_what_is_asked_most_is_read_from_an_index_in_its_order(
         inside.execute("SET enable_seqscan = off")
         inside.execute("SET enable_sort = off")  # a table that is empty is as soon sorted
         inside.execute("SET enable_bitmapscan = off")
-        text = "\n".join(line for (line,) in inside.execute(f"EXPLAIN {query}".encode(), values).fetchall())
+        text = "\n".join(line for (line,) in inside.execute(b"EXPLAIN " + link.renderer(inside, "p")(query), values))
     assert index in text
     assert "Sort" not in text
 

@@ -41,7 +41,7 @@ from agentlightning.store.rules.tx import Backend, Record
 from agentlightning.store.rules.updates import update_attempt
 from agentlightning.store.rules.workers import forget_silent_workers, heartbeat
 from agentlightning.store.sqlite import SQLiteBackend
-from agentlightning.store.sqlite.tx import SQLiteTx
+from agentlightning.store.sqlite.tx import SQLiteLink, SQLiteTx, Transaction
 from agentlightning.types import AttemptedRollout, EnqueueRolloutRequest, RolloutConfig, RolloutStatus, Span
 
 LEASE = 0.3
@@ -379,7 +379,8 @@ async def test_no_primitive_of_the_file_walks_a_whole_table(tmp_path: Path) -> N
     connection = sqlite3.connect(tmp_path / "x.db", isolation_level=None)
     statements: list[str] = []
     connection.set_trace_callback(statements.append)
-    tx, rollout_id, attempt_id = SQLiteTx(connection), claimed.rollout_id, claimed.attempt.attempt_id
+    link = SQLiteLink(connection)
+    tx, rollout_id, attempt_id = SQLiteTx(link, Transaction(link)), claimed.rollout_id, claimed.attempt.attempt_id
     record = tx.load(rollout_id)
     assert record is not None
     tx.save(record)
@@ -397,6 +398,7 @@ async def test_no_primitive_of_the_file_walks_a_whole_table(tmp_path: Path) -> N
     tx.find(Plan(status_in=["failed"], sort_by="start_time", limit=10))
     tx.find(Plan(run_id=("r",), sort_by="start_time", limit=10))
     tx.find(Plan(ids=[rollout_id]))
+    tx.finish()
     connection.set_trace_callback(None)
     walks: list[str] = []
     for statement in statements:
@@ -413,7 +415,7 @@ async def test_what_a_page_of_the_file_passes_over_is_read_from_an_index_alone(t
     connection.set_trace_callback(statements.append)
     plans = [Plan(sort_by="start_time", limit=10, offset=30_000, run_id=run, descending=True) for run in (None, ("r",))]
     for plan in plans:
-        SQLiteTx(connection).find(plan)
+        SQLiteTx(SQLiteLink(connection)).find(plan)
     connection.set_trace_callback(None)
     steps = [
         row[3] for text in statements if "body" in text for row in connection.execute("EXPLAIN QUERY PLAN " + text)
@@ -440,7 +442,7 @@ async def test_a_page_of_spans_is_in_order_and_reads_the_bodies_of_its_spans_onl
     connection = sqlite3.connect(tmp_path / "x.db", isolation_level=None)
     statements: list[str] = []
     connection.set_trace_callback(statements.append)
-    tx = SQLiteTx(connection)
+    tx = SQLiteTx(SQLiteLink(connection))
 
     def names(*page: Any) -> list[str]:
         bodies, total = read_page(tx, rollout.rollout_id, None, None, *page)
@@ -450,7 +452,9 @@ async def test_a_page_of_spans_is_in_order_and_reads_the_bodies_of_its_spans_onl
     ordered = [span.name for span in sorted(spans, key=lambda span: span.sequence_id)]
     turned = [span.name for span in sorted(spans, key=lambda span: span.sequence_id, reverse=True)]
     assert names(False, 3, 4) == ordered[4:7]
-    assert sum(text.startswith("SELECT body FROM spans") for text in statements) == 3
+    [bodies] = [text for text in statements if text.startswith("SELECT number, body FROM spans")]
+    steps = [row[3] for row in connection.execute("EXPLAIN QUERY PLAN " + bodies)]
+    assert any("SEARCH spans USING INTEGER PRIMARY KEY" in step for step in steps)
     assert (names(True, 3, 4), names(False, 3, 18), names(False, 0, 0)) == (turned[4:7], ordered[18:], [])
     # the number of this one is not where it is looked for first
     spans.append(spans[0].model_copy(update={"attempt_id": "a" * 2000, "name": "far", "sequence_id": -1}))

@@ -8,10 +8,12 @@ from collections.abc import Generator, Iterator
 import psycopg
 
 from agentlightning.errors import ConflictError
-from agentlightning.store.postgres import summaries
-from agentlightning.store.postgres.link import Columns, Database, Place
+from agentlightning.store.postgres.link import Database, Place, renderer
 from agentlightning.store.postgres.schema import check_version
 from agentlightning.store.rules.durable import Entry, Stored
+from agentlightning.store.rules.tx import Record
+from agentlightning.store.sql import summaries
+from agentlightning.store.sql.dialect import POSTGRES, Columns
 
 _WITH_RUNS, _WITH_SUMMARIES = 4, 5
 
@@ -43,7 +45,7 @@ def read_all(uri: str, partition: str) -> Generator[Stored]:
             _spans(db, partition),
             _rows(db, partition),
             _run_records(db, partition) if version >= _WITH_RUNS else (),
-            summaries.in_short if version >= _WITH_SUMMARIES else None,
+            _in_short if version >= _WITH_SUMMARIES else None,
         )
 
 
@@ -66,9 +68,13 @@ def _rollouts(
             yield rollout_id, body, None
         return
     with db.cursor(name="check_rollouts") as cursor:
-        cursor.execute(summaries.WITH_RECORDS.encode(), (partition,))
+        cursor.execute(renderer(db, partition)(summaries.WITH_RECORDS), ())
         for rollout_id, body, *in_short in cursor:
             yield rollout_id, body, tuple(in_short)
+
+
+def _in_short(record: Record) -> tuple[object, ...]:
+    return (*summaries.row_of(POSTGRES, record), *summaries.input_of(record.rollout))
 
 
 def _spans(db: Database, partition: str) -> Iterator[Entry]:

@@ -8,15 +8,16 @@ from __future__ import annotations
 import contextlib
 import selectors
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import lru_cache
 
 import psycopg
-from psycopg import conninfo, errors
+from psycopg import conninfo, errors, sql
 from psycopg.types.numeric import Int8BinaryDumper, Int8Dumper
 
 from agentlightning.errors import BadRequestError, StoreUnreachableError
+from agentlightning.store.sql.dialect import POSTGRES, Columns
 
 _DEFAULTS = {
     "connect_timeout": "10",
@@ -40,8 +41,6 @@ _PLANS_KEPT_SECONDS = 1.0
 """A plan that was made while a table was empty must not be kept for long: any index is as good then."""
 
 
-Columns = tuple[Any, ...]
-"""One row of an answer."""
 Cursor = psycopg.Cursor[Columns]
 Database = psycopg.Connection[Columns]
 
@@ -99,13 +98,15 @@ class _Statement:
 
 
 class Link:
-    """One connection in pipeline mode; owned by the thread that made it.
+    """One connection in pipeline mode, for one partition; owned by the thread that made it.
 
     With `keep_plans` a statement is planned once a second at most, which halves what a writing script costs the server;
     without, it is planned for its values each time.
     """
 
-    def __init__(self, place: Place, *, keep_plans: bool) -> None:
+    dialect = POSTGRES
+
+    def __init__(self, place: Place, partition: str, *, keep_plans: bool) -> None:
         self._keep_plans = keep_plans
         self._planned = time.monotonic()
         with contextlib.ExitStack() as opening:
@@ -120,6 +121,7 @@ class Link:
             self._pipeline = opening.enter_context(self._db.pipeline())
             self._cursor = self._db.cursor(binary=True)
             self._open = opening.pop_all()
+        self._render = lru_cache(maxsize=1024)(renderer(self._db, partition))
         self._statements: dict[str, _Statement] = {}
         self._under_way: list[tuple[_Statement, Cursor]] = []
 
@@ -138,7 +140,7 @@ class Link:
 
         `once`: the statement is one of many, and not worth preparing.
         """
-        cursor = self._cursor.execute(text.encode(), values, prepare=False) if once else self.send(text, values)
+        cursor = self._cursor.execute(self._render(text), values, prepare=False) if once else self.send(text, values)
         self.sync()  # and not only for its rows: so the server knows when it waits for us
         return cursor.fetchall()
 
@@ -146,7 +148,7 @@ class Link:
         """Execute a statement without waiting; the `rowcount` is known after the next `sync`."""
         statement = self._statements.get(text)
         if statement is None:
-            statement = self._statements[text] = _Statement(text.encode())
+            statement = self._statements[text] = _Statement(self._render(text))
         cursor = statement.free.pop() if statement.free else self._db.cursor(binary=True)
         self._under_way.append((statement, cursor))
         return cursor.execute(statement.text, values)
@@ -199,6 +201,12 @@ class Link:
         self._db.close()
         with contextlib.suppress(psycopg.Error):  # the pipeline has no connection left to end on
             self._open.close()
+
+
+def renderer(db: Database, partition: str) -> Callable[[str], bytes]:
+    """Return what gives the statements of a partition in the words of this database."""
+    literal = sql.Literal(partition).as_string(db).replace("%", "%%")
+    return lambda text: POSTGRES.render(text, literal).encode(db.info.encoding)
 
 
 def reason(error: psycopg.Error) -> str:

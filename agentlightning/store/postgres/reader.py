@@ -45,9 +45,9 @@ class Reader:
 
     def _read(self, script: Script) -> tuple[object, Notes]:
         if self._link is None:
-            self._link = Link(self._place, keep_plans=False)
+            self._link = Link(self._place, self._partition, keep_plans=False)
         self._link.begin(" ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        tx = PostgresTx(self._link, self._partition)
+        tx = PostgresTx(self._link)
         result = script(tx)
         if tx.held_back:
             self._on_held_back()

@@ -9,14 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pydantic import ValidationError
-
-from agentlightning.store.postgres import summaries
-from agentlightning.store.postgres.link import Database
-from agentlightning.store.rules.durable import SCHEMA_VERSION, check_not_newer, record_type
-from agentlightning.store.rules.rewards import read_again
-from agentlightning.store.rules.spans import readable_spans
-from agentlightning.utils.rewards import MARKS
+from agentlightning.store.postgres.link import Database, renderer
+from agentlightning.store.rules.durable import SCHEMA_VERSION, check_not_newer
+from agentlightning.store.sql.dialect import POSTGRES, DirectLink
+from agentlightning.store.sql.summaries import add_all
 
 _LOCK = 0x61676C5F73746F72
 """Number of the advisory lock under which tables are made and changed ("agl_stor")."""
@@ -95,6 +91,44 @@ CREATE INDEX agl_rows_change ON agl_rows (partition, change, number) WHERE chang
 """
 """`change` of a row: of a run, as that of a rollout."""
 
+_FIFTH = """
+CREATE TABLE agl_summaries (
+    partition text COLLATE "C" NOT NULL,
+    number bigint NOT NULL,
+    rollout_id text COLLATE "C" NOT NULL,
+    run_id text COLLATE "C",
+    status text COLLATE "C" NOT NULL,
+    mode text COLLATE "C",
+    step bigint,
+    task text COLLATE "C",
+    sample bigint,
+    start_time double precision NOT NULL,
+    end_time double precision,
+    resources_id text COLLATE "C",
+    resources_version bigint,
+    attempts bigint NOT NULL,
+    attempt_id text COLLATE "C",
+    attempt_status text COLLATE "C",
+    worker_id text COLLATE "C",
+    outcome text COLLATE "C",
+    outcome_reason text COLLATE "C",
+    error_type text COLLATE "C",
+    reward double precision,
+    rewards text COLLATE "C",
+    PRIMARY KEY (partition, rollout_id)
+) WITH (fillfactor = 80);
+CREATE INDEX agl_summaries_step ON agl_summaries (partition, run_id, step);
+CREATE INDEX agl_summaries_start ON agl_summaries (partition, start_time, number);
+CREATE TABLE agl_inputs (
+    partition text COLLATE "C" NOT NULL,
+    rollout_id text COLLATE "C" NOT NULL,
+    preview text COLLATE "C" NOT NULL,
+    searched text COLLATE "C" NOT NULL,
+    PRIMARY KEY (partition, rollout_id)
+)
+"""
+"""No index has a column that changes often, so that a change of a row is made beside it (HOT)."""
+
 
 def _begin(db: Database) -> None:
     db.execute(_FIRST.encode())
@@ -105,26 +139,13 @@ def _add_runs(db: Database) -> None:
 
 
 def _add_summaries(db: Database) -> None:
-    """Write the summary of every rollout, and into its record the rewards, which are read out of the spans."""
-    db.execute(summaries.SCHEMA.encode())
-    marked = " OR ".join("position(%s::bytea in body) > 0" for _ in MARKS)
-    query = f"SELECT DISTINCT partition, rollout_id FROM agl_spans WHERE {marked}"
-    rewarding = set(db.execute(query.encode(), MARKS).fetchall())
-    spans = f"SELECT body FROM agl_spans WHERE partition = %s AND rollout_id = %s AND ({marked}) ORDER BY number"
-    with db.cursor(name="upgraded", binary=True) as rollouts:
-        rollouts.execute(b"SELECT partition, rollout_id, body FROM agl_rollouts ORDER BY partition, number")
-        for partition, rollout_id, body in rollouts:
-            try:
-                record = record_type().validate_json(body)
-            except ValidationError:  # told when it is asked for; it must not keep the rest from being upgraded
-                continue
-            if (partition, rollout_id) in rewarding:
-                found = db.execute(spans.encode(), (partition, rollout_id, *MARKS), binary=True).fetchall()
-                if read_again(record, readable_spans(row[0] for row in found)):
-                    update = b"UPDATE agl_rollouts SET body = %s WHERE partition = %s AND rollout_id = %s"
-                    db.execute(update, (record_type().dump_json(record), partition, rollout_id))
-            db.execute(summaries.PUT.encode(), summaries.put_values(partition, record))
-            db.execute(summaries.PUT_INPUT.encode(), summaries.input_values(partition, record))
+    db.execute(_FIFTH.encode())
+    for (partition,) in db.execute("SELECT DISTINCT partition FROM agl_rollouts").fetchall():
+        with db.cursor(name="upgraded", binary=True) as rollouts:
+            rollouts.execute(
+                b"SELECT rollout_id, body FROM agl_rollouts WHERE partition = %s ORDER BY number", (partition,)
+            )
+            add_all(DirectLink(db, POSTGRES, renderer(db, partition)), rollouts)
 
 
 STEPS: list[tuple[int, Callable[[Database], None]]] = [

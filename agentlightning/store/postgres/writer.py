@@ -21,8 +21,8 @@ from agentlightning.store.postgres.job import OUTAGE_SECONDS, Job, Jobs, refused
 from agentlightning.store.postgres.link import Link, Place, passes, reason
 from agentlightning.store.postgres.schema import OTHER_VERSION
 from agentlightning.store.postgres.tx import LockedError, PostgresTx
-from agentlightning.store.postgres.writes import Seen
 from agentlightning.store.rules.durable import SCHEMA_VERSION, check_not_newer
+from agentlightning.store.sql.writes import Seen
 
 logger = logging.getLogger(__name__)
 _BATCH = 64
@@ -138,13 +138,13 @@ class Writer:
             Exception: anything else; nothing was committed.
         """
         if self._link is None:
-            self._link = Link(self._place, keep_plans=True)
+            self._link = Link(self._place, self._partition, keep_plans=True)
         link, seen = self._link, Seen()
         link.begin()
         answers: list[tuple[Job, object, Exception | None]] = []
         written: list[tuple[Job, PostgresTx]] = []
         for job in jobs:
-            tx = PostgresTx(link, self._partition, seen, careful=job.alone)
+            tx = PostgresTx(link, seen, careful=job.alone)
             try:
                 result = job.script(tx)
             except psycopg.Error:

@@ -24,7 +24,7 @@ from agentlightning.store.rules.tx import Notes, Tx
 from agentlightning.store.sqlite.jobs import Job, run_batch, settle
 from agentlightning.store.sqlite.presence import Presence
 from agentlightning.store.sqlite.schema import prepare
-from agentlightning.store.sqlite.tx import SQLiteTx
+from agentlightning.store.sqlite.tx import SQLiteLink, SQLiteTx
 
 R = TypeVar("R")
 _BATCH, _MAX_WAITING = 256, 10_000
@@ -140,7 +140,7 @@ class SQLiteBackend:
             try:
                 here.reader.execute("BEGIN")
                 try:
-                    tx = SQLiteTx(here.reader)
+                    tx = SQLiteTx(SQLiteLink(here.reader))
                     return script(tx), tx.notes
                 finally:
                     here.reader.execute("ROLLBACK")
@@ -189,7 +189,7 @@ class SQLiteBackend:
             with here.writing:  # nobody is answered before the batch is on disk, in the file of this name
                 try:
                     here.presence.begin(here.writer)
-                    run_batch(here.writer, self._path, batch)
+                    run_batch(SQLiteLink(here.writer), self._path, batch)
                     here.presence.check()
                 except (sqlite3.Error, AgentLightningError) as error:
                     if here.writer.in_transaction:

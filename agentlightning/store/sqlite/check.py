@@ -12,12 +12,13 @@ from typing import Self
 from pydantic import ValidationError
 
 from agentlightning.store.base import FINISHED, QUEUING, RUNNING
-from agentlightning.store.rules.durable import SCHEMA_VERSION, check_not_newer, record_type
+from agentlightning.store.rules.durable import INDEXED, SCHEMA_VERSION, check_not_newer, record_type
 from agentlightning.store.rules.rewards import problems_of_rewards
 from agentlightning.store.rules.tx import Record, ResourcesRow, Row, TextRow, row_type
-from agentlightning.store.sqlite import summaries
+from agentlightning.store.sql import summaries
+from agentlightning.store.sql.writes import columns_of
 from agentlightning.store.sqlite.file import integrity, reading, schema_version
-from agentlightning.store.sqlite.tx import COLUMNS, columns_of
+from agentlightning.store.sqlite.tx import SQLiteLink
 from agentlightning.types import RunRecord, Span
 from agentlightning.utils.rewards import may_hold_reward
 
@@ -113,7 +114,8 @@ def _all_problems(db: sqlite3.Connection, *, complete: bool) -> Iterator[str]:
 
 
 def _problems_of_rollouts(db: sqlite3.Connection) -> Iterator[str]:
-    for body, *values in db.execute(f"SELECT body, {', '.join(COLUMNS)} FROM rollouts ORDER BY number"):
+    columns = ("rollout_id", "run_id", *INDEXED)
+    for body, *values in db.execute(f"SELECT body, {', '.join(columns)} FROM rollouts ORDER BY number"):
         name = f"rollout {values[0]}"
         try:
             record = record_type().validate_json(body)
@@ -123,10 +125,11 @@ def _problems_of_rollouts(db: sqlite3.Connection) -> Iterator[str]:
                 f"Remove it: store.delete_rollouts(rollout_ids=[{values[0]!r}], force=True)"
             )
             continue
-        for column, value, expected in zip(COLUMNS, values, columns_of(record), strict=True):
+        said = (record.rollout.rollout_id, record.rollout.run_id, *columns_of(record))
+        for column, value, expected in zip(columns, values, said, strict=False):
             if value != expected:
                 yield f"{name}: column {column} is {value!r}, its record says {expected!r}"
-        for problem in (*_problems_of_record(db, record), *summaries.problems(db, record)):
+        for problem in (*_problems_of_record(db, record), *summaries.problems(SQLiteLink(db), record)):
             yield f"{name}: {problem}"
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from agentlightning.store.rules.tx import Tx
 from agentlightning.store.sqlite.schema import check_version
-from agentlightning.store.sqlite.tx import ChangeNumbers, SQLiteTx
+from agentlightning.store.sqlite.tx import SQLiteLink, SQLiteTx, Transaction
 
 
 @dataclass(slots=True)
@@ -36,29 +36,40 @@ class Job:
             self.future.set_exception(self.error)
 
 
-def run_batch(db: sqlite3.Connection, path: str, batch: list[Job]) -> None:
+def run_batch(link: SQLiteLink, path: str, batch: list[Job]) -> None:
     """Run the scripts in one transaction and commit it; each job then has a result or what its script raised, of which
     no trace is left.
 
     Raises:
         sqlite3.Error, ConflictError: nothing of the batch is stored; the transaction may still be open.
     """
-    db.execute("BEGIN IMMEDIATE")
-    check_version(db, path)
-    changes = ChangeNumbers(db)
+    link.send("BEGIN IMMEDIATE")
+    check_version(link.db, path)
+    seen = Transaction(link)
     for job in batch:
-        db.execute("SAVEPOINT script")
-        tx = SQLiteTx(db, changes)
+        tx = SQLiteTx(link, seen)
         try:
-            job.result = (job.script(tx), tx.notes)
+            result = job.script(tx)
         except sqlite3.Error:
             raise
         except Exception as error:  # the caller gets it; the other scripts of the batch go on
+            tx.undo()
             job.error = error
-            db.execute("ROLLBACK TO script")
-        db.execute("RELEASE script")
-    changes.write()
-    db.execute("COMMIT")
+            continue
+        try:
+            tx.finish()
+        except sqlite3.Error:
+            raise
+        except Exception as error:  # a value that the file does not take: it goes with what was sent before it
+            link.send("ROLLBACK")
+            job.error = error
+            for other in batch if len(batch) > 1 else ():
+                other.error = None
+                run_batch(link, path, [other])
+            return
+        job.result = (result, tx.notes)
+    seen.write()
+    link.send("COMMIT")
 
 
 def settle(batch: list[Job]) -> None:

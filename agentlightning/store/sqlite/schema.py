@@ -8,17 +8,13 @@ from __future__ import annotations
 import math
 import sqlite3
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from pydantic import ValidationError
 
 from agentlightning.errors import ConflictError
 from agentlightning.store.rules.durable import SCHEMA_VERSION, check_not_newer, record_type
-from agentlightning.store.rules.rewards import read_again
-from agentlightning.store.rules.spans import readable_spans
-from agentlightning.store.sqlite.summaries import SCHEMA as SUMMARIES
-from agentlightning.store.sqlite.summaries import insert
-from agentlightning.utils.rewards import MARKS
+from agentlightning.store.sql.summaries import add_all
+from agentlightning.store.sqlite.tx import SQLiteLink
 
 _FIRST = """
 CREATE TABLE rollouts (
@@ -69,6 +65,19 @@ ALTER TABLE rows ADD COLUMN change INTEGER;
 CREATE INDEX rows_change ON rows (change) WHERE change IS NOT NULL
 """
 
+_FIFTH = """
+CREATE TABLE summaries (
+    run TEXT NOT NULL, number INTEGER NOT NULL, rollout_id TEXT NOT NULL, status TEXT NOT NULL, mode TEXT, step INTEGER,
+    task TEXT, sample INTEGER, start_time REAL NOT NULL, end_time REAL, resources_id TEXT, resources_version INTEGER,
+    attempts INTEGER NOT NULL, attempt_id TEXT, attempt_status TEXT, worker_id TEXT, outcome TEXT, outcome_reason TEXT,
+    error_type TEXT, reward REAL, rewards TEXT, PRIMARY KEY (run, number)
+) WITHOUT ROWID;
+CREATE INDEX summaries_step ON summaries (run, step, reward, outcome, mode, start_time, end_time);
+CREATE INDEX summaries_start ON summaries (start_time, number);
+CREATE TABLE inputs (number INTEGER PRIMARY KEY, preview TEXT NOT NULL, searched TEXT NOT NULL)
+"""
+"""`run` is empty for a rollout of no run, else its id behind a `/`. `number` is that of the rollout."""
+
 
 def _begin(db: sqlite3.Connection) -> None:
     _run(db, _FIRST)
@@ -92,28 +101,17 @@ def _count_spans_and_changes(db: sqlite3.Connection) -> None:
 
 
 def _add_summaries(db: sqlite3.Connection) -> None:
-    """Write the summary of every rollout, and into its record the rewards, which are read out of the spans."""
-    _run(db, SUMMARIES)
-    marked = " OR ".join(f"instr(body, CAST('{mark.decode()}' AS BLOB))" for mark in MARKS)
-    rewarding = {row[0] for row in db.execute(f"SELECT DISTINCT rollout_id FROM spans WHERE {marked}")}
-    for number, rollout_id, body in _rows_of(db, "SELECT number, rollout_id, body FROM rollouts WHERE number > ?"):
-        try:
-            record = record_type().validate_json(body)
-        except ValidationError:  # as above
-            continue
-        if rollout_id in rewarding:
-            query = f"SELECT body FROM spans WHERE rollout_id = ? AND ({marked}) ORDER BY number"
-            if read_again(record, readable_spans(row[0] for row in db.execute(query, (rollout_id,)))):
-                db.execute("UPDATE rollouts SET body = ? WHERE number = ?", (record_type().dump_json(record), number))
-        insert(db, record)
+    _run(db, _FIFTH)
+    add_all(SQLiteLink(db), _rollouts(db))
 
 
-def _rows_of(db: sqlite3.Connection, query: str) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of a query that begins behind a number, a few at a time."""
+def _rollouts(db: sqlite3.Connection) -> Iterator[tuple[str, bytes]]:
+    """Yield id and record of every rollout, a few at a time."""
     number = -1
-    while rows := db.execute(f"{query} ORDER BY number LIMIT 1000", (number,)).fetchall():
-        yield from rows
-        number = rows[-1][0]
+    query = "SELECT rollout_id, body, number FROM rollouts WHERE number > ? ORDER BY number LIMIT 1000"
+    while rows := db.execute(query, (number,)).fetchall():
+        yield from (row[:2] for row in rows)
+        number = rows[-1][-1]
 
 
 STEPS: list[tuple[int, Callable[[sqlite3.Connection], None]]] = [

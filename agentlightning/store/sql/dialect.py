@@ -1,0 +1,215 @@
+"""The differences between the SQL of SQLite and of PostgreSQL, as one table of words.
+
+A statement is written once. `@rollouts` is a table, `@here` is true of the rows of a store (a partition in PostgreSQL,
+the whole file in SQLite), `?` is a value, and the other words with an `@` are those of `Dialect.words`. A word that is
+empty takes the comma behind it with it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Protocol
+
+from agentlightning.store.rules.durable import DAMAGED, INDEXED
+from agentlightning.store.summaries.facts import Facts
+
+Columns = tuple[Any, ...]
+"""One row of an answer."""
+Condition = tuple[str, tuple[object, ...]]
+_WORD = re.compile(r"(\w+\.)?@(\w+)(, )?")
+
+
+class Sent(Protocol):
+    """A statement that was sent."""
+
+    @property
+    def rowcount(self) -> int:
+        """How many rows it changed; known after the next `sync`."""
+        ...
+
+
+class Link(Protocol):
+    """One connection, within a transaction."""
+
+    dialect: Dialect
+
+    def fetch(self, text: str, values: Sequence[object] = (), *, once: bool = False) -> list[Columns]:
+        """Execute a statement and return its rows. `once`: it is one of many, and not worth preparing."""
+        ...
+
+    def send(self, text: str, values: Sequence[object] = ()) -> Sent:
+        """Execute a statement, perhaps without waiting."""
+        ...
+
+    def send_rollback(self, statement: str) -> None:
+        """Roll back to a savepoint."""
+        ...
+
+    def sync(self) -> None:
+        """Wait until everything that was sent is done."""
+        ...
+
+
+class DirectLink:
+    """A link that waits for every statement. `render` gives it in the words of the database."""
+
+    def __init__(self, db: Any, dialect: Dialect, render: Callable[[str], str | bytes]) -> None:
+        self.db = db
+        self.dialect = dialect
+        self._render = render
+
+    def fetch(self, text: str, values: Sequence[object] = (), *, once: bool = False) -> list[Columns]:
+        return self.db.execute(self._render(text), values).fetchall()
+
+    def send(self, text: str, values: Sequence[object] = ()) -> Sent:
+        return self.db.execute(self._render(text), values)
+
+    def send_rollback(self, statement: str) -> None:
+        self.db.execute(statement)
+
+    def sync(self) -> None:
+        """Nothing is under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """The words of one database, and what words cannot say."""
+
+    mark: str
+    tables: str
+    """The beginning of the names of tables."""
+    every: int | None
+    """The limit that is none."""
+    columns: tuple[str, ...]
+    """Columns of a rollout's row that repeat what its record says."""
+    among: Callable[[str, Sequence[str] | Sequence[int]], Condition]
+    row_of: Callable[[Facts], Columns]
+    facts_of: Callable[[Columns], Facts]
+    """Facts as the columns of a summary, and back."""
+    of_run_key: Callable[[str | None], Condition]
+    """True of the summaries of a run."""
+    rewards: str
+    """The query of the rewards in summaries, in an order."""
+    rewards_of: Callable[[list[Columns]], Iterable[float]]
+    """The rewards in the answer."""
+    words: dict[str, str]
+    by_status: bool = False
+    """The indexes have rollouts in the order of their start within each status only."""
+    in_order: tuple[str, ...] = ()
+    """Sent before a page of run records, so that it is read in the order of an index."""
+
+    def one_of(self, column: str, values: Sequence[str] | Sequence[int]) -> Condition:
+        """Return the test for a column that has one of these values; one value keeps the order of an index."""
+        if not values:
+            return "false", ()
+        return (f"{column} = ?", (values[0],)) if len(values) == 1 else self.among(column, values)
+
+    def render(self, text: str, partition: str = "") -> str:
+        """Return a statement in the words of this database; `partition` is a literal."""
+
+        def word(match: re.Match[str]) -> str:
+            alias, name, comma = match.groups(default="")
+            value = self.words.get(name)
+            if value is None:
+                return f"{alias}{self.tables}{name}{comma}"
+            value = _WORD.sub(word, value.replace("{alias}", alias))
+            return value + comma if value else ""
+
+        return _WORD.sub(word, text).replace("?", self.mark).replace("{partition}", partition)
+
+
+def of_run(run_id: str | None, column: str = "run_id") -> Condition:
+    """Return the test for a run, such that an index serves it."""
+    return (f"{column} IS NULL", ()) if run_id is None else (f"{column} = ?", (run_id,))
+
+
+_RUN = Facts._fields.index("run_id")
+
+
+def _run_key(run_id: str | None) -> str:
+    return "" if run_id is None else f"/{run_id}"
+
+
+def _with_run_key(facts: Facts) -> Columns:
+    return (*facts[:_RUN], _run_key(facts.run_id), *facts[_RUN + 1 :])
+
+
+def _without_run_key(row: Columns) -> Facts:
+    return Facts(*row[:_RUN], row[_RUN][1:] or None, *row[_RUN + 1 :])
+
+
+def _in_json(column: str, values: Sequence[object]) -> Condition:
+    return f"{column} IN (SELECT value FROM json_each(?))", (json.dumps(list(values)),)
+
+
+def _without_nulls(facts: Facts) -> Columns:
+    return tuple(value.replace("\0", " ") if type(value) is str and "\0" in value else value for value in facts)
+
+
+def _in_array(column: str, values: Sequence[object]) -> Condition:
+    kind = "bigint" if type(values[0]) is int else "text"
+    return f"{column} = ANY(?::{kind}[])", (list(values),)
+
+
+def _unpacked(rows: list[Columns]) -> array[float]:
+    numbers = array("d", rows[0][0] or b"")
+    if sys.byteorder == "little":
+        numbers.byteswap()
+    return numbers
+
+
+SQLITE = Dialect(
+    "?", "", -1, INDEXED, _in_json, _with_run_key, _without_run_key, lambda run_id: ("s.run = ?", (_run_key(run_id),)),
+    "SELECT s.reward FROM @summaries s WHERE {where} ORDER BY {order}", chain.from_iterable,
+    {
+        "here": "true", "partition": "", "own": "",
+        "version": "", "first_version": "", "next_version": "", "seen_version": "0", "unchanged": "? NOT NULL",
+        "change": "?", "lock": "", "instr": "instr",
+        "unindexed": "+",  # before a column: its index is not used, which could be long
+        "readable": f"+status <> '{DAMAGED}'",
+        "attempt_id": "(SELECT s.attempt_id FROM summaries s WHERE s.run = coalesce('/' || run_id, '') AND"
+        " s.number = rollouts.number)",
+        "run_key": "{alias}run",
+        "of_rollout": "(run, number) = (SELECT coalesce('/' || run_id, ''), number FROM rollouts WHERE rollout_id = ?)",
+        "input_of_rollout": "number = (SELECT number FROM rollouts WHERE rollout_id = ?)",
+        "has_bytes": "instr(body, ?) > 0",
+        "input_key": "number", "input_key_of": "(SELECT number FROM rollouts WHERE rollout_id = ?)",
+        "with_input": "s.number IN (SELECT number FROM inputs WHERE instr(searched, ?) > 0)",
+        "with_spans": "rollouts r CROSS JOIN summaries s ON s.run = coalesce('/' || r.run_id, '')"
+        " AND s.number = r.number",  # an index of rollouts has them, which is read beside this table
+        "page_key": "s.run AS run",
+        "of_page": "JOIN summaries s ON s.run = p.run AND s.number = p.number JOIN rollouts r ON r.number = p.number"
+        " JOIN inputs i ON i.number = p.number",
+    },
+    by_status=True,
+)  # fmt: skip
+POSTGRES = Dialect(
+    "%s", "agl_", None, (*INDEXED, "attempt_id"), _in_array, _without_nulls, Facts._make,
+    lambda run_id: of_run(run_id, "s.run_id"),
+    "SELECT string_agg(float8send(s.reward), ''::bytea ORDER BY {order}) FROM @summaries s WHERE {where}", _unpacked,
+    {
+        "here": "{alias}partition = {partition}", "partition": "partition", "own": "{partition}",
+        "version": "version", "first_version": "1", "next_version": "version = agl_rows.version + 1",
+        "seen_version": "version", "unchanged": "version = ?",
+        "change": "pg_current_xact_id()", "lock": " FOR UPDATE SKIP LOCKED", "instr": "strpos",
+        "unindexed": "", "readable": f"status <> '{DAMAGED}'", "attempt_id": "attempt_id",
+        "run_key": "{alias}run_id",
+        "of_rollout": "@here AND rollout_id = ?", "input_of_rollout": "@here AND rollout_id = ?",
+        "has_bytes": "position(?::bytea in body) > 0",
+        "input_key": "rollout_id", "input_key_of": "?",
+        "with_input": "(s.rollout_id IN (SELECT rollout_id FROM agl_inputs WHERE @here AND strpos(searched, ?) > 0))"
+        " IS TRUE",  # read once and hashed, and not as a join
+        "with_spans": "agl_summaries s JOIN agl_rollouts r ON r.@here AND r.rollout_id = s.rollout_id",
+        "page_key": "s.rollout_id",
+        "of_page": "JOIN agl_summaries s ON s.@here AND s.rollout_id = p.rollout_id"
+        " JOIN agl_rollouts r ON r.@here AND r.rollout_id = p.rollout_id"
+        " JOIN agl_inputs i ON i.@here AND i.rollout_id = p.rollout_id",
+    },
+    in_order=("SET LOCAL enable_bitmapscan = off", "SET LOCAL enable_sort = off"),
+)  # fmt: skip

@@ -1,0 +1,349 @@
+"""The primitives of a script as SQL over one connection, inside a transaction that the caller opened.
+
+A script's writes are sent together when it has succeeded, so that a script that raises has nothing to undo. Only one
+that asks for a list after it has written has its writes sent early, behind a savepoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import cast
+
+from agentlightning.errors import DamagedRecordError
+from agentlightning.store.rules.durable import (
+    DAMAGED,
+    behind_place,
+    last_place,
+    page_of_records,
+    read_record,
+    read_row_or_none,
+    readable_records,
+    readable_rows,
+)
+from agentlightning.store.rules.lifecycle import ROLLOUT_STATUSES
+from agentlightning.store.rules.query import FoundRecords, Plan, RecordPlan
+from agentlightning.store.rules.tx import HEAD, Choice, Counts, Found, Kind, Notes, Record, Row, RunRow
+from agentlightning.store.sql import run_records, summaries
+from agentlightning.store.sql.dialect import Columns, Condition, Dialect, Link, of_run
+from agentlightning.store.sql.writes import Seen, Writes
+from agentlightning.store.summaries.aggregate import AggregatePlan
+from agentlightning.store.summaries.plan import SummaryPlan
+from agentlightning.types import RecordKind, RolloutAggregate, SummaryPage
+
+_MOST = 2**62
+"""The largest limit and offset that a database takes."""
+LOAD = "SELECT body FROM @rollouts WHERE @here AND rollout_id = ?"
+GET = "SELECT @seen_version, body FROM @rows WHERE @here AND kind = ? AND key = ?"
+DUE = (
+    "SELECT body, rollout_id FROM @rollouts WHERE @here AND deadline IS NOT NULL AND deadline < ?"
+    " ORDER BY deadline LIMIT ?"
+)
+HELD = "SELECT rollout_id, @attempt_id FROM @rollouts WHERE @here AND worker_id = ? ORDER BY number DESC LIMIT ?"
+SCAN = "SELECT key, body, @seen_version FROM @rows WHERE @here AND kind = ? ORDER BY number LIMIT ?"
+_SET_ASIDE = (
+    f"UPDATE @rollouts SET status = '{DAMAGED}', available_at = NULL, deadline = NULL, worker_id = NULL"
+    " WHERE @here AND rollout_id = ?"
+)
+
+
+def claim_query(run_id: str | None) -> Condition:
+    """Return the query of the record to be claimed next and its values before the moment."""
+    run, values = of_run(run_id)
+    return (
+        f"SELECT body, rollout_id FROM @rollouts WHERE @here AND available_at IS NOT NULL AND {run}"
+        " AND available_at <= ? ORDER BY run_id, priority DESC, available_at, number LIMIT 1@lock"
+    ), values
+
+
+class SqlTx:
+    """One script's view of a store. `seen`: the writing transaction of which the script is a part; None for one that
+    reads, on a snapshot."""
+
+    def __init__(self, link: Link, seen: Seen | None = None) -> None:
+        self.notes = Notes()
+        self._link = link
+        self._writing = seen is not None
+        self._seen = Seen() if seen is None else seen
+        self._writes = Writes(link, self._seen)
+        self._savepoint = False
+
+    # --- records -----------------------------------------------------------------------------------------------------
+
+    def load(self, rollout_id: str) -> Record | None:
+        for records in (self._writes.records, self._seen.records):
+            if rollout_id in records:
+                record = records[rollout_id]
+                return None if record is None else record.copy()
+        rows = self._fetch_one(LOAD, (rollout_id,), lock=True)
+        record = read_record(rows[0][0], rollout_id) if rows else None
+        self._seen.records[rollout_id] = record
+        return None if record is None else record.copy()
+
+    def save(self, record: Record) -> None:
+        assert self._writing, "a reading script saves nothing"
+        rollout_id = record.rollout.rollout_id
+        if self._writes.records.get(rollout_id, record) is None:
+            self._send_early()  # it was deleted, and its spans with it
+        self._writes.records.pop(rollout_id, None)  # the one saved last comes last among the changes
+        self._writes.records[rollout_id] = record.copy()
+
+    def delete(self, rollout_id: str) -> bool:
+        try:
+            there = self.load(rollout_id) is not None
+        except DamagedRecordError:
+            there = True
+        if there:
+            self._writes.records[rollout_id] = None
+        return there
+
+    def claim(self, run_id: str | None, now: float) -> Record | None:
+        if self._writes.records:
+            self._mark()
+            self._writes.send_records()
+        query, values = claim_query(run_id)
+        while True:
+            rows = self._link.fetch(query, (*values, now))
+            if not rows:
+                return None
+            if records := self._own(rows):
+                return records[0]
+
+    def set_aside(self, rollout_id: str) -> None:
+        summaries.remove(self._link, rollout_id)
+        self._link.send(_SET_ASIDE, (rollout_id,))
+
+    def next_available(self, run_id: str | None) -> float | None:
+        self._send_early()
+        run, values = of_run(run_id)
+        query = f"SELECT min(available_at) FROM @rollouts WHERE @here AND {run} AND available_at IS NOT NULL"
+        return self._link.fetch(query, values)[0][0]
+
+    def due(self, now: float, limit: int) -> list[Record]:
+        self._send_early()
+        return self._own(self._link.fetch(f"{DUE}@lock" if self._writing else DUE, (now, limit)))
+
+    def holds(self, worker_id: str) -> bool:
+        return bool(self.held(worker_id, 1))
+
+    def held(self, worker_id: str, limit: int) -> list[tuple[str, str]]:
+        written = self._writes.records
+        if any(record is not None and record.holder == worker_id for record in written.values()):
+            self._send_early()  # so that the table tells which of them are the newest
+            written = {}
+        rows = self._link.fetch(HELD, (worker_id, limit + len(written)))
+        return [(rollout_id, attempt_id) for rollout_id, attempt_id in rows if rollout_id not in written][:limit]
+
+    def any_held(self) -> bool:
+        return bool(self._link.fetch("SELECT 1 FROM @rollouts WHERE @here AND worker_id IS NOT NULL LIMIT 1"))
+
+    def find(self, plan: Plan) -> Found:
+        dialect = self._link.dialect
+        where, values = _where(plan, dialect)
+        if plan.sort_by not in (None, "start_time", "end_time"):
+            rows = self._link.fetch(
+                f"SELECT body, rollout_id, number FROM @rollouts{where} ORDER BY number", values, once=True
+            )
+            return page_of_records(self._readable(rows), {rollout_id: number for _, rollout_id, number in rows}, plan)
+        direction = "DESC" if plan.descending else "ASC"
+        run = "" if plan.run_id is None else f"run_id {direction}, "  # the same for all; the index begins with it
+        order = "number" if plan.sort_by is None else f"{run}{plan.sort_by} {direction}, number"
+        if plan.limit == -1 and not plan.offset and plan.after is None:
+            query = f"SELECT body, rollout_id FROM @rollouts{where} ORDER BY {order}"
+            records = self._readable(self._link.fetch(query, values, once=True))
+            return Found(records, len(records))
+        total = plan.total
+        if total is None:
+            total = int(self._link.fetch(f"SELECT count(*) FROM @rollouts{where}", values, once=True)[0][0])
+        if not plan.limit:
+            return Found([], total)
+        behind, of_place = behind_place(plan, "?")
+        every = (plan.ids, plan.id_contains, plan.ended_before) == (None, None, None)
+        if dialect.by_status and plan.sort_by == "start_time" and every:
+            # as many rows as the page may need are taken of each status
+            statuses = ROLLOUT_STATUSES if plan.status_in is None else tuple(dict.fromkeys(plan.status_in)) or ("",)
+            test, of_plan = ("true", ()) if plan.run_id is None else of_run(plan.run_id[0])
+            needed = dialect.every if plan.limit == -1 else min(plan.offset + plan.one_more, _MOST)
+            values = [value for status in statuses for value in (status, *of_plan, *of_place, needed)]
+            first = (
+                f"SELECT number{run and ', run_id'}, start_time FROM @rollouts"
+                f" WHERE @here AND status = ? AND {test}{behind} ORDER BY {order} LIMIT ?"
+            )
+            chosen = f"({' UNION ALL '.join([f'SELECT * FROM ({first})'] * len(statuses))})"
+        else:
+            chosen, values = f"@rollouts{where}{behind}", [*values, *of_place]
+        # the bodies are fetched for the page only, not sorted with the rest
+        numbers = f"SELECT number FROM {chosen} ORDER BY {order} LIMIT ? OFFSET ?"
+        columns = f"body, rollout_id, {plan.sort_by or 'NULL'}, number"
+        query = f"SELECT {columns} FROM @rollouts WHERE @here AND number IN ({numbers}) ORDER BY {order}"
+        most = dialect.every if plan.limit == -1 else min(plan.one_more, _MOST)
+        rows = self._link.fetch(query, (*values, most, min(plan.offset, _MOST)), once=True)
+        page = rows if plan.limit == -1 else rows[: plan.limit]
+        return Found(self._readable(page), total, last_place(page) if len(page) < len(rows) else None)
+
+    def find_summaries(self, plan: SummaryPlan) -> SummaryPage:
+        return summaries.find(self._link, plan)
+
+    def aggregate(self, plan: AggregatePlan) -> RolloutAggregate:
+        return summaries.aggregate(self._link, plan)
+
+    def runs(self) -> list[str | None]:
+        self._send_early()
+        return [row[0] for row in self._link.fetch("SELECT DISTINCT run_id FROM @rollouts WHERE @here")]
+
+    def counts(self, run_id: tuple[str | None] | None = None) -> Counts:
+        self._send_early()
+        run, values = ("true", ()) if run_id is None else of_run(run_id[0])
+        sums = ", ".join(f"CAST(sum({column}) AS bigint)" for column in ("attempts", "span_count", "span_bytes"))
+        rows = self._link.fetch(f"SELECT count(*), {sums} FROM @rollouts WHERE @here AND {run}", values)
+        return Counts(*(number or 0 for number in rows[0]))
+
+    def _readable(self, rows: Iterable[Columns]) -> list[Record]:
+        """Return the records that can be read out of (body, rollout id); others are set aside, by the next writing
+        script if this one reads."""
+        return readable_records(rows, self.set_aside if self._writing else self.notes.damaged.append)
+
+    def _own(self, rows: Sequence[Columns]) -> list[Record]:
+        """Return the records that can be read, which no other transaction changes."""
+        records = self._readable(rows)
+        if self._writing and records:
+            self._seen.locked = True
+            self._seen.records.update((record.rollout.rollout_id, record.copy()) for record in records)
+        return records
+
+    def _changed(self, rows: Iterable[tuple[str, str | None, bytes]]) -> list[Record | RunRow]:
+        """Return what can be read of changed rows: (id of the run, None, body) or (None, id of the rollout, body)."""
+        changed: list[Record | RunRow] = []
+        for run_id, rollout_id, body in rows:
+            if rollout_id is None:
+                changed += [cast("RunRow", row) for _, row in readable_rows("run", [(run_id, body)])]
+            else:
+                changed += self._readable([(body, rollout_id)])
+        return changed
+
+    # --- spans and records of runs -----------------------------------------------------------------------------------
+
+    def span_bodies(
+        self, rollout_id: str, attempt_id: str | None, span_id: str | None = None, choose: Choice | None = None
+    ) -> Sequence[bytes]:
+        self._send_early()
+        where, values = "@here AND rollout_id = ?", [rollout_id]
+        for column, wanted in (("attempt_id", attempt_id), ("span_id", span_id)):
+            if wanted is not None:
+                where += f" AND {column} = ?"
+                values.append(wanted)
+        if choose is None:
+            rows = self._link.fetch(f"SELECT body FROM @spans WHERE {where} ORDER BY number", values)
+            return [row[0] for row in rows]
+        heads = f"SELECT number, substr(body, 1, {HEAD}) FROM @spans WHERE {where} ORDER BY number"
+        found = self._link.fetch(heads, values)
+        numbers = [found[place][0] for place in choose([head for _, head in found])]
+        test, chosen = self._link.dialect.one_of("number", numbers)
+        query = f"SELECT number, body FROM @spans WHERE @here AND @unindexed rollout_id = ? AND {test}"
+        bodies = dict(self._link.fetch(query, (rollout_id, *chosen)))
+        return [bodies[number] for number in numbers if number in bodies]  # some may have been removed just now
+
+    def find_run_records(self, plan: RecordPlan) -> FoundRecords:
+        return run_records.find(self._link, plan)
+
+    def drop_run_records(self, run_id: str, after_step: int) -> int:
+        self._mark()
+        return run_records.drop(self._link, run_id, after_step)
+
+    def count_run_records(self, run_id: str) -> dict[RecordKind, tuple[int, int]]:
+        return run_records.counts(self._link, run_id)
+
+    # --- rows --------------------------------------------------------------------------------------------------------
+
+    def get(self, kind: Kind, key: str) -> Row | None:
+        if (kind, key) in self._writes.rows:
+            return self._writes.rows[kind, key]
+        if (kind, key) not in self._seen.rows:
+            rows = self._fetch_one(GET, (kind, key), lock=kind in ("worker", "run"))
+            row = read_row_or_none(kind, key, rows[0][1]) if rows else None
+            if rows and row is None:
+                return None  # and written whatever its version
+            self._seen.rows[kind, key] = None if row is None else (rows[0][0], row)
+        seen = self._seen.rows[kind, key]
+        return None if seen is None else seen[1]
+
+    def put(self, kind: Kind, key: str, row: Row) -> None:
+        assert self._writing, "a reading script puts nothing"
+        self._writes.rows[kind, key] = row
+
+    def drop(self, kind: Kind, key: str) -> None:
+        assert self._writing, "a reading script drops nothing"
+        self._writes.rows[kind, key] = None
+
+    def scan(self, kind: Kind, limit: int | None = None) -> list[tuple[str, Row]]:
+        self._send_early()
+        rows = self._link.fetch(SCAN, (kind, self._link.dialect.every if limit is None else limit))
+        found = readable_rows(kind, (row[:2] for row in rows))
+        versions = {key: version for key, _, version in rows}
+        self._seen.rows.update(((kind, key), (versions[key], row)) for key, row in found)
+        return found
+
+    def count_rows(self, kind: Kind) -> int:
+        self._send_early()
+        return self._link.fetch("SELECT count(*) FROM @rows WHERE @here AND kind = ?", (kind,))[0][0]
+
+    def _fetch_one(self, query: str, values: tuple[str, ...], *, lock: bool) -> list[Columns]:
+        """Fetch at most one row, to be kept from others in a writing script if it is to be locked."""
+        return self._link.fetch(query, values)
+
+    # --- the end of the script ---------------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """Send what the script wrote."""
+        if self._savepoint:
+            self._link.send("RELEASE SAVEPOINT script")
+        self._send()
+
+    def undo(self) -> None:
+        """Leave no trace of a script that raised."""
+        if self._savepoint:
+            self._link.send_rollback("ROLLBACK TO SAVEPOINT script")
+            self._link.send("RELEASE SAVEPOINT script")
+            self._seen.forget()
+
+    def _send_early(self) -> None:
+        """Send the writes so far, so that the next statement sees them; they can be undone."""
+        if self._unsent:
+            self._mark()
+            self._send()
+
+    def _send(self) -> None:
+        self._writes.send()
+
+    @property
+    def _unsent(self) -> bool:
+        return bool(self._writes)
+
+    def _mark(self) -> None:
+        """Set the point to which the script can be undone."""
+        if not self._savepoint:
+            self._link.send("SAVEPOINT script")
+            self._savepoint = True
+
+
+def _where(plan: Plan, dialect: Dialect) -> tuple[str, list[object]]:
+    """Return the WHERE clause of a plan and its values."""
+    tests: list[Condition] = []
+    by_id = plan.ids is not None and not plan.any_of
+    for column, wanted in (("@unindexed status" if by_id else "status", plan.status_in), ("rollout_id", plan.ids)):
+        if wanted is not None:
+            tests.append(dialect.one_of(column, wanted))
+    if plan.id_contains is not None:
+        tests.append(("@instr(rollout_id, ?) > 0", (plan.id_contains,)))
+    clauses, values = ["@here"], [value for _, of_test in tests for value in of_test]
+    if tests:
+        clauses.append("(" + (" OR " if plan.any_of else " AND ").join(test for test, _ in tests) + ")")
+    if plan.status_in is None or plan.any_of:
+        clauses.append("@readable")
+    if plan.run_id is not None:
+        run, of_plan = of_run(plan.run_id[0])
+        clauses.append(run)
+        values.extend(of_plan)
+    if plan.ended_before is not None:
+        clauses.append("end_time < ?")
+        values.append(plan.ended_before)
+    return " WHERE " + " AND ".join(clauses), values
