@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agentlightning.llm_proxy.access.limits import count_of
 from agentlightning.llm_proxy.dialects import MESSAGES, RESPONSES
-from agentlightning.llm_proxy.dialects.base import WireDialect
+from agentlightning.llm_proxy.dialects.base import Dialect
 from agentlightning.llm_proxy.dialects.json_values import Json, read_json
 from agentlightning.llm_proxy.endpoints.models import ModelEndpoint
 from agentlightning.llm_proxy.endpoints.table import ModelTable
@@ -36,14 +36,14 @@ class TokenCounter:
         asked = await self._off_loop.run(len(raw), blamed_on(AGENT)(dialect.read_count), raw)
         wire, endpoints = wire_and_endpoints(models, dialect, asked["model"], attempt[0])
         size = len(raw)
-        if wire is not dialect.native:
+        if wire is not dialect:
             if dialect is RESPONSES:
                 turn = begin(self._memory, attempt, asked, self._body_bytes)
                 await turn.hold_value(hold, self._off_loop)
                 size += turn.size
                 asked = await self._off_loop.run(size, turn.expanded)
             asked = await self._off_loop.run(size, blamed_on(AGENT)(dialect.count_to_chat), asked)
-        own = f"/{route}" if wire is dialect.native else None
+        own = f"/{route}" if wire is dialect else None
         for endpoint in endpoints[:-1]:
             try:
                 return await self._ask(endpoint, wire, asked, size, own, route)
@@ -53,7 +53,7 @@ class TokenCounter:
         return await self._ask(endpoints[-1], wire, asked, size, own, route)
 
     async def _ask(
-        self, endpoint: ModelEndpoint, wire: WireDialect, request: Json, size: int, own: str | None, route: str
+        self, endpoint: ModelEndpoint, wire: Dialect, request: Json, size: int, own: str | None, route: str
     ) -> JsonReply:
         """Ask one server, at its route for this or else in vLLM's way."""
         body = await self._off_loop.run(size, wire.upstream_request, request, endpoint.model, {})

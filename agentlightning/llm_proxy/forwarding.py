@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from agentlightning.llm_proxy.access.limits import MOST_FRAMES, GatewayLimits
 from agentlightning.llm_proxy.calls import GatewayCall
 from agentlightning.llm_proxy.dialects import CHAT, RESPONSES
-from agentlightning.llm_proxy.dialects.base import Dialect, StreamReader, StreamWriter, TranslatedDialect, WireDialect
-from agentlightning.llm_proxy.dialects.chat import DONE
+from agentlightning.llm_proxy.dialects.base import Dialect, StreamReader, StreamWriter, TranslatedDialect
+from agentlightning.llm_proxy.dialects.chat import DONE, translated
 from agentlightning.llm_proxy.dialects.json_values import Json, is_strict, json_bytes, read_json
 from agentlightning.llm_proxy.dialects.server_tools import refuse_server_tools, server_tools, without_server_tools
 from agentlightning.llm_proxy.dialects.token_fields import CallTokens
@@ -35,7 +35,7 @@ from agentlightning.llm_proxy.replies import (
 )
 from agentlightning.llm_proxy.responses_state.memory import ResponseMemory
 from agentlightning.llm_proxy.responses_state.turns import NamedStream, begin
-from agentlightning.llm_proxy.sse import Frames, data_of, with_data
+from agentlightning.llm_proxy.sse import data_of, with_data
 from agentlightning.llm_proxy.upstream.http import Upstream, UpstreamResponse, UpstreamStream
 from agentlightning.llm_proxy.upstream.provider_keys import without_tokens
 from agentlightning.llm_proxy.weights import WeightGate
@@ -56,7 +56,7 @@ class _UpstreamRequest:
 
     agent_request: Json
     """As the agent made it."""
-    wire: WireDialect
+    wire: Dialect
     """The dialect of the request to the server."""
     body: Json
     """The request in that dialect."""
@@ -230,9 +230,9 @@ class Forwarder:
         self, call: GatewayCall, request: _UpstreamRequest, stream: UpstreamStream, reply_stream: ReplyStream
     ) -> StreamEnd:
         """Pass the frames to the agent as they come and collect the reply from them."""
-        wire, translated = request.wire, request.translated
+        wire = request.wire
         reader = wire.read_stream(request.body)
-        writer = None if translated is None else translated.write_stream(request.agent_request)
+        writer = None if request.translated is None else request.translated.write_stream(request.agent_request)
         if writer is not None and call.turn is not None:
             writer = NamedStream(writer, call.turn, self.memory)
         last, number = b"", 0
@@ -270,7 +270,7 @@ class Forwarder:
 
 def wire_and_endpoints(
     models: ModelTable, dialect: Dialect, model: str, rollout_id: str
-) -> tuple[WireDialect, list[ModelEndpoint]]:
+) -> tuple[Dialect, list[ModelEndpoint]]:
     """Return the dialect in which the rollout's first fitting endpoint is asked, and all that speak it.
 
     Raises:
@@ -286,12 +286,9 @@ def wire_and_endpoints(
     raise CallFailed(400, text, code="unsupported_dialect", param="model")
 
 
-def _wires(dialect: Dialect) -> tuple[WireDialect, ...]:
+def _wires(dialect: Dialect) -> tuple[Dialect, ...]:
     """Return the dialects in which servers can be asked for an agent that speaks this one; the best first."""
-    if isinstance(dialect, TranslatedDialect):
-        return dialect.native, CHAT
-    assert isinstance(dialect, WireDialect)
-    return (dialect,)
+    return (dialect, CHAT) if isinstance(dialect, TranslatedDialect) else (dialect,)
 
 
 @contextmanager
@@ -329,40 +326,34 @@ def _refused_request(dialect: Dialect, raw: bytes) -> tuple[Json | None, list[ob
 
 
 def _upstream_request(
-    dialect: Dialect, wire: WireDialect, endpoints: list[ModelEndpoint], asked: Json, policy: CallPolicy | None
+    dialect: Dialect, wire: Dialect, endpoints: list[ModelEndpoint], asked: Json, policy: CallPolicy | None
 ) -> _UpstreamRequest:
     """Return the request for these endpoints, which speak `wire`."""
     with blamed_on(AGENT):
-        translated = dialect if isinstance(dialect, TranslatedDialect) and wire is CHAT else None
+        agents = dialect if isinstance(dialect, TranslatedDialect) and wire is CHAT else None
         bought = policy is not None and policy.kind == "external"
-        if translated is None and (wire is not CHAT or bought or any(e.provider not in _OURS for e in endpoints)):
+        if agents is None and (wire is not CHAT or bought or any(e.provider not in _OURS for e in endpoints)):
             return _UpstreamRequest(asked, wire, asked, wire.prompt_of(asked), endpoints)
         if policy is not None and policy.server_tools == "refuse":
             refuse_server_tools(asked)
         left_out = tuple(sorted({kind for kind, _ in server_tools(asked)}))
-        chat = without_server_tools(asked) if translated is None else translated.to_chat(asked)
-        return _UpstreamRequest(asked, wire, chat, wire.prompt_of(chat), endpoints, translated, left_out)
+        chat = without_server_tools(asked) if agents is None else agents.to_chat(asked)
+        return _UpstreamRequest(asked, wire, chat, wire.prompt_of(chat), endpoints, agents, left_out)
 
 
 def _convert_reply(
     request: _UpstreamRequest, reply: Json, body: bytes, streamed: bool
 ) -> tuple[Json, CallTokens | None, bytes, Json | None]:
     """Return the record of a whole reply, its tokens, the bytes for the agent, and the translated reply in them."""
-    wire, translated = request.wire, request.translated
+    wire = request.wire
     with blamed_on(_SERVER):
         record, tokens = wire.record_of(reply), wire.tokens_of(reply, request.body)
+        if request.translated is not None:
+            events, said = translated(reply, request.translated, request.agent_request)
+            return record, tokens, events if streamed else json_bytes(said), said
         if streamed:
-            stream = wire.stream_of(reply, request.body)
-            if translated is not None:
-                writer = translated.write_stream(request.agent_request)
-                frames = Frames(len(stream) + 1).feed(stream)
-                stream = b"".join([*(_events(writer, frame) for frame in frames), writer.end()])
-                return record, tokens, stream, writer.reply
-            return record, tokens, stream, None
-        shown = wire.visible_reply(reply, request.body)
-        if translated is not None:
-            said = translated.from_chat(shown, request.agent_request)
-            return record, tokens, json_bytes(said), said
+            return record, tokens, wire.stream_of(reply, request.body), None
+        shown = wire.visible(reply, request.body)
         return record, tokens, body if shown == reply and is_strict(body) else json_bytes(shown), None
 
 
@@ -396,7 +387,7 @@ def _further_tokens(request: _UpstreamRequest, reply: Json) -> list[CallTokens |
         return request.wire.further_tokens_of(reply, request.body)
 
 
-def _read_response(wire: WireDialect, response: UpstreamResponse) -> Json:
+def _read_response(wire: Dialect, response: UpstreamResponse) -> Json:
     with blamed_on(_SERVER):
         reply = wire.read_reply(response.body)
     if reply is None:

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agentlightning.llm_proxy.dialects import DIALECTS, MESSAGES, TranslatedDialect, WireDialect
+from agentlightning.llm_proxy.dialects import DIALECTS, MESSAGES, Dialect, TranslatedDialect
 from agentlightning.llm_proxy.replies import CallFailed
 from tests.llm_proxy.harness import GatewayHarness
 from tests.stubs.faulty_engine import CHUNKED, FaultyEngine, Request, chunked, whole
@@ -181,15 +181,13 @@ def test_every_wrong_value_of_a_request_is_read_or_refused(route: str) -> None:
     assert tried > 100
 
 
-def wires() -> list[tuple[WireDialect, TranslatedDialect | None, str]]:
+def wires() -> list[tuple[Dialect, TranslatedDialect | None, str]]:
     chat = DIALECTS["chat/completions"]
-    assert isinstance(chat, WireDialect)
-    found: list[tuple[WireDialect, TranslatedDialect | None, str]] = []
+    found: list[tuple[Dialect, TranslatedDialect | None, str]] = []
     for route, dialect in DIALECTS.items():
         if isinstance(dialect, TranslatedDialect):
-            found += [(chat, dialect, "/v1/chat/completions"), (dialect.native, None, f"/v1/{route}")]
+            found += [(chat, dialect, "/v1/chat/completions"), (dialect, None, f"/v1/{route}")]
         else:
-            assert isinstance(dialect, WireDialect)
             found.append((dialect, None, f"/v1/{route}"))
     return found
 

@@ -7,10 +7,10 @@ Tools that an agent runs itself, though only a vendor's models know them (`bash_
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 
-from agentlightning.llm_proxy.dialects.fields import note_ignored
 from agentlightning.llm_proxy.dialects.json_values import Json, entries_of, fields_of, objects
+from agentlightning.llm_proxy.dialects.translation import note_ignored
 from agentlightning.llm_proxy.replies import CallFailed
 
 _DATED = re.compile(
@@ -38,21 +38,21 @@ def adds_tools(item: object) -> bool:
 
 def server_tools(request: Json) -> list[tuple[str, str]]:
     """Return type and place of each such tool of a request, also of those in a namespace."""
-    found = _server_tools(request.get("tools"), "tools")
+    tools = _server_tools(request.get("tools"), "tools")
     for index, item in enumerate(entries_of(request.get("input"))):
-        found += _server_tools(fields_of(item).get("tools"), f"input[{index}].tools") if adds_tools(item) else []
-    return found
+        tools += _server_tools(fields_of(item).get("tools"), f"input[{index}].tools") if adds_tools(item) else []
+    return tools
 
 
 def _server_tools(tools: object, place: str) -> list[tuple[str, str]]:
-    found: list[tuple[str, str]] = []
+    kinds: list[tuple[str, str]] = []
     for index, tool in enumerate(fields_of(entry) for entry in entries_of(tools)):
         where = f"{place}[{index}]"
         if is_run_by_server(tool):
-            found.append((tool["type"], where))
+            kinds.append((tool["type"], where))
         elif tool.get("type") == "namespace":
-            found += _server_tools(tool.get("tools"), f"{where}.tools")
-    return found
+            kinds += _server_tools(tool.get("tools"), f"{where}.tools")
+    return kinds
 
 
 def refuse_server_tools(request: Json) -> None:
@@ -69,15 +69,15 @@ def refuse_server_tools(request: Json) -> None:
         raise CallFailed(400, text, param=f"{place}.type", code="unsupported_value")
 
 
-def with_choice(chat: Json, left_out: Iterable[str]) -> Json:
-    """Return a chat completion of which such tools were left out, if its `tool_choice` can still be met.
+def with_choice(chat: Json, tools: list[tuple[str, str]]) -> Json:
+    """Return a chat completion of which `tools`, as `server_tools` gives them, were left out.
 
     Raises:
         CallFailed: 400, it names a tool that was left out, or asks for one where none is left.
     """
-    left_out = sorted(set(left_out))
-    if not left_out:
+    if not tools:
         return chat
+    left_out = sorted({kind for kind, _ in tools})
     for kind in left_out:
         note_ignored(f"tools of type {kind}")
     choice = chat.get("tool_choice")
@@ -91,7 +91,7 @@ def with_choice(chat: Json, left_out: Iterable[str]) -> Json:
     return {name: value for name, value in chat.items() if name not in needless}
 
 
-def no_such_choice(choice: object, left_out: Iterable[str]) -> CallFailed:
+def no_such_choice(choice: object, left_out: Sequence[str]) -> CallFailed:
     """Return the refusal of a `tool_choice` that asks for a tool which is left out."""
     text = (
         f"'tool_choice' asks for {choice!r}, but only a vendor's server can run {', '.join(left_out)}, so that the "
@@ -106,10 +106,10 @@ def without_server_tools(request: Json) -> Json:
     Raises:
         CallFailed: as `with_choice`.
     """
-    if not (left_out := server_tools(request)):
+    if not (unseen := server_tools(request)):
         return request
     choice = fields_of(request.get("tool_choice"))
     if is_run_by_server(choice):
-        raise no_such_choice(choice["type"], [kind for kind, _ in left_out])
+        raise no_such_choice(choice["type"], [kind for kind, _ in unseen])
     tools = [tool for tool in entries_of(request["tools"]) if not is_run_by_server(fields_of(tool))]
-    return with_choice({**request, "tools": tools}, [kind for kind, _ in left_out])
+    return with_choice({**request, "tools": tools}, unseen)

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from typing_extensions import TypedDict
 
 from agentlightning.llm_proxy.access.limits import hint
-from agentlightning.llm_proxy.dialects import CHAT, DIALECTS, MESSAGES, WireDialect
+from agentlightning.llm_proxy.dialects import CHAT, DIALECTS, MESSAGES, TranslatedDialect
 from agentlightning.llm_proxy.dialects.json_values import Json, is_list, is_object
 from agentlightning.llm_proxy.endpoints.engines import ENGINES, LITELLM_ENGINE
 from agentlightning.llm_proxy.endpoints.providers import address_of, is_reached_through_litellm
@@ -23,7 +23,7 @@ from agentlightning.semconv import ATTEMPT_HEADER
 
 _PROVIDERS = ("hosted_vllm/", "openai/")
 _ANTHROPIC = "anthropic/"
-_WIRE_ROUTES = tuple(route for route, dialect in DIALECTS.items() if isinstance(dialect, WireDialect))
+_WIRE_ROUTES = tuple(route for route, dialect in DIALECTS.items() if not isinstance(dialect, TranslatedDialect))
 """What a server speaks whose entry lists no dialects."""
 _ROUTES = (*_WIRE_ROUTES, *(route for route in DIALECTS if route not in _WIRE_ROUTES))
 _ENVIRONMENT = "os.environ/"

@@ -17,7 +17,6 @@ from typing_extensions import override
 
 from agentlightning.llm_proxy.access.limits import LONGEST_NAME, MOST_ITEMS, shown
 from agentlightning.llm_proxy.dialects.base import StreamWriter
-from agentlightning.llm_proxy.dialects.fields import as_text, refuse_unknown
 from agentlightning.llm_proxy.dialects.json_values import (
     Json,
     entries_of,
@@ -26,6 +25,7 @@ from agentlightning.llm_proxy.dialects.json_values import (
     json_bytes,
     objects,
 )
+from agentlightning.llm_proxy.dialects.translation import as_text, refuse_unknown
 from agentlightning.llm_proxy.off_loop import LARGE_BYTES, OffLoop
 from agentlightning.llm_proxy.replies import CallFailed, busy
 from agentlightning.llm_proxy.responses_state.memory import AttemptName, Item, ResponseMemory, StoredResponse

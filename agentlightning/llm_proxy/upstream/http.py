@@ -21,10 +21,10 @@ import aiohttp
 
 from agentlightning.llm_proxy.calls import GatewayCall
 from agentlightning.llm_proxy.dialects import MESSAGES
-from agentlightning.llm_proxy.dialects.anthropic.requests import check_prefill
-from agentlightning.llm_proxy.dialects.base import WireDialect
+from agentlightning.llm_proxy.dialects.base import Dialect
 from agentlightning.llm_proxy.dialects.chat import ChatCompletions
 from agentlightning.llm_proxy.dialects.json_values import read_json
+from agentlightning.llm_proxy.dialects.messages import check_prefill
 from agentlightning.llm_proxy.endpoints.balancer import Balancer, HealthChecks, HealthWatch
 from agentlightning.llm_proxy.endpoints.engine_probe import EngineProbe
 from agentlightning.llm_proxy.endpoints.engines import EMBEDDED, LITELLM_ENGINE
@@ -104,7 +104,7 @@ class Upstream:
     async def ask(
         self,
         call: GatewayCall,
-        wire: WireDialect,
+        wire: Dialect,
         endpoints: list[ModelEndpoint],
         deadline: float,
         *,
@@ -163,7 +163,7 @@ class Upstream:
         return {f"{endpoint.model} at {endpoint.label}": self.balancer.state(endpoint) for endpoint in endpoints}
 
     async def count(
-        self, endpoint: ModelEndpoint, base: str, route: str, wire: WireDialect, body: bytes
+        self, endpoint: ModelEndpoint, base: str, route: str, wire: Dialect, body: bytes
     ) -> UpstreamResponse:
         """Ask a server once to count tokens; `route` stands below `base`.
 
@@ -209,7 +209,7 @@ class Upstream:
         return response.status in _TRANSIENT and tries <= max(patience, others)
 
     async def _ask(
-        self, call: GatewayCall, wire: WireDialect, endpoint: ModelEndpoint
+        self, call: GatewayCall, wire: Dialect, endpoint: ModelEndpoint
     ) -> UpstreamResponse | UpstreamStream:
         """Ask once; a server that refuses a field which only the gateway wanted is asked again without it."""
         assert call.request is not None
@@ -254,7 +254,7 @@ class Upstream:
         return response
 
     async def _post(
-        self, call: GatewayCall, wire: WireDialect, endpoint: ModelEndpoint, body: bytes
+        self, call: GatewayCall, wire: Dialect, endpoint: ModelEndpoint, body: bytes
     ) -> UpstreamResponse | UpstreamStream:
         assert self._session is not None
         call.upstream_tries += 1
@@ -347,7 +347,7 @@ class Upstream:
         return UpstreamResponse(status, text, retry_after_seconds(retry_after), hid_key)
 
 
-def _headers(wire: WireDialect, endpoint: ModelEndpoint, forwarded: Mapping[str, str] | None = None) -> dict[str, str]:
+def _headers(wire: Dialect, endpoint: ModelEndpoint, forwarded: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the headers of a request to a server; those of its entry take the place of others, whatever their case."""
     keys = {name.lower(): value for name, value in wire.key_headers(endpoint.api_key).items()}
     return {**_HEADERS, **keys, **(forwarded or {}), **dict(endpoint.headers)}

@@ -1,10 +1,11 @@
-"""Reading the fields of a request that is to be translated: each is read, or the request is refused by its name."""
+"""The parts that translations of requests into chat completions share: each field is read, or refused by its name."""
 
 from __future__ import annotations
 
 import logging
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from agentlightning.llm_proxy.access.limits import shown
 from agentlightning.llm_proxy.dialects.json_values import Json, is_list, is_object, wrong_type
@@ -14,6 +15,10 @@ logger = logging.getLogger(__name__)
 
 Harmless = Mapping[str, tuple[object, ...]]
 """Values of fields that ask for what holds anyway."""
+_noted: set[str] = set()
+
+
+# --- fields ----------------------------------------------------------------------------------------------------------
 
 
 def untranslatable(field: str, why: str) -> CallFailed:
@@ -28,9 +33,6 @@ def note_ignored(field: str) -> None:
     if kind not in _noted:
         _noted.add(kind)
         logger.warning("requests with the field %r are served as if it were not there; this is said once", kind)
-
-
-_noted: set[str] = set()
 
 
 def refuse_unknown(
@@ -91,3 +93,50 @@ def as_text(value: object, place: str) -> str:
     if not isinstance(value, str):
         raise wrong_type(place, "a string")
     return value
+
+
+def text_in(fields: Json, name: str, place: str) -> str:
+    """Return the string in a field of an object that stands at `place`.
+
+    Raises:
+        CallFailed: 400, it is none.
+    """
+    return as_text(fields.get(name), f"{place}.{name}")
+
+
+def some_of(fields: Json, names: Iterable[str]) -> Json:
+    """Return the fields of these names that are there and not null."""
+    return {name: fields[name] for name in names if fields.get(name) is not None}
+
+
+# --- messages and tools ----------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class AssistantTurn:
+    """One turn of the assistant: its thoughts, words and calls in one message of a chat."""
+
+    thoughts: list[str] = field(default_factory=list[str])
+    texts: list[str] = field(default_factory=list[str])
+    calls: list[Json] = field(default_factory=list[Json])
+
+    def call(self, call_id: str, name: str, arguments: str) -> None:
+        """Add a call of a tool."""
+        self.calls.append({"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}})
+
+    @property
+    def message(self) -> Json:
+        message: Json = {"role": "assistant", "content": "".join(self.texts) if self.texts else None}
+        message.update({"tool_calls": self.calls} if self.calls else {})
+        message.update({"reasoning_content": "".join(self.thoughts)} if any(self.thoughts) else {})
+        return message
+
+
+def texts_joined(parts: list[Json], between: str) -> str | list[Json]:
+    """Return parts of text as one text, others as they are."""
+    return between.join(part["text"] for part in parts) if all(part["type"] == "text" for part in parts) else parts
+
+
+def named_function(name: str) -> Json:
+    """Return the `tool_choice` of one function."""
+    return {"tool_choice": {"type": "function", "function": {"name": name}}}
