@@ -22,10 +22,9 @@ from typing_extensions import is_typeddict
 from agentlightning.llm_proxy.access.limits import GatewayLimits
 from agentlightning.llm_proxy.dialects import CHAT, DIALECTS, MESSAGES, TranslatedDialect, messages, responses
 from agentlightning.llm_proxy.dialects.chat import translated
-from agentlightning.llm_proxy.dialects.server_tools import is_run_by_server
+from agentlightning.llm_proxy.dialects.translation import is_run_by_server
 from agentlightning.llm_proxy.replies import CallFailed
-from agentlightning.llm_proxy.responses_state.memory import Item, ResponseMemory, StoredResponse
-from agentlightning.llm_proxy.responses_state.turns import begin
+from agentlightning.llm_proxy.responses_state import Item, ResponseMemory, StoredResponse, begin
 from agentlightning.llm_proxy.sse import Frames, data_of, frame_of
 from tests.llm_proxy.harness import GatewayHarness
 from tests.stubs.model_server import Fault, ModelServer

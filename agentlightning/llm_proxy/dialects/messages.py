@@ -54,19 +54,21 @@ from agentlightning.llm_proxy.dialects.json_values import (
     wrong_type,
 )
 from agentlightning.llm_proxy.dialects.pieces import PartWriter, Text
-from agentlightning.llm_proxy.dialects.server_tools import is_run_by_server, server_tools, with_choice
 from agentlightning.llm_proxy.dialects.translation import (
     AssistantTurn,
     Harmless,
     as_object,
     as_objects,
+    is_run_by_server,
     named_function,
     note_ignored,
     refuse_unknown,
+    server_tools,
     some_of,
     text_in,
     texts_joined,
     untranslatable,
+    with_choice,
 )
 from agentlightning.llm_proxy.replies import CallFailed, JsonReply, json_reply
 

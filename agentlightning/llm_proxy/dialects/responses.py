@@ -62,26 +62,24 @@ from agentlightning.llm_proxy.dialects.json_values import (
     wrong_type,
 )
 from agentlightning.llm_proxy.dialects.pieces import PartWriter, Text
-from agentlightning.llm_proxy.dialects.server_tools import (
-    adds_tools,
-    is_run_by_server,
-    no_such_choice,
-    server_tools,
-    with_choice,
-)
 from agentlightning.llm_proxy.dialects.translation import (
     AssistantTurn,
     Harmless,
+    adds_tools,
     as_object,
     as_objects,
     as_text,
+    is_run_by_server,
     named_function,
+    no_such_choice,
     note_ignored,
     refuse_unknown,
+    server_tools,
     some_of,
     text_in,
     texts_joined,
     untranslatable,
+    with_choice,
 )
 from agentlightning.llm_proxy.replies import CallFailed
 

@@ -25,10 +25,10 @@ from agentlightning.llm_proxy.dialects.base import Dialect
 from agentlightning.llm_proxy.dialects.chat import ChatCompletions
 from agentlightning.llm_proxy.dialects.json_values import read_json
 from agentlightning.llm_proxy.dialects.messages import check_prefill
-from agentlightning.llm_proxy.endpoints.balancer import Balancer, HealthChecks, HealthWatch
-from agentlightning.llm_proxy.endpoints.engine_probe import EngineProbe
+from agentlightning.llm_proxy.endpoints.balancer import Balancer, HealthChecks
 from agentlightning.llm_proxy.endpoints.engines import EMBEDDED, LITELLM_ENGINE
 from agentlightning.llm_proxy.endpoints.models import ModelEndpoint
+from agentlightning.llm_proxy.endpoints.watch import EndpointWatch
 from agentlightning.llm_proxy.off_loop import OffLoop
 from agentlightning.llm_proxy.replies import CallFailed, unusable
 from agentlightning.llm_proxy.upstream.litellm import ask_litellm, close_litellm
@@ -63,7 +63,7 @@ class Upstream:
         self._body_bytes = body_bytes
         self._calls = calls
         self._session: aiohttp.ClientSession | None = None
-        self._probe: EngineProbe | None = None
+        self._watch: EndpointWatch | None = None
         self._unsupported: dict[ModelEndpoint, set[str]] = {}
         self._used_litellm = False
         self._health = health
@@ -82,23 +82,18 @@ class Upstream:
         async with aiohttp.ClientSession(
             connector=connector, timeout=timeout, trust_env=False, cookie_jar=aiohttp.DummyCookieJar()
         ) as self._session:
-            self._probe = EngineProbe(self._session)
-            self._probe.begin(endpoints())
-            watch = HealthWatch(self._session, self.balancer, self._probe, self._health, endpoints)
-            watching = asyncio.ensure_future(watch.run())
+            watch = EndpointWatch(self._session, self.balancer, self._health, endpoints)
             try:
-                yield
+                async with watch.watching() as self._watch:
+                    yield
             finally:
-                watching.cancel()
-                await asyncio.gather(watching, return_exceptions=True)
-                await self._probe.close()
                 for kept in self._kept.values():
                     kept.close()
                 self._kept.clear()
                 self.off_loop.close()
                 if self._used_litellm:
                     await close_litellm()
-        self._session = self._probe = None
+        self._session = self._watch = None
 
     @asynccontextmanager
     async def ask(
@@ -213,8 +208,8 @@ class Upstream:
     ) -> UpstreamResponse | UpstreamStream:
         """Ask once; a server that refuses a field which only the gateway wanted is asked again without it."""
         assert call.request is not None
-        assert self._probe is not None
-        call.engine = engine = await self._probe.engine_of(endpoint)
+        assert self._watch is not None
+        call.engine = engine = await self._watch.engine_of(endpoint)
         if call.dialect == MESSAGES.route and wire.route == ChatCompletions.route:
             check_prefill(call.request, goes_on=engine.continues_messages)
         wanted = dict(engine.asks.get(wire.route, {}))
