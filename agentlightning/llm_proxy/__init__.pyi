@@ -2,7 +2,6 @@ from . import (
     access as access,
     batch as batch,
     calls as calls,
-    counting as counting,
     dialects as dialects,
     endpoints as endpoints,
     forwarding as forwarding,

@@ -1,11 +1,10 @@
-"""`LLMProxy.batch_query`: an algorithm asks the model itself, for a whole batch at once."""
+"""The calls of `LLMProxy.batch_query`: an algorithm asks the model itself, for a whole batch at once."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import aiohttp
@@ -15,110 +14,64 @@ from agentlightning.store.base import LightningStore
 from agentlightning.types import LLM
 from agentlightning.types.core import AttemptError
 
+Json = dict[str, Any]
 CONCURRENT_QUERIES = 64
 _SHOWN = 500
-"""Characters of a refusal that are told."""
+"""Characters of a refusal in an error."""
 
 
-class BatchQueries:
-    """The part of `LLMProxy` that is a client of itself; the rest of it is `LLMProxy`."""
+async def ask_batch(
+    store: LightningStore,
+    llm_of: Callable[[str, str, str | None], LLM],
+    batch: Sequence[Any],
+    requests: Sequence[Json],
+    model: str | None,
+    timeout: float,
+) -> list[Json]:
+    """Make each call in a rollout of its entry, some at once, and return the chat completions in order.
 
-    store: LightningStore | None
+    `llm_of` gives the LLM of a rollout, an attempt and a model; `timeout` holds for one call, in seconds.
 
-    def as_resource(
-        self, rollout_id: str | None = None, attempt_id: str | None = None, model: str | None = None
-    ) -> LLM:
-        raise NotImplementedError
+    Raises:
+        RuntimeError, TimeoutError: calls failed, or took too long; says how many, and the first failure.
+    """
+    free = asyncio.Semaphore(CONCURRENT_QUERIES)
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout)) as session:
 
-    def is_running(self) -> bool:
-        raise NotImplementedError
+        async def ask(entry: Any, request: Json) -> Json:
+            async with free:
+                rollout = await store.start_rollout(entry, metadata={"batch_query": True})
+                ids = rollout.rollout_id, rollout.attempt.attempt_id
+                try:  # the rollout ends with the answer, however it comes
+                    answer = await _ask(session, llm_of(*ids, model or request.get("model")), request)
+                except BaseException as error:
+                    cause = AttemptError(type=type(error).__name__, message=str(error), traceback="")
+                    fault: Json = {"outcome": "infrastructure_fault", "outcome_reason": "exception", "error": cause}
+                    await asyncio.shield(store.update_attempt(*ids, status="failed", **fault))
+                    raise
+                await store.update_attempt(*ids, status="succeeded", outcome="unscored", outcome_reason="no_reward")
+                return answer
 
-    async def start(self) -> None:
-        raise NotImplementedError
-
-    async def stop(self) -> None:
-        raise NotImplementedError
-
-    async def batch_query(
-        self, batch: Sequence[Any], *, model: str | None = None, timeout: float = 600.0
-    ) -> list[dict[str, Any]]:
-        """Ask the model for each entry of a batch, up to 64 at once, and return its chat completions in order.
-
-        An entry is a text, a list of messages, or the dict of a request with `messages`. Each is asked in a rollout of
-        its own, whose call is recorded like any other and which ends `unscored`. `model` is needed where several are
-        served; `timeout` holds for one call, in seconds. A gateway that does not run is started for the time.
-
-        To run the agent on a batch, enqueue rollouts: `get_store().enqueue_rollout(task)`.
-
-        Raises:
-            BadRequestError: an entry is none of these; names it. Nothing was asked.
-            ValueError: there is no store, or the model is not clear.
-            RuntimeError: calls were refused, which is known when all have ended; says how many, and the first refusal.
-            TimeoutError: the same, for calls that took too long.
-        """
-        requests = [_request(index, entry) for index, entry in enumerate(batch)]
-        store = self.store
-        if store is None:
-            raise ValueError("The gateway has no store, where calls are recorded. Give it one: set_store(store)")
-        if not timeout > 0:
-            raise BadRequestError(f"timeout must be above 0 seconds; got {timeout}")
-        free = asyncio.Semaphore(CONCURRENT_QUERIES)
-        async with _running(self), aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout)) as session:
-
-            async def ask(entry: Any, request: Mapping[str, Any]) -> dict[str, Any]:
-                async with free:
-                    return await self._ask(session, store, entry, request, model)
-
-            answers = await asyncio.gather(*map(ask, batch, requests), return_exceptions=True)
-        failures = [answer for answer in answers if isinstance(answer, BaseException)]
-        if failures:
-            kind = TimeoutError if all(isinstance(failure, TimeoutError) for failure in failures) else RuntimeError
-            first = str(failures[0]) or f"no answer within {timeout:g} seconds"
-            raise kind(f"{len(failures)} of {len(answers)} queries failed; the first: {first}") from failures[0]
-        return cast("list[dict[str, Any]]", answers)
-
-    async def _ask(
-        self,
-        session: aiohttp.ClientSession,
-        store: LightningStore,
-        entry: Any,
-        request: Mapping[str, Any],
-        model: str | None,
-    ) -> dict[str, Any]:
-        """Ask once, in a rollout that ends with the answer, however it comes."""
-        rollout = await store.start_rollout(entry, metadata={"batch_query": True})
-        ids = rollout.rollout_id, rollout.attempt.attempt_id
-        try:
-            llm = self.as_resource(*ids, model or request.get("model"))
-            headers = {"Authorization": f"Bearer {llm.api_key}"} if llm.api_key else {}
-            body = {**request, "model": llm.model}
-            async with session.post(f"{llm.endpoint}/chat/completions", json=body, headers=headers) as reply:
-                text = await reply.text()
-                if reply.status != 200:
-                    raise RuntimeError(f"status {reply.status}: {text[:_SHOWN]}")
-            answer = json.loads(text)
-        except BaseException as error:  # the rollout ends whatever happens, then the error goes on
-            cause = AttemptError(type=type(error).__name__, message=str(error), traceback="")
-            fault: dict[str, Any] = {"outcome": "infrastructure_fault", "outcome_reason": "exception", "error": cause}
-            await asyncio.shield(store.update_attempt(*ids, status="failed", **fault))
-            raise
-        await store.update_attempt(*ids, status="succeeded", outcome="unscored", outcome_reason="no_reward")
-        return cast("dict[str, Any]", answer)
+        answers = await asyncio.gather(*map(ask, batch, requests), return_exceptions=True)
+    failures = [answer for answer in answers if isinstance(answer, BaseException)]
+    if failures:
+        kind = TimeoutError if all(isinstance(failure, TimeoutError) for failure in failures) else RuntimeError
+        first = str(failures[0]) or f"no answer within {timeout:g} seconds"
+        raise kind(f"{len(failures)} of {len(answers)} queries failed; the first: {first}") from failures[0]
+    return cast("list[Json]", answers)
 
 
-@asynccontextmanager
-async def _running(gateway: BatchQueries) -> AsyncGenerator[None]:
-    if gateway.is_running():
-        yield
-        return
-    await gateway.start()
-    try:
-        yield
-    finally:
-        await gateway.stop()
+async def _ask(session: aiohttp.ClientSession, llm: LLM, request: Json) -> Json:
+    headers = {"Authorization": f"Bearer {llm.api_key}"} if llm.api_key else {}
+    body = {**request, "model": llm.model}
+    async with session.post(f"{llm.endpoint}/chat/completions", json=body, headers=headers) as reply:
+        text = await reply.text()
+        if reply.status != 200:
+            raise RuntimeError(f"status {reply.status}: {text[:_SHOWN]}")
+    return json.loads(text)
 
 
-def _request(index: int, entry: Any) -> dict[str, Any]:
+def read_entry(index: int, entry: Any) -> Json:
     """Return the body of the request that an entry stands for.
 
     Raises:

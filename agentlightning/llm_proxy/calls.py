@@ -13,8 +13,7 @@ from agentlightning.llm_proxy.endpoints.engines import Engine
 from agentlightning.llm_proxy.endpoints.models import ModelEndpoint
 from agentlightning.llm_proxy.policies import CallPolicy
 from agentlightning.llm_proxy.replies import CallFailed
-from agentlightning.llm_proxy.responses_state.memory import StoredResponse
-from agentlightning.llm_proxy.responses_state.turns import Turn
+from agentlightning.llm_proxy.responses_state import StoredResponse, Turn
 from agentlightning.semconv import CallState
 from agentlightning.utils.id import generate_id
 

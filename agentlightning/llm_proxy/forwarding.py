@@ -12,14 +12,15 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from agentlightning.llm_proxy.access.limits import MOST_FRAMES, GatewayLimits
+from agentlightning.llm_proxy.access.bodies import DigestedBody
+from agentlightning.llm_proxy.access.limits import MOST_FRAMES, GatewayLimits, count_of
 from agentlightning.llm_proxy.calls import GatewayCall
-from agentlightning.llm_proxy.dialects import CHAT, RESPONSES
-from agentlightning.llm_proxy.dialects.base import Dialect, StreamReader, StreamWriter, TranslatedDialect, WireDialect
-from agentlightning.llm_proxy.dialects.chat import DONE
+from agentlightning.llm_proxy.dialects import CHAT, MESSAGES, RESPONSES
+from agentlightning.llm_proxy.dialects.base import Dialect, StreamReader, StreamWriter, TranslatedDialect
+from agentlightning.llm_proxy.dialects.chat import DONE, translated
 from agentlightning.llm_proxy.dialects.json_values import Json, is_strict, json_bytes, read_json
-from agentlightning.llm_proxy.dialects.server_tools import refuse_server_tools, server_tools, without_server_tools
 from agentlightning.llm_proxy.dialects.token_fields import CallTokens
+from agentlightning.llm_proxy.dialects.translation import refuse_server_tools, server_tools, without_server_tools
 from agentlightning.llm_proxy.endpoints.models import ModelEndpoint
 from agentlightning.llm_proxy.endpoints.table import ModelTable
 from agentlightning.llm_proxy.off_loop import LARGE_BYTES
@@ -31,32 +32,55 @@ from agentlightning.llm_proxy.replies import (
     JsonReply,
     ReplyStream,
     StreamEnd,
+    json_reply,
     unusable,
 )
-from agentlightning.llm_proxy.responses_state.memory import ResponseMemory
-from agentlightning.llm_proxy.responses_state.turns import NamedStream, begin
-from agentlightning.llm_proxy.sse import Frames, data_of, with_data
+from agentlightning.llm_proxy.responses_state import AttemptName, NamedStream, ResponseMemory, begin
+from agentlightning.llm_proxy.sse import data_of, with_data
 from agentlightning.llm_proxy.upstream.http import Upstream, UpstreamResponse, UpstreamStream
 from agentlightning.llm_proxy.upstream.provider_keys import without_tokens
 from agentlightning.llm_proxy.weights import WeightGate
+from agentlightning.store.base import LightningStore
+from agentlightning.utils.http.auth import Scope
 from agentlightning.utils.http.byte_budget import Hold
 
 logger = logging.getLogger(__name__)
 
-AGENT, _SERVER = "The request", "The model server's reply"
+_AGENT, _SERVER = "The request", "The model server's reply"
 _OURS = ("hosted_vllm",)
 """Providers, as entries of models name them, whose servers run no tools."""
 _FRAMES_A_TURN = 64
 """So many frames are handed on before other calls get a turn."""
+_COUNTED = {MESSAGES.route: "messages/count_tokens", RESPONSES.route: "responses/input_tokens"}
+"""By dialect: the route that counts, here and at a server that speaks the dialect itself."""
 
 
 @dataclass(frozen=True, slots=True)
-class _UpstreamRequest:
-    """What the model server is asked for one call."""
+class Exchange:
+    """A call with its request, whose body is still to be read, the byte budget of both, and the way back."""
+
+    store: LightningStore
+    call: GatewayCall
+    dialect: Dialect
+    scope: Scope
+    body: DigestedBody
+    hold: Hold
+    reply_stream: ReplyStream
+
+    def failed(self, failure: CallFailed) -> AgentReply:
+        """Return a failure as a reply, or as the last frames of a stream that has begun."""
+        if self.reply_stream.begun:
+            return StreamEnd(self.reply_stream, self.dialect.stream_failure(failure, self.reply_stream.frames))
+        return self.dialect.failure(failure)
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamRequest:
+    """The request to the model servers for one call."""
 
     agent_request: Json
     """As the agent made it."""
-    wire: WireDialect
+    wire: Dialect
     """The dialect of the request to the server."""
     body: Json
     """The request in that dialect."""
@@ -88,30 +112,29 @@ class Forwarder:
         self.memory = ResponseMemory(limits)
         self._call_file = call_file
 
-    async def serve(
-        self, call: GatewayCall, dialect: Dialect, raw: bytes, reply_stream: ReplyStream, hold: Hold
-    ) -> AgentReply:
-        """Make the call; `call` says how it ended. What it takes beside `raw` is counted in `hold`.
+    async def serve(self, exchange: Exchange, raw: bytes) -> AgentReply:
+        """Make the call; `exchange.call` says how it ended. The bytes that it takes beside `raw` are held, too.
 
         Raises:
             CallFailed: there is no reply, or a stream broke off.
         """
+        call, dialect = exchange.call, exchange.dialect
         call.bytes = len(raw)
         try:
             asked, prompt = await self._off_loop.run(len(raw), _read_request, dialect, raw, call.model_in_url)
         except CallFailed as refused:
             if refused.param is not None and refused.code != "too_many_values":  # the record says which turn it was
-                await self.note_refused(call, dialect, raw)
+                await self.note_refused(exchange, raw)
             raise
         call.streamed = dialect.wants_stream(asked)
         call.request, call.prompt = asked, prompt
         call.model, *fallbacks = self._models().chain(asked["model"])
         call.policy = self._policies.of_call(call.role, call.model, dialect.route)
-        request = await self._prepare(call, dialect, asked, hold)
+        request = await self._prepare(exchange, asked)
         if self._call_file is not None and self._call_file.replays:
             on_file = await self._off_loop.run(LARGE_BYTES, self._call_file.reply_to, request.wire.route, request.body)
             if on_file is not None:
-                return await self._whole_reply(call, request, on_file, json_bytes(on_file), reply_stream)
+                return await self._whole_reply(exchange, request, on_file, json_bytes(on_file))
         call.weight_version = await self._gate.enter()
         try:
             if fallbacks and request.endpoints and self._upstream.balancer.all_rest(request.endpoints):
@@ -120,119 +143,113 @@ class Forwarder:
                 fallbacks.append(call.model)  # better than to refuse the call
             else:
                 try:
-                    return await self._ask(call, request, reply_stream, among_others=bool(fallbacks))
+                    return await self._ask(exchange, request, among_others=bool(fallbacks))
                 except CallFailed as error:
                     if not (fallbacks and error.others_may_serve):
                         raise
                     failure = error
                     text = "%s: the model servers of %r failed; asking %s instead"
                     logger.warning(text, call.call_id, call.model, ", ".join(fallbacks))
-            return await self._ask_fallbacks(call, dialect, asked, fallbacks, reply_stream, hold, failure)
+            return await self._ask_fallbacks(exchange, asked, fallbacks, failure)
         finally:
             self._gate.leave()
 
-    async def _prepare(self, call: GatewayCall, dialect: Dialect, asked: Json, hold: Hold) -> _UpstreamRequest:
-        """Return what the servers of the call's model are asked."""
+    async def _prepare(self, exchange: Exchange, asked: Json) -> UpstreamRequest:
+        """Return the request to the servers of the call's model."""
+        call, dialect = exchange.call, exchange.dialect
         replays = self._call_file is not None and self._call_file.replays
         if replays and call.model not in self._models().names:  # only the file knows it: no endpoint is needed
-            wire, found = _wires(dialect)[-1], []
+            wire, endpoints = _wires(dialect)[-1], list[ModelEndpoint]()
         else:
-            wire, found = wire_and_endpoints(self._models(), dialect, call.model, call.rollout_id)
+            wire, endpoints = _wire_and_endpoints(self._models(), dialect, call.model, call.rollout_id)
         if dialect is RESPONSES and wire is CHAT:
             if call.turn is None:
-                call.turn = begin(self.memory, (call.rollout_id, call.attempt_id), asked, self._limits.body_bytes)
-                await call.turn.hold_value(hold, self._off_loop)
+                attempt = (call.rollout_id, call.attempt_id)
+                call.turn = begin(self.memory, attempt, asked, self._limits.body_bytes)
+                await call.turn.hold_value(exchange.hold, self._off_loop)
                 call.bytes += call.turn.size
             asked = await self._off_loop.run(call.bytes, call.turn.expanded)
         else:
             call.turn = None
-        request = await self._off_loop.run(call.bytes, _upstream_request, dialect, wire, found, asked, call.policy)
+        request = await self._off_loop.run(call.bytes, _upstream_request, dialect, wire, endpoints, asked, call.policy)
         call.left_out_tools = request.left_out_tools
         call.request, call.prompt = request.body, request.prompt
         return request
 
-    async def _ask(
-        self, call: GatewayCall, request: _UpstreamRequest, reply_stream: ReplyStream, *, among_others: bool = False
-    ) -> AgentReply:
+    async def _ask(self, exchange: Exchange, request: UpstreamRequest, *, among_others: bool) -> AgentReply:
         """Ask the servers of the call's model and return the reply for the agent."""
+        call = exchange.call
         endpoints = request.endpoints or self._models().endpoints(call.model, call.rollout_id)
         deadline = call.began + self._limits.call_seconds
         asking = self._upstream.ask(call, request.wire, endpoints, deadline, among_others=among_others)
         async with asking as response:
             if isinstance(response, UpstreamStream):
-                return await self._pass_stream(call, request, response, reply_stream)
-            reply = await self._off_loop.run(len(response.body), _read_response, request.wire, response)
+                return await self._pass_stream(exchange, request, response)
+            reply = await self._off_loop.run(len(response.body), read_reply, request.wire, response)
             if response.hid_key:
                 reply = without_tokens(reply)
             await self._record(call, request, reply)
-            return await self._whole_reply(call, request, reply, response.body, reply_stream)
+            return await self._whole_reply(exchange, request, reply, response.body)
 
     async def _ask_fallbacks(
-        self,
-        call: GatewayCall,
-        dialect: Dialect,
-        asked: Json,
-        fallbacks: list[str],
-        reply_stream: ReplyStream,
-        hold: Hold,
-        failure: CallFailed,
+        self, exchange: Exchange, asked: Json, fallbacks: list[str], failure: CallFailed
     ) -> AgentReply:
         """Ask other models in turn, each in a dialect of its servers, and return the reply of the first that gives one.
 
         Raises:
             CallFailed: `failure`, that of the model asked for, if none does; or a reply that was begun broke off.
         """
+        call = exchange.call
         own = call.model, call.policy, call.request, call.prompt, call.endpoint, call.engine
         for model in fallbacks:
             call.model = model
             call.policy = own[1] if model == own[0] else self._policies.of_fallback(own[1], call.role, model)
             try:
-                request = await self._prepare(call, dialect, asked, hold)
-                among_others = model == own[0] or model != fallbacks[-1]
-                return await self._ask(call, request, reply_stream, among_others=among_others)
+                request = await self._prepare(exchange, asked)
+                return await self._ask(exchange, request, among_others=model == own[0] or model != fallbacks[-1])
             except CallFailed as error:
-                if reply_stream.begun or model == own[0]:
+                if exchange.reply_stream.begun or model == own[0]:
                     raise
                 failure.message += f"; the fallback {model!r} failed, too ({error.status})"
         call.model, call.policy, call.request, call.prompt, call.endpoint, call.engine = own
         raise failure
 
-    async def note_refused(self, call: GatewayCall, dialect: Dialect, raw: bytes) -> None:
+    async def note_refused(self, exchange: Exchange, raw: bytes) -> None:
         """Note model and prompt of a request that is not served, by which its retry is recognised."""
-        call.request, call.prompt = await self._off_loop.run(len(raw), _refused_request, dialect, raw)
+        call, noting = exchange.call, (_refused_request, exchange.dialect, raw)
+        call.request, call.prompt = await self._off_loop.run(len(raw), *noting)
 
-    async def _prepare_to_remember(self, call: GatewayCall, said: Json | None) -> None:
-        if call.turn is not None and call.turn.stores and said is not None:
-            call.to_remember = await self._off_loop.run(call.bytes, call.turn.to_remember, said)
-
-    async def _record(self, call: GatewayCall, request: _UpstreamRequest, reply: Json) -> None:
+    async def _record(self, call: GatewayCall, request: UpstreamRequest, reply: Json) -> None:
         if self._call_file is not None and self._call_file.records:
             if call.model != self._models().resolved(request.agent_request["model"]):
                 reply = without_tokens(reply)  # a replay is of the model asked for, whose tokens these are not
             await self._off_loop.run(LARGE_BYTES, self._call_file.record, request.wire.route, request.body, reply)
 
-    async def _whole_reply(
-        self, call: GatewayCall, request: _UpstreamRequest, reply: Json, body: bytes, reply_stream: ReplyStream
-    ) -> AgentReply:
+    async def _answered(
+        self, call: GatewayCall, request: UpstreamRequest, reply: Json, record: Json, said: Json | None, size: int
+    ) -> None:
+        """Note the reply on the call; `said` is the reply in the agent's dialect, where it is translated."""
+        first, *further = await self._off_loop.run(size, _tokens_of, request, reply)
+        call.answered(record, first, further, generated=request.wire.generates)
+        if call.turn is not None and call.turn.stores and said is not None:
+            call.to_remember = await self._off_loop.run(call.bytes, call.turn.to_remember, said)
+
+    async def _whole_reply(self, exchange: Exchange, request: UpstreamRequest, reply: Json, body: bytes) -> AgentReply:
         """Return the agent's reply for a response in one piece; `body` is the JSON of `reply`."""
-        call.bytes += len(body)
-        wire = request.wire
+        call, size = exchange.call, len(body)
+        call.bytes += size
         if call.turn is not None:
             reply = {**reply, "id": call.turn.named(self.memory, reply.get("id"))}
-        converted = await self._off_loop.run(len(body), _convert_reply, request, reply, body, call.streamed)
-        record, tokens, shown, said = converted
-        further = await self._off_loop.run(len(body), _further_tokens, request, reply)
-        call.answered(record, tokens, further, generated=wire.generates)
-        await self._prepare_to_remember(call, said)
-        return StreamEnd(reply_stream, shown) if call.streamed else JsonReply(200, shown)
+        converted = await self._off_loop.run(size, convert_reply, request, reply, body, call.streamed)
+        record, shown, said = converted
+        await self._answered(call, request, reply, record, said, size)
+        return StreamEnd(exchange.reply_stream, shown) if call.streamed else JsonReply(200, shown)
 
-    async def _pass_stream(
-        self, call: GatewayCall, request: _UpstreamRequest, stream: UpstreamStream, reply_stream: ReplyStream
-    ) -> StreamEnd:
+    async def _pass_stream(self, exchange: Exchange, request: UpstreamRequest, stream: UpstreamStream) -> StreamEnd:
         """Pass the frames to the agent as they come and collect the reply from them."""
-        wire, translated = request.wire, request.translated
+        call, wire = exchange.call, request.wire
         reader = wire.read_stream(request.body)
-        writer = None if translated is None else translated.write_stream(request.agent_request)
+        writer = None if request.translated is None else request.translated.write_stream(request.agent_request)
         if writer is not None and call.turn is not None:
             writer = NamedStream(writer, call.turn, self.memory)
         last, number = b"", 0
@@ -241,19 +258,19 @@ class Forwarder:
                 number, call.bytes = number + 1, call.bytes + len(frame)
                 if number > MOST_FRAMES:
                     raise stream.broken(f"a stream of more than {MOST_FRAMES} frames")
-                shown = await self._off_loop.run(len(frame), _convert_frame, reader, frame, writer)
+                shown = await self._off_loop.run(len(frame), convert_frame, reader, frame, writer)
                 if call.first_frame_at is None:
                     call.first_frame_at = time.time()
                 if reader.ended:
                     last = shown
                     break
-                await reply_stream.write(shown)
+                await exchange.reply_stream.write(shown)
                 if number % _FRAMES_A_TURN == 0:
                     await asyncio.sleep(0)  # frames that are there already come without a pause
             if not (reader.ended or reader.complete):
                 raise unusable("The model server ended its stream before the reply was complete")
-            ended = await self._off_loop.run(call.bytes, _end_stream, request, reader, writer, stream.hid_key)
-            reply, record, tokens, end = ended
+            ended = await self._off_loop.run(call.bytes, end_stream, request, reader, writer, stream.hid_key)
+            reply, record, end = ended
             if call.turn is not None:
                 record = {**record, "id": call.turn.name}
         except BaseException:  # what came of the reply is kept, whatever ends it
@@ -261,16 +278,56 @@ class Forwarder:
                 partial = reader.reply()
                 call.broke_off(None if partial is None else wire.record_of(partial))
             raise
-        further = await self._off_loop.run(call.bytes, _further_tokens, request, reply)
-        call.answered(record, tokens, further, generated=wire.generates)
-        await self._prepare_to_remember(call, None if writer is None else writer.reply)
+        await self._answered(call, request, reply, record, None if writer is None else writer.reply, call.bytes)
         await self._record(call, request, reply)
-        return StreamEnd(reply_stream, last if writer is None else end)
+        return StreamEnd(exchange.reply_stream, last if writer is None else end)
+
+    # --- counting: nothing is generated, so nothing is recorded --------------------------------------------------
+
+    async def count(self, route: str, raw: bytes, attempt: AttemptName, hold: Hold) -> JsonReply:
+        """Return the tokens of a prompt in the form of the route's dialect.
+
+        Raises:
+            CallFailed: 400 that names the field that is wrong; 501, the server does not count; its own refusal.
+        """
+        dialect = MESSAGES if route == _COUNTED[MESSAGES.route] else RESPONSES
+        asked = await self._off_loop.run(len(raw), _blamed_on(_AGENT)(dialect.read_count), raw)
+        wire, endpoints = _wire_and_endpoints(self._models(), dialect, asked["model"], attempt[0])
+        size = len(raw)
+        if wire is not dialect:
+            if dialect is RESPONSES:
+                turn = begin(self.memory, attempt, asked, self._limits.body_bytes)
+                await turn.hold_value(hold, self._off_loop)
+                size += turn.size
+                asked = await self._off_loop.run(size, turn.expanded)
+            asked = await self._off_loop.run(size, _blamed_on(_AGENT)(dialect.count_to_chat), asked)
+        while True:
+            endpoint = endpoints.pop(0)
+            try:
+                body = await self._off_loop.run(size, wire.upstream_request, asked, endpoint.model, {})
+                return await self._count_at(endpoint, wire, body, route)
+            except CallFailed as failure:
+                if failure.status != 502 or not endpoints:
+                    raise
+
+    async def _count_at(self, endpoint: ModelEndpoint, wire: Dialect, body: bytes, route: str) -> JsonReply:
+        """Ask one server, at its route for this or else in vLLM's way."""
+        is_own = wire is not CHAT
+        base, path = (endpoint.api_base, f"/{route}") if is_own else (endpoint.root, "/tokenize")
+        response = await self._upstream.count(endpoint, base, path, wire, body)
+        count = (read_json(response.body) or {}).get("input_tokens" if is_own else "count")
+        if type(count) is not int or count != count_of(count):
+            text = f"The model server of {endpoint.model!r} does not count the tokens of {route.partition('/')[0]}"
+            raise CallFailed(501, text, code="not_supported", state="upstream_error")
+        if is_own:
+            return JsonReply(200, response.body)
+        kind = {"object": "response.input_tokens"} if route == _COUNTED[RESPONSES.route] else {}
+        return json_reply({**kind, "input_tokens": count})
 
 
-def wire_and_endpoints(
+def _wire_and_endpoints(
     models: ModelTable, dialect: Dialect, model: str, rollout_id: str
-) -> tuple[WireDialect, list[ModelEndpoint]]:
+) -> tuple[Dialect, list[ModelEndpoint]]:
     """Return the dialect in which the rollout's first fitting endpoint is asked, and all that speak it.
 
     Raises:
@@ -286,16 +343,13 @@ def wire_and_endpoints(
     raise CallFailed(400, text, code="unsupported_dialect", param="model")
 
 
-def _wires(dialect: Dialect) -> tuple[WireDialect, ...]:
+def _wires(dialect: Dialect) -> tuple[Dialect, ...]:
     """Return the dialects in which servers can be asked for an agent that speaks this one; the best first."""
-    if isinstance(dialect, TranslatedDialect):
-        return dialect.native, CHAT
-    assert isinstance(dialect, WireDialect)
-    return (dialect,)
+    return (dialect, CHAT) if isinstance(dialect, TranslatedDialect) else (dialect,)
 
 
 @contextmanager
-def blamed_on(who: str) -> Generator[None, None, None]:
+def _blamed_on(who: str) -> Generator[None, None, None]:
     """Turn an error in reading a request or response into that call's failure, which names its sender.
 
     No such error is known; the dialects refuse by name what they cannot read.
@@ -307,16 +361,19 @@ def blamed_on(who: str) -> Generator[None, None, None]:
     except Exception as error:  # boundary: a fault in reading foreign data is answered and logged
         logger.exception("a part of a call could not be read: %s", who)
         text = f"{who} cannot be read ({type(error).__name__})"
-        if who == AGENT:
+        if who == _AGENT:
             raise CallFailed(400, text, code="invalid_request") from error
         raise unusable(text) from error
 
 
+# --- pure steps, on a thread where they are long ---------------------------------------------------------------------
+
+
+@_blamed_on(_AGENT)
 def _read_request(dialect: Dialect, raw: bytes, model: str | None) -> tuple[Json, list[object]]:
     """Return an agent's request and the prompt in it, as messages."""
-    with blamed_on(AGENT):
-        asked = dialect.read_request(raw, model)
-        return asked, dialect.prompt_of(asked)
+    asked = dialect.read_request(raw, model)
+    return asked, dialect.prompt_of(asked)
 
 
 def _refused_request(dialect: Dialect, raw: bytes) -> tuple[Json | None, list[object] | None]:
@@ -328,84 +385,80 @@ def _refused_request(dialect: Dialect, raw: bytes) -> tuple[Json | None, list[ob
         return None, None
 
 
+@_blamed_on(_AGENT)
 def _upstream_request(
-    dialect: Dialect, wire: WireDialect, endpoints: list[ModelEndpoint], asked: Json, policy: CallPolicy | None
-) -> _UpstreamRequest:
+    dialect: Dialect, wire: Dialect, endpoints: list[ModelEndpoint], asked: Json, policy: CallPolicy | None
+) -> UpstreamRequest:
     """Return the request for these endpoints, which speak `wire`."""
-    with blamed_on(AGENT):
-        translated = dialect if isinstance(dialect, TranslatedDialect) and wire is CHAT else None
-        bought = policy is not None and policy.kind == "external"
-        if translated is None and (wire is not CHAT or bought or any(e.provider not in _OURS for e in endpoints)):
-            return _UpstreamRequest(asked, wire, asked, wire.prompt_of(asked), endpoints)
-        if policy is not None and policy.server_tools == "refuse":
-            refuse_server_tools(asked)
-        left_out = tuple(sorted({kind for kind, _ in server_tools(asked)}))
-        chat = without_server_tools(asked) if translated is None else translated.to_chat(asked)
-        return _UpstreamRequest(asked, wire, chat, wire.prompt_of(chat), endpoints, translated, left_out)
+    agents = dialect if isinstance(dialect, TranslatedDialect) and wire is CHAT else None
+    bought = policy is not None and policy.kind == "external"
+    if agents is None and (wire is not CHAT or bought or any(e.provider not in _OURS for e in endpoints)):
+        return UpstreamRequest(asked, wire, asked, wire.prompt_of(asked), endpoints)
+    if policy is not None and policy.server_tools == "refuse":
+        refuse_server_tools(asked)
+    left_out = tuple(sorted({kind for kind, _ in server_tools(asked)}))
+    chat = without_server_tools(asked) if agents is None else agents.to_chat(asked)
+    return UpstreamRequest(asked, wire, chat, wire.prompt_of(chat), endpoints, agents, left_out)
 
 
-def _convert_reply(
-    request: _UpstreamRequest, reply: Json, body: bytes, streamed: bool
-) -> tuple[Json, CallTokens | None, bytes, Json | None]:
-    """Return the record of a whole reply, its tokens, the bytes for the agent, and the translated reply in them."""
-    wire, translated = request.wire, request.translated
-    with blamed_on(_SERVER):
-        record, tokens = wire.record_of(reply), wire.tokens_of(reply, request.body)
-        if streamed:
-            stream = wire.stream_of(reply, request.body)
-            if translated is not None:
-                writer = translated.write_stream(request.agent_request)
-                frames = Frames(len(stream) + 1).feed(stream)
-                stream = b"".join([*(_events(writer, frame) for frame in frames), writer.end()])
-                return record, tokens, stream, writer.reply
-            return record, tokens, stream, None
-        shown = wire.visible_reply(reply, request.body)
-        if translated is not None:
-            said = translated.from_chat(shown, request.agent_request)
-            return record, tokens, json_bytes(said), said
-        return record, tokens, body if shown == reply and is_strict(body) else json_bytes(shown), None
+@_blamed_on(_SERVER)
+def convert_reply(
+    request: UpstreamRequest, reply: Json, body: bytes, streamed: bool
+) -> tuple[Json, bytes, Json | None]:
+    """Return the record of a whole reply, the bytes for the agent, and the translated reply in them."""
+    wire = request.wire
+    record = wire.record_of(reply)
+    if request.translated is not None:
+        events, said = translated(reply, request.translated, request.agent_request)
+        return record, events if streamed else json_bytes(said), said
+    if streamed:
+        return record, wire.stream_of(reply, request.body), None
+    shown = wire.visible(reply, request.body)
+    return record, body if shown == reply and is_strict(body) else json_bytes(shown), None
 
 
-def _convert_frame(reader: StreamReader, frame: bytes, writer: StreamWriter | None) -> bytes:
+@_blamed_on(_SERVER)
+def convert_frame(reader: StreamReader, frame: bytes, writer: StreamWriter | None) -> bytes:
     """Return what the agent gets for one frame."""
-    with blamed_on(_SERVER):
-        shown = reader.feed(frame)
-        if b"NaN" in shown or b"Infinity" in shown:  # which JSON does not have, but may stand in a text
-            data = data_of(shown)
-            value = None if data is None else read_json(data)
-            if data is not None and value is not None and not is_strict(data):
-                shown = with_data(shown, json_bytes(value))
-        return shown if writer is None or reader.ended else _events(writer, shown)
+    shown = reader.feed(frame)
+    if b"NaN" in shown or b"Infinity" in shown:  # which JSON does not have, but may stand in a text
+        data = data_of(shown)
+        value = None if data is None else read_json(data)
+        if data is not None and value is not None and not is_strict(data):
+            shown = with_data(shown, json_bytes(value))
+    if writer is None or reader.ended:
+        return shown
+    data = data_of(shown)
+    chunk = None if data is None or data.strip() == DONE else read_json(data)
+    return b"" if chunk is None else writer.feed(chunk)
 
 
-def _end_stream(
-    request: _UpstreamRequest, reader: StreamReader, writer: StreamWriter | None, hid_key: bool
-) -> tuple[Json, Json, CallTokens | None, bytes]:
-    """Return a stream's reply, its record, its tokens, and the events that end a translated stream."""
-    with blamed_on(_SERVER):
-        reply = reader.reply()
-        if reply is None:
-            raise unusable("The model server ended its stream without a reply")
-        reply = without_tokens(reply) if hid_key else reply
-        end = b"" if writer is None else writer.end()
-        return reply, request.wire.record_of(reply), request.wire.tokens_of(reply, request.body), end
+@_blamed_on(_SERVER)
+def end_stream(
+    request: UpstreamRequest, reader: StreamReader, writer: StreamWriter | None, hid_key: bool
+) -> tuple[Json, Json, bytes]:
+    """Return a stream's reply, its record, and the events that end a translated stream."""
+    reply = reader.reply()
+    if reply is None:
+        raise unusable("The model server ended its stream without a reply")
+    reply = without_tokens(reply) if hid_key else reply
+    return reply, request.wire.record_of(reply), b"" if writer is None else writer.end()
 
 
-def _further_tokens(request: _UpstreamRequest, reply: Json) -> list[CallTokens | None]:
-    with blamed_on(_SERVER):
-        return request.wire.further_tokens_of(reply, request.body)
+@_blamed_on(_SERVER)
+def _tokens_of(request: UpstreamRequest, reply: Json) -> list[CallTokens | None]:
+    """Return the tokens of the choices of a reply, of the first in any case."""
+    return [request.wire.tokens_of(reply, request.body), *request.wire.further_tokens_of(reply, request.body)]
 
 
-def _read_response(wire: WireDialect, response: UpstreamResponse) -> Json:
-    with blamed_on(_SERVER):
-        reply = wire.read_reply(response.body)
+@_blamed_on(_SERVER)
+def read_reply(wire: Dialect, response: UpstreamResponse) -> Json:
+    """Return the reply in a response.
+
+    Raises:
+        CallFailed: 502, it is none of the dialect.
+    """
+    reply = wire.read_reply(response.body)
     if reply is None:
         raise unusable(f"The model server's reply is none of {wire.route} ({wire.reply_form})")
     return reply
-
-
-def _events(writer: StreamWriter, frame: bytes) -> bytes:
-    """Return the events that a chat frame becomes in another dialect."""
-    data = data_of(frame)
-    chunk = None if data is None or data.strip() == DONE else read_json(data)
-    return b"" if chunk is None else writer.feed(chunk)

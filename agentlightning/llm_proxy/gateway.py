@@ -11,7 +11,6 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 
 from agentlightning.llm_proxy.access.address import (
     MODELS,
@@ -25,19 +24,26 @@ from agentlightning.llm_proxy.access.admission import AttemptBook, Budgets, Slot
 from agentlightning.llm_proxy.access.bodies import DigestedBody, body_of
 from agentlightning.llm_proxy.access.limits import GatewayLimits
 from agentlightning.llm_proxy.calls import GatewayCall
-from agentlightning.llm_proxy.counting import TokenCounter
-from agentlightning.llm_proxy.dialects import DIALECTS, Dialect
+from agentlightning.llm_proxy.dialects import DIALECTS
 from agentlightning.llm_proxy.dialects.json_values import expanded_bytes
 from agentlightning.llm_proxy.endpoints.engines import OTHER
 from agentlightning.llm_proxy.endpoints.table import ModelTable
-from agentlightning.llm_proxy.forwarding import Forwarder, ReplyStream, StreamEnd
+from agentlightning.llm_proxy.forwarding import Exchange, Forwarder
 from agentlightning.llm_proxy.off_loop import LARGE_BYTES
 from agentlightning.llm_proxy.policies import PolicyTable
 from agentlightning.llm_proxy.recording.journal import Journal
 from agentlightning.llm_proxy.recording.recorder import Privacy, ask_store, is_final, keep
 from agentlightning.llm_proxy.recording.replay import CallFile
-from agentlightning.llm_proxy.replies import AgentReply, CallFailed, ClientLeft, JsonReply, busy, json_reply
-from agentlightning.llm_proxy.responses_state import retrieval
+from agentlightning.llm_proxy.replies import (
+    AgentReply,
+    CallFailed,
+    ClientLeft,
+    JsonReply,
+    ReplyStream,
+    busy,
+    json_reply,
+)
+from agentlightning.llm_proxy.responses_state import deleted, input_items, remembered, retrieved
 from agentlightning.llm_proxy.upstream.http import Upstream
 from agentlightning.llm_proxy.weights import WeightGate
 from agentlightning.store.base import LightningStore
@@ -68,7 +74,6 @@ class Gateway:
         self._store, self._models, self._policies = store, models, policies
         self._token, self._limits, self._store_seconds = token, limits, store_seconds
         self._forwarder = Forwarder(models, policies, gate, upstream, limits, call_file)
-        self._counter = TokenCounter(upstream, self._forwarder.memory, limits.body_bytes)
         self._off_loop = upstream.off_loop
         self._privacy, self._journal = privacy, journal
         self._budgets = Budgets(limits.tokens_per_rollout, limits.cost_per_rollout)
@@ -127,9 +132,8 @@ class Gateway:
         if self._journal is not None:
             self._journal.begun(call)
         with self._hold(address) as hold:
-            request = _AgentRequest(dialect, scope, DigestedBody(receive), hold, reply_stream)
-            reply = await self._make_call(store, call, request)
-            return await self._conclude(store, call, request, reply)
+            exchange = Exchange(store, call, dialect, scope, DigestedBody(receive), hold, reply_stream)
+            return await self._conclude(exchange, await self._make_call(exchange))
 
     async def _answer_without_a_call(self, address: CallAddress, scope: Scope, receive: Receive) -> JsonReply | None:
         """Answer what no model is called for, so that nothing is recorded. None if the agent left."""
@@ -141,12 +145,10 @@ class Gateway:
             return await self._count_tokens(address, scope, receive)
         memory, attempt = self._forwarder.memory, (address.rollout_id, address.attempt_id)
         assert address.named is not None
-        response = retrieval.found(memory, attempt, address.named)
+        response = remembered(memory, attempt, address.named, scope["method"])
         if scope["method"] == "DELETE":
-            return retrieval.deleted(memory, response)
-        if scope["method"] == "POST":
-            raise retrieval.not_cancelled()
-        show = retrieval.retrieved if address.route == RESPONSE else retrieval.input_items
+            return deleted(memory, response)
+        show = retrieved if address.route == RESPONSE else input_items
         size = response.all_bytes
         async with self._slots.take(*attempt):
             with self._hold(address) as hold:
@@ -190,7 +192,7 @@ class Gateway:
                 raw = await body_of(scope, receive, hold, self._limits.body_bytes)
                 async with self._slots.take(*attempt):
                     await self._hold_value(raw, hold)
-                    counting = self._counter.count(self._models(), address.route, raw, attempt, hold)
+                    counting = self._forwarder.count(address.route, raw, attempt, hold)
                     return await asyncio.wait_for(counting, self._limits.call_seconds)
             except ClientLeft:
                 return None
@@ -198,11 +200,12 @@ class Gateway:
                 text = f"Counting took longer than {self._limits.call_seconds} seconds"
                 raise CallFailed(504, text, code="timeout") from None
 
-    async def _make_call(self, store: LightningStore, call: GatewayCall, request: _AgentRequest) -> AgentReply | None:
-        """Make the call and return the reply for the agent; `call` says how it ended."""
+    async def _make_call(self, exchange: Exchange) -> AgentReply | None:
+        """Make the call and return the reply for the agent; the call says how it ended."""
+        call = exchange.call
         try:
             self._budgets.check(call.rollout_id)
-            return await self._while_connected(store, call, request)
+            return await self._while_connected(exchange)
         except CallFailed as refused:
             failure = refused
         except ClientLeft:
@@ -210,45 +213,32 @@ class Gateway:
             return None
         except asyncio.CancelledError:  # the gateway stops: record the call, then end
             call.failed(CallFailed(503, "The gateway stopped during the call", state="upstream_error"))
-            await self._conclude(store, call, request, None, seconds=0.5)
+            await self._conclude(exchange, None, seconds=0.5)
             raise
         except Exception:  # boundary: a fault of ours is logged and recorded as one
             logger.exception("%s: the gateway failed in a call of attempt %s", call.call_id, call.attempt_id)
             failure = _internal_error()
         call.failed(failure)
-        return request.failed(failure)
+        return exchange.failed(failure)
 
-    async def _while_connected(self, store: LightningStore, call: GatewayCall, request: _AgentRequest) -> AgentReply:
+    async def _while_connected(self, exchange: Exchange) -> AgentReply:
         """Serve the call until it is done, the agent leaves or the time is up, whichever comes first."""
         until, has_left = asyncio.timeout(self._limits.call_seconds), False
 
         async def wait_for_disconnect() -> None:
             nonlocal has_left
-            while (await request.body.receive())["type"] != "http.disconnect":
+            while (await exchange.body.receive())["type"] != "http.disconnect":
                 pass
             has_left = True
             if not until.expired():
-                until.reschedule(0.0)  # now: the call ends as if its time were up, its connection to the server too
+                until.reschedule(0.0)  # the call ends as if its time were up, its connection to the server too
 
         try:
             async with until:
-                raw = await self._body_of(request)
+                raw = await self._body_of(exchange)
                 gone = asyncio.ensure_future(wait_for_disconnect())  # nothing is read before the body is there
                 try:
-                    async with self._slots.take(call.rollout_id, call.attempt_id) as has_waited:
-                        if has_waited:  # the attempt may have ended meanwhile, or used up its budget
-                            checking = self._attempts.check(store, call.rollout_id, call.attempt_id)
-                            await ask_store(checking, self._store_seconds)
-                            self._budgets.check(call.rollout_id)
-                        await self._hold_value(raw, request.hold)
-                        return await self._forwarder.serve(
-                            call, request.dialect, raw, request.reply_stream, request.hold
-                        )
-                except CallFailed as refused:
-                    if refused.code == "too_many_calls" and call.request is None:  # the record says which turn it was
-                        await self._hold_value(raw, request.hold)
-                        await self._forwarder.note_refused(call, request.dialect, raw)
-                    raise
+                    return await self._in_a_slot(exchange, raw)
                 finally:
                     gone.cancel()
         except TimeoutError:
@@ -259,29 +249,41 @@ class Gateway:
             text = f"The call took longer than {self._limits.call_seconds} seconds"
             raise CallFailed(504, text, code="timeout", state="upstream_error") from None
 
-    async def _body_of(self, request: _AgentRequest) -> bytes:
+    async def _in_a_slot(self, exchange: Exchange, raw: bytes) -> AgentReply:
+        call = exchange.call
+        try:
+            async with self._slots.take(call.rollout_id, call.attempt_id) as has_waited:
+                if has_waited:  # the attempt may have ended meanwhile, or used up its budget
+                    checking = self._attempts.check(exchange.store, call.rollout_id, call.attempt_id)
+                    await ask_store(checking, self._store_seconds)
+                    self._budgets.check(call.rollout_id)
+                await self._hold_value(raw, exchange.hold)
+                return await self._forwarder.serve(exchange, raw)
+        except CallFailed as refused:
+            if refused.code == "too_many_calls" and call.request is None:  # the record says which turn it was
+                await self._hold_value(raw, exchange.hold)
+                await self._forwarder.note_refused(exchange, raw)
+            raise
+
+    async def _body_of(self, exchange: Exchange) -> bytes:
         """Return the body. One for which there is no room is received to its end, for its digest, and refused."""
         try:
-            return await body_of(request.scope, request.body.receive, request.hold, self._limits.body_bytes)
+            return await body_of(exchange.scope, exchange.body.receive, exchange.hold, self._limits.body_bytes)
         except CallFailed as refused:
             if refused.code == "too_many_bytes":
-                request.hold.close()
-                await request.body.receive_rest()
+                exchange.hold.close()
+                await exchange.body.receive_rest()
             raise
 
     async def _conclude(
-        self,
-        store: LightningStore,
-        call: GatewayCall,
-        request: _AgentRequest,
-        reply: AgentReply | None,
-        seconds: float | None = None,
+        self, exchange: Exchange, reply: AgentReply | None, seconds: float | None = None
     ) -> AgentReply | None:
         """Store the spans, then return the reply; without the spans there is no reply, and no end of a stream."""
+        call = exchange.call
         self._budgets.add(call, call.endpoint)
-        call.body_digest = request.body.digest()
+        call.body_digest = exchange.body.digest()
         answered = call.error is None
-        lost = await keep(store, call, self._privacy, seconds or self._store_seconds, self._off_loop)
+        lost = await keep(exchange.store, call, self._privacy, seconds or self._store_seconds, self._off_loop)
         if self._journal is not None:
             self._journal.ended(call)
         if call.turn is not None:
@@ -292,38 +294,21 @@ class Gateway:
             text = "%s: call of attempt %s of rollout %s is lost, the store did not take its spans: %r"
             logger.error(text, call.call_id, call.attempt_id, call.rollout_id, lost)
             message = f"The call could not be recorded ({type(lost).__name__}), so its answer is withheld"
-            return request.failed(CallFailed(503, message, code="record_lost", retry_after=1.0))
+            return exchange.failed(CallFailed(503, message, code="record_lost", retry_after=1.0))
         self.ended[call.state] += 1
         if answered and call.error is not None:  # the record is bare, so the reply could not be accounted for
-            return request.failed(CallFailed(500, call.error, code="internal_error"))
-        if call.state == "no_tokens" and call.is_for_training:
-            model, engine = str((call.request or {}).get("model")), call.engine or OTHER
-            if model not in self._warned:
-                self._warned.add(model)
-                text = (
-                    "The model server of %r gives no token ids (it is %s): its calls are recorded as no_tokens and "
-                    "cannot be trained. How to get them: %s"
-                )
-                logger.warning(text, model, engine.name, engine.advice)
+            return exchange.failed(CallFailed(500, call.error, code="internal_error"))
+        model = str((call.request or {}).get("model"))
+        if call.state == "no_tokens" and call.is_for_training and model not in self._warned:
+            self._warned.add(model)
+            engine = call.engine or OTHER
+            text = (
+                "The model server of %r gives no token ids (it is %s): its calls are recorded as no_tokens and cannot "
+                "be trained. How to get them: %s"
+            )
+            logger.warning(text, model, engine.name, engine.advice)
         return reply
 
 
 def _internal_error() -> CallFailed:
     return CallFailed(500, "The gateway failed; see its log", code="internal_error", state="upstream_error")
-
-
-@dataclass(frozen=True, slots=True)
-class _AgentRequest:
-    """A request for a call, whose body is still to be read, with the byte budget that it counts against."""
-
-    dialect: Dialect
-    scope: Scope
-    body: DigestedBody
-    hold: Hold
-    reply_stream: ReplyStream
-
-    def failed(self, failure: CallFailed) -> AgentReply:
-        """Return a failure as a reply, or as the last frames of a stream that has begun."""
-        if self.reply_stream.begun:
-            return StreamEnd(self.reply_stream, self.dialect.stream_failure(failure, self.reply_stream.frames))
-        return self.dialect.failure(failure)

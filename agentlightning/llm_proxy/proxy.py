@@ -9,8 +9,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
+from agentlightning.errors import BadRequestError
 from agentlightning.llm_proxy.access.limits import GatewayLimits
-from agentlightning.llm_proxy.batch import BatchQueries
+from agentlightning.llm_proxy.batch import ask_batch, read_entry
 from agentlightning.llm_proxy.calls import GatewayCall
 from agentlightning.llm_proxy.endpoints.balancer import HealthChecks
 from agentlightning.llm_proxy.endpoints.models import ModelConfig
@@ -42,7 +43,7 @@ from agentlightning.utils.server_launcher import LaunchMode, PythonServerLaunche
 logger = logging.getLogger(__name__)
 
 
-class LLMProxy(BatchQueries, WeightChanges):
+class LLMProxy(WeightChanges):
     """An OpenAI-compatible server between agents and model servers, which records each call with its tokens.
 
     Owned by one process; `start` serves from a thread of its own (`launch_mode="thread"`) or from the running loop
@@ -241,6 +242,37 @@ class LLMProxy(BatchQueries, WeightChanges):
             NamedResources,
             {role: self.as_resource(None, None, None, sampling_parameters, role=role) for role in self.roles},
         )
+
+    async def batch_query(
+        self, batch: Sequence[Any], *, model: str | None = None, timeout: float = 600.0
+    ) -> list[dict[str, Any]]:
+        """Ask the model for each entry of a batch, up to 64 at once, and return its chat completions in order.
+
+        An entry is a text, a list of messages, or the dict of a request with `messages`. Each is asked in a rollout of
+        its own, whose call is recorded like any other and which ends `unscored`. `model` is needed where several are
+        served; `timeout` holds for one call, in seconds. A gateway that does not run is started for the time.
+
+        To run the agent on a batch, enqueue rollouts: `get_store().enqueue_rollout(task)`.
+
+        Raises:
+            BadRequestError: an entry is none of these; names it. Nothing was asked.
+            ValueError: there is no store, or the model is not clear.
+            RuntimeError: calls were refused, which is known when all have ended; says how many, and the first refusal.
+            TimeoutError: the same, for calls that took too long.
+        """
+        requests = [read_entry(index, entry) for index, entry in enumerate(batch)]
+        if self.store is None:
+            raise ValueError("The gateway has no store, where calls are recorded. Give it one: set_store(store)")
+        if not timeout > 0:
+            raise BadRequestError(f"timeout must be above 0 seconds; got {timeout}")
+        starts = not self.is_running()
+        if starts:
+            await self.start()
+        try:
+            return await ask_batch(self.store, self.as_resource, batch, requests, model, timeout)
+        finally:
+            if starts:
+                await self.stop()
 
     # --- life ------------------------------------------------------------------------------------------------------
 

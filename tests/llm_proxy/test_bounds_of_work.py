@@ -25,8 +25,7 @@ from agentlightning.llm_proxy.access.limits import (
 )
 from agentlightning.llm_proxy.dialects import CHAT, DIALECTS, MESSAGES
 from agentlightning.llm_proxy.dialects.json_values import TooMuchJsonError, check_depth, check_size
-from agentlightning.llm_proxy.dialects.pieces import GrowingObject
-from agentlightning.llm_proxy.dialects.tool_calls import ToolCallStream
+from agentlightning.llm_proxy.dialects.pieces import GrowingObject, ToolCallStream
 from agentlightning.llm_proxy.off_loop import HUGE_BYTES, LARGE_BYTES, OffLoop
 from tests.llm_proxy.harness import GatewayHarness
 from tests.stubs.model_server import ModelServer

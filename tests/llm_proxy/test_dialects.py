@@ -20,13 +20,11 @@ from openai.types.responses.response_create_params import ResponseCreateParams, 
 from typing_extensions import is_typeddict
 
 from agentlightning.llm_proxy.access.limits import GatewayLimits
-from agentlightning.llm_proxy.dialects import CHAT, DIALECTS, MESSAGES, TranslatedDialect
-from agentlightning.llm_proxy.dialects.anthropic import requests as message_requests
-from agentlightning.llm_proxy.dialects.responses import requests as response_requests
-from agentlightning.llm_proxy.dialects.server_tools import is_run_by_server
+from agentlightning.llm_proxy.dialects import CHAT, DIALECTS, MESSAGES, TranslatedDialect, messages, responses
+from agentlightning.llm_proxy.dialects.chat import translated
+from agentlightning.llm_proxy.dialects.translation import is_run_by_server
 from agentlightning.llm_proxy.replies import CallFailed
-from agentlightning.llm_proxy.responses_state.memory import Item, ResponseMemory, StoredResponse
-from agentlightning.llm_proxy.responses_state.turns import begin
+from agentlightning.llm_proxy.responses_state import Item, ResponseMemory, StoredResponse, begin
 from agentlightning.llm_proxy.sse import Frames, data_of, frame_of
 from tests.llm_proxy.harness import GatewayHarness
 from tests.stubs.model_server import Fault, ModelServer
@@ -216,8 +214,8 @@ def _response_to_chat(request: Json) -> Json:
 
 
 FIELDS = {
-    "messages": (MessageCreateParams, _message_to_chat, WITHOUT_EFFECT_OF_MESSAGES, message_requests),
-    "responses": (ResponseCreateParams, _response_to_chat, WITHOUT_EFFECT_OF_RESPONSES, response_requests),
+    "messages": (MessageCreateParams, _message_to_chat, WITHOUT_EFFECT_OF_MESSAGES, messages),
+    "responses": (ResponseCreateParams, _response_to_chat, WITHOUT_EFFECT_OF_RESPONSES, responses),
 }
 
 
@@ -355,7 +353,7 @@ INTERLEAVED = [
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cut=cut_replies())
 def test_a_message_cut_anywhere_is_the_message_of_the_whole_reply(wire: Wire, cut: Cut) -> None:
-    wire.says(json.dumps(MESSAGES.from_chat(cut.reply, {})).encode(), streamed=False)
+    wire.says(json.dumps(translated(cut.reply, MESSAGES, {})[1]).encode(), streamed=False)
     whole = wire.anthropic.messages.create(model="policy", max_tokens=9, messages=[])
     wire.says(_stream(MESSAGES, cut.chunks), streamed=True)
     with wire.anthropic.messages.stream(model="policy", max_tokens=9, messages=[]) as stream:
@@ -368,7 +366,7 @@ def test_a_message_cut_anywhere_is_the_message_of_the_whole_reply(wire: Wire, cu
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cut=cut_replies())
 def test_a_response_cut_anywhere_is_the_response_of_the_whole_reply(wire: Wire, cut: Cut) -> None:
-    wire.says(json.dumps(RESPONSES.from_chat(cut.reply, {})).encode(), streamed=False)
+    wire.says(json.dumps(translated(cut.reply, RESPONSES, {})[1]).encode(), streamed=False)
     whole = wire.openai.responses.create(model="policy", input="")
     wire.says(_stream(RESPONSES, cut.chunks), streamed=True)
     deltas: dict[str, str] = {}

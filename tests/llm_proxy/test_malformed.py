@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agentlightning.llm_proxy.dialects import DIALECTS, MESSAGES, TranslatedDialect, WireDialect
+from agentlightning.llm_proxy.dialects import DIALECTS, MESSAGES, Dialect, TranslatedDialect
 from agentlightning.llm_proxy.replies import CallFailed
 from tests.llm_proxy.harness import GatewayHarness
 from tests.stubs.faulty_engine import CHUNKED, FaultyEngine, Request, chunked, whole
@@ -181,15 +181,13 @@ def test_every_wrong_value_of_a_request_is_read_or_refused(route: str) -> None:
     assert tried > 100
 
 
-def wires() -> list[tuple[WireDialect, TranslatedDialect | None, str]]:
+def wires() -> list[tuple[Dialect, TranslatedDialect | None, str]]:
     chat = DIALECTS["chat/completions"]
-    assert isinstance(chat, WireDialect)
-    found: list[tuple[WireDialect, TranslatedDialect | None, str]] = []
+    found: list[tuple[Dialect, TranslatedDialect | None, str]] = []
     for route, dialect in DIALECTS.items():
         if isinstance(dialect, TranslatedDialect):
-            found += [(chat, dialect, "/v1/chat/completions"), (dialect.native, None, f"/v1/{route}")]
+            found += [(chat, dialect, "/v1/chat/completions"), (dialect, None, f"/v1/{route}")]
         else:
-            assert isinstance(dialect, WireDialect)
             found.append((dialect, None, f"/v1/{route}"))
     return found
 
@@ -203,7 +201,7 @@ def good_reply(path: str, asked: Json) -> Json:
 @pytest.mark.parametrize("number", range(len(wires())))
 def test_every_wrong_value_of_a_reply_is_read_or_a_fault_of_the_server(number: int, streamed: bool) -> None:
     from agentlightning.llm_proxy.calls import GatewayCall
-    from agentlightning.llm_proxy.forwarding import _convert_reply, _read_response, _UpstreamRequest  # pyright: ignore[reportPrivateUsage]
+    from agentlightning.llm_proxy.forwarding import UpstreamRequest, convert_reply, read_reply
     from agentlightning.llm_proxy.recording.spans import spans_of
     from agentlightning.llm_proxy.upstream.response import UpstreamResponse
 
@@ -214,16 +212,16 @@ def test_every_wrong_value_of_a_reply_is_read_or_a_fault_of_the_server(number: i
     asked = request_of(agents)
     request = translated.to_chat(asked) if translated is not None else asked
     reply = good_reply(path, {**request, "return_token_ids": True, "logprobs": True})
-    sent = _UpstreamRequest(asked, wire, request, wire.prompt_of(request), [], translated)
+    sent = UpstreamRequest(asked, wire, request, wire.prompt_of(request), [], translated)
     for number, place in enumerate(places(reply)):
         for other in OTHERS[number % 4 :: 4]:  # in turns: the same fields come again and again
             raw = json.dumps(replaced(reply, place, other)).encode()
             call = GatewayCall("ro-1", "at-1", 1, dialect=agents)
             call.request, call.prompt = request, sent.prompt
             try:
-                found = _read_response(wire, UpstreamResponse(200, raw))
-                record, tokens, said, _ = _convert_reply(sent, found, raw, streamed)
-                call.answered(record, tokens)
+                found = read_reply(wire, UpstreamResponse(200, raw))
+                record, said, _ = convert_reply(sent, found, raw, streamed)
+                call.answered(record, wire.tokens_of(found, request))
                 if not streamed:
                     json.loads(said, parse_constant=_no_constant)
             except CallFailed as failure:
@@ -235,7 +233,7 @@ def test_every_wrong_value_of_a_reply_is_read_or_a_fault_of_the_server(number: i
 @pytest.mark.heavy
 @pytest.mark.parametrize("number", [n for n, (wire, _, _) in enumerate(wires()) if wire.route != "embeddings"])
 def test_every_wrong_value_of_a_frame_is_read_or_a_fault_of_the_server(number: int) -> None:
-    from agentlightning.llm_proxy.forwarding import _convert_frame, _end_stream, _UpstreamRequest  # pyright: ignore[reportPrivateUsage]
+    from agentlightning.llm_proxy.forwarding import UpstreamRequest, convert_frame, end_stream
 
     wire, translated, path = wires()[number]
     asked = request_of((translated or wire).route, streamed=True)
@@ -244,7 +242,7 @@ def test_every_wrong_value_of_a_frame_is_read_or_a_fault_of_the_server(number: i
     cut = REPLIES[path][1]
     assert cut is not None
     frames = cut(reply, request)
-    upstream_request = _UpstreamRequest(asked, wire, request, [], [], translated)
+    upstream_request = UpstreamRequest(asked, wire, request, [], [], translated)
     for at, frame in enumerate(frames):
         head, _, data = frame.strip().rpartition(b"data: ")
         if not data.startswith(b"{"):
@@ -257,8 +255,8 @@ def test_every_wrong_value_of_a_frame_is_read_or_a_fault_of_the_server(number: i
                 writer = None if translated is None else translated.write_stream(asked)
                 try:
                     for sent in [*frames[:at], wrong, *frames[at + 1 :]]:
-                        _convert_frame(reader, sent, writer)
-                    _end_stream(upstream_request, reader, writer, False)
+                        convert_frame(reader, sent, writer)
+                    end_stream(upstream_request, reader, writer, False)
                 except CallFailed as failure:
                     fault_of_the_server(failure, (at, place, other))
 

@@ -1,8 +1,7 @@
-"""What a dialect is: how one family of model APIs writes requests, replies, streams and errors.
+"""A dialect: how one family of model APIs writes requests, replies, streams and errors. Pure: bytes in, values out.
 
-A *wire* dialect is spoken to model servers; the gateway adds the fields that ask for tokens and takes them out again.
-A *translated* one is spoken by agents and served over chat completions, unless the server speaks it too: then it has a
-wire form of its own, `native`. Dialects are pure: bytes in, values out.
+Model servers speak each dialect; the gateway adds the fields that ask for tokens and takes them out again. Servers that
+speak chat completions only serve a *translated* dialect too.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Mapping
 
 from typing_extensions import override
 
-from agentlightning.llm_proxy.dialects.json_values import Json, json_bytes, object_in, objects, read_json
+from agentlightning.llm_proxy.dialects.json_values import Json, json_bytes, objects, read_json
 from agentlightning.llm_proxy.dialects.token_fields import CallTokens
 from agentlightning.llm_proxy.replies import CallFailed, JsonReply, json_reply, unusable
 from agentlightning.llm_proxy.sse import data_of, frame_of
@@ -22,7 +21,7 @@ _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit
 
 
 class Dialect(ABC):
-    """One family of APIs, as agents see it."""
+    """One family of APIs."""
 
     route: str
     """Below an attempt's URL, and below `api_base` of a server that speaks it."""
@@ -30,6 +29,14 @@ class Dialect(ABC):
     """What the call is, for spans: `chat`, `completion`, `embedding`, ..."""
     forwarded: tuple[str, ...] = ()
     """Headers of the agent that a server of the same dialect gets too."""
+    reply_form = "JSON with a list of choices"
+    """A usable reply, for errors."""
+    limit_names: tuple[str, ...] = ("max_tokens",)
+    """Fields of a request that limit the tokens of its reply; the first is the one that the gateway sets."""
+    generates = True
+    """A model says something, of which a server could give the tokens."""
+
+    # --- requests and errors of agents ---------------------------------------------------------------------------
 
     @abstractmethod
     def read_request(self, raw: bytes, model: str | None = None) -> Json:
@@ -48,22 +55,69 @@ class Dialect(ABC):
         return bool(request.get("stream"))
 
     def failure(self, failed: CallFailed) -> JsonReply:
-        """Return a failure in the dialect's own form, OpenAI's here; a server that has it too is heard itself."""
+        """Return a failure in the dialect's own form; the server's error where it has that form too."""
         if failed.upstream_error is not None and self.has_form_of(failed.upstream_error):
             return JsonReply(failed.status, failed.upstream_error, failed.headers)
-        return json_reply({"error": openai_error(failed)}, failed.status, failed.headers)
+        return json_reply(self.error_of(failed), failed.status, failed.headers)
+
+    def error_of(self, failed: CallFailed) -> Json:
+        """Return the body of an error, OpenAI's here."""
+        return {"error": openai_error(failed)}
 
     def has_form_of(self, error: bytes) -> bool:
         """True if a server's error body can go to the agent as it is."""
-        return bool(object_in(read_json(error) or {}, "error"))
+        return read_json(error) is not None
 
     def stream_failure(self, failed: CallFailed, sent: int) -> bytes:
         """Return the frames that end a stream which failed after `sent` frames."""
-        return frame_of(json_bytes({"error": openai_error(failed)}))
+        return frame_of(json_bytes(self.error_of(failed)))
+
+    # --- requests to servers, and their replies ------------------------------------------------------------------
+
+    def key_headers(self, api_key: str | None) -> dict[str, str]:
+        """Return the headers in which a server of this dialect expects its key, and those that it always wants."""
+        return {"Authorization": f"Bearer {api_key}"} if api_key else {}
+
+    def added(self, request: Json, wanted: Mapping[str, object]) -> Json:
+        """Return which of the fields that ask for tokens the gateway adds to this request."""
+        return {}
+
+    def upstream_request(self, request: Json, model: str, wanted: Mapping[str, object]) -> bytes:
+        """Return the body for the server: the agent's, with the server's model name and the fields added."""
+        return json_bytes({**request, "model": model, **self.added(request, wanted)})
+
+    @abstractmethod
+    def read_reply(self, raw: bytes) -> Json | None:
+        """Return the server's reply; None if it is none of this dialect."""
+
+    def tokens_of(self, reply: Json, request: Json) -> CallTokens | None:
+        """Return the tokens of the first choice; None if there are none that can be used."""
+        return None
+
+    def further_tokens_of(self, reply: Json, request: Json) -> list[CallTokens | None]:
+        """Return the tokens of the choices behind the first one."""
+        further = objects(reply.get("choices"))[1:] if self.generates else []
+        return [self.tokens_of({**reply, "choices": [choice]}, request) for choice in further]
+
+    def visible(self, reply: Json, request: Json) -> Json:
+        """Return a reply, or a chunk of one, as it would have been without what the agent did not ask for."""
+        return reply
+
+    def record_of(self, reply: Json) -> Json:
+        """Return the reply in the shape of a chat completion, for the record: `id`, `model`, `choices`, `usage`."""
+        return reply
+
+    @abstractmethod
+    def read_stream(self, request: Json) -> StreamReader:
+        """Return the reader for one stream that answers this request."""
+
+    @abstractmethod
+    def stream_of(self, reply: Json, request: Json) -> bytes:
+        """Return a whole reply as a stream, for a server that answered in one piece though a stream was asked for."""
 
 
 class StreamReader(ABC):
-    """Reads one stream of a wire dialect: what the agent is to see of each frame, and the whole reply at the end."""
+    """Reads one stream of a server: what the agent is to see of each frame, and the whole reply at the end."""
 
     ended = False
     """The server has said that the stream is at its end; what it sends afterwards is not read."""
@@ -110,6 +164,64 @@ class EventReader(StreamReader):
         """Take the fields of one event; sets `ended` with the last one."""
 
 
+class StreamWriter(ABC):
+    """Turns the chunks of one chat stream into the events of a translated dialect."""
+
+    reply: Json | None = None
+    """The whole reply in that dialect; known at the end."""
+
+    @abstractmethod
+    def feed(self, chunk: Json) -> bytes:
+        """Return the events for one chunk; may be none."""
+
+    @abstractmethod
+    def end(self) -> bytes:
+        """Return the events that end the stream."""
+
+
+class TranslatedDialect(Dialect):
+    """A dialect that servers of chat completions serve too."""
+
+    @abstractmethod
+    def read_count(self, raw: bytes) -> Json:
+        """Return a request to count the tokens of a prompt: one that need not say what a reply may be.
+
+        Raises:
+            CallFailed: 400 that names the field that is wrong.
+        """
+
+    @abstractmethod
+    def prompt_to_chat(self, request: Json) -> Json:
+        """Return the request as a chat completion, whether or not a reply to it could be made.
+
+        Raises:
+            CallFailed: 400 that names the field that cannot be translated; nothing is dropped silently.
+        """
+
+    def to_chat(self, request: Json) -> Json:
+        """Return the request as a chat completion.
+
+        Raises:
+            CallFailed: as `prompt_to_chat`.
+        """
+        return self.prompt_to_chat(request)
+
+    def count_to_chat(self, request: Json) -> Json:
+        """Return what the prompt is made of in chat completions; it may end with a message of the assistant.
+
+        Raises:
+            CallFailed: as `prompt_to_chat`.
+        """
+        chat = self.prompt_to_chat(request)
+        shown = {name: chat[name] for name in ("messages", "tools", "chat_template_kwargs") if name in chat}
+        ended = bool(chat["messages"]) and chat["messages"][-1]["role"] == "assistant"
+        return {**shown, "add_generation_prompt": not ended}
+
+    @abstractmethod
+    def write_stream(self, request: Json) -> StreamWriter:
+        """Return the writer for one stream that answers this request."""
+
+
 def event(kind: str, fields: Json) -> bytes:
     """Return the frame of an event with a `type`."""
     return frame_of(json_bytes({"type": kind, **fields}), kind)
@@ -125,133 +237,6 @@ def event_of(data: bytes) -> Json:
     if fields is None:
         raise unusable(f"The model server sent a frame that is no JSON object: {data[:200]!r}")
     return fields
-
-
-class WireDialect(Dialect):
-    """A dialect that model servers speak."""
-
-    reply_form = "JSON with a list of choices"
-    """What a usable reply is, for errors."""
-    limit_names: tuple[str, ...] = ("max_tokens",)
-    """Fields of a request that limit the tokens of its reply; the first is the one that the gateway sets."""
-    generates = True
-    """A model says something, of which a server could give the tokens."""
-
-    def key_headers(self, api_key: str | None) -> dict[str, str]:
-        """Return the headers in which a server of this dialect expects its key, and those that it always wants."""
-        return {"Authorization": f"Bearer {api_key}"} if api_key else {}
-
-    @override
-    def has_form_of(self, error: bytes) -> bool:
-        return read_json(error) is not None
-
-    def added(self, request: Json, wanted: Mapping[str, object]) -> Json:
-        """Return which of the fields that ask for tokens the gateway adds to this request."""
-        return {}
-
-    def upstream_request(self, request: Json, model: str, wanted: Mapping[str, object]) -> bytes:
-        """Return the body for the server: the agent's, with the server's model name and the fields added."""
-        return json_bytes({**request, "model": model, **self.added(request, wanted)})
-
-    @abstractmethod
-    def read_reply(self, raw: bytes) -> Json | None:
-        """Return the server's reply; None if it is none of this dialect."""
-
-    def tokens_of(self, reply: Json, request: Json) -> CallTokens | None:
-        """Return the tokens of the first choice; None if there are none that can be used."""
-        return None
-
-    def further_tokens_of(self, reply: Json, request: Json) -> list[CallTokens | None]:
-        """Return the tokens of the choices behind the first one."""
-        further = objects(reply.get("choices"))[1:] if self.generates else []
-        return [self.tokens_of({**reply, "choices": [choice]}, request) for choice in further]
-
-    def visible_reply(self, reply: Json, request: Json) -> Json:
-        """Return the reply as it would have been without what the agent did not ask for."""
-        return reply
-
-    def record_of(self, reply: Json) -> Json:
-        """Return the reply in the shape of a chat completion, for the record: `id`, `model`, `choices`, `usage`."""
-        return reply
-
-    @abstractmethod
-    def read_stream(self, request: Json) -> StreamReader:
-        """Return the reader for one stream that answers this request."""
-
-    @abstractmethod
-    def stream_of(self, reply: Json, request: Json) -> bytes:
-        """Return a whole reply as a stream, for a server that answered in one piece though a stream was asked for."""
-
-
-class StreamWriter(ABC):
-    """Turns the chunks of one chat stream into the events of a translated dialect."""
-
-    reply: Json | None = None
-    """The whole reply in that dialect, where it can be asked for later; known at the end."""
-
-    @abstractmethod
-    def feed(self, chunk: Json) -> bytes:
-        """Return the events for one chunk; may be none."""
-
-    @abstractmethod
-    def end(self) -> bytes:
-        """Return the events that end the stream."""
-
-
-class TranslatedDialect(Dialect):
-    """A dialect that agents speak and that is served over chat completions."""
-
-    def __init__(self, native: WireDialect) -> None:
-        self.native = native
-        """The same dialect, for servers that speak it."""
-        self.route, self.kind, self.forwarded = native.route, native.kind, native.forwarded
-
-    @override
-    def read_request(self, raw: bytes, model: str | None = None) -> Json:
-        return self.native.read_request(raw, model)
-
-    @override
-    def prompt_of(self, request: Json) -> list[object]:
-        return self.native.prompt_of(request)
-
-    @abstractmethod
-    def read_count(self, raw: bytes) -> Json:
-        """Return a request to count the tokens of a prompt: one that need not say what a reply may be.
-
-        Raises:
-            CallFailed: 400 that names the field that is wrong.
-        """
-
-    def count_to_chat(self, request: Json) -> Json:
-        """Return what the prompt is made of in chat completions; it may end with a message of the assistant.
-
-        Raises:
-            CallFailed: as `to_chat`.
-        """
-        chat = self.prompt_to_chat(request)
-        shown = {name: chat[name] for name in ("messages", "tools", "chat_template_kwargs") if name in chat}
-        ended = bool(chat["messages"]) and chat["messages"][-1]["role"] == "assistant"
-        return {**shown, "add_generation_prompt": not ended}
-
-    def prompt_to_chat(self, request: Json) -> Json:
-        """Return the request as a chat completion, whether or not a reply to it could be made."""
-        return self.to_chat(request)
-
-    @abstractmethod
-    def to_chat(self, request: Json) -> Json:
-        """Return the request as a chat completion.
-
-        Raises:
-            CallFailed: 400 that names the field that cannot be translated; nothing is dropped silently.
-        """
-
-    @abstractmethod
-    def from_chat(self, reply: Json, request: Json) -> Json:
-        """Return a chat completion as a reply of this dialect."""
-
-    @abstractmethod
-    def write_stream(self, request: Json) -> StreamWriter:
-        """Return the writer for one stream that answers this request."""
 
 
 def openai_error(failed: CallFailed) -> Json:

@@ -1,4 +1,4 @@
-"""OpenAI chat completions: the fields that ask for tokens, the tokens of a reply, and the reply without both.
+"""OpenAI's chat completions: the fields that ask for tokens, the tokens of a reply, and the reply without both.
 
 Never tokenises: token ids and log-probabilities are the model server's own, in the spelling of its engine
 (`token_fields`). In a stream vLLM gives the ids of the prompt in the first chunk, those of the completion in each.
@@ -7,13 +7,12 @@ Never tokenises: token ids and log-probabilities are the model server's own, in 
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import cast
 
 from typing_extensions import override
 
-from agentlightning.llm_proxy.dialects.base import StreamReader, WireDialect, event_of
+from agentlightning.llm_proxy.dialects.base import Dialect, StreamReader, TranslatedDialect, event_of
 from agentlightning.llm_proxy.dialects.json_values import (
     Json,
     entries_of,
@@ -24,7 +23,6 @@ from agentlightning.llm_proxy.dialects.json_values import (
     objects,
     read_json,
     read_model_request,
-    text_of,
 )
 from agentlightning.llm_proxy.dialects.pieces import Text
 from agentlightning.llm_proxy.dialects.token_fields import IDS, CallTokens, tokens_in
@@ -37,12 +35,12 @@ _IN_CHOICES = {
     "prompt_token_ids": "return_prompt_token_ids",
     "meta_info": "return_meta_info",
 }
-"""What stands in a choice only because it was asked for, and by which field."""
-_STOPPED_BY = ("stop_reason", "matched_stop")
-"""What ended the reply, in the spelling of vLLM and of SGLang; beside the finish reason."""
+"""Fields that stand in a choice only because they were asked for, and by which field."""
+_LAST = ("finish_reason", "stop_reason", "matched_stop")
+"""Why a choice ended, the last two in the spelling of vLLM and of SGLang."""
 
 
-class ChatCompletions(WireDialect):
+class ChatCompletions(Dialect):
     """`POST /chat/completions`."""
 
     route = "chat/completions"
@@ -73,70 +71,87 @@ class ChatCompletions(WireDialect):
         return tokens_in(choice, reply.get("prompt_token_ids") or choice.get("prompt_token_ids"))
 
     @override
-    def visible_reply(self, reply: Json, request: Json) -> Json:
-        return visible(reply, request)
+    def visible(self, reply: Json, request: Json) -> Json:
+        hidden = () if request.get("return_token_ids") else IDS
+        in_choices = tuple(name for name, wish in _IN_CHOICES.items() if not request.get(wish))
+        return without(reply, hidden, in_choices, keeps_logprobs=bool(request.get("logprobs")))
 
     @override
     def read_stream(self, request: Json) -> StreamReader:
-        chat = {"object": "chat.completion"}
-        return ChunkReader(_ChatChoice, lambda chunk: visible(chunk, request), choices_asked(request), chat)
+        return ChunkReader(self, request, choices_asked(request), _ChatChoice, {"object": "chat.completion"})
 
     @override
     def stream_of(self, reply: Json, request: Json) -> bytes:
-        """All of it is in one chunk; then come the reason of its end, and the usage if asked for."""
-        reply = visible(reply, request)
-        usage = reply.get("usage")
-        head = {name: reply[name] for name in ("id", "created", "model", "system_fingerprint") if name in reply}
-        head["object"] = "chat.completion.chunk"
-        last = ("finish_reason", *_STOPPED_BY)
-        chunks: list[Json] = []
-        for choice in objects(reply.get("choices")):
-            message = object_in(choice, "message")
-            calls: list[Json] = [{"index": i, **call} for i, call in enumerate(objects(message.get("tool_calls")))]
-            delta = {name: value for name, value in message.items() if value is not None and name != "tool_calls"}
-            delta.update({"tool_calls": calls} if calls else {})
-            rest = {name: value for name, value in choice.items() if name not in ("message", *last)}
-            chunks.append({**head, "choices": [{**rest, "delta": delta, "finish_reason": None}]})
-            end: Json = {"index": choice.get("index", 0), "delta": {}, "finish_reason": None}
-            end.update({name: choice[name] for name in last if name in choice})
-            chunks.append({**head, "choices": [end]})
-        if object_in(request, "stream_options").get("include_usage") and usage is not None:
-            chunks.append({**head, "choices": [], "usage": usage})
-        if "prompt_token_ids" in reply and chunks:
-            chunks[0]["prompt_token_ids"] = reply["prompt_token_ids"]
+        with_usage = bool(object_in(request, "stream_options").get("include_usage"))
+        chunks = _chunks_of(self.visible(reply, request), with_usage=with_usage)
         return b"".join([*(frame_of(json_bytes(chunk)) for chunk in chunks), frame_of(DONE)])
 
 
-class Choice(ABC):
-    """Collects the pieces of one choice of a stream."""
+def _chunks_of(reply: Json, *, with_usage: bool) -> list[Json]:
+    """Return a reply as chunks: all of a choice is in one; then come the reason of its end, and the usage."""
+    head = {name: reply[name] for name in ("id", "created", "model", "system_fingerprint") if name in reply}
+    head["object"] = "chat.completion.chunk"
+    chunks: list[Json] = []
+    for choice in objects(reply.get("choices")):
+        message = object_in(choice, "message")
+        calls: list[Json] = [{"index": i, **call} for i, call in enumerate(objects(message.get("tool_calls")))]
+        delta = {name: value for name, value in message.items() if value is not None and name != "tool_calls"}
+        delta.update({"tool_calls": calls} if calls else {})
+        rest = {name: value for name, value in choice.items() if name not in ("message", *_LAST)}
+        chunks.append({**head, "choices": [{**rest, "delta": delta, "finish_reason": None}]})
+        end: Json = {"index": choice.get("index", 0), "delta": {}, "finish_reason": None}
+        end.update({name: choice[name] for name in _LAST if name in choice})
+        chunks.append({**head, "choices": [end]})
+    if with_usage and reply.get("usage") is not None:
+        chunks.append({**head, "choices": [], "usage": reply["usage"]})
+    if "prompt_token_ids" in reply and chunks:
+        chunks[0]["prompt_token_ids"] = reply["prompt_token_ids"]
+    return chunks
+
+
+def translated(reply: Json, dialect: TranslatedDialect, request: Json) -> tuple[bytes, Json]:
+    """Return a chat completion in the dialect of the agent's request: the events of its stream, and the whole reply."""
+    writer = dialect.write_stream(request)
+    first: Json = {**reply["choices"][0], "index": 0}
+    chunks = _chunks_of({**reply, "choices": [first]}, with_usage=True)
+    events = b"".join([*map(writer.feed, chunks), writer.end()])
+    assert writer.reply is not None
+    return events, writer.reply
+
+
+class Choice:
+    """Collects the pieces of one choice of a stream, here one with a text."""
 
     def __init__(self, index: int) -> None:
         self.fields: Json = {"index": index}
+        self._text = Text()
 
-    @abstractmethod
     def collect(self, piece: Json) -> None:
         """Take what one chunk says of the choice."""
-
-    @abstractmethod
-    def whole(self) -> Json:
-        """Return the choice as a reply in one piece has it."""
-
-    def collect_tokens(self, piece: Json) -> None:
-        """Take the token ids and log-probabilities of one chunk."""
         if is_list(ids := piece.get("token_ids")):
             self.fields.setdefault("token_ids", []).extend(ids)
         for name, entries in object_in(piece, "logprobs").items():
             if is_list(entries):
                 self.fields.setdefault("logprobs", {}).setdefault(name, []).extend(entries)
+        for name in (*_LAST, "prompt_token_ids"):
+            if piece.get(name) is not None:
+                self.fields[name] = piece[name]
+        if isinstance(text := piece.get("text"), str):
+            self._text.add(text)
+
+    def whole(self) -> Json:
+        """Return the choice as a reply in one piece has it."""
+        return {**self.fields, "text": str(self._text)}
 
 
 class ChunkReader(StreamReader):
-    """Reads the chunks of OpenAI's APIs up to `[DONE]`: pieces of `asked` choices; agents see what `visible` gives."""
+    """Reads the chunks of OpenAI's APIs up to `[DONE]`: pieces of `asked` choices; `whole` stands in the reply."""
 
     def __init__(
-        self, choice: Callable[[int], Choice], visible: Callable[[Json], Json], asked: int, whole: Json | None = None
+        self, dialect: Dialect, request: Json, asked: int, choice: type[Choice] = Choice, whole: Json | None = None
     ) -> None:
-        self._choice, self._visible, self._expected, self._whole = choice, visible, asked, whole or {}
+        self._dialect, self._request, self._asked = dialect, request, asked
+        self._choice, self._whole = choice, whole or {}
         self._reply: Json = {}
         self._choices: dict[int, Choice] = {}
 
@@ -144,7 +159,7 @@ class ChunkReader(StreamReader):
     @override
     def complete(self) -> bool:
         finished = [choice.fields.get("finish_reason") is not None for choice in self._choices.values()]
-        return len(finished) >= self._expected and all(finished)
+        return len(finished) >= self._asked and all(finished)
 
     @override
     def feed(self, frame: bytes) -> bytes:
@@ -164,7 +179,7 @@ class ChunkReader(StreamReader):
                 if index not in self._choices:
                     self._choices[index] = self._choice(index)
                 self._choices[index].collect(piece)
-        shown = self._visible(chunk)
+        shown = self._dialect.visible(chunk, self._request)
         return frame if shown == chunk else frame_of(json_bytes(shown))
 
     @override
@@ -187,31 +202,31 @@ class _ChatChoice(Choice):
 
     @override
     def collect(self, piece: Json) -> None:
+        super().collect(piece)
         for name, value in object_in(piece, "delta").items():
             if value is None:
                 continue
             if name == "tool_calls":
                 for part in objects(value):
-                    index = part.get("index")
-                    function: Json = {"name": Text(), "arguments": Text()}
-                    empty: Json = {"index": index, "id": None, "type": "function", "function": function}
-                    call = self._calls.setdefault(index if isinstance(index, (int, str)) else None, empty)
-                    call.update({field: part[field] for field in ("id", "type") if part.get(field)})
-                    texts = cast("dict[str, Text]", call["function"])
-                    for field, text in object_in(part, "function").items():
-                        # the name is passed over where it is repeated, as some servers do in each piece
-                        if isinstance(text, str) and not (field == "name" and texts["name"].is_just(text)):
-                            texts.setdefault(field, Text()).add(text)
+                    self._collect_call(part)
             elif isinstance(value, str) and name != "role":
                 if not isinstance(so_far := self._message.get(name), Text):
                     so_far = self._message[name] = Text()
                 so_far.add(value)
             else:
                 self._message[name] = value
-        self.fields.update(
-            {name: piece[name] for name in ("finish_reason", *_STOPPED_BY) if piece.get(name) is not None}
-        )
-        self.collect_tokens(piece)
+
+    def _collect_call(self, part: Json) -> None:
+        index = part.get("index")
+        texts: dict[str, Text] = {"name": Text(), "arguments": Text()}
+        empty: Json = {"index": index, "id": None, "type": "function", "function": texts}
+        call = self._calls.setdefault(index if isinstance(index, (int, str)) else None, empty)
+        call.update({field: part[field] for field in ("id", "type") if part.get(field)})
+        texts = call["function"]
+        for field, text in object_in(part, "function").items():
+            # the name is passed over where it is repeated, as some servers do in each piece
+            if isinstance(text, str) and not (field == "name" and texts["name"].is_just(text)):
+                texts.setdefault(field, Text()).add(text)
 
     @override
     def whole(self) -> Json:
@@ -222,11 +237,6 @@ class _ChatChoice(Choice):
                 for call in self._calls.values()
             ]
         return {"index": self.fields["index"], "message": message, **self.fields}
-
-
-def thought_in(message: Json) -> str:
-    """Return what the model thought, of a message or a piece of one; engines spell it in two ways."""
-    return text_of(message.get("reasoning_content")) or text_of(message.get("reasoning"))
 
 
 def choices_asked(request: Json) -> int:
@@ -240,13 +250,6 @@ def read_choices(raw: bytes) -> Json | None:
     reply = read_json(raw) or {}
     choices = entries_of(reply.get("choices"))
     return reply if choices and all(isinstance(choice, dict) for choice in choices) else None
-
-
-def visible(reply: Json, request: Json) -> Json:
-    """Return a reply, or a chunk of one, as it would have been without the extras that the agent did not ask for."""
-    hidden = () if request.get("return_token_ids") else IDS
-    in_choices = tuple(name for name, wish in _IN_CHOICES.items() if not request.get(wish))
-    return without(reply, hidden, in_choices, keeps_logprobs=bool(request.get("logprobs")))
 
 
 def without(reply: Json, hidden: tuple[str, ...], in_choices: tuple[str, ...], *, keeps_logprobs: bool) -> Json:

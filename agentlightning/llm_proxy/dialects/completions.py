@@ -1,4 +1,4 @@
-"""OpenAI's text completions: passed on, with the tokens asked for and taken out again.
+"""OpenAI's text completions, with the tokens asked for and taken out again.
 
 vLLM and SGLang: `prompt_token_ids` and `token_ids` in each choice; log-probabilities as parallel lists.
 """
@@ -11,8 +11,8 @@ from typing import cast
 
 from typing_extensions import override
 
-from agentlightning.llm_proxy.dialects.base import StreamReader, WireDialect
-from agentlightning.llm_proxy.dialects.chat import DONE, Choice, ChunkReader, choices_asked, read_choices, without
+from agentlightning.llm_proxy.dialects.base import Dialect, StreamReader
+from agentlightning.llm_proxy.dialects.chat import DONE, ChunkReader, choices_asked, read_choices, without
 from agentlightning.llm_proxy.dialects.json_values import (
     Json,
     entries_of,
@@ -20,17 +20,12 @@ from agentlightning.llm_proxy.dialects.json_values import (
     object_in,
     objects,
     read_model_request,
-    text_of,
 )
-from agentlightning.llm_proxy.dialects.pieces import Text
 from agentlightning.llm_proxy.dialects.token_fields import IDS, CallTokens, token_ids, tokens_in
 from agentlightning.llm_proxy.sse import frame_of
 
-_WHOLE_VALUES = ("finish_reason", "stop_reason", "prompt_token_ids")
-"""Fields of a choice that a stream gives whole, not in pieces."""
 
-
-class Completions(WireDialect):
+class Completions(Dialect):
     """`POST /completions`."""
 
     route = "completions"
@@ -67,55 +62,31 @@ class Completions(WireDialect):
         return tokens_in(choice, prompt)
 
     @override
-    def visible_reply(self, reply: Json, request: Json) -> Json:
-        return _visible(reply, request)
+    def visible(self, reply: Json, request: Json) -> Json:
+        hidden = () if request.get("return_token_ids") else IDS
+        return without(reply, hidden, hidden, keeps_logprobs=request.get("logprobs") is not None)
 
     @override
     def record_of(self, reply: Json) -> Json:
         choices = objects(reply["choices"])
-        messages = [{"role": "assistant", "content": choice.get("text")} for choice in choices]
-        told = [{**choice, "message": message} for choice, message in zip(choices, messages, strict=True)]
+        with_messages = [{**each, "message": {"role": "assistant", "content": each.get("text")}} for each in choices]
         first = choices[0].get("prompt_token_ids") if choices else None
-        return {**({"prompt_token_ids": first} if first else {}), **reply, "choices": told}
+        return {**({"prompt_token_ids": first} if first else {}), **reply, "choices": with_messages}
 
     @override
     def read_stream(self, request: Json) -> StreamReader:
-        asked = choices_asked(request) * max(1, len(prompts(request.get("prompt"))))
-        return ChunkReader(_TextChoice, lambda chunk: _visible(chunk, request), asked)
+        return ChunkReader(self, request, choices_asked(request) * max(1, len(prompts(request.get("prompt")))))
 
     @override
     def stream_of(self, reply: Json, request: Json) -> bytes:
-        return frame_of(json_bytes(_visible(reply, request))) + frame_of(DONE)
+        return frame_of(json_bytes(self.visible(reply, request))) + frame_of(DONE)
 
 
-def prompts(given: object) -> list[object]:
+def prompts(value: object) -> list[object]:
     """Return one user message per prompt; a prompt is a text or a list of token ids, and there may be several."""
-    listed = entries_of(given)
-    entries = [given] if all(isinstance(entry, int) for entry in listed) else listed
+    listed = entries_of(value)
+    entries = [value] if all(isinstance(entry, int) for entry in listed) else listed
     return [
         {"role": "user", "content": entry if isinstance(entry, str) else json.dumps(entry, ensure_ascii=False)}
         for entry in entries
     ]
-
-
-class _TextChoice(Choice):
-    """A choice with a text."""
-
-    def __init__(self, index: int) -> None:
-        super().__init__(index)
-        self._text = Text()
-
-    @override
-    def collect(self, piece: Json) -> None:
-        self._text.add(text_of(piece.get("text")))
-        self.fields.update({name: piece[name] for name in _WHOLE_VALUES if piece.get(name) is not None})
-        self.collect_tokens(piece)
-
-    @override
-    def whole(self) -> Json:
-        return {**self.fields, "text": str(self._text)}
-
-
-def _visible(reply: Json, request: Json) -> Json:
-    hidden = () if request.get("return_token_ids") else IDS
-    return without(reply, hidden, hidden, keeps_logprobs=request.get("logprobs") is not None)

@@ -1,4 +1,4 @@
-"""OpenAI's embeddings: passed on. Nothing is generated, so nothing is asked for and nothing is trained."""
+"""OpenAI's embeddings. Nothing is generated, so nothing is asked for and nothing is trained."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import NoReturn
 
 from typing_extensions import override
 
-from agentlightning.llm_proxy.dialects.base import WireDialect
+from agentlightning.llm_proxy.dialects.base import Dialect
 from agentlightning.llm_proxy.dialects.completions import prompts
 from agentlightning.llm_proxy.dialects.json_values import Json, read_json, read_model_request
 
 
-class Embeddings(WireDialect):
+class Embeddings(Dialect):
     """`POST /embeddings`."""
 
     route = "embeddings"

@@ -1,9 +1,23 @@
-"""Texts that a stream gives in pieces: joined once, when they are read, since joining at each piece is quadratic."""
+"""Replies that come in pieces: growing texts, the tool calls of a stream, and the parts of a chat reply in their order.
+
+Pieces of a text are joined once, when they are read, since joining at each piece is quadratic.
+"""
 
 from __future__ import annotations
 
 import json
 import re
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from typing_extensions import override
+
+from agentlightning.llm_proxy.access.limits import shown
+from agentlightning.llm_proxy.dialects.base import StreamWriter
+from agentlightning.llm_proxy.dialects.json_values import Json, object_in, objects, text_of
+from agentlightning.llm_proxy.replies import unusable
 
 _BLOCK = 64
 _STRUCTURE = re.compile(r'["{}\[\]]|\\.?', re.DOTALL)
@@ -61,8 +75,8 @@ class GrowingObject(Text):
         if not self._begun and piece.strip():
             self._begun = True
             self._over = not piece.lstrip().startswith("{")
-        for found in _STRUCTURE.finditer(piece):
-            sign = found[0]
+        for match in _STRUCTURE.finditer(piece):
+            sign = match[0]
             if sign.startswith("\\"):
                 self._escaped = len(sign) == 1
             elif sign == '"':
@@ -84,3 +98,198 @@ class GrowingObject(Text):
             except (ValueError, RecursionError):
                 self._whole = False
         return self._whole
+
+
+# --- tool calls ------------------------------------------------------------------------------------------------------
+
+
+class MessageToolCall(NamedTuple):
+    """One tool call of a message."""
+
+    id: str
+    name: str
+    arguments: str
+    """A piece of the JSON that the model wrote."""
+
+
+@dataclass(slots=True)
+class _Pending:
+    """One call of a stream."""
+
+    id: str = ""
+    name: Text = field(default_factory=Text)
+    arguments: GrowingObject = field(default_factory=GrowingObject)
+    waiting: Text = field(default_factory=Text)
+    """The end of `arguments` that has not been passed on."""
+    begun: bool = False
+
+
+@dataclass(slots=True)
+class ToolCallStream:
+    """Gives the pieces of a stream's tool calls in the order of the calls: all of one, then all of the next.
+
+    A chat stream may go back and forth between its calls. The pieces of the first call pass at once; those of the next
+    wait until the one before is a whole JSON object, or until the stream is at its end. A call without an id is named
+    after the reply.
+    """
+
+    reply_id: object = None
+    _calls: list[_Pending] = field(default_factory=list[_Pending])
+    _index: dict[int | str | None, int] = field(default_factory=dict[int | str | None, int])
+    _current: int = 0
+
+    def feed(self, delta: Json) -> list[tuple[int, MessageToolCall]]:
+        """Return the pieces that can be passed on, each with the number of its call; may be none.
+
+        Raises:
+            CallFailed: 502, the server went on with a call of which the end has been passed on.
+        """
+        for piece in objects(delta.get("tool_calls")):
+            index = piece.get("index")
+            number = self._index.setdefault(index if isinstance(index, (int, str)) else None, len(self._calls))
+            if number == len(self._calls):
+                self._calls.append(_Pending())
+            call, function = self._calls[number], object_in(piece, "function")
+            call.id = call.id or str(piece.get("id") or "")
+            name = text_of(function.get("name"))
+            if not call.name.is_just(name):  # some servers repeat it in each piece
+                call.name.add(name)
+            given = function.get("arguments")  # some engines give the object itself
+            arguments = json.dumps(given, ensure_ascii=False) if isinstance(given, dict) else text_of(given)
+            if number < self._current and arguments.strip():
+                text = f"The model server went back to the tool call {shown(str(call.name))} after it had ended it"
+                raise unusable(text)
+            call.arguments.add(arguments)
+            call.waiting.add(arguments)
+        passed = self._taken(self._current, False)
+        while self._current + 1 < len(self._calls) and self._calls[self._current].arguments.whole:
+            self._current += 1
+            passed += self._taken(self._current, False)
+        return passed
+
+    def end(self) -> list[tuple[int, MessageToolCall]]:
+        """Return what waits: the calls so far are at their end."""
+        passed = [piece for number in range(self._current, len(self._calls)) for piece in self._taken(number, True)]
+        self._current = len(self._calls)
+        return passed
+
+    def _taken(self, number: int, ended: bool) -> list[tuple[int, MessageToolCall]]:
+        """Return what waits of one call; nothing before its name is there."""
+        if number >= len(self._calls):
+            return []
+        call = self._calls[number]
+        known = bool((call.id and call.name) or call.waiting or ended)
+        if not known or (call.begun and not call.waiting):
+            return []
+        call.id = call.id or f"call_{self.reply_id}_{number}"
+        piece = MessageToolCall(call.id, str(call.name), str(call.waiting))
+        call.begun, call.waiting = True, Text()
+        return [(number, piece)]
+
+
+# --- parts of a reply ------------------------------------------------------------------------------------------------
+
+
+def thought_in(message: Json) -> str:
+    """Return what the model thought, of a message or a piece of one; engines spell it in two ways."""
+    return text_of(message.get("reasoning_content")) or text_of(message.get("reasoning"))
+
+
+class PartWriter(StreamWriter):
+    """Writes a chat stream as parts that follow each other, each opened, filled and closed: thoughts, words, calls."""
+
+    kinds: Mapping[str, str]
+    """The kind of the part that holds the `thought`, the `content` and the `refusal`."""
+    empty: str | None = None
+    """The kind of the part of a reply that says nothing."""
+
+    def __init__(self, request: Json) -> None:
+        self.request = request
+        self.head: Json = {}
+        """`id`, `created` and `model` of the reply."""
+        self.usage: object = None
+        self.choice: Json = {}
+        """The piece that says why the reply ended."""
+        self.part: str | None = None
+        """The kind of the open part, `call` for a tool call."""
+        self.said: set[str] = set()
+        """What the reply holds, of `thought`, `content`, `refusal` and `call`."""
+        self.call: MessageToolCall | None = None
+        """The beginning of the open tool call."""
+        self._number = 0
+        """Of the open tool call."""
+        self._calls = ToolCallStream()
+
+    @abstractmethod
+    def begin(self) -> bytes:
+        """Return the events that begin the reply."""
+
+    @abstractmethod
+    def open(self) -> bytes:
+        """Return the events that begin the part."""
+
+    @abstractmethod
+    def fill(self, text: str) -> bytes:
+        """Return the events that add a text to the open part."""
+
+    @abstractmethod
+    def close(self, *, last: bool) -> bytes:
+        """Return the events that end the open part."""
+
+    @abstractmethod
+    def finish(self) -> bytes:
+        """Return the events that end the reply."""
+
+    @override
+    def feed(self, chunk: Json) -> bytes:
+        events: list[bytes] = []
+        if not self.head:
+            self.head = {name: chunk.get(name) for name in ("id", "created", "model")}
+            self._calls.reply_id = chunk.get("id")
+            events.append(self.begin())
+        if chunk.get("usage") is not None:
+            self.usage = chunk["usage"]
+        for choice in objects(chunk.get("choices")):
+            if choice.get("index", 0) != 0:
+                continue
+            delta = object_in(choice, "delta")
+            texts = {"thought": thought_in(delta)}
+            texts.update({name: text_of(delta.get(name)) for name in ("content", "refusal")})
+            for said, text in texts.items():
+                if text:
+                    self.said.add(said)
+                    events += [self._in_part(self.kinds[said]), self.fill(text)]
+            events.append(self._pass_calls(self._calls.feed(delta)))
+            if choice.get("finish_reason") is not None:
+                self.choice = choice
+        return b"".join(events)
+
+    @override
+    def end(self) -> bytes:
+        events = self._pass_calls(self._calls.end())
+        if self.empty is not None and not self.said:
+            events += self._in_part(self.empty)
+        return events + self._closed(last=True) + self.finish()
+
+    def _pass_calls(self, pieces: list[tuple[int, MessageToolCall]]) -> bytes:
+        events: list[bytes] = []
+        for number, call in pieces:
+            self.said.add("call")
+            events.append(self._in_part("call", number, call))
+            if call.arguments:
+                events.append(self.fill(call.arguments))
+        return b"".join(events)
+
+    def _in_part(self, kind: str, number: int = 0, call: MessageToolCall | None = None) -> bytes:
+        """Go on with the open part if it is this one, else close it and open this one."""
+        if (self.part, self._number) == (kind, number):
+            return b""
+        waiting = b"" if call is not None else self._pass_calls(self._calls.end())
+        closed = self._closed(last=False)
+        self.part, self._number, self.call = kind, number, call
+        return waiting + closed + self.open()
+
+    def _closed(self, *, last: bool) -> bytes:
+        events = b"" if self.part is None else self.close(last=last)
+        self.part = self.call = None
+        return events

@@ -16,20 +16,14 @@ import math
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 
-import aiohttp
-
 from agentlightning.field_help import explain_fields
-from agentlightning.llm_proxy.dialects import CHAT
-from agentlightning.llm_proxy.endpoints.engine_probe import EngineProbe
-from agentlightning.llm_proxy.endpoints.engines import ANTHROPIC, LITELLM_ENGINE, OPENAI, OTHER
 from agentlightning.llm_proxy.endpoints.models import ModelEndpoint
 
 logger = logging.getLogger(__name__)
 _REMEMBERED = 100_000
-_NO_HEALTH_ROUTE = (OPENAI, ANTHROPIC, OTHER)
 
 
 @explain_fields
@@ -154,10 +148,6 @@ class Balancer:
             logger.info("the model server %s says that it is well again", endpoint.label)
             self._update_event()
 
-    def forget(self, endpoint: ModelEndpoint) -> None:
-        """Drop what is known of an endpoint that is served no more."""
-        self.served(endpoint)
-
     def out(self) -> list[ModelEndpoint]:
         """Return the endpoints that are out."""
         return [endpoint for endpoint, circuit in self._circuits.items() if self._is_out(circuit)]
@@ -177,45 +167,4 @@ class Balancer:
         return circuit.failures >= self._checks.failures
 
     def _update_event(self) -> None:
-        if self.out():
-            self.some_are_out.set()
-        else:
-            self.some_are_out.clear()
-
-
-class HealthWatch:
-    """Brings endpoints back. Owned by the serving loop; `run` is a task of its creator."""
-
-    def __init__(
-        self,
-        session: aiohttp.ClientSession,
-        balancer: Balancer,
-        probe: EngineProbe,
-        checks: HealthChecks,
-        endpoints: Callable[[], list[ModelEndpoint]],
-    ) -> None:
-        self._session, self._balancer, self._probe = session, balancer, probe
-        self._checks, self._endpoints = checks, endpoints
-
-    async def run(self) -> None:
-        """Go on until cancelled."""
-        while True:
-            await self._balancer.some_are_out.wait()
-            await asyncio.sleep(self._checks.interval_seconds)
-            await asyncio.gather(*(self._check(endpoint) for endpoint in self._balancer.out()))
-
-    async def _check(self, endpoint: ModelEndpoint) -> None:
-        if endpoint not in self._endpoints():
-            self._balancer.forget(endpoint)
-            return
-        if endpoint.engine == LITELLM_ENGINE:
-            return  # has no route for it: the next call finds out
-        headers = {**CHAT.key_headers(endpoint.api_key), **dict(endpoint.headers)}
-        with suppress(TimeoutError, aiohttp.ClientError, OSError):
-            async with asyncio.timeout(self._checks.timeout_seconds):
-                foreign = await self._probe.engine_of(endpoint) in _NO_HEALTH_ROUTE
-                url = f"{endpoint.api_base}/models" if foreign else f"{endpoint.root}/health"
-                async with self._session.get(url, headers=headers, allow_redirects=False) as response:
-                    is_healthy = response.status < 500
-            if is_healthy:
-                self._balancer.reported_healthy(endpoint)
+        (self.some_are_out.set if self.out() else self.some_are_out.clear)()

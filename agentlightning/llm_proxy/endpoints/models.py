@@ -14,16 +14,20 @@ from urllib.parse import urlsplit
 from typing_extensions import TypedDict
 
 from agentlightning.llm_proxy.access.limits import hint
-from agentlightning.llm_proxy.dialects import CHAT, DIALECTS, MESSAGES, WireDialect
+from agentlightning.llm_proxy.dialects import CHAT, DIALECTS, MESSAGES, TranslatedDialect
 from agentlightning.llm_proxy.dialects.json_values import Json, is_list, is_object
-from agentlightning.llm_proxy.endpoints.engines import ENGINES, LITELLM_ENGINE
-from agentlightning.llm_proxy.endpoints.providers import address_of, is_reached_through_litellm
+from agentlightning.llm_proxy.endpoints.engines import (
+    ENGINES,
+    LITELLM_ENGINE,
+    address_of,
+    is_reached_through_litellm,
+)
 from agentlightning.process_secrets import protect, secret
 from agentlightning.semconv import ATTEMPT_HEADER
 
 _PROVIDERS = ("hosted_vllm/", "openai/")
 _ANTHROPIC = "anthropic/"
-_WIRE_ROUTES = tuple(route for route, dialect in DIALECTS.items() if isinstance(dialect, WireDialect))
+_WIRE_ROUTES = tuple(route for route, dialect in DIALECTS.items() if not isinstance(dialect, TranslatedDialect))
 """What a server speaks whose entry lists no dialects."""
 _ROUTES = (*_WIRE_ROUTES, *(route for route in DIALECTS if route not in _WIRE_ROUTES))
 _ENVIRONMENT = "os.environ/"
@@ -61,7 +65,7 @@ class ModelConfig(TypedDict):
     litellm_params: dict[str, Any]
     """`model` (with or without `hosted_vllm/` or `openai/` before it), `api_base`, and `api_key` if the server wants
     one (`os.environ/NAME` takes it out of the environment). The address may be left out where the model names a
-    provider of `providers.ADDRESSES`, as in `openai/gpt-4o`; `input_cost_per_token` and `output_cost_per_token` for a
+    provider of `engines.ADDRESSES`, as in `openai/gpt-4o`; `input_cost_per_token` and `output_cost_per_token` for a
     budget in money. `dialects` lists what the server speaks, if that is not chat/completions, completions and
     embeddings: what agents say in a listed dialect is passed on as it is. Responses and messages that are not listed
     are translated for a server of chat/completions, which gives their tokens. `anthropic/` before the model stands for

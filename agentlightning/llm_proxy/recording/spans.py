@@ -18,7 +18,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -29,7 +29,6 @@ from agentlightning.llm_proxy.calls import GatewayCall
 from agentlightning.llm_proxy.dialects import DIALECTS
 from agentlightning.llm_proxy.dialects.json_values import Json, fields_of, object_in, objects
 from agentlightning.llm_proxy.dialects.token_fields import CallTokens
-from agentlightning.llm_proxy.recording.constrained import constrained_by
 from agentlightning.llm_proxy.replies import CallFailed
 from agentlightning.semconv import RAW_SPAN, REQUEST_SPAN, LightningCallAttributes, LightningResourceAttributes
 from agentlightning.types import Attributes, AttributeValue, OtelResource, Span, SpanContext, TraceStatus
@@ -63,6 +62,22 @@ _ROLLOUT_ID, _ATTEMPT_ID, _SEQUENCE_ID = (
     LightningResourceAttributes.SPAN_SEQUENCE_ID.value,
 )
 _Pairs = Iterator[tuple[str, AttributeValue]]
+_NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
+    "frequency_penalty": (0,),
+    "logit_bias": ({},),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "top_k": (0, -1),
+    "top_p": (1,),
+}
+"""Settings, with the values that change nothing."""
+_GRAMMARS: Final = (
+    *("guided_choice", "guided_grammar", "guided_json", "guided_regex", "structural_tag", "structured_outputs"),
+    *("ebnf", "grammar", "json_schema", "regex"),
+)
+"""What vLLM, SGLang and llama.cpp call a grammar in a request."""
 
 
 def spans_of(call: GatewayCall, kept_bytes: int = KEPT_BYTES) -> list[Span]:
@@ -375,3 +390,31 @@ def _reply_text(reply: Json, tokens: CallTokens | None) -> _Pairs:
         yield "llm.hosted_vllm.choices", _text(f"[{', '.join(f'{{{fields}}}' for fields in written)}]")
         if isinstance(reason := reply["choices"][0].get("finish_reason"), str):
             yield LightningCallAttributes.FINISH_REASON.value, _text(reason)
+
+
+def constrained_by(request: Json) -> list[str]:
+    """Return the settings of a request of any dialect under which tokens are drawn from another distribution.
+
+    Under them the recorded log-probabilities are not those of the drawing: a server gives the model's own (vLLM's
+    `raw_logprobs`, the embedded engine), to which the learner's are compared. Training such a call is a choice; it is
+    noted on the call, so that the ledger can say how many there were. In alphabetical order.
+    """
+    names = [name for name, neutral in _NEUTRAL.items() if request.get(name) not in (None, *neutral)]
+    names += [name for name in _GRAMMARS if request.get(name) is not None]
+    if request.get("temperature") == 0:  # only the likeliest token; another one changes the log-probabilities too
+        names.append("temperature")
+    choice = request.get("tool_choice")
+    if fields_of(choice).get("type", choice) in ("required", "any", "tool", "function"):
+        names.append("tool_choice")
+    if _is_json(request.get("response_format")):
+        names.append("response_format")
+    if _is_json(fields_of(request.get("text")).get("format")):
+        names.append("text.format")
+    output = fields_of(request.get("output_config")).get("format") or request.get("output_format")
+    if _is_json(output):
+        names.append("output_format")
+    return sorted(names)
+
+
+def _is_json(form: object) -> bool:
+    return fields_of(form).get("type") in ("json_object", "json_schema")

@@ -21,14 +21,14 @@ import aiohttp
 
 from agentlightning.llm_proxy.calls import GatewayCall
 from agentlightning.llm_proxy.dialects import MESSAGES
-from agentlightning.llm_proxy.dialects.anthropic.requests import check_prefill
-from agentlightning.llm_proxy.dialects.base import WireDialect
+from agentlightning.llm_proxy.dialects.base import Dialect
 from agentlightning.llm_proxy.dialects.chat import ChatCompletions
 from agentlightning.llm_proxy.dialects.json_values import read_json
-from agentlightning.llm_proxy.endpoints.balancer import Balancer, HealthChecks, HealthWatch
-from agentlightning.llm_proxy.endpoints.engine_probe import EngineProbe
+from agentlightning.llm_proxy.dialects.messages import check_prefill
+from agentlightning.llm_proxy.endpoints.balancer import Balancer, HealthChecks
 from agentlightning.llm_proxy.endpoints.engines import EMBEDDED, LITELLM_ENGINE
 from agentlightning.llm_proxy.endpoints.models import ModelEndpoint
+from agentlightning.llm_proxy.endpoints.watch import EndpointWatch
 from agentlightning.llm_proxy.off_loop import OffLoop
 from agentlightning.llm_proxy.replies import CallFailed, unusable
 from agentlightning.llm_proxy.upstream.litellm import ask_litellm, close_litellm
@@ -63,7 +63,7 @@ class Upstream:
         self._body_bytes = body_bytes
         self._calls = calls
         self._session: aiohttp.ClientSession | None = None
-        self._probe: EngineProbe | None = None
+        self._watch: EndpointWatch | None = None
         self._unsupported: dict[ModelEndpoint, set[str]] = {}
         self._used_litellm = False
         self._health = health
@@ -82,29 +82,24 @@ class Upstream:
         async with aiohttp.ClientSession(
             connector=connector, timeout=timeout, trust_env=False, cookie_jar=aiohttp.DummyCookieJar()
         ) as self._session:
-            self._probe = EngineProbe(self._session)
-            self._probe.begin(endpoints())
-            watch = HealthWatch(self._session, self.balancer, self._probe, self._health, endpoints)
-            watching = asyncio.ensure_future(watch.run())
+            watch = EndpointWatch(self._session, self.balancer, self._health, endpoints)
             try:
-                yield
+                async with watch.watching() as self._watch:
+                    yield
             finally:
-                watching.cancel()
-                await asyncio.gather(watching, return_exceptions=True)
-                await self._probe.close()
                 for kept in self._kept.values():
                     kept.close()
                 self._kept.clear()
                 self.off_loop.close()
                 if self._used_litellm:
                     await close_litellm()
-        self._session = self._probe = None
+        self._session = self._watch = None
 
     @asynccontextmanager
     async def ask(
         self,
         call: GatewayCall,
-        wire: WireDialect,
+        wire: Dialect,
         endpoints: list[ModelEndpoint],
         deadline: float,
         *,
@@ -163,7 +158,7 @@ class Upstream:
         return {f"{endpoint.model} at {endpoint.label}": self.balancer.state(endpoint) for endpoint in endpoints}
 
     async def count(
-        self, endpoint: ModelEndpoint, base: str, route: str, wire: WireDialect, body: bytes
+        self, endpoint: ModelEndpoint, base: str, route: str, wire: Dialect, body: bytes
     ) -> UpstreamResponse:
         """Ask a server once to count tokens; `route` stands below `base`.
 
@@ -209,12 +204,12 @@ class Upstream:
         return response.status in _TRANSIENT and tries <= max(patience, others)
 
     async def _ask(
-        self, call: GatewayCall, wire: WireDialect, endpoint: ModelEndpoint
+        self, call: GatewayCall, wire: Dialect, endpoint: ModelEndpoint
     ) -> UpstreamResponse | UpstreamStream:
         """Ask once; a server that refuses a field which only the gateway wanted is asked again without it."""
         assert call.request is not None
-        assert self._probe is not None
-        call.engine = engine = await self._probe.engine_of(endpoint)
+        assert self._watch is not None
+        call.engine = engine = await self._watch.engine_of(endpoint)
         if call.dialect == MESSAGES.route and wire.route == ChatCompletions.route:
             check_prefill(call.request, goes_on=engine.continues_messages)
         wanted = dict(engine.asks.get(wire.route, {}))
@@ -254,7 +249,7 @@ class Upstream:
         return response
 
     async def _post(
-        self, call: GatewayCall, wire: WireDialect, endpoint: ModelEndpoint, body: bytes
+        self, call: GatewayCall, wire: Dialect, endpoint: ModelEndpoint, body: bytes
     ) -> UpstreamResponse | UpstreamStream:
         assert self._session is not None
         call.upstream_tries += 1
@@ -347,7 +342,7 @@ class Upstream:
         return UpstreamResponse(status, text, retry_after_seconds(retry_after), hid_key)
 
 
-def _headers(wire: WireDialect, endpoint: ModelEndpoint, forwarded: Mapping[str, str] | None = None) -> dict[str, str]:
+def _headers(wire: Dialect, endpoint: ModelEndpoint, forwarded: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the headers of a request to a server; those of its entry take the place of others, whatever their case."""
     keys = {name.lower(): value for name, value in wire.key_headers(endpoint.api_key).items()}
     return {**_HEADERS, **keys, **(forwarded or {}), **dict(endpoint.headers)}

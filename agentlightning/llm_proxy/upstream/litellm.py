@@ -18,8 +18,8 @@ from typing_extensions import override
 
 from agentlightning.llm_proxy.dialects.chat import DONE
 from agentlightning.llm_proxy.dialects.json_values import json_bytes, read_json
+from agentlightning.llm_proxy.endpoints.engines import litellm_library
 from agentlightning.llm_proxy.endpoints.models import ModelEndpoint
-from agentlightning.llm_proxy.endpoints.providers import litellm_library
 from agentlightning.llm_proxy.replies import CallFailed
 from agentlightning.llm_proxy.sse import frame_of
 from agentlightning.llm_proxy.upstream.provider_keys import Secrets

@@ -10,7 +10,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from agentlightning.llm_proxy.dialects.sealed import sealed
+from agentlightning.llm_proxy.dialects.responses import sealed
 from tests.llm_proxy.agents import Agent, ResponsesAgent
 from tests.llm_proxy.harness import GatewayHarness
 from tests.stubs.model_server import Fault, encode, logprobs_of
@@ -257,7 +257,7 @@ async def test_a_thought_that_is_kept_in_its_opaque_form_alone_goes_back_as_it_w
 async def test_what_may_be_left_undone_is_let_pass_and_said_once(
     agent: Agent, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agentlightning.llm_proxy.dialects.fields._noted", set())
+    monkeypatch.setattr("agentlightning.llm_proxy.dialects.translation._noted", set())
     fields: Json = {
         "truncation": "auto",
         "context_management": [{"type": "compaction", "compact_threshold": 1000}],

@@ -13,13 +13,89 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentlightning.llm_proxy.access.limits import GatewayLimits
-from agentlightning.llm_proxy.responses_state.memory import ResponseMemory
-from agentlightning.llm_proxy.responses_state.turns import begin
+from agentlightning.llm_proxy.responses_state import AttemptName, Item, ResponseMemory, StoredResponse, begin
+from agentlightning.types import AttemptedRollout
 from agentlightning.utils.http.byte_budget import PROCESS
 from tests.llm_proxy.agents import Agent, ResponsesAgent
 from tests.llm_proxy.harness import GatewayHarness
 from tests.llm_proxy.test_store_faults import TroubledStore
 from tests.stubs.model_server import Fault, encode
+
+# --- the memory -------------------------------------------------------------------------------------------------------
+
+
+A, B = ("ro-1", "at-1"), ("ro-2", "at-1")
+
+
+def response(attempt: AttemptName, name: str, *said: str) -> StoredResponse:
+    items = tuple(Item(f"msg_{text[:20]}", text.encode()) for text in said)
+    return StoredResponse(attempt, name, b"{}", items[:-1], items[-1:])
+
+
+def memory(count: int = 1024, own: int = 2**26, total: int = 2**28) -> ResponseMemory:
+    limits = GatewayLimits(remembered_responses=count, remembered_bytes_per_attempt=own, remembered_bytes=total)
+    return ResponseMemory(limits)
+
+
+def test_a_conversation_that_is_sent_again_with_each_call_is_kept_once() -> None:
+    remembered, said = memory(), [f"{number} {'x' * 10_000}" for number in range(100)]
+    for number in range(1, 100):
+        remembered.add(response(A, f"r{number}", *said[: number + 1]))
+    assert remembered.size < 2 * sum(map(len, said))
+
+
+def test_the_response_that_was_not_used_for_longest_is_forgotten_first() -> None:
+    remembered = memory(count=2)
+    remembered.add(response(A, "r1", "one"))
+    remembered.add(response(A, "r2", "two"))
+    assert remembered.response(A, "r1") is not None
+    remembered.add(response(A, "r3", "three"))
+    assert [name for name in ("r1", "r2", "r3") if remembered.response(A, name)] == ["r1", "r3"]
+    assert remembered.item(A, "msg_two") is None
+
+
+def test_the_attempt_that_was_silent_for_longest_is_forgotten_first() -> None:
+    remembered = memory(total=30_000)
+    for attempt, name, said in ((A, "r", "a" * 12_000), (B, "r", "b" * 6000), (B, "s", "c" * 6000)):
+        remembered.add(response(attempt, name, said))
+    assert remembered.response(A, "r") is not None
+    remembered.add(response(("ro-3", "at-1"), "r", "d" * 14_000))
+    assert remembered.response(A, "r") is not None
+    assert remembered.response(B, "r") is remembered.response(B, "s") is None
+
+
+def test_a_response_beyond_the_bound_is_not_remembered_and_said_so(caplog: pytest.LogCaptureFixture) -> None:
+    remembered = memory(own=1000)
+    remembered.add(response(A, "r", "a" * 2000))
+    assert remembered.response(A, "r") is None
+    assert remembered.size == 0
+    assert "larger than what is remembered" in caplog.text
+
+
+STEPS = st.tuples(st.sampled_from([A, B]), st.integers(0, 5), st.lists(st.integers(0, 8), min_size=1, max_size=5))
+
+
+@given(st.lists(st.one_of(STEPS, STEPS.map(lambda step: step[:2])), max_size=40))
+def test_sizes_add_up_and_stay_within_the_bounds(steps: list[tuple[AttemptName, int, list[int]]]) -> None:
+    remembered, number = memory(count=4, own=6000, total=9000), 0
+    for attempt, which, *said in steps:
+        if said:
+            number += 1
+            texts = [f"{place} {'x' * 100 * place}" for place in said[0]]
+            remembered.add(response(attempt, f"r{number}", *texts))
+            assert remembered.response(attempt, f"r{number}") is not None
+        else:
+            remembered.delete(attempt, f"r{which}")
+        assert remembered.size <= 9000
+    for attempt in (A, B):
+        for name in range(number + 1):
+            remembered.delete(attempt, f"r{name}")
+    assert remembered.size == 0
+    assert all(remembered.item(attempt, f"msg_{place} ") is None for attempt in (A, B) for place in range(9))
+
+
+# --- requests that lean on it -----------------------------------------------------------------------------------------
+
 
 Json = dict[str, Any]
 TOOL = {"type": "function", "name": "add", "description": "sum", "parameters": {"type": "object"}, "strict": False}
@@ -333,3 +409,104 @@ def test_nested_nonsense_is_answered_or_refused_and_never_remembered_wrongly() -
             assert "internal_error" not in {call.get("error_code") for call in await harness.raw(attempt)}
 
     asyncio.run(run())
+
+
+# --- asking for responses ---------------------------------------------------------------------------------------------
+
+
+def client_of(harness: GatewayHarness, attempt: AttemptedRollout) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=harness.url(attempt, "/v1"), api_key="none", max_retries=0)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_response_is_shown_as_it_was_given(harness: GatewayHarness, streamed: bool) -> None:
+    harness.model.answer = lambda request: {"reasoning_content": "hm", "content": "yes"}
+    async with client_of(harness, await harness.attempt()) as client:
+        if streamed:
+            async with client.responses.stream(model="policy", input="hi", metadata={"k": "v"}) as stream:
+                made = (await stream.get_final_response()).to_dict()
+        else:
+            made = (await client.responses.create(model="policy", input="hi", metadata={"k": "v"})).to_dict()
+        shown = await client.responses.retrieve(made["id"])
+        assert (shown.output_text, shown.metadata) == ("yes", {"k": "v"})
+        for item in made["output"]:
+            for part in item.get("content", ()):
+                part.pop("parsed", None)  # by the library
+        assert shown.to_dict() == made
+        with pytest.raises(openai.BadRequestError, match="background"):
+            await client.responses.retrieve(made["id"], stream=True)
+        with pytest.raises(openai.BadRequestError, match="Cannot cancel a synchronous response"):
+            await client.responses.cancel(made["id"])
+
+
+async def test_what_was_said_before_a_response_is_listed_page_by_page(harness: GatewayHarness) -> None:
+    async with client_of(harness, await harness.attempt()) as client:
+        first = await client.responses.create(model="policy", input="one", instructions="never listed")
+        items = [{"role": "user", "content": str(number)} for number in range(30)]
+        second = await client.responses.create(model="policy", input=items, previous_response_id=first.id)
+        texts = ["one", "you said one", *map(str, range(30))]
+        for order, expected in (("asc", texts), ("desc", texts[::-1])):
+            found = [item async for item in client.responses.input_items.list(second.id, order=order, limit=7)]
+            assert [item.content[0].text for item in found] == expected
+            assert {(item.type, item.status) for item in found} == {("message", "completed")}
+        page = await client.responses.input_items.list(second.id)
+        assert (len(page.data), page.has_more) == (20, True)
+        for wrong in ({"limit": 0}, {"limit": 101}, {"order": "up"}, {"after": "nowhere"}):
+            (name,) = wrong
+            with pytest.raises(openai.BadRequestError) as caught:
+                await client.responses.input_items.list(second.id, **wrong)
+            assert caught.value.param == name
+
+
+async def test_a_large_response_counts_as_bytes_of_its_attempt_while_it_is_shown() -> None:
+    async with GatewayHarness(limits=GatewayLimits(bytes_per_attempt=1_000_000)) as harness:
+        attempt = await harness.attempt()
+        url = harness.url(attempt, "/responses")
+        _, made = await harness.post(url, {"model": "policy", "input": "x" * 300_000})
+        other = PROCESS.hold((attempt.rollout_id, attempt.attempt.attempt_id), 1_000_000)
+        with other:
+            for held, status in ((0, 200), (900_000, 429)):
+                other.add(held)
+                async with harness.session.get(f"{url}/{made['id']}/input_items") as reply:
+                    assert reply.status == status
+
+
+@pytest.mark.parametrize("limit", ["0" * 8 + "199", "0" * 8 + "1" + "0" * 5000, "-1", "x", "²"])
+async def test_a_limit_that_is_no_number_in_its_bounds_is_refused(harness: GatewayHarness, limit: str) -> None:
+    attempt = await harness.attempt()
+    _, made = await harness.post(harness.url(attempt, "/responses"), {"model": "policy", "input": "hi"})
+    url = harness.url(attempt, f"/responses/{made['id']}/input_items")
+    async with harness.session.get(url, params={"limit": limit}) as reply:
+        assert (reply.status, (await reply.json())["error"]["param"]) == (400, "limit")
+
+
+async def test_a_deleted_response_is_gone_and_what_went_on_from_it_stays(harness: GatewayHarness) -> None:
+    async with client_of(harness, await harness.attempt()) as client:
+        first = await client.responses.create(model="policy", input="one")
+        second = await client.responses.create(model="policy", input="two", previous_response_id=first.id)
+        await client.responses.delete(first.id)
+        for asked in (client.responses.retrieve, client.responses.delete):
+            with pytest.raises(openai.NotFoundError, match="not found"):
+                await asked(first.id)
+        with pytest.raises(openai.BadRequestError):
+            await client.responses.create(model="policy", input="?", previous_response_id=first.id)
+        await client.responses.create(model="policy", input="three", previous_response_id=second.id)
+        said = [message["content"] for message in harness.model.calls[-1].request["messages"]]
+        assert said == ["one", "you said one", "two", "you said two", "three"]
+
+
+async def test_nothing_of_it_is_a_call_of_the_attempt(harness: GatewayHarness) -> None:
+    attempt = await harness.attempt()
+    async with client_of(harness, attempt) as client:
+        made = await client.responses.create(model="policy", input="one")
+        await client.responses.retrieve(made.id)
+        await client.responses.input_items.list(made.id)
+        await client.responses.delete(made.id)
+    assert await harness.states(attempt) == ["ok"]
+    for method, tail in (
+        ("POST", f"/responses/{made.id}"),
+        ("GET", f"/responses/{made.id}/cancel"),
+        ("PUT", "/models"),
+    ):
+        async with harness.session.request(method, harness.url(attempt, tail)) as reply:
+            assert reply.status == 405

@@ -183,7 +183,7 @@ HARMLESS: Json = {
 async def test_what_may_be_left_undone_is_let_pass_and_said_once(
     agent: Agent, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agentlightning.llm_proxy.dialects.fields._noted", set())
+    monkeypatch.setattr("agentlightning.llm_proxy.dialects.translation._noted", set())
     tools = [{**TOOL, "defer_loading": True, "cache_control": {"type": "ephemeral"}}, {**TOOL, "defer_loading": True}]
     for _ in range(2):
         await agent.ask(tools=tools, extra_body=HARMLESS, extra_headers={"anthropic-beta": "x"})

@@ -1,0 +1,737 @@
+"""OpenAI's responses. Each field of a request is read, or refused by its name, where it becomes a chat completion.
+
+A server that speaks the dialect gets the request as it is, gives no tokens, and its reply is read for the record.
+
+Sources: https://platform.openai.com/docs/api-reference/responses and .../responses-streaming. What is not one to one:
+
+- What `previous_response_id` and an `item_reference` stand for is part of the input already (`responses_state`).
+  A `conversation` and a stored `prompt` are refused: nothing outlives the attempt here.
+- Without effect, since it says nothing about the answer: `store`, `service_tier`, `metadata` (given back), what is said
+  of users and caches, `max_tool_calls` (of tools that OpenAI runs), `stream_options`, what `include`
+  adds to items that do not occur here, a summary of thoughts (they come whole), and of echoed items the `id`, `status`,
+  `phase`, `annotations` and `logprobs` and what the client library has parsed of them (`parsed`, `parsed_arguments`).
+- Ignored, and said so once in the log: what shortens or compacts a context, which comes whole here (`truncation` that
+  is `auto`, `context_management`, `image`), `access_programs`, `client_metadata`, and `defer_loading` of a tool: all
+  tools are shown at once. `encrypted_content` is read where this gateway made it and the thought is not beside it.
+- A value that says what holds anyway (`truncation` that is `disabled`, a caller that is `direct`) is let pass, and so
+  is a wish for parallel calls where there are no tools.
+- `developer` messages become `system` messages, which every chat template knows.
+- Tools that only a vendor's server can run (`server_tools`) are not shown to the model, which is said once in the log.
+  The functions of a `namespace` are shown one by one, as `<namespace>__<name>`; a call of one comes back with both;
+  the `description` of a `namespace` is not shown.
+- A `custom` tool, to which free text is said, is a function with one string, `input`; its grammar stands in the
+  description of that and is not enforced. A call comes back as a `custom_tool_call`; in a stream its text comes in one
+  piece when the call is whole.
+- Tools of an `additional_tools` item are tools of the request; of several with one name the last one counts.
+- Of `allowed_tools` the model sees no others: most servers do not know that choice.
+- A tool's result may hold images, which not every model server takes in that place; it says so itself.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import json
+import secrets
+from collections.abc import Iterator, Mapping
+from types import NoneType
+from typing import Any, NamedTuple
+
+from typing_extensions import override
+
+from agentlightning.llm_proxy.access.limits import count_of, shown
+from agentlightning.llm_proxy.dialects.base import (
+    EventReader,
+    StreamReader,
+    StreamWriter,
+    TranslatedDialect,
+    event,
+    openai_error,
+)
+from agentlightning.llm_proxy.dialects.json_values import (
+    Json,
+    entries_of,
+    is_list,
+    is_object,
+    object_in,
+    objects,
+    read_json,
+    read_model_request,
+    text_of,
+    wrong_type,
+)
+from agentlightning.llm_proxy.dialects.pieces import PartWriter, Text
+from agentlightning.llm_proxy.dialects.translation import (
+    AssistantTurn,
+    Harmless,
+    adds_tools,
+    as_object,
+    as_objects,
+    as_text,
+    is_run_by_server,
+    named_function,
+    no_such_choice,
+    note_ignored,
+    refuse_unknown,
+    server_tools,
+    some_of,
+    text_in,
+    texts_joined,
+    untranslatable,
+    with_choice,
+)
+from agentlightning.llm_proxy.replies import CallFailed
+
+_WHOLE = ("response.completed", "response.incomplete")
+_ENDS = ("completed", "incomplete", "failed")
+_FAILED = ("error", "response.failed")
+_CUT = {"length": "max_output_tokens", "content_filter": "content_filter"}
+_PREFIXES = {"reasoning": "rs", "message": "msg", "refusal": "msg", "call": "fc", "custom": "ctc"}
+_PARTS = {"reasoning": "reasoning_text", "message": "output_text", "refusal": "refusal"}
+"""Kinds of items that have a part with a text: the type of the part, and the name of the events that fill it."""
+_ECHOED = (
+    *("instructions", "max_output_tokens", "max_tool_calls", "metadata", "previous_response_id", "prompt_cache_key"),
+    *("safety_identifier", "temperature", "top_p", "user"),
+)
+
+SAME = ("model", "temperature", "top_p", "stream", "parallel_tool_calls", "user")
+READ = ("input", "instructions", "max_output_tokens", "tools", "tool_choice", "text", "reasoning", "include")
+WITHOUT_EFFECT = (
+    *("store", "service_tier", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
+    *("max_tool_calls", "stream_options", "previous_response_id"),
+)
+HARMLESS: Harmless = {
+    "background": (False,),
+    "truncation": ("disabled",),
+    "top_logprobs": (0,),
+    "context_management": ([],),
+}
+IGNORED = ("truncation", "context_management", "access_programs", "image", "client_metadata")
+INCLUDED_ANYWAY = (
+    "reasoning.encrypted_content",  # it is always there
+    "message.input_image.image_url",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+)
+_ROLES = {"developer": "system", "system": "system", "user": "user"}
+_ECHO = ("type", "id", "status")
+_TEXT = ("type", "text", "annotations", "logprobs", "parsed", "prompt_cache_breakpoint")
+_DIRECT: Harmless = {"caller": ({"type": "direct"},), "async": (False,)}
+_TOOL = ("type", "name", "description", "parameters", "strict")
+_HARMLESS_TOOL: Harmless = {"async": (False,), "defer_loading": (False,), "allowed_callers": (["direct"], [])}
+_CUSTOM_TOOL = ("type", "name", "description", "format")
+
+
+class Responses(TranslatedDialect):
+    """`POST /responses`."""
+
+    route = "responses"
+    kind = "chat"
+    reply_form = "JSON with the object 'response'"
+    limit_names = ("max_output_tokens",)
+    forwarded = ("openai-beta",)
+
+    @override
+    def read_request(self, raw: bytes, model: str | None = None) -> Json:
+        return read_model_request(raw, "input", (str, list), "a string or a list of items", model)
+
+    @override
+    def read_count(self, raw: bytes) -> Json:
+        request = read_model_request(raw, "input", (str, list, NoneType), "a string or a list of items")
+        return {**request, "input": [] if request.get("input") is None else request["input"]}
+
+    @override
+    def prompt_of(self, request: Json) -> list[object]:
+        value, instructions = request["input"], request.get("instructions")
+        said: list[object] = [{"role": "system", "content": instructions}] if instructions else []
+        if isinstance(value, str):
+            return [*said, {"role": "user", "content": value}]
+        for item in objects(value):
+            kind = item.get("type") or "message"
+            if kind == "message":
+                said.append({"role": item.get("role"), "content": item.get("content")})
+            else:
+                role = "tool" if str(kind).endswith("_output") else "assistant"
+                said.append({"role": role, "content": json.dumps(item, ensure_ascii=False)})
+        return said
+
+    @override
+    def prompt_to_chat(self, request: Json) -> Json:
+        return _chat_request(request)
+
+    @override
+    def write_stream(self, request: Json) -> StreamWriter:
+        return _ResponseEvents(request)
+
+    @override
+    def read_reply(self, raw: bytes) -> Json | None:
+        reply = read_json(raw)
+        return reply if reply is not None and reply.get("object") == "response" else None
+
+    @override
+    def record_of(self, reply: Json) -> Json:
+        items = objects(reply.get("output"))
+        said: Json = {"role": "assistant", "content": _texts_of(items, "message", "text") or None}
+        for kind, part, name in (("message", "refusal", "refusal"), ("reasoning", "text", "reasoning_content")):
+            if text := _texts_of(items, kind, part):
+                said[name] = text
+        if calls := [item for item in items if item.get("type") in ("function_call", "custom_tool_call")]:
+            said["tool_calls"] = [
+                {
+                    "id": call.get("call_id"),
+                    "function": {"name": call.get("name"), "arguments": call.get("arguments", call.get("input"))},
+                }
+                for call in calls
+            ]
+        why = object_in(reply, "incomplete_details").get("reason")
+        reason = {cut: name for name, cut in _CUT.items()}.get(str(why), "tool_calls" if calls else "stop")
+        usage = object_in(reply, "usage")
+        counts = {
+            "prompt_tokens": count_of(usage.get("input_tokens")),
+            "completion_tokens": count_of(usage.get("output_tokens")),
+            "total_tokens": count_of(usage.get("total_tokens")),
+        }
+        choice = {"index": 0, "message": said, "finish_reason": reason}
+        return {"id": reply.get("id"), "model": reply.get("model"), "choices": [choice], "usage": counts}
+
+    @override
+    def read_stream(self, request: Json) -> StreamReader:
+        return _ResponseStream()
+
+    @override
+    def stream_of(self, reply: Json, request: Json) -> bytes:
+        begun: Json = {"response": {**reply, "output": [], "status": "in_progress"}}
+        events = [("response.created", begun)]
+        for index, item in enumerate(objects(reply.get("output"))):
+            place: Json = {"output_index": index, "item": item}
+            events += [("response.output_item.added", place), ("response.output_item.done", place)]
+        status = reply.get("status")
+        events.append((f"response.{status if status in _ENDS else 'completed'}", {"response": reply}))
+        return b"".join(event(kind, {"sequence_number": n, **fields}) for n, (kind, fields) in enumerate(events))
+
+    @override
+    def has_form_of(self, error: bytes) -> bool:
+        return bool(object_in(read_json(error) or {}, "error"))
+
+    @override
+    def stream_failure(self, failed: CallFailed, sent: int) -> bytes:
+        own = read_json(failed.upstream_error) if failed.upstream_error else None
+        if own is not None and own.get("type") in _FAILED:
+            return event(own["type"], own)
+        error = openai_error(failed)
+        said = {name: error[name] for name in ("code", "message", "param")}
+        return event("error", {"sequence_number": sent, **said, "error": error})
+
+
+# --- requests: tools -------------------------------------------------------------------------------------------------
+
+
+class _AgentTool(NamedTuple):
+    """A tool as the agent knows it."""
+
+    name: str
+    space: str | None = None
+    """Its namespace."""
+    is_custom: bool = False
+
+
+def _chat_request(request: Json) -> Json:
+    for name in ("conversation", "prompt"):
+        if request.get(name) is not None:
+            why = "it is not known here; continue a response by its 'previous_response_id', or send the items"
+            raise untranslatable(name, why)
+    refuse_unknown(request, (*SAME, *READ, *WITHOUT_EFFECT, "prompt_cache_options"), "", HARMLESS, IGNORED)
+    included = request.get("include")
+    if included is not None and not is_list(included):
+        raise wrong_type("include", "a list")
+    for index, name in enumerate(entries_of(included)):
+        if name not in INCLUDED_ANYWAY:
+            why = f"{shown(name)} is not given here; chat/completions gives logprobs"
+            raise untranslatable(f"include[{index}]", why)
+    if request.get("prompt_cache_options") is not None:
+        options = as_object(request["prompt_cache_options"], "prompt_cache_options")
+        refuse_unknown(options, ("mode", "ttl"), "prompt_cache_options.", {"prewarm": (False,)})
+    chat = some_of(request, SAME)
+    chat["messages"] = _messages(request["input"])
+    if request.get("instructions") is not None:
+        chat["messages"].insert(0, {"role": "system", "content": as_text(request["instructions"], "instructions")})
+    if request.get("max_output_tokens") is not None:
+        chat["max_tokens"] = request["max_output_tokens"]
+    if tools := _functions(request):
+        chat["tools"] = tools
+    else:
+        chat.pop("parallel_tool_calls", None)  # servers refuse it without tools
+    if request.get("tool_choice") is not None:
+        chat.update(_tool_choice(request["tool_choice"], tools))
+    chat = with_choice(chat, server_tools(request))
+    for name, read in (("text", _text_config), ("reasoning", _reasoning)):
+        if request.get(name) is not None:
+            chat.update(read(as_object(request[name], name)))
+    return {**chat, "stream_options": {"include_usage": True}} if chat.get("stream") else chat
+
+
+def _functions(request: Json) -> list[Json]:
+    """Return the tools that the model is shown."""
+    functions: list[Json] = []
+    is_special: dict[str, bool] = {}
+    for tool, place, space in _flat(_tools_of(request)):
+        if is_run_by_server(tool):
+            continue
+        if tool.get("type") not in ("function", "custom"):
+            raise untranslatable(f"{place}.type", f"the tool {shown(tool.get('type'))} has no counterpart there")
+        is_custom = tool["type"] == "custom"
+        known = _CUSTOM_TOOL if is_custom else _TOOL
+        refuse_unknown(tool, known, f"{place}.", _HARMLESS_TOOL, ("defer_loading",))
+        name = _flat_name(space, text_in(tool, "name", place))
+        special = is_custom or space is not None
+        if name in is_special and (special or is_special[name]):
+            raise untranslatable(f"{place}.name", f"the model sees another tool as {shown(name)} too")
+        is_special[name] = special
+        function = {"name": name, **some_of(tool, _TOOL[2:])}
+        function.update({"parameters": _text_parameter(tool, place)} if is_custom else {})
+        functions.append({"type": "function", "function": function})
+    return functions
+
+
+def _flat_name(space: object, name: str) -> str:
+    """Return the name under which the model sees a function of a namespace; without one its own."""
+    return f"{space}{'' if space.endswith('__') else '__'}{name}" if isinstance(space, str) and space else name
+
+
+def _agent_tools(request: Json) -> dict[str, _AgentTool]:
+    """Return the tools that the model sees otherwise than the agent, by the names that the model sees."""
+    flat = _flat(_tools_of(request))
+    tools = [_AgentTool(str(tool.get("name")), space, tool.get("type") == "custom") for tool, _, space in flat]
+    return {_flat_name(tool.space, tool.name): tool for tool in tools if tool.space is not None or tool.is_custom}
+
+
+def _tools_of(request: Json) -> list[tuple[Json, str]]:
+    """Return the tools of the request, each with its place."""
+    tools = as_objects(request.get("tools") or [], "tools")
+    added = [(item, f"input[{i}]") for i, item in enumerate(entries_of(request.get("input"))) if adds_tools(item)]
+    if not added:
+        return tools
+    for item, place in added:
+        refuse_unknown(item, ("type", "id", "role", "tools"), f"{place}.")
+        tools += as_objects(item.get("tools"), f"{place}.tools")
+    return list({(str(tool.get("type")), str(tool.get("name"))): (tool, place) for tool, place in tools}.values())
+
+
+def _text_parameter(tool: Json, place: str) -> Json:
+    """Return the parameters of the function that stands for a custom tool: its free text."""
+    text: Json = {"type": "string"}
+    if tool.get("format") is not None:
+        place = f"{place}.format"
+        wanted = as_object(tool["format"], place)
+        kind = wanted.get("type")
+        if kind not in ("grammar", "text"):
+            raise untranslatable(f"{place}.type", f"{shown(kind)} is neither 'text' nor 'grammar'")
+        names = ("syntax", "definition") if kind == "grammar" else ()
+        refuse_unknown(wanted, ("type", *names), f"{place}.")
+        if kind == "grammar":
+            syntax, definition = (text_in(wanted, name, place) for name in names)
+            text["description"] = f"Text that follows this {syntax} grammar:\n{definition}"
+    return {"type": "object", "properties": {"input": text}, "required": ["input"], "additionalProperties": False}
+
+
+def _flat(tools: list[tuple[Json, str]]) -> Iterator[tuple[Json, str, str | None]]:
+    """Yield each tool with its place and its namespace; those of a namespace one by one."""
+    for tool, place in tools:
+        if tool.get("type") != "namespace":
+            yield tool, place, None
+            continue
+        refuse_unknown(tool, ("type", "name", "description", "tools"), f"{place}.")
+        space = text_in(tool, "name", place)
+        yield from ((inner, where, space) for inner, where in as_objects(tool.get("tools"), f"{place}.tools"))
+
+
+def _tool_choice(choice: object, tools: list[Json]) -> Json:
+    """Return the fields that say which tools may be called; `tools` are those of the chat."""
+    if isinstance(choice, str):
+        return {"tool_choice": choice}
+    named = as_object(choice, "tool_choice")
+    if named.get("type") == "allowed_tools":
+        refuse_unknown(named, ("type", "mode", "tools"), "tool_choice.")
+        if named.get("mode") not in ("auto", "required"):
+            text = "'tool_choice.mode' must be 'auto' or 'required'"
+            raise CallFailed(400, text, param="tool_choice.mode", code="invalid_value")
+        known = {tool["function"]["name"]: tool for tool in tools}
+        allowed = as_objects(named.get("tools"), "tool_choice.tools")
+        entries = [entry for entry, _ in allowed if not is_run_by_server(entry)]
+        names = [_flat_name(entry.get("namespace"), str(entry.get("name"))) for entry in entries]
+        if not names or not all(name in known for name in names):
+            some = f"it must name some of the request's: {shown(list(known))}"
+            text = f"'tool_choice' allows the tools {shown(names)}; {some}"
+            raise CallFailed(400, text, param="tool_choice", code="invalid_value")
+        return {"tools": [known[name] for name in names], "tool_choice": named["mode"]}
+    if is_run_by_server(named):
+        raise no_such_choice(named["type"], [named["type"]])
+    if named.get("type") not in ("function", "custom"):
+        raise untranslatable("tool_choice.type", f"{shown(named.get('type'))} has no counterpart there")
+    refuse_unknown(named, ("type", "name", "namespace"), "tool_choice.")
+    return named_function(_flat_name(named.get("namespace"), text_in(named, "name", "tool_choice")))
+
+
+# --- requests: input, and the rest -----------------------------------------------------------------------------------
+
+
+def _messages(value: object) -> list[Json]:
+    """Return the input as chat messages: what the assistant thought, said and called in one turn is one message."""
+    if isinstance(value, str):
+        return [{"role": "user", "content": value}]
+    messages: list[Json] = []
+    turn: AssistantTurn | None = None
+    for item, place in as_objects(value, "input"):
+        if adds_tools(item):
+            continue
+        kind = item.get("type") or ("message" if "role" in item else None)
+        by_assistant = kind in ("function_call", "custom_tool_call", "reasoning") or (
+            kind == "message" and item.get("role") == "assistant"
+        )
+        if by_assistant:
+            turn = turn or AssistantTurn()
+            _add_to_turn(turn, str(kind), item, place)
+            continue
+        messages += [turn.message] if turn is not None else []
+        messages.append(_other(item, kind, place))
+        turn = None
+    return messages if turn is None else [*messages, turn.message]
+
+
+def _add_to_turn(turn: AssistantTurn, kind: str, item: Json, place: str) -> None:
+    if kind == "reasoning":
+        refuse_unknown(item, (*_ECHO, "summary", "content", "encrypted_content"), f"{place}.")
+        turn.thoughts.append(_thought(item, place))
+    elif kind == "message":
+        turn.texts.append(_assistant_text(item, place))
+    else:
+        is_custom = kind == "custom_tool_call"
+        said = ("input",) if is_custom else ("arguments", "parsed_arguments")
+        refuse_unknown(item, (*_ECHO, "call_id", "name", "namespace", *said), f"{place}.", _DIRECT)
+        call_id, name, arguments = (text_in(item, field, place) for field in ("call_id", "name", said[0]))
+        if is_custom:
+            arguments = json.dumps({"input": arguments}, ensure_ascii=False)
+        turn.call(call_id, _flat_name(item.get("namespace"), name), arguments)
+
+
+def _thought(item: Json, place: str) -> str:
+    """Return a thought: from its content, else from what the gateway sealed, else from the summary."""
+    content, summary = ("".join(str(p.get("text") or "") for p in objects(item.get(n))) for n in ("content", "summary"))
+    if content or not item.get("encrypted_content"):
+        return content or summary
+    thought = _unsealed(text_in(item, "encrypted_content", place))
+    where = f"{place}.encrypted_content"
+    if thought is None and not summary:
+        text = (
+            f"The encrypted content for item {shown(item.get('id'))} could not be verified ({where!r}): this gateway "
+            "did not make it, or did before it was restarted. Leave the item out, or send its 'content'"
+        )
+        raise CallFailed(400, text, param=where, code="invalid_encrypted_content")
+    if thought is None:
+        note_ignored(where)
+    return summary if thought is None else thought
+
+
+def _assistant_text(item: Json, place: str) -> str:
+    refuse_unknown(item, (*_ECHO, "role", "content", "phase"), f"{place}.")
+    content = item.get("content")
+    if isinstance(content, str):
+        return content
+    texts: list[str] = []
+    for part, where in as_objects(content, f"{place}.content"):
+        if part.get("type") == "refusal":
+            refuse_unknown(part, ("type", "refusal"), f"{where}.")
+            texts.append(text_in(part, "refusal", where))
+        else:
+            texts.append(_text(part, where))
+    return "".join(texts)
+
+
+def _text(part: Json, place: str) -> str:
+    if part.get("type") not in ("input_text", "output_text", "text"):
+        raise untranslatable(f"{place}.type", f"content of type {shown(part.get('type'))} has no counterpart there")
+    refuse_unknown(part, _TEXT, f"{place}.")
+    return text_in(part, "text", place)
+
+
+def _other(item: Json, kind: object, place: str) -> Json:
+    """Return a message that is none of the assistant's."""
+    if kind in ("function_call_output", "custom_tool_call_output"):
+        refuse_unknown(item, (*_ECHO, "call_id", "output", "name"), f"{place}.", _DIRECT)
+        content = _content(item.get("output"), f"{place}.output")
+        named = {"name": item["name"]} if item.get("name") else {}
+        return {"role": "tool", "tool_call_id": text_in(item, "call_id", place), **named, "content": content}
+    if kind != "message":
+        raise untranslatable(f"{place}.type", f"an item of type {shown(kind)} has no counterpart there")
+    refuse_unknown(item, (*_ECHO, "role", "content", "phase"), f"{place}.")
+    role = _ROLES.get(str(item.get("role")))
+    if role is None:
+        text = f"'{place}.role' must be one of {', '.join((*_ROLES, 'assistant'))}"
+        raise CallFailed(400, text, param=f"{place}.role", code="invalid_value")
+    return {"role": role, "content": _content(item.get("content"), f"{place}.content")}
+
+
+def _content(value: object, place: str) -> str | list[Json]:
+    """Return parts of text as one text, others as they are."""
+    if isinstance(value, str):
+        return value
+    parts: list[Json] = []
+    for part, where in as_objects(value, place):
+        if part.get("type") == "input_image":
+            refuse_unknown(part, ("type", "image_url", "detail", "prompt_cache_breakpoint"), f"{where}.")
+            image = {"url": text_in(part, "image_url", where)}
+            image.update({"detail": part["detail"]} if part.get("detail") else {})
+            parts.append({"type": "image_url", "image_url": image})
+        elif part.get("type") == "input_audio":
+            refuse_unknown(part, ("type", "input_audio"), f"{where}.")
+            audio = as_object(part.get("input_audio"), f"{where}.input_audio")
+            parts.append({"type": "input_audio", "input_audio": audio})
+        else:
+            parts.append({"type": "text", "text": _text(part, where)})
+    return texts_joined(parts, "")
+
+
+def _text_config(text: Json) -> Json:
+    refuse_unknown(text, ("format", "verbosity"), "text.")
+    chat = some_of(text, ("verbosity",))
+    wanted = as_object(text.get("format") or {"type": "text"}, "text.format")
+    kind = wanted.get("type")
+    schema_fields = ("name", "description", "schema", "strict") if kind == "json_schema" else ()
+    refuse_unknown(wanted, ("type", *schema_fields), "text.format.")
+    if kind == "json_object":
+        chat["response_format"] = {"type": "json_object"}
+    elif kind == "json_schema":
+        chat["response_format"] = {"type": "json_schema", "json_schema": some_of(wanted, schema_fields)}
+    elif kind != "text":
+        raise untranslatable("text.format.type", f"{shown(kind)} has no counterpart there")
+    return chat
+
+
+def _reasoning(reasoning: Json) -> Json:
+    harmless = {"context": ("auto", "all_turns"), "mode": ("standard",)}
+    refuse_unknown(reasoning, ("effort", "summary", "generate_summary"), "reasoning.", harmless)
+    return {} if reasoning.get("effort") is None else {"reasoning_effort": reasoning["effort"]}
+
+
+# --- thoughts in the form in which clients keep them: to be sent back, not to be written by others -------------------
+
+_KEY = secrets.token_bytes(32)
+_CODE = 32
+"""Bytes of the code, in front of the text."""
+
+
+def sealed(text: str) -> str:
+    """Return `encrypted_content`: the text itself, with a code that only this process makes.
+
+    A client that keeps nothing else gives back exactly what the model thought. It hides nothing: the thought stands in
+    the clear beside it.
+    """
+    raw = text.encode("utf-8", "surrogatepass")
+    return base64.urlsafe_b64encode(hmac.digest(_KEY, raw, "sha256") + raw).decode()
+
+
+def _unsealed(value: str) -> str | None:
+    """Return the text of an opaque form; None if this process did not make it."""
+    try:
+        raw = base64.b64decode(value.encode("ascii"), b"-_", validate=True)
+    except (binascii.Error, ValueError):
+        return None
+    if not hmac.compare_digest(raw[:_CODE], hmac.digest(_KEY, raw[_CODE:], "sha256")):
+        return None
+    return raw[_CODE:].decode("utf-8", "surrogatepass")
+
+
+# --- replies ---------------------------------------------------------------------------------------------------------
+
+
+def _texts_of(items: list[Json], kind: str, name: str) -> str:
+    parts = [part for item in items if item.get("type") == kind for part in objects(item.get("content"))]
+    return "".join(str(part.get(name) or "") for part in parts)
+
+
+class _ResponseStream(EventReader):
+    """One stream of events. The last one holds the whole response; until then its items are kept as they are done."""
+
+    errors = _FAILED
+
+    def __init__(self) -> None:
+        self._response: Json = {}
+        self._items: list[Json] = []
+
+    @override
+    def collect(self, fields: Json) -> None:
+        kind = fields.get("type")
+        if kind == "response.output_item.done":
+            self._items.append(object_in(fields, "item"))
+        if response := object_in(fields, "response"):
+            self._response = response
+        self.ended = kind in _WHOLE
+
+    @override
+    def reply(self) -> Json | None:
+        if not self._response:
+            return None
+        return self._response if self.ended else {**self._response, "output": self._items}
+
+
+class _ResponseEvents(PartWriter):
+    """Writes the events of one response, and the response itself. One item follows the other, each added and done."""
+
+    kinds: Mapping[str, str] = {"thought": "reasoning", "content": "message", "refusal": "refusal"}
+    empty = "message"
+
+    def __init__(self, request: Json) -> None:
+        super().__init__(request)
+        self._tools = _agent_tools(request)
+        self._events = 0
+        self._items: list[Json] = []
+        self._text = Text()
+        """Of the open item."""
+        self._tool: _AgentTool | None = None
+        """The tool that the open item calls."""
+
+    @override
+    def begin(self) -> bytes:
+        begun = {"response": self._response("in_progress", None)}
+        return self._event("response.created", begun) + self._event("response.in_progress", begun)
+
+    @override
+    def open(self) -> bytes:
+        self._text = Text()
+        self._tool = None if self.call is None else self._tools.get(self.call.name) or _AgentTool(self.call.name)
+        item = self._item("in_progress", "")
+        events = self._event("response.output_item.added", {**self._index, "item": item})
+        if self._tool is None:
+            events += self._event("response.content_part.added", {**self._place, "part": self._part("")})
+        return events
+
+    @override
+    def fill(self, text: str) -> bytes:
+        self._text.add(text)
+        if self._tool is None:
+            delta = {**self._place, "delta": text, **self._extra}
+            return self._event(f"response.{_PARTS[str(self.part)]}.delta", delta)
+        if self._tool.is_custom:  # its text is known once the arguments are whole
+            return b""
+        return self._event("response.function_call_arguments.delta", {**self._index, **self._named, "delta": text})
+
+    @override
+    def close(self, *, last: bool) -> bytes:
+        text = str(self._text)
+        item = self._item(self._last_status if last else "completed", text)
+        if self._tool is None:
+            name = "refusal" if self.part == "refusal" else "text"
+            done = {**self._place, name: text, **self._extra}
+            events = self._event(f"response.{_PARTS[str(self.part)]}.done", done)
+            events += self._event("response.content_part.done", {**self._place, "part": self._part(text)})
+        elif self._tool.is_custom:
+            place, said = {**self._index, **self._named}, item["input"]
+            events = self._event("response.custom_tool_call_input.delta", {**place, "delta": said})
+            events += self._event("response.custom_tool_call_input.done", {**place, "input": said})
+        else:
+            assert self.call is not None
+            done = {**self._index, **self._named, "name": self.call.name, "arguments": text}
+            events = self._event("response.function_call_arguments.done", done)
+        events += self._event("response.output_item.done", {**self._index, "item": item})
+        self._items.append(item)
+        return events
+
+    @override
+    def finish(self) -> bytes:
+        reason = str(self.choice.get("finish_reason"))
+        self.reply = self._response(self._last_status, _CUT.get(reason))
+        return self._event(f"response.{self._last_status}", {"response": self.reply})
+
+    @property
+    def _last_status(self) -> str:
+        """The status of the last item of the reply, and of the response itself."""
+        return "incomplete" if str(self.choice.get("finish_reason")) in _CUT else "completed"
+
+    @property
+    def _index(self) -> Json:
+        return {"output_index": len(self._items)}
+
+    @property
+    def _named(self) -> Json:
+        prefix = "custom" if self._tool is not None and self._tool.is_custom else str(self.part)
+        return {"item_id": f"{_PREFIXES[prefix]}_{self.head['id']}_{len(self._items)}"}
+
+    @property
+    def _place(self) -> Json:
+        return {**self._named, **self._index, "content_index": 0}
+
+    @property
+    def _extra(self) -> Json:
+        return {"logprobs": []} if self.part == "message" else {}
+
+    def _part(self, text: str) -> Json:
+        """Return the one part of the open item that holds its text."""
+        if self.part == "refusal":
+            return {"type": "refusal", "refusal": text}
+        extra: Json = {"annotations": [], "logprobs": []} if self.part == "message" else {}
+        return {"type": _PARTS[str(self.part)], "text": text, **extra}
+
+    def _item(self, status: str, text: str) -> Json:
+        """Return the open item; without text it is as a stream begins it."""
+        name: Json = {"id": self._named["item_id"]}
+        if self._tool is not None:
+            assert self.call is not None
+            space = {} if self._tool.space is None else {"namespace": self._tool.space}
+            called: Json = {"call_id": self.call.id, "name": self._tool.name, **space}
+            if not self._tool.is_custom:
+                return {**name, "type": "function_call", **called, "arguments": text, "status": status}
+            said = (read_json(text) or {}).get("input")  # arguments of another form pass as the model wrote them
+            said = said if isinstance(said, str) else text
+            return {**name, "type": "custom_tool_call", **called, "input": said, "status": status}
+        parts = [self._part(text)] if text or (self.part == "message" and status != "in_progress") else []
+        if self.part == "reasoning":
+            kept = {"encrypted_content": sealed(text)} if text else {}
+            return {**name, "type": "reasoning", "summary": [], "content": parts, **kept, "status": status}
+        return {**name, "type": "message", "role": "assistant", "status": status, "content": parts}
+
+    def _response(self, status: str, why: str | None) -> Json:
+        request, reasoning = self.request, object_in(self.request, "reasoning")
+        return {
+            "id": text_of(self.head["id"]),
+            "object": "response",
+            "created_at": count_of(self.head["created"]),
+            "status": status,
+            "background": False,
+            "error": None,
+            "incomplete_details": {"reason": why} if why else None,
+            "model": text_of(self.head["model"]),
+            "output": self._items[:],
+            **{name: request.get(name) for name in _ECHOED},
+            "parallel_tool_calls": request.get("parallel_tool_calls", True),
+            "reasoning": {"effort": reasoning.get("effort"), "summary": reasoning.get("summary")},
+            "store": request.get("store") is not False,
+            "text": request.get("text") or {"format": {"type": "text"}},
+            "tool_choice": request.get("tool_choice") or "auto",
+            "tools": request.get("tools") or [],
+            "truncation": "disabled",
+            "usage": _usage_of(self.usage),
+        }
+
+    def _event(self, kind: str, fields: Json) -> bytes:
+        self._events += 1
+        return event(kind, {"sequence_number": self._events - 1, **fields})
+
+
+def _usage_of(usage: Any) -> Json | None:
+    """Return the tokens used; None where the server says nothing."""
+    if not is_object(usage):
+        return None
+    prompt, completion = count_of(usage.get("prompt_tokens")), count_of(usage.get("completion_tokens"))
+    cached = count_of(object_in(usage, "prompt_tokens_details").get("cached_tokens"))
+    thought = count_of(object_in(usage, "completion_tokens_details").get("reasoning_tokens"))
+    return {
+        "input_tokens": prompt,
+        "input_tokens_details": {"cached_tokens": cached},
+        "output_tokens": completion,
+        "output_tokens_details": {"reasoning_tokens": thought},
+        "total_tokens": count_of(usage.get("total_tokens")) or prompt + completion,
+    }

@@ -1,0 +1,259 @@
+"""The parts that translations of requests into chat completions share: each field is read, or refused by its name.
+
+Tools that only a vendor's server can run, or that a vendor's models alone know, are not shown to a model of ours. A
+`tool_choice` of such a tool, or of any tool where none is left, is refused: no reply could hold the call. Tools that an
+agent runs itself, though only a vendor's models know them (`bash_20250124`), are none of these.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from agentlightning.llm_proxy.access.limits import shown
+from agentlightning.llm_proxy.dialects.json_values import (
+    Json,
+    entries_of,
+    fields_of,
+    is_list,
+    is_object,
+    objects,
+    wrong_type,
+)
+from agentlightning.llm_proxy.replies import CallFailed
+
+logger = logging.getLogger(__name__)
+
+Harmless = Mapping[str, tuple[object, ...]]
+"""Values of fields that ask for what holds anyway."""
+_noted: set[str] = set()
+
+
+# --- fields ----------------------------------------------------------------------------------------------------------
+
+
+def untranslatable(field: str, why: str) -> CallFailed:
+    """Return the refusal of a field that chat completions cannot express."""
+    text = f"{field!r} cannot be served: {why}. The model server behind this gateway speaks chat completions only"
+    return CallFailed(400, text, param=field, code="unsupported_value")
+
+
+def note_ignored(field: str) -> None:
+    """Log once in this process that a field is let pass and does nothing; for names that stand in our lists."""
+    kind = re.sub(r"\[\d+\]", "[]", field)
+    if kind not in _noted:
+        _noted.add(kind)
+        logger.warning("requests with the field %r are served as if it were not there; this is said once", kind)
+
+
+def refuse_unknown(
+    request: Json,
+    known: Iterable[str],
+    place: str = "",
+    harmless: Harmless | None = None,
+    ignored: Iterable[str] = (),
+) -> None:
+    """Refuse a request with a field that nobody here reads. `harmless` values of others say what holds anyway.
+
+    A field that is `ignored` is let pass: it may be left undone without a change of what the reply means.
+
+    Raises:
+        CallFailed: 400 that names the field.
+    """
+    harmless = harmless or {}
+    for name, value in request.items():
+        if name in known or value is None or value in harmless.get(name, ()):
+            continue
+        if name in ignored:
+            note_ignored(place + name)
+            continue
+        instead = ", ".join(repr(other) for other in harmless.get(name, ()))
+        why = f"{shown(value)} has no counterpart there" if instead else "it has no counterpart there"
+        raise untranslatable(place + name, f"{why}; possible: {instead}" if instead else why)
+
+
+def as_object(value: object, place: str) -> Json:
+    """Return an object.
+
+    Raises:
+        CallFailed: 400, it is none.
+    """
+    if not is_object(value):
+        raise wrong_type(place, "an object")
+    return value
+
+
+def as_objects(value: object, place: str) -> list[tuple[Json, str]]:
+    """Return the objects of a list, each with its place.
+
+    Raises:
+        CallFailed: 400, it is no list of objects.
+    """
+    if not is_list(value):
+        raise wrong_type(place, "a list")
+    places = [(entry, f"{place}[{index}]") for index, entry in enumerate(value)]
+    return [(as_object(entry, where), where) for entry, where in places]
+
+
+def as_text(value: object, place: str) -> str:
+    """Return a string.
+
+    Raises:
+        CallFailed: 400, it is none.
+    """
+    if not isinstance(value, str):
+        raise wrong_type(place, "a string")
+    return value
+
+
+def text_in(fields: Json, name: str, place: str) -> str:
+    """Return the string in a field of an object that stands at `place`.
+
+    Raises:
+        CallFailed: 400, it is none.
+    """
+    return as_text(fields.get(name), f"{place}.{name}")
+
+
+def some_of(fields: Json, names: Iterable[str]) -> Json:
+    """Return the fields of these names that are there and not null."""
+    return {name: fields[name] for name in names if fields.get(name) is not None}
+
+
+# --- messages and tools ----------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class AssistantTurn:
+    """One turn of the assistant: its thoughts, words and calls in one message of a chat."""
+
+    thoughts: list[str] = field(default_factory=list[str])
+    texts: list[str] = field(default_factory=list[str])
+    calls: list[Json] = field(default_factory=list[Json])
+
+    def call(self, call_id: str, name: str, arguments: str) -> None:
+        """Add a call of a tool."""
+        self.calls.append({"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}})
+
+    @property
+    def message(self) -> Json:
+        message: Json = {"role": "assistant", "content": "".join(self.texts) if self.texts else None}
+        message.update({"tool_calls": self.calls} if self.calls else {})
+        message.update({"reasoning_content": "".join(self.thoughts)} if any(self.thoughts) else {})
+        return message
+
+
+def texts_joined(parts: list[Json], between: str) -> str | list[Json]:
+    """Return parts of text as one text, others as they are."""
+    return between.join(part["text"] for part in parts) if all(part["type"] == "text" for part in parts) else parts
+
+
+def named_function(name: str) -> Json:
+    """Return the `tool_choice` of one function."""
+    return {"tool_choice": {"type": "function", "function": {"name": name}}}
+
+
+# --- tools of servers ------------------------------------------------------------------------------------------------
+
+_DATED = re.compile(
+    r"(web_search|web_search_preview|web_fetch|code_execution|tool_search_tool_regex|tool_search_tool_bm25|advisor)"
+    r"_(\d{8}|\d{4}_\d\d_\d\d)"
+)
+_TYPES = frozenset(
+    (
+        *("web_search", "web_search_preview", "file_search", "code_interpreter", "image_generation"),
+        *("computer_use", "computer_use_preview", "local_shell", "mcp", "mcp_toolset", "tool_search"),
+    )
+)
+
+
+def is_run_by_server(tool: Json) -> bool:
+    """True for a tool of such a type, in any dialect."""
+    kind = tool.get("type")
+    return isinstance(kind, str) and (kind in _TYPES or _DATED.fullmatch(kind) is not None)
+
+
+def adds_tools(item: object) -> bool:
+    """True for an item of the Responses API that adds tools to those of the request."""
+    return fields_of(item).get("type") == "additional_tools"
+
+
+def server_tools(request: Json) -> list[tuple[str, str]]:
+    """Return type and place of each such tool of a request, also of those in a namespace."""
+    tools = _server_tools(request.get("tools"), "tools")
+    for index, item in enumerate(entries_of(request.get("input"))):
+        tools += _server_tools(fields_of(item).get("tools"), f"input[{index}].tools") if adds_tools(item) else []
+    return tools
+
+
+def _server_tools(tools: object, place: str) -> list[tuple[str, str]]:
+    kinds: list[tuple[str, str]] = []
+    for index, tool in enumerate(fields_of(entry) for entry in entries_of(tools)):
+        where = f"{place}[{index}]"
+        if is_run_by_server(tool):
+            kinds.append((tool["type"], where))
+        elif tool.get("type") == "namespace":
+            kinds += _server_tools(tool.get("tools"), f"{where}.tools")
+    return kinds
+
+
+def refuse_server_tools(request: Json) -> None:
+    """Let a request pass that has no such tool.
+
+    Raises:
+        CallFailed: 400 that names the first one.
+    """
+    for kind, place in server_tools(request):
+        text = (
+            f"'{place}.type' cannot be served: only a vendor's server can run {kind!r}, and this policy refuses such "
+            "tools; leave it out, or give the policy server_tools='drop'"
+        )
+        raise CallFailed(400, text, param=f"{place}.type", code="unsupported_value")
+
+
+def with_choice(chat: Json, tools: list[tuple[str, str]]) -> Json:
+    """Return a chat completion of which `tools`, as `server_tools` gives them, were left out.
+
+    Raises:
+        CallFailed: 400, it names a tool that was left out, or asks for one where none is left.
+    """
+    if not tools:
+        return chat
+    left_out = sorted({kind for kind, _ in tools})
+    for kind in left_out:
+        note_ignored(f"tools of type {kind}")
+    choice = chat.get("tool_choice")
+    names = [fields_of(tool.get("function")).get("name") for tool in objects(chat.get("tools"))]
+    named = fields_of(fields_of(choice).get("function")).get("name")
+    if (choice == "required" and not names) or (named is not None and named not in names):
+        raise no_such_choice(named if named is not None else choice, left_out)
+    if names:
+        return chat
+    needless = ("tools", "tool_choice", "parallel_tool_calls")  # which servers refuse without tools
+    return {name: value for name, value in chat.items() if name not in needless}
+
+
+def no_such_choice(choice: object, left_out: Sequence[str]) -> CallFailed:
+    """Return the refusal of a `tool_choice` that asks for a tool which is left out."""
+    text = (
+        f"'tool_choice' asks for {choice!r}, but only a vendor's server can run {', '.join(left_out)}, so that the "
+        "model does not see it; name a function of the request, or choose 'auto'"
+    )
+    return CallFailed(400, text, param="tool_choice", code="unsupported_value")
+
+
+def without_server_tools(request: Json) -> Json:
+    """Return a chat completion without such tools.
+
+    Raises:
+        CallFailed: as `with_choice`.
+    """
+    if not (unseen := server_tools(request)):
+        return request
+    choice = fields_of(request.get("tool_choice"))
+    if is_run_by_server(choice):
+        raise no_such_choice(choice["type"], [kind for kind, _ in unseen])
+    tools = [tool for tool in entries_of(request["tools"]) if not is_run_by_server(fields_of(tool))]
+    return with_choice({**request, "tools": tools}, unseen)

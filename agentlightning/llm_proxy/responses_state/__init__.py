@@ -1,1 +1,0 @@
-"""What is remembered of the Responses dialect, for the attempt that said it and for nobody else."""
