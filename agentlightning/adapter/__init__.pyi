@@ -7,7 +7,6 @@ from . import (
     spans as spans,
     tree as tree,
     triplet as triplet,
-    triplet_base as triplet_base,
 )
 from agentlightning.adapter.base import (
     Adapter as Adapter,

@@ -4,40 +4,35 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from opentelemetry.sdk.trace import ReadableSpan
 
-from agentlightning.adapter.base import garbage_collection_paused
+from agentlightning.adapter.base import TraceAdapter, garbage_collection_paused
 from agentlightning.adapter.calls.calls import (
     ANY_AGENT,
+    CallRef,
     CallSelection,
     ModelCall,
+    call_of_triplet,
     calls_by_name,
     checked_policy,
-    is_of_other_policy,
+    is_call_of_other_policy,
+    model_calls,
+    of_unknown_agents,
 )
-from agentlightning.adapter.calls.helpers import Ignore, without_helpers
+from agentlightning.adapter.calls.helpers import Ignore, helper_rule, without_calls, without_helpers
+from agentlightning.adapter.explain import Explanation, explain_calls
+from agentlightning.adapter.rows.drift import Decode
+from agentlightning.adapter.rows.samples import SampleReading, samples_from_calls, unusable
 from agentlightning.adapter.spans.attributes import Problem
 from agentlightning.adapter.spans.rewards import reward_value
-from agentlightning.adapter.spans.tokens import (
-    CallReading,
-    call_name,
-    has_failed,
-    is_stale,
-    read_call,
-)
-from agentlightning.adapter.tree.reward_matching import RewardMatchPolicy
+from agentlightning.adapter.spans.tokens import FAILED_STATES, call_name, is_stale, refused_for_budget
+from agentlightning.adapter.tree.reward_matching import Recorded, RewardMatchPolicy
 from agentlightning.adapter.tree.selection import LLM_CALL_MATCH, SelectedCall, SelectionRules
 from agentlightning.adapter.tree.tree import TraceTree, known_metadata, put_reward
-from agentlightning.adapter.triplet_base import (
-    TraceToTripletBase,
-    Transition,
-    TripletReading,
-    checked_ignore,
-    log_problems,
-)
+from agentlightning.field_help import Value, explain_fields
 from agentlightning.semconv import RAW_SPAN, REQUEST_SPAN
 from agentlightning.types import Span, Triplet
 
@@ -53,7 +48,105 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-_GATEWAY_SPANS: Final = frozenset((RAW_SPAN, REQUEST_SPAN))
+
+class Transition(Value):
+    """One step of a trajectory in the form of the v0.1 protocol; nothing in this package makes one."""
+
+    state: list[int]
+    """Token ids that the model was given."""
+    action: list[int]
+    """Token ids that it produced."""
+    response_id: str | None = None
+    """The id of the model's reply; None if it had none."""
+    agent_name: str = ""
+    """The agent that made the call."""
+    reward: float | None = None
+    """What the step earned; None if nobody said."""
+
+
+@explain_fields
+@dataclass(frozen=True, slots=True)
+class TripletReading:
+    """Triplets, and what of the trace did not make it into one."""
+
+    triplets: list[Triplet]
+    """The model calls as training data."""
+    problems: list[Problem] = field(default_factory=list[Problem])
+    """What was left out, and why."""
+
+
+class TraceToTripletBase(TraceAdapter[list[Triplet]]):
+    """An adapter whose result can be trained on: it selects model calls, orders them and gives them their rewards.
+
+    Each triplet names its call in `metadata`, by `call_id` or `response_id`, so that the training ledger can account
+    for it.
+    """
+
+    policy: str | None = None
+    """The policy whose calls are selected; None is every call, but for those of policies that are not trained."""
+    ignore: Ignore | None = None
+    """Which calls are helpers and are left out, beside those of known programs (`calls/helpers.py`): a regular
+    expression that is searched in the prompt (`role: content`, a line per message), or a function of the call."""
+
+    def is_helper(self, call: ModelCall) -> bool:
+        """True for a call that is no turn of the agent's work."""
+        return helper_rule(self.ignore)(call)
+
+    def read(self, source: Sequence[Span], /) -> TripletReading:
+        """Return what `adapt` returns, together with a list of what was left out."""
+        return TripletReading(self.adapt(source))
+
+    def select(self, source: Sequence[Span], calls: Sequence[ModelCall], /) -> CallSelection:
+        """Return those of the calls that the adapter selects. Calls and spans are of one attempt.
+
+        The triplets that `read` gives decide.
+
+        Raises:
+            LedgerError: a triplet has tokens and names no call, or its tokens are not those of the call.
+        """
+        return self._selection(self.read(source), calls)
+
+    def _selection(self, reading: TripletReading, calls: Sequence[ModelCall]) -> CallSelection:
+        by_name = calls_by_name(calls)
+        found = (call_of_triplet(triplet, by_name, self) for triplet in reading.triplets)
+        return CallSelection([call for call in found if call is not None], reading.problems)
+
+    def _of_the_work(
+        self, source: Sequence[Span], calls: Sequence[ModelCall]
+    ) -> tuple[Sequence[Span], Sequence[ModelCall]]:
+        """Return spans and calls without the helper calls."""
+        is_helper = helper_rule(self.ignore)
+        helpers = [call for call in calls if is_helper(call)]
+        refs = {call.ref for call in helpers}
+        return without_calls(source, helpers), [call for call in calls if call.ref not in refs]
+
+    def explain(self, source: Sequence[Span], /, *, decode: Decode | None = None) -> Explanation:
+        """Return what became of every model call in the spans of a rollout; print it to read it.
+
+        `decode` turns token ids into their text; it tells a drift of the template from one of the tokenizer for
+        certain. Whether the attempt's outcome and reward allow training is not asked here: `agl rollouts explain` does.
+
+        Raises:
+            LedgerError: as for `select`.
+        """
+        calls = model_calls(source)
+        attempts = dict.fromkeys(call.ref.attempt_id for call in calls)
+        named, readings, reasons = list[ModelCall](), list[SampleReading](), dict[CallRef, str]()
+        for attempt_id in attempts:
+            own = [call for call in calls if call.ref.attempt_id == attempt_id]
+            selection = self.select([span for span in source if span.attempt_id == attempt_id], own)
+            selected = {call.ref: call for call in selection.calls}
+            own = [selected.get(call.ref, call) for call in own]
+            usable = [call for call in selected.values() if call.state not in FAILED_STATES and not call.stale]
+            readings.append(samples_from_calls(usable, decode=decode))
+            in_rows = {ref for sample in readings[-1].samples for ref in sample.call_refs()}
+            unknown = of_unknown_agents(own, selection.problems)
+            left_out = [call for call in own if call.ref not in in_rows]
+            reasons.update({call.ref: _why_left_out(call, self, call.ref in unknown) for call in left_out})
+            named.extend(own)
+        named.sort(key=lambda call: call.sequence_id)
+        rollout_id = source[0].rollout_id if source else "-"
+        return explain_calls(rollout_id, named, readings, reasons, decode)
 
 
 class TracerTraceToTriplet(TraceToTripletBase):
@@ -97,7 +190,7 @@ class TracerTraceToTriplet(TraceToTripletBase):
         self.exclude_llm_call_in_reward = exclude_llm_call_in_reward
         self.reward_match = RewardMatchPolicy(reward_match)
         self.policy = checked_policy(policy)
-        self.ignore = checked_ignore(ignore)
+        self.ignore = _checked_ignore(ignore)
         self._skip_empty_token_spans = _skip_empty_token_spans
         self._told_of_unknown = False
 
@@ -108,7 +201,7 @@ class TracerTraceToTriplet(TraceToTripletBase):
             ValueError: there are no spans.
         """
         reading = self.read(source)
-        log_problems(reading.problems, source)
+        _log_problems(reading.problems, source)
         return reading.triplets
 
     def read(self, source: Sequence[Span] | Sequence[ReadableSpan], /) -> TripletReading:
@@ -136,22 +229,20 @@ class TracerTraceToTriplet(TraceToTripletBase):
         source, calls = self._of_the_work(source, calls)
         if not source:
             return CallSelection([], [])
+        selected: list[ModelCall] = []
         with garbage_collection_paused():
             tree, by_name = self._tree([_stored(span) for span in source]), calls_by_name(calls)
             rules = SelectionRules(
                 self.llm_call_match, self.agent_match, self.exclude_llm_call_in_reward, policy=self.policy
             )
-            chosen: list[SelectedCall[TraceTree]] = []
-            selected: list[ModelCall] = []
-            for node, span in tree.answered(tree.ordered_calls(rules)):
-                call = by_name.get(call_name(span))
-                if self._skip_empty_token_spans and not (call and call.has_tokens):
-                    tree.report_empty(span)
-                    continue
-                chosen.append(node)
-                if call is not None:
-                    selected.append(call.of_agent(None if node.agent_name == ANY_AGENT else node.agent_name))
-            tree.matched_rewards(chosen, self.reward_match)
+
+            def has_tokens(each: SelectedCall) -> bool:
+                call = by_name.get(call_name(each.span))
+                return call is not None and call.has_tokens
+
+            for each, _ in tree.chosen(rules, self.reward_match, has_tokens if self._skip_empty_token_spans else None):
+                if (call := by_name.get(call_name(each.span))) is not None:
+                    selected.append(call.of_agent(None if each.agent_name == ANY_AGENT else each.agent_name))
         self._tell_of_unknown(tree.problems)
         return CallSelection(selected, tree.problems)
 
@@ -202,58 +293,102 @@ class LlmProxyTraceToTriplet(TraceToTripletBase):
 
     def __init__(self, *, policy: str | None = None, ignore: Ignore | None = None) -> None:
         self.policy = checked_policy(policy)
-        self.ignore = checked_ignore(ignore)
+        self.ignore = _checked_ignore(ignore)
 
     def adapt(self, source: Sequence[Span], /) -> list[Triplet]:
         """Return the triplets in the order of the sequence ids; none for no spans."""
         reading = self.read(source)
-        log_problems(reading.problems, source)
+        _log_problems(reading.problems, source)
         return reading.triplets
 
     def read(self, source: Sequence[Span], /) -> TripletReading:
         """Return what `adapt` returns, together with a list of what was left out."""
-        return self._read(without_helpers(source, self.ignore), {})
+        source, problems = without_helpers(source, self.ignore), list[Problem]()
+        with garbage_collection_paused():
+            calls = model_calls([span for span in source if span.name in (RAW_SPAN, REQUEST_SPAN)], problems)
+            triplets: list[Triplet] = []
+            for call, earned in self._chosen(source, calls, problems):
+                assert call.spans is not None
+                reading, span = call.spans.reading, call.spans.record
+                assert reading is not None
+                assert span is not None
+                logprobs = {} if reading.logprobs is None else {"token_logprobs": reading.logprobs}
+                triplet = Triplet(
+                    prompt={"token_ids": reading.prompt_token_ids},
+                    response={"token_ids": reading.completion_token_ids, **logprobs},
+                    metadata={"response_id": reading.response_id, **known_metadata(reading, span)},
+                )
+                put_reward(triplet, earned)
+                triplets.append(triplet)
+        return TripletReading(triplets, problems)
 
     def select(self, source: Sequence[Span], calls: Sequence[ModelCall], /) -> CallSelection:
         """Return those of the calls that the adapter selects, without reading their spans again."""
         if type(self).read is not LlmProxyTraceToTriplet.read:  # a subclass chooses among the triplets
             return super().select(source, calls)
         source, calls = self._of_the_work(source, calls)
-        known = {id(call.spans.record): call.spans.reading for call in calls if call.spans is not None}
-        return self._selection(self._read(source, known), calls)
+        problems: list[Problem] = []
+        return CallSelection([call for call, _ in self._chosen(source, calls, problems)], problems)
 
-    def _read(self, source: Sequence[Span], known: Mapping[int, CallReading | None]) -> TripletReading:
-        """Read the triplets; `known` is what was read already, by the ids of the span objects."""
-        triplets, problems = list[Triplet](), list[Problem]()
-        unrewarded: list[tuple[int, Triplet]] = []
-        seen: set[str] = set()
-        with garbage_collection_paused():
-            for span in sorted(source, key=lambda span: (span.sequence_id, span.start_time or 0.0)):
-                if is_stale(span):
-                    continue
-                if (value := reward_value(span)) is not None:
-                    older = (at for at in reversed(range(len(unrewarded))) if unrewarded[at][0] < span.sequence_id)
-                    if (newest := next(older, None)) is not None:
-                        put_reward(unrewarded.pop(newest)[1], span)
-                    else:
-                        problems.append(Problem("lost_reward", span.span_id, f"reward {value} found no call"))
-                if is_of_other_policy(span, self.policy) or span.name not in _GATEWAY_SPANS or has_failed(span):
-                    continue
-                call = known.get(id(span)) or read_call(span, problems)
-                identity = call.call_id or call.response_id
-                if not (call.prompt_token_ids and call.completion_token_ids) or identity in seen:
-                    continue
-                if identity is not None:
-                    seen.add(identity)
-                logprobs = {} if call.logprobs is None else {"token_logprobs": call.logprobs}
-                triplet = Triplet(
-                    prompt={"token_ids": call.prompt_token_ids},
-                    response={"token_ids": call.completion_token_ids, **logprobs},
-                    metadata={"response_id": call.response_id, **known_metadata(call, span)},
-                )
-                triplets.append(triplet)
-                unrewarded.append((span.sequence_id, triplet))
-        return TripletReading(triplets, problems)
+    def _chosen(
+        self, source: Sequence[Span], calls: Sequence[ModelCall], problems: list[Problem]
+    ) -> list[tuple[ModelCall, Span | None]]:
+        """Return the calls with tokens that the gateway recorded, each with the span of its reward."""
+        chosen = [
+            call
+            for call in sorted(calls, key=lambda call: call.sequence_id)
+            if call.spans is not None
+            and call.spans.record is not None
+            and (call.spans.reading is not None and call.spans.reading.has_tokens)
+            and not (call.stale or call.state in FAILED_STATES or is_call_of_other_policy(call, self.policy))
+        ]
+        recorded, earned = Recorded((call.sequence_id, call.call_id) for call in chosen), dict[str, Span]()
+        for span in sorted(source, key=lambda span: (span.sequence_id, span.start_time or 0.0)):
+            if is_stale(span) or (value := reward_value(span)) is None:
+                continue
+            newest = recorded.newest_before(span.sequence_id, earned)
+            if newest is None:
+                problems.append(Problem("lost_reward", span.span_id, f"reward {value} found no call"))
+            else:
+                earned[newest] = span
+        return [(call, earned.get(call.call_id)) for call in chosen]
+
+
+def _why_left_out(call: ModelCall, adapter: TraceToTripletBase, is_unknown: bool) -> str:
+    policy = adapter.policy
+    if call.stale:
+        return "stale"
+    if adapter.is_helper(call):
+        return "helper"
+    if call.state in FAILED_STATES:
+        return "budget" if call.spans is not None and refused_for_budget(call.spans.record) else call.state
+    if is_call_of_other_policy(call, policy):
+        return "not_selected"
+    return unusable(call) or ("unknown_agent" if is_unknown else "not_selected")
+
+
+def _checked_ignore(ignore: Ignore | None) -> Ignore | None:
+    """Return which calls are helpers, if they can be told by it.
+
+    Raises:
+        ValueError: they cannot.
+    """
+    helper_rule(ignore)
+    return ignore
+
+
+def _log_problems(problems: Sequence[Problem], source: Sequence[Span] | Sequence[ReadableSpan]) -> None:
+    """Say in one line per trace that something was left out; `read` gives the list."""
+    if problems:
+        first = problems[0]
+        logger.warning(
+            "%d spans: %d things were left out of the triplets, the first: %s on span %s (%s)",
+            len(source),
+            len(problems),
+            first.kind,
+            first.span_id,
+            first.detail,
+        )
 
 
 def _stored(span: Span | ReadableSpan) -> Span:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentlightning.adapter import TraceTree
-from agentlightning.adapter.tree.graphviz import dot_source
+from agentlightning.adapter.tree.tree import dot_source
 from agentlightning.types import Span
 from tests.adapter.span_maker import chat, reward, span, with_attributes
 

@@ -38,13 +38,13 @@ class Intervals:
         for place in range(self._size - 1, 0, -1):
             self._latest[place] = max(self._latest[2 * place], self._latest[2 * place + 1])
 
-    def around(self, inner: Interval) -> Iterator[int]:
+    def around(self, inner: Interval, slack: float = SLACK_SECONDS) -> Iterator[int]:
         """Yield the places of the intervals that hold `inner` but for the slack, by their starts."""
-        begun = bisect_right(self._starts, inner.start + SLACK_SECONDS)
+        begun = bisect_right(self._starts, inner.start + slack)
         waiting = [(1, 0, self._size)]
         while waiting:
             place, low, high = waiting.pop()
-            if low >= begun or self._latest[place] < inner.end - SLACK_SECONDS:
+            if low >= begun or self._latest[place] < inner.end - slack:
                 continue
             if place >= self._size:
                 yield self._places[low]
@@ -53,7 +53,7 @@ class Intervals:
             waiting += [(2 * place + 1, middle, high), (2 * place, low, middle)]
 
 
-def narrowed(inner: Interval, around: list[int], intervals: Mapping[int, Interval]) -> list[int]:
+def narrowed(inner: Interval, around: list[int], intervals: Mapping[int, Interval] | Sequence[Interval]) -> list[int]:
     """Return the only interval that holds `inner` without any slack, if all the others are apart from it in time.
 
     Of intervals that overlap, clocks that differ a little could make the wrong one the only one.

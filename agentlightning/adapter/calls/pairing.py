@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -20,13 +21,13 @@ from agentlightning.adapter.calls.intervals import SLACK_SECONDS, Interval, Inte
 MatchedBy = Literal["response_id", "traceparent", "request", "time"]
 
 _MOST_MEANT: Final = 32
-"""Of more spans that can be meant than these nothing is told; the call is paired with one of them all the same."""
+"""Where more spans than these can be meant, none is named; the call is paired with one of them all the same."""
 _MOST_LOOKED_AT: Final = 256
 """Around one call; beyond them lie the rivals of very many calls at once, of which nothing is certain."""
 
 
 class Told(NamedTuple):
-    """What one recorder tells of a call."""
+    """The account of a call by one recorder."""
 
     when: Interval | None = None
     """None if it was not kept."""
@@ -38,20 +39,34 @@ class Told(NamedTuple):
     lines: int | None = None
     """A hash of the other messages; None if no words were kept."""
     answer: int | None = None
-    """A hash of the answer; None if it was not kept."""
+    """A hash of the answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A call and the span that is counted as the same call, by their places in the lists that were given."""
+    """A call and a span, by their places, that are taken for the same."""
 
     call: int
     span: int
     how: MatchedBy
     meant: tuple[int, ...] = ()
-    """The spans any of which may be the one, where it is not certain."""
+    """Places of the spans any of which may be of the call; empty if `span` is certain."""
     may_be_none: bool = False
-    """The call may also be one that no span tells of: there are more calls than spans."""
+    """It may also be none of them, because there are more calls than spans."""
+
+
+def pairs(calls: Sequence[Told], spans: Sequence[Told]) -> list[Pair]:
+    """Return the pairs; each call and each span is in at most one."""
+    if not calls or not spans:
+        return []
+    pairing = _Pairing(calls, spans)
+    for group in pairing.groups():
+        pairing.pair_by_words(group)
+    pairing.pair_in_time(lambda told: told.when is not None and not told.failed)
+    pairing.pair_in_time(lambda told: told.when is not None)
+    for group in pairing.groups():
+        pairing.pair_in_order(group)
+    return pairing.pairs
 
 
 class _Group(NamedTuple):
@@ -61,211 +76,156 @@ class _Group(NamedTuple):
     spans: list[int]
 
 
-class _Sides(NamedTuple):
-    calls: Sequence[Told]
-    spans: Sequence[Told]
+class _Pairing:
+    def __init__(self, calls: Sequence[Told], spans: Sequence[Told]) -> None:
+        self._calls, self._spans = calls, spans
+        self._free_calls, self._free_spans = _by_start(calls), _by_start(spans)
+        # a recorder that leaves system messages out is compared without them
+        with_system = all(any(told.system for told in side) for side in (calls, spans))
+        self._call_keys, self._span_keys = (_keys(side, with_system) for side in (calls, spans))
+        self._other_answers = set[tuple[int, int]]()
+        """Pairs of equal words whose answers are known not to be."""
+        self.pairs: list[Pair] = []
 
-    def one_call(self, call: int, span: int) -> bool:
-        """False if both name a reply and it is another one."""
-        return self.calls[call].reply is None or self.spans[span].reply is None
+    def groups(self) -> list[_Group]:
+        """Return the free calls and spans of equal words, where there are both."""
+        groups: dict[object, _Group] = defaultdict(lambda: _Group([], []))
+        for free, keys, side in ((self._free_calls, self._call_keys, 0), (self._free_spans, self._span_keys, 1)):
+            for at in free:
+                if keys[at] is not None:
+                    groups[keys[at]][side].append(at)
+        return [group for group in groups.values() if group.calls and group.spans]
 
-    def equal_words(self, call: int, span: int) -> bool:
-        ours, theirs = self.calls[call], self.spans[span]
-        return ours.lines == theirs.lines and (ours.system == theirs.system or not (ours.system and theirs.system))
+    def _add(self, pair: Pair) -> None:
+        self.pairs.append(pair)
+        del self._free_calls[pair.call], self._free_spans[pair.span]
 
-    def may_be(self, call: int, span: int) -> bool:
-        """True if neither ids nor words say that it is another call."""
-        no_words = self.calls[call].lines is None or self.spans[span].lines is None
-        return (no_words and self.one_call(call, span)) or (not no_words and self.equal_words(call, span))
+    def _may_be(self, call: int, span: int) -> bool:
+        """True if neither ids nor words nor answers say that it is another call."""
+        ours, theirs = self._call_keys[call], self._span_keys[span]
+        if ours is None or theirs is None:
+            return self._is_one_reply(call, span)
+        return ours == theirs and (call, span) not in self._other_answers
 
-    def within(self, call: int, span: int) -> bool:
-        inner, outer = self.calls[call].when, self.spans[span].when
-        return inner is not None and outer is not None and outer.holds(inner)
+    def _is_one_reply(self, call: int, span: int) -> bool:
+        """False if both name a reply: those of equal replies are matched already."""
+        return self._calls[call].reply is None or self._spans[span].reply is None
 
+    # --- words -------------------------------------------------------------------------------------------------------
 
-def pairs(calls: Sequence[Told], spans: Sequence[Told]) -> list[Pair]:
-    """Return the pairs; each call and each span is in at most one."""
-    if not calls or not spans:
-        return []
-    sides, found = _Sides(calls, spans), list[Pair]()
-    free = _Group(sorted(range(len(calls)), key=_order(calls)), sorted(range(len(spans)), key=_order(spans)))
-    other_answers: set[tuple[int, int]] = set()
-    for key in _SPELLINGS:
-        for group in _of_equal_words(sides, _left(free, found), key):
-            found += _certain_by_words(sides, group, other_answers)
+    def pair_by_words(self, group: _Group) -> None:
+        """Add the certain pairs of a group of equal words. Where answers tell calls apart, the others are noted."""
+        if len(group.calls) > 1 or len(group.spans) > 1:
+            alone = [each for each in self._by_answer(group) if len(each.calls) == len(each.spans) == 1]
+            certain = [(call, span) for (call,), (span,) in alone if self._is_one_reply(call, span)]
+            for call, span in certain:
+                self._add(Pair(call, span, "request"))
+            group = _Group(*([at for at in side if at in free] for side, free in zip(group, self._free(), strict=True)))
+            if certain:
+                both = ((call, span) for call in group.calls for span in group.spans)
+                for call, span in islice(both, _MOST_LOOKED_AT**2):
+                    answers = (self._calls[call].answer, self._spans[span].answer)
+                    if None not in answers and answers[0] != answers[1]:
+                        self._other_answers.add((call, span))
+        if len(group.calls) == len(group.spans) == 1 and self._may_be(group.calls[0], group.spans[0]):
+            (call,), (span,) = group
+            inner, outer = self._calls[call].when, self._spans[span].when
+            # a reply by another name is another call, unless the time says that it is this one
+            if self._is_one_reply(call, span) or (inner is not None and outer is not None and outer.holds(inner)):
+                self._add(Pair(call, span, "request"))
 
-    def may_be(call: int, span: int) -> bool:
-        return sides.may_be(call, span) and (call, span) not in other_answers
+    def _by_answer(self, group: _Group) -> Iterable[_Group]:
+        """Return the calls and spans of each answer; none if one of them may have any answer."""
+        answers: dict[int, _Group] = defaultdict(lambda: _Group([], []))
+        for places, told, side in ((group.calls, self._calls, 0), (group.spans, self._spans, 1)):
+            for at in places:
+                answer = told[at].answer
+                if answer is not None:
+                    answers[answer][side].append(at)
+                elif not told[at].failed:
+                    return ()
+        return answers.values()
 
-    found += _in_time(sides, _left(free, found), may_be)
-    for key in _SPELLINGS:
-        for group in _of_equal_words(sides, _left(free, found), key):
-            found += _in_order(sides, group, may_be)
-    return found
+    def pair_in_order(self, group: _Group) -> None:
+        """Pair what has equal words and is nowhere near in time, in the order of the times; none of it is certain."""
+        nameless = [at for at in group.spans if self._spans[at].reply is None]
+        meant, may_be_none = tuple(nameless[: _MOST_MEANT + 1]), len(group.calls) > len(nameless)
+        for call, span in zip(group.calls, nameless, strict=False):
+            if self._may_be(call, span):
+                self._add(Pair(call, span, "request", meant, may_be_none))
 
+    def _free(self) -> tuple[dict[int, None], dict[int, None]]:
+        return self._free_calls, self._free_spans
 
-def _order(told: Sequence[Told]) -> Callable[[int], tuple[float, int]]:
-    return lambda at: (math.inf if (when := told[at].when) is None else when.start, at)
+    # --- time --------------------------------------------------------------------------------------------------------
 
+    def pair_in_time(self, counts: Callable[[Told], bool]) -> None:
+        """Pair as many of the free calls that count as possible, each with a span around it."""
+        own = {at: when for at in self._free_calls if counts(told := self._calls[at]) and (when := told.when)}
+        when = {at: outer for at in self._free_spans if counts(told := self._spans[at]) and (outer := told.when)}
+        if not own or not when:
+            return
+        places, tree = list(when), Intervals(list(when.values()))
+        meant: dict[int, list[int]] = {}
+        for call, inner in own.items():
+            around = (places[at] for at in islice(tree.around(inner), _MOST_LOOKED_AT))
+            if possible := list(islice((span for span in around if self._may_be(call, span)), _MOST_MEANT + 1)):
+                meant[call] = narrowed(inner, possible, when)
+        taken = self._taken(own, meant, when)
+        wanted_by: dict[int, list[int]] = defaultdict(list)
+        for call, spans in meant.items():
+            for span in spans:
+                wanted_by[span].append(call)
+        short = _short_of_spans(meant, taken, wanted_by)
+        crowded = any(len(spans) > _MOST_MEANT for spans in meant.values())
+        for call, span in taken.items():
+            no_words = self._call_keys[call] is None or self._span_keys[span] is None
+            how: MatchedBy = "time" if no_words else "request"
+            if meant[call] == [span] and wanted_by[span] == [call] and not crowded:
+                self._add(Pair(call, span, how))
+            else:
+                may_be_none = call in short or len(meant[call]) > _MOST_MEANT
+                self._add(Pair(call, span, how, tuple(meant[call]), may_be_none))
 
-def _left(group: _Group, found: Iterable[Pair]) -> _Group:
-    calls, spans = {pair.call for pair in found}, {pair.span for pair in found}
-    return _Group([at for at in group.calls if at not in calls], [at for at in group.spans if at not in spans])
+    def _taken(
+        self, own: Mapping[int, Interval], meant: Mapping[int, list[int]], when: Mapping[int, Interval]
+    ) -> dict[int, int]:
+        """Return the span that each call takes.
 
-
-# --- words -----------------------------------------------------------------------------------------------------------
-
-
-def _whole(told: Told, is_span: bool) -> object:
-    return None if told.lines is None else (told.system, told.lines)
-
-
-def _lines_without_system(told: Told, is_span: bool) -> object:
-    """For spans that leave the system message out."""
-    return None if is_span and told.system else told.lines
-
-
-def _lines_of_call_without_system(told: Told, is_span: bool) -> object:
-    return None if not is_span and told.system else told.lines
-
-
-_SPELLINGS: Final = (_whole, _lines_without_system, _lines_of_call_without_system)
-
-
-def _of_equal_words(sides: _Sides, free: _Group, key: Callable[[Told, bool], object]) -> list[_Group]:
-    groups: dict[object, _Group] = {}
-    for at in free.spans:
-        if (words := key(sides.spans[at], True)) is not None:
-            groups.setdefault(words, _Group([], [])).spans.append(at)
-    for at in free.calls if groups else ():
-        if (group := groups.get(key(sides.calls[at], False))) is not None:
-            group.calls.append(at)
-    return [group for group in groups.values() if group.calls]
-
-
-def _certain_by_words(sides: _Sides, group: _Group, other_answers: set[tuple[int, int]]) -> list[Pair]:
-    """Return the certain pairs of a group of equal words. Where answers tell calls apart, the others are noted."""
-    found: list[Pair] = []
-    if len(group.calls) > 1 or len(group.spans) > 1:
-        found = _by_answer(sides, group)
-        group = _left(group, found)
-    if found:
-        told = ((call, span) for call in group.calls for span in group.spans)
-        other_answers.update(pair for pair in islice(told, _MOST_LOOKED_AT**2) if _other_answer(sides, *pair))
-    if len(group.calls) == len(group.spans) == 1 and (group.calls[0], group.spans[0]) not in other_answers:
-        (call,), (span,) = group
-        # a reply by another name is another call, unless the time says that it is this one
-        if sides.one_call(call, span) or sides.within(call, span):
-            found.append(Pair(call, span, "request"))
-    return found
-
-
-def _other_answer(sides: _Sides, call: int, span: int) -> bool:
-    answers = (sides.calls[call].answer, sides.spans[span].answer)
-    return None not in answers and answers[0] != answers[1]
-
-
-def _in_order(sides: _Sides, group: _Group, may_be: Callable[[int, int], bool]) -> list[Pair]:
-    """Pair what has equal words and is nowhere near in time, in the order of the times; none of it is certain."""
-    nameless = [at for at in group.spans if sides.spans[at].reply is None]
-    meant, may_be_none = tuple(nameless[: _MOST_MEANT + 1]), len(group.calls) > len(nameless)
-    both = zip(group.calls, nameless, strict=False)
-    return [Pair(call, span, "request", meant, may_be_none) for call, span in both if may_be(call, span)]
-
-
-def _by_answer(sides: _Sides, group: _Group) -> list[Pair]:
-    """Return the pairs of which no other call and no other span of the group can have the same answer."""
-    answers: dict[int, _Group] = {}
-    for told, by_side in ((sides.calls, 0), (sides.spans, 1)):
-        for at in group[by_side]:
-            answer = told[at].answer
-            if answer is not None:
-                answers.setdefault(answer, _Group([], []))[by_side].append(at)
-            elif not told[at].failed:
-                return []  # it may be any of them
-    alone = (each for each in answers.values() if len(each.calls) == len(each.spans) == 1)
-    found = ((each.calls[0], each.spans[0]) for each in alone)
-    return [Pair(call, span, "request") for call, span in found if sides.one_call(call, span)]
-
-
-# --- time ------------------------------------------------------------------------------------------------------------
-
-
-def _in_time(sides: _Sides, group: _Group, may_be: Callable[[int, int], bool]) -> list[Pair]:
-    """Pair calls with spans around them: those that were answered first, then what is left with what is left."""
-    timed = _Group(
-        [at for at in group.calls if sides.calls[at].when is not None],
-        [at for at in group.spans if sides.spans[at].when is not None],
-    )
-    well = _Group(
-        [at for at in timed.calls if not sides.calls[at].failed],
-        [at for at in timed.spans if not sides.spans[at].failed],
-    )
-    found = _within(sides, well, may_be)
-    if len(well.calls) == len(timed.calls) and len(well.spans) == len(timed.spans):
-        return found
-    return found + _within(sides, _left(timed, found), may_be)
+        By start, each call takes of the spans around it the one that ends first: no other choice gives more calls a
+        span.
+        """
+        free: list[tuple[float, int]] = []
+        coming = sorted(((when[at].start - SLACK_SECONDS, at) for at in when), reverse=True)
+        taken: dict[int, int] = {}
+        for call in sorted(meant, key=lambda at: own[at].start):
+            while coming and coming[-1][0] <= own[call].start:
+                at = coming.pop()[1]
+                insort(free, (when[at].end + SLACK_SECONDS, at))
+            first = bisect_left(free, (own[call].end, -1))
+            for place in range(first, min(first + _MOST_LOOKED_AT, len(free))):
+                span = free[place][1]
+                if (len(meant[call]) > 1 or meant[call] == [span]) and self._may_be(call, span):
+                    taken[call] = span
+                    del free[place]
+                    break
+        return taken
 
 
-def _within(sides: _Sides, group: _Group, may_be: Callable[[int, int], bool]) -> list[Pair]:
-    """Pair as many calls as possible, each with a span around it."""
-    if not group.calls or not group.spans:
-        return []
-    when = {at: outer for at in group.spans if (outer := sides.spans[at].when) is not None}
-    tree = Intervals([when[at] for at in group.spans])
-    own = {at: inner for at in group.calls if (inner := sides.calls[at].when) is not None}
-    meant: dict[int, list[int]] = {}
-    for call, inner in own.items():
-        around = (group.spans[at] for at in islice(tree.around(inner), _MOST_LOOKED_AT))
-        possible = list(islice((span for span in around if may_be(call, span)), _MOST_MEANT + 1))
-        if possible:
-            meant[call] = narrowed(inner, possible, when)
-    taken = _taken(own, meant, when, may_be)
-    wanted_by: dict[int, list[int]] = {}
-    for call, spans in meant.items():
-        for span in spans:
-            wanted_by.setdefault(span, []).append(call)
-    short = _short_of_spans(meant, taken, wanted_by)
-    crowded = any(len(spans) > _MOST_MEANT for spans in meant.values())
-    found: list[Pair] = []
-    for call, span in taken.items():
-        how: MatchedBy = "time" if sides.calls[call].lines is None or sides.spans[span].lines is None else "request"
-        if meant[call] == [span] and wanted_by[span] == [call] and not crowded:
-            found.append(Pair(call, span, how))
-        else:
-            found.append(Pair(call, span, how, tuple(meant[call]), call in short or len(meant[call]) > _MOST_MEANT))
-    return found
+def _keys(told: Sequence[Told], with_system: bool) -> list[tuple[int, str] | None]:
+    """Return the words of each in a form in which equal ones are equal."""
+    return [None if each.lines is None else (each.lines, each.system if with_system else "") for each in told]
 
 
-def _taken(
-    own: dict[int, Interval],
-    meant: dict[int, list[int]],
-    when: Mapping[int, Interval],
-    may_be: Callable[[int, int], bool],
-) -> dict[int, int]:
-    """Return the span that each call takes.
-
-    By start, each call takes of the spans around it the one that ends first: no other choice gives more calls a span.
-    """
-    free: list[tuple[float, int]] = []
-    coming = sorted(((when[at].start - SLACK_SECONDS, at) for at in when), reverse=True)
-    taken: dict[int, int] = {}
-    for call in sorted(meant, key=lambda at: own[at].start):
-        while coming and coming[-1][0] <= own[call].start:
-            at = coming.pop()[1]
-            insort(free, (when[at].end + SLACK_SECONDS, at))
-        first = bisect_left(free, (own[call].end, -1))
-        only = meant[call][0] if len(meant[call]) == 1 else None
-        for place in range(first, min(first + _MOST_LOOKED_AT, len(free))):
-            span = free[place][1]
-            if (only is None or span == only) and may_be(call, span):
-                taken[call] = span
-                del free[place]
-                break
-    return taken
+def _by_start(told: Sequence[Told]) -> dict[int, None]:
+    """Return the places by the time of their beginning, those without one last."""
+    starts = [math.inf if each.when is None else each.when.start for each in told]
+    return dict.fromkeys(sorted(range(len(told)), key=lambda at: (starts[at], at)))
 
 
-def _short_of_spans(meant: dict[int, list[int]], taken: dict[int, int], wanted_by: dict[int, list[int]]) -> set[int]:
+def _short_of_spans(
+    meant: Mapping[int, list[int]], taken: Mapping[int, int], wanted_by: Mapping[int, list[int]]
+) -> set[int]:
     """Return the calls that compete, directly or not, with a call for which no span was left."""
     waiting = [call for call in meant if call not in taken]
     short, seen = set(waiting), set[int]()

@@ -101,6 +101,11 @@ class CallReading(NamedTuple):
     constrained_by: tuple[str, ...] = ()
     """Settings under which the tokens were drawn from another distribution than that of `logprobs`."""
 
+    @property
+    def has_tokens(self) -> bool:
+        """Both lists of token ids are known."""
+        return bool(self.prompt_token_ids and self.completion_token_ids)
+
 
 def is_gateway_call(span: Span) -> bool:
     return span.name == RAW_SPAN

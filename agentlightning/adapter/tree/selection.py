@@ -1,7 +1,7 @@
 """Selects the calls of a tree to learn from, and names their agents.
 
-A call may be recorded several times: tracers in the agent's process know whose call it was, the gateway knows its
-tokens. `calls/matching.py` says which spans are of one call, `owners.py` whose it is. A filter by name takes a call if
+A call may be recorded several times: tracers in the agent's process know its agent, the gateway knows its tokens.
+`calls/matching.py` says which spans are of one call, `owners.py` which agent made it. A filter by name takes a call if
 every agent that it may belong to matches, and refuses it as `unknown_agent` if only some of them do.
 """
 
@@ -11,8 +11,9 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from operator import itemgetter
-from typing import Final, Generic, TypeVar
+from typing import Final
 
 from agentlightning.adapter.calls.calls import ANY_AGENT, is_of_other_policy
 from agentlightning.adapter.calls.matching import CallSpans, spans_by_call, tells_of_call
@@ -21,8 +22,6 @@ from agentlightning.adapter.spans.tokens import call_role, generated_nothing, is
 from agentlightning.adapter.tree.node import SpanNode
 from agentlightning.adapter.tree.owners import NOBODY, Owner, Owners
 from agentlightning.types import Attributes, Span
-
-NodeT = TypeVar("NodeT", bound=SpanNode)
 
 LLM_CALL_MATCH: Final = r"openai\.chat\.completion"
 
@@ -42,17 +41,19 @@ class SelectionRules:
     """The agent that the whole tree is below."""
 
 
-@dataclass(slots=True)
-class SelectedCall(Generic[NodeT]):
-    """One model call: where it stands, whose it is, and the gateway's record of it if there is one."""
+@dataclass
+class SelectedCall:
+    """One model call: its place, its agent, its reward, and the gateway's record of it if there is one."""
 
-    node: NodeT
+    node: SpanNode
     agent_name: str
     branch: str
     """Id of the agent's span that the call belongs to, else of the root above it."""
     record: Span | None = None
     request: Span | None = None
     """The gateway's span with the messages."""
+    reward: Span | None = None
+    """The span of the reward that it earned."""
 
     @property
     def sequence_id(self) -> int:
@@ -65,8 +66,9 @@ class SelectedCall(Generic[NodeT]):
         start = self.node.span.start_time
         return math.inf if start is None else start
 
+    @cached_property
     def span(self) -> Span:
-        """Return one span that says all that is known of the call; the gateway's word counts most."""
+        """One span that says all that is known of the call; the gateway's word counts most."""
         if self.record is None:
             return self.node.span
         attributes: Attributes = {}
@@ -77,8 +79,8 @@ class SelectedCall(Generic[NodeT]):
 
 
 def select_calls(
-    root: NodeT, rules: SelectionRules, problems: list[Problem], *, by_time: bool = False
-) -> list[SelectedCall[NodeT]]:
+    root: SpanNode, rules: SelectionRules, problems: list[Problem], *, by_time: bool = False
+) -> list[SelectedCall]:
     """Return the model calls of a tree in tree order, calls that only the gateway saw after the others.
 
     Where no span states an agent, `by_time` lets the times tell. Calls that a filter by name refuses, because nothing
@@ -86,10 +88,9 @@ def select_calls(
     """
     pattern = re.compile(rules.llm_call_match)
     placed = list(_in_reward(root))
-    nodes = {node.id: node for node, _ in placed}
     order = {node.id: place for place, (node, _) in enumerate(placed)}
     in_reward = {node.id for node, is_below in placed if is_below} if rules.exclude_llm_call_in_reward else set[str]()
-    spans = [node.span for node in nodes.values()]
+    spans = [node.span for node, _ in placed]
     named = {name for name in {span.name for span in spans} if pattern.search(name)}
     found = spans_by_call(
         spans,
@@ -97,7 +98,7 @@ def select_calls(
         keep_nested=not rules.drop_unnamed_nested,
     )
     owners = Owners(root, by_time)
-    taken: list[tuple[bool, int, SelectedCall[NodeT]]] = []
+    taken: list[tuple[bool, int, SelectedCall]] = []
     for call in found:
         record, certain = call.record, call.certain
         own = certain if record is None else [record, *certain]
@@ -122,16 +123,15 @@ def select_calls(
         is_seen = bool(certain) and not call.is_further_choice
         shown = certain[0] if is_seen else call.request or record
         assert shown is not None
-        node = nodes[shown.span_id]
-        agent = owner.name or call_role(record) or ANY_AGENT
-        selected = SelectedCall(node, agent, owner.branch, record, call.request)
-        taken.append((not is_seen, order[node.id], selected))
+        place, agent = order[shown.span_id], owner.name or call_role(record) or ANY_AGENT
+        selected = SelectedCall(placed[place][0], agent, owner.branch, record, call.request)
+        taken.append((not is_seen, place, selected))
     return [call for _, _, call in sorted(taken, key=itemgetter(0, 1))]
 
 
-def _in_reward(root: NodeT) -> Iterator[tuple[NodeT, bool]]:
+def _in_reward(root: SpanNode) -> Iterator[tuple[SpanNode, bool]]:
     """Yield each node, parents first, and whether it is below the span of a reward."""
-    waiting: list[tuple[NodeT, bool]] = [(root, False)]
+    waiting: list[tuple[SpanNode, bool]] = [(root, False)]
     while waiting:
         node, inside = waiting.pop()
         yield node, inside

@@ -15,8 +15,13 @@ What differs from the described system (each for a reason given in the contract'
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
+from pathlib import Path
 from typing import Any, Final, Self
 
 from agentlightning.adapter.calls.calls import ANY_AGENT
@@ -24,11 +29,11 @@ from agentlightning.adapter.spans.attributes import Fields, Problem
 from agentlightning.adapter.spans.content import image_urls, read_content
 from agentlightning.adapter.spans.rewards import is_unusable_reward, reward_dimensions, reward_value
 from agentlightning.adapter.spans.tokens import CallReading, has_failed, read_call, response_id
-from agentlightning.adapter.tree.graphviz import draw_tree
 from agentlightning.adapter.tree.node import SpanNode
 from agentlightning.adapter.tree.repair import repair
 from agentlightning.adapter.tree.reward_matching import RewardMatchPolicy, match_rewards
 from agentlightning.adapter.tree.selection import LLM_CALL_MATCH, SelectedCall, SelectionRules, select_calls
+from agentlightning.private_files import make_private
 from agentlightning.semconv import AGL_VIRTUAL
 from agentlightning.types import Span, Triplet
 
@@ -104,8 +109,23 @@ class TraceTree(SpanNode):
         return values[id(self)]
 
     def visualize(self, filename: str, interested_span_match: str | None = None) -> None:
-        """Draw the tree into `filename.png` with Graphviz; see `graphviz.draw_tree`."""
-        draw_tree(self, filename, interested_span_match)
+        """Draw the tree into `filename.png`, spans whose name matches `interested_span_match` filled.
+
+        Raises:
+            RuntimeError: the program `dot` of Graphviz is not installed, or it failed.
+        """
+        program = shutil.which("dot")
+        if program is None:
+            raise RuntimeError(
+                "Drawing a trace needs Graphviz: install the program 'dot' (on Debian: apt-get install graphviz), "
+                "or read the tree with to_json() or names_tuple()."
+            )
+        target = Path(filename if filename.endswith(".png") else filename + ".png")
+        make_private(target)
+        command = [program, "-Tpng", "-o", str(target)]
+        done = subprocess.run(command, input=dot_source(self, interested_span_match), text=True, capture_output=True)
+        if done.returncode != 0:
+            raise RuntimeError(f"dot could not draw {target}: {done.stderr.strip()}")
 
     def repair_hierarchy(self) -> None:
         """Move spans without their parent to where their times say they belong; see `repair.repair`."""
@@ -144,9 +164,9 @@ class TraceTree(SpanNode):
         if within_reward:
             return []
         before = frozenset(existing_llm_call_response_ids or ())
-        found: list[tuple[Self, str]] = []
+        found: list[tuple[Any, str]] = []
         for call in select_calls(self, rules, self.problems, by_time=self.is_repaired):
-            reply = response_id(call.span())
+            reply = response_id(call.span)
             if reply in before or (reply is None and within_llm_call and call.record is None):
                 continue
             if reply is not None and existing_llm_call_response_ids is not None:
@@ -215,64 +235,51 @@ class TraceTree(SpanNode):
             ValueError: no such `reward_match`.
         """
         rules = SelectionRules(llm_call_match, agent_match, exclude_llm_call_in_reward, dedup_llm_call, policy)
-        match_policy = RewardMatchPolicy(reward_match)
-        calls = self.ordered_calls(rules)
-        several = len({call.branch for call in calls}) > 1
-        made: list[tuple[SelectedCall[Self], Triplet]] = []
-        for call, span in self.answered(calls):
-            triplet = self.span_to_triplet(span, call.agent_name)
-            if _skip_empty_token_spans and not (triplet.prompt["token_ids"] and triplet.response["token_ids"]):
-                self.report_empty(span)
-                continue
-            if several:
-                triplet.metadata["branch"] = call.branch
-            made.append((call, triplet))
-        earned = self.matched_rewards([call for call, _ in made], match_policy)
-        for call, triplet in made:
-            put_reward(triplet, earned.get(call.node.id))
-        triplets = [triplet for _, triplet in made]
+        triplets: list[Triplet] = []
+        has_tokens = (lambda call: read_call(call.span, []).has_tokens) if _skip_empty_token_spans else None
+        for call, branch in self.chosen(rules, RewardMatchPolicy(reward_match), has_tokens):
+            triplet = self.span_to_triplet(call.span, call.agent_name)
+            if branch is not None:
+                triplet.metadata["branch"] = branch
+            put_reward(triplet, call.reward)
+            triplets.append(triplet)
         if final_reward is not None and triplets:
             triplets[-1].reward = final_reward
         return triplets
 
-    # --- the steps of `to_trajectory`, for adapters that need no triplets --------------------------------------------
+    def chosen(
+        self,
+        rules: SelectionRules,
+        reward_match: RewardMatchPolicy,
+        has_tokens: Callable[[SelectedCall], bool] | None = None,
+    ) -> list[tuple[SelectedCall, str | None]]:
+        """Return the calls to learn from, each with its reward and, where a trace has several, the id of its branch.
 
-    def ordered_calls(self, rules: SelectionRules) -> list[SelectedCall[Self]]:
-        """Return the selected calls in the order in which they were made.
-
-        That is the order of arrival at the gateway if it saw them all, else that of their start times.
+        They come in the order of arrival at the gateway if it saw them all, else in that of their start times. With
+        `has_tokens` those for which it is false are left out. What is left out is reported.
         """
         calls = select_calls(self, rules, self.problems, by_time=self.is_repaired)
-        if all(call.record is not None for call in calls):
-            return sorted(calls, key=attrgetter("sequence_id", "start_time"))
-        return sorted(calls, key=attrgetter("start_time", "sequence_id"))
-
-    def answered(self, calls: Sequence[SelectedCall[Self]]) -> Iterator[tuple[SelectedCall[Self], Span]]:
-        """Yield the calls that gave the agent an answer, each with all that is known of it; report the others."""
+        by_arrival = all(call.record is not None for call in calls)
+        calls.sort(key=attrgetter(*(("sequence_id", "start_time") if by_arrival else ("start_time", "sequence_id"))))
+        several = len({call.branch for call in calls}) > 1
+        answered: list[SelectedCall] = []
         for call in calls:
-            span = call.span()
-            if has_failed(span):
-                self.problems.append(Problem("failed_call", span.span_id, "the call gave the agent no answer"))
+            if has_failed(call.span):
+                self.problems.append(Problem("failed_call", call.node.id, "the call gave the agent no answer"))
+            elif has_tokens is not None and not has_tokens(call):
+                self.problems.append(Problem("empty_call", call.node.id, "the call has no token ids"))
             else:
-                yield call, span
-
-    def report_empty(self, span: Span) -> None:
-        self.problems.append(Problem("empty_call", span.span_id, "the call has no token ids"))
-
-    def matched_rewards(self, calls: Sequence[SelectedCall[Self]], policy: RewardMatchPolicy) -> dict[str, Span]:
-        """Return the span of the reward of each rewarded one of `calls` by the id of its node.
-
-        `policy` says how they are found. Rewards without a call are reported.
-        """
-        matches = match_rewards(self, calls, policy)
+                answered.append(call)
+        matches = match_rewards(self, answered, reward_match)
+        for call in answered:
+            call.reward = matches.earned.get(call.node.id)
         for span in matches.lost:
             self.problems.append(Problem("lost_reward", span.span_id, f"reward {reward_value(span)} found no call"))
         for node in self.walk():
             if is_unusable_reward(node.span):
-                self.problems.append(
-                    Problem("bad_reward", node.id, "the reward is no finite number, or more than 1e15 in size")
-                )
-        return matches.earned
+                detail = "the reward is no finite number, or more than 1e15 in size"
+                self.problems.append(Problem("bad_reward", node.id, detail))
+        return [(call, call.branch if several else None) for call in answered]
 
 
 def known_metadata(call: CallReading, span: Span) -> Fields:
@@ -319,3 +326,18 @@ def _around(id: str, name: str, children: Sequence[SpanNode]) -> Span:
         start_time=start,
         end_time=end,
     )
+
+
+def dot_source(root: SpanNode, interested_span_match: str | None = None) -> str:
+    """Return the tree in Graphviz's language."""
+    names = {id(node): f"n{number}" for number, node in enumerate(root.walk())}
+    lines = ["digraph trace {", "  rankdir=LR; node [shape=box, fontname=Helvetica];"]
+    for node in root.walk():
+        filled = interested_span_match is not None and re.search(interested_span_match, node.span.name)
+        style = ", style=filled, fillcolor=lightblue" if filled else ""
+        label = node.title()
+        if node.start_time is not None and node.end_time is not None:
+            label += f"\n{node.end_time - node.start_time:.3f} s"
+        lines.append(f"  {names[id(node)]} [label={json.dumps(label, ensure_ascii=False)}{style}];")
+        lines.extend(f"  {names[id(node)]} -> {names[id(child)]};" for child in node.children)
+    return "\n".join([*lines, "}", ""])
