@@ -85,7 +85,7 @@ class _Explanations:
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
         if fullname in self.texts:
-            raise ModuleNotFoundError(self.texts[fullname], name=fullname.rpartition(".")[0])
+            raise ModuleNotFoundError(self.texts[fullname])  # by its `name`, Python would know it as one to pass over
 
 
 _explanations = _Explanations()
