@@ -3,7 +3,7 @@
 Names are imported on first use, so that the import is cheap and a runner never loads a training stack.
 """
 
-from agentlightning.lazy import attach_stub, explain_absent_modules
+from agentlightning.lazy import attach_stub, explain_imports
 
 _REMOVED: dict[str, str] = {
     "CollectionBasedLightningStore": "A new backend is a `Tx` and a `Backend`, see agentlightning/store/rules/tx.py.",
@@ -11,9 +11,10 @@ _REMOVED: dict[str, str] = {
     "TrainerLegacy": "Use agl.Trainer: fit(agent, train_dataset=...) in the place of the v0.1 methods.",
 }
 
-explain_absent_modules(
+explain_imports(
     {
-        "agentlightning.store.redis": f"{_REMOVED['RedisLightningStore']} See docs/how-to/write-a-store.md.",
+        "agentlightning.store.redis": "There is no module agentlightning.store.redis. "
+        f"{_REMOVED['RedisLightningStore']} See docs/how-to/write-a-store.md."
     }
 )
 

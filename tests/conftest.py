@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from agentlightning import process_secrets
-from agentlightning.utils.concurrency.collector import freeze_for_good
+from agentlightning.utils.server_launcher import freeze_for_good
 from tests.model_fixtures import byte_engine, engine, model_folder, policy, untrained_model
 from tests.stubs.mongo_server import mongo_uri
 from tests.stubs.postgres_server import postgres_server, postgres_uri

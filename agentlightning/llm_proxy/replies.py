@@ -12,7 +12,7 @@ from agentlightning.errors import BusyError
 from agentlightning.llm_proxy.access.limits import LONGEST_ERROR, LONGEST_NAME
 from agentlightning.semconv import CallState
 from agentlightning.utils.http.auth import Send
-from agentlightning.utils.http.whole_answer import send_whole
+from agentlightning.utils.http.protocol import send_whole
 
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),

@@ -10,17 +10,17 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import gc
 import logging
 import socket
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Literal, cast
+from typing import Final, Literal, cast
 
 from agentlightning.field_help import explain_fields
-from agentlightning.utils.concurrency.collector import short_pauses
 from agentlightning.utils.http.auth import ASGIApp
 from agentlightning.utils.http.protocol import HttpBounds
 from agentlightning.utils.http.sockets import bracket, listen, outbound_address
@@ -283,3 +283,42 @@ def _on_this_loop(serving: _Serving) -> asyncio.Future[Exception | None]:
 
 def _failure(serving: _Serving) -> Exception | None:
     return serving.result() if serving.done() and not serving.cancelled() else None
+
+
+# --- the pauses of the garbage collector -----------------------------------------------------------------------------
+
+_serving: Final = set[object]()
+"""One for each block of `short_pauses` that is entered."""
+_for_good = False
+
+
+def freeze_for_good() -> None:
+    """Take what is there now out of all later collections; blocks of `short_pauses` then change nothing.
+
+    For a process that starts and ends many servers, such as one that runs tests.
+    """
+    global _for_good
+    _for_good = True
+    gc.freeze()
+
+
+@contextlib.contextmanager
+def short_pauses() -> Generator[None]:
+    """Within the block the garbage collector passes over the objects that were there at its begin.
+
+    A full collection walks over every object of the process, a quarter of a second with the training stack loaded, and
+    all threads wait for it. Cycles among those objects are collected when no such block is left. May be entered from
+    any thread, also several times at once.
+    """
+    if _for_good:
+        yield
+        return
+    block = object()
+    _serving.add(block)
+    gc.freeze()
+    try:
+        yield
+    finally:
+        _serving.discard(block)
+        if not _serving:
+            gc.unfreeze()

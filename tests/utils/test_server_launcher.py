@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import socket
 import threading
+import weakref
+from collections.abc import Iterator
 from typing import Literal
 
 import aiohttp
 import pytest
 
+from agentlightning.utils import server_launcher
 from agentlightning.utils.http.auth import Receive, Scope, Send
-from agentlightning.utils.server_launcher import PythonServerLauncher, PythonServerLauncherArgs
+from agentlightning.utils.server_launcher import PythonServerLauncher, PythonServerLauncherArgs, freeze_for_good
 
 Mode = Literal["asyncio", "thread"]
 both_modes = pytest.mark.parametrize("mode", ["asyncio", "thread"])
@@ -230,3 +234,67 @@ async def test_a_failing_serve_context_is_the_cause_of_the_failed_start(caplog: 
     with caplog.at_level(logging.ERROR), pytest.raises(RuntimeError, match=r"failed to start.*no such device"):
         await server.start()
     assert not caplog.records  # raised, so not logged as well
+
+
+# --- the garbage collector -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def nothing_is_frozen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The tests' own process has frozen what collection loaded (tests/conftest.py)."""
+    monkeypatch.setattr(server_launcher, "_for_good", False)
+    gc.unfreeze()
+    gc.collect()
+    yield
+    gc.collect()
+    gc.freeze()
+
+
+class Cycle:
+    """An object that only the collector can free."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def is_freed(cycle: weakref.ref[Cycle]) -> bool:
+    gc.collect()
+    return cycle() is None
+
+
+@pytest.mark.heavy
+@pytest.mark.usefixtures("nothing_is_frozen")
+@pytest.mark.parametrize("for_good", [False, True])
+async def test_a_server_keeps_what_was_loaded_before_it_out_of_collections_until_the_last_one_ends(
+    for_good: bool,
+) -> None:
+    before = Cycle()
+    freed_before = weakref.ref(before)
+    if for_good:
+        freeze_for_good()
+    between = Cycle()
+    freed_between = weakref.ref(between)
+    first, second = launcher(), launcher()
+    await first.start()
+    assert for_good or len(gc.get_objects()) < gc.get_freeze_count() / 2  # what a full collection walks over
+    await second.start()
+    during = Cycle()
+    freed_during = weakref.ref(during)
+    del before, between, during
+    await first.stop()
+    assert is_freed(freed_during)  # what comes after a server's begin is collected as ever
+    assert not is_freed(freed_before)
+    assert is_freed(freed_between) is for_good
+    await second.stop()
+    assert is_freed(freed_before) is not for_good
+
+
+@pytest.mark.heavy
+@pytest.mark.usefixtures("nothing_is_frozen")
+def test_a_block_that_fails_gives_its_objects_back() -> None:
+    before = Cycle()
+    freed = weakref.ref(before)
+    with pytest.raises(KeyError), server_launcher.short_pauses():
+        raise KeyError
+    del before
+    assert is_freed(freed)

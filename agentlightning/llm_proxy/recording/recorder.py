@@ -24,7 +24,6 @@ from agentlightning.tracer.export.exporter import mirror_spans
 from agentlightning.tracer.mending import span_without_keys
 from agentlightning.types import Span, TraceStatus
 from agentlightning.utils.backoff import Outage, backoff_delays
-from agentlightning.utils.concurrency.within import within
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -88,7 +87,8 @@ async def ask_store(question: Awaitable[T], seconds: float) -> T:
         CallFailed: 503, the store did not answer in time or failed. One raised by the question itself passes.
     """
     try:
-        return await within(seconds, question)
+        async with asyncio.timeout(seconds):
+            return await question
     except CallFailed:
         raise
     except Exception as error:  # boundary: any failure of a store, ours or a user's, is an answer for the agent
@@ -116,7 +116,8 @@ async def keep(
         began, limit = time.monotonic(), max(0.01, seconds - outage.away)
         outage.expect(limit)
         try:
-            await within(limit, store.add_many_spans(spans))
+            async with asyncio.timeout(limit):
+                await store.add_many_spans(spans)
             mirror_spans(spans)
             return None
         except Exception as error:  # boundary: any failure of a store is retried or returned

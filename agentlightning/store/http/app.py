@@ -33,9 +33,8 @@ from agentlightning.store.http.openapi import openapi_document
 from agentlightning.store.http.openapi_parts import HEALTH_PATHS, OPENAPI_PATH
 from agentlightning.store.http.operations import PREFIX
 from agentlightning.store.http.otlp import otlp_routes
-from agentlightning.utils.http.allowed_hosts import AllowedHosts, HostDoor
+from agentlightning.utils.http.allowed_hosts import AllowedHosts, HostDoor, NamedOrigins
 from agentlightning.utils.http.auth import ASGIApp, BearerAuth, Receive, Scope, Send
-from agentlightning.utils.http.cors import NamedOrigins
 from agentlightning.utils.http.dispatch import JsonDispatch
 from agentlightning.utils.http.errors import ErrorReply, describe_error, failure, refusal
 from agentlightning.utils.version import VERSION

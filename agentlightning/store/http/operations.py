@@ -310,7 +310,7 @@ class Operation:
         for name in self.in_path:
             value = arguments.pop(name)
             text = check_run_id(value) or NO_NAME if name == "run_id" else str(value)
-            # one that is a word of the table is escaped, so that it is not taken for it (`utils/http/path_table.py`)
+            # one that is a word of the table is escaped, so that it is not taken for it (`utils/http/dispatch.py`)
             segment = f"%{ord(text[0]):02X}{text[1:]}" if text in _WORDS else quote(text, safe="")
             path = path.replace("{" + name + "}", segment)
         return path

@@ -16,9 +16,8 @@ from agentlightning.store.http.metrics import HttpMetrics
 from agentlightning.store.threading import LightningStoreThreaded
 from agentlightning.store.wrappers.compat import complete
 from agentlightning.store.wrappers.forward import forward_operations
-from agentlightning.utils.http.allowed_hosts import AllowedHosts
+from agentlightning.utils.http.allowed_hosts import AllowedHosts, listed_origins
 from agentlightning.utils.http.auth import ASGIApp, check_bind, server_token
-from agentlightning.utils.http.cors import listed_origins
 from agentlightning.utils.metrics import MetricsBackend
 from agentlightning.utils.server_launcher import LaunchMode, PythonServerLauncher, PythonServerLauncherArgs
 from agentlightning.utils.version import VERSION

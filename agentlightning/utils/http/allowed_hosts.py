@@ -2,7 +2,7 @@
 and then reads a loopback server as if it were its own; the `Host` header, which carries that name, gives it away.
 
 The same door stops the write that needs no reading: a page of another origin posts to the loopback address itself, with
-the right `Host`. Its browser says so in `Origin`.
+the right `Host`. Its browser says so in `Origin`. Pages of named origins may be let in (CORS), and those only.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import logging
 import re
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
+
+from starlette.middleware.cors import CORSMiddleware
 
 from agentlightning.utils.env import resolve_str_env_var
 from agentlightning.utils.http.auth import ASGIApp, Receive, Scope, Send, is_loopback
@@ -117,3 +119,42 @@ class HostDoor:
 def _refused(error_type: str, text: str) -> ErrorReply:
     logger.info("403 %s: %.200a", error_type, text)
     return refusal(403, text, error_type)
+
+
+def listed_origins(origins: str | Sequence[str] | None) -> list[str]:
+    """Return the origins without blanks; `*` stands for all of them."""
+    listed = [origins] if isinstance(origins, str) else list(origins or [])
+    listed = [origin.strip() for origin in listed if origin.strip()]
+    return ["*"] if "*" in listed else listed
+
+
+class NamedOrigins:
+    """ASGI middleware that lets pages of `origins` read the answers, errors included, and answers their preflights.
+
+    It stands before the token is asked for, since a preflight carries none. What comes from another origin gets no CORS
+    header, so that the page behind it may not read the answer; its preflight is refused. `*` allows every origin,
+    without credentials.
+    """
+
+    def __init__(self, app: ASGIApp, origins: Sequence[str]) -> None:
+        self._app = app
+        self._cors = CORSMiddleware(
+            app,
+            allow_origins=origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            allow_credentials="*" not in origins,
+            expose_headers=["*"],
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers: dict[bytes, bytes] = dict(scope["headers"]) if scope["type"] == "http" else {}
+        origin = headers.get(b"origin")
+        if origin is not None and self._cors.is_allowed_origin(origin.decode("latin-1")):
+            await self._cors(scope, receive, send)
+        elif origin is not None and scope["method"] == "OPTIONS" and b"access-control-request-method" in headers:
+            shown = origin.decode("latin-1")[:100]
+            text = f"The origin {shown!r} is not allowed here; allow it with cors_allow_origins, or --cors-origin"
+            await refusal(403, text, "OriginNotAllowed").send(send)
+        else:
+            await self._app(scope, receive, send)

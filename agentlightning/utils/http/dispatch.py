@@ -6,10 +6,11 @@ It serves the hot path at about twice the rate of a routing framework; whatever 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, unquote_to_bytes
 
 from pydantic import ValidationError
 
@@ -25,9 +26,8 @@ from agentlightning.utils.http.byte_budget import (
     read_on,
 )
 from agentlightning.utils.http.errors import WrongShapeError, describe_error, refusal
-from agentlightning.utils.http.path_table import PathTable
+from agentlightning.utils.http.protocol import send_whole
 from agentlightning.utils.http.uvicorn_server import STOPPING, StopSignal
-from agentlightning.utils.http.whole_answer import send_whole
 
 _MAX_QUERY_FIELDS = 2000
 
@@ -88,7 +88,7 @@ class JsonDispatch:
         self.endpoints = tuple(endpoints)
         self._fallback = fallback
         self._max_body, self._budget = max_body_bytes, budget
-        self._paths = PathTable((endpoint.path, endpoint.method, endpoint) for endpoint in endpoints)
+        self._paths = _PathTable(endpoints)
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] != "http":
@@ -142,6 +142,86 @@ class JsonDispatch:
             await describe_error(error, _title(scope)).send(send)
             return
         await send_whole(send, endpoint.status, b"application/json", body)
+
+
+# --- which endpoint serves a path -----------------------------------------------------------------------------------
+
+
+class _PathTable:
+    """Endpoints by path and method. Literal segments win over parameters; an escaped slash belongs to its segment."""
+
+    def __init__(self, endpoints: Iterable[Endpoint]) -> None:
+        self._literal: dict[str, dict[str, Endpoint]] = {}
+        self._shapes: dict[int, list[_Shape]] = {}
+        shapes: dict[tuple[int, tuple[int, ...]], _Shape] = {}
+        for endpoint in endpoints:
+            path, method = endpoint.path, endpoint.method
+            if "{" in path:
+                segments = path.split("/")
+                form = len(segments), tuple(i for i, segment in enumerate(segments) if segment.startswith("{"))
+                shapes.setdefault(form, _Shape(*form)).add(endpoint)
+            else:
+                self._literal.setdefault(path, {})[method] = endpoint
+        for form in sorted(shapes):
+            self._shapes.setdefault(form[0], []).append(shapes[form])
+
+    def find(self, scope: Scope, method: str) -> tuple[dict[str, Endpoint] | None, dict[str, str]]:
+        """Return the methods of the path that fits best and serves this method, else of one that fits at all, and the
+        values of its parameters. HEAD is served where GET is.
+
+        Raises:
+            BadRequestError: the path is no valid UTF-8.
+        """
+        path: str = scope["path"]
+        raw: bytes = scope.get("raw_path") or b""
+        parts: list[str] | None = None
+        words: list[str] | None = None
+        if b"%" in raw:  # what is escaped is a value, even if it spells a word of a path
+            written = raw.split(b"?", 1)[0].split(b"/")
+            parts = [_text(part) for part in written]
+            words = ["" if b"%" in part else part.decode("latin-1") for part in written]
+            path = "" if "" in words[1:] else path
+        other = self._literal.get(path)
+        if other is not None and method in other:
+            return other, {}
+        parts = parts or path.split("/")
+        words = words or parts
+        for shape in self._shapes.get(len(parts), ()):
+            found = shape.table.get(shape.literals(words))
+            if found is not None:
+                methods, names = found
+                if method in methods or (method == "HEAD" and "GET" in methods):
+                    return methods, {name: parts[index] for name, index in names}
+                other = other or methods
+        return other, {}
+
+
+class _Shape:
+    """Paths of one length with their parameters at the same places, by their other segments."""
+
+    __slots__ = ("literals", "parameters", "table")
+
+    def __init__(self, length: int, parameters: tuple[int, ...]) -> None:
+        self.parameters = parameters
+        self.literals = itemgetter(*(index for index in range(length) if index not in parameters))
+        self.table: dict[tuple[str, ...], tuple[dict[str, Endpoint], list[tuple[str, int]]]] = {}
+
+    def add(self, endpoint: Endpoint) -> None:
+        segments = endpoint.path.split("/")
+        names = [(segments[index][1:-1], index) for index in self.parameters]
+        methods, known = self.table.setdefault(self.literals(segments), ({}, names))
+        assert known == names, f"{endpoint.path} names its parameters otherwise than the same path with another method"
+        methods[endpoint.method] = endpoint
+
+
+def _text(part: bytes) -> str:
+    try:
+        return unquote_to_bytes(part).decode()
+    except UnicodeDecodeError:
+        raise BadRequestError("The path is no valid UTF-8") from None
+
+
+# --- requests and answers -------------------------------------------------------------------------------------------
 
 
 def _title(scope: Scope) -> str:

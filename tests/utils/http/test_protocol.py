@@ -12,7 +12,8 @@ import psutil
 import pytest
 
 from agentlightning.utils.http.auth import Receive, Scope, Send
-from agentlightning.utils.http.protocol import HttpBounds
+from agentlightning.utils.http.dispatch import Endpoint, JsonDispatch, Request
+from agentlightning.utils.http.protocol import HttpBounds, send_whole
 from agentlightning.utils.server_launcher import PythonServerLauncher, PythonServerLauncherArgs
 from tests.stubs.raw_http import Answer, exchange, read_answer, request
 
@@ -172,6 +173,9 @@ async def test_a_request_is_not_late_while_it_is_the_server_that_does_not_read(s
         pytest.param([b"POST / HTTP/1.1\r\nContent-Length: -1\r\n\r\n"], 400, id="negative length"),
         pytest.param([b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"], 400, id="bad chunk"),
         pytest.param([chunked(b"0\r\na: b\r\n\r\n")], 400, id="trailer"),
+        pytest.param([chunked(b"2\r\nabc\r\n0\r\n\r\n")], 400, id="chunk longer than it says"),
+        pytest.param([request("POST", "/", b"abc\x00\xff", content_length="3")], 400, id="body longer than it says"),
+        pytest.param([request("POST", "/", b"x", content_length="1, 2")], 400, id="a list of lengths"),
         pytest.param([chunked(b"1;x=" + b"y" * 140_000)], 400, id="chunk extension"),
         pytest.param([chunked(b"1\r\nx\r\n" * 60_000)], 400, id="small chunks"),
         pytest.param([b"POST / HTTP/1.1\r\nTransfer-Encoding: gzip, chunked\r\n\r\n"], 501, id="encoding"),
@@ -299,3 +303,68 @@ async def test_a_stop_does_not_wait_for_who_does_not_read_and_logs_no_error(
     await asyncio.wait_for(server.stop(), 5)
     writer.close()
     assert not [record for record in caplog.records if record.levelno > logging.INFO]
+
+
+# --- answers in one write --------------------------------------------------------------------------------------------
+
+
+async def in_two_messages(scope: Scope, receive: Receive, send: Send) -> None:
+    """The same answer as ASGI has it, which uvicorn writes."""
+
+    async def other(message: object) -> None:
+        await send(message)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType] -- passed through
+
+    await send_whole(other, 200, b"application/json", b'"two"')
+
+
+@pytest.fixture
+async def whole() -> AsyncIterator[int]:
+    """Return the port of a server that echoes at `/echo`; at `/hello` and elsewhere it says "two"."""
+
+    async def echoed(request: Request, arguments: dict[str, bytes]) -> bytes:
+        return b'"%s"' % arguments["body"]
+
+    endpoints = [
+        Endpoint("POST", "/echo", lambda asked: {"body": asked.body}, echoed, bytes),
+        Endpoint("GET", "/hello", lambda asked: {"body": b"two"}, echoed, bytes),
+    ]
+    server = PythonServerLauncher(JsonDispatch(endpoints, in_two_messages), PythonServerLauncherArgs())
+    await server.start()
+    yield server.port
+    await server.stop()
+
+
+async def test_an_answer_in_one_write_is_the_one_that_uvicorn_writes(whole: int) -> None:
+    ours, of_uvicorn = [await exchange(whole, request("GET", path)) for path in ("/hello", "/other")]
+    assert ours.body == of_uvicorn.body == b'"two"'
+    assert {**ours.headers, "date": ""} == {**of_uvicorn.headers, "date": ""}
+    head = await exchange(whole, request("HEAD", "/hello"), to_head=True)
+    assert (head.status, head.headers["content-length"]) == (200, "5")
+    last = await rest_of(whole, b"GET /hello HTTP/1.0\r\nhost: 127.0.0.1\r\n\r\n")
+    assert b"connection: close\r\n" in last
+    assert last.endswith(b'\r\n\r\n"two"')
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+async def test_answers_come_in_order_however_the_requests_are_cut(whole: int, size: int) -> None:
+    in_chunks = chunked(b"3\r\nabc\r\n2;x=y\r\nde\r\n0\r\n\r\n").replace(b"POST /", b"POST /echo", 1)
+    raw = in_chunks.replace(b"Host: a", b"Host: 127.0.0.1") + b"".join(
+        request("POST", "/echo", b"%d" % n) for n in range(5)
+    )
+    reader, writer = await asyncio.open_connection("127.0.0.1", whole)
+    for start in range(0, len(raw), size):
+        writer.write(raw[start : start + size])
+        await asyncio.sleep(0)
+    bodies = [(await asyncio.wait_for(read_answer(reader), 10)).body for _ in range(6)]
+    assert bodies == [b'"abcde"', *(b'"%d"' % number for number in range(5))]
+    writer.close()
+
+
+async def test_a_client_that_leaves_before_its_answer_costs_nobody_else(whole: int) -> None:
+    for raw in (request("POST", "/echo", b"abc", content_length="9"), chunked(b"3\r\nab"), request("GET", "/hello")):
+        _, writer = await asyncio.open_connection("127.0.0.1", whole)
+        writer.write(raw)
+        writer.transport.abort()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+    assert (await exchange(whole, request("POST", "/echo", b"hello"))).body == b'"hello"'
