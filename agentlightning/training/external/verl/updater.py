@@ -98,11 +98,7 @@ async def run_verl(
 
 
 def _scheduled(settings: VERLSettings, tasks: int, held_out: int) -> Any:
-    """Return the configuration with a validation where there are held-out tasks.
-
-    Raises:
-        BadRequestError: there is no task, or a schedule of validation without held-out tasks.
-    """
+    """Return the configuration with a validation where there are held-out tasks."""
     config = settings.config
     if not tasks:
         raise BadRequestError("VERL needs tasks: pass train_dataset to fit, with at least one task")
