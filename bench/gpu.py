@@ -106,7 +106,7 @@ def measure(folder: Path, device: str, others: Mapping[str, Any]) -> str:
     torch.cuda.synchronize()
     trained = sum(len(row.token_ids) for row in rows) / (time.perf_counter() - began)
     peak = max(of_engine, torch.cuda.max_memory_allocated() / GIB)
-    ratios = np.concatenate([abs(row.ratio - 1) for row in first.rows if row.ratio is not None])
+    ratios = np.concatenate([abs(row["ratio"] - 1) for row in first.rows])
     notes = f" {first.notes}" if first.notes else ""
     return (
         f"{told:.1f} | {peak:.1f} (engine {of_engine:.1f}) | {told / peak:.2f} | {generated:,.0f} | {trained:,.0f} | "

@@ -96,7 +96,7 @@ class Tinker(GRPO):
             EngineError: the service does not answer, or fails; says at what.
         """
         installed_version("tinker", "Tinker")
-        from agentlightning.training.external.tinker.updater import run_tinker
+        from agentlightning.training.external.tinker import run_tinker
 
         key = secret(KEY)
         if not key:

@@ -117,10 +117,6 @@ class InferenceEngine:
         """Return the block in which the weights may change: no completion is in flight, new requests wait.
 
         `with engine.paused(): policy.update(...)`
-
-        Raises (on entering the block):
-            TimeoutError: A completion was still in flight after `timeout` seconds.
-            RuntimeError: It is paused already.
         """
         return self._loop.paused(timeout)
 

@@ -9,7 +9,7 @@ same place, which cannot serve sequences that join and leave between two steps.
 from __future__ import annotations
 
 import inspect
-from typing import Any, Final, Protocol
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import Cache, PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
-from agentlightning.engine.llama_forward import FlatRows, LlamaForward, grown, llama_forward_of
+from agentlightning.engine.llama_forward import LlamaForward, grown, llama_forward_of
 from agentlightning.engine.served import head_sees_only
 
 SHARED_TOKENS: Final = 32
@@ -26,38 +26,10 @@ _FULL: Final = "full_attention"
 _PLAIN: Final = {_FULL, "sliding_attention"}
 
 
-class Forward(Protocol):
-    """Returns logits, and keeps keys and values in rows."""
-
-    def prompts(self, tokens: Tensor, last: Tensor, first_row: int) -> Tensor:
-        """Write prompts to the rows from `first_row` on and return the logits after the last token of each.
-
-        Shapes: tokens: (R, T), padded on the right; last: (R,) the place of each prompt's last token; result: (R, V).
-        """
-        ...
-
-    def tokens(self, tokens: Tensor, lengths: Tensor, width: int) -> Tensor:
-        """Append a token to each of the first B rows and return the logits after it.
-
-        Shapes: tokens, lengths: (B,), `lengths` are the tokens before, at most `width` - 1; result: (B, V).
-        """
-        ...
-
-    @property
-    def rows(self) -> RowCache | FlatRows:
-        """The keys and values."""
-        ...
-
-    @property
-    def shares_prefixes(self) -> bool:
-        """True if prompts with a common beginning are read faster in one call."""
-        ...
-
-
 _llama_forwards: WeakKeyDictionary[PreTrainedModel, LlamaForward | None] = WeakKeyDictionary()
 
 
-def forward_of(model: PreTrainedModel) -> Forward:
+def forward_of(model: PreTrainedModel) -> ModelForward | LlamaForward:
     """Return the fastest forward that computes the same as the model, with its own rows."""
     if model not in _llama_forwards:
         _llama_forwards[model] = llama_forward_of(model, ModelForward)
@@ -66,7 +38,11 @@ def forward_of(model: PreTrainedModel) -> Forward:
 
 
 class ModelForward:
-    """The model's own forward.
+    """The model's own forward, which keeps keys and values in rows.
+
+    Attributes:
+        rows: the keys and values.
+        shares_prefixes: whether prompts with a common beginning are read faster in one call.
 
     Raises:
         ValueError: The model has layers that are not plain attention (state-space or linear attention layers).
@@ -81,6 +57,10 @@ class ModelForward:
         self.shares_prefixes = set(getattr(model.config, "layer_types", None) or [_FULL]) == {_FULL}
 
     def prompts(self, tokens: Tensor, last: Tensor, first_row: int) -> Tensor:
+        """Write prompts to the rows from `first_row` on and return the logits after the last token of each.
+
+        Shapes: tokens: (R, T), padded on the right; last: (R,) the place of each prompt's last token; result: (R, V).
+        """
         count, length = tokens.shape
         start, rest = self._read_prefix(tokens, last, first_row), dict[str, Tensor]()
         if start:
@@ -105,6 +85,10 @@ class ModelForward:
         return shared
 
     def tokens(self, tokens: Tensor, lengths: Tensor, width: int) -> Tensor:
+        """Append a token to each of the first B rows and return the logits after it.
+
+        Shapes: tokens, lengths: (B,), `lengths` are the tokens before, at most `width` - 1; result: (B, V).
+        """
         visible = torch.arange(width, device=lengths.device) <= lengths[:, None]  # (B, width): itself and all before it
         self.rows.prepare_tokens(lengths, width)
         output = self._model(

@@ -49,7 +49,8 @@ _Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 class LlamaForward:
-    """The forward of `LlamaForCausalLM` without its modules; differs from theirs in the last bits of floating point."""
+    """The forward of `LlamaForCausalLM` without its modules, with the methods of `ModelForward`; differs from theirs in
+    the last bits of floating point."""
 
     shares_prefixes = False
 

@@ -8,22 +8,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Annotated, Any, Final, cast
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError, field_validator
 
 from agentlightning.engine.completion import Adjustments
 from agentlightning.errors import did_you_mean
 
 Fields = Mapping[str, Any]
-_READ: Final = frozenset(
-    {
-        *("model", "messages", "tools", "tool_choice", "parallel_tool_calls", "response_format"),
-        *("temperature", "top_p", "top_k", "min_p", "seed", "n", "logit_bias"),
-        *("frequency_penalty", "presence_penalty", "repetition_penalty"),
-        *("max_tokens", "max_completion_tokens", "min_tokens", "stop", "stop_token_ids", "include_stop_str_in_output"),
-        *("logprobs", "top_logprobs", "return_token_ids", "stream", "stream_options"),
-        *("chat_template_kwargs", "reasoning_effort"),
-    }
-)
 _WITHOUT_EFFECT: Final = frozenset(
     {
         *("metadata", "prediction", "priority", "prompt_cache_key", "prompt_cache_retention", "request_id"),
@@ -51,11 +43,6 @@ _INSTEAD: Final[Mapping[str, str]] = {
 }
 _LEAST_TEMPERATURE: Final = 0.01
 _LEAST_PENALTY: Final = 0.01  # far below it logits are infinite, and there is no distribution
-_MOST_CHOICES: Final = 128
-_MOST_STOPS: Final = 64
-_LONGEST_STOP: Final = 1000
-_MOST_TOP_LOGPROBS: Final = 20
-_MOST_BIASES: Final = 10_000
 
 
 class RequestError(ValueError):
@@ -104,29 +91,117 @@ class Constraint:
     param: str  # the field of the request that asked for it, for errors
 
 
-@dataclass(frozen=True, slots=True)
-class ChatRequest:
-    """A request for chat completions, checked."""
+def _as_flag(value: object) -> object:
+    return bool(value) if value in (True, False) else value
+
+
+def _as_texts(value: object) -> object:
+    return ([value] if value else []) if isinstance(value, str) else value
+
+
+_Flag = Annotated[bool, BeforeValidator(_as_flag)]
+_Penalty = Annotated[float, Field(ge=-2, le=2)]
+_Bias = Annotated[float, Field(ge=-100, le=100)]
+_StopText = Annotated[str, Field(min_length=1, max_length=1000)]
+_TokenId = Annotated[int, Field(ge=0)]
+
+
+class ChatRequest(BaseModel):
+    """A request for chat completions, checked. Its fields have the names of the API."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
     model: str
-    messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]] | None  # None also when the request says `tool_choice="none"`
-    constraint: Constraint | None  # None for any reply
-    one_call: bool  # at most one tool call may be made
-    temperature: float  # divides the logits; 0 takes the likeliest token
-    top_p: float
-    adjustments: Adjustments  # without `ends`
-    max_new_tokens: int | None  # None leaves it to the engine
-    stop: tuple[str, ...]
-    stop_token_ids: frozenset[int]
-    include_stop: bool
-    seed: int | None  # None leaves it to the engine
-    n: int
-    logprobs: bool
-    top_logprobs: int  # 0 to 20
-    return_token_ids: bool
-    template_fields: dict[str, Any]  # further variables of the chat template
-    without_effect: tuple[str, ...]  # names of fields that change nothing
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    tools: list[dict[str, Any]] | None = None  # None also when the request says `tool_choice="none"`
+    tool_choice: Any = "auto"
+    parallel_tool_calls: _Flag = True
+    response_format: Any = None
+    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0  # divides the logits; 0 takes the likeliest token
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=-1)] = 0
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    seed: int | None = None  # None leaves it to the engine
+    n: Annotated[int, Field(ge=1, le=128)] = 1
+    logit_bias: Annotated[dict[str, _Bias], Field(max_length=10_000)] = {}
+    frequency_penalty: _Penalty = 0.0
+    presence_penalty: _Penalty = 0.0
+    repetition_penalty: Annotated[float, Field(ge=_LEAST_PENALTY, le=10)] = 1.0
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    min_tokens: Annotated[int, Field(ge=0)] = 0
+    stop: Annotated[list[_StopText], Field(max_length=64), BeforeValidator(_as_texts)] = []
+    stop_token_ids: list[_TokenId] = []
+    include_stop_str_in_output: _Flag = False
+    logprobs: _Flag = False
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
+    return_token_ids: _Flag = False
+    stream: Any = False  # read by the server
+    stream_options: Any = None
+    chat_template_kwargs: dict[str, Any] = {}
+    reasoning_effort: str | None = None
+
+    _constraint: Constraint | None = PrivateAttr(None)
+
+    @field_validator("temperature")
+    @classmethod
+    def _check_temperature(cls, temperature: float) -> float:
+        if 0 < temperature < _LEAST_TEMPERATURE:
+            raise ValueError(f"it must be 0 or at least {_LEAST_TEMPERATURE}")
+        return temperature
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _check_tokens(cls, biases: dict[str, float]) -> dict[str, float]:
+        if not all(token.isdecimal() for token in biases):
+            raise ValueError("it must be an object of token ids and numbers from -100 to 100")
+        return biases
+
+    @field_validator("tools")
+    @classmethod
+    def _check_tools(cls, tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        if not all(isinstance(_name_in(tool), str) for tool in tools):
+            raise ValueError("it must be a list of function tools, each with a 'name'")
+        return tools
+
+    @property
+    def constraint(self) -> Constraint | None:
+        """The form that the reply must have; None for any reply."""
+        return self._constraint
+
+    @property
+    def one_call(self) -> bool:
+        """Whether at most one tool call may be made."""
+        return not self.parallel_tool_calls and bool(self.tools)
+
+    @property
+    def adjustments(self) -> Adjustments:
+        """The changes of the distribution, without `ends`."""
+        return Adjustments(
+            top_k=max(0, self.top_k),
+            min_p=self.min_p,
+            frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty,
+            repetition_penalty=self.repetition_penalty,
+            logit_bias={int(token): bias for token, bias in self.logit_bias.items()},
+            min_tokens=self.min_tokens,
+        )
+
+    @property
+    def max_new_tokens(self) -> int | None:
+        """The most tokens of the reply; None leaves it to the engine."""
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def template_fields(self) -> dict[str, Any]:
+        """Further variables of the chat template."""
+        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        return {**effort, **self.chat_template_kwargs}
+
+    @property
+    def without_effect(self) -> list[str]:
+        """The names of fields that change nothing."""
+        return sorted(_WITHOUT_EFFECT & (self.model_extra or {}).keys())
 
 
 def parse_request(body: object) -> ChatRequest:
@@ -139,52 +214,26 @@ def parse_request(body: object) -> ChatRequest:
         raise RequestError("the body must be a JSON object with 'model' and 'messages'")
     fields = {name: value for name, value in cast("dict[str, Any]", body).items() if value is not None}
     _refuse_unsupported(fields)
-    model, messages = _typed(fields, "model", str), _typed(fields, "messages", list)
-    if not messages or not all(isinstance(message, dict) for message in messages):
-        raise RequestError("'messages' must be a list of at least one message object", param="messages")
-    temperature = _number(fields, "temperature", 1.0, low=0.0, high=2.0)
-    if 0 < temperature < _LEAST_TEMPERATURE:
-        text = f"'temperature' must be 0 or at least {_LEAST_TEMPERATURE}, not {temperature}"
-        raise RequestError(text, param="temperature")
-    limit = "max_completion_tokens" if "max_completion_tokens" in fields else "max_tokens"
-    tools, one_call = _tools(fields), not _flag(fields, "parallel_tool_calls", default=True)
-    return ChatRequest(
-        model=model,
-        messages=messages,
-        tools=tools,
-        constraint=_constraint(fields, tools or [], several=not one_call),
-        one_call=one_call and bool(tools),
-        temperature=temperature,
-        top_p=_number(fields, "top_p", 1.0, low=0.0, high=1.0, low_included=False),
-        adjustments=Adjustments(
-            top_k=max(0, _integer(fields, "top_k", 0, low=-1)),
-            min_p=_number(fields, "min_p", 0.0, low=0.0, high=1.0),
-            frequency_penalty=_number(fields, "frequency_penalty", 0.0, low=-2.0, high=2.0),
-            presence_penalty=_number(fields, "presence_penalty", 0.0, low=-2.0, high=2.0),
-            repetition_penalty=_number(fields, "repetition_penalty", 1.0, low=_LEAST_PENALTY, high=10.0),
-            logit_bias=_logit_bias(fields),
-            min_tokens=_integer(fields, "min_tokens", 0, low=0),
-        ),
-        max_new_tokens=_integer(fields, limit, 1, low=1) if limit in fields else None,
-        stop=_stop(fields),
-        stop_token_ids=_stop_token_ids(fields),
-        include_stop=_flag(fields, "include_stop_str_in_output"),
-        seed=_optional(fields, "seed", int),
-        n=_integer(fields, "n", 1, low=1, high=_MOST_CHOICES),
-        logprobs=_flag(fields, "logprobs"),
-        top_logprobs=_top_logprobs(fields),
-        return_token_ids=_flag(fields, "return_token_ids"),
-        template_fields=_template_fields(fields),
-        without_effect=tuple(sorted(_WITHOUT_EFFECT & fields.keys())),
-    )
+    try:
+        request = ChatRequest.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name, text = str(first["loc"][0]), first["msg"].removeprefix("Value error, ")
+        raise RequestError(f"{name!r}: {text}; got {json.dumps(fields.get(name))[:200]}", param=name) from None
+    if request.top_logprobs and not request.logprobs:
+        raise RequestError("'top_logprobs' needs 'logprobs': true", param="top_logprobs")
+    if request.tool_choice == "none" or not request.tools:
+        request.tools = None
+    request._constraint = _constraint_of(request)
+    return request
 
 
 def _refuse_unsupported(fields: Fields) -> None:
     for name, value in fields.items():
-        if name in _READ or name in _WITHOUT_EFFECT:
+        if name in ChatRequest.model_fields or name in _WITHOUT_EFFECT:
             continue
         if name not in _ONLY_NEUTRAL:
-            text = f"unknown field {name!r}{did_you_mean(name, _READ)}"
+            text = f"unknown field {name!r}{did_you_mean(name, ChatRequest.model_fields)}"
             raise RequestError(text, param=name, code="unknown_parameter")
         if value not in _ONLY_NEUTRAL[name]:
             instead = _INSTEAD.get(name, f"leave {name!r} out")
@@ -192,110 +241,21 @@ def _refuse_unsupported(fields: Fields) -> None:
             raise RequestError(text, param=name, code="unsupported_value")
 
 
-def _typed(fields: Fields, name: str, kind: type[Any]) -> Any:
-    value = fields.get(name)
-    if not isinstance(value, kind) or isinstance(value, bool):
-        raise RequestError(f"{name!r} must be of type {kind.__name__}, not {json.dumps(value)}", param=name)
-    return value
-
-
-def _optional(fields: Fields, name: str, kind: type[Any]) -> Any:
-    return _typed(fields, name, kind) if name in fields else None
-
-
-def _integer(fields: Fields, name: str, default: int, *, low: int, high: int | None = None) -> int:
-    value = _typed(fields, name, int) if name in fields else default
-    if value < low or (high is not None and value > high):
-        wanted = f"at least {low}" if high is None else f"from {low} to {high}"
-        raise RequestError(f"{name!r} must be {wanted}, not {value}", param=name)
-    return value
-
-
-def _number(fields: Fields, name: str, default: float, *, low: float, high: float, low_included: bool = True) -> float:
-    value = fields.get(name, default)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not low <= value <= high or (value == low and not low_included):
-        raise RequestError(f"{name!r} must be a number from {low} to {high}, not {json.dumps(value)}", param=name)
-    return float(value)
-
-
-def _flag(fields: Fields, name: str, *, default: bool = False) -> bool:
-    value = fields.get(name, default)
-    if value not in (True, False):
-        raise RequestError(f"{name!r} must be true or false, not {json.dumps(value)}", param=name)
-    return bool(value)
-
-
-def _logit_bias(fields: Fields) -> dict[int, float]:
-    biases = _optional(fields, "logit_bias", dict) or {}
-    if len(biases) > _MOST_BIASES:
-        text = f"'logit_bias' must name at most {_MOST_BIASES} tokens, not {len(biases)}"
-        raise RequestError(text, param="logit_bias")
-    try:
-        return {
-            int(token): _number({"logit_bias": value}, "logit_bias", 0.0, low=-100.0, high=100.0)
-            for token, value in biases.items()
-        }
-    except ValueError as error:
-        text = f"'logit_bias' must be an object of token ids and numbers from -100 to 100 ({error})"
-        raise RequestError(text, param="logit_bias") from error
-
-
-def _stop(fields: Fields) -> tuple[str, ...]:
-    stop = fields.get("stop", [])
-    texts: Any = ([stop] if stop else []) if isinstance(stop, str) else stop
-    valid = isinstance(texts, list) and all(isinstance(text, str) and 0 < len(text) <= _LONGEST_STOP for text in texts)
-    if not valid or len(texts) > _MOST_STOPS:
-        raise RequestError(
-            f"'stop' must be a text or a list of at most {_MOST_STOPS} texts of 1 to {_LONGEST_STOP} characters",
-            param="stop",
-        )
-    return tuple(texts)
-
-
-def _stop_token_ids(fields: Fields) -> frozenset[int]:
-    ids = fields.get("stop_token_ids", [])
-    if not isinstance(ids, list) or not all(type(token) is int and token >= 0 for token in cast("list[object]", ids)):
-        raise RequestError("'stop_token_ids' must be a list of token ids", param="stop_token_ids")
-    return frozenset(cast("list[int]", ids))
-
-
-def _top_logprobs(fields: Fields) -> int:
-    wanted = _integer(fields, "top_logprobs", 0, low=0, high=_MOST_TOP_LOGPROBS)
-    if wanted and not _flag(fields, "logprobs"):
-        raise RequestError("'top_logprobs' needs 'logprobs': true", param="top_logprobs")
-    return wanted
-
-
-def _template_fields(fields: Fields) -> dict[str, Any]:
-    effort = _optional(fields, "reasoning_effort", str)
-    variables = _optional(fields, "chat_template_kwargs", dict) or {}
-    return variables if effort is None else {"reasoning_effort": effort, **variables}
-
-
-def _tools(fields: Fields) -> list[dict[str, Any]] | None:
-    tools = fields.get("tools", [])
-    if not isinstance(tools, list) or not all(isinstance(_name_in(tool), str) for tool in cast("list[object]", tools)):
-        raise RequestError("'tools' must be a list of function tools, each with a 'name'", param="tools")
-    return cast("list[dict[str, Any]]", tools) if tools and fields.get("tool_choice") != "none" else None
-
-
 def _name_in(tool: object) -> object:
     function = cast("Fields", tool).get("function") if isinstance(tool, dict) else None
     return cast("Fields", function).get("name") if isinstance(function, dict) else None
 
 
-def _constraint(fields: Fields, tools: Sequence[Fields], *, several: bool) -> Constraint | None:
-    forced, value = _forced_tools(fields, tools), _response_format(fields)
+def _constraint_of(request: ChatRequest) -> Constraint | None:
+    tools, several = request.tools or [], bool(request.parallel_tool_calls)
+    forced, value = _forced_tools(request.tool_choice, tools), _response_format(request.response_format)
     if forced is not None:
-        named = isinstance(fields["tool_choice"], dict)
-        return Constraint(None, _functions(forced), several and not named, "tools")
+        return Constraint(None, _functions(forced), several and request.tool_choice == "required", "tools")
     return None if value is None else Constraint(value, _functions(tools), several, "response_format")
 
 
-def _forced_tools(fields: Fields, tools: Sequence[Fields]) -> Sequence[Fields] | None:
+def _forced_tools(choice: object, tools: Sequence[Fields]) -> Sequence[Fields] | None:
     """Return the tools of which one must be called; None if none must be."""
-    choice = fields.get("tool_choice", "auto")
     if choice in ("auto", "none"):
         return None
     name = _name_in(choice)
@@ -328,11 +288,10 @@ def _functions(tools: Sequence[Fields]) -> list[tuple[str, JsonShape]]:
     return shapes
 
 
-def _response_format(fields: Fields) -> JsonShape | None:
+def _response_format(wanted: object) -> JsonShape | None:
     """Return the JSON value that `response_format` asks for; None if it asks for text."""
-    wanted = fields.get("response_format", {"type": "text"})
     kind = cast("Fields", wanted).get("type") if isinstance(wanted, dict) else None
-    if kind == "text":
+    if wanted is None or kind == "text":
         return None
     if kind == "json_object":
         return JsonShape({"type": "object"})

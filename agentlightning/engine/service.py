@@ -128,12 +128,12 @@ class ChatService:
         if wanted.min_tokens > limit:
             text = f"'min_tokens' must be at most the limit of the completion, {limit}; got {wanted.min_tokens}"
             raise RequestError(text, param="min_tokens")
-        ends = self.served.eos_ids | request.stop_token_ids
+        ends = {*self.served.eos_ids, *request.stop_token_ids}
         return replace(wanted, ends=frozenset(token for token in ends if token < vocabulary))
 
     def _note_fields_without_effect(self, request: ChatRequest) -> None:
         """Log the name of each such field once."""
-        names = list(request.without_effect)
+        names = request.without_effect
         names += [name for name in request.template_fields if not self._format.template_reads(name)]
         names += ["tools"] if request.tools and not self._format.template_reads("tools") else []
         free = request.tools if request.tools and request.constraint is None else []
@@ -207,5 +207,6 @@ def _stop_rule(request: ChatRequest) -> StopRule | None:
     last_call = CALL_CLOSING if request.one_call and request.constraint is None else None  # a grammar ends by itself
     if not (request.stop or request.stop_token_ids or last_call):
         return None
-    least = request.adjustments.min_tokens
-    return StopRule(request.stop, request.stop_token_ids, request.include_stop, least, last_call)
+    least = request.min_tokens
+    included = request.include_stop_str_in_output
+    return StopRule(tuple(request.stop), frozenset(request.stop_token_ids), included, least, last_call)

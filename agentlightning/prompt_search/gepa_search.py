@@ -94,11 +94,7 @@ class GEPASearch:
         self._stopped_by: str | None = None
 
     async def resume(self, run_dir: Path | None) -> None:
-        """Take over the versions of earlier starts: those that the run has recorded, and those that a folder holds.
-
-        Raises:
-            BadRequestError: see `read_saved`.
-        """
+        """Take over the versions of earlier starts: those that the run has recorded, and those that a folder holds."""
         saved = None if run_dir is None else await asyncio.to_thread(read_saved, run_dir, self._state)
         recorded = await self._state.history.resume(discard=saved is None)
         self._state.history.versions.extend(recorded)

@@ -19,6 +19,7 @@ from typing import Any, Final, Literal, cast
 
 from agentlightning.errors import BadRequestError, closest_name
 from agentlightning.training.progress import StepFigures, excluded_text
+from agentlightning.utils.setting_checks import Bounds, check_number
 
 AlarmSettings = Literal["default", "none"] | Mapping[str, Mapping[str, float] | None]
 """`default`: every rule. `none`: no rule. A mapping changes thresholds of some rules, by rule and threshold; None in
@@ -26,6 +27,8 @@ the place of thresholds switches a rule off."""
 Steps = Sequence[StepFigures]
 Thresholds = Mapping[str, float]
 
+_BOUNDS: Final = {"margin": Bounds(at_least=0, below=1), "factor": Bounds(above=1)}
+"""Of thresholds that are not just numbers of at least 0."""
 _LARGEST: Final = 1e300
 """Rewards beyond are taken for this one, so that sums and deviations of a window stay finite."""
 _ROUNDING: Final = 1e-9
@@ -137,15 +140,9 @@ def _changed(rule: Rule, changes: object) -> Rule:
     for name, value in cast("Mapping[Any, Any]", changes).items():
         if name not in rule.thresholds:
             raise BadRequestError(f"alarms: {rule.name} has no threshold {name!r}{_hint(name, rule.thresholds)}")
-        kind, lowest, wanted = (int, float), 0, "must be a number of at least 0"
-        if isinstance(rule.thresholds[name], int):
-            kind, lowest, wanted = (int,), 1, "must be a whole number of at least 1"
-        if isinstance(value, bool) or not isinstance(value, kind) or not lowest <= value < math.inf:
-            raise BadRequestError(f"alarms: {rule.name}.{name} {wanted}; got {value!r}")
-        if name == "margin" and value >= 1:
-            raise BadRequestError(f"alarms: {rule.name}.margin is a share, below 1; got {value!r}")
-        if name == "factor" and value <= 1:
-            raise BadRequestError(f"alarms: {rule.name}.factor must be above 1; got {value!r}")
+        is_count = isinstance(rule.thresholds[name], int)
+        bounds = Bounds(at_least=1) if is_count else _BOUNDS.get(name, Bounds(at_least=0))
+        check_number(f"alarms: {rule.name}.{name}", value, int if is_count else float, bounds)
     return dataclasses.replace(rule, thresholds={**rule.thresholds, **changes})
 
 

@@ -100,11 +100,7 @@ class LedgerEntry(TypedDict, total=False):
 
 
 def numbers_of(row: LedgerRow) -> dict[str, array[Any]]:
-    """Return the numbers of a recorded row by name, each as it was.
-
-    Raises:
-        ValueError: a field is no packed list.
-    """
+    """Return the numbers of a recorded row by name, each as it was."""
     return {name: unpack(value) for name, value in row.items() if name not in _PLAIN}
 
 

@@ -193,9 +193,6 @@ def load_policies(settings: GRPOSettings, checkpoint: Checkpoint | None) -> dict
     """Return the policies of a run by name as a checkpoint holds them; None is what it begins with.
 
     Policies with adapters on one and the same model share its weights, which do not learn: they are in memory once.
-
-    Raises:
-        BrokenCheckpointError: what is read is not what was written.
     """
     facts: Mapping[str, Any] = {} if checkpoint is None else checkpoint.facts
     shared: dict[tuple[str, bool], PreTrainedModel] = {}

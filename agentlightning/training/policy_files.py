@@ -118,9 +118,6 @@ def load_policy(
     """Return a policy as `save_policy` has written it into a folder; None is the one that a run begins with.
 
     `base` is the model of the settings, if it was loaded already.
-
-    Raises:
-        BrokenCheckpointError: what is read is not what was written.
     """
     source = settings.model
     if folder is not None and not settings.needs_reference:  # the reference of that loss is the model as it began

@@ -22,6 +22,8 @@ from agentlightning.training.rows import StepRows
 from agentlightning.training.settings import RecordTokens
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from agentlightning.training.learner.figures import RowFigures
     from agentlightning.training.updater import Updater
 
@@ -97,10 +99,8 @@ class RunRecorder:
         kept: dict[str, list[LedgerRow]] = {}
         for number, (sample, one) in enumerate(zip(rows.samples, seen, strict=True)):
             if sample.rollout_id in selected:
-                columns = {field.name: getattr(one, field.name) for field in dataclasses.fields(one)}
-                figures = {name: column for name, column in columns.items() if column is not None}
                 vocabulary = next(self._vocabularies[each.name] for each in self._learners if each.takes(sample))
-                row = row_of(sample, row=number, vocabulary=vocabulary, **figures)
+                row = row_of(sample, row=number, vocabulary=vocabulary, **one)
                 kept.setdefault(sample.rollout_id, []).append(row)
         return kept
 
@@ -179,7 +179,7 @@ def _call_of(call: ModelCall, ending: Ending) -> LedgerCall:
     }
 
 
-def row_of(sample: Sample, *, row: int, vocabulary: str | None, **figures: Sequence[float]) -> LedgerRow:
+def row_of(sample: Sample, *, row: int, vocabulary: str | None, **figures: Sequence[float] | NDArray[Any]) -> LedgerRow:
     """Return a token row as records hold it. Each figure has a number for each of the N trained tokens.
 
     Raises:
@@ -188,7 +188,7 @@ def row_of(sample: Sample, *, row: int, vocabulary: str | None, **figures: Seque
     trained = sum(sample.mask)
     if wrong := [f"{name} ({len(values)})" for name, values in figures.items() if len(values) != trained]:
         raise ValueError(f"row {row} trains {trained} tokens; other lengths have: {', '.join(wrong)}")
-    numbers: dict[str, Sequence[float]] = {"tokens": sample.token_ids, "mask": sample.mask, **figures}
+    numbers: dict[str, Any] = {"tokens": sample.token_ids, "mask": sample.mask, **figures}
     packed = {name: pack(values, DTYPES.get(name, "f32")) for name, values in numbers.items()}
     policy = {} if sample.policy is None else {"policy": sample.policy}
     return cast(LedgerRow, {"row": row, "vocabulary": vocabulary, "length": len(sample.token_ids), **policy, **packed})

@@ -162,7 +162,7 @@ def _compare_figures(figures: Mapping[str, Any], rows: _Rows, result: StepUpdate
         now, then = result.figures[name], figures[name]
         if now != then and not (then is None and not math.isfinite(now)):
             replayed.differences.append(f"{name}: {now!r} instead of {then!r}")
-    now = np.concatenate([row.trainer_logprobs for row in result.rows if row.trainer_logprobs is not None])
+    now = np.concatenate([row["trainer_logprobs"] for row in result.rows])
     then = np.concatenate([np.asarray(row, dtype=np.float32) for row in rows.trainer_logprobs])
     replayed.tokens = len(now)
     if not np.array_equal(now, then):

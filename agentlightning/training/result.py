@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
-from typing import Protocol
 
 from typing_extensions import override
 
@@ -148,20 +147,14 @@ def _mean(one: Evaluation) -> str:
     return "-" if one.mean_reward is None else f"{one.mean_reward:.3f}"
 
 
-class _Engines(Protocol):
-    def stats(self) -> EngineStats:
-        """Return sums since the start."""
-        ...
-
-
 class StepClock:
     """Measures one step: wall seconds by phase, CPU seconds of the servers' threads, tokens generated."""
 
-    def __init__(self, engines: _Engines) -> None:
-        self._engine = engines
+    def __init__(self, engine_stats: Callable[[], EngineStats]) -> None:
+        self._engine_stats = engine_stats
         self._began = self._sampled = time.monotonic()
         self._cpu = thread_cpu_seconds(_SERVER_THREADS)
-        self._engine_before = engines.stats()
+        self._engine_before = engine_stats()
 
     def sampled(self) -> None:
         """Note that the rollouts of the step have ended."""
@@ -169,7 +162,7 @@ class StepClock:
 
     def stop(self) -> tuple[dict[str, float], dict[str, float], int]:
         """Return seconds by phase, CPU seconds, and tokens."""
-        before, after = self._engine_before, self._engine.stats()
+        before, after = self._engine_before, self._engine_stats()
         generate = after.busy_seconds - before.busy_seconds
         wait = max(0.0, self._sampled - self._began - generate)
         seconds = {"generate": generate, "wait": wait, "train": time.monotonic() - self._sampled}

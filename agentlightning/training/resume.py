@@ -199,10 +199,6 @@ async def find_resumption(
 ) -> Resumption:
     """Return how a run goes on; one without an earlier start begins. The folder of one that goes on is kept from other
     processes until `held` is closed.
-
-    Raises:
-        BadRequestError: it was begun with something else (see `check_same`), its folder is not there, or another
-            process trains in it.
     """
     run_id: str = now["run_id"]
     if not run_id:  # nobody can say which one goes on

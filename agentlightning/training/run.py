@@ -273,7 +273,7 @@ class TrainingRun:
     async def _step(self, step: int, resources_id: str) -> StepFigures:
         self._context.step = step
         await self._context.updater.before_step(self._context.proxy)
-        clock = StepClock(self._context.updater)
+        clock = StepClock(self._context.updater.stats)
         ledger = Ledger(step=step)
         rollouts, rows = await self._collector.collect(step, resources_id, ledger)
         clock.sampled()

@@ -95,7 +95,7 @@ def test_losses_and_gradients_are_those_of_the_cpu(grouped_model: Path, lora: An
     for name in ("loss", "entropy", "grad_norm", "approx_kl"):
         assert on_gpu.figures[name] == pytest.approx(on_cpu.figures[name], rel=1e-4, abs=1e-5)
     for one, other in zip(on_gpu.rows, on_cpu.rows, strict=True):
-        assert one.trainer_logprobs == pytest.approx(other.trainer_logprobs, abs=1e-4)
+        assert one["trainer_logprobs"] == pytest.approx(other["trainer_logprobs"], abs=1e-4)
     assert float((gradients[1] - gradients[0]).norm() / gradients[0].norm()) < 1e-4
 
 
@@ -119,7 +119,9 @@ def test_the_engine_gives_the_probabilities_that_the_learner_computes(
         for n, c in enumerate(completions)
     ]
     result = policy.update(rows, make_advantages(16))
-    distances = torch.cat([torch.from_numpy(abs(row.trainer_logprobs - row.engine_logprobs)) for row in result.rows])
+    distances = torch.cat(
+        [torch.from_numpy(abs(row["trainer_logprobs"] - row["engine_logprobs"])) for row in result.rows]
+    )
     assert float(distances.max()) < largest
     assert float(distances.mean()) < mean
     assert not torch.backends.cuda.cudnn_sdp_enabled()

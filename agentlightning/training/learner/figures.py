@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,38 +18,10 @@ MEASURED_TOKENS = 2048
 """About so many tokens go through the model once more after the last optimizer step; rows spread over the first."""
 
 
-@dataclass(frozen=True, slots=True)
-class RowFigures:
-    """The figures of one row on the first pass over it: (R,) each, one per trained token in order.
-
-    Of a trainer that keeps the inside of its loss to itself (VERL), what the loss began with: the others are None.
-
-    Attributes:
-        engine_logprobs: float32, natural log-probability when the token was sampled.
-        trainer_logprobs: float32, the learner's own, on the first pass over the row.
-        entropy: float32, nats, of the learner's distribution.
-        ratio: float32, of the learner's probability to the engine's, or to the learner's own before the first optimizer
-            step; see `TokenFigures` for this and the next four.
-        clipped: uint8, which bound of the ratio counts; 0 for none.
-        weight: float32, share of the token in the loss of its optimizer step.
-        correction: float32, for what engine and learner differ in; of a stale token, for what older weights do.
-        kl: float32, divergence from the reference.
-        advantage: float32.
-        value: float32, of the critic before its first optimizer step; None without a critic.
-        returns: float32, the target of the value; None without a critic.
-    """
-
-    engine_logprobs: NDArray[np.float32]
-    trainer_logprobs: NDArray[np.float32] | None
-    entropy: NDArray[np.float32] | None
-    ratio: NDArray[np.float32] | None
-    clipped: NDArray[np.uint8] | None
-    weight: NDArray[np.float32] | None
-    correction: NDArray[np.float32] | None
-    kl: NDArray[np.float32] | None
-    advantage: NDArray[np.float32]
-    value: NDArray[np.float32] | None = None
-    returns: NDArray[np.float32] | None = None
+RowFigures = Mapping[str, NDArray[Any]]
+"""The figures of one row on the first pass over it, (R,) each, one per trained token in order, under the names of
+`LedgerRow`, which explains them: float32, `clipped` uint8. A trainer that keeps the inside of its loss to itself (VERL)
+gives what the loss began with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +42,18 @@ class UpdateResult:
 def row_figures(batch: Batch, logprobs: Tensor, entropy: Tensor, loss: PolicyLoss) -> list[RowFigures]:
     """Return the figures of each row of `batch`; `logprobs` and `entropy` are (B, T), of the learner."""
     mask, tokens = batch.mask, loss.tokens
-    columns = [batch.logprobs, logprobs.detach(), entropy.detach(), tokens.ratio, tokens.clipped, tokens.weight]
-    columns += [tokens.correction, tokens.kl, batch.advantages.expand_as(mask)]
+    columns = {
+        "engine_logprobs": batch.logprobs,
+        "trainer_logprobs": logprobs.detach(),
+        "entropy": entropy.detach(),
+        **{each.name: getattr(tokens, each.name) for each in dataclasses.fields(tokens)},
+        "advantage": batch.advantages.expand_as(mask),
+    }
     if batch.values is not None and batch.returns is not None:
-        columns += [batch.values, batch.returns]
+        columns |= {"value": batch.values, "returns": batch.returns}
     ends = mask.sum(dim=1).cumsum(dim=0)[:-1].cpu().numpy()
-    split = [np.split(column[mask].cpu().numpy(), ends) for column in columns]
-    return [RowFigures(*row) for row in zip(*split, strict=True)]
+    split = [np.split(column[mask].cpu().numpy(), ends) for column in columns.values()]
+    return [dict(zip(columns, row, strict=True)) for row in zip(*split, strict=True)]
 
 
 def summary(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -64,10 +64,6 @@ class Policy(ServedModel):
             max_model_length: bounds `context_length`.
             seed: of the first weights of adapters, and of the order of the mini-batches.
             options: see `Optimizer`.
-
-        Raises:
-            ValueError: The tokenizer has no chat template or no end-of-sequence token.
-            BadRequestError: The model has no layers that can do gradient checkpointing.
         """
         adapted = model if lora is None else with_lora(model, lora, seed)
         cast("torch.nn.Module", adapted).to(device).eval()  # transformers wraps `to` and loses its types
@@ -89,9 +85,6 @@ class Policy(ServedModel):
 
         `bf16`: the model computes in bfloat16; what learns is kept in float32 beside it (see `parameters.py`). `model`
         is what `load_model` gave for the same path already.
-
-        Raises:
-            BadRequestError: The device has no instructions for bfloat16.
         """
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         model = load_model(path, bf16=bf16, device=device) if model is None else model

@@ -322,7 +322,7 @@ class Optimizer:
         of KL(before || after), its mean over their fresh tokens, over all if none is fresh."""
         rows = measured_rows(batch.attention.sum(dim=1).tolist())
         part = batch.rows(torch.tensor(rows, device=batch.tokens.device))
-        columns = [column for row in rows if (column := figures[row].trainer_logprobs) is not None]
+        columns = [figures[row]["trainer_logprobs"] for row in rows]
         before = torch.from_numpy(np.concatenate(columns)).to(batch.tokens.device)  # (N,), row by row
         kl = kl_divergence(before, self._score(self._model, part, temperature).logprobs[part.mask])
         if part.stale is not None and (part.mask & ~part.stale).any():

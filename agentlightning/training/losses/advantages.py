@@ -135,11 +135,7 @@ def _whitened(values: Sequence[float], tokens: Sequence[int]) -> list[float]:
 
 
 def weighted_reward(dimensions: Mapping[str, float], weights: Mapping[str, float]) -> float:
-    """Return the weighted sum of the reward dimensions that have a weight.
-
-    Raises:
-        KeyError: a dimension with a weight is not there.
-    """
+    """Return the weighted sum of the reward dimensions that have a weight."""
     return sum(weight * dimensions[name] for name, weight in weights.items())
 
 

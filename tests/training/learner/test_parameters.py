@@ -28,11 +28,11 @@ def test_the_penalty_is_towards_the_model_as_it_was_loaded(lora: dict[str, Any] 
     assert first.figures["kl"] == pytest.approx(0.0, abs=1e-6)
     second = policy.update(rows, advantages, loss=loss)
     assert second.figures["kl"] > 1e-4
-    before = np.concatenate([row.trainer_logprobs for row in first.rows])
-    after = np.concatenate([row.trainer_logprobs for row in second.rows])
+    before = np.concatenate([row["trainer_logprobs"] for row in first.rows])
+    after = np.concatenate([row["trainer_logprobs"] for row in second.rows])
     expected = np.exp(before - after) - (before - after) - 1
-    ratio = np.concatenate([row.ratio for row in second.rows])
-    assert np.concatenate([row.kl for row in second.rows]) == pytest.approx(expected * ratio, abs=1e-5)
+    ratio = np.concatenate([row["ratio"] for row in second.rows])
+    assert np.concatenate([row["kl"] for row in second.rows]) == pytest.approx(expected * ratio, abs=1e-5)
 
 
 def test_a_penalty_without_a_reference_is_refused_before_a_weight_moves() -> None:
@@ -48,12 +48,12 @@ def test_with_a_correction_ratios_are_to_the_learner_before_its_first_step() -> 
     result = make_policy().update(rows, advantages, loss=loss, minibatch_rollouts=2)
     one_step = make_policy().update(rows, advantages, loss=loss)
     for row in one_step.rows:
-        assert row.ratio.tolist() == [1.0] * len(row.ratio)
-        assert row.correction == pytest.approx(
-            np.minimum(np.exp(row.trainer_logprobs - row.engine_logprobs), 3), rel=1e-5
+        assert row["ratio"].tolist() == [1.0] * len(row["ratio"])
+        assert row["correction"] == pytest.approx(
+            np.minimum(np.exp(row["trainer_logprobs"] - row["engine_logprobs"]), 3), rel=1e-5
         )
-    ratios = np.concatenate([row.ratio for row in result.rows])
+    ratios = np.concatenate([row["ratio"] for row in result.rows])
     assert (np.abs(ratios - 1) < 1e-5).any()
     assert (np.abs(ratios - 1) > 1e-3).any()
     for row, other in zip(result.rows, one_step.rows, strict=True):
-        assert row.correction == pytest.approx(other.correction, rel=1e-4)
+        assert row["correction"] == pytest.approx(other["correction"], rel=1e-4)

@@ -54,8 +54,8 @@ def test_bfloat16_learns_steps_that_it_could_not_hold(model_folder: Path, device
     assert float(moved.max()) < 1e-4
     assert of_half[0].figures["grad_norm"] == pytest.approx(of_whole[0].figures["grad_norm"], rel=0.1)
     for one, other in zip(of_half[0].rows, of_whole[0].rows, strict=True):
-        assert one.trainer_logprobs.dtype == "float32"
-        assert one.trainer_logprobs == pytest.approx(other.trainer_logprobs, abs=0.05)
+        assert one["trainer_logprobs"].dtype == "float32"
+        assert one["trainer_logprobs"] == pytest.approx(other["trainer_logprobs"], abs=0.05)
 
 
 @pytest.mark.parametrize("device", DEVICES)

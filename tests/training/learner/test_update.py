@@ -63,18 +63,18 @@ def test_the_figures_of_each_token_are_those_of_the_loss(policy: Policy) -> None
         own = torch.stack([every[position - 1, row.token_ids[position]] for position in trained])
         entropy = -(every.exp() * every).sum(dim=-1)[[position - 1 for position in trained]]
         engine = np.float32([row.logprobs[position] for position in trained])
-        assert found.engine_logprobs.tobytes() == engine.tobytes()  # bit for bit
-        assert found.trainer_logprobs == pytest.approx(own.numpy(), abs=1e-5)
-        assert found.entropy == pytest.approx(entropy.numpy(), abs=1e-5)
-        assert found.ratio == pytest.approx(np.exp(found.trainer_logprobs - found.engine_logprobs), rel=1e-5)
-        gains = found.ratio * found.advantage, np.clip(found.ratio, 0.8, 1.28) * found.advantage
-        assert (found.clipped > 0).tolist() == (gains[1] < gains[0]).tolist()
-        assert (found.advantage == np.float32(advantages[number])).all()
-        loss -= float((found.weight * np.minimum(*gains)).sum())
-        for array in (found.trainer_logprobs, found.entropy, found.ratio, found.weight, found.advantage):
+        assert found["engine_logprobs"].tobytes() == engine.tobytes()  # bit for bit
+        assert found["trainer_logprobs"] == pytest.approx(own.numpy(), abs=1e-5)
+        assert found["entropy"] == pytest.approx(entropy.numpy(), abs=1e-5)
+        assert found["ratio"] == pytest.approx(np.exp(found["trainer_logprobs"] - found["engine_logprobs"]), rel=1e-5)
+        gains = found["ratio"] * found["advantage"], np.clip(found["ratio"], 0.8, 1.28) * found["advantage"]
+        assert (found["clipped"] > 0).tolist() == (gains[1] < gains[0]).tolist()
+        assert (found["advantage"] == np.float32(advantages[number])).all()
+        loss -= float((found["weight"] * np.minimum(*gains)).sum())
+        for array in (found["trainer_logprobs"], found["entropy"], found["ratio"], found["weight"], found["advantage"]):
             assert array.dtype == np.float32
-    assert any(found.clipped.any() for found in result.rows)
-    assert sum(float(found.weight.sum()) for found in result.rows) == pytest.approx(1.0)
+    assert any(found["clipped"].any() for found in result.rows)
+    assert sum(float(found["weight"].sum()) for found in result.rows) == pytest.approx(1.0)
     assert result.figures["loss"] == pytest.approx(loss, rel=1e-5)
 
 
@@ -82,7 +82,7 @@ def test_the_order_of_the_rows_and_the_names_of_rollouts_do_not_change_a_bit(mod
     def learned(**settings: Any) -> tuple[str, list[bytes]]:
         policy = Policy.load(model_folder, learning_rate=1e-3)
         result = learn(policy, **settings)
-        return digest(policy), [row.trainer_logprobs.tobytes() for row in result.rows]
+        return digest(policy), [row["trainer_logprobs"].tobytes() for row in result.rows]
 
     assert learned() == learned(order=random.Random(1)) == learned(order=random.Random(2))
     assert learned()[0] != learned(seed=1)[0]

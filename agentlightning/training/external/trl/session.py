@@ -145,11 +145,7 @@ class TRLSession:
         return self._watch.take_figures(), self._trainer.advantages
 
     def save(self, folder: Path) -> None:
-        """Write TRL's checkpoint, with which `GRPOTrainer.train(resume_from_checkpoint=)` goes on, into a folder.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        """Write TRL's checkpoint, with which `GRPOTrainer.train(resume_from_checkpoint=)` goes on, into a folder."""
         place = self._folder / f"checkpoint-{self._trainer.state.global_step}"
         shutil.rmtree(place, ignore_errors=True)
         private_folder(self._folder)

@@ -180,11 +180,7 @@ def _check_names(of_trl: Mapping[str, Any], known: list[str]) -> None:
 
 
 def _check_values(config: Any) -> None:
-    """Refuse values of a `GRPOConfig` that do not go with a run of ours.
-
-    Raises:
-        BadRequestError: says which, and why.
-    """
+    """Refuse values of a `GRPOConfig` that do not go with a run of ours."""
     for name, (default, why) in _REFUSED.items():
         value = getattr(config, name, default)
         value = getattr(value, "value", value)

@@ -201,11 +201,7 @@ def _merge(config: Any, settings: Mapping[str, Any], path: str = "") -> None:
 
 
 def check_version() -> None:
-    """Return if the version of verl that this was made for is installed.
-
-    Raises:
-        ImportError: it is not; says what to install.
-    """
+    """Return if the version of verl that this was made for is installed."""
     version = installed_version("verl", "VERL")
     if version != VERSION:
         raise ImportError(f"agl.VERL was made for verl {VERSION}; {version} is installed: pip install verl=={VERSION}")
@@ -234,11 +230,7 @@ def _check_own(own: object) -> None:
 
 
 def _check_names(known: Any, user: Any, place: str) -> None:
-    """Refuse a name that is nearly one of VERL's; other unknown names pass, because VERL takes more than its defaults.
-
-    Raises:
-        BadRequestError: names the right one.
-    """
+    """Refuse a name that is nearly one of VERL's; other unknown names pass: VERL takes more than its defaults."""
     from omegaconf import DictConfig, OmegaConf
 
     names = [str(each) for each in known.keys()]  # noqa: SIM118 -- `in` leaves out those without a value

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import json
 import logging
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Final
@@ -13,21 +14,22 @@ from typing import Any, Final
 from omegaconf import OmegaConf
 from typing_extensions import override
 
+from agentlightning.adapter.calls.calls import model_calls
+from agentlightning.adapter.rows.samples import Sample, samples_from_calls
 from agentlightning.errors import BadRequestError
 from agentlightning.llm_proxy import LLMProxy
 from agentlightning.store.base import LightningStore
 from agentlightning.training.checkpoint import Checkpoint
 from agentlightning.training.external.remote import RemoteEngine, RemotePolicy, RemoteUpdater
 from agentlightning.training.external.verl.adapters import copy_newest_model
-from agentlightning.training.external.verl.rows import reported_rows, rows_of_evaluation, rows_of_step
+from agentlightning.training.external.verl.bridge import Row
 from agentlightning.training.external.verl.session import VERLSession
 from agentlightning.training.external.verl.settings import VERLSettings
 from agentlightning.training.external.verl.trainer import OURS
-from agentlightning.training.learner.figures import RowFigures
 from agentlightning.training.progress import make_progress
 from agentlightning.training.result import Evaluation, GRPOResult
 from agentlightning.training.resume import OpenRun
-from agentlightning.training.rollouts import evidence
+from agentlightning.training.rollouts import Evidence, evidence
 from agentlightning.training.rows import StepRows
 from agentlightning.training.run import train
 from agentlightning.training.run_inputs import RunSource, triplet_adapter
@@ -96,11 +98,7 @@ async def run_verl(
 
 
 def _scheduled(settings: VERLSettings, tasks: int, held_out: int) -> Any:
-    """Return the configuration with a validation where there are held-out tasks.
-
-    Raises:
-        BadRequestError: there is no task, or a schedule of validation without held-out tasks.
-    """
+    """Return the configuration with a validation where there are held-out tasks."""
     config = settings.config
     if not tasks:
         raise BadRequestError("VERL needs tasks: pass train_dataset to fit, with at least one task")
@@ -165,8 +163,7 @@ class VERLUpdater(RemoteUpdater):
             self.advance(self.weight_version + 1)
             update.changed = frozenset((None,))
             if not lost and settings.record_tokens != "none":
-                none: dict[str, Any] = dict.fromkeys(column.name for column in dataclasses.fields(RowFigures))
-                update.rows = [RowFigures(**none | dict(row or {})) for row in reported]
+                update.rows = [row or {} for row in reported]
         return update
 
     @override
@@ -193,3 +190,71 @@ class VERLUpdater(RemoteUpdater):
     @override
     async def end(self) -> None:
         await asyncio.to_thread(self._session.wait_for_end)
+
+
+# --- the token rows that VERL is given, by task and session, and the figures that it reports of each ------------------
+
+
+def rows_of_step(rows: StepRows, tasks: int, sessions: int, *, filler: int) -> list[list[list[Row]]]:
+    """Return the rows of a training step that teach something.
+
+    VERL takes the reward of a lone rollout of a task for its advantage, and for equal rewards what rounding leaves. The
+    ledger says that neither is trained, so neither is handed over.
+
+    Args:
+        filler: a token id. A step in which nothing is trained needs one row; its update is skipped.
+    """
+    trained = {sample.rollout_id for sample in rows.samples}
+    by_place: list[list[list[Row]]] = [[[] for _ in range(sessions)] for _ in range(tasks)]
+    for number, record in enumerate(rows.records[: tasks * sessions]):
+        if record.rollout_id in trained:
+            place, session = divmod(number, sessions)
+            reward, calls = record.reward or 0.0, len(record.calls)
+            by_place[place][session] = [_row(sample, reward, calls) for sample in record.samples]
+    if not trained:
+        by_place[0][0] = [_filler(filler, 0.0)]
+    return by_place
+
+
+def rows_of_evaluation(
+    evidence: Sequence[Evidence], rewards: Sequence[float | None], *, filler: int
+) -> list[list[list[Row]]]:
+    """Return the rows of an evaluation: one session for each held-out task; a missing reward is 0."""
+    by_place: list[list[list[Row]]] = []
+    for rollout, reward in zip(evidence, rewards, strict=True):
+        calls = model_calls(rollout.counted)
+        rows = [_row(sample, reward or 0.0, len(calls)) for sample in samples_from_calls(calls).samples]
+        by_place.append([rows or [_filler(filler, reward or 0.0)]])
+    return by_place
+
+
+def reported_rows(report: Mapping[str, Any], rows: StepRows, sessions: int) -> list[Mapping[str, Any] | None]:
+    """Return the figures that VERL reports of each row: (B,), None where it excluded the row."""
+    by_place: dict[tuple[int, int, int], Mapping[str, Any]] = {}
+    for key, columns in report["rows"].items():
+        uid, session, index = key.rsplit("_", 2)
+        by_place[report["places"][uid], int(session), int(index)] = columns
+    keys = {
+        id(sample): (*divmod(number, sessions), index)
+        for number, record in enumerate(rows.records)
+        for index, sample in enumerate(record.samples)
+    }
+    return [by_place.get(keys[id(sample)]) for sample in rows.samples]
+
+
+def _row(sample: Sample, reward: float, calls: int) -> Row:
+    first = sample.mask.index(1)
+    return {
+        "prompt_ids": sample.token_ids[:first],
+        "response_ids": sample.token_ids[first:],
+        "response_mask": sample.mask[first:],
+        "logprobs": sample.logprobs[first:],
+        "reward": reward,
+        "versions": [version for version in sample.weight_versions if version >= 0],
+        "calls": calls,
+    }
+
+
+def _filler(token: int, reward: float) -> Row:
+    one = {"prompt_ids": [token], "response_ids": [token], "response_mask": [1], "logprobs": [0.0]}
+    return {**one, "reward": reward, "versions": [], "calls": 0}

@@ -1,26 +1,40 @@
-"""The Tinker service through its client: the weights that learn, and the sampler of their newest version.
+"""A run that the Tinker service trains: it learns and samples, through its own client.
 
-Every wait has an end, and every error says at which request. The client repeats a request by itself where the
-connection is lost or the service is busy; nothing is repeated here.
+The gateway reaches it through a server in front. Every wait has an end, and every error says at which request. The
+client repeats a request by itself where the connection is lost or the service is busy; nothing is repeated here.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import AsyncExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from uuid import uuid4
 
 import tinker
+from typing_extensions import override
 
+from agentlightning.engine.chat_server import ChatServer
 from agentlightning.engine.request import RequestError
 from agentlightning.errors import BadRequestError, EngineError, NonFiniteLossError
 from agentlightning.private_files import private_folder
+from agentlightning.training.external.remote import RemoteEngine, RemotePolicy, RemoteUpdater
+from agentlightning.training.result import GRPOResult
+from agentlightning.training.resume import OpenRun
+from agentlightning.training.rows import StepRows
+from agentlightning.training.run import train
+from agentlightning.training.run_inputs import RunSource, check_tasks, triplet_adapter
+from agentlightning.training.settings import GRPOSettings
+from agentlightning.training.tasks import items_of
+from agentlightning.training.updater import StepUpdate
+from agentlightning.types import Dataset
 
 if TYPE_CHECKING:
     from agentlightning.adapter.rows.samples import Sample
@@ -31,6 +45,77 @@ PLACE: Final = "tinker.json"
 _ANSWER_SECONDS: Final = 600.0
 """For the answer to one request of a step: requests wait at the service for others."""
 _REFUSED: Final = (tinker.AuthenticationError, tinker.PermissionDeniedError)
+_MAX_TOKENS: Final = 32_768
+"""Of a row, where the model's settings allow more."""
+
+
+async def run_tinker(
+    source: RunSource,
+    settings: GRPOSettings,
+    train_dataset: Dataset[Any] | None,
+    val_dataset: Dataset[Any] | None,
+    *,
+    api_key: str,
+    base_url: str | None,
+    tokenizer: str,
+    rank: int,
+    connect_seconds: float,
+) -> GRPOResult:
+    """Train with the Tinker service; see `Tinker`."""
+    tasks, held_out = items_of(train_dataset), items_of(val_dataset)
+    check_tasks("Tinker", settings, tasks, held_out)
+    triplet_adapter(source)  # before anything is loaded
+    policy = await asyncio.to_thread(RemotePolicy, tokenizer, _MAX_TOKENS, "tokenizer")
+
+    async def make_updater(opened: OpenRun, stack: AsyncExitStack) -> TinkerUpdater:
+        checkpoint, state = opened.resume.checkpoint, None
+        if checkpoint is not None:
+            policy.weight_version = checkpoint.facts["weight_version"]
+            state = json.loads((checkpoint.path / PLACE).read_text())["state"]
+        service = TinkerService(settings.model, base_url, api_key)
+        stack.push(service.close)
+        await asyncio.to_thread(service.open, rank, settings.seed, state, policy.weight_version, connect_seconds)
+        served = policy.served_as(settings, "agl.Tinker")
+        server = ChatServer(service, policy.tokenizer, served, token=service.token)
+        await server.start("127.0.0.1")
+        stack.callback(server.stop)
+        return TinkerUpdater(policy, settings, service, server.base_url)
+
+    config, facts = {"tinker": {**settings.as_json(), "rank": rank}}, {"tinker": {"rank": rank}}
+    return await train(source, settings, tasks, held_out, make_updater, config=config, facts=facts)
+
+
+class TinkerUpdater(RemoteUpdater):
+    """Hands the rows of each step to the service."""
+
+    def __init__(self, policy: RemotePolicy, settings: GRPOSettings, service: TinkerService, base_url: str) -> None:
+        super().__init__(policy, settings, RemoteEngine(base_url, service.token), name=service.name)
+        self._service = service
+
+    @override
+    def update_weights(self, step: int, rows: StepRows) -> StepUpdate:
+        settings, version = self.learners[0].settings, self.weight_version + 1
+        figures = self._service.learn(
+            rows.samples,
+            rows.advantages,
+            share=rows.share("token"),
+            learning_rate=settings.learning_rate_at(step),
+            clip=settings.max_grad_norm,
+        )
+        self._service.publish(version)
+        self.advance(version)
+        return StepUpdate(figures, changed=frozenset((None,)))
+
+    @override
+    def save_model(self, folder: Path) -> None:
+        self._service.save_model(folder)
+
+    @override
+    def save_checkpoint(self, folder: Path, step: int) -> None:
+        try:
+            self._service.save(folder, step)
+        except EngineError as error:
+            raise OSError(str(error)) from error  # a checkpoint that cannot be written: the run warns and goes on
 
 
 class TinkerService:
@@ -155,9 +240,10 @@ class TinkerService:
         """Let the service keep the weights for sampling, and write their place into a folder."""
         self._write_place(folder, "sampler", self._training.save_weights_for_sampler(f"{self.name}-end"))
 
-    def close(self) -> None:
-        """End the session. May be called twice."""
-        _on_thread(self._client.close)
+    def close(self, error: type[BaseException] | None, *_: object) -> None:
+        """End the session, and let the service know how the run ended. The `__exit__` of a context manager."""
+        ended = "success" if error is None else "errored" if issubclass(error, Exception) else "interrupted"
+        _on_thread(lambda: self._client.close(ended))
 
     def _write_place(self, folder: Path, kind: str, future: Any) -> None:
         private_folder(folder)
@@ -168,7 +254,7 @@ def datum_of(sample: Sample, advantage: float) -> tinker.Datum:
     """Return a row as the service takes it: each token but the last one predicts the next, (T - 1,) each."""
     return tinker.Datum(
         model_input=tinker.ModelInput.from_ints(sample.token_ids[:-1]),
-        loss_fn_inputs={
+        loss_fn_inputs={  # pyright: ignore[reportArgumentType] -- the client converts lists
             "target_tokens": sample.token_ids[1:],
             "logprobs": sample.logprobs[1:],
             "advantages": [advantage * trained for trained in sample.mask[1:]],

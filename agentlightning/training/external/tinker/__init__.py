@@ -1,1 +1,0 @@
-"""A run that Tinker trains."""
