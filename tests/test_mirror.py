@@ -68,7 +68,7 @@ FILES = {
         test_in_turn test_unsteady
     """,
     "commands as a shell runs them, several at a time": """
-        cli/test_hostile_names cli/test_looking cli/test_monitoring cli/test_serving_commands
+        cli/test_hostile_names cli/test_looking cli/test_monitoring cli/test_serve cli/test_serving_commands
     """,
 }
 """Reason, and the files that it holds for."""

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import typer
 
-from agentlightning.cli.support.output import JSON, say, show_json, show_table
+from agentlightning.cli.output import JSON, say, show_json, show_table
 from agentlightning.env_var import PROGRAM_VARIABLES, LightningEnvVar
 from agentlightning.errors import closest_name
 from agentlightning.utils.version import VERSION
@@ -196,7 +196,7 @@ def _gpus() -> Iterator[CheckResult]:
 
 
 def _store(location: str) -> Iterator[CheckResult]:
-    from agentlightning.cli.support.store_access import with_store
+    from agentlightning.cli.output import with_store
     from agentlightning.store.spec import public_form
 
     async def ask(opened: LightningStore) -> LightningStoreStatistics:

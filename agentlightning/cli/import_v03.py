@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from agentlightning.cli.support.output import JSON, say, show_json, show_table
-from agentlightning.cli.support.store_access import STORE, spec_of_place
+from agentlightning.cli.output import JSON, STORE, say, show_json, show_table, spec_of_place
 from agentlightning.exit_codes import ExitCode
 
 if TYPE_CHECKING:

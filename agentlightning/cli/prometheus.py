@@ -1,8 +1,67 @@
-"""`python -m agentlightning.cli.prometheus`: the command `agl prometheus`."""
+"""`agl prometheus`: one page with the metrics of all processes that share a folder (`PROMETHEUS_MULTIPROC_DIR`)."""
 
+from __future__ import annotations
+
+import asyncio
+import os
 import sys
 
+import typer
+
 from agentlightning.cli.main import main_of
+from agentlightning.cli.output import LOG_JSON, log_to_stderr
+from agentlightning.errors import BadRequestError
+from agentlightning.private_files import private_folder
+
+
+def prometheus(
+    host: str = typer.Option("127.0.0.1", help="Address to listen on; beyond loopback AGL_TOKEN is needed."),
+    port: int = typer.Option(4748, help="Port; 0 takes a free one."),
+    metrics_path: str = typer.Option("/v1/prometheus", help="Path of the page."),
+    log_level: str = typer.Option("INFO", help="DEBUG, INFO, WARNING or ERROR."),
+    log_json: bool = LOG_JSON,
+    access_log: bool = typer.Option(False, "--access-log", help="Log every request."),
+) -> int:
+    """Serve the metrics that processes share through the folder that PROMETHEUS_MULTIPROC_DIR names.
+
+    Set the variable for these processes and for this command; the folder is made if it is not there. One `agl store
+    --tracker prometheus` needs none of this: its own page is at /v1/prometheus. Ctrl+C ends it, exit code 0.
+
+    Example: PROMETHEUS_MULTIPROC_DIR=metrics agl prometheus --port 4748
+    """
+    log_to_stderr(log_level, json_lines=log_json)
+    path = metrics_path.rstrip("/")
+    if not path.startswith("/"):
+        raise BadRequestError(
+            f"--metrics-path {metrics_path!r} must begin with a slash and name a page, such as /metrics"
+        )
+    folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
+    if not folder:
+        raise BadRequestError(
+            "PROMETHEUS_MULTIPROC_DIR is not set: name the folder that the processes share, for them and for this one"
+        )
+    private_folder(folder)
+
+    from prometheus_client.exposition import choose_encoder
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.routing import Route
+
+    from agentlightning.cli.serving import app_with_checks, serve_until_signal
+    from agentlightning.utils.metrics import get_prometheus_registry
+    from agentlightning.utils.server_launcher import PythonServerLauncherArgs
+
+    async def page(request: Request) -> Response:
+        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        body = await asyncio.to_thread(lambda: encode(get_prometheus_registry()))  # reads the files of every process
+        return Response(body, headers={"content-type": content_type})
+
+    routes = [Route(each, page, methods=["GET"]) for each in (path, path + "/")]
+    args = PythonServerLauncherArgs(host=host, port=port, access_log=access_log)
+    app = app_with_checks(routes, host)
+    asyncio.run(serve_until_signal(app, args, lambda endpoint: [f"metrics in {folder} are at {endpoint}{path}"]))
+    return 0
+
 
 main = main_of("prometheus")
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from agentlightning.cli.support.output import JSON, number, say, show_json, show_table
-from agentlightning.cli.support.runs import (
+from agentlightning.cli.output import JSON, STORE, number, say, show_json, show_table, with_store
+from agentlightning.cli.run_texts import (
     FIRST,
     LIMIT,
     OFFSET,
@@ -21,7 +21,6 @@ from agentlightning.cli.support.runs import (
     say_rest,
     standing,
 )
-from agentlightning.cli.support.store_access import STORE, with_store
 
 if TYPE_CHECKING:
     from agentlightning.evaluation.compare import RunComparison

@@ -13,9 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from agentlightning.cli.pairs import pairs
-from agentlightning.cli.support.output import JSON, moment, number, say, shortened, show_json, show_table
-from agentlightning.cli.support.store_access import STORE, existing_rollout, with_store
+from agentlightning.cli.output import (
+    JSON,
+    STORE,
+    existing_rollout,
+    moment,
+    number,
+    say,
+    shortened,
+    show_json,
+    show_table,
+    with_store,
+)
 from agentlightning.private_files import open_private
 from agentlightning.store.read_operations import pages_of
 from agentlightning.terminal import json_text
@@ -40,9 +49,6 @@ def rollouts() -> None:
 
     Example: agl rollouts explain ro-1a2b3c --store runs/20260101-120000
     """
-
-
-app.command("pairs")(pairs)
 
 
 # --- change ----------------------------------------------------------------------------------------------------------
@@ -355,3 +361,24 @@ def _line(rollout: AttemptedRollout | Rollout) -> tuple[str, ...]:
         moment(rollout.start_time),
         shortened(rollout.input),
     )
+
+
+@app.command("pairs")
+def pairs(
+    out: Path = typer.Option(..., help="New file of JSON Lines to write."),
+    margin: float = typer.Option(0.0, help="Best and worst rollout of a task differ by more than this."),
+    store: str = STORE,
+) -> int:
+    """Write the best rollout of each task against its worst, in TRL's format: prompt, chosen, rejected, tools.
+
+    Rollouts that failed or earned nothing are in no pair; how many were left out, and why, is said.
+
+    Example: agl rollouts pairs --out pairs.jsonl --margin 0.5 --store runs/20260101-120000
+    """
+    from agentlightning.training.preferences import preference_pairs, write_pairs
+
+    found = with_store(store, lambda opened: preference_pairs(opened, margin=margin))
+    write_pairs(found, out)
+    left_out = ", ".join(f"{count} {reason}" for reason, count in found.excluded.most_common()) or "nothing"
+    say(f"{out}: {len(found.pairs)} pairs; left out: {left_out}")
+    return 0

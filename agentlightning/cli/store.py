@@ -1,8 +1,326 @@
-"""`python -m agentlightning.cli.store`: the command `agl store`."""
+"""`agl store`: serve a store; its sub-commands look after one: `backup`, `check`, `stats`."""
 
+from __future__ import annotations
+
+import asyncio
+import re
 import sys
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
 
 from agentlightning.cli.main import main_of
+from agentlightning.cli.output import JSON, LOG_JSON, log_to_stderr, say, show_json, with_store
+from agentlightning.errors import BadRequestError
+
+if TYPE_CHECKING:
+    from agentlightning.store.base import LightningStore, LightningStoreStatistics
+    from agentlightning.utils.metrics import MetricsBackend
+
+_SERVER_CHECK_SECONDS = 1.0
+"""Between two looks whether the server still runs, which tells nobody when it ends by itself."""
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
+_BYTES = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+
+class Backend(StrEnum):
+    """Where the data is kept."""
+
+    SQLITE = "sqlite"
+    MEMORY = "memory"
+    MONGO = "mongo"
+    POSTGRES = "postgres"
+
+
+class Tracker(StrEnum):
+    """Where the metrics go."""
+
+    PROMETHEUS = "prometheus"
+    CONSOLE = "console"
+
+
+app = typer.Typer(invoke_without_command=True)
+
+_DEFAULT_SPECS = {
+    Backend.SQLITE: "sqlite:///agl.db",
+    Backend.MEMORY: "memory",
+    Backend.MONGO: "mongodb://127.0.0.1:27017",
+}
+
+
+@app.callback()
+def store(
+    context: typer.Context,
+    host: str = typer.Option("127.0.0.1", help="Address to listen on; beyond loopback AGL_TOKEN is needed."),
+    port: int = typer.Option(4747, help="Port; 0 takes a free one."),
+    db: str | None = typer.Option(
+        None,
+        help="Where the data lies: a file (agl.db by default, made if it is not there), memory, mongodb://host/db, "
+        "postgresql://host/db.",
+    ),
+    backend: Backend | None = typer.Option(None, help="The same by kind; memory is gone with the process."),
+    mongo_uri: str | None = typer.Option(None, help="Database of --backend mongo."),
+    keep_last: int | None = typer.Option(None, help="Of each run, keep so many rollouts that have ended."),
+    max_age: str | None = typer.Option(None, help="Delete rollouts so long after their end: seconds, or 90m, 12h, 7d."),
+    max_bytes: str | None = typer.Option(None, help="Of each run, keep so many bytes of spans: bytes, or 500MB, 2GB."),
+    max_run_age: str | None = typer.Option(
+        None, help="Delete runs with their records so long after their end; as --max-age."
+    ),
+    lease_seconds: float | None = typer.Option(None, help="Silence that costs a worker its claims; 30 by default."),
+    cors_origin: list[str] = typer.Option([], help="Origin whose pages may call the store; may be repeated."),
+    allowed_host: list[str] = typer.Option(
+        [], help="Further name under which clients may address this server; may be repeated."
+    ),
+    tracker: list[Tracker] = typer.Option([], help="Collect metrics, for these; may be repeated."),
+    log_level: str = typer.Option("INFO", help="DEBUG, INFO, WARNING or ERROR."),
+    log_json: bool = LOG_JSON,
+) -> int:
+    """Serve a store for algorithm and runners.
+
+    Ctrl+C (or SIGTERM) ends it, exit code 0: requests in progress are answered. A second one ends it at once.
+
+    Example: agl store --port 4747 --db run.db
+    """
+    if (command := context.invoked_subcommand) is not None:  # an option before it would have no effect
+        for name in context.params:
+            source = context.get_parameter_source(name)
+            if source is not None and source.name == "COMMANDLINE":
+                option = "--" + name.replace("_", "-")
+                text = f"{option} before {command!r} has no effect; write: agl store {command} {option} ..."
+                raise BadRequestError(text)
+        return 0
+    from agentlightning.store.spec import retention_policy
+    from agentlightning.utils.http.auth import check_bind, server_token
+
+    log_to_stderr(log_level, json_lines=log_json)
+    spec = store_spec(db, backend, mongo_uri)
+    bounds = _given(
+        keep_last=keep_last,
+        max_age=None if max_age is None else read_seconds("--max-age", max_age),
+        max_bytes=None if max_bytes is None else read_bytes("--max-bytes", max_bytes),
+        max_run_age=None if max_run_age is None else read_seconds("--max-run-age", max_run_age),
+    )
+    check_bind(host, server_token())
+    metrics = _metrics_backend(tracker)
+    retention = retention_policy(**bounds) if bounds else None
+    settings = _given(lease_seconds=lease_seconds, retention=retention, tracker=metrics)
+    options = _given(allowed_hosts=allowed_host or None, tracker=metrics)
+    options.update(host=host, port=port, cors_allow_origins=cors_origin)
+    asyncio.run(serve_store(spec, settings, options))
+    say("store closed")
+    return 0
+
+
+def store_spec(db: str | None, backend: Backend | None, mongo_uri: str | None) -> str:
+    """Return the spec of the store that the options mean.
+
+    Raises:
+        BadRequestError: they contradict each other, or say too little.
+    """
+    from agentlightning.store.spec import public_form, spec_of
+
+    if mongo_uri is not None and db is not None:
+        raise BadRequestError("Give --db or --mongo-uri, not both; they are the same place")
+    text = db if mongo_uri is None else mongo_uri
+    if mongo_uri is not None:
+        backend = backend or Backend.MONGO
+    if text is None:
+        if backend is Backend.POSTGRES:
+            raise BadRequestError(
+                "--backend postgres needs its database: --db postgresql://user:password@host/database"
+            )
+        return _DEFAULT_SPECS[backend or Backend.SQLITE]
+    spec = spec_of(text)
+    if backend is not None and not spec.startswith(backend.value):
+        raise BadRequestError(f"--backend {backend.value} does not fit {public_form(spec)!r}; leave one of them out")
+    return spec
+
+
+def read_seconds(option: str, text: str) -> float:
+    """Return the seconds that a text such as `90`, `90m` or `7d` means.
+
+    Raises:
+        BadRequestError: it is none; names the option and what is understood.
+    """
+    return _read_amount(option, text, _SECONDS, "seconds, or a number with one of s, m, h, d (90m)")
+
+
+def read_bytes(option: str, text: str) -> int:
+    """Return the bytes that a text such as `1000000`, `500MB` or `2GiB` means.
+
+    Raises:
+        BadRequestError: it is none; names the option and what is understood.
+    """
+    return int(_read_amount(option, text, _BYTES, "bytes, or a number with one of kB, MB, GB, KiB, MiB, GiB (500MB)"))
+
+
+def _read_amount(option: str, text: str, units: Mapping[str, int], expected: str) -> float:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
+    if found is None or found[2] not in units:
+        raise BadRequestError(f"{option} {text!r}: expected {expected}")
+    return float(found[1]) * units[found[2]]
+
+
+def _given(**settings: object) -> dict[str, Any]:
+    """Return the settings that are not None."""
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def _metrics_backend(trackers: list[Tracker]) -> MetricsBackend | None:
+    if not trackers:
+        return None
+    from agentlightning.utils.metrics import ConsoleMetricsBackend, MultiMetricsBackend, PrometheusMetricsBackend
+
+    kinds = {Tracker.PROMETHEUS: PrometheusMetricsBackend, Tracker.CONSOLE: ConsoleMetricsBackend}
+    backends: list[MetricsBackend] = [kinds[tracker]() for tracker in dict.fromkeys(trackers)]
+    return backends[0] if len(backends) == 1 else MultiMetricsBackend(backends)
+
+
+async def serve_store(
+    spec: str,
+    settings: Mapping[str, Any],
+    options: Mapping[str, Any],
+    on_page: Callable[[str], None] = lambda url: say(f"its page: {url}"),
+) -> None:
+    """Serve until SIGINT or SIGTERM; `settings` are those of the store's class, `options` those of the server.
+
+    `on_page` is told the address of the page once it is there.
+
+    At the end the port is free, requests in progress are answered (503 with `Retry-After` where they wait for
+    something), and everything that was answered is stored.
+
+    Raises:
+        RuntimeError: serving ended by itself.
+    """
+    from agentlightning.cli.serving import end_of_process
+    from agentlightning.store.client_server import LightningStoreServer
+    from agentlightning.store.spec import public_form, store_from_spec
+
+    store = store_from_spec(spec, **settings)
+    try:
+        server = LightningStoreServer(store, **options)
+        server.bind()
+        end = end_of_process()
+        say(f"store in {public_form(spec).removeprefix('sqlite:///')} listens on {server.endpoint}")
+        await server.start()
+        on_page(f"{server.endpoint}/")
+        try:
+            while not end.done():
+                await asyncio.wait([end], timeout=_SERVER_CHECK_SECONDS)
+                if not end.done() and not server.server_launcher.is_running():
+                    raise RuntimeError("The server has ended by itself; the log says why")
+        finally:
+            await server.stop()
+    finally:
+        await store.close()
+
+
+# --- look after the data of a store, also while it is served ---------------------------------------------------------
+
+_DB = typer.Option("agl.db", help="File of the store.")
+_COPY = typer.Argument(help="Name of the copy.")
+_PLACE = typer.Argument(
+    "agl.db", envvar="AGENT_LIGHTNING_STORE_URL", help="A file, or where the store is: http://127.0.0.1:4747."
+)
+_ELSEWHERE = {
+    "mongodb": "mongodump --uri=URI copies a MongoDB database",
+    "postgres": "pg_dump URI copies a PostgreSQL database",
+    "http": "run this command where that server's file is",
+    "memory": "a store in memory has no file",
+}
+
+
+@app.command("backup")
+def backup(
+    file: Path = _COPY,
+    db: str = _DB,
+    force: bool = typer.Option(False, "--force", help="Replace a file of that name."),
+) -> int:
+    """Copy a store's file, also while it is served. The copy is checked before it gets its name.
+
+    Example: agl store backup monday.db --db run.db
+    """
+    from agentlightning.store.sqlite.file import backup_file
+
+    size = backup_file(_file_of(db), file, force=force)
+    say(f"{file}: {size} bytes, as {db} stood at one moment")
+    return 0
+
+
+@app.command("check")
+def check(db: str = _DB, as_json: bool = JSON) -> int:
+    """Check a store, also while it is served. A file: SQLite's structure, and what the store itself relies on. In
+    MongoDB and PostgreSQL: whether every record can be read; their servers check their structure.
+
+    Exit code 1 and a list when something is wrong. Example: agl store check --db run.db
+    """
+    from agentlightning.store.spec import public_form, spec_of
+
+    spec = spec_of(db)
+    if spec.startswith(("postgres", "mongodb")):
+        from agentlightning.store.database_check import check_database
+
+        report, db = check_database(spec), public_form(spec)
+    else:
+        from agentlightning.store.sqlite.check import check_file
+
+        report = check_file(_file_of(db))
+    if as_json:
+        show_json(report)
+        return 1 if report.found else 0
+    for problem in report.problems:
+        say(problem)
+    if report.found:
+        say(f"{db}: {report.found} problems, {len(report.problems)} of them listed")
+        return 1
+    say(f"{db}: ok, {report.rollouts} rollouts, {report.spans} spans, schema version {report.schema_version}")
+    if not report.complete:
+        say("That version is an older one, which is upgraded when the store is opened; a file was not checked further.")
+    return 0
+
+
+@app.command("stats")
+def stats(place: str = _PLACE, as_json: bool = JSON) -> int:
+    """Show how much a store holds. `agl stats` and `agl store stats` are the same.
+
+    Example: agl store stats http://127.0.0.1:4747
+    """
+    statistics, totals = with_store(place, _counts)
+    if as_json:
+        show_json({**statistics, "rollouts": totals})
+        return 0
+    for name, value in statistics.items():
+        say(f"{name:<26} {value:.1f}" if isinstance(value, float) else f"{name:<26} {value}")
+    for status, total in totals.items():
+        say(f"rollouts {status:<17} {total}")
+    return 0
+
+
+async def _counts(store: LightningStore) -> tuple[LightningStoreStatistics, dict[str, int]]:
+    """Return the store's own counters, and how many rollouts have each status."""
+    from agentlightning.store.rules.lifecycle import ROLLOUT_STATUSES
+
+    pages = {status: await store.query_rollouts(status_in=[status], limit=1) for status in ROLLOUT_STATUSES}
+    return await store.statistics(), {status: page.total for status, page in pages.items()}
+
+
+def _file_of(db: str) -> Path:
+    """Return the file that an option names.
+
+    Raises:
+        BadRequestError: it names a store that has no file; says what to use instead.
+    """
+    from agentlightning.store.spec import public_form, spec_of
+
+    spec = spec_of(db)
+    if spec.startswith("sqlite:///"):
+        return Path(spec.partition("?")[0].removeprefix("sqlite:///"))
+    advice = next((text for scheme, text in _ELSEWHERE.items() if spec.startswith(scheme)), "expected a file")
+    raise BadRequestError(f"{public_form(spec)!r} is no file of a store: {advice}")
+
 
 main = main_of("store")
 

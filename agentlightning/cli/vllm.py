@@ -1,8 +1,56 @@
-"""`python -m agentlightning.cli.vllm`: the command `agl vllm`."""
+"""`agl vllm`: vLLM's own command line. The gateway asks it for token ids, which it gives from a certain version on."""
 
+from __future__ import annotations
+
+import re
 import sys
+from importlib import import_module, metadata
+from typing import Any
+
+import typer
 
 from agentlightning.cli.main import main_of
+from agentlightning.process_secrets import TOKEN, discard
+
+_FIRST_WITH_TOKEN_IDS = (0, 10, 2)
+"""The first vLLM that knows `return_token_ids` in a request, which the gateway sends."""
+
+
+def vllm(context: typer.Context) -> int:
+    """Run vLLM's command line with the arguments that follow.
+
+    Behind the gateway (agl gateway, LLMProxy) its replies carry the token ids that training needs.
+
+    Example: agl vllm serve my-org/my-model --port 8000
+    """
+    try:
+        version = metadata.version("vllm")
+    except metadata.PackageNotFoundError:
+        if context.args in (["--help"], ["-h"]):  # with vLLM installed, its own help follows
+            typer.echo(context.get_help())
+            return 0
+        raise ImportError("agl vllm runs the package 'vllm', which is not installed: pip install vllm") from None
+    numbers = tuple(int(number) for number in re.findall(r"\d+", version.partition("+")[0])[:3])
+    if numbers < _FIRST_WITH_TOKEN_IDS:
+        first = ".".join(map(str, _FIRST_WITH_TOKEN_IDS))
+        raise ImportError(
+            f"vllm {version} gives no token ids, so that nothing it says could be trained; "
+            f"{first} or newer does: pip install --upgrade vllm"
+        )
+    discard(TOKEN)  # an engine has no use for it, and is traced by its own workers
+    vllm_main: Any = import_module("vllm.entrypoints.cli.main").main
+    before, sys.argv = sys.argv, ["vllm", *context.args]
+    try:
+        code = vllm_main()
+    finally:
+        sys.argv = before
+    return code if isinstance(code, int) else 0
+
+
+vllm.command_settings = {  # pyright: ignore[reportFunctionMemberAccess] -- read by `main.load`
+    "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+}
+
 
 main = main_of("vllm")
 

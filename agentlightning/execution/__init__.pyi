@@ -15,5 +15,5 @@ from agentlightning.execution.events import (
     ThreadingEvent as ThreadingEvent,
 )
 from agentlightning.execution.ray.strategy import RayExecutionStrategy as RayExecutionStrategy
-from agentlightning.execution.run.stop_note import stop_run as stop_run
+from agentlightning.execution.run_state import stop_run as stop_run
 from agentlightning.execution.shared_memory import SharedMemoryExecutionStrategy as SharedMemoryExecutionStrategy

@@ -23,14 +23,13 @@ from agentlightning.execution.base import (
     note_interrupt,
 )
 from agentlightning.execution.events import ThreadingEvent
-from agentlightning.execution.processes.dead_workers import end_attempts
-from agentlightning.execution.processes.team import SETTLE_STOPPED_SECONDS
-from agentlightning.execution.run.roles import (
+from agentlightning.execution.roles import (
     algorithm_watchers,
 )
-from agentlightning.execution.run.run_end import OpenedRun, run_of
-from agentlightning.execution.run.stall import DEFAULT_SECONDS, OnStall, StallPolicy
-from agentlightning.execution.run.supervisor import Patience, Supervision, TaskTeam
+from agentlightning.execution.run_state import OpenedRun, run_of
+from agentlightning.execution.stall import DEFAULT_SECONDS, OnStall, StallPolicy
+from agentlightning.execution.supervisor import Patience, Supervision, TaskTeam
+from agentlightning.execution.team import SETTLE_STOPPED_SECONDS, end_attempts
 from agentlightning.runner.base import worker_label
 from agentlightning.store.base import LightningStore
 from agentlightning.utils.concurrency.interrupts import Interrupts

@@ -18,4 +18,4 @@ from agentlightning.litagent.decorator import (
     rollout as rollout,
 )
 from agentlightning.litagent.litagent import LitAgent as LitAgent
-from agentlightning.litagent.output import DataProto as DataProto
+from agentlightning.litagent.litagent import DataProto as DataProto

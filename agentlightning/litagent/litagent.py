@@ -7,8 +7,10 @@ import inspect
 import warnings
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
+from agentlightning.field_help import explain_fields
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer.base import Tracer
 from agentlightning.types import NamedResources, Rollout, RolloutMode, RolloutRawResult
@@ -196,3 +198,18 @@ def _alive(reference: weakref.ref[R] | None, what: str) -> R:
     if value is None:
         raise ValueError(f"{what} reference is no longer valid (it was deleted)")
     return value
+
+
+@explain_fields
+@dataclass
+class DataProto:
+    """What an agent returns for `Trainer(reward_fn=...)` to judge: a record with names, and the model's own words.
+
+    An agent may return any other value as well. It has nothing to do with the tensor batches of the same name that some
+    training frameworks have.
+    """
+
+    data: dict[str, Any] = field(default_factory=dict[str, Any])
+    """The result by field."""
+    raw_response: str | None = None
+    """What the model said, before it was read."""

@@ -4,34 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import functools
 import logging
 import os
 import socket
 import threading
+import types
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 from typing_extensions import override
 
 from agentlightning.litagent.decorator import as_agent
 from agentlightning.litagent.litagent import LitAgent
 from agentlightning.process_secrets import server_token
+from agentlightning.runner.agent_process import ProcessExecutor, pickled_parts
 from agentlightning.runner.attempt import AttemptRunner, ResourceCache
-from agentlightning.runner.base import Runner, StopEvent, worker_label
-from agentlightning.runner.claims import Claims
+from agentlightning.runner.base import Hooks, Runner, StopEvent, worker_label
+from agentlightning.runner.claims import Claims, Stopping, all_or_first_failure, cancel_all
+from agentlightning.runner.executors import AgentExecutor, Isolation, ThreadExecutor, check_isolation
 from agentlightning.runner.heartbeat import AttemptHeartbeats, Heartbeat, HeartbeatMode, HeldAttempts, check_mode
-from agentlightning.runner.hooks import Hooks
-from agentlightning.runner.isolation.modes import (
-    AgentExecutor,
-    Isolation,
-    ProcessExecutor,
-    ThreadExecutor,
-    check_isolation,
-)
-from agentlightning.runner.isolation.process import pickled_parts
 from agentlightning.runner.outcome import Ending, PolicyFaults, check_policy_faults
 from agentlightning.runner.results import RewardFn, check_dimensions
-from agentlightning.runner.stopping import Stopping, all_or_first_failure, cancel_all
 from agentlightning.store.base import LightningStore
 from agentlightning.store.wrappers.compat import complete
 from agentlightning.tracer.base import Tracer
@@ -405,3 +399,38 @@ def _may_enqueue(thread: threading.Thread) -> bool:
 def _check_at_least(name: str, value: object, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name} must be an integer of at least {least}; got {value!r}")
+
+
+def overrides_only_execute(cls: type[Runner[Any]]) -> bool:
+    """True for a subclass of `Runner` that defines `execute` and neither `iter` nor `step`."""
+    mine, base = cast("Any", cls), cast("Any", Runner)
+    return mine.execute is not base.execute and mine.iter is base.iter and mine.step is base.step
+
+
+class _Behind(LitAgentRunner[Any]):
+    """What serves the queue behind such a class, whose constructor may know nothing of a tracer."""
+
+    @functools.wraps(cast("Any", LitAgentRunner).__init__)  # by whose signature it is given settings
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        if not args:
+            settings.setdefault("tracer", OtelTracer())
+        super().__init__(*args, **settings)
+
+
+@functools.cache
+def serving(cls: type[Runner[Any]]) -> type[Runner[Any]]:
+    """Return a class that serves the queue: `cls` itself, or with `LitAgentRunner` behind it if it has only `execute`.
+
+    `super().execute(task)` of such a class runs the rollout. Its objects can be pickled wherever `cls` can.
+    """
+    if not overrides_only_execute(cls):
+        return cls
+    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+    made = types.new_class(cls.__name__, (cls, _Behind), {}, lambda body: body.update(names))
+    made.__reduce_ex__ = lambda self, protocol: (_restored, (cls,), self.__getstate__())  # type: ignore[method-assign]
+    return made
+
+
+def _restored(cls: type[Runner[Any]]) -> Any:
+    made = serving(cls)
+    return made.__new__(made)

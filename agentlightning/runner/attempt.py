@@ -19,11 +19,9 @@ from agentlightning.errors import BusyError
 from agentlightning.litagent.decorator import is_coroutine_function
 from agentlightning.litagent.litagent import LitAgent
 from agentlightning.logging import log_context
-from agentlightning.runner.base import Runner
+from agentlightning.runner.base import Hooks, Runner
+from agentlightning.runner.executors import AgentExecutor, invoke
 from agentlightning.runner.heartbeat import AttemptHeartbeats
-from agentlightning.runner.hooks import Hooks
-from agentlightning.runner.invoke import invoke
-from agentlightning.runner.isolation.modes import AgentExecutor
 from agentlightning.runner.outcome import (
     SCORED,
     UNSCORED,

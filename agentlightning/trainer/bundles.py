@@ -1,41 +1,48 @@
-"""The two bundles of a fit: everything a side needs but the store, in one object that can be sent to a process."""
+"""The two bundles of a fit: everything a side needs but the store, in one object that can be sent to a process.
+
+Also what is recorded of a Trainer with each of its runs (keys and resources are no part of it), and the trackers.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
 from agentlightning.adapter.base import TraceAdapter
 from agentlightning.algorithm.base import Algorithm, AlgorithmTrainer
+from agentlightning.algorithm.decorator import FunctionalAlgorithm
 from agentlightning.errors import NotFoundError
 from agentlightning.execution.events import ExecutionEvent
-from agentlightning.execution.run.remote import DEFAULT_OUTAGE_SECONDS
-from agentlightning.execution.run.run_end import end_run
-from agentlightning.execution.run.supervisor import until_set
+from agentlightning.execution.remote import DEFAULT_OUTAGE_SECONDS
+from agentlightning.execution.run_state import end_run
+from agentlightning.execution.supervisor import until_set
 from agentlightning.litagent.litagent import LitAgent
 from agentlightning.runner.base import RunContext, Runner
 from agentlightning.store.base import LightningStore
 from agentlightning.store.rules.values import to_json
+from agentlightning.store.spec import public_form
 from agentlightning.store.wrappers.compat import LightningStoreScoped, complete
-from agentlightning.trainer.follow import followed
-from agentlightning.trainer.recorded import name_of
-from agentlightning.trainer.report import RunReport
+from agentlightning.trainer.follow import RunReport, followed
+from agentlightning.trainer.parts import place_of
 from agentlightning.trainer.resume import LightningStoreOfRun, past_of
-from agentlightning.trainer.tracking import RunTracking
 from agentlightning.training.progress import Style
 from agentlightning.training.records import RunLog
 from agentlightning.training.run_folder import versions
 from agentlightning.types import Dataset, Hook, NamedResources, RolloutConfig
+from agentlightning.types.runs import Run, RunRecord, RunState
 from agentlightning.utils.concurrency.loop_thread import call_in_thread
-from agentlightning.utils.masking import masked
+from agentlightning.utils.exceptions import readable
+from agentlightning.utils.masking import masked, masked_text
 
 if TYPE_CHECKING:
     from agentlightning.llm_proxy import LLMProxy
+    from agentlightning.trackers.feed import Feeds
     from agentlightning.trackers.tracker import Tracker
 
 EVENT_POLL_SECONDS = 0.1
@@ -211,3 +218,104 @@ class RunnerSide:
                 await runner.iter(event=event)
         finally:
             self._serving.discard(place)
+
+
+def name_of(algorithm: Algorithm) -> str:
+    """Return how a run names its algorithm: the function, or the class."""
+    return algorithm.__name__ if isinstance(algorithm, FunctionalAlgorithm) else type(algorithm).__name__
+
+
+def settings_of(
+    trainer: Any, agent: LitAgent[Any], train: Dataset[Any] | None, val: Dataset[Any] | None
+) -> dict[str, object]:
+    """Return the settings of a `Trainer`, the classes of its parts, and the sizes of the data sets."""
+    parts = {"adapter": trainer.adapter, "runner": trainer.runner}
+    parts |= {"strategy": trainer.strategy, "tracer": trainer.tracer}
+    agents_name = getattr(agent, "__name__", None)
+    return {
+        "agent": agents_name if isinstance(agents_name, str) else type(agent).__name__,
+        "n_runners": trainer.n_runners,
+        "max_rollouts": trainer.max_rollouts,
+        "rollout_config": trainer.rollout_config,
+        "reward_dimensions": list(trainer.reward_dimensions),
+        "store": public_form(place_of(trainer.store)),
+        **{name: type(part).__name__ for name, part in parts.items()},
+        "train_tasks": None if train is None else len(train),
+        "val_tasks": None if val is None else len(val),
+    }
+
+
+FINISH_SECONDS = 30.0
+"""Trackers have so long to take what waits, once the run is over."""
+HASTY_FINISH_SECONDS = 1.5
+"""The same after an interruption."""
+_READ_SECONDS = 2.0
+
+
+class RunTracking:
+    """Tells trackers of one run. Without any it does nothing."""
+
+    def __init__(
+        self, trackers: Sequence[Tracker], run_id: str | None, algorithm: str | None, config: dict[str, Any]
+    ) -> None:
+        self.result: Any = None
+        """What the algorithm returned."""
+        self._trackers, self._run_id = trackers, run_id or ""
+        self._algorithm, self._config = algorithm, config
+        self._feeds: Feeds | None = None
+
+    def tell(self, records: Sequence[RunRecord]) -> None:
+        """Pass records on. Never waits."""
+        if self._feeds is not None:
+            self._feeds.tell(records)
+
+    @contextlib.asynccontextmanager
+    async def around(self, run_log: RunLog) -> AsyncGenerator[None]:
+        """Begin the trackers, and end them with what became of the body."""
+        if not self._trackers:
+            yield
+            return
+        from agentlightning.trackers.feed import Feeds
+        from agentlightning.trackers.tracker import TrackedRun
+
+        run = await _run_of(run_log)
+        resumed = run is not None and run.starts > 1
+        about = TrackedRun(self._run_id, self._algorithm, self._config, versions(), resumed=resumed)
+        self._feeds = Feeds(self._trackers, about)
+        try:
+            yield
+        except BaseException as error:  # whatever ended the body, trackers are told
+            await self._end(run_log, error)
+            raise
+        await self._end(run_log, None)
+
+    async def _end(self, run_log: RunLog, error: BaseException | None) -> None:
+        from agentlightning.trackers.tracker import RunEnding
+
+        feeds, self._feeds = self._feeds, None
+        assert feeds is not None
+        run = await _run_of(run_log)
+        state = _state_of(run, error)
+        told = None
+        if error is not None and state == "failed":
+            told = masked_text(f"{type(error).__name__}: {readable(error)}")
+        model = getattr(self.result, "model_path", None)
+        path = str(model) if isinstance(model, (str, Path)) else None
+        ending = RunEnding(state, told, None if run is None else run.best, path)
+        seconds = HASTY_FINISH_SECONDS if state in ("interrupted", "stopped") else FINISH_SECONDS
+        await call_in_thread(lambda: feeds.end(ending, seconds), name="trackers-end")
+
+
+async def _run_of(run_log: RunLog) -> Run | None:
+    try:
+        return await asyncio.wait_for(run_log.run(), _READ_SECONDS)
+    except Exception:  # a store that is away, or knows no such run: trackers are told less
+        return None
+
+
+def _state_of(run: Run | None, error: BaseException | None) -> RunState:
+    if error is None:
+        return "succeeded"
+    if run is not None and run.stop_reason is not None:
+        return "stopped"
+    return "interrupted" if isinstance(error, (asyncio.CancelledError, KeyboardInterrupt, SystemExit)) else "failed"

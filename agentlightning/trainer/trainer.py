@@ -23,6 +23,7 @@ from agentlightning.tracer.export.settings import collector_of
 from agentlightning.trackers.tracker import Tracker
 from agentlightning.trainer.arguments import (
     check_algorithm_uses,
+    check_children_can_import,
     check_faults,
     check_nothing_needs_an_algorithm,
     check_progress,
@@ -36,15 +37,12 @@ from agentlightning.trainer.arguments import (
     same_setting,
     tell_of_old_settings,
 )
+from agentlightning.trainer.bundles import settings_of
 from agentlightning.trainer.datasets import as_dataset
+from agentlightning.trainer.follow import RunReport
 from agentlightning.trainer.init_utils import ComponentSpec
-from agentlightning.trainer.interactive import check_children_can_import
-from agentlightning.trainer.parts import check_serves, check_settings_are_used, replicas
-from agentlightning.trainer.recorded import settings_of
-from agentlightning.trainer.report import RunReport
-from agentlightning.trainer.shorthand import TrainerShorthand
-from agentlightning.trainer.stores import check_shared, place_of
-from agentlightning.trainer.v0 import TrainerLegacy
+from agentlightning.trainer.parts import check_serves, check_settings_are_used, check_shared, place_of, replicas
+from agentlightning.trainer.shorthand import TrainerLegacy, TrainerShorthand
 from agentlightning.training.progress import Style
 from agentlightning.types import Dataset, Hook, NamedResources, RolloutConfig
 from agentlightning.utils.concurrency.main_thread import outside_of_running_loop

@@ -15,9 +15,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Final, cast
 
-from agentlightning.cli.support.output import log_to_stderr, say
-from agentlightning.cli.support.target import load_dataset, load_target
-from agentlightning.cli.support.training import in_foreground
+from agentlightning.cli.output import log_to_stderr, say
+from agentlightning.cli.plan import in_foreground, load_dataset, load_target
 from agentlightning.errors import AgentLightningError, BadRequestError
 
 _PORT: Final = 4747

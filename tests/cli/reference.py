@@ -10,7 +10,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from agentlightning.cli.commands import COMMANDS, load
+from agentlightning.cli.main import COMMANDS, load
 
 PAGE = Path(__file__).parents[2] / "docs/reference/cli.md"
 

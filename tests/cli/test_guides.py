@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from agentlightning.cli import main
-from agentlightning.cli.commands import load
+from agentlightning.cli.main import load
 from agentlightning.store import SQLiteLightningStore
 from tests.cli.reference import PAGE, page
 

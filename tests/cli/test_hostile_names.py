@@ -14,7 +14,7 @@ from rich.console import Console
 
 from agentlightning.cli import main
 from agentlightning.store import SQLiteLightningStore
-from agentlightning.trainer.report import RunReport
+from agentlightning.trainer.follow import RunReport
 from agentlightning.training.progress import Plain
 from agentlightning.types import LLM, AttemptError, OtelResource, PromptTemplate, RolloutEvent, Span, TraceStatus
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agentlightning.cli import main
-from agentlightning.execution.run.stop_note import stop_note, stop_run
+from agentlightning.execution.run_state import stop_note, stop_run
 from agentlightning.llm_proxy import LLMProxy
 from agentlightning.runner import LitAgentRunner
 from agentlightning.store import SQLiteLightningStore

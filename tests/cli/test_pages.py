@@ -14,7 +14,7 @@ import pytest
 import typer
 
 from agentlightning.cli import main
-from agentlightning.cli.commands import COMMANDS, load
+from agentlightning.cli.main import COMMANDS, load
 from tests.cli.terminal import shell
 
 
@@ -56,8 +56,8 @@ print([name for name in sys.modules if name.startswith("agentlightning.")])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     loaded = done.stdout.splitlines()[-1]
-    assert "agentlightning.cli.commands" in loaded
-    for name in ("agentlightning.cli.servers.store", "agentlightning.store", "agentlightning.types"):
+    assert "agentlightning.cli.main" in loaded
+    for name in ("agentlightning.cli.store", "agentlightning.store", "agentlightning.types"):
         assert f"'{name}'" not in loaded
 
 

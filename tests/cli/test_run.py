@@ -15,9 +15,7 @@ from typing import Any
 import pytest
 
 from agentlightning.cli import main
-from agentlightning.cli.support.plan import read_plan
-from agentlightning.cli.support.target import load_dataset, load_target
-from agentlightning.cli.support.training import has_frame_of_users
+from agentlightning.cli.plan import has_frame_of_users, load_dataset, load_target, read_plan
 from agentlightning.errors import BadRequestError
 from agentlightning.store import InMemoryLightningStore, LightningStoreClient, LightningStoreServer
 from agentlightning.types import PromptTemplate

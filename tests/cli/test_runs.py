@@ -88,7 +88,7 @@ async def test_runs_are_listed_the_newest_first(agl: Any) -> None:
 
 async def test_a_run_whose_algorithm_is_silent_is_told_apart(agl: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "running, silent" not in (await agl("list"))[1]
-    monkeypatch.setattr("agentlightning.cli.support.runs.SILENT_SECONDS", -1.0)
+    monkeypatch.setattr("agentlightning.cli.run_texts.SILENT_SECONDS", -1.0)
     assert "running, silent for" in (await agl("list"))[1]
 
 

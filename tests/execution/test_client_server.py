@@ -22,7 +22,7 @@ from agentlightning.execution import (
     ExecutionEvent,
     StrandedWorkError,
 )
-from agentlightning.execution.processes.team import restart_pause
+from agentlightning.execution.team import restart_pause
 from agentlightning.store import InMemoryLightningStore, LightningStore, LightningStoreClient, LightningStoreServer
 from agentlightning.types import RolloutConfig
 from tests.execution.bundles import (

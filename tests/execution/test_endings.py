@@ -123,7 +123,7 @@ def test_a_child_watches_its_parent_where_the_kernel_does_not(tmp_path: Path) ->
     """The way of other systems than Linux: a thread that waits for the parent's end."""
     code = (
         "import multiprocessing, os, sys, time\n"
-        "from agentlightning.execution.processes import children\n"
+        "from agentlightning.execution import children\n"
         "def child():\n"
         "    children.die_with_parent(parent_pid=-1)\n"
         "    print(os.getpid(), flush=True)\n"

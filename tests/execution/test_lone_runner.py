@@ -15,11 +15,10 @@ from typing import Any
 import psutil
 import pytest
 
-from agentlightning.execution import stop_run
+from agentlightning.execution import stop_run, subreaper
+from agentlightning.execution import team as processes
+from agentlightning.execution.children import ChildExit, ChildReport
 from agentlightning.execution.events import ThreadingEvent
-from agentlightning.execution.processes import subreaper
-from agentlightning.execution.processes import team as processes
-from agentlightning.execution.processes.children import ChildExit, ChildReport
 from agentlightning.store import InMemoryLightningStore, LightningStoreClient, LightningStoreServer
 from tests.execution.left import lives
 

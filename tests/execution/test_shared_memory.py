@@ -12,7 +12,7 @@ import time
 import pytest
 
 from agentlightning.execution import ExecutionEvent, SharedMemoryExecutionStrategy, StrandedWorkError
-from agentlightning.execution.run.supervisor import until_set
+from agentlightning.execution.supervisor import until_set
 from agentlightning.store import InMemoryLightningStore, LightningStore
 from tests.execution.bundles import Serve, Tasks, broken_algorithm, broken_runner, deaf_runner, patient_algorithm
 

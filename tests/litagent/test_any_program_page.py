@@ -88,7 +88,7 @@ def test_the_settings_of_the_page_are_accepted_and_its_judge_judges() -> None:
 
 
 def test_the_page_names_every_variable_that_a_program_finds_and_no_other() -> None:
-    from agentlightning.litagent.command import environment as program_env
+    from agentlightning.litagent.command import attempt_folder as program_env
 
     table = PAGE[PAGE.index("## The environment of the program") : PAGE.index("Of several models")]
     told = set(re.findall(r"`([A-Z][A-Z_]+)`", table))

@@ -14,7 +14,7 @@ import pytest
 import agentlightning as agl
 from agentlightning import runner as runners
 from agentlightning.store import LightningStoreClient
-from agentlightning.trainer.v0 import TrainerLegacy
+from agentlightning.trainer.shorthand import TrainerLegacy
 from agentlightning.types import Hook
 from tests.seeds.parts import TASKS, agent
 from tests.seeds.shown import Shown

@@ -90,8 +90,8 @@ async def _verl_chat(folder: Path) -> AsyncGenerator[tuple[int, list[str]]]:
 
 @asynccontextmanager
 async def _agentops(folder: Path) -> AsyncGenerator[tuple[int, list[str]]]:
-    from agentlightning.cli.servers.agentops import Traces, agentops_routes
-    from agentlightning.cli.support.serving import app_with_checks, serving
+    from agentlightning.cli.agentops_server import Traces, agentops_routes
+    from agentlightning.cli.serving import app_with_checks, serving
 
     store = InMemoryLightningStore()
     app = app_with_checks(agentops_routes(store, Traces(store)), "127.0.0.1", open_paths=["/v3/auth/token"])

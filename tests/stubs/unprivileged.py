@@ -89,7 +89,7 @@ def _python_for_all() -> Unprivileged | None:
     packages = os.pathsep.join((str(Path(__file__).parents[2]), sysconfig.get_path("purelib")))
     popen: dict[str, Any] = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
     for python in (sys.executable, f"/usr/bin/{version}", f"/usr/local/bin/{version}"):
-        command = [python, "-c", "import agentlightning.cli.servers.store, agentlightning.trainer"]
+        command = [python, "-c", "import agentlightning.cli.store, agentlightning.trainer"]
         with suppress(OSError):
             with subprocess.Popen(
                 command, env={"PYTHONPATH": packages}, cwd="/", stderr=subprocess.PIPE, **popen

@@ -14,7 +14,7 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.errors import NoScoredRolloutError
-from agentlightning.execution.run import supervisor
+from agentlightning.execution import supervisor
 from agentlightning.store import LightningStore
 from agentlightning.types import AttemptedRollout, Dataset, EnqueueRolloutRequest
 from tests.trainer.parts import run_tasks, tenth

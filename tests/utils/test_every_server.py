@@ -49,7 +49,7 @@ def test_nothing_of_ours_listens_but_through_the_server_that_has_the_bounds() ->
     users = {str(path.relative_to(root)) for path in root.rglob("*.py") if launches.search(path.read_text())}
     assert users - {"utils/http/uvicorn_server.py", "utils/server_launcher.py"} == {
         "engine/chat_server.py",
-        "cli/support/serving.py",
+        "cli/serving.py",
         "legacy/server.py",
         "llm_proxy/proxy.py",
         "store/http/server.py",

@@ -34,7 +34,7 @@ from agentlightning.contrib.agentos.watch import Kernels, RecorderWatch
 from agentlightning.emitter.reward_values import USABLE_REWARD, as_reward
 from agentlightning.errors import PolicyFault
 from agentlightning.runner.agent import LitAgentRunner
-from agentlightning.runner.isolation.modes import AgentExecutor
+from agentlightning.runner.executors import AgentExecutor
 from agentlightning.runner.outcome import Ending, check_policy_faults
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer.base import Tracer

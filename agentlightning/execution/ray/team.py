@@ -6,8 +6,11 @@ actor's process. Ray answers on threads of its own; what they bring is queued, a
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
+import os
+import pickle
 import queue
 import signal
 import socket
@@ -19,10 +22,19 @@ from typing import Any
 
 from typing_extensions import override
 
+from agentlightning.execution.children import (
+    ChildExit,
+    ChildReport,
+    ChildTask,
+    _report_failure,
+    _report_result,
+    name_of,
+)
 from agentlightning.execution.events import ThreadingEvent
-from agentlightning.execution.processes.children import ChildExit, name_of
-from agentlightning.execution.ray.actor import RunnerActor
+from agentlightning.process_secrets import TOKEN, hold
 from agentlightning.runner.base import worker_label
+from agentlightning.utils.concurrency.loop_thread import LoopThread
+from agentlightning.utils.concurrency.loops import run
 
 logger = logging.getLogger(__name__)
 
@@ -226,3 +238,42 @@ def _amounts(resources: dict[str, float]) -> dict[str, float]:
     """Return what a runner can ask for: without the memory, and without the entries that stand for single nodes."""
     hidden = ("node:", "memory", "object_store_memory")
     return {name: amount for name, amount in sorted(resources.items()) if not name.startswith(hidden)}
+
+
+class RunnerActor:
+    """One runner as an actor. `serve` blocks one thread of the actor; the other calls come in on further ones.
+
+    `pickled` is a `ChildTask`. `token` opens the store server; it comes as an argument, because Ray shows the
+    environment of an actor.
+    """
+
+    def __init__(self, pickled: bytes, index: int, name: str, token: str | None) -> None:
+        if token is not None:
+            hold(TOKEN, token)
+        task: ChildTask = pickle.loads(pickled)
+        self._name = name
+        self._event = ThreadingEvent()
+        self._thread = LoopThread(name, lambda: task(index, self._event))
+
+    def location(self) -> str:
+        """Return process and host, for messages. Answered as soon as Ray has found a place for the actor."""
+        return f"pid {os.getpid()} on {socket.gethostname()}"
+
+    def serve(self) -> ChildReport:
+        """Run the task to its end and return how it ended; one that was interrupted has nothing to report."""
+        self._thread.start()
+        try:
+            result: Any = run(lambda _: self._thread.result())
+        except asyncio.CancelledError:
+            return ChildReport()
+        except BaseException as error:  # boundary: the driver gets the cause
+            return _report_failure(error)
+        return _report_result(self._name, result)
+
+    def ask(self) -> None:
+        """Set the stop event."""
+        self._event.set()
+
+    def interrupt(self) -> None:
+        """Cancel the task."""
+        self._thread.cancel()

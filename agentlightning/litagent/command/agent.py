@@ -8,29 +8,30 @@ at its end, however it ends. What the program printed is kept with the attempt a
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast, get_args
 
 from typing_extensions import override
 
 from agentlightning.emitter import operation
-from agentlightning.litagent.command.attempt_folder import AttemptFolder
-from agentlightning.litagent.command.environment import attempt_resources, environment, keys_of, model_of, write_files
-from agentlightning.litagent.command.process import Program
-from agentlightning.litagent.command.reward import RewardSource, result_of
-from agentlightning.litagent.command.settings import (
-    TaskPlace,
-    check_command,
-    check_env,
-    check_limits,
-    check_pass_env,
-    check_reward,
-    check_task,
+from agentlightning.emitter.reward_values import USABLE_REWARD, as_reward
+from agentlightning.litagent.command.attempt_folder import (
+    RESERVED,
+    SOURCES,
+    AttemptFolder,
+    RewardSource,
+    attempt_resources,
+    environment,
+    keys_of,
+    model_of,
+    result_of,
+    write_files,
 )
-from agentlightning.litagent.command.user import check_user, user_of
+from agentlightning.litagent.command.process import Program, ProgramLimits
 from agentlightning.litagent.litagent import LitAgent
 from agentlightning.types import AttemptedRollout, NamedResources, Rollout, RolloutRawResult
 
@@ -132,3 +133,198 @@ class CommandAgent(LitAgent[Any]):
             return cast("RolloutRawResult", await asyncio.to_thread(result_of, output, self.reward, folder))
         finally:
             await asyncio.to_thread(folder.remove)
+
+
+TaskPlace = Literal["stdin", "file"]
+LEAST_OUTPUT_BYTES = 1024
+
+
+def check_command(command: Any) -> tuple[str, ...]:
+    """Return the program and its arguments.
+
+    Raises:
+        TypeError, ValueError: it is no list of texts.
+    """
+    if isinstance(command, (str, bytes)) or not isinstance(command, Sequence):
+        example = command.split() if isinstance(command, str) else ["node", "agent.js"]
+        raise TypeError(
+            f"command must be a list of the program and its arguments, such as {example!r}; got {command!r}. For a "
+            'line of shell: ["bash", "-c", "..."]'
+        )
+    parts: list[Any] = [
+        os.fspath(cast("os.PathLike[str]", part)) if isinstance(part, os.PathLike) else part
+        for part in cast("Sequence[Any]", command)
+    ]
+    if not parts or not all(isinstance(part, str) for part in parts) or not parts[0]:
+        raise ValueError(f"command must hold the program and its arguments as text; got {command!r}")
+    if any("\0" in part for part in parts):
+        raise ValueError(f"command holds a NUL character, which no program can be given: {command!r}")
+    return tuple(parts)
+
+
+def check_task(task: Any) -> TaskPlace:
+    """Return where the task goes.
+
+    Raises:
+        ValueError: it is no such place.
+    """
+    if task not in get_args(TaskPlace):
+        raise ValueError(f"task must be one of {', '.join(get_args(TaskPlace))}; got {task!r}")
+    return task
+
+
+def check_reward(reward: object) -> RewardSource | dict[int, float]:
+    """Return where the reward comes from.
+
+    Raises:
+        TypeError, ValueError: it is no source, and no mapping of exit codes to finite numbers.
+    """
+    if callable(reward):
+        raise TypeError(
+            f"reward={reward!r}: a function that scores goes to the Trainer as reward_fn=..., and here stands "
+            "reward='reward_fn'"
+        )
+    if not isinstance(reward, Mapping):
+        if reward not in SOURCES:
+            known = ", ".join(SOURCES)
+            raise ValueError(f"reward must be one of {known}, or a mapping of exit codes to rewards; got {reward!r}")
+        return reward
+    codes = dict(cast("Mapping[Any, Any]", reward))
+    for code, value in codes.items():
+        if isinstance(code, bool) or not isinstance(code, int) or isinstance(value, bool):
+            raise TypeError(f"reward maps exit codes to rewards, such as {{0: 1.0, 1: 0.0}}; got {code!r}: {value!r}")
+        if as_reward(value) is None:
+            raise ValueError(f"reward[{code}] must be {USABLE_REWARD}; got {value!r}")
+    if not codes:
+        raise ValueError("reward={} gives no exit code a reward; such as {0: 1.0, 1: 0.0}")
+    return codes
+
+
+def check_env(env: object) -> dict[str, str]:
+    """Return variables of the user's own.
+
+    Raises:
+        TypeError, ValueError: it is no mapping of names to texts, or names one that is set for each attempt.
+    """
+    if env is None:
+        return {}
+    if not isinstance(env, Mapping):
+        raise TypeError(f"env must be a mapping of variables to texts; got {env!r}")
+    for name, value in cast("Mapping[Any, Any]", env).items():
+        if not (isinstance(name, str) and isinstance(value, str)):
+            raise TypeError(f"env must be a mapping of variables to texts; got {name!r}: {value!r}")
+        if "\0" in value:
+            raise ValueError(f"env[{name!r}] holds a NUL character, which no variable can")
+        _check_variable("env", name)
+    return dict(cast("Mapping[str, str]", env))
+
+
+def check_pass_env(names: object) -> tuple[str, ...]:
+    """Return names of variables to pass on.
+
+    Raises:
+        TypeError, ValueError: it is no list of names, or holds one that is set for each attempt.
+    """
+    if isinstance(names, (str, bytes)) or not isinstance(names, Sequence):
+        raise TypeError(f"pass_env must be a list of names of variables; got {names!r}")
+    for name in cast("Sequence[Any]", names):
+        if not isinstance(name, str):
+            raise TypeError(f"pass_env must be a list of names of variables; got {name!r} in it")
+        _check_variable("pass_env", name)
+    return tuple(cast("Sequence[str]", names))
+
+
+def _check_variable(setting: str, name: str) -> None:
+    if not name or "=" in name or "\0" in name:
+        raise ValueError(f"{setting} names {name!r}, which is no name of a variable")
+    if name in RESERVED:
+        raise ValueError(f"{setting} names {name}, which is set for each attempt: its own address, key and files")
+
+
+def check_limits(timeout_seconds: Any, stop_seconds: Any, max_output_bytes: Any) -> ProgramLimits:
+    """Return the bounds of a run.
+
+    Raises:
+        TypeError, ValueError: one is no number, or out of its range.
+    """
+    if timeout_seconds is not None:
+        _check_seconds("timeout_seconds", timeout_seconds, zero=False)
+    _check_seconds("stop_seconds", stop_seconds, zero=True)
+    if isinstance(max_output_bytes, bool) or not isinstance(max_output_bytes, int):
+        raise TypeError(f"max_output_bytes must be a whole number; got {max_output_bytes!r}")
+    if max_output_bytes < LEAST_OUTPUT_BYTES:
+        raise ValueError(f"max_output_bytes must be at least {LEAST_OUTPUT_BYTES}; got {max_output_bytes}")
+    return ProgramLimits(timeout_seconds, stop_seconds, max_output_bytes)
+
+
+def _check_seconds(name: str, value: object, *, zero: bool) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number of seconds; got {value!r}")
+    if not math.isfinite(value) or value < 0 or (value == 0 and not zero):
+        raise ValueError(f"{name} must be {'at least' if zero else 'more than'} 0 seconds and finite; got {value!r}")
+
+
+_NEEDED = {"CAP_CHOWN": 0, "CAP_KILL": 5, "CAP_SETGID": 6, "CAP_SETUID": 7}
+"""Capabilities by number, of capabilities(7): to give away the folder, to end the program, and to become the user."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramUser:
+    """A user of this machine."""
+
+    uid: int
+    gid: int
+    home: str
+
+
+def check_user(user: object) -> str | int | None:
+    """Return the setting.
+
+    Raises:
+        TypeError, ValueError: it is no name and no number of a user, or it is root.
+    """
+    if user is None:
+        return None
+    if isinstance(user, bool) or not isinstance(user, (str, int)):
+        raise TypeError(f"user must be the name or the number of a user; got {user!r}")
+    if user in (0, "root", ""):
+        raise ValueError(f"user={user!r}: expected a user that is not root; as root a program can read everything")
+    if isinstance(user, int) and user < 0:
+        raise ValueError(f"user={user} is no number of a user")
+    return user
+
+
+def user_of(user: str | int) -> ProgramUser:
+    """Return who the user is here. One that is given by number need not have an account.
+
+    Raises:
+        RuntimeError: this machine does not know the name, it is root's, or this process may not become the user.
+    """
+    import pwd  # POSIX only, as programs are
+
+    try:
+        entry = pwd.getpwuid(user) if isinstance(user, int) else pwd.getpwnam(user)
+        found = ProgramUser(entry.pw_uid, entry.pw_gid, entry.pw_dir)
+    except KeyError:
+        if isinstance(user, str):
+            raise RuntimeError(f"CommandAgent(user={user!r}): this machine has no such user") from None
+        found = ProgramUser(user, user, "/")
+    if found.uid == 0:
+        raise RuntimeError(f"CommandAgent(user={user!r}): that is root, who can read everything")
+    if os.geteuid() != 0:
+        raise RuntimeError(
+            f"CommandAgent(user={user!r}) needs a runner that is root, so that it can become that user; this one is "
+            f"the user {os.geteuid()}. Start the runner as root, or leave user= away: the program is then this user, "
+            "and can do whatever it may."
+        )
+    try:
+        with open("/proc/self/status") as file:
+            [effective] = [int(line.split()[1], 16) for line in file if line.startswith("CapEff:")]
+    except (OSError, ValueError):  # the system has no capabilities
+        return found
+    if missing := [name for name, number in _NEEDED.items() if not effective >> number & 1]:
+        raise RuntimeError(
+            f"CommandAgent(user={user!r}): the runner is root without {', '.join(missing)}; a container needs them "
+            "added (--cap-add), or leave user= away"
+        )
+    return found

@@ -1,15 +1,25 @@
-"""The folder of one attempt of a program. It is held open: whatever the program puts in its place is never followed."""
+"""What passes between one attempt and its program: the folder with task and resources, the environment, the reward.
+
+The folder is held open: whatever the program puts in its place is never followed.
+"""
 
 from __future__ import annotations
 
 import errno
 import itertools
+import json
 import logging
 import os
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any, Literal, cast
+
+from agentlightning.env_var import PROGRAM_VARIABLES
+from agentlightning.litagent.command.process import ProgramFailed, ProgramOutput, ProgramResultError
+from agentlightning.terminal import cut
+from agentlightning.types import LLM, AttemptedRollout, NamedResources, ProxyLLM, Resource
 
 logger = logging.getLogger(__name__)
 
@@ -163,3 +173,170 @@ def _unused(folder: int, names: Iterator[str]) -> str:
         except FileNotFoundError:
             return name
     raise AssertionError("names never end")
+
+
+PASSED = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR")
+"""Variables of the runner that every program gets."""
+RESERVED = frozenset(PROGRAM_VARIABLES)
+"""Variables that are set for each attempt, and that nobody else sets."""
+REWARD_FILE = "reward.json"
+SHORTEST_KEY = 8
+NO_KEY = "none"
+"""For a model without a key: clients refuse to start without one, and such servers ignore it."""
+
+
+def attempt_resources(resources: NamedResources, rollout: AttemptedRollout) -> dict[str, Resource]:
+    """Return the resources as this attempt sees them: models behind the gateway with its address and key."""
+    return {
+        name: value.with_attempted_rollout(rollout) if isinstance(value, ProxyLLM) else value
+        for name, value in resources.items()
+    }
+
+
+def model_of(resources: Mapping[str, Resource], name: str | None) -> LLM | None:
+    """Return the model that the usual variables name: the one called `name`, else the first; None if there is none.
+
+    Raises:
+        ValueError: `name` is given and is no model.
+    """
+    if name is None:
+        return next((value for value in resources.values() if isinstance(value, LLM)), None)
+    found = resources.get(name)
+    if isinstance(found, LLM):
+        return found
+    published = ", ".join(f"{key} ({value.resource_type})" for key, value in resources.items()) or "nothing"
+    raise ValueError(f"llm={name!r} names no LLM resource; published: {published}")
+
+
+def keys_of(resources: Mapping[str, Resource]) -> list[str]:
+    """Return the keys that a program is given; none of them is to be read in what it prints. A placeholder is none."""
+    keys = [value.api_key or "" for value in resources.values() if isinstance(value, LLM)]
+    return [key for key in keys if len(key) >= SHORTEST_KEY]
+
+
+def write_files(folder: AttemptFolder, task: object, resources: Mapping[str, Resource]) -> bytes:
+    """Write the task and the resources into the attempt's own folder, and return the task as JSON."""
+    data = json.dumps(task, ensure_ascii=False).encode() + b"\n"
+    folder.write("task.json", data)
+    described = {name: value.model_dump(mode="json") for name, value in resources.items()}
+    folder.write("resources.json", json.dumps(described, ensure_ascii=False).encode())
+    return data
+
+
+def environment(
+    folder: Path, rollout: AttemptedRollout, model: LLM | None, passed: Iterable[str], own: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the whole environment of a program: the passed variables, the user's own, and those of the attempt."""
+    kept = {name: os.environ[name] for name in (*PASSED, *passed) if name in os.environ}
+    attempt = {
+        "AGL_ROLLOUT_ID": rollout.rollout_id,
+        "AGL_ATTEMPT_ID": rollout.attempt.attempt_id,
+        "AGL_MODE": rollout.mode or "",
+        "AGL_TASK_FILE": str(folder / "task.json"),
+        "AGL_RESOURCES_FILE": str(folder / "resources.json"),
+        "AGL_REWARD_FILE": str(folder / REWARD_FILE),
+        "TMPDIR": str(folder),
+    }
+    if model is None:
+        return {**kept, **own, **attempt}
+    base, key = model.get_base_url(), model.api_key or NO_KEY
+    return {
+        **kept,
+        **own,
+        **attempt,
+        "OPENAI_BASE_URL": base,
+        "OPENAI_API_BASE": base,
+        "OPENAI_API_KEY": key,
+        "OPENAI_MODEL": model.model,
+        "ANTHROPIC_BASE_URL": base.removesuffix("/").removesuffix("/v1"),  # its clients add /v1/messages
+        "ANTHROPIC_API_KEY": key,
+        "ANTHROPIC_MODEL": model.model,
+        "AGL_MODEL": model.model,
+    }
+
+
+RewardSource = Literal["last_line", "file", "exit_code", "reward_fn", "none"]
+SOURCES: tuple[RewardSource, ...] = ("last_line", "file", "exit_code", "reward_fn", "none")
+PASS_OR_FAIL: Mapping[int, float] = {0: 1.0, 1: 0.0}
+"""What `exit_code` means; any other code is a failure of the program and no reward."""
+MOST_BYTES = 64 * 1024
+"""Of the file, or of the line, that says a reward."""
+_SHOWN = 400
+
+
+def result_of(output: ProgramOutput, source: RewardSource | Mapping[int, float], folder: AttemptFolder) -> Any:
+    """Return what a program's attempt gives to the runner: a reward, rewards by name, None, or the output itself.
+
+    Raises:
+        ProgramFailed: the exit code says that it failed.
+        ProgramResultError: it ended well and left no reward where it was expected.
+    """
+    if source == "reward_fn":
+        return output
+    if source == "exit_code" or isinstance(source, Mapping):
+        rewards = PASS_OR_FAIL if source == "exit_code" else source
+        if output.exit_code in rewards:
+            return rewards[output.exit_code]
+        known = ", ".join(str(code) for code in rewards)
+        raise ProgramFailed(
+            f"The program {_ended(output)}, which stands for no reward (those that do: {known}). {_last_words(output)}"
+        )
+    if output.exit_code != 0:
+        raise ProgramFailed(f"The program {_ended(output)}. {_last_words(output)}")
+    if source == "none":
+        return None
+    if source == "last_line":
+        return _from_last_line(output)
+    try:
+        value = _json(folder.read(REWARD_FILE, MOST_BYTES).decode("utf-8"))
+    except FileNotFoundError:
+        raise ProgramResultError("The program wrote no file where AGL_REWARD_FILE said") from None
+    except UnusableFile as error:
+        raise ProgramResultError(f"What lies where AGL_REWARD_FILE said {error}") from None
+    except ValueError as error:
+        raise ProgramResultError(f"The file that AGL_REWARD_FILE names holds no JSON: {error}") from error
+    return _reward_in(value, "the file that AGL_REWARD_FILE names")
+
+
+def _from_last_line(output: ProgramOutput) -> Any:
+    for line in reversed(output.stdout.splitlines()):
+        if len(line) > MOST_BYTES:
+            continue
+        try:
+            value: object = _json(line)
+        except ValueError:
+            continue
+        if value is None or isinstance(value, (int, float, dict)):
+            where = f"the last JSON line of the program's output ({cut(line, 80)})"
+            return _reward_in(cast(object, value), where)
+    raise ProgramResultError(
+        'The output of the program has no line such as {"reward": 1.0} or 1.0. Print one at the end, or give the '
+        f"CommandAgent another reward=. {_last_words(output)}"
+    )
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _reward_in(value: object, where: str) -> Any:
+    if not isinstance(value, dict):
+        return value
+    fields = cast("dict[str, Any]", value)
+    if "reward" not in fields:
+        named = ", ".join(map(str, fields)) or "nothing"
+        raise ProgramResultError(f'Expected {{"reward": ...}} in {where}; it holds {named}')
+    return fields["reward"]
+
+
+def _ended(output: ProgramOutput) -> str:
+    code = output.exit_code
+    return f"ended with exit code {code}" if code >= 0 else f"was ended by signal {-code}"
+
+
+def _last_words(output: ProgramOutput) -> str:
+    said = output.stderr.strip() or output.stdout.strip()
+    return f"It said last: {said[-_SHOWN:]}" if said else "It said nothing."

@@ -1,0 +1,82 @@
+"""`agl dashboard`: the page of a run that has ended, of a database, or of a server that runs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import webbrowser
+from urllib.parse import urlsplit
+
+import typer
+
+from agentlightning.cli.output import log_to_stderr, say, spec_of_place
+from agentlightning.errors import BadRequestError
+
+_PLACE = typer.Argument(
+    "agl.db", metavar="PLACE", help="Folder of a run, a file, a database, or a server: http://127.0.0.1:4747."
+)
+_PATIENCE_SECONDS = 5.0
+
+
+def dashboard(
+    place: str = _PLACE,
+    port: int = typer.Option(0, min=0, max=65535, help="Port of the page; 0 takes a free one."),
+    browser: bool = typer.Option(True, "--browser/--no-browser", help="Open it, where there is a screen."),
+) -> int:
+    """Open the page of a run that has ended, or of a server.
+
+    A folder, a file or a database is served on this machine until Ctrl+C; a server is asked whether it has the page.
+
+    Example: agl dashboard runs/20260101-120000
+    """
+    log_to_stderr("WARNING", json_lines=False)
+    if place.startswith(("http://", "https://")):
+        if port:
+            raise BadRequestError(f"--port {port} has no effect: {place} has its page at its own address")
+        url = asyncio.run(_page_of(place))
+        say(f"the page: {url}")
+        _open(url, browser)
+        return 0
+    from agentlightning.cli.store import serve_store
+
+    spec = spec_of_place(place)
+
+    def ready(url: str) -> None:
+        say(f"the page: {url}   (Ctrl+C ends it)")
+        _open(url, browser)
+
+    asyncio.run(serve_store(spec, {}, {"port": port}, ready))
+    return 0
+
+
+async def _page_of(place: str) -> str:
+    """Return the address of a server's page.
+
+    Raises:
+        BadRequestError: it is no address, nobody answers there, or the server has no page.
+    """
+    import aiohttp
+
+    parts = urlsplit(place)
+    if not parts.hostname:
+        raise BadRequestError(f"{place!r} is no address of a server; expected http://host:port")
+    url = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}/"
+    timeout = aiohttp.ClientTimeout(total=_PATIENCE_SECONDS)
+    try:
+        async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url) as reply:
+            media, version = reply.content_type, reply.headers.get("x-agl-version")
+    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+        reason = str(error) or "it did not answer in time"
+        raise BadRequestError(f"No server answers at {url}: {reason}. Start one with: agl store") from None
+    if media != "text/html" or version is None:
+        what = "is no store server" if version is None else f"is of version {version} and has no page"
+        raise BadRequestError(f"The server at {url} {what}; open its data here: agl dashboard FILE or DATABASE")
+    return url
+
+
+def _open(url: str, wanted: bool) -> None:
+    """Open the address in a browser, where somebody sits before a screen."""
+    screen = sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+    if wanted and screen and sys.stdout.isatty():
+        webbrowser.open(url)

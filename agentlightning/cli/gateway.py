@@ -1,0 +1,175 @@
+"""`agl gateway`: the gateway alone. Any program gets a base URL, and its model calls land in a store."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from agentlightning.cli.export import MODEL, trained_at
+from agentlightning.cli.output import LOG_JSON, log_to_stderr, say
+
+if TYPE_CHECKING:
+    from agentlightning.llm_proxy import LLMProxy
+
+_EXAMPLE = "agl gateway --upstream http://127.0.0.1:8000/v1 --model my-model"
+
+
+def gateway(
+    upstream: str | None = typer.Option(None, help="A model server, for example http://127.0.0.1:8000/v1."),
+    model: str | None = typer.Option(None, help="The name that the server knows; agents ask for it, too."),
+    api_key: str | None = typer.Option(None, help="Environment variable that holds the server's key, not the key."),
+    config: Path | None = typer.Option(
+        None,
+        help="YAML or JSON with arguments of LLMProxy: model_list, fallbacks, aliases, policies, limits, health, ...",
+    ),
+    store: str = typer.Option("sqlite:///agl.db", help="Where the calls are recorded: a file or a store spec."),
+    host: str = typer.Option("127.0.0.1", help="Address to listen on; beyond loopback AGL_TOKEN is needed."),
+    port: int = typer.Option(0, help="Port; 0 takes a free one."),
+    record: Path | None = typer.Option(None, help="Write every answered call to this file, too."),
+    replay: Path | None = typer.Option(None, help="Answer from this file instead of a model server."),
+    journal: Path | None = typer.Option(
+        None, help="File of the calls in hand, for the next start after kill -9; beside a store file by default."
+    ),
+    log_level: str = typer.Option("WARNING", help="DEBUG, INFO, WARNING or ERROR."),
+    log_json: bool = LOG_JSON,
+) -> int:
+    """Record the model calls of any program, without a Trainer. Ctrl+C ends it.
+
+    Prints the base URL to give to the program (OPENAI_BASE_URL, or ANTHROPIC_BASE_URL without /v1). Its calls belong to
+    one attempt, which ends as succeeded when the gateway ends.
+
+    Example: agl gateway --upstream http://127.0.0.1:8000/v1 --model my-model
+    """
+    log_to_stderr(log_level, json_lines=log_json)
+    options = {} if config is None else _read(config)
+    if (upstream is None) != (model is None):
+        raise ValueError(f"--upstream and --model belong together. {_EXAMPLE}")
+    if upstream is not None:
+        if options.get("model_list"):
+            raise ValueError("Give the models once: --upstream, or model_list in --config")
+        parameters = {"model": model, "api_base": upstream}
+        if api_key is not None:
+            parameters["api_key"] = f"os.environ/{api_key}"
+        options["model_list"] = [{"model_name": model, "litellm_params": parameters}]
+    elif api_key is not None:
+        raise ValueError("--api-key goes with --upstream; in --config it is litellm_params.api_key")
+    if record is not None:
+        options["record"] = record
+    if replay is not None:
+        options["replay"] = replay
+    if not (options.get("model_list") or options.get("litellm_config")) and "replay" not in options:
+        raise ValueError(
+            f"Say where the model is: --upstream URL --model NAME, --config FILE, or --replay FILE. {_EXAMPLE}"
+        )
+    options["journal"] = journal or journal_beside(store, port)
+    asyncio.run(serve_gateway(store, {"host": host, "port": port or None, **options}, "agl gateway"))
+    return 0
+
+
+_KEYS = (
+    *("model_list", "policies", "limits", "health", "keep", "num_retries", "record", "replay", "replay_match"),
+    *("fallbacks", "aliases", "litellm_config"),
+)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return the arguments of `LLMProxy` in a file."""
+    from agentlightning.cli.plan import read_mapping
+    from agentlightning.llm_proxy import GatewayLimits, HealthChecks
+
+    options = read_mapping("--config", path, expected="a mapping with model_list")
+    if unknown := [key for key in options if key not in _KEYS]:
+        raise ValueError(f"--config {path}: unknown {', '.join(unknown)}; known: {', '.join(_KEYS)}")
+    for key, settings in (("limits", GatewayLimits), ("health", HealthChecks)):
+        if key in options:
+            try:
+                options[key] = settings(**options[key])
+            except TypeError as error:
+                raise ValueError(f"--config {path}: {key}: {error}") from None
+    return options
+
+
+def journal_beside(spec: str, port: int) -> str | None:
+    """Return a file beside the store's, the same at the next start on this port; None if the store is no file."""
+    from agentlightning.store.spec import spec_of
+
+    store = spec_of(spec).partition("?")[0]
+    path = store.removeprefix("sqlite:///")
+    return None if path == store else f"{path}.{port}.calls" if port else f"{path}.calls"
+
+
+async def serve_gateway(spec: str, options: dict[str, Any], program: str) -> None:
+    """Serve until a signal ends it; what comes in is recorded for one attempt, which tells the `program`."""
+    from agentlightning.cli.serving import end_of_process
+    from agentlightning.llm_proxy import LLMProxy
+    from agentlightning.store.spec import spec_of, store_from_spec
+
+    proxy = LLMProxy(**options)
+    store = store_from_spec(spec_of(spec))
+    try:
+        proxy.set_store(store)
+        end = end_of_process()
+        await proxy.start()
+        attempt = await store.start_rollout(input={"program": program}, metadata={"models": _names(proxy)})
+        ids = attempt.rollout_id, attempt.attempt.attempt_id
+        try:
+            llm = proxy.as_resource(*ids, model=(_names(proxy) or ["recorded"])[0])
+            say(f"OPENAI_BASE_URL={llm.endpoint}/v1")
+            say(f"ANTHROPIC_BASE_URL={llm.endpoint}")
+            for role in proxy.roles:
+                own = proxy.as_resource(*ids, model=llm.model, role=role)
+                say(f"the role {role}: OPENAI_BASE_URL={own.endpoint}/v1")
+            say(f"api key: {llm.api_key or 'any'}")
+            say(f"calls are recorded for rollout {ids[0]}")
+            await end
+        finally:
+            await proxy.stop()
+            await store.update_attempt(*ids, status="succeeded")
+            say(json.dumps({"rollout": ids[0], **proxy.stats()}))
+    finally:
+        await store.close()
+
+
+def _names(proxy: LLMProxy) -> list[str]:
+    return [entry["model_name"] for entry in proxy.model_list]
+
+
+def serve(
+    model: str = MODEL,
+    store: str | None = typer.Option(
+        None, help="Where calls are recorded, and a run's id is looked up; without it nothing is kept."
+    ),
+    name: str = typer.Option("policy", help="The name that clients ask for."),
+    host: str = typer.Option("127.0.0.1", help="Address to listen on; beyond loopback AGL_TOKEN is needed."),
+    port: int = typer.Option(0, help="Port; 0 takes a free one."),
+    max_batch: int = typer.Option(32, min=1, help="Calls that are generated at once."),
+    log_level: str = typer.Option("WARNING", help="DEBUG, INFO, WARNING or ERROR."),
+    log_json: bool = LOG_JSON,
+) -> int:
+    """Serve the model of a checkpoint with an OpenAI-style endpoint, through the gateway. Ctrl+C ends it.
+
+    Prints the base URL to give to clients. Example: agl serve runs/20260101-120000 --store agl.db
+    """
+    log_to_stderr(log_level, json_lines=log_json)
+    from agentlightning.utils.http.auth import check_bind, server_token
+
+    check_bind(host, server_token())  # before a model is loaded
+    trained = trained_at(model, store or "agl.db")
+    from agentlightning.engine.engine import InferenceEngine
+
+    engine = InferenceEngine(trained.load(), model_name=name, max_batch=max_batch)
+    engine.start()
+    try:
+        say(f"{trained.path} is served as {name}")
+        parameters = {"model": name, "api_base": engine.base_url, "engine": "agentlightning"}
+        options: dict[str, Any] = {"model_list": [{"model_name": name, "litellm_params": parameters}]}
+        if store is not None:
+            options["journal"] = journal_beside(store, port)
+        asyncio.run(serve_gateway(store or "memory", {"host": host, "port": port or None, **options}, "agl serve"))
+    finally:
+        engine.stop()
+    return 0

@@ -1,0 +1,157 @@
+"""What commands print: a table for people, or one JSON document for programs; how they log. No colours in a pipe.
+
+Commands print through here: names, errors and tracebacks are text of others, and a terminal obeys what it is sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import typer
+
+from agentlightning.terminal import cut, json_text, one_line, some_lines
+
+if TYPE_CHECKING:
+    from agentlightning.store.base import LightningStore
+    from agentlightning.types import AttemptedRollout, Rollout
+
+JSON = typer.Option(False, "--json", help="Print one JSON document instead.")
+LOG_JSON = typer.Option(False, "--log-json", envvar="AGL_LOG_JSON", help="Log one JSON object a line.")
+_WIDTH_OF_FILES = 200
+"""Columns where the output is no terminal, so that no line of a table is broken."""
+
+
+def log_to_stderr(level: str, *, json_lines: bool) -> None:
+    """Set up the log of a command: in colour on a terminal, elsewhere a line for each event, which tools can read.
+
+    Raises:
+        ValueError: no such level.
+    """
+    from agentlightning.logging import setup
+
+    setup(level, color=sys.stderr is not None and sys.stderr.isatty(), json_lines=json_lines)
+
+
+def show_json(value: object) -> None:
+    """Print a value as JSON, models included; what has no form there, as text."""
+    import json
+
+    from pydantic_core import to_jsonable_python
+
+    print(json_text(json.dumps(to_jsonable_python(value, fallback=str), indent=2, ensure_ascii=False)))
+
+
+def say(text: str, *, lines: bool = False, to_stderr: bool = False) -> None:
+    """Print a text that may hold what others wrote, without what a terminal obeys: as one line, or as its `lines`.
+
+    Of several lines those after the first are indented, so that none can pass for a line of the command's own.
+    """
+    safe = some_lines(text).replace("\n", "\n  ") if lines else one_line(text)
+    print(safe, file=sys.stderr if to_stderr else sys.stdout, flush=True)
+
+
+def show_traceback(error: BaseException) -> None:
+    """Print an exception with its traceback to the error output."""
+    import traceback
+
+    print(some_lines("".join(traceback.format_exception(error))), end="", file=sys.stderr)
+
+
+def show_table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
+    """Print lines below a header; cells are folded on a terminal, and never elsewhere."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_WIDTH_OF_FILES)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in header:
+        table.add_column(name, overflow="fold")
+    for line in lines:
+        table.add_row(*(Text(one_line(cell)) for cell in line))
+    console.print(table)
+
+
+def moment(seconds: float | None) -> str:
+    """Return a wall-clock time as people read it here; `-` for none."""
+    from datetime import datetime
+
+    return "-" if seconds is None else datetime.fromtimestamp(seconds).isoformat(sep=" ", timespec="seconds")
+
+
+def number(value: float | None) -> str:
+    """Return a number in its shortest form; `-` for none."""
+    return "-" if value is None else f"{value:g}"
+
+
+def shortened(value: object, columns: int = 60) -> str:
+    """Return a value as text of at most so many characters."""
+    return cut(str(value), columns)
+
+
+T = TypeVar("T")
+
+STORE = typer.Option(
+    "agl.db",
+    "--store",
+    envvar="AGENT_LIGHTNING_STORE_URL",
+    help="A file, the folder of a run, or where the store is: http://...:4747.",
+)
+_PATIENCE_SECONDS = 5.0
+"""For so long a server that does not answer is asked again."""
+
+
+def with_store(place: str, ask: Callable[[LightningStore], Awaitable[T]]) -> T:
+    """Open the store that an option names, return what `ask` gives, and close it."""
+    from agentlightning.store.spec import store_from_spec
+
+    async def run() -> T:
+        spec = spec_of_place(place)
+        patience = {"deadline": _PATIENCE_SECONDS} if spec.startswith("http") and "deadline=" not in spec else {}
+        opened = store_from_spec(spec, **patience)
+        try:
+            return await ask(opened)
+        finally:
+            await opened.close()
+
+    return asyncio.run(run())
+
+
+def spec_of_place(place: str) -> str:
+    """Return the spec of the store that an option names.
+
+    Raises:
+        BadRequestError: it names a file that is not there, or a store that dies with its process.
+    """
+    from agentlightning.errors import BadRequestError
+    from agentlightning.store.spec import spec_of
+
+    spec = spec_of(str(Path(place) / "store.db") if Path(place).is_dir() else place)
+    body = spec.partition("?")[0]
+    if body == "memory":
+        raise BadRequestError("A store in memory can be asked by its own process only; name a file or a server")
+    if body.startswith("sqlite:///") and not Path(body.removeprefix("sqlite:///")).is_file():
+        raise BadRequestError(f"There is no store file {body.removeprefix('sqlite:///')!r}; name one with --store")
+    return spec
+
+
+async def existing_rollout(store: LightningStore, rollout_id: str, place: str) -> AttemptedRollout | Rollout:
+    """Return a rollout.
+
+    Raises:
+        NotFoundError: there is none of that id; says how to find one.
+    """
+    from agentlightning.errors import NotFoundError
+    from agentlightning.store.spec import public_form
+
+    rollout = await store.get_rollout_by_id(rollout_id)
+    if rollout is None:
+        hint = f"agl rollouts list --store {public_form(place)} shows those that there are"
+        raise NotFoundError(f"There is no rollout {rollout_id!r} in {public_form(place)}; {hint}")
+    return rollout

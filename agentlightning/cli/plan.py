@@ -1,0 +1,324 @@
+"""What `agl run` runs: a Trainer with its agent and its datasets, out of a file or out of Python.
+
+The file (YAML or JSON) has the keys of `Plan`; `trainer` holds the settings of `agl.Trainer`, each in the form that can
+be written down: parts as names, import paths or dicts, functions and hooks as `module:object`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import os
+import signal
+import sys
+import sysconfig
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
+from types import FrameType, ModuleType, TracebackType
+from typing import TYPE_CHECKING, Any, cast
+
+from agentlightning.cli.output import say, show_traceback
+from agentlightning.errors import BadRequestError, did_you_mean
+from agentlightning.execution.base import exit_code_of
+from agentlightning.utils.concurrency.loops import TERMINATED
+
+if TYPE_CHECKING:
+    from agentlightning.cli.plan import Plan
+    from agentlightning.trainer import Trainer
+    from agentlightning.types import NamedResources
+
+
+@dataclass
+class Plan:
+    """The keys of a file."""
+
+    trainer: Any = None
+    agent: Any = None
+    train_dataset: Any = None
+    val_dataset: Any = None
+    dev: bool = False
+
+    def checked(self) -> Plan:
+        """Return the plan with everything that it names in place of the names.
+
+        Raises:
+            BadRequestError: something is missing or is not there; names the key.
+        """
+        if self.agent is None:
+            raise BadRequestError("Say which agent runs: agent: module:object in the file, or --agent module:object")
+        agent = load_target("agent", self.agent) if isinstance(self.agent, str) else self.agent
+        return Plan(
+            trainer=made_trainer(self.trainer),
+            agent=agent() if isinstance(agent, type) else agent,
+            train_dataset=load_dataset("train_dataset", self.train_dataset),
+            val_dataset=load_dataset("val_dataset", self.val_dataset),
+            dev=self.dev,
+        )
+
+
+def read_plan(path: Path, settings: Sequence[str]) -> Plan:
+    """Return the plan in a file; `settings` are texts `key=value` that go before it, `trainer.n_runners=4`.
+
+    Raises:
+        BadRequestError: the file cannot be read, or has an unknown key; names the nearest right one.
+    """
+    import yaml
+
+    found = read_mapping("the file", path)
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if not equals:
+            raise BadRequestError(f"--set {setting!r}: expected key=value, such as trainer.n_runners=4")
+        value, place = yaml.safe_load(text), found
+        *above, last = key.split(".")
+        for part in above:
+            below = place.setdefault(part, {})
+            if not isinstance(below, dict):
+                raise BadRequestError(f"--set {key}=...: {part!r} is {below!r} in the file, and has nothing below")
+            place = cast("dict[str, Any]", below)
+        place[last] = value
+    known = [each.name for each in fields(Plan)]
+    for key in found:
+        if key not in known:
+            hint = did_you_mean(key, known) or f"; known are {', '.join(known)}"
+            raise BadRequestError(f"{path} has an unknown key {key!r}{hint}")
+    return Plan(**found)
+
+
+def made_trainer(settings: object) -> Trainer[Any]:
+    """Return the Trainer with these settings; one that is made already is returned as it is.
+
+    Raises:
+        BadRequestError: they are no mapping.
+        TypeError, ValueError: as `agl.Trainer` raises them.
+    """
+    from agentlightning.trainer import Trainer
+
+    if isinstance(settings, Trainer):
+        return cast("Trainer[Any]", settings)
+    if settings is not None and not isinstance(settings, Mapping):
+        raise BadRequestError(f"trainer must be a mapping with the settings of agl.Trainer; got {settings!r}")
+    given = dict(cast("Mapping[str, Any]", settings or {}))
+    for key, read in _READERS.items():
+        if given.get(key) is not None:
+            given[key] = read(given[key])
+    return Trainer(**given)
+
+
+def _resources(value: object) -> NamedResources:
+    from pydantic import TypeAdapter, ValidationError
+
+    from agentlightning.types import NamedResources
+
+    try:
+        return TypeAdapter(NamedResources).validate_python(value)
+    except ValidationError as error:
+        wrong = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        raise BadRequestError(
+            f"trainer.initial_resources: {wrong}. Expected a name for each resource, such as "
+            "prompt: {resource_type: prompt_template, engine: f-string, template: ...}"
+        ) from None
+
+
+def _hooks(value: object) -> list[object]:
+    named = list(cast("list[object]", value)) if isinstance(value, list) else [value]
+    found = [_object("trainer.hooks", each) for each in named]
+    return [each() if isinstance(each, type) else each for each in found]
+
+
+def _faults(value: object) -> dict[object, float]:
+    import builtins
+
+    if not isinstance(value, Mapping):
+        raise BadRequestError(f"trainer.policy_faults must map exceptions to rewards; got {value!r}")
+    rewards = cast("Mapping[str, float]", value)
+    return {
+        getattr(builtins, name, None) or _object("trainer.policy_faults", name): reward
+        for name, reward in rewards.items()
+    }
+
+
+def _object(option: str, value: object) -> object:
+    return load_target(option, value) if isinstance(value, str) else value
+
+
+def _algorithm(value: object) -> object:
+    return load_target("trainer.algorithm", value) if isinstance(value, str) and is_target(value) else value
+
+
+_READERS: dict[str, Callable[[object], object]] = {
+    "initial_resources": _resources,
+    "hooks": _hooks,
+    "policy_faults": _faults,
+    "reward_fn": partial(_object, "trainer.reward_fn"),
+    "algorithm": _algorithm,
+}
+"""Settings of a Trainer that are no specs in their own right, and how their written form is read."""
+
+
+_FORMS = "expected module:object or file.py:object, such as my_agent:run"
+
+
+def is_target(text: str) -> bool:
+    """True if a text names an object: it has a colon, and what follows it is a name."""
+    module, colon, path = text.rpartition(":")
+    return bool(colon and module) and all(part.isidentifier() for part in path.split("."))
+
+
+def load_target(option: str, text: str) -> Any:
+    """Import the module (the working folder is looked at, too) and return the object.
+
+    Raises:
+        BadRequestError: there is no such module, file or object; names the option and the nearest right name.
+    """
+    if not is_target(text):
+        raise BadRequestError(f"{option} {text!r}: {_FORMS}")
+    name, _, path = text.rpartition(":")
+    found: Any = _module(option, name)
+    for part in path.split("."):
+        if not hasattr(found, part):
+            hint = did_you_mean(part, [known for known in dir(found) if not known.startswith("_")])
+            raise BadRequestError(f"{option} {text!r}: {name} has no {part!r}{hint}")
+        found = getattr(found, part)
+    return found
+
+
+def _module(option: str, name: str) -> ModuleType:
+    """Import a module by name or file. A child process that is started anew finds it under the same name."""
+    file = Path(name) if name.endswith(".py") else None
+    if file is not None and not file.is_file():
+        raise BadRequestError(f"{option}: there is no file {name!r}")
+    folder, module_name = (str(file.resolve().parent), file.stem) if file is not None else (str(Path.cwd()), name)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the module is there, and what it imports is not
+        raise BadRequestError(f"{option}: there is no module {module_name!r} here or on the path; {_FORMS}") from None
+    if file is not None and Path(module.__file__ or "").resolve() != file.resolve():
+        raise BadRequestError(f"{option} {name!r}: another module is called {module_name!r} already; rename the file")
+    return module
+
+
+def read_mapping(option: str, path: Path, expected: str = "a mapping") -> dict[str, Any]:
+    """Return what a YAML or JSON file holds.
+
+    Raises:
+        BadRequestError: it cannot be read, is neither, or holds no mapping.
+    """
+    import yaml
+
+    try:
+        read: object = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadRequestError(f"{option} {path}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise BadRequestError(f"{option} {path} is neither YAML nor JSON: {error}") from error
+    if not isinstance(read, dict):
+        raise BadRequestError(f"{option} {path} must hold {expected}; got {type(read).__name__}")
+    return {str(key): value for key, value in read.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType] -- foreign data
+
+
+def load_dataset(option: str, value: object) -> Any:
+    """Return a dataset: a list as it is, the tasks of a `.json` or `.jsonl` file, or the object that is named.
+
+    A function is called without arguments.
+
+    Raises:
+        BadRequestError: a text is none of these, or a line of the file is no JSON; says which.
+    """
+    if not isinstance(value, str):
+        return value
+    if is_target(value) and not Path(value).is_file():
+        found = load_target(option, value)
+        return found() if callable(found) and not hasattr(found, "__getitem__") else found
+    path = Path(value)
+    if not path.is_file():
+        raise BadRequestError(
+            f"{option}: there is no file {value!r}; expected a .json or .jsonl file, or module:object"
+        )
+    lines = path.read_text(encoding="utf-8").splitlines()
+    if path.suffix == ".jsonl":
+        return [_task(option, value, number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+    return _task(option, value, 1, "\n".join(lines))
+
+
+def _task(option: str, file: str, number: int, text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise BadRequestError(f"{option} {file}, line {number} is no JSON: {error}") from None
+
+
+_LIBRARIES = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+_NOT_OF_USERS = tuple(os.path.join(folder, "") for folder in (str(Path(__file__).parents[1]), *_LIBRARIES))
+"""Folders of this package and of libraries, each with a separator at its end."""
+
+
+def in_foreground(work: Callable[[], None]) -> int:
+    """Run a training to its end and return the exit code.
+
+    0; 130 after Ctrl+C, 143 after SIGTERM; 69 when the store did not answer for too long, 77 when it refuses the token;
+    else 1. An error out of the user's own code is shown with its traceback, another one in one line.
+    """
+    terminated = False
+
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal terminated
+        terminated = True
+        signal.raise_signal(signal.SIGINT)  # the strategies know one way to be interrupted
+
+    before = signal.signal(signal.SIGTERM, note)
+    ctrl_c = signal.getsignal(signal.SIGINT)
+    if ctrl_c is signal.SIG_IGN:  # a shell does that to what a script starts in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        work()
+    except KeyboardInterrupt:
+        return TERMINATED if terminated else exit_code_of(KeyboardInterrupt())
+    except Exception as error:  # the boundary: whatever ended the training is told, and becomes an exit code
+        if not has_frame_of_users(error.__traceback__):
+            raise_as_code(error)
+        show_traceback(error)
+        return exit_code_of(error)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGINT, signal.SIG_DFL if ctrl_c is None else ctrl_c)
+    return 0
+
+
+def fit(plan: Plan) -> object:
+    """Run a plan's Trainer, close its store, and return the result."""
+    trainer = plan.trainer
+    run = trainer.dev if plan.dev else trainer.fit
+    try:
+        run(plan.agent, plan.train_dataset, val_dataset=plan.val_dataset)
+    finally:
+        asyncio.run(trainer.store.close())
+    return trainer.result
+
+
+def raise_as_code(error: Exception) -> None:
+    """Raise an error of ours on; one with an exit code of its own is told here and ends the command with that."""
+    import typer
+
+    code = exit_code_of(error)
+    if code == 1:
+        raise error
+    say(f"agl: {error}", lines=True, to_stderr=True)
+    raise typer.Exit(code)
+
+
+def has_frame_of_users(trace: TracebackType | None) -> bool:
+    """True if an error passed through code that is neither this package's nor a library's."""
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if not file.startswith("<frozen") and not os.path.abspath(file).startswith(_NOT_OF_USERS):
+            return True
+        trace = trace.tb_next
+    return False

@@ -1,0 +1,97 @@
+"""What the commands that look at runs share: a run by its id, how it stands, and figures as text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from agentlightning.cli.output import say
+
+if TYPE_CHECKING:
+    from agentlightning.store.base import LightningStore
+    from agentlightning.types.runs import Run
+
+PAGE = 100
+RUN = typer.Argument(metavar="RUN", help="Which run; - is the run without a name.")
+LIMIT = typer.Option(PAGE, min=1, max=1000, help="At most so many rows.")
+OFFSET = typer.Option(0, min=0, help="Leave out so many rows before them.")
+SILENT_SECONDS = 60.0
+"""A run whose algorithm has not been heard of for so long has probably died."""
+FIRST = (
+    "mean_reward",
+    "held_out",
+    "update.loss",
+    "loss",
+    "reward",
+    "calls_trained",
+    "update.entropy",
+    "update.grad_norm",
+)
+"""Figures of a step that are shown before others."""
+
+
+async def existing_run(store: LightningStore, run_id: str, place: str) -> Run:
+    """Return a run.
+
+    Raises:
+        NotFoundError: there is none of that id; names the nearest one.
+    """
+    from agentlightning.errors import NotFoundError, closest_name
+    from agentlightning.store.spec import public_form
+    from agentlightning.training.records import clean_run
+
+    run = await store.get_run_by_id("" if run_id == "-" else run_id)
+    if run is None:
+        known = [run.run_id for run in await store.query_runs(sort_order="desc", limit=1000)]
+        near = closest_name(run_id, known)
+        hint = (
+            f"did you mean {near!r}?" if near else f"agl runs list --store {public_form(place)} shows those there are"
+        )
+        raise NotFoundError(f"There is no run {run_id!r} in {public_form(place)}; {hint}")
+    return clean_run(run)
+
+
+def name_of(run: Run) -> str:
+    """Return the name of a run as commands take it."""
+    return run.run_id or "-"
+
+
+def standing(run: Run) -> str:
+    """Return how a run stands; one whose algorithm is silent has probably died."""
+    import time
+
+    if run.state != "running":
+        return run.state
+    if run.starts == 0:
+        return "not started"
+    silent = time.time() - (run.last_heartbeat_time or run.start_time)
+    return "running" if silent < SILENT_SECONDS else f"running, silent for {span(silent)}"
+
+
+def span(seconds: float) -> str:
+    """Return a time in its largest unit."""
+    for unit, length in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def best_of(run: Run) -> str:
+    """Return the best result of a run as text."""
+    return "-" if run.best is None else f"{run.best.value:g} {run.best.name} (step {run.best.step})"
+
+
+def figure_text(value: object) -> str:
+    """Return a figure or a setting as text."""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return "-" if value is None else str(value)
+
+
+def say_rest(shown: int, offset: int, total: int, what: str) -> None:
+    """Say how much there is, and how the rest is shown."""
+    if offset + shown < total:
+        say(f"{shown} of {total} {what}; --offset {offset + shown} shows the next ones")
+    else:
+        say(f"{total} {what}")

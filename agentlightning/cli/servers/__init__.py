@@ -1,1 +1,0 @@
-"""Commands that serve something: a store, the gateway, a trained model, metrics, and what other programs send."""

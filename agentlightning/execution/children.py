@@ -1,0 +1,466 @@
+"""Child processes: how one is described and started, what it reports, and that it never outlives its parent.
+
+`child_main` is what every child runs, whatever its start method. It is a module-level function and its task is a plain
+object, so that a child can be spawned as well as forked. What agents start ends with the runner that they run in.
+
+Forking a process that has threads copies locks that nobody will release. So a fork server is forked before the first
+thread is started, stays single-threaded, and forks every runner, the first as well as the later ones. It dies with its
+parent and the runners die with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import multiprocessing
+import multiprocessing.util
+import os
+import pickle
+import shutil
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkContext, ForkServerContext, SpawnContext
+from multiprocessing.process import BaseProcess
+from typing import Any, Protocol, cast
+
+from agentlightning.errors import StoreUnreachableError, UnauthorizedError
+from agentlightning.execution.base import exit_code_of
+from agentlightning.execution.events import ExecutionEvent
+from agentlightning.execution.subreaper import go_below_subreaper
+from agentlightning.process_secrets import Handed
+from agentlightning.runner.base import worker_label
+from agentlightning.utils.concurrency.interrupts import Interrupts
+from agentlightning.utils.concurrency.loops import run
+from agentlightning.utils.descendants import (
+    KILL,
+    end_descendants,
+    helpers_of_python,
+    join,
+    killed_with_parent,
+    pidfd_of,
+    wait_for,
+)
+
+logger = logging.getLogger(__name__)
+
+TRACEBACK_BYTES = 8192
+LOOK_SECONDS = 0.1
+"""How often children are looked at where the system does not tell when one has ended."""
+CLOSE_SECONDS = 4.0
+"""How long a child that was killed may take to end what is left of it: its subreaper takes up to 2.5 s."""
+
+ProcessContext = ForkContext | SpawnContext | ForkServerContext
+
+
+class ChildTask(Protocol):
+    """What children do; `index` says which one this is. Picklable if children are to be spawned.
+
+    One with a true attribute `wants_main_thread` is run by an event loop beside the main thread.
+    """
+
+    async def __call__(self, index: int, event: ExecutionEvent) -> Any:
+        """Work until done or until `event` is set."""
+
+
+@dataclass(frozen=True)
+class Begun:
+    """The first message of a child."""
+
+    pid: int
+    """Of the process that does the work; its subreaper is what the parent has started."""
+
+
+@dataclass(frozen=True)
+class ChildReport:
+    """The message of a child whose task has ended."""
+
+    result: Any = None
+    """What the task returned, if it can be pickled."""
+    cause: str | None = None
+    """Class and message of the exception that ended it; None if it returned."""
+    traceback: str | None = None
+    """The last frames, at most 8 KiB."""
+    restart_helps: bool = True
+    """False if another start would end in the same way."""
+    interrupted: bool = False
+    """True if it was told to end by SIGINT and has no result."""
+
+
+@dataclass(frozen=True)
+class ChildExit:
+    """How a child ended."""
+
+    index: int
+    name: str
+    exitcode: int | None
+    """As in `multiprocessing`: minus the signal number for a killed child. None if it could not be learnt."""
+    report: ChildReport | None
+    begun: bool = True
+    """False if it ended before it came to its task: while it was starting."""
+    pid: int | None = None
+    """Of the process that did the work, if it had begun."""
+
+    @property
+    def worker_id(self) -> str | None:
+        """The label of its worker in the store; None if it had not begun, or nobody knows where it ran."""
+        return None if self.pid is None else worker_label(socket.gethostname(), self.pid, self.index)
+
+    @property
+    def finished(self) -> bool:
+        """True if it came to the end of its task, by returning or by SIGINT: then it holds no attempt."""
+        return self.report is not None and self.report.cause is None
+
+    def describe(self) -> str:
+        """Return the name with the exit code, and the signal by its name."""
+        code = self.exitcode
+        known = code is not None and code < 0 and -code in set(signal.Signals)
+        return f"{self.name} (exitcode={code}{', ' + signal.Signals(-code).name if known and code else ''})"
+
+    def may_restart(self) -> bool:
+        """True if starting it again could help."""
+        return self.exitcode is not None and (self.report is None or self.report.restart_helps)
+
+    def explain(self) -> str:
+        """Return `describe` and, if the child could tell, the exception and its traceback."""
+        if self.report is None or self.report.cause is None:
+            return f"{self.describe()}: it left no traceback"
+        return f"{self.describe()}: {self.report.cause}\n{self.report.traceback}"
+
+
+def child_main(
+    _secrets: Handed,
+    task: ChildTask,
+    index: int,
+    event: ExecutionEvent,
+    reports: Connection,
+    parent_pid: int,
+    parents_folder: str | None = None,
+    ends_descendants: bool = False,
+) -> None:
+    """Run the task in this process and report how it ended; exit with 0 when it returned or was interrupted.
+
+    `_secrets` comes first: in a spawned child the rest is unpickled when it is held. With `ends_descendants` everything
+    that was started below this process is brought to an end, too, however this one ends.
+    """
+    if ends_descendants and go_below_subreaper(parent_pid, parents_folder):
+        parent_pid = os.getppid()
+    begin_child(parent_pid, parents_folder)
+    reports.send(Begun(os.getpid()))
+    name = multiprocessing.current_process().name
+    try:
+        result = run(
+            lambda interrupts: _until_interrupted(task, index, event, interrupts),
+            always_interruptible=True,
+            beside=getattr(task, "wants_main_thread", False),
+        )
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # what is left to do is the exit
+        logger.warning("%s was interrupted", name)
+        reports.send(ChildReport(interrupted=True))
+    except BaseException as error:  # boundary: the parent gets the cause, and the exit code says that there is one
+        logger.error("%s failed", name, exc_info=error)
+        reports.send(_report_failure(error))
+        sys.exit(exit_code_of(error))
+    else:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # as above
+        reports.send(_report_result(name, result))
+    finally:
+        if ends_descendants:  # here already: the exit of a process joins what `multiprocessing` has started in it
+            left = end_descendants(os.getpid(), spared=helpers_of_python())
+            if left:
+                logger.warning("Processes that the agent started and that cannot be ended are left behind: %s", left)
+
+
+async def _until_interrupted(task: ChildTask, index: int, event: ExecutionEvent, interrupts: Interrupts) -> Any:
+    working = asyncio.create_task(task(index, event), name="task")
+    asked = asyncio.create_task(interrupts.asked())
+    await asyncio.wait([working, asked], return_when=asyncio.FIRST_COMPLETED)
+    if not asked.done():
+        asked.cancel()
+        return await working
+    working.cancel()
+    hurried = asyncio.create_task(interrupts.hurried())
+    await asyncio.wait([working, hurried], return_when=asyncio.FIRST_COMPLETED)
+    hurried.cancel()
+    if working.done() and not working.cancelled() and (error := working.exception()) is not None:
+        logger.warning("An error while the interrupted task was ending", exc_info=error)
+    raise KeyboardInterrupt
+
+
+def _report_failure(error: BaseException) -> ChildReport:
+    frames = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    # It has waited long enough for the store, or holds a token that another start would hold as well.
+    restart_helps = not isinstance(error, (StoreUnreachableError, UnauthorizedError))
+    return ChildReport(None, f"{type(error).__name__}: {error}", frames[-TRACEBACK_BYTES:], restart_helps)
+
+
+def _report_result(name: str, result: object) -> ChildReport:
+    try:
+        pickle.dumps(result)
+    except Exception as error:  # any class may refuse to be pickled, with any exception
+        logger.warning("The result of %s cannot be sent to the parent process: %s", name, error)
+        return ChildReport()
+    return ChildReport(result=result)
+
+
+def begin_child(parent_pid: int, parents_folder: str | None = None) -> None:
+    """Drop what a forked process has inherited and does not own, and end it with its parent."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # The parent's worker threads do not exist here, yet the exit would join them, this thread perhaps among them.
+    executors = sys.modules.get("concurrent.futures.thread")
+    getattr(executors, "_threads_queues", {}).clear()
+    die_with_parent(parent_pid, parents_folder)
+
+
+def die_with_parent(parent_pid: int, parents_folder: str | None = None) -> None:
+    """Make this process end when its parent does, however that ends.
+
+    On Linux the kernel sends SIGKILL when the parent goes. Elsewhere, and for a child that a fork server made, a thread
+    waits for the parent's end, and removes the folder that a killed parent leaves behind.
+    """
+    if os.getppid() == parent_pid and killed_with_parent(parent_pid):
+        return
+    threading.Thread(target=_watch_parent, args=(parents_folder,), name="agl-parent-watch", daemon=True).start()
+
+
+def _watch_parent(parents_folder: str | None) -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+    if parents_folder is not None:
+        shutil.rmtree(parents_folder, ignore_errors=True)
+    os._exit(1)
+
+
+@dataclass
+class _Child:
+    process: BaseProcess
+    reports: Connection | None
+    ended: int | None
+    """Can be read when the process has ended; None where nothing tells."""
+    owns_ended: bool
+    report: ChildReport | None = None
+    pid: int | None = None
+    """Of the process that does the work, once it has begun."""
+
+    def read(self) -> None:
+        """Read the messages that have come; a pipe at its end is closed."""
+        while self.reports is not None and self.reports.poll():
+            try:
+                message = self.reports.recv()
+            except EOFError:
+                self.reports.close()
+                self.reports = None
+            else:
+                if isinstance(message, Begun):
+                    self.pid = message.pid
+                else:
+                    self.report = message
+
+    def close(self) -> None:
+        """Release what was waited for."""
+        if self.reports is not None:
+            self.reports.close()
+        if self.ended is not None and self.owns_ended:
+            os.close(self.ended)
+
+
+@dataclass
+class ChildProcesses:
+    """Children of this process, by index. Owned by one thread.
+
+    `filenos` become readable when there is something to `collect`; where `look_seconds` is not None, it is to be tried
+    that often besides.
+    """
+
+    ctx: ProcessContext
+    task: ChildTask
+    event: ExecutionEvent
+    prefix: str
+    """`runner-` names the children runner-0, runner-1, ...; without a dash at its end it is the name itself."""
+    ends_descendants: bool = False
+    """Everything that the children start ends with them."""
+    _children: dict[int, _Child] = field(default_factory=dict[int, _Child], init=False)
+
+    @property
+    def look_seconds(self) -> float | None:
+        """How often to `collect` without being woken; None if there is no need."""
+        return LOOK_SECONDS if any(child.ended is None for child in self._children.values()) else None
+
+    def start(self, index: int) -> None:
+        """Start child `index`.
+
+        Raises:
+            TypeError: the child is to be spawned, and something that it needs cannot be pickled; names it.
+        """
+        reader, writer = cast("tuple[Connection, Connection]", self.ctx.Pipe(duplex=False))
+        # The socket of a fork server lies in a folder that Python removes at its exit, but not when it is killed.
+        folder = multiprocessing.util.get_temp_dir() if isinstance(self.ctx, ForkServerContext) else None
+        process = self.ctx.Process(
+            target=child_main,
+            args=(Handed(), self.task, index, self.event, writer, os.getpid(), folder, self.ends_descendants),
+            name=name_of(self.prefix, index),
+        )
+        process.start()
+        writer.close()
+        if isinstance(self.ctx, ForkServerContext):  # not a child of this process: the server says when it has ended
+            self._children[index] = _Child(process, reader, process.sentinel, owns_ended=False)
+        else:
+            assert process.pid is not None
+            self._children[index] = _Child(process, reader, pidfd_of(process.pid), owns_ended=True)
+
+    def filenos(self) -> list[int]:
+        """What to wait for."""
+        children = self._children.values()
+        ends = [child.ended for child in children if child.ended is not None]
+        return ends + [child.reports.fileno() for child in children if child.reports is not None]
+
+    def collect(self) -> list[ChildExit]:
+        """Read the reports that have come, and return those children that have ended, each once."""
+        for child in self._children.values():
+            child.read()
+        ended = [index for index, child in self._children.items() if child.process.exitcode is not None]
+        return [self._reap(index) for index in ended]
+
+    def signal(self, index: int, signum: int) -> None:
+        """Send a signal to a child that is alive."""
+        child = self._children.get(index)
+        if child is not None and child.process.exitcode is None and child.process.pid is not None:
+            child.read()
+            try:
+                os.kill(child.pid or child.process.pid, signum)
+            except ProcessLookupError:  # it has ended; its subreaper is about to
+                return
+            except OSError as error:  # one that cannot be signalled must not keep us from the others
+                logger.warning("Could not send signal %s to %s: %s", signum, child.process.name, error)
+
+    def close(self) -> None:
+        """Kill what is left, and wait until it is gone. May be called twice."""
+        for index in self._children:
+            self.signal(index, KILL)
+        deadline = time.monotonic() + CLOSE_SECONDS
+        for index in list(self._children):
+            process = self._children[index].process
+            if not join(process, deadline - time.monotonic()):
+                process.kill()
+                join(process, 1.0)
+            self._reap(index)
+
+    def _reap(self, index: int) -> ChildExit:
+        child = self._children.pop(index)
+        child.read()
+        child.close()
+        name, exitcode = child.process.name, child.process.exitcode
+        if exitcode is not None:
+            child.process.close()
+        return ChildExit(index, name, exitcode, child.report, child.pid is not None, child.pid)
+
+
+def name_of(prefix: str, index: int) -> str:
+    """Return the name of a child."""
+    return f"{prefix}{index}" if prefix.endswith("-") else prefix
+
+
+class ForkServer:
+    """A `ChildProcesses` in a process of its own: the same calls, carried over a pipe. Owned by one thread."""
+
+    look_seconds: float | None = None
+    """How often to `collect` without being woken: it need not be; see `ChildProcesses`."""
+
+    def __init__(
+        self,
+        ctx: ProcessContext,
+        task: ChildTask,
+        event: ExecutionEvent,
+        prefix: str,
+        *,
+        ends_descendants: bool = False,
+    ) -> None:
+        self._prefix = prefix
+        self._running: set[int] = set()
+        self._pipe, far_end = ctx.Pipe()
+        args = (ChildProcesses(ctx, task, event, prefix, ends_descendants), far_end, self._pipe, os.getpid())
+        self._process: BaseProcess | None = ctx.Process(target=fork_server_main, args=args, name="agl-fork-server")
+        self._process.start()
+        assert self._process.pid is not None
+        self._ended = pidfd_of(self._process.pid)
+        far_end.close()
+
+    def start(self, index: int) -> None:
+        """Have child `index` forked."""
+        self._running.add(index)
+        self._send("start", index)
+
+    def filenos(self) -> list[int]:
+        """What to wait for."""
+        return [self._pipe.fileno()] if self._ended is None else [self._pipe.fileno(), self._ended]
+
+    def collect(self) -> list[ChildExit]:
+        """Return those children that have ended, each once."""
+        exits: list[ChildExit] = []
+        killed = False
+        try:
+            while self._pipe.poll():
+                exits.append(self._pipe.recv())
+        except (EOFError, OSError):
+            killed = True
+        if killed or (self._ended is not None and wait_for(self._ended, 0.0)):  # its children were killed with it
+            exits += [ChildExit(index, name_of(self._prefix, index), None, None) for index in sorted(self._running)]
+        self._running -= {exit_.index for exit_ in exits}
+        return exits
+
+    def signal(self, index: int, signum: int) -> None:
+        """Send a signal to a child that is alive."""
+        self._send("signal", index, signum)
+
+    def close(self) -> None:
+        """Kill what is left, and wait until it is gone. May be called twice."""
+        if self._process is None:
+            return
+        self._send("close")
+        if not join(self._process, CLOSE_SECONDS):
+            self._process.kill()
+            join(self._process, CLOSE_SECONDS)
+        self._pipe.close()
+        if self._ended is not None:
+            os.close(self._ended)
+        self._process.close()
+        self._process = None
+
+    def _send(self, *command: object) -> None:
+        try:
+            self._pipe.send(command)
+        except OSError as error:  # it was killed: `collect` tells
+            logger.debug("The fork server does not listen any more: %s", error)
+
+
+def fork_server_main(children: ChildProcesses, commands: Connection, far_end: Connection, parent_pid: int) -> None:
+    """Obey commands and tell which children have ended, until told to close or the parent is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C goes to the whole group; the parent decides what follows
+    begin_child(parent_pid)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as above; it ends with its parent
+    far_end.close()
+    try:
+        while True:
+            ready = wait([commands, *children.filenos()], children.look_seconds)
+            for exit_ in children.collect():
+                commands.send(exit_)
+            if commands not in ready:
+                continue
+            match commands.recv():
+                case ("start", int(index)):
+                    children.start(index)
+                case ("signal", int(index), int(signum)):
+                    children.signal(index, signum)
+                case _:
+                    return
+    except (EOFError, ConnectionError) as error:
+        logger.debug("The parent of the fork server is gone: %s", error)
+    finally:
+        children.close()

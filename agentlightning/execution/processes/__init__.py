@@ -1,1 +1,0 @@
-"""Child processes of a run: started, watched, restarted and ended with all that they started."""

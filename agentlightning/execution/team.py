@@ -1,0 +1,374 @@
+"""A team of child processes: watched, restarted with growing pauses, and brought to an end by force if need be."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import multiprocessing
+import pickle
+import signal
+import sys
+import time
+from collections.abc import Callable, Coroutine, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, cast
+
+from agentlightning.errors import ConflictError, NotFoundError, RunnerDiedError
+from agentlightning.execution.base import error_with
+from agentlightning.execution.children import ChildExit, ChildProcesses, ChildTask, ForkServer, ProcessContext, name_of
+from agentlightning.execution.events import ExecutionEvent
+from agentlightning.execution.subreaper import uses_accelerator
+from agentlightning.execution.supervisor import Patience
+from agentlightning.store.base import RUNNING, UNSET, LightningStore, Unset
+from agentlightning.store.rules.lifecycle import RUNNER_DIED, STOPPED
+from agentlightning.store.wrappers.compat import complete
+from agentlightning.types import AttemptedRollout, AttemptError
+from agentlightning.utils.backoff import doubled
+from agentlightning.utils.concurrency.loops import within
+from agentlightning.utils.descendants import KILL
+
+logger = logging.getLogger(__name__)
+
+StartMethod = Literal["fork", "spawn", "forkserver"]
+
+RESTART_PAUSE_SECONDS = 0.1
+"""Pause before a child is restarted; doubled for each further death in short order, up to the ceiling."""
+RESTART_PAUSE_CEILING_SECONDS = 10.0
+CALM_SECONDS = 10.0
+"""A child that has lived for so long did not die in short order."""
+SETTLE_SECONDS = 5.0
+"""How long the store may take to end the attempts that a dead child held."""
+SETTLE_STOPPED_SECONDS = 0.5
+"""The same where the run ends, which Ctrl+C gives 5 s in all."""
+
+
+class Starter(Protocol):
+    """`ChildProcesses` or `ForkServer`."""
+
+    @property
+    def look_seconds(self) -> float | None:
+        """How often to collect without being woken; None if there is no need."""
+        ...
+
+    def start(self, index: int) -> None:
+        """Start child `index`."""
+
+    def filenos(self) -> list[int]:
+        """What to wait for."""
+        ...
+
+    def collect(self) -> list[ChildExit]:
+        """Return those that have ended."""
+        ...
+
+    def signal(self, index: int, signum: int) -> None:
+        """Send a signal."""
+
+    def close(self) -> None:
+        """Kill what is left."""
+
+
+def default_start_method() -> StartMethod:
+    """`fork` on Linux, `spawn` elsewhere."""
+    return "fork" if sys.platform == "linux" else "spawn"
+
+
+def make_starter(
+    method: StartMethod,
+    task: ChildTask,
+    event: ExecutionEvent,
+    prefix: str,
+    *,
+    restarts: bool,
+    ends_descendants: bool = False,
+) -> Starter:
+    """Return what starts the children of one run. With `fork` and restarts it is a process that must come first.
+
+    With `ends_descendants` what the children start ends with them.
+
+    Raises:
+        TypeError: children are to be spawned and the task cannot be pickled; names the part and the ways out.
+    """
+    ctx = cast(ProcessContext, multiprocessing.get_context(method))
+    if method == "fork" and restarts:
+        return ForkServer(ctx, task, event, prefix, ends_descendants=ends_descendants)
+    if method != "fork":
+        check_picklable(task, method)
+    return ChildProcesses(ctx, task, event, prefix, ends_descendants)
+
+
+def restart_pause(hasty_deaths: int) -> float:
+    """Return the seconds before a child is started again that has died so often in short order before."""
+    return doubled(hasty_deaths + 1, RESTART_PAUSE_SECONDS, RESTART_PAUSE_CEILING_SECONDS)
+
+
+@dataclass
+class ProcessTeam:
+    """A `Team` of child processes.
+
+    A child that ends with a code that is not allowed, or while it holds attempts, is restarted, up to `max_restarts`
+    times; then the team fails. Deaths with the same rollout count once: the retries of the rollout bound them. Owned by
+    the loop that watches it, but for `start`.
+    """
+
+    starter: Starter
+    size: int
+    event: ExecutionEvent
+    prefix: str = "runner-"
+    allowed_exit_codes: Sequence[int] = (0, -15)
+    max_restarts: int = 3
+    error: Callable[[str], Exception] = RunnerDiedError
+    """What to raise when one has failed for good."""
+    alone: bool = False
+    """True where this process has nothing else to tell of the run: an allowed exit code is then an ordinary end only of
+    a child that came to the end of its task, and an error with an exit code of its own is raised here, too."""
+    settle: Callable[[ChildExit], Coroutine[object, object, frozenset[str]]] | None = None
+    """Ends the attempts of a child that died, and returns the rollouts; see `EndAttempts`."""
+    settle_stopped: Callable[[ChildExit], Coroutine[object, object, frozenset[str]]] | None = None
+    """The same for one that ended because the run did."""
+    result: Any = field(default=None, init=False)
+    """What the last child to return sent."""
+    _alive: set[int] = field(default_factory=set[int], init=False)
+    _due: dict[int, float] = field(default_factory=dict[int, float], init=False)
+    """When to restart which child, on the monotonic clock."""
+    _restarts: dict[int, int] = field(default_factory=dict[int, int], init=False)
+    _begun: dict[int, float] = field(default_factory=dict[int, float], init=False)
+    """When each was last started, on the monotonic clock."""
+    _hasty_deaths: dict[int, int] = field(default_factory=dict[int, int], init=False)
+    """How often each has died in short order."""
+    _sent: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]], init=False)
+    """Child and signal: what each was sent by this team."""
+    _blamed: set[str] = field(default_factory=set[str], init=False)
+    """Rollouts that children held when they died."""
+    _failed: list[ChildExit] = field(default_factory=list[ChildExit], init=False)
+
+    def start(self) -> None:
+        """Start every child. With `fork`: before this process has threads."""
+        for index in range(self.size):
+            self._start(index)
+
+    async def watch(self) -> None:
+        """Return when every child has ended in an ordinary way, restarting those that did not.
+
+        Raises:
+            Exception: `error`; one ended otherwise and may not be restarted again.
+        """
+        while self._alive or self._due:
+            await self._collect(min(self._due.values()) - time.monotonic() if self._due else None)
+            if self._failed:
+                raise self._died()
+            for index in [index for index, due in self._due.items() if due <= time.monotonic()]:
+                del self._due[index]
+                self._start(index)
+
+    async def end(self, patience: Patience) -> None:
+        """Ask, interrupt, terminate, kill; each step only for those that the one before has not ended.
+
+        One that another process kills meanwhile, and that would have been restarted earlier, is no failure.
+
+        Raises:
+            Exception: `error`; one ended with a code that is not allowed while this went on.
+        """
+        before = len(self._failed)
+        self.event.set()
+        self._due.clear()
+        steps = ((0, patience.ask), (signal.SIGINT, patience.interrupt))
+        steps += ((signal.SIGTERM, patience.terminate), (KILL, patience.kill))
+        for signum, seconds in steps:
+            if signum and self._alive:
+                names = ", ".join(name_of(self.prefix, index) for index in sorted(self._alive))
+                logger.warning("Still running: %s; sending %s", names, signal.Signals(signum).name)
+                for index in self._alive:
+                    self.starter.signal(index, signum)
+                    self._sent.add((index, signum))
+            deadline = time.monotonic() + seconds
+            while self._alive and (left := deadline - time.monotonic()) > 0:
+                await self._collect(left)
+        for index in sorted(self._alive):
+            logger.error("%s is alive after SIGKILL", name_of(self.prefix, index))
+        if len(self._failed) > before:
+            raise self._died()
+
+    def abandon(self) -> None:
+        """Kill every child."""
+        for index in self._alive:
+            self.starter.signal(index, KILL)
+
+    def _start(self, index: int) -> None:
+        self._alive.add(index)
+        self._begun[index] = time.monotonic()
+        self.starter.start(index)
+
+    async def _collect(self, timeout: float | None) -> None:
+        """Wait until a child has ended or time is up, and judge those that have."""
+        waits = [seconds for seconds in (timeout, self.starter.look_seconds) if seconds is not None]
+        await until_readable(self.starter.filenos(), min(waits, default=None))
+        for exit_ in self.starter.collect():
+            self._alive.discard(exit_.index)
+            stopped, held = self.event.is_set(), frozenset[str]()
+            settle = self.settle_stopped if stopped else self.settle
+            try:
+                if settle is not None and not exit_.finished:
+                    held = await within(SETTLE_STOPPED_SECONDS if stopped else SETTLE_SECONDS, settle(exit_))
+            except Exception as error:  # the store is away, or does not know the operation
+                if stopped:  # the end of the run does not wait for it
+                    logger.debug("what %s had in hand could not be ended: %r", exit_.describe(), error)
+                else:
+                    text = "%s died, and what it had in hand could not be ended; its leases will run out: %r"
+                    logger.warning(text, exit_.describe(), error)
+            self._judge(exit_, frozenset() if stopped else held)
+
+    def _judge(self, exit_: ChildExit, held: frozenset[str]) -> None:
+        """Decide what a child's end means; `held` are the rollouts that it held, if it was not told to end."""
+        done = exit_.finished or self.event.is_set() or not self.alone
+        if done and not held and exit_.exitcode is not None and exit_.exitcode in self.allowed_exit_codes:
+            if exit_.report is not None and not exit_.report.interrupted:
+                self.result = exit_.report.result
+            logger.debug("%s has ended", exit_.describe())
+            return
+        signum = -exit_.exitcode if exit_.exitcode is not None and exit_.exitcode < 0 else None
+        obeyed = signum == signal.SIGINT and (exit_.index, signum) in self._sent
+        if obeyed or (self.event.is_set() and not exit_.begun):  # the end came while it was starting, or on its way out
+            logger.debug("%s has ended, outside its task", exit_.describe())
+            return
+        known = not self._blamed.isdisjoint(held)
+        self._blamed |= held
+        used = self._restarts.get(exit_.index, 0) + (0 if known else 1)
+        was_killed = signum is not None or exit_.exitcode is None  # None: a Ray actor died; or nobody knows
+        killed_by_another = was_killed and (exit_.index, signum) not in self._sent
+        if not exit_.may_restart() or used > self.max_restarts or (self.event.is_set() and not killed_by_another):
+            self._failed.append(exit_)
+            return
+        if self.event.is_set():  # it would have been started again, but for the end of the run
+            logger.warning("%s was killed while the run was ending; what the run has done stays", exit_.describe())
+            return
+        calm = time.monotonic() - self._begun[exit_.index] >= CALM_SECONDS
+        hasty = self._hasty_deaths[exit_.index] = 0 if calm else self._hasty_deaths.get(exit_.index, -1) + 1
+        self._restarts[exit_.index] = used
+        self._due[exit_.index] = time.monotonic() + restart_pause(hasty)
+        with_what = f" with {', '.join(sorted(held))} in hand" if held else ""
+        logger.warning(
+            "%s ended unexpectedly%s; restart %d of %d", exit_.describe(), with_what, used, self.max_restarts
+        )
+
+    def _died(self) -> Exception:
+        names = ", ".join(exit_.describe() for exit_ in self._failed)
+        causes = "\n".join(exit_.explain() for exit_ in self._failed)
+        codes = [exit_.exitcode for exit_ in self._failed if self.alone and exit_.report is not None]
+        error = error_with(codes[0]) if codes else None
+        text = f"Subprocesses failed with unexpected exit codes: {names}{self._restarted()}\n{causes}"
+        return (error or self.error)(text)
+
+    def _restarted(self) -> str:
+        """Return how often those that failed were restarted, for the end of a sentence; empty if they were not."""
+        spent = max((self._restarts.get(exit_.index, 0) for exit_ in self._failed), default=0)
+        return f" (restarted {spent} times; the limit is max_runner_restarts={self.max_restarts})" if spent else ""
+
+
+async def until_readable(filenos: Sequence[int], timeout: float | None) -> None:
+    """Return when one of them can be read or `timeout` seconds have passed; None waits without limit."""
+    loop = asyncio.get_running_loop()
+    readable: asyncio.Future[None] = loop.create_future()
+
+    def wake() -> None:
+        if not readable.done():
+            readable.set_result(None)
+
+    for fileno in filenos:
+        loop.add_reader(fileno, wake)
+    try:
+        await asyncio.wait([readable], timeout=None if timeout is None else max(timeout, 0.0))
+    finally:
+        for fileno in filenos:
+            loop.remove_reader(fileno)
+
+
+def obstacle_to_children(method: StartMethod, task: ChildTask) -> str | None:
+    """Return why this process cannot have children that do the task; None if it can."""
+    if method == "fork":
+        return "it has opened an accelerator, whose driver does not survive a fork" if uses_accelerator() else None
+    try:
+        check_picklable(task, method)
+    except TypeError as error:
+        return str(error)
+    return None
+
+
+def check_picklable(task: ChildTask, method: str) -> None:
+    """Raise a TypeError that names the part of the task that cannot be pickled, and the ways out."""
+    try:
+        pickle.dumps(task)
+    except Exception as error:  # any class may refuse to be pickled, with any exception
+        part = part_not_pickled(task, pickle.dumps, depth=5)
+        raise TypeError(
+            f"start_method={method!r} sends the parts of the run to the child processes, and {part} cannot be pickled "
+            f"({type(error).__name__}: {error}). Ways out: define functions and classes at the top level of a module; "
+            "pass a class, factory or dict instead of an instance; use start_method='fork' on Linux; or strategy='shm'."
+        ) from error
+
+
+def part_not_pickled(value: object, dumps: Callable[[object], bytes], *, depth: int, path: str = "") -> str:
+    """Return the path of the smallest part of `value`, `depth` attributes down at most, that cannot be pickled."""
+    for name, part in vars(value).items() if depth and hasattr(value, "__dict__") else ():
+        try:
+            dumps(part)
+        except Exception:  # see above
+            return part_not_pickled(part, dumps, depth=depth - 1, path=f"{path}.{name}".lstrip("."))
+    return f"{path} ({type(value).__name__})" if path else type(value).__name__
+
+
+@dataclass
+class EndAttempts:
+    """Ends the attempts that a child held when it ended.
+
+    Rollouts of a child that died are queued again, up to `infrastructure_retries` times; those of a child that ended
+    because the run did (`stopped`) are not tried again.
+    """
+
+    store: LightningStore
+    stopped: bool = False
+
+    async def __call__(self, exit_: ChildExit) -> frozenset[str]:
+        """Return the ids of the rollouts that the worker held."""
+        if exit_.worker_id is None:
+            return frozenset()
+        if self.stopped:
+            message, traceback = f"{exit_.describe()} ended with its run, with this attempt in hand", None
+        else:
+            message = f"{exit_.describe()} died with this attempt in hand"
+            traceback = exit_.report.traceback if exit_.report is not None else None
+        return await end_attempts(self.store, {exit_.worker_id}, message, traceback, stopped=self.stopped)
+
+
+async def end_attempts(
+    store: LightningStore,
+    worker_ids: Set[str],
+    message: str,
+    traceback: str | None = None,
+    *,
+    stopped: bool = False,
+    run_id: str | Unset | None = UNSET,
+) -> frozenset[str]:
+    """End the attempts that workers hold, of one run or of all, and return the ids of the rollouts.
+
+    An attempt that was reported before, or has another worker, stays as it is. One that was `stopped` is cancelled; the
+    others are lost with their runner and made again.
+    """
+    store = complete(store)
+    error = AttemptError(type="agentlightning.errors.RunnerDiedError", message=message, traceback=traceback)
+    held: set[str] = set()
+    for rollout in await store.query_rollouts(status_in=sorted(RUNNING), run_id=run_id):
+        if not isinstance(rollout, AttemptedRollout) or rollout.attempt.worker_id not in worker_ids:
+            continue
+        held.add(rollout.rollout_id)
+        with contextlib.suppress(ConflictError, NotFoundError):  # it came to its end, or was deleted, meanwhile
+            await store.update_attempt(
+                rollout.rollout_id,
+                rollout.attempt.attempt_id,
+                status="failed",
+                outcome="cancelled" if stopped else "infrastructure_fault",
+                outcome_reason=STOPPED if stopped else RUNNER_DIED,
+                error=error,
+            )
+    return frozenset(held)

@@ -1,0 +1,179 @@
+"""Calls of an agent within a time limit: a coroutine as a task, a plain function on the main thread, or in another."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import os
+from collections.abc import Callable
+from typing import Any, Literal, Protocol, get_args
+
+from agentlightning.litagent.litagent import LitAgent
+from agentlightning.runner.outcome import AgentCancelled, TimeLimitExceeded
+from agentlightning.types import AttemptedRollout, NamedResources
+from agentlightning.utils.concurrency.main_thread import Done, Interrupted, MainCall
+from agentlightning.utils.concurrency.threads import Threads
+from agentlightning.utils.exceptions import readable
+
+logger = logging.getLogger(__name__)
+
+UNWIND_SECONDS = 0.5
+"""How long a cancelled coroutine, or an interrupted call, may take to end before it is left behind."""
+
+
+async def invoke(call: Callable[[], object], *, threads: Threads | None, limit: float | None, label: str) -> Any:
+    """Call `call` and return what it gives; an awaitable is awaited. Any exception of it is raised.
+
+    With `threads` the call runs in one of them, or on the main thread, with a copy of the context. On the main thread
+    `Interrupted` is raised in a call that outlives the limit (seconds) or a cancellation. A thread cannot be ended from
+    outside. What goes on is left behind, with a warning, and whatever it gives is ignored.
+
+    Raises:
+        TimeLimitExceeded: it did not end within `limit` seconds.
+    """
+    loop = asyncio.get_running_loop()
+    end = None if limit is None else loop.time() + limit
+    value = await _settle(threads.call(call, label, limit), limit, end, label) if threads is not None else call()
+    if not inspect.isawaitable(value):
+        return value
+
+    async def caught() -> Done:  # no exception leaves the task, so that `SystemExit` does not tear down the loop
+        try:
+            return Done(await value)
+        except BaseException as error:  # as in `Threads`
+            return Done(error=error)
+
+    return await _settle(asyncio.create_task(caught(), name=label), limit, end, label)
+
+
+async def _settle(future: asyncio.Future[Done], limit: float | None, end: float | None, label: str) -> Any:
+    """Wait for a call until `end` (loop time); cancel it then, and when the waiter is cancelled."""
+    left = None if end is None else max(0.0, end - asyncio.get_running_loop().time())
+    try:
+        await asyncio.wait({future}, timeout=left)
+    except asyncio.CancelledError:
+        await _end(future, label, "was cancelled")
+        raise
+    in_time = future.done() and not (isinstance(future, MainCall) and future.was_interrupted)
+    if not in_time:
+        if not future.done():
+            await _end(future, label, f"ran past its limit of {limit} s")
+        error = TimeLimitExceeded(f"The attempt ran past the timeout_seconds={limit} of its rollout")
+        if isinstance(future, MainCall) and future.done() and isinstance(cause := future.result().error, Interrupted):
+            error = error.with_traceback(cause.__traceback__)  # where it was
+        raise error
+    return outcome_of(future.result())
+
+
+def outcome_of(done: Done) -> Any:
+    """Return what a call gave, or raise what it raised."""
+    error = None if done.error is None else readable(done.error)
+    if isinstance(error, asyncio.CancelledError):
+        raise AgentCancelled("The agent raised CancelledError, but nobody had cancelled the attempt") from error
+    if error is not None:
+        raise error
+    return done.value
+
+
+async def _end(future: asyncio.Future[Done], label: str, why: str) -> None:
+    future.interrupt() if isinstance(future, MainCall) else future.cancel()
+    if isinstance(future, (asyncio.Task, MainCall)):
+        await asyncio.wait({future}, timeout=UNWIND_SECONDS)
+        if future.done():
+            return
+    logger.warning("[%s] the agent %s and does not end; it is left behind and its result ignored", label, why)
+
+
+Isolation = Literal["thread", "process"]
+
+FREE_SECONDS = 5.0
+"""How long a runner waits for an interrupted agent to let go of the main thread."""
+
+
+def check_isolation(isolation: str) -> Isolation:
+    """Return the isolation if it is one.
+
+    Raises:
+        ValueError: it is none.
+        RuntimeError: this system cannot end a process with all that it has started.
+    """
+    if isolation == "process" and not hasattr(os, "killpg"):
+        raise RuntimeError(
+            "isolation='process' needs process groups, which this system does not have (POSIX only); use 'thread'"
+        )
+    for known in get_args(Isolation):
+        if isolation == known:
+            return known
+    raise ValueError(f"isolation must be one of {', '.join(get_args(Isolation))}; got {isolation!r}")
+
+
+class AgentExecutor(Protocol):
+    """Calls the agent for attempts."""
+
+    @property
+    def prepares(self) -> bool:
+        """True if a lane has to `prepare` before it claims, so that no claimed attempt waits for a process."""
+        ...
+
+    async def prepare(self) -> None:
+        """Get ready for one more attempt.
+
+        Raises:
+            AgentProcessDied: there can be none.
+        """
+
+    def spare(self) -> None:
+        """Undo one `prepare`: no attempt came."""
+
+    async def call(self, rollout: AttemptedRollout, resources: NamedResources) -> Any:
+        """Call the agent within the time limit of the rollout and return what it gives.
+
+        Raises:
+            TimeLimitExceeded: it did not end in time.
+            BaseException: whatever it raised.
+        """
+        ...
+
+    @property
+    def threads(self) -> Threads:
+        """Threads for what else blocks."""
+        ...
+
+    def close(self) -> None:
+        """End what was started. May be called twice."""
+
+
+class ThreadExecutor:
+    """This process: coroutines on the event loop, other agents on the main thread if it is free for them, else in a
+    thread each. It is free where the loop runs beside it and the runner has one rollout at once."""
+
+    def __init__(self, agent: LitAgent[Any], concurrency: int = 1) -> None:
+        self._agent = agent
+        self.threads = Threads(on_main=concurrency == 1)
+
+    @property
+    def prepares(self) -> bool:
+        """True while an agent that was interrupted still has the main thread."""
+        return (main_thread := self.threads.main_thread) is not None and not main_thread.is_free
+
+    async def prepare(self) -> None:
+        """Wait for the main thread for a while; after that agents run in threads until it is free."""
+        main_thread = self.threads.main_thread
+        if main_thread is not None and not await main_thread.until_free(FREE_SECONDS):
+            logger.warning("The agent does not let go of the main thread: rollouts run in other threads until it does")
+
+    def spare(self) -> None:
+        """Nothing to do."""
+
+    async def call(self, rollout: AttemptedRollout, resources: NamedResources) -> Any:
+        method = self._agent.method_for(rollout.mode)
+        return await invoke(
+            lambda: method(rollout.input, resources=resources, rollout=rollout),
+            threads=None if inspect.iscoroutinefunction(method) else self.threads,
+            limit=rollout.config.timeout_seconds,
+            label=rollout.rollout_id,
+        )
+
+    def close(self) -> None:
+        self.threads.close()
