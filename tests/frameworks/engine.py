@@ -123,12 +123,20 @@ def both_ways(request: Json) -> str | Json:
     return calls(("multiply", given), ("multiply", {"a": given["b"], "b": given["a"]}))
 
 
+def steps(*answers: str | Json) -> Callable[[Json], str | Json]:
+    """Return a model that gives one answer after the other, each after the result of a tool."""
+    return lambda request: answers[sum(message["role"] == "tool" for message in request["messages"])]
+
+
 def thinking(request: Json) -> Json:
-    """The calculator, with a thought before each answer: "Thought 1.", and after the tool "Thought 3."."""
+    """The calculator, with a thought before each answer: "Thought  1.", and after the tool "Thought  3.".
+
+    Two spaces show that nothing on the way tidies what is said.
+    """
     answer = calculator(request)
     message = {"content": answer} if isinstance(answer, str) else answer
     spoken = [one for one in request["messages"] if one["role"] != "system"]
-    return {**message, "reasoning_content": f"Thought {len(spoken)}."}
+    return {**message, "reasoning_content": f"Thought  {len(spoken)}."}
 
 
 def thoughts(request: Json) -> list[str | None]:

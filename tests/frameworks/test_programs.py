@@ -8,14 +8,12 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 import agentlightning as agl
-from tests.frameworks.harness import TASKS, run_agent
-
-SAID = ["It is 42, no doubt.", "It is 72, no doubt."]
+from tests.frameworks.harness import TASKS
+from tests.frameworks.suite import ONE_CALL, TOOL_LOOP, Promise, keeps, rollout_of
 
 BASH = r"""
 set -euo pipefail
@@ -84,39 +82,28 @@ needs_curl = pytest.mark.skipif(
 
 
 @needs_curl
-def test_a_tool_loop_in_bash_with_curl_is_one_row() -> None:
-    @agl.rollout
-    def agent(task: str, llm: agl.LLM) -> str:
-        return run(["bash", "-c", BASH], task, llm)
+@keeps(TOOL_LOOP)
+def test_a_tool_loop_in_bash_with_curl(task: str, llm: agl.LLM) -> str:
+    return run(["bash", "-c", BASH], task, llm)
 
-    results = run_agent(agent)
-    assert [one.output for one in results] == SAID
-    assert [len(one.exchanges) for one in results] == [2, 2]
-    assert [len(one.record.samples) for one in results] == [1, 1]
+
+FRAMES = [["", "One", " word", " after", " the", " other.", ""]] * 2
 
 
 @needs_curl
-def test_curl_reads_a_stream_to_its_last_frame() -> None:
-    @agl.rollout
-    def agent(task: str, llm: agl.LLM) -> list[str]:
-        *frames, done = run(["bash", "-c", STREAMED_BASH], task, llm).splitlines()
-        assert done == "[DONE]"
-        return [json.loads(frame)["choices"][0]["delta"].get("content", "") for frame in frames]
-
-    for result in run_agent(agent, lambda _: "One word after the other."):
-        assert result.output == ["", "One", " word", " after", " the", " other.", ""]
+@keeps(Promise("stream", lambda _: "One word after the other.", FRAMES))
+def test_curl_reads_a_stream_to_its_last_frame(task: str, llm: agl.LLM) -> list[str]:
+    *frames, done = run(["bash", "-c", STREAMED_BASH], task, llm).splitlines()
+    assert done == "[DONE]"
+    return [json.loads(frame)["choices"][0]["delta"].get("content", "") for frame in frames]
 
 
 @pytest.mark.parametrize(("package", "program"), [("openai", OPENAI), ("anthropic", ANTHROPIC)])
-def test_a_client_that_is_told_by_its_environment(package: str, program: str, tmp_path: Path) -> None:
+def test_a_client_that_is_told_by_its_environment(package: str, program: str) -> None:
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed: make test-frameworks")
-    script = tmp_path / "program.py"
-    script.write_text(program)
 
-    @agl.rollout
-    def agent(task: str, llm: agl.LLM) -> str:
-        return run([sys.executable, str(script)], task, llm)
+    def by_environment(task: str, llm: agl.LLM) -> str:
+        return run([sys.executable, "-c", program], task, llm)
 
-    (result,) = run_agent(agent, lambda _: "It is what it is.", tasks=TASKS[:1], direct=False)
-    assert result.output == "It is what it is."
+    ONE_CALL.but(tasks=TASKS[:1], direct=False).check(rollout_of(by_environment))

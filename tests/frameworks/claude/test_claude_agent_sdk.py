@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,29 @@ import pytest
 import agentlightning as agl
 from agentlightning.integrations import claude_agent_options
 from tests.frameworks.conftest import Listener
-from tests.frameworks.engine import Json, both_ways, calculator, last, numbers, offered, said
-from tests.frameworks.harness import run_agent
+from tests.frameworks.engine import Json, both_ways, calculator, call, last, numbers, offered, said, thinking
+from tests.frameworks.harness import TASKS, TaskResult
+from tests.frameworks.suite import (
+    CONVERSATION,
+    PARSED,
+    PRODUCTS,
+    SAID,
+    SEVERAL_TOOLS,
+    THOUGHTS_KEPT,
+    TOOL_LOOP,
+    WORDS,
+    Model,
+    Promise,
+    explaining,
+    keeps,
+    multiply,
+    needs,
+    product,
+    rollout_of,
+)
 
-sdk = pytest.importorskip("claude_agent_sdk", reason="claude-agent-sdk is not installed: make test-frameworks")
+sdk = needs("claude_agent_sdk", "claude-agent-sdk")
 
-SAID = ["It is 42, no doubt.", "It is 72, no doubt."]
 WAITING = {"CLAUDE_CODE_DISABLE_BACKGROUND_TASKS": "1"}
 """Subagents are waited for."""
 MULTIPLY = "mcp__arithmetic__multiply"
@@ -35,10 +51,10 @@ def arithmetic() -> dict[str, Any]:
     """Return the options that offer one tool of the user's, which runs in this process, and no other."""
 
     async def run(given: dict[str, Any]) -> dict[str, Any]:
-        return {"content": [{"type": "text", "text": str(given["a"] * given["b"])}]}
+        return {"content": [{"type": "text", "text": str(multiply(**given))}]}
 
-    multiply = sdk.tool("multiply", "Return a times b.", {"a": int, "b": int})(run)
-    server = sdk.create_sdk_mcp_server("arithmetic", tools=[multiply])
+    own = sdk.tool("multiply", "Return a times b.", {"a": int, "b": int})(run)
+    server = sdk.create_sdk_mcp_server("arithmetic", tools=[own])
     return {
         "mcp_servers": {"arithmetic": server},
         "allowed_tools": [MULTIPLY],
@@ -47,12 +63,16 @@ def arithmetic() -> dict[str, Any]:
     }
 
 
-def named(answer: str | Json) -> str | Json:
+def named(model: Model) -> Model:
     """Name the tool as the command does: server and tool."""
-    if not isinstance(answer, str):
-        for made in answer["tool_calls"]:
+
+    def told(request: Json) -> str | Json:
+        answer = model(request)
+        for made in () if isinstance(answer, str) else answer.get("tool_calls", ()):
             made["function"]["name"] = MULTIPLY
-    return answer
+        return answer
+
+    return told
 
 
 async def result_of(task: str, options: Any) -> Any:
@@ -62,187 +82,144 @@ async def result_of(task: str, options: Any) -> Any:
     return messages[-1]
 
 
-@agl.rollout
 async def helper(task: str, llm: agl.LLM) -> str:
     return (await result_of(task, claude_agent_options(llm, **arithmetic()))).result
 
 
-def test_an_agent_with_a_tool_is_one_row() -> None:
-    results = run_agent(helper, lambda request: named(calculator(request)), direct=False)
-    assert [one.output for one in results] == SAID
-    assert [len(one.exchanges) for one in results] == [2, 2]
-    assert [len(one.record.samples) for one in results] == [1, 1]
-    for one in results:
-        assert offered(one.exchanges[0].request) == {MULTIPLY}
+async def conversation(llm: agl.LLM, *questions: str) -> list[str]:
+    answers: list[str] = []
+    async with sdk.ClaudeSDKClient(claude_agent_options(llm, **arithmetic())) as client:
+        for question in questions:
+            await client.query(question)
+            answers += [one.result async for one in client.receive_response() if hasattr(one, "result")]
+    return answers
 
 
-def test_several_tool_calls_at_once_are_one_row() -> None:
-    results = run_agent(helper, lambda request: named(both_ways(request)), direct=False)
-    assert [one.output for one in results] == ["It is 42 and 42.", "It is 72 and 72."]
-    assert [len(one.record.samples) for one in results] == [1, 1]
+def only_its_tool_is_offered(result: TaskResult) -> None:
+    assert offered(result.exchanges[0].request) == {MULTIPLY}
 
 
-def test_a_run_gives_its_words_as_they_come() -> None:
-    @agl.rollout
-    async def agent(task: str, llm: agl.LLM) -> list[str]:
-        options = claude_agent_options(llm, include_partial_messages=True, **arithmetic())
-        events = [one.event async for one in sdk.query(prompt=task, options=options) if hasattr(one, "event")]
-        deltas = [event["delta"] for event in events if event["type"] == "content_block_delta"]
-        return [delta["text"] for delta in deltas if delta["type"] == "text_delta"]
-
-    for result, answer in zip(
-        run_agent(agent, lambda request: named(calculator(request)), direct=False), SAID, strict=True
-    ):
-        assert "".join(result.output) == answer
-        assert len(result.output) == len(answer.split())
-        assert len(result.record.samples) == 1
+LOOP = TOOL_LOOP.but(model=named(calculator), direct=False, also=only_its_tool_is_offered)
+SEVERAL = SEVERAL_TOOLS.but(model=named(both_ways), direct=False)
+KEPT = THOUGHTS_KEPT.but(model=named(thinking))
 
 
-def test_a_session_keeps_the_conversation_in_one_row() -> None:
-    @agl.rollout
-    async def agent(task: str, llm: agl.LLM) -> list[str]:
-        answers: list[str] = []
-        async with sdk.ClaudeSDKClient(claude_agent_options(llm, **arithmetic())) as client:
-            for question in (task, "And why?"):
-                await client.query(question)
-                answers += [one.result async for one in client.receive_response() if hasattr(one, "result")]
-        return answers
-
-    def model(request: Json) -> str | Json:
-        return "It is so." if "And why?" in said(last(request)) else named(calculator(request))
-
-    results = run_agent(agent, model, direct=False)
-    assert [one.output for one in results] == [[answer, "It is so."] for answer in SAID]
-    assert [len(one.exchanges) for one in results] == [3, 3]
-    assert [len(one.record.samples) for one in results] == [1, 1]
+test_an_agent_with_a_tool = keeps(LOOP, SEVERAL, KEPT)(helper)
 
 
-def test_thoughts_go_back_to_the_model_in_one_row() -> None:
-    def model(request: Json) -> Json:
-        answer = named(calculator(request))
-        return {"reasoning_content": "Let me see.", **({"content": answer} if isinstance(answer, str) else answer)}
-
-    results = run_agent(helper, model, direct=False)
-    assert [one.output for one in results] == SAID
-    assert [one.exchanges[1].request["messages"][-2]["reasoning_content"] for one in results] == ["Let me see."] * 2
-    assert [len(one.record.samples) for one in results] == [1, 1]
+@keeps(WORDS, model=named(calculator), direct=False)
+async def test_a_run_gives_its_words_as_they_come(task: str, llm: agl.LLM) -> list[str]:
+    options = claude_agent_options(llm, include_partial_messages=True, **arithmetic())
+    events = [one.event async for one in sdk.query(prompt=task, options=options) if hasattr(one, "event")]
+    deltas = [event["delta"] for event in events if event["type"] == "content_block_delta"]
+    return [delta["text"] for delta in deltas if delta["type"] == "text_delta"]
 
 
-def test_structured_output_is_parsed() -> None:
-    names = ("a", "b", "value")
-    schema = {"type": "object", "properties": {name: {"type": "integer"} for name in names}, "required": list(names)}
-
-    @agl.rollout
-    async def agent(task: str, llm: agl.LLM) -> Any:
-        wanted = {"type": "json_schema", "schema": schema}
-        return (await result_of(task, claude_agent_options(llm, tools=[], output_format=wanted))).structured_output
-
-    def model(request: Json) -> str | Json:
-        if last(request)["role"] == "tool":
-            return "Done."
-        (tool,) = request["tools"]
-        assert tool["function"]["parameters"]["required"] == list(names)
-        found = numbers(request)
-        arguments = json.dumps({**found, "value": found["a"] * found["b"]})
-        function = {"name": tool["function"]["name"], "arguments": arguments}
-        return {"content": None, "tool_calls": [{"id": "call_0", "type": "function", "function": function}]}
-
-    results = run_agent(agent, model, direct=False)
-    assert [one.output for one in results] == [{"a": 6, "b": 7, "value": 42}, {"a": 8, "b": 9, "value": 72}]
-    assert [len(one.record.samples) for one in results] == [1, 1]
+@keeps(CONVERSATION, model=named(explaining), direct=False)
+async def test_a_session_keeps_the_conversation(task: str, llm: agl.LLM) -> list[str]:
+    return await conversation(llm, task, "And why?")
 
 
-def test_runs_side_by_side_are_each_a_row() -> None:
-    @agl.rollout
-    async def agent(task: str, llm: agl.LLM) -> list[str]:
-        async def ask(style: str) -> str:
-            return (await result_of(f"{task} Answer {style}.", claude_agent_options(llm, tools=[]))).result
-
-        return list(await asyncio.gather(*map(ask, ("tersely", "in verse", "in French"))))
-
-    def model(request: Json) -> str:
-        question = next(said(message) for message in request["messages"] if message["role"] == "user")
-        return f"You asked: {question}"
-
-    for result in run_agent(agent, model, in_order=False, direct=False):
-        assert [answer.rsplit(" ", 1)[1] for answer in result.output] == ["tersely.", "verse.", "French."]
-        assert len(result.record.samples) == 3
+def in_form_then_done(request: Json) -> str | Json:
+    if last(request)["role"] == "tool":
+        return "Done."
+    (tool,) = request["tools"]
+    assert tool["function"]["parameters"]["required"] == ["a", "b", "value"]
+    return call(tool["function"]["name"], **product(request))
 
 
-def test_a_subagent_is_a_row_of_its_own_and_calls_the_same_model() -> None:
-    @agl.rollout
-    async def agent(task: str, llm: agl.LLM) -> str:
-        expert = sdk.AgentDefinition(description="Multiplies.", prompt="Multiply.", tools=[MULTIPLY], model="haiku")
-        own = {**arithmetic(), "tools": ["Agent"], "allowed_tools": [MULTIPLY, "Agent"]}
-        return (await result_of(task, claude_agent_options(llm, env=WAITING, agents={"expert": expert}, **own))).result
+@keeps(PARSED, model=in_form_then_done, outputs=[one.model_dump() for one in PRODUCTS], direct=False)
+async def test_structured_output(task: str, llm: agl.LLM) -> Any:
+    names = ["a", "b", "value"]
+    schema = {"type": "object", "properties": {name: {"type": "integer"} for name in names}, "required": names}
+    wanted = {"type": "json_schema", "schema": schema}
+    return (await result_of(task, claude_agent_options(llm, tools=[], output_format=wanted))).structured_output
 
-    def model(request: Json) -> str | Json:
-        if "Agent" not in offered(request):
-            return named(calculator(request))
-        if last(request)["role"] == "tool":
-            return f"The expert says: {re.findall('It is [0-9]+', said(last(request)))[-1]}"
-        question = f"What is {numbers(request)['a']} times {numbers(request)['b']}?"
-        arguments = {"description": "Multiply", "prompt": question, "subagent_type": "expert"}
-        function = {"name": "Agent", "arguments": json.dumps(arguments)}
-        return {"content": None, "tool_calls": [{"id": "call_expert", "type": "function", "function": function}]}
 
-    results = run_agent(agent, model, direct=False)
-    assert [one.output for one in results] == ["The expert says: It is 42", "The expert says: It is 72"]
-    assert [[len(row.call_ids) for row in one.record.samples] for one in results] == [[2, 2], [2, 2]]
+STYLES = ("tersely", "in verse", "in French")
+
+
+def echo(request: Json) -> str:
+    question = next(said(message) for message in request["messages"] if message["role"] == "user")
+    return f"Answered {question.rsplit(' ', 1)[1]}"
+
+
+@keeps(
+    Promise("in styles", echo, [["Answered tersely.", "Answered verse.", "Answered French."]] * 2, [1] * 3),
+    in_order=False,
+    direct=False,
+)
+async def test_runs_side_by_side(task: str, llm: agl.LLM) -> list[str]:
+    async def ask(style: str) -> str:
+        return (await result_of(f"{task} Answer {style}.", claude_agent_options(llm, tools=[]))).result
+
+    return list(await asyncio.gather(*map(ask, STYLES)))
+
+
+def asking_the_expert(request: Json) -> str | Json:
+    if "Agent" not in offered(request):
+        return named(calculator)(request)
+    if last(request)["role"] == "tool":
+        return f"The expert says: {re.findall('It is [0-9]+', said(last(request)))[-1]}"
+    question = "What is {a} times {b}?".format(**numbers(request))
+    return call("Agent", description="Multiply", prompt=question, subagent_type="expert")
+
+
+ANSWERS = ["The expert says: It is 42", "The expert says: It is 72"]
+
+
+@keeps(Promise("an agent asks another", asking_the_expert, ANSWERS, [2, 2], direct=False))
+async def test_a_subagent_calls_the_same_model(task: str, llm: agl.LLM) -> str:
+    expert = sdk.AgentDefinition(description="Multiplies.", prompt="Multiply.", tools=[MULTIPLY], model="haiku")
+    own = {**arithmetic(), "tools": ["Agent"], "allowed_tools": [MULTIPLY, "Agent"]}
+    return (await result_of(task, claude_agent_options(llm, env=WAITING, agents={"expert": expert}, **own))).result
 
 
 # --- without the options ---------------------------------------------------------------------------------------------
 
 
-@agl.rollout
-async def told_by_variables(task: str, llm: agl.LLM) -> str:
+def titled(request: Json) -> str | Json:
+    return named(calculator)(request) if offered(request) else '{"title": "A product"}'
+
+
+def one_is_a_title(result: TaskResult) -> None:
+    assert len([exchange for exchange in result.exchanges if not offered(exchange.request)]) == 1
+    assert list(result.record.exclusions.values()).count("helper") == 1
+
+
+LOOSE: Json = {"in_order": False, "direct": False, "options": {"exact": False}}
+
+
+@keeps(Promise("title", titled, SAID, [2], also=one_is_a_title), **LOOSE)
+async def test_the_call_for_a_sessions_title_is_no_part_of_the_agents_work(task: str, llm: agl.LLM) -> str:
     env = {"ANTHROPIC_BASE_URL": llm.get_base_url(), "ANTHROPIC_API_KEY": llm.api_key or "none"}
     options = sdk.ClaudeAgentOptions(model=llm.model, env=env, setting_sources=[], **arithmetic())
     return (await result_of(task, options)).result
 
 
-def test_the_call_for_a_sessions_title_is_no_part_of_the_agents_work() -> None:
-    def model(request: Json) -> str | Json:
-        return named(calculator(request)) if offered(request) else '{"title": "A product"}'
-
-    results = run_agent(told_by_variables, model, in_order=False, exact=False)
-    assert [one.output for one in results] == SAID
-    for one in results:
-        titles = [exchange for exchange in one.exchanges if not offered(exchange.request)]
-        assert len(titles) == 1
-        assert list(one.record.exclusions.values()).count("helper") == 1
-        assert [len(row.call_ids) for row in one.record.samples] == [2]
+def summarising(request: Json) -> str | Json:
+    if "Respond with TEXT ONLY" in said(last(request)):
+        return "<summary>A product was asked for and found.</summary>"
+    return "The same." if "Once more" in str(request["messages"]) else named(calculator)(request)
 
 
-def test_the_summary_of_a_session_is_no_part_of_the_agents_work() -> None:
-    @agl.rollout
-    async def agent(task: str, llm: agl.LLM) -> list[str]:
-        answers: list[str] = []
-        async with sdk.ClaudeSDKClient(claude_agent_options(llm, **arithmetic())) as client:
-            for question in (task, "/compact", f"Once more: {task}"):
-                await client.query(question)
-                answers += [one.result async for one in client.receive_response() if hasattr(one, "result")]
-        return answers
+def one_is_a_summary(result: TaskResult) -> None:
+    assert list(result.record.exclusions.values()) == ["helper"]
 
-    def model(request: Json) -> str | Json:
-        if "Respond with TEXT ONLY" in said(last(request)):
-            return "<summary>A product was asked for and found.</summary>"
-        asked = "Once more" in str(request["messages"])
-        return "The same." if asked else named(calculator(request))
 
-    for result, answer in zip(run_agent(agent, model, in_order=False, exact=False), SAID, strict=True):
-        assert result.output == [answer, "", "The same."]
-        assert list(result.record.exclusions.values()) == ["helper"]
-        assert [len(row.call_ids) for row in result.record.samples] == [2, 1]
+COMPACTED = [[answer, "", "The same."] for answer in SAID]
+
+
+@keeps(Promise("summary", summarising, COMPACTED, [1, 2], also=one_is_a_summary), **LOOSE)
+async def test_the_summary_of_a_session_is_no_part_of_the_agents_work(task: str, llm: agl.LLM) -> list[str]:
+    return await conversation(llm, task, "/compact", f"Once more: {task}")
 
 
 # --- what the options add --------------------------------------------------------------------------------------------
 
 
 def test_nothing_but_the_agents_own_calls_is_made(outside: Listener) -> None:
-    results = run_agent(helper, lambda request: named(calculator(request)), direct=False)
-    assert [one.output for one in results] == SAID
-    assert [len(one.exchanges) for one in results] == [2, 2]
+    LOOP.check(rollout_of(helper))
     assert outside.asked == []
 
 
@@ -252,23 +229,20 @@ def test_accounts_of_the_machine_are_not_used(monkeypatch: pytest.MonkeyPatch) -
     for name in ("CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_VERTEX", "CLAUDE_CODE_USE_FOUNDRY"):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("ANTHROPIC_MODEL", "another")
-    (result,) = run_agent(
-        helper, lambda request: named(calculator(request)), direct=False, tasks=["What is 6 times 7?"]
-    )
-    assert result.output == SAID[0]
+    LOOP.but(tasks=TASKS[:1]).check(rollout_of(helper))
 
 
-def test_sampling_parameters_go_with_each_call() -> None:
-    @agl.rollout
-    async def agent(task: str, llm: agl.LLM) -> str:
-        warm = llm.model_copy(update={"sampling_parameters": {"temperature": 0.7, "max_tokens": 99}})
-        env = {"CLAUDE_CODE_EXTRA_BODY": '{"top_p": 0.9}'}
-        return (await result_of(task, claude_agent_options(warm, env=env, **arithmetic()))).result
+def parameters_are_sent(result: TaskResult) -> None:
+    for exchange in result.exchanges:
+        asked = {name: exchange.request[name] for name in ("temperature", "max_tokens", "top_p")}
+        assert asked == {"temperature": 0.7, "max_tokens": 99, "top_p": 0.9}
 
-    for result in run_agent(agent, lambda request: named(calculator(request)), direct=False):
-        for exchange in result.exchanges:
-            asked = {name: exchange.request[name] for name in ("temperature", "max_tokens", "top_p")}
-            assert asked == {"temperature": 0.7, "max_tokens": 99, "top_p": 0.9}
+
+@keeps(LOOP, also=parameters_are_sent)
+async def test_sampling_parameters_go_with_each_call(task: str, llm: agl.LLM) -> str:
+    warm = llm.model_copy(update={"sampling_parameters": {"temperature": 0.7, "max_tokens": 99}})
+    env = {"CLAUDE_CODE_EXTRA_BODY": '{"top_p": 0.9}'}
+    return (await result_of(task, claude_agent_options(warm, env=env, **arithmetic()))).result
 
 
 def test_what_comes_from_the_model_cannot_be_set_and_the_rest_can() -> None:

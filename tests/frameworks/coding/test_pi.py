@@ -5,24 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tests.frameworks.engine import Json, call, last, offered, said
-from tests.frameworks.harness import run_agent
+from tests.frameworks.engine import call, last, offered, said, steps
+from tests.frameworks.harness import TaskResult
+from tests.frameworks.suite import Promise
 
 
-def model(request: Json) -> str | Json:
-    """Make a file, edit it, look at it, and say what is in it."""
-    steps = [
-        call("write", 0, path="made.txt", content="41\n"),
-        call("edit", 1, path="made.txt", edits=[{"oldText": "41", "newText": "42"}]),
-        call("bash", 2, command="cat made.txt"),
-        "It is 42.",
-    ]
-    return steps[sum(message["role"] == "tool" for message in request["messages"])]
+def as_shown(result: TaskResult) -> None:
+    assert said(last(result.exchanges[-1].request)).strip() == "42"
+    assert offered(result.exchanges[0].request) == {"write", "edit", "read", "bash"}
+
+
+model = steps(
+    call("write", 0, path="made.txt", content="41\n"),
+    call("edit", 1, path="made.txt", edits=[{"oldText": "41", "newText": "42"}]),
+    call("bash", 2, command="cat made.txt"),
+    "It is 42.",
+)
 
 
 def test_it_edits_a_file_in_one_row(coder: Callable[[str], Any]) -> None:
-    for result in run_agent(coder("pi"), model, direct=False):
-        assert result.output == 1.0
-        assert said(last(result.exchanges[-1].request)).strip() == "42"
-        assert [len(row.call_ids) for row in result.record.samples] == [4]
-        assert offered(result.exchanges[0].request) == {"write", "edit", "read", "bash"}
+    Promise("edits", model, [1.0] * 2, [4], direct=False, also=as_shown).check(coder("pi"))

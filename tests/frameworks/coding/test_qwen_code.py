@@ -13,27 +13,25 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
-from tests.frameworks.engine import Json, call, last, offered, said
-from tests.frameworks.harness import run_agent
+from tests.frameworks.engine import call, last, offered, said, steps
+from tests.frameworks.harness import TaskResult, run_agent
+from tests.frameworks.suite import Promise
+
+SHELL = {"is_background": False, "description": "Use the shell"}
+model = steps(
+    call("run_shell_command", 0, command="printf 42 > made.txt", **SHELL),
+    call("run_shell_command", 1, command="cat made.txt", **SHELL),
+    "It is 42.",
+)
 
 
-def model(request: Json) -> str | Json:
-    """Make a file, look at it, and say what is in it."""
-    shell = {"is_background": False, "description": "Use the shell"}
-    steps = [
-        call("run_shell_command", 0, command="printf 42 > made.txt", **shell),
-        call("run_shell_command", 1, command="cat made.txt", **shell),
-        "It is 42.",
-    ]
-    return steps[sum(message["role"] == "tool" for message in request["messages"])]
+def as_shown(result: TaskResult) -> None:
+    assert "Output: 42" in said(last(result.exchanges[-1].request))
+    assert {"write_file", "edit", "read_file", "run_shell_command"} <= offered(result.exchanges[0].request)
 
 
 def test_it_makes_a_file_in_one_row(coder: Callable[[str], Any]) -> None:
-    for result in run_agent(coder("qwen-code"), model, direct=False):
-        assert result.output == 1.0
-        assert "Output: 42" in said(last(result.exchanges[-1].request))
-        assert [len(row.call_ids) for row in result.record.samples] == [3]
-        assert {"write_file", "edit", "read_file", "run_shell_command"} <= offered(result.exchanges[0].request)
+    Promise("makes", model, [1.0] * 2, [3], direct=False, also=as_shown).check(coder("qwen-code"))
 
 
 @pytest.mark.skipif(

@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import warnings
 from typing import Any
 
-import pytest
-from pydantic import BaseModel
-
 import agentlightning as agl
-from tests.frameworks.engine import Json, both_ways, calculator, last, numbers, said
-from tests.frameworks.harness import run_agent
+from tests.frameworks.engine import Json, both_ways, calculator, thinking
+from tests.frameworks.suite import (
+    CONVERSATION,
+    IN_STYLES,
+    PARSED,
+    SEVERAL_TOOLS,
+    STYLES,
+    THOUGHTS_DROPPED,
+    THOUGHTS_KEPT,
+    TOOL_LOOP,
+    WORDS,
+    Maker,
+    Model,
+    Product,
+    address,
+    explaining,
+    keeps,
+    needs,
+)
 
-openai = pytest.importorskip("openai", reason="openai is not installed: make test-frameworks")
+openai = needs("openai")
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it overrides a method of pydantic's that is to go
-    pytest.importorskip("semantic_kernel", reason="semantic-kernel is not installed: make test-frameworks")
+    needs("semantic_kernel", "semantic-kernel")
     from semantic_kernel import Kernel
     from semantic_kernel.agents import (
         ChatCompletionAgent,
@@ -28,19 +41,6 @@ with warnings.catch_warnings():
     )
     from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion, OpenAIChatPromptExecutionSettings
     from semantic_kernel.functions import KernelArguments, kernel_function
-
-SAID = ["It is 42, no doubt.", "It is 72, no doubt."]
-
-
-class Product(BaseModel):
-    """An answer that can be parsed."""
-
-    a: int
-    b: int
-    value: int
-
-
-PRODUCTS = [Product(a=6, b=7, value=42), Product(a=8, b=9, value=72)]
 
 
 class Arithmetic:
@@ -52,31 +52,21 @@ class Arithmetic:
         return str(a * b)
 
 
-def client_of(llm: agl.LLM) -> Any:
-    return openai.AsyncOpenAI(base_url=llm.get_base_url(), api_key=llm.api_key)
-
-
 def service_of(llm: agl.LLM) -> Any:
-    return OpenAIChatCompletion(ai_model_id=llm.model, async_client=client_of(llm))
+    return OpenAIChatCompletion(ai_model_id=llm.model, async_client=openai.AsyncOpenAI(**address(llm)))
 
 
-def over_chat(llm: agl.LLM, **settings: Any) -> tuple[Any, Any]:
-    agent = ChatCompletionAgent(
-        service=service_of(llm), name="helper", instructions="Use the tool.", plugins=[Arithmetic()], **settings
-    )
-    return agent, ChatHistoryAgentThread()
+HELPER: Json = {"name": "helper", "instructions": "Use the tool."}
+
+
+def over_chat(llm: agl.LLM) -> tuple[Any, Any]:
+    return ChatCompletionAgent(service=service_of(llm), plugins=[Arithmetic()], **HELPER), ChatHistoryAgentThread()
 
 
 def over_responses(llm: agl.LLM, **settings: Any) -> tuple[Any, Any]:
-    client = client_of(llm)
-    agent = OpenAIResponsesAgent(
-        ai_model_id=llm.model,
-        client=client,
-        name="helper",
-        instructions="Use the tool.",
-        plugins=[Arithmetic()],
-        **settings,
-    )
+    client = openai.AsyncOpenAI(**address(llm))
+    made = {"ai_model_id": llm.model, "client": client, "plugins": [Arithmetic()]}
+    agent = OpenAIResponsesAgent(**made, **HELPER, **settings)
     return agent, ResponsesAgentThread(client=client, enable_store=agent.store_enabled)
 
 
@@ -84,134 +74,80 @@ def over_responses_without_store(llm: agl.LLM) -> tuple[Any, Any]:
     return over_responses(llm, store_enabled=False)
 
 
-each = pytest.mark.parametrize(
-    "maker",
-    [over_chat, over_responses, over_responses_without_store],
-    ids=["chat", "responses", "responses-without-store"],
-)
+REMEMBERED = {"chat": over_chat, "responses": over_responses}
+DIALECTS = {**REMEMBERED, "responses without store": over_responses_without_store}
 
 
-def as_plugin(answer: str | Json) -> str | Json:
+def as_plugin(model: Model) -> Model:
     """Name the tool as the library does: plugin and function."""
-    if not isinstance(answer, str):
-        for made in answer["tool_calls"]:
+
+    def named(request: Json) -> str | Json:
+        answer = model(request)
+        for made in () if isinstance(answer, str) else answer.get("tool_calls", ()):
             made["function"]["name"] = "Arithmetic-multiply"
-    return answer
+        return answer
+
+    return named
 
 
-def helper_of(maker: Any) -> Any:
-    @agl.rollout
-    async def agent(task: str, llm: agl.LLM) -> str:
-        helper, thread = maker(llm)
-        return str((await helper.get_response(task, thread=thread)).message)
-
-    return agent
+async def with_tool(task: str, llm: agl.LLM, maker: Maker) -> str:
+    helper, thread = maker(llm)
+    return str((await helper.get_response(task, thread=thread)).message)
 
 
-@each
-def test_an_agent_with_a_tool_is_one_row(maker: Any) -> None:
-    results = run_agent(helper_of(maker), lambda request: as_plugin(calculator(request)), direct=maker is over_chat)
-    assert [one.output for one in results] == SAID
-    assert [len(one.exchanges) for one in results] == [2, 2]
-    assert [len(one.record.samples) for one in results] == [1, 1]
+test_an_agent_with_a_tool = keeps(TOOL_LOOP, on=DIALECTS, model=as_plugin(calculator))(with_tool)
+test_several_tools_at_once = keeps(SEVERAL_TOOLS, on=DIALECTS, model=as_plugin(both_ways))(with_tool)
+test_remembered_responses_keep_thoughts = keeps(
+    THOUGHTS_KEPT, on={"responses": over_responses}, model=as_plugin(thinking)
+)(with_tool)
+test_others_drop_thoughts = keeps(
+    THOUGHTS_DROPPED,
+    on={"chat": over_chat, "responses without store": over_responses_without_store},
+    model=as_plugin(thinking),
+)(with_tool)
 
 
-@each
-def test_several_tool_calls_at_once_are_one_row(maker: Any) -> None:
-    results = run_agent(helper_of(maker), lambda request: as_plugin(both_ways(request)), direct=maker is over_chat)
-    assert [one.output for one in results] == ["It is 42 and 42.", "It is 72 and 72."]
-    assert [len(one.record.samples) for one in results] == [1, 1]
+@keeps(WORDS, on=DIALECTS, model=as_plugin(calculator))
+async def test_a_streamed_run(task: str, llm: agl.LLM, maker: Maker) -> list[str]:
+    helper, thread = maker(llm)
+    return [str(piece.message) async for piece in helper.invoke_stream(task, thread=thread)]
 
 
-@each
-def test_only_remembered_responses_give_thoughts_back_to_the_model(maker: Any) -> None:
-    def model(request: Json) -> Json:
-        answer = as_plugin(calculator(request))
-        return {"reasoning_content": "Let me see.", **({"content": answer} if isinstance(answer, str) else answer)}
-
-    for result in run_agent(helper_of(maker), model, direct=False):
-        (said_before,) = [m for m in result.exchanges[1].request["messages"] if m["role"] == "assistant"]
-        assert said_before.get("reasoning_content") == ("Let me see." if maker is over_responses else None)
-        assert len(result.record.samples) == (1 if maker is over_responses else 2)
+async def conversation(task: str, llm: agl.LLM, maker: Maker) -> list[str]:
+    helper, thread = maker(llm)
+    first = await helper.get_response(task, thread=thread)
+    then = await helper.get_response("And why?", thread=first.thread)
+    return [str(first.message), str(then.message)]
 
 
-@each
-def test_a_streamed_run_gives_its_words_and_is_one_row(maker: Any) -> None:
-    @agl.rollout
-    async def agent(task: str, llm: agl.LLM) -> list[str]:
-        helper, thread = maker(llm)
-        return [str(piece.message) async for piece in helper.invoke_stream(task, thread=thread)]
-
-    results = run_agent(agent, lambda request: as_plugin(calculator(request)), direct=maker is over_chat)
-    for result, answer in zip(results, SAID, strict=True):
-        words = [word for word in result.output if word]
-        assert "".join(words) == answer
-        assert len(words) == len(answer.split())
-        assert len(result.record.samples) == 1
+test_a_thread_keeps_the_conversation = keeps(CONVERSATION, on=REMEMBERED, model=as_plugin(explaining))(conversation)
+# it leaves the call of the tool out of the history
+test_a_thread_without_store = keeps(
+    CONVERSATION,
+    on={"responses without store": over_responses_without_store},
+    model=as_plugin(explaining),
+    rows=[1, 2],
+)(conversation)
 
 
-@each
-def test_a_thread_keeps_the_conversation(maker: Any) -> None:
-    @agl.rollout
-    async def agent(task: str, llm: agl.LLM) -> list[str]:
-        helper, thread = maker(llm)
-        first = await helper.get_response(task, thread=thread)
-        then = await helper.get_response("And why?", thread=first.thread)
-        return [str(first.message), str(then.message)]
-
-    def model(request: Json) -> str | Json:
-        return "It is so." if said(last(request)) == "And why?" else as_plugin(calculator(request))
-
-    results = run_agent(agent, model, direct=maker is over_chat)
-    assert [one.output for one in results] == [[answer, "It is so."] for answer in SAID]
-    assert [len(one.exchanges) for one in results] == [3, 3]
-    rows = 2 if maker is over_responses_without_store else 1  # it leaves the call of the tool out of the history
-    assert [len(one.record.samples) for one in results] == [rows, rows]
-
-
-def product(request: Json) -> str:
-    """A model that answers in the form that it was told; fails if it was told none."""
-    assert request["response_format"]["json_schema"]["schema"]["required"] == ["a", "b", "value"]
-    found = numbers(request)
-    return json.dumps({**found, "value": found["a"] * found["b"]})
-
-
-def test_structured_output_over_chat_is_parsed() -> None:
-    @agl.rollout
-    async def agent(task: str, llm: agl.LLM) -> Product:
+@keeps(PARSED, on={"chat": True, "responses": False})
+async def test_structured_output(task: str, llm: agl.LLM, over_chat: bool) -> Product:
+    if over_chat:
         arguments = KernelArguments(settings=OpenAIChatPromptExecutionSettings(response_format=Product))
-        helper = ChatCompletionAgent(
-            service=service_of(llm), name="helper", instructions="Multiply.", arguments=arguments
-        )
-        return Product.model_validate_json(str((await helper.get_response(task)).message))
-
-    assert [one.output for one in run_agent(agent, product)] == PRODUCTS
-
-
-def test_structured_output_over_responses_is_parsed() -> None:
-    @agl.rollout
-    async def agent(task: str, llm: agl.LLM) -> Product:
+        helper: Any = ChatCompletionAgent(service=service_of(llm), arguments=arguments, **HELPER)
+    else:
         wanted = OpenAIResponsesAgent.configure_response_format(Product)
-        helper = OpenAIResponsesAgent(ai_model_id=llm.model, client=client_of(llm), text=wanted)
-        return Product.model_validate_json(str((await helper.get_response(task)).message))
+        client = openai.AsyncOpenAI(**address(llm))
+        helper = OpenAIResponsesAgent(ai_model_id=llm.model, client=client, text=wanted)
+    return Product.model_validate_json(str((await helper.get_response(task)).message))
 
-    assert [one.output for one in run_agent(agent, product, direct=False)] == PRODUCTS
 
+@keeps(IN_STYLES)
+async def test_prompts_of_a_kernel_side_by_side(task: str, llm: agl.LLM) -> list[str]:
+    kernel = Kernel(services=service_of(llm))
 
-def test_prompts_of_a_kernel_side_by_side_are_each_a_row() -> None:
-    @agl.rollout
-    async def agent(task: str, llm: agl.LLM) -> list[str]:
-        kernel = Kernel(services=service_of(llm))
+    async def ask(style: str) -> str:
+        arguments = KernelArguments(question=task, style=style)
+        return str(await kernel.invoke_prompt("{{$question}} Answer {{$style}}.", arguments=arguments))
 
-        async def ask(style: str) -> str:
-            arguments = KernelArguments(question=task, style=style)
-            return str(await kernel.invoke_prompt("{{$question}} Answer {{$style}}.", arguments=arguments))
-
-        return list(await asyncio.gather(*map(ask, ("tersely", "in verse", "in French", "at length"))))
-
-    def model(request: Json) -> str:
-        return f"You asked: {said(last(request))}"
-
-    for result in run_agent(agent, model, in_order=False):
-        assert [answer.rsplit(" ", 1)[1] for answer in result.output] == ["tersely.", "verse.", "French.", "length."]
-        assert len(result.record.samples) == 4
+    return list(await asyncio.gather(*map(ask, STYLES)))

@@ -7,35 +7,21 @@ import json
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
 
 import agentlightning as agl
 from tests.frameworks.engine import Json, numbers, said
-from tests.frameworks.harness import TASKS, run_agent
+from tests.frameworks.harness import TASKS, TaskResult
+from tests.frameworks.suite import ONE_CALL, PARSED, Product, Promise, keeps, needs, product
 
-dspy = pytest.importorskip("dspy", reason="dspy is not installed: make test-frameworks")
+dspy = needs("dspy")
 
-
-class Product(BaseModel):
-    """An answer that can be parsed."""
-
-    a: int
-    b: int
-    value: int
-
-
-PRODUCTS = [Product(a=6, b=7, value=42), Product(a=8, b=9, value=72)]
+VALUES = ["42", "72"]
 
 
 def fields(**values: str) -> str:
     """Return an answer in the form of DSPy's chat adapter."""
     parts = [f"[[ ## {name} ## ]]\n{value}" for name, value in values.items()]
     return "\n\n".join([*parts, "[[ ## completed ## ]]"])
-
-
-def product(request: Json) -> str:
-    found = numbers(request)
-    return json.dumps({**found, "value": found["a"] * found["b"]})
 
 
 def asked_for(request: Json) -> tuple[str, str]:
@@ -45,7 +31,7 @@ def asked_for(request: Json) -> tuple[str, str]:
 
 
 def predicting(request: Json) -> str:
-    return fields(reasoning="They are multiplied.", answer=str(json.loads(product(request))["value"]))
+    return fields(reasoning="They are multiplied.", answer=str(product(request)["value"]))
 
 
 def with_lm(program: Any, llm: agl.LLM, **settings: Any) -> Any:
@@ -53,37 +39,26 @@ def with_lm(program: Any, llm: agl.LLM, **settings: Any) -> Any:
     return program
 
 
-@pytest.mark.parametrize("kind", ["chat", "responses"])
-def test_a_chain_of_thought_is_captured(kind: str) -> None:
-    @agl.rollout
-    def agent(task: str, llm: agl.LLM) -> str:
-        program = with_lm(dspy.ChainOfThought("question -> answer"), llm, model_type=kind)
-        return program(question=task).answer
-
-    results = run_agent(agent, predicting, direct=kind == "chat")
-    assert [one.output for one in results] == ["42", "72"]
-    assert [len(one.exchanges) for one in results] == [1, 1]
+@keeps(ONE_CALL, on={"chat": "chat", "responses": "responses"}, model=predicting, outputs=VALUES)
+def test_a_chain_of_thought(task: str, llm: agl.LLM, kind: str) -> str:
+    return with_lm(dspy.ChainOfThought("question -> answer"), llm, model_type=kind)(question=task).answer
 
 
-@pytest.mark.parametrize("adapter", ["chat", "json"])
-def test_a_typed_output_is_parsed(adapter: str) -> None:
-    class Multiply(dspy.Signature):
-        question: str = dspy.InputField()
-        product: Product = dspy.OutputField()
+class Multiply(dspy.Signature):
+    question: str = dspy.InputField()
+    product: Product = dspy.OutputField()
 
-    @agl.rollout
-    async def agent(task: str, llm: agl.LLM) -> Product:
-        chosen = dspy.ChatAdapter() if adapter == "chat" else dspy.JSONAdapter()
-        with dspy.context(lm=agl.integrations.dspy_lm(llm), adapter=chosen):
-            return (await dspy.Predict(Multiply).acall(question=task)).product
 
-    def model(request: Json) -> str:
-        if adapter == "chat":
-            return fields(product=product(request))
-        assert "JSON object" in asked_for(request)[1]  # in words: of an unknown model DSPy expects no response_format
-        return json.dumps({"product": json.loads(product(request))})
+def in_fields_or_json(request: Json) -> str:
+    if "JSON object" in asked_for(request)[1]:  # in words: of an unknown model DSPy expects no response_format
+        return json.dumps({"product": product(request)})
+    return fields(product=json.dumps(product(request)))
 
-    assert [one.output for one in run_agent(agent, model)] == PRODUCTS
+
+@keeps(PARSED, on={"fields": dspy.ChatAdapter, "json": dspy.JSONAdapter}, model=in_fields_or_json)
+async def test_a_typed_output(task: str, llm: agl.LLM, adapter: Any) -> Product:
+    with dspy.context(lm=agl.integrations.dspy_lm(llm), adapter=adapter()):
+        return (await dspy.Predict(Multiply).acall(question=task)).product
 
 
 def reacting(request: Json) -> str:
@@ -97,7 +72,8 @@ def reacting(request: Json) -> str:
     return fields(next_thought="I have it.", next_tool_name="finish", next_tool_args="{}")
 
 
-def test_react_with_a_tool() -> None:
+@keeps(Promise("react", reacting, [("42", [(6, 7)]), ("72", [(8, 9)])], [1] * 3))
+def test_react_with_a_tool(task: str, llm: agl.LLM) -> tuple[str, list[tuple[int, int]]]:
     called: list[tuple[int, int]] = []
 
     def multiply(a: int, b: int) -> int:
@@ -105,75 +81,65 @@ def test_react_with_a_tool() -> None:
         called.append((a, b))
         return a * b
 
-    @agl.rollout
-    def agent(task: str, llm: agl.LLM) -> str:
-        return with_lm(dspy.ReAct("question -> answer", tools=[multiply]), llm)(question=task).answer
-
-    results = run_agent(agent, reacting)
-    assert [one.output for one in results] == ["42", "72"]
-    assert sorted(called) == [(6, 7)] * 2 + [(8, 9)] * 2, "through the gateway and without it"
-    assert [len(one.exchanges) for one in results] == [3, 3]
+    return with_lm(dspy.ReAct("question -> answer", tools=[multiply]), llm)(question=task).answer, called
 
 
-def test_a_streamed_program() -> None:
-    @agl.rollout
-    async def agent(task: str, llm: agl.LLM) -> tuple[str, str]:
-        listeners = [dspy.streaming.StreamListener(signature_field_name="answer")]
-        program = dspy.streamify(dspy.Predict("question -> answer"), stream_listeners=listeners)
-        words: list[str] = []
-        with dspy.context(lm=agl.integrations.dspy_lm(llm)):
-            async for part in program(question=task):
-                if isinstance(part, dspy.Prediction):
-                    final = part.answer
-                elif isinstance(part, dspy.streaming.StreamResponse):
-                    words.append(part.chunk)
-        return "".join(words).strip(), final
-
-    def model(request: Json) -> str:
-        return fields(answer=f"{json.loads(product(request))['value']} it is, and it is no other number")
-
-    results = run_agent(agent, model)
-    assert [one.exchanges[0].request["stream"] for one in results] == [True, True]
-    for one in results:
-        words, final = one.output
-        assert words == final
-        assert final.endswith("no other number")
+def wordy(request: Json) -> str:
+    return fields(answer=f"{product(request)['value']} it is, and it is no other number")
 
 
-@pytest.mark.parametrize("way", ["gather", "parallel", "batch"])
-def test_programs_side_by_side_are_each_a_row(way: str) -> None:
-    @agl.rollout
-    async def agent(task: str, llm: agl.LLM) -> list[str]:
-        program = with_lm(dspy.Predict("name, question -> answer"), llm)
-        examples = [dspy.Example(name=name, question=task).with_inputs("name", "question") for name in ("Ada", "Emmy")]
-        if way == "gather":
-            found = await asyncio.gather(*(program.acall(**one.inputs()) for one in examples))
-        elif way == "parallel":
-            parallel = dspy.Parallel(num_threads=2, disable_progress_bar=True)
-            found = await asyncio.to_thread(parallel, [(program, one) for one in examples])
-        else:
-            found = await asyncio.to_thread(program.batch, examples, num_threads=2, disable_progress_bar=True)
-        return [one.answer for one in found]
-
-    def model(request: Json) -> str:
-        name = "Ada" if "Ada" in said(request["messages"][-1]) else "Emmy"
-        return fields(answer=f"{name} agrees")
-
-    tasks = TASKS if way == "gather" else TASKS[:1]  # two progress bars of DSPy that begin at once break each other
-    for result in run_agent(agent, model, tasks=tasks, in_order=False):
-        assert result.output == ["Ada agrees", "Emmy agrees"]
-        assert len(result.record.samples) == 2
+def is_streamed(result: TaskResult) -> None:
+    assert result.exchanges[0].request["stream"] is True
 
 
-def test_several_answers_of_one_question_are_several_calls() -> None:
-    @agl.rollout
-    def agent(task: str, llm: agl.LLM) -> list[str]:
-        program = with_lm(dspy.Predict("question -> answer"), llm)
-        return [program(question=task).answer for _ in range(3)]
+WORDY = [(f"{value} it is, and it is no other number",) * 2 for value in VALUES]
 
-    for result in run_agent(agent, predicting):
-        assert len(result.exchanges) == 3
-        assert len(set(result.output)) == 1
+
+@keeps(Promise("streamed", wordy, WORDY, [1], also=is_streamed))
+async def test_a_streamed_program(task: str, llm: agl.LLM) -> tuple[str, str]:
+    listeners = [dspy.streaming.StreamListener(signature_field_name="answer")]
+    program = dspy.streamify(dspy.Predict("question -> answer"), stream_listeners=listeners)
+    words: list[str] = []
+    with dspy.context(lm=agl.integrations.dspy_lm(llm)):
+        async for part in program(question=task):
+            if isinstance(part, dspy.Prediction):
+                final = part.answer
+            elif isinstance(part, dspy.streaming.StreamResponse):
+                words.append(part.chunk)
+    return "".join(words).strip(), final
+
+
+def agreeing(request: Json) -> str:
+    return fields(answer=f"{'Ada' if 'Ada' in said(request['messages'][-1]) else 'Emmy'} agrees")
+
+
+SIDE_BY_SIDE = Promise("side by side", agreeing, [["Ada agrees", "Emmy agrees"]] * 2, [1, 1], in_order=False)
+
+
+async def programs_side_by_side(task: str, llm: agl.LLM, way: str) -> list[str]:
+    program = with_lm(dspy.Predict("name, question -> answer"), llm)
+    examples = [dspy.Example(name=name, question=task).with_inputs("name", "question") for name in ("Ada", "Emmy")]
+    if way == "gather":
+        found = await asyncio.gather(*(program.acall(**one.inputs()) for one in examples))
+    elif way == "parallel":
+        parallel = dspy.Parallel(num_threads=2, disable_progress_bar=True)
+        found = await asyncio.to_thread(parallel, [(program, one) for one in examples])
+    else:
+        found = await asyncio.to_thread(program.batch, examples, num_threads=2, disable_progress_bar=True)
+    return [one.answer for one in found]
+
+
+test_programs_gathered = keeps(SIDE_BY_SIDE, on={"gather": "gather"})(programs_side_by_side)
+# of one task, since two progress bars of DSPy that begin at once break each other
+test_programs_in_threads = keeps(SIDE_BY_SIDE, on={"parallel": "parallel", "batch": "batch"}, tasks=TASKS[:1])(
+    programs_side_by_side
+)
+
+
+@keeps(Promise("no cache", predicting, [[value] * 3 for value in VALUES], [1] * 3))
+def test_several_answers_of_one_question_are_several_calls(task: str, llm: agl.LLM) -> list[str]:
+    program = with_lm(dspy.Predict("question -> answer"), llm)
+    return [program(question=task).answer for _ in range(3)]
 
 
 def test_the_helper_refuses_a_cache_and_what_the_attempt_decides() -> None:

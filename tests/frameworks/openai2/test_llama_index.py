@@ -7,37 +7,32 @@ import json
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
 
 import agentlightning as agl
-from tests.frameworks.engine import Json, both_ways, call, last, numbers, offered, said, thinking, thoughts
-from tests.frameworks.harness import run_agent
+from tests.frameworks.engine import Json, call, last, numbers, offered, said, thoughts
+from tests.frameworks.harness import TaskResult
+from tests.frameworks.suite import (
+    PARSED,
+    SEVERAL_TOOLS,
+    THOUGHTS_DROPPED,
+    TOOL_LOOP,
+    WORDS,
+    Maker,
+    Product,
+    Promise,
+    keeps,
+    multiply,
+    needs,
+)
 
-pytest.importorskip("llama_index", reason="llama-index is not installed: make test-frameworks")
+needs("llama_index", "llama-index")
 
 from llama_index.core.agent.workflow import AgentStream, AgentWorkflow, FunctionAgent, ReActAgent
 from llama_index.core.llms import ChatMessage
 from llama_index.core.program import LLMTextCompletionProgram
+from llama_index.core.tools import FunctionTool
 from llama_index.llms.openai import OpenAI
 from llama_index.llms.openai_like import OpenAILikeResponses
-
-SAID = ["It is 42, no doubt.", "It is 72, no doubt."]
-
-
-class Product(BaseModel):
-    """The answer."""
-
-    a: int
-    b: int
-    value: int
-
-
-PRODUCTS = [Product(a=6, b=7, value=42), Product(a=8, b=9, value=72)]
-
-
-def multiply(a: int, b: int) -> int:
-    """Return a times b."""
-    return a * b
 
 
 def over_chat(llm: agl.LLM) -> Any:
@@ -49,175 +44,112 @@ def over_responses(llm: agl.LLM, **more: Any) -> Any:
     return OpenAILikeResponses(**told, is_chat_model=True, is_function_calling_model=True, **more)
 
 
-both = pytest.mark.parametrize("model_of", [over_chat, over_responses], ids=["chat", "responses"])
+DIALECTS = {"chat": over_chat, "responses": over_responses}
 
 
-@both
-@pytest.mark.parametrize("streaming", [True, False], ids=["streamed", "plain"])
-def test_an_agent_with_a_tool_is_one_row(model_of: Any, streaming: bool) -> None:
-    @agl.rollout
-    async def agent(task: str, llm: agl.LLM) -> str:
-        helper = FunctionAgent(tools=[multiply], llm=model_of(llm), system_prompt="Use the tool.", streaming=streaming)
-        return str(await helper.run(task))
-
-    results = run_agent(agent, direct=model_of is over_chat)
-    assert [one.output for one in results] == SAID
-    assert [len(one.exchanges) for one in results] == [2, 2]
-    assert [len(one.record.samples) for one in results] == [1, 1]
+def agent_of(model: Any, **more: Any) -> FunctionAgent:
+    return FunctionAgent(llm=model, **{"tools": [multiply], "system_prompt": "Use the tool.", **more})
 
 
-@both
-def test_agents_drop_the_thoughts_of_earlier_turns(model_of: Any) -> None:
-    """So says the guide; a change of the library is welcome, and then a change of the guide."""
-
-    @agl.rollout
-    async def agent(task: str, llm: agl.LLM) -> str:
-        return str(await FunctionAgent(tools=[multiply], llm=model_of(llm)).run(task))
-
-    for one in run_agent(agent, thinking, direct=False):
-        assert thoughts(one.exchanges[1].request) == [None]
-        assert len(one.record.samples) == 2
+@keeps(TOOL_LOOP, SEVERAL_TOOLS, THOUGHTS_DROPPED, on=DIALECTS)
+async def test_an_agent_with_a_tool(task: str, llm: agl.LLM, model_of: Maker) -> str:
+    return str(await agent_of(model_of(llm)).run(task))
 
 
-def test_what_the_server_remembers_keeps_its_thoughts() -> None:
-    @agl.rollout
-    async def agent(task: str, llm: agl.LLM) -> list[str]:
-        model = over_responses(llm, track_previous_responses=True)
-        first = await model.achat([ChatMessage(task)])
-        second = await model.achat([ChatMessage(f"And why? {task}")])
-        return [str(first.message.content), str(second.message.content)]
-
-    def model(request: Json) -> Json:
-        return {"content": f"Answer {len(request['messages'])}.", "reasoning_content": "Thought."}
-
-    for one in run_agent(agent, model, direct=False):
-        assert one.output == ["Answer 1.", "Answer 3."]
-        assert thoughts(one.exchanges[1].request) == ["Thought."]
-        assert len(one.record.samples) == 1
+@keeps(TOOL_LOOP, on=DIALECTS)
+async def test_an_agent_that_does_not_stream(task: str, llm: agl.LLM, model_of: Maker) -> str:
+    return str(await agent_of(model_of(llm), streaming=False).run(task))
 
 
-def test_several_tool_calls_at_once_are_one_row() -> None:
-    @agl.rollout
-    async def agent(task: str, llm: agl.LLM) -> str:
-        return str(await FunctionAgent(tools=[multiply], llm=over_chat(llm)).run(task))
-
-    results = run_agent(agent, both_ways)
-    assert [one.output for one in results] == ["It is 42 and 42.", "It is 72 and 72."]
-    assert [len(one.record.samples) for one in results] == [1, 1]
+def remembered(result: TaskResult) -> None:
+    assert thoughts(result.exchanges[1].request) == ["Thought."]
 
 
-def test_the_words_of_an_agent_as_they_come() -> None:
-    @agl.rollout
-    async def agent(task: str, llm: agl.LLM) -> list[str]:
-        running = FunctionAgent(tools=[multiply], llm=over_chat(llm)).run(task)
-        words = [event.delta async for event in running.stream_events() if isinstance(event, AgentStream)]
-        await running
-        return [word for word in words if word]
-
-    for one, answer in zip(run_agent(agent), SAID, strict=True):
-        assert "".join(one.output) == answer
-        assert len(one.output) == len(answer.split())
+def counting(request: Json) -> Json:
+    return {"content": f"Answer {len(request['messages'])}.", "reasoning_content": "Thought."}
 
 
-def test_a_react_agent_whose_tools_are_in_words() -> None:
-    def model(request: Json) -> str:
-        if "Observation" not in said(last(request)):
-            return f"Thought: I multiply.\nAction: multiply\nAction Input: {json.dumps(numbers(request))}"
+@keeps(Promise("remembered", counting, [["Answer 1.", "Answer 3."]] * 2, [2], also=remembered), direct=False)
+async def test_what_the_server_remembers_keeps_its_thoughts(task: str, llm: agl.LLM) -> list[str]:
+    model = over_responses(llm, track_previous_responses=True)
+    answers = [await model.achat([ChatMessage(question)]) for question in (task, f"And why? {task}")]
+    return [str(answer.message.content) for answer in answers]
+
+
+@keeps(WORDS)
+async def test_the_words_of_an_agent_as_they_come(task: str, llm: agl.LLM) -> list[str]:
+    running = agent_of(over_chat(llm)).run(task)
+    words = [event.delta async for event in running.stream_events() if isinstance(event, AgentStream)]
+    await running
+    return words
+
+
+def reacting(request: Json) -> str:
+    """A model whose tools are in words."""
+    if "Observation" in said(last(request)):
         return f"Thought: I can answer.\nAnswer: {said(last(request)).split()[-1]}"
-
-    @agl.rollout
-    async def agent(task: str, llm: agl.LLM) -> str:
-        return str(await ReActAgent(tools=[multiply], llm=over_chat(llm)).run(task))
-
-    def of_question(request: Json) -> str:
-        question = [message for message in request["messages"] if "times" in said(message)][-1:]
-        return model({**request, "messages": [{**question[0], "role": "user"}, *request["messages"]]})
-
-    results = run_agent(agent, of_question)
-    assert [one.output for one in results] == ["42", "72"]
-    assert [len(one.exchanges) for one in results] == [2, 2]
+    question = [message for message in request["messages"] if "times" in said(message)][-1]
+    given = numbers({"messages": [{**question, "role": "user"}]})
+    return f"Thought: I multiply.\nAction: multiply\nAction Input: {json.dumps(given)}"
 
 
-def test_a_workflow_of_agents_that_hand_over() -> None:
-    def model(request: Json) -> str | Json:
-        if "multiply" in offered(request):
-            results = [said(message).strip() for message in request["messages"] if message["role"] == "tool"]
-            return "It is done." if {"42", "72"} & set(results) else call("multiply", 1, **numbers(request))
-        return call("handoff", to_agent="mathematician", reason="It is arithmetic.")
-
-    @agl.rollout
-    async def agent(task: str, llm: agl.LLM) -> str:
-        triage = FunctionAgent(
-            name="triage",
-            description="Hands over.",
-            system_prompt="Hand over.",
-            llm=over_chat(llm),
-            can_handoff_to=["mathematician"],
-        )
-        mathematician = FunctionAgent(
-            name="mathematician",
-            description="Multiplies.",
-            system_prompt="Use the tool.",
-            llm=over_chat(llm),
-            tools=[multiply],
-            can_handoff_to=[],
-        )
-        return str(await AgentWorkflow(agents=[triage, mathematician], root_agent="triage").run(task))
-
-    results = run_agent(agent, model)
-    assert [len(one.exchanges) for one in results] == [3, 3]
-    assert [[len(row.call_ids) for row in one.record.samples] for one in results] == [[1, 2], [1, 2]]
+def two_calls(result: TaskResult) -> None:
+    assert len(result.exchanges) == 2
 
 
-def in_form(request: Json) -> str | Json:
-    given = numbers(request)
-    wanted = {**given, "value": given["a"] * given["b"]}
-    return call(offered(request).pop(), **wanted) if offered(request) else json.dumps(wanted)
+@keeps(Promise("react", reacting, ["42", "72"], also=two_calls))
+async def test_a_react_agent_whose_tools_are_in_words(task: str, llm: agl.LLM) -> str:
+    return str(await ReActAgent(tools=[multiply], llm=over_chat(llm)).run(task))
 
 
-@pytest.mark.parametrize("way", ["structured_llm", "tool", "text"])
-def test_structured_output(way: str) -> None:
-    @agl.rollout
-    async def agent(task: str, llm: agl.LLM) -> Product:
-        model = over_chat(llm)
-        if way == "structured_llm":
-            return (await model.as_structured_llm(Product).achat([ChatMessage(task)])).raw
-        if way == "tool":
-            reply = await model.achat_with_tools([_product_tool()], user_msg=task, tool_required=True)
-            (found,) = model.get_tool_calls_from_response(reply)
-            return Product(**found.tool_kwargs)
-        program = LLMTextCompletionProgram.from_defaults(
-            output_cls=Product, prompt_template_str="{task}", llm=model, verbose=False
-        )
-        return await program.acall(task=task)
-
-    assert [one.output for one in run_agent(agent, in_form)] == PRODUCTS
+def handing_over(request: Json) -> str | Json:
+    if "multiply" in offered(request):
+        results = [said(message).strip() for message in request["messages"] if message["role"] == "tool"]
+        return "It is done." if {"42", "72"} & set(results) else call("multiply", 1, **numbers(request))
+    return call("handoff", to_agent="mathematician", reason="It is arithmetic.")
 
 
-def _product_tool() -> Any:
-    from llama_index.core.tools import FunctionTool
+@keeps(Promise("handoff", handing_over, ["It is done."] * 2, [1, 2]))
+async def test_a_workflow_of_agents_that_hand_over(task: str, llm: agl.LLM) -> str:
+    model, expert = over_chat(llm), "mathematician"
+    triage = agent_of(model, name="triage", description="Hands over.", tools=[], can_handoff_to=[expert])
+    mathematician = agent_of(model, name=expert, description="Multiplies.", can_handoff_to=[])
+    return str(await AgentWorkflow(agents=[triage, mathematician], root_agent="triage").run(task))
 
-    return FunctionTool.from_defaults(fn=lambda **given: given, name="Product", description="p", fn_schema=Product)
+
+@keeps(PARSED, on={way: way for way in ("structured_llm", "tool", "text")})
+async def test_structured_output(task: str, llm: agl.LLM, way: str) -> Product:
+    model = over_chat(llm)
+    if way == "structured_llm":
+        return (await model.as_structured_llm(Product).achat([ChatMessage(task)])).raw
+    if way == "tool":
+        form = FunctionTool.from_defaults(fn=lambda **given: given, name="Product", description="p", fn_schema=Product)
+        reply = await model.achat_with_tools([form], user_msg=task, tool_required=True)
+        (found,) = model.get_tool_calls_from_response(reply)
+        return Product(**found.tool_kwargs)
+    program = LLMTextCompletionProgram.from_defaults(
+        output_cls=Product, prompt_template_str="{task}", llm=model, verbose=False
+    )
+    return await program.acall(task=task)
 
 
-def test_calls_side_by_side_are_each_a_row() -> None:
-    @agl.rollout
-    async def agent(task: str, llm: agl.LLM) -> list[str]:
-        model = over_chat(llm)
-        asked = [[ChatMessage(f"You are {name}.", role="system"), ChatMessage(task)] for name in ("Ada", "Emmy")]
-        plain = await asyncio.gather(*(model.achat(messages) for messages in asked))
+def streaming(request: Json) -> str:
+    return f"{said(request['messages'][0]).split()[-1]} {'streams' if request.get('stream') else 'agrees'}."
 
-        async def streamed(messages: list[ChatMessage]) -> str:
-            return "".join([part.delta or "" async for part in await model.astream_chat(messages)])
 
-        return [str(one.message.content) for one in plain] + list(await asyncio.gather(*map(streamed, asked)))
+SPOKEN = [["Ada. agrees.", "Emmy. agrees.", "Ada. streams.", "Emmy. streams."]] * 2
 
-    def model(request: Json) -> str:
-        return f"{said(request['messages'][0]).split()[-1]} {'streams' if request.get('stream') else 'agrees'}."
 
-    for result in run_agent(agent, model, in_order=False):
-        assert result.output == ["Ada. agrees.", "Emmy. agrees.", "Ada. streams.", "Emmy. streams."]
-        assert len(result.record.samples) == 4
+@keeps(Promise("side by side", streaming, SPOKEN, [1] * 4, in_order=False))
+async def test_calls_side_by_side(task: str, llm: agl.LLM) -> list[str]:
+    model = over_chat(llm)
+    asked = [[ChatMessage(f"You are {name}.", role="system"), ChatMessage(task)] for name in ("Ada", "Emmy")]
+    plain = await asyncio.gather(*(model.achat(messages) for messages in asked))
+
+    async def streamed(messages: list[ChatMessage]) -> str:
+        return "".join([part.delta or "" async for part in await model.astream_chat(messages)])
+
+    return [str(one.message.content) for one in plain] + list(await asyncio.gather(*map(streamed, asked)))
 
 
 def test_the_helper_sends_the_temperature_of_the_run() -> None:

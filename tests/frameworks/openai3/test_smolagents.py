@@ -7,33 +7,26 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import pytest
-
 import agentlightning as agl
 from tests.frameworks.engine import Json, call, calls, last, numbers, offered, said
-from tests.frameworks.harness import run_agent
+from tests.frameworks.harness import TaskResult
+from tests.frameworks.suite import Model, Promise, keeps, needs
+from tests.frameworks.suite import multiply as product_of
 
-pytest.importorskip("smolagents", reason="smolagents is not installed: make test-frameworks")
+needs("smolagents")
 
 from smolagents import CodeAgent, OpenAIModel, ToolCallingAgent, tool
 from smolagents.monitoring import LogLevel
 
 QUIET: Json = {"verbosity_level": LogLevel.OFF}
+PLAIN_AND_STREAMED = {"plain": False, "streamed": True}
+VALUES = ["42", "72"]
+
+multiply = tool(product_of)
 
 
-@tool
-def multiply(a: int, b: int) -> int:
-    """Return a times b.
-
-    Args:
-        a: one number
-        b: another
-    """
-    return a * b
-
-
-def model_of(llm: agl.LLM, **more: Any) -> Any:
-    return OpenAIModel(llm.model, api_base=llm.get_base_url(), api_key=llm.api_key, **more)
+def model_of(llm: agl.LLM) -> Any:
+    return OpenAIModel(llm.model, api_base=llm.get_base_url(), api_key=llm.api_key)
 
 
 def question(request: Json) -> Json:
@@ -42,112 +35,92 @@ def question(request: Json) -> Json:
     return numbers({"messages": own[-1:]})
 
 
-def observed(request: Json, word: str) -> bool:
-    return word in said(last(request))
+def observed(request: Json) -> bool:
+    return "Observation" in said(last(request))
 
 
 def coding(request: Json) -> str:
     """A model that writes code twice: a step, and the end."""
     given = question(request)
-    if observed(request, "Observation"):
+    if observed(request):
         return f"Thought: I have it.\n<code>\nfinal_answer({given['a'] * given['b']})\n</code>"
     return f"Thought: I multiply.\n<code>\nprint(multiply(a={given['a']}, b={given['b']}))\n</code>"
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["plain", "streamed"])
-def test_an_agent_that_writes_code(stream: bool) -> None:
-    @agl.rollout
-    def agent(task: str, llm: agl.LLM) -> str:
-        return str(CodeAgent([multiply], model_of(llm), stream_outputs=stream, **QUIET).run(task))
-
-    results = run_agent(agent, coding)
-    assert [one.output for one in results] == ["42", "72"]
-    assert [len(one.exchanges) for one in results] == [2, 2]
-    assert [exchange.request.get("stream", False) for one in results for exchange in one.exchanges] == [stream] * 4
-    assert [len(one.record.samples) for one in results] == [1, 1]
+def two_calls(result: TaskResult) -> None:
+    assert len(result.exchanges) == 2
 
 
-def calling(request: Json) -> Json:
-    """A model that calls its tool, and then the one that ends the run."""
-    given = question(request)
-    if observed(request, "Observation"):
-        return call("final_answer", 1, answer=str(given["a"] * given["b"]))
-    return call("multiply", **given)
+@keeps(Promise("code", coding, VALUES, [2]), on=PLAIN_AND_STREAMED)
+def test_an_agent_that_writes_code(task: str, llm: agl.LLM, stream: bool) -> str:
+    return str(CodeAgent([multiply], model_of(llm), stream_outputs=stream, **QUIET).run(task))
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["plain", "streamed"])
-def test_an_agent_that_calls_tools(stream: bool) -> None:
-    @agl.rollout
-    def agent(task: str, llm: agl.LLM) -> str:
-        return str(ToolCallingAgent([multiply], model_of(llm), stream_outputs=stream, **QUIET).run(task))
+def ending(first: Model) -> Model:
+    """A model that does the first thing, and then calls the tool that ends the run."""
 
-    results = run_agent(agent, calling)
-    assert [one.output for one in results] == ["42", "72"]
-    assert [len(one.exchanges) for one in results] == [2, 2]
-
-
-def test_several_tool_calls_at_once() -> None:
-    def model(request: Json) -> Json:
+    def model(request: Json) -> str | Json:
         given = question(request)
-        if observed(request, "Observation"):
-            return call("final_answer", 1, answer=str(given["a"] * given["b"]))
-        return calls(("multiply", given), ("multiply", {"a": given["b"], "b": given["a"]}))
+        return call("final_answer", 1, answer=str(given["a"] * given["b"])) if observed(request) else first(given)
 
-    @agl.rollout
-    def agent(task: str, llm: agl.LLM) -> str:
-        return str(ToolCallingAgent([multiply], model_of(llm), max_tool_threads=2, **QUIET).run(task))
-
-    assert [one.output for one in run_agent(agent, model)] == ["42", "72"]
+    return model
 
 
-def test_a_manager_and_its_agent() -> None:
-    def model(request: Json) -> Json:
-        if "mathematician" not in offered(request):
-            return calling(request)
-        if observed(request, "Observation"):
-            return call("final_answer", 2, answer="It is done.")
-        task = f"What is {question(request)['a']} times {question(request)['b']}?"
-        return call("mathematician", 3, task=task)
-
-    @agl.rollout
-    def agent(task: str, llm: agl.LLM) -> str:
-        mathematician = ToolCallingAgent(
-            [multiply], model_of(llm), name="mathematician", description="Multiplies.", **QUIET
-        )
-        return str(ToolCallingAgent([], model_of(llm), managed_agents=[mathematician], **QUIET).run(task))
-
-    for one in run_agent(agent, model):
-        assert one.output == "It is done."
-        assert len(one.exchanges) >= 4
+calling = ending(lambda given: call("multiply", **given))
+twice = ending(lambda given: calls(("multiply", given), ("multiply", {"a": given["b"], "b": given["a"]})))
 
 
-def test_a_final_answer_in_a_form() -> None:
-    @agl.rollout
-    def agent(task: str, llm: agl.LLM) -> Any:
-        helper = CodeAgent([multiply], model_of(llm), use_structured_outputs_internally=True, **QUIET)
-        return {"value": helper.run(task), "reward": 1.0}
-
-    def model(request: Json) -> str:
-        assert request["response_format"]["type"] == "json_schema"
-        given = question(request)
-        return json.dumps({"thought": "I multiply.", "code": f"final_answer(multiply({given['a']}, {given['b']}))"})
-
-    results = run_agent(agent, model, direct=False)
-    assert [len(one.exchanges) for one in results] == [1, 1]
+@keeps(
+    Promise("tool", calling, VALUES, also=two_calls),
+    Promise("several tools", twice, VALUES, also=two_calls),
+    on=PLAIN_AND_STREAMED,
+)
+def test_an_agent_that_calls_tools(task: str, llm: agl.LLM, stream: bool) -> str:
+    helper = ToolCallingAgent([multiply], model_of(llm), stream_outputs=stream, max_tool_threads=2, **QUIET)
+    return str(helper.run(task))
 
 
-@pytest.mark.parametrize("kind", [CodeAgent, ToolCallingAgent], ids=lambda kind: kind.__name__)
-def test_agents_side_by_side(kind: Any) -> None:
-    @agl.rollout
-    async def agent(task: str, llm: agl.LLM) -> list[str]:
-        def ask(name: str) -> str:
-            return str(kind([multiply], model_of(llm), instructions=f"You are {name}.", **QUIET).run(task))
+def managing(request: Json) -> str | Json:
+    if "mathematician" not in offered(request):
+        return calling(request)
+    if observed(request):
+        return call("final_answer", 2, answer="It is done.")
+    return call("mathematician", 3, task="What is {a} times {b}?".format(**question(request)))
 
-        with ThreadPoolExecutor() as pool:
-            loop = asyncio.get_running_loop()
-            return await asyncio.gather(*(loop.run_in_executor(pool, ask, name) for name in ("Ada", "Emmy")))
 
-    answer = coding if kind is CodeAgent else calling
-    for result, value in zip(run_agent(agent, answer, in_order=False), ("42", "72"), strict=True):
-        assert result.output == [value, value]
-        assert len(result.exchanges) == 4
+def at_least_four_calls(result: TaskResult) -> None:
+    assert len(result.exchanges) >= 4
+
+
+@keeps(Promise("manager", managing, ["It is done."] * 2, also=at_least_four_calls))
+def test_a_manager_and_its_agent(task: str, llm: agl.LLM) -> str:
+    own = {"name": "mathematician", "description": "Multiplies."}
+    mathematician = ToolCallingAgent([multiply], model_of(llm), **own, **QUIET)
+    return str(ToolCallingAgent([], model_of(llm), managed_agents=[mathematician], **QUIET).run(task))
+
+
+def code_in_form(request: Json) -> str:
+    assert request["response_format"]["type"] == "json_schema"
+    code = "final_answer(multiply({a}, {b}))".format(**question(request))
+    return json.dumps({"thought": "I multiply.", "code": code})
+
+
+@keeps(Promise("in form", code_in_form, VALUES, [1]), direct=False)
+def test_a_final_answer_in_a_form(task: str, llm: agl.LLM) -> str:
+    return str(CodeAgent([multiply], model_of(llm), use_structured_outputs_internally=True, **QUIET).run(task))
+
+
+SIDE_BY_SIDE = Promise("side by side", outputs=[[value] * 2 for value in VALUES], in_order=False)
+
+
+async def side_by_side(task: str, llm: agl.LLM, kind: Any) -> list[str]:
+    def ask(name: str) -> str:
+        return str(kind([multiply], model_of(llm), instructions=f"You are {name}.", **QUIET).run(task))
+
+    with ThreadPoolExecutor() as pool:
+        loop = asyncio.get_running_loop()
+        return await asyncio.gather(*(loop.run_in_executor(pool, ask, name) for name in ("Ada", "Emmy")))
+
+
+test_coding_agents_side_by_side = keeps(SIDE_BY_SIDE, on={"code": CodeAgent}, model=coding)(side_by_side)
+test_calling_agents_side_by_side = keeps(SIDE_BY_SIDE, on={"tools": ToolCallingAgent}, model=calling)(side_by_side)

@@ -11,10 +11,9 @@ import pytest
 
 import agentlightning as agl
 from tests.frameworks.harness import run_agent
+from tests.frameworks.suite import NAMED_WORKERS, WORKERS, address, multiply, needs, rollout_of
 
-pytest.importorskip(
-    "openinference.instrumentation.openai", reason="openinference is not installed: make test-frameworks"
-)
+needs("openinference.instrumentation.openai", "openinference")
 
 from agents import Agent, OpenAIChatCompletionsModel, Runner, function_tool, set_tracing_disabled
 from langchain.agents import create_agent
@@ -24,8 +23,6 @@ from openai import AsyncOpenAI
 from openinference.instrumentation.langchain import LangChainInstrumentor
 from openinference.instrumentation.openai import OpenAIInstrumentor
 from openinference.instrumentation.openai_agents import OpenAIAgentsInstrumentor
-
-WORKERS = [f"worker{number}" for number in range(3)]
 
 
 @pytest.fixture
@@ -44,38 +41,26 @@ def instrument(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     set_tracing_disabled(True)
 
 
-def multiply(a: int, b: int) -> int:
-    """Return a times b."""
-    return a * b
-
-
-@agl.rollout
-async def langchain(task: str, llm: agl.LLM) -> list[str]:
-    model = ChatOpenAI(model=llm.model, base_url=llm.get_base_url(), api_key=llm.api_key)
+async def langchain(task: str, llm: agl.LLM, streamed: bool = False) -> list[str]:
+    model = ChatOpenAI(model=llm.model, **address(llm))
 
     async def ask(name: str) -> str:
         agent = create_agent(model, [tool(multiply)], system_prompt=f"You are {name}.", name=name)
-        return (await agent.ainvoke({"messages": [("user", task)]}))["messages"][-1].text
-
-    return await asyncio.gather(*map(ask, WORKERS))
-
-
-@agl.rollout
-async def streamed_langchain(task: str, llm: agl.LLM) -> list[str]:
-    model = ChatOpenAI(model=llm.model, base_url=llm.get_base_url(), api_key=llm.api_key)
-
-    async def ask(name: str) -> str:
-        agent = create_agent(model, [tool(multiply)], system_prompt=f"You are {name}.", name=name)
-        parts = agent.astream({"messages": [("user", task)]}, stream_mode="messages")
+        asked = {"messages": [("user", task)]}
+        if not streamed:
+            return (await agent.ainvoke(asked))["messages"][-1].text
+        parts = agent.astream(asked, stream_mode="messages")
         return "".join([part.text async for part, _ in parts if part.type == "AIMessageChunk"])
 
     return await asyncio.gather(*map(ask, WORKERS))
 
 
-@agl.rollout
+async def streamed_langchain(task: str, llm: agl.LLM) -> list[str]:
+    return await langchain(task, llm, streamed=True)
+
+
 async def openai_agents(task: str, llm: agl.LLM) -> list[str]:
-    client = AsyncOpenAI(base_url=llm.get_base_url(), api_key=llm.api_key)
-    model = OpenAIChatCompletionsModel(llm.model, client)
+    model = OpenAIChatCompletionsModel(llm.model, AsyncOpenAI(**address(llm)))
 
     async def ask(name: str) -> str:
         agent = Agent(name=name, model=model, tools=[function_tool(multiply)], instructions=f"You are {name}.")
@@ -84,27 +69,24 @@ async def openai_agents(task: str, llm: agl.LLM) -> list[str]:
     return await asyncio.gather(*map(ask, WORKERS))
 
 
+@pytest.mark.parametrize("client_too", [True, False])
 @pytest.mark.parametrize(
-    ("agent", "instrumentors"),
+    ("agent", "instrumentor"),
     [
-        (langchain, [OpenAIInstrumentor, LangChainInstrumentor]),
-        (langchain, [LangChainInstrumentor]),
-        (streamed_langchain, [OpenAIInstrumentor, LangChainInstrumentor]),
-        (streamed_langchain, [LangChainInstrumentor]),
-        (openai_agents, [OpenAIInstrumentor, OpenAIAgentsInstrumentor]),
-        (openai_agents, [OpenAIAgentsInstrumentor]),
+        (langchain, LangChainInstrumentor),
+        (streamed_langchain, LangChainInstrumentor),
+        (openai_agents, OpenAIAgentsInstrumentor),
     ],
 )
-def test_a_call_is_one_call_with_its_agents_name(agent: Any, instrumentors: list[Any], instrument: Any) -> None:
-    instrument(*instrumentors)
-    for result in run_agent(agent, in_order=False, direct=False):
-        assert len(result.record.calls) == 6
-        assert sorted(result.agents()) == sorted((name, f"You are {name}.") for name in WORKERS for _ in range(2))
-        assert result.agents("^worker2$") == [("worker2", "You are worker2.")] * 2
+def test_a_call_is_one_call_with_its_agents_name(
+    agent: Any, instrumentor: Any, client_too: bool, instrument: Any
+) -> None:
+    instrument(*([OpenAIInstrumentor] if client_too else []), instrumentor)
+    NAMED_WORKERS.but(direct=False).check(rollout_of(agent))
 
 
 def test_the_client_alone_tells_no_agent_and_adds_no_call(instrument: Any) -> None:
     instrument(OpenAIInstrumentor)
-    for result in run_agent(langchain, in_order=False, direct=False):
+    for result in run_agent(rollout_of(langchain), in_order=False, direct=False):
         assert {call.spans.matched_by for call in result.record.calls if call.spans} == {"response_id"}
         assert [name for name, _ in result.agents()] == ["*"] * 6

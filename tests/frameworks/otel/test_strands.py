@@ -7,40 +7,40 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from typing import Any
 
-import pytest
-from pydantic import BaseModel
-
 import agentlightning as agl
 from agentlightning.adapter import TracerTraceToTriplet
-from tests.frameworks.engine import Json, both_ways, calculator, call, last, numbers, offered, said
+from tests.frameworks.engine import Json, call, last, offered
 from tests.frameworks.harness import TASKS, TaskResult, run_agent
+from tests.frameworks.suite import (
+    ASKED,
+    NAMED_LOOP,
+    NAMED_WORKERS,
+    PARSED,
+    SEVERAL_TOOLS,
+    TOOL_LOOP,
+    WORKERS,
+    Product,
+    address,
+    asking,
+    keeps,
+    needs,
+    product,
+)
+from tests.frameworks.suite import multiply as product_of
 
-pytest.importorskip("strands", reason="strands-agents is not installed: make test-frameworks")
+needs("strands", "strands-agents")
 
 from strands import Agent, tool
 from strands.models.openai import OpenAIModel
 
 SAID = ["It is 42, no doubt.\n", "It is 72, no doubt.\n"]
-WORKERS = [f"worker{number}" for number in range(3)]
-
-
-class Product(BaseModel):
-    """An answer that can be parsed."""
-
-    a: int
-    b: int
-    value: int
-
-
-@tool
-def multiply(a: int, b: int) -> int:
-    """Return a times b."""
-    return a * b
+OPT_IN = "OTEL_SEMCONV_STABILITY_OPT_IN"
+CONVENTIONS = {"older": {OPT_IN: ""}, "latest": {OPT_IN: "gen_ai_latest_experimental"}}
+multiply = tool(product_of)
 
 
 def model_of(llm: agl.LLM, **more: Any) -> OpenAIModel:
-    client = {"base_url": llm.get_base_url(), "api_key": llm.api_key}
-    return OpenAIModel(client_args=client, model_id=llm.model, **more)
+    return OpenAIModel(client_args=address(llm), model_id=llm.model, **more)
 
 
 def agent_of(llm: agl.LLM, name: str = "solver", **more: Any) -> Agent:
@@ -48,96 +48,56 @@ def agent_of(llm: agl.LLM, name: str = "solver", **more: Any) -> Agent:
     return Agent(model=model_of(llm), name=name, **told)
 
 
-@agl.rollout
-async def solver(task: str, llm: agl.LLM) -> str:
-    return str(await agent_of(llm).invoke_async(task))
+async def ask(llm: agl.LLM, name: str, task: str) -> str:
+    return str(await agent_of(llm, name).invoke_async(task))
 
 
-def seen_by(results: list[TaskResult]) -> set[tuple[str, str | None]]:
-    calls = [call for one in results for call in one.record.calls]
-    return {(call.spans.seen_by, call.spans.matched_by) for call in calls if call.spans is not None}
+def seen_by_both(result: TaskResult) -> None:
+    seen = {(call.spans.seen_by, call.spans.matched_by) for call in result.record.calls if call.spans is not None}
+    assert seen <= {("both", "traceparent"), ("both", "response_id")}
 
 
-@pytest.mark.parametrize("conventions", ["", "gen_ai_latest_experimental"])
-def test_a_tool_loop_is_one_row_and_each_call_is_one_call(conventions: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OTEL_SEMCONV_STABILITY_OPT_IN", conventions)
-    results = run_agent(solver)
-    assert [one.output for one in results] == SAID
-    assert [[len(row.call_ids) for row in one.record.samples] for one in results] == [[2], [2]]
-    assert seen_by(results) <= {("both", "traceparent"), ("both", "response_id")}
-    assert [one.agents() for one in results] == [[("solver", "You are solver.")] * 2] * 2
+@keeps(*NAMED_LOOP.but(outputs=SAID).under(CONVENTIONS), SEVERAL_TOOLS.but(rows=None, outputs=None), also=seen_by_both)
+async def test_a_tool_loop(task: str, llm: agl.LLM) -> str:
+    return await ask(llm, "solver", task)
 
 
-def test_several_tool_calls_at_once() -> None:
-    results = run_agent(solver, both_ways)
-    assert [len(one.exchanges) for one in results] == [2, 2]
-    assert seen_by(results) <= {("both", "traceparent"), ("both", "response_id")}
+@keeps(TOOL_LOOP, outputs=SAID, rows=None)
+def test_without_streams(task: str, llm: agl.LLM) -> str:
+    return str(Agent(model=model_of(llm, streaming=False), tools=[multiply], callback_handler=None)(task))
 
 
-def test_without_streams() -> None:
-    @agl.rollout
-    def plain(task: str, llm: agl.LLM) -> str:
-        return str(Agent(model=model_of(llm, streaming=False), tools=[multiply], callback_handler=None)(task))
-
-    assert [one.output for one in run_agent(plain)] == SAID
-
-
-def test_a_stream_gives_the_words_as_they_come() -> None:
-    @agl.rollout
-    async def streamed(task: str, llm: agl.LLM) -> list[str]:
-        events = agent_of(llm).stream_async(task)
-        return [event["data"] async for event in events if "data" in event]
-
-    for result, answer in zip(run_agent(streamed), SAID, strict=True):
-        assert "".join(result.output) == answer.strip()
-        assert len(result.output) > 1
+@keeps(TOOL_LOOP, rows=None)
+async def test_a_stream_gives_the_words_as_they_come(task: str, llm: agl.LLM) -> str:
+    words = [event["data"] async for event in agent_of(llm).stream_async(task) if "data" in event]
+    assert len(words) > 1
+    return "".join(words)
 
 
-def test_structured_output() -> None:
-    def model(request: Json) -> str | Json:
-        if last(request)["role"] == "tool" and "Product" in offered(request):
-            return "Done."
-        found = numbers(request)
-        return call("Product", **found, value=found["a"] * found["b"])
+def in_form_then_done(request: Json) -> str | Json:
+    if last(request)["role"] == "tool" and "Product" in offered(request):
+        return "Done."
+    return call("Product", **product(request))
 
-    @agl.rollout
-    async def structured(task: str, llm: agl.LLM) -> Product:
-        agent = agent_of(llm, tools=[])
-        return (await agent.invoke_async(task, structured_output_model=Product)).structured_output
 
-    found = [one.output for one in run_agent(structured, model)]
-    assert found == [Product(a=6, b=7, value=42), Product(a=8, b=9, value=72)]
+@keeps(PARSED, model=in_form_then_done, rows=None)
+async def test_structured_output(task: str, llm: agl.LLM) -> Product:
+    return (await agent_of(llm, tools=[]).invoke_async(task, structured_output_model=Product)).structured_output
 
 
 # --- several agents --------------------------------------------------------------------------------------------------
 
 
-async def ask(llm: agl.LLM, name: str, task: str) -> str:
-    return str(await agent_of(llm, name).invoke_async(task))
-
-
-@agl.rollout
-async def gathered(task: str, llm: agl.LLM) -> list[str]:
+@keeps(*NAMED_WORKERS.under(CONVENTIONS))
+async def test_agents_gathered(task: str, llm: agl.LLM) -> list[str]:
     return await asyncio.gather(*(ask(llm, name, task) for name in WORKERS))
 
 
-@agl.rollout
-def threaded(task: str, llm: agl.LLM) -> list[str]:
+@keeps(*NAMED_WORKERS.under(CONVENTIONS))
+def test_agents_in_threads(task: str, llm: agl.LLM) -> list[str]:
     with ThreadPoolExecutor(3) as pool:
         jobs = [pool.submit(copy_context().run, agent_of(llm, name), task) for name in WORKERS]
         return [str(job.result()) for job in jobs]
-
-
-@pytest.mark.parametrize("agent", [gathered, threaded])
-@pytest.mark.parametrize("conventions", ["", "gen_ai_latest_experimental"])
-def test_agents_side_by_side_have_their_own_calls(
-    agent: Any, conventions: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OTEL_SEMCONV_STABILITY_OPT_IN", conventions)
-    for result in run_agent(agent, in_order=False):
-        assert sorted(result.agents()) == sorted((name, f"You are {name}.") for name in WORKERS for _ in range(2))
-        assert result.agents("^worker2$") == [("worker2", "You are worker2.")] * 2
-        assert len(result.record.calls) == 6
 
 
 def test_agents_that_ask_the_same_at_the_same_time_have_their_name_or_none() -> None:
@@ -159,21 +119,18 @@ def test_agents_that_ask_the_same_at_the_same_time_have_their_name_or_none() -> 
         assert len(explained.trainable) + explained.counts().get("unknown_agent", 0) >= 1
 
 
-def test_an_agent_as_a_tool_of_another_one() -> None:
-    def model(request: Json) -> str | Json:
-        if "helper" in offered(request) and last(request)["role"] != "tool":
-            return call("helper", question=said(last(request)))
-        return calculator(request)
+@keeps(
+    ASKED,
+    model=asking("helper", "question"),
+    outputs=None,
+    rows=None,
+    names=["boss", "helper", "helper", "boss"],
+    tasks=TASKS[:1],
+)
+async def test_an_agent_as_a_tool_of_another_one(task: str, llm: agl.LLM) -> str:
+    @tool
+    async def helper(question: str) -> str:
+        """Answer a question."""
+        return await ask(llm, "helper", question)
 
-    @agl.rollout
-    async def with_helper(task: str, llm: agl.LLM) -> str:
-        @tool
-        async def helper(question: str) -> str:
-            """Answer a question."""
-            return await ask(llm, "helper", question)
-
-        return str(await agent_of(llm, "boss", tools=[helper]).invoke_async(task))
-
-    for result in run_agent(with_helper, model, tasks=TASKS[:1]):
-        assert [name for name, _ in result.agents()] == ["boss", "helper", "helper", "boss"]
-        assert [name for name, _ in result.agents("^helper$")] == ["helper", "helper"]
+    return str(await agent_of(llm, "boss", tools=[helper]).invoke_async(task))
