@@ -17,7 +17,7 @@ from agentlightning.cli.pairs import pairs
 from agentlightning.cli.support.output import JSON, moment, number, say, shortened, show_json, show_table
 from agentlightning.cli.support.store_access import STORE, existing_rollout, with_store
 from agentlightning.private_files import open_private
-from agentlightning.store.read_operations import pages_of
+from agentlightning.store.cursors import pages_of
 from agentlightning.terminal import json_text
 
 if TYPE_CHECKING:

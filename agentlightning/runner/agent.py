@@ -33,7 +33,7 @@ from agentlightning.runner.outcome import Ending, PolicyFaults, check_policy_fau
 from agentlightning.runner.results import RewardFn, check_dimensions
 from agentlightning.runner.stopping import Stopping, all_or_first_failure, cancel_all
 from agentlightning.store.base import LightningStore
-from agentlightning.store.wrappers.compat import complete
+from agentlightning.store.wrappers import complete
 from agentlightning.tracer.base import Tracer
 from agentlightning.tracer.otel import OtelTracer
 from agentlightning.types import AttemptedRollout, Hook, NamedResources, Rollout, RolloutMode

@@ -106,7 +106,7 @@ def public_form(spec: str) -> str:
     return without_password(spec.partition("?")[0])
 
 
-# --- settings --------------------------------------------------------------------------------------------------------
+# --- settings ------------------------------------------------------------------------------------------------------
 
 
 def _read_settings(kind: _Kind, query: str) -> tuple[_Settings, str]:
@@ -155,7 +155,7 @@ def retention_policy(**bounds: Any) -> RetentionPolicy:
         raise BadRequestError(f"Wrong retention, {'; '.join(wrong)}") from None
 
 
-# --- the forms -------------------------------------------------------------------------------------------------------
+# --- the forms -----------------------------------------------------------------------------------------------------
 
 
 def _memory(address: str, settings: _Settings) -> LightningStore:
@@ -227,7 +227,7 @@ _KINDS: dict[str, _Kind] = {
 }
 
 
-# --- the closest right one -------------------------------------------------------------------------------------------
+# --- the closest right one -----------------------------------------------------------------------------------------
 
 _IN_MEMORY = re.compile(r":?(in-?)?memory:?|mem|sqlite:/*(:memory:)?", re.IGNORECASE)
 

@@ -21,7 +21,7 @@ from agentlightning.litagent.litagent import LitAgent
 from agentlightning.runner.base import RunContext, Runner
 from agentlightning.store.base import LightningStore
 from agentlightning.store.rules.values import to_json
-from agentlightning.store.wrappers.compat import LightningStoreScoped, complete
+from agentlightning.store.wrappers import LightningStoreScoped, complete
 from agentlightning.trainer.follow import followed
 from agentlightning.trainer.recorded import name_of
 from agentlightning.trainer.report import RunReport

@@ -15,8 +15,7 @@ from typing_extensions import override
 import agentlightning as agl
 from agentlightning.store import LightningStore, LightningStoreClient, LightningStoreServer, LightningStoreThreaded
 from agentlightning.store.base import request_token
-from agentlightning.store.wrappers.compat import complete
-from agentlightning.store.wrappers.readable import readable_span
+from agentlightning.store.wrappers import complete, readable_span
 from agentlightning.types import (
     AttemptedRollout,
     EnqueueRolloutRequest,

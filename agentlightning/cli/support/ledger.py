@@ -7,7 +7,7 @@ from typing import Any, cast
 from agentlightning.cli.support.output import number, say, show_json, show_table
 from agentlightning.errors import NotFoundError
 from agentlightning.store.base import LightningStore
-from agentlightning.store.read_operations import pages_of
+from agentlightning.store.cursors import pages_of
 from agentlightning.training.ledger_records import LedgerEntry, check_ledger, numbers_of
 from agentlightning.training.records import clean_record
 

@@ -11,7 +11,7 @@ from agentlightning.errors import ConflictError, NotFoundError
 from agentlightning.execution.processes.children import ChildExit
 from agentlightning.store.base import RUNNING, UNSET, LightningStore, Unset
 from agentlightning.store.rules.lifecycle import RUNNER_DIED, STOPPED
-from agentlightning.store.wrappers.compat import complete
+from agentlightning.store.wrappers import complete
 from agentlightning.types import AttemptedRollout, AttemptError
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from agentlightning.execution.events import ExecutionEvent, ThreadingEvent
 from agentlightning.execution.run.stop_note import HAS_ENDED, StopNote, name_of_run, remote_runners, until_told
 from agentlightning.runner.outcome import describe
 from agentlightning.store.base import UNSET, LightningStore
-from agentlightning.store.wrappers.compat import complete
+from agentlightning.store.wrappers import complete
 from agentlightning.types.runs import Run, RunState
 from agentlightning.utils.concurrency.loops import within
 from agentlightning.utils.exceptions import readable

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from agentlightning.semconv import CONTROL_PREFIX
 from agentlightning.store.base import LightningStore
-from agentlightning.store.wrappers.compat import complete
+from agentlightning.store.wrappers import complete
 from agentlightning.types import Worker
 
 LOOK_SECONDS = 1.0

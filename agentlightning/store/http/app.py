@@ -84,7 +84,7 @@ class StoreApp:
         return [*(endpoint.path for endpoint in self.dispatch.endpoints), *others]
 
 
-# --- everything else -------------------------------------------------------------------------------------------------
+# --- everything else -----------------------------------------------------------------------------------------------
 
 
 async def _on_error(request: HttpRequest, error: Exception) -> Response:

@@ -23,14 +23,13 @@ from typing_extensions import override
 
 from agentlightning.errors import WIRE_ERRORS, BadRequestError, ConflictError, StoreUnreachableError
 from agentlightning.store.base import LightningStore, LightningStoreCapabilities, call_token
+from agentlightning.store.cursors import pages_of
 from agentlightning.store.http.open_claims import OpenClaims, Question
-from agentlightning.store.http.operations import LONG_POLLS, OPERATIONS, POLL_SECONDS, PREFIX, Arguments, Operation
+from agentlightning.store.http.operations import OPERATIONS, POLL_SECONDS, PREFIX, Arguments, WireOperation
 from agentlightning.store.http.span_changes import CHANGES, spans_of_answer
-from agentlightning.store.read_operations import pages_of
+from agentlightning.store.operations import forward_operations, refuse_broken_texts
 from agentlightning.store.rules.query import check_page, page_of
 from agentlightning.store.rules.values import evolve, to_json, valid
-from agentlightning.store.wrappers.forward import forward_operations
-from agentlightning.store.wrappers.text_check import refuse_broken_texts
 from agentlightning.types import AttemptedRollout, EnqueueRolloutRequest, EventPage, PaginatedResult, Rollout, Span
 from agentlightning.utils.backoff import OUTAGE_SECONDS, Outage, backoff_delay, doubled, retry_after_seconds
 from agentlightning.utils.http.auth import auth_headers, server_token
@@ -200,7 +199,7 @@ class LightningStoreClient(LightningStore):
                 if old in arguments:
                     warnings.warn(f"{old} is deprecated, use {new} instead", DeprecationWarning, stacklevel=3)
                     arguments.setdefault(new, arguments.pop(old))
-        if operation in LONG_POLLS:
+        if row.declared.waits:
             return await self._poll(row, arguments)
         if operation == "query_rollouts":
             page = await self._page(row, arguments)
@@ -209,7 +208,7 @@ class LightningStoreClient(LightningStore):
             return (await self._with_inputs([await self._request(row, arguments)]))[0]
         return await self._page(row, arguments) if row.is_page else await self._request(row, arguments)
 
-    async def _page(self, row: Operation, arguments: Arguments) -> Any:
+    async def _page(self, row: WireOperation, arguments: Arguments) -> Any:
         limit, offset = arguments.get("limit", -1), arguments.get("offset", 0)
         if limit not in (0, -1):
             return await self._request(row, arguments)
@@ -220,7 +219,7 @@ class LightningStoreClient(LightningStore):
             return await self._request(row, arguments)
         return await self._chunks(row, arguments, offset)
 
-    async def _chunks(self, row: Operation, arguments: Arguments, offset: int) -> Any:
+    async def _chunks(self, row: WireOperation, arguments: Arguments, offset: int) -> Any:
         """Return a list without a limit. Rollouts change while they are read: they are read in the order of their
         insertion, so that none is missing or there twice, and sorted here."""
         rest = {name: value for name, value in arguments.items() if name not in ("limit", "offset")}
@@ -251,7 +250,7 @@ class LightningStoreClient(LightningStore):
                     items[at] = evolve(items[at], input=whole.input, metadata=whole.metadata)
         return items
 
-    async def _poll(self, row: Operation, arguments: Arguments) -> object:
+    async def _poll(self, row: WireOperation, arguments: Arguments) -> object:
         """Ask in chunks that the server holds open, until there is something or time is up."""
         waits = row.name == "wait_for_rollouts"
         timeout: float | None = arguments.get("timeout", None if waits else 0.0)
@@ -274,7 +273,7 @@ class LightningStoreClient(LightningStore):
             if complete or (end is not None and time.monotonic() >= end):
                 return result
 
-    async def _claim(self, row: Operation, arguments: Arguments, wait: float) -> list[AttemptedRollout]:
+    async def _claim(self, row: WireOperation, arguments: Arguments, wait: float) -> list[AttemptedRollout]:
         """Ask once for claims; first what this worker has asked before and was not told."""
         asker = (os.getpid(), arguments.get("worker_id"), arguments.get("run_id"))
         limit: int = arguments.get("limit", 1)
@@ -290,11 +289,13 @@ class LightningStoreClient(LightningStore):
         self._claims.put_claims(asker, claims[limit:])
         return claims[:limit]
 
-    async def _request(self, row: Operation, arguments: Arguments, wait: float = 0.0, token: str | None = None) -> Any:
+    async def _request(
+        self, row: WireOperation, arguments: Arguments, wait: float = 0.0, token: str | None = None
+    ) -> Any:
         """Make a call that the server may hold open for `wait` seconds."""
         url, body = self._encode(row, dict(arguments))
         headers = {"content-type": "application/json", "x-agl-version": VERSION, **auth_headers(self._token)}
-        if row.row.retry == "token":
+        if row.declared.retry == "token":
             headers["idempotency-key"] = token or call_token(row.name) or generate_id(32)
         sent: Sequence[Span] | None = None
         if row.name == "add_many_spans":
@@ -308,7 +309,7 @@ class LightningStoreClient(LightningStore):
             limit = wait + self._limit(row, outage.tries + 1, outage.away, body)
             outage.expect(limit)
             try:
-                content = await self._try(row.row.method, url, body, headers, limit, fresh=hung)
+                content = await self._try(row.method, url, body, headers, limit, fresh=hung)
                 stored = None if sent is None else spans_of_answer(sent, content)
                 if stored is None:
                     return row.read_answer(content)
@@ -331,18 +332,18 @@ class LightningStoreClient(LightningStore):
                     ) from failure.__cause__
             await asyncio.sleep(pause)
 
-    def _limit(self, row: Operation, tries: int, spent: float, body: bytes | None) -> float:
+    def _limit(self, row: WireOperation, tries: int, spent: float, body: bytes | None) -> float:
         """Return the seconds for one try, beside those for which the server may hold it open."""
-        if self._delays is not None or row.row.slow:
+        if self._delays is not None or row.declared.slow:
             return self._request_timeout
         first = max(_SHORTEST_TRY, self._deadline / _TRIES)
         growing = doubled(tries, first, max(first, self._deadline - spent))
         return min(self._request_timeout, growing + len(body or b"") / _SLOWEST_UPLOAD)
 
-    def _encode(self, row: Operation, arguments: Arguments) -> tuple[str, bytes | None]:
+    def _encode(self, row: WireOperation, arguments: Arguments) -> tuple[str, bytes | None]:
         url = PREFIX + row.path_of(arguments)
-        body = _to_json_bytes(arguments.pop(row.row.body)) if row.row.body else None
-        if row.row.method == "POST" and row.row.body is None:
+        body = _to_json_bytes(arguments.pop(row.declared.body)) if row.declared.body else None
+        if row.method == "POST" and row.declared.body is None:
             return url, _to_json_bytes(arguments)
         if arguments:
             url += "?" + "&".join(f"{name}={quote(str(value), safe='')}" for name, value in arguments.items())

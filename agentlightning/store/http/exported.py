@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Literal, get_type_hints
 
 from agentlightning.field_help import field_docstrings
+from agentlightning.store import metrics as store
 from agentlightning.store.base import LightningStoreStatistics
 from agentlightning.store.http import metrics as http
 from agentlightning.store.http.run_metrics import GAUGES
-from agentlightning.store.wrappers import metrics as store
 from agentlightning.utils.metrics.prometheus import prometheus_name
 
 

@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from agentlightning.store.base import LightningStore
 from agentlightning.store.http import run_metrics
-from agentlightning.store.wrappers.metrics import SECONDS_BUCKETS
+from agentlightning.store.metrics import SECONDS_BUCKETS
 from agentlightning.types import RolloutStatus, WorkerStatus
 from agentlightning.utils.http.auth import ASGIApp, Message, Receive, Scope, Send
 from agentlightning.utils.metrics import MetricsBackend, get_prometheus_registry

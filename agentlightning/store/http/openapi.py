@@ -20,7 +20,7 @@ from agentlightning.store.http.openapi_parts import (
     parameter,
     responses,
 )
-from agentlightning.store.http.operations import _NEVER_NULL, OPERATIONS, PREFIX, Operation
+from agentlightning.store.http.operations import OPERATIONS, PREFIX, WireOperation
 from agentlightning.types import RolloutFilter
 from agentlightning.utils.version import VERSION
 
@@ -50,8 +50,7 @@ def openapi_document() -> Schema:
     schemas = {key: _schema(key[0], schema, models) for (key, _), schema in made.items()}
     paths: Schema = {}
     for operation in OPERATIONS.values():
-        ways = ((operation.row.method, operation.row.path), *operation.row.also)
-        for number, (method, path) in enumerate(ways):
+        for number, (method, path) in enumerate(operation.declared.ways):
             entry = _entry(operation, method, path, schemas, suffix="" if number == 0 else f"_{number + 1}")
             paths.setdefault(PREFIX + path, {})[method.lower()] = entry
     for mount in mounts_of(_no_store):
@@ -97,24 +96,28 @@ def _schema(operation: str, schema: Schema, models: Schema) -> Schema:
     fields: Schema = dict(schema.get("properties", {}))
     if OPERATIONS[operation].is_page:
         fields.update({name: paging for name, paging in _PAGING.items() if name in fields})
-    for name in _NEVER_NULL.get(operation, ()):
+    for name in OPERATIONS[operation].declared.never_null:
         if name in fields:
             left = [choice for choice in fields[name].get("anyOf", []) if choice != {"type": "null"}]
             fields[name] = left[0] if len(left) == 1 else {**fields[name], "anyOf": left}
     return {**schema, "properties": fields} if fields else schema
 
 
-def _entry(operation: Operation, method: str, path: str, schemas: _Schemas, suffix: str) -> Schema:
+def _entry(operation: WireOperation, method: str, path: str, schemas: _Schemas, suffix: str) -> Schema:
     answer = schemas[operation.name, "answer"]
-    if operation.row.wrap:
-        answer = {"type": "object", "properties": {operation.row.wrap: answer}, "required": [operation.row.wrap]}
+    if operation.declared.wrap:
+        answer = {
+            "type": "object",
+            "properties": {operation.declared.wrap: answer},
+            "required": [operation.declared.wrap],
+        }
     entry: Schema = {
         "operationId": operation.name + suffix,
         "summary": (inspect.getdoc(getattr(LightningStore, operation.name)) or "").split("\n")[0],
         "parameters": [parameter(name, "path", {"type": "string"}, True) for name in operation.in_path],
-        "responses": responses(operation.row.status, "Done", json_content(answer)),
+        "responses": responses(operation.declared.status, "Done", json_content(answer)),
     }
-    if operation.row.retry == "token":
+    if operation.declared.retry == "token":
         entry["parameters"].append(IDEMPOTENCY_KEY)
     query = schemas[operation.name, "query"]
     required: list[str] = query.get("required", [])
@@ -128,7 +131,7 @@ def _entry(operation: Operation, method: str, path: str, schemas: _Schemas, suff
         body = schemas[operation.name, "body"]
         entry["requestBody"] = {
             "content": json_content(body),
-            "required": bool(operation.row.body) or bool(body.get("required")),
+            "required": bool(operation.declared.body) or bool(body.get("required")),
         }
     return entry
 

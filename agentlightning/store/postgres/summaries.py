@@ -77,7 +77,7 @@ _SORTED = {"duration": "(s.end_time - s.start_time)", "spans": "r.span_count"}
 _SPANS = "JOIN agl_rollouts r ON r.partition = s.partition AND r.rollout_id = s.rollout_id"
 
 
-# --- writing ---------------------------------------------------------------------------------------------------------
+# --- writing -------------------------------------------------------------------------------------------------------
 
 
 def put_values(partition: str, record: Record) -> tuple[object, ...]:
@@ -103,7 +103,7 @@ def row_of(record: Record) -> tuple[str | float | None, ...]:
     return tuple(value.replace("\0", " ") if type(value) is str and "\0" in value else value for value in facts)
 
 
-# --- reading ---------------------------------------------------------------------------------------------------------
+# --- reading -------------------------------------------------------------------------------------------------------
 
 
 def find(link: Link, partition: str, plan: SummaryPlan) -> SummaryPage:

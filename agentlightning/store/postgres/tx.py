@@ -60,7 +60,7 @@ class PostgresTx:
         self._careful = careful
         self._savepoint = False
 
-    # --- records -----------------------------------------------------------------------------------------------------
+    # --- records ----------------------------------------------------------------------------------------------------
 
     def load(self, rollout_id: str) -> Record | None:
         for records in (self._writes.records, self._seen.records):
@@ -193,7 +193,7 @@ class PostgresTx:
             self._seen.records.update((record.rollout.rollout_id, record.copy()) for record in records)
         return records
 
-    # --- changes -----------------------------------------------------------------------------------------------------
+    # --- changes ----------------------------------------------------------------------------------------------------
 
     def changes(self, after: str, limit: int) -> tuple[list[Record | RunRow], str]:
         change, number = queries.read_cursor(after)
@@ -220,7 +220,7 @@ class PostgresTx:
     def last_change(self) -> str:
         return self._link.fetch("SELECT pg_snapshot_xmin(pg_current_snapshot())::text")[0][0] + ".0"
 
-    # --- spans -------------------------------------------------------------------------------------------------------
+    # --- spans ------------------------------------------------------------------------------------------------------
 
     def add_spans(self, spans: Sequence[Span]) -> list[int]:
         known: set[SpanKey] = set(self._writes.spans)
@@ -264,7 +264,7 @@ class PostgresTx:
         bodies = dict(self._link.fetch(query, (*values, numbers)))
         return [bodies[number] for number in numbers if number in bodies]  # some may have been removed just now
 
-    # --- rows --------------------------------------------------------------------------------------------------------
+    # --- rows -------------------------------------------------------------------------------------------------------
 
     def add_run_records(self, run_id: str, records: Sequence[NewRunRecord]) -> list[bool]:
         self._mark()
@@ -330,7 +330,7 @@ class PostgresTx:
         self._seen.locked = self._seen.locked or bool(rows)
         return rows
 
-    # --- the end of the script ---------------------------------------------------------------------------------------
+    # --- the end of the script --------------------------------------------------------------------------------------
 
     def finish(self) -> None:
         """Send what the script wrote."""

@@ -56,7 +56,7 @@ Told = tuple[Rollout, Attempt | None, int]
 _SORTED = {"duration": "s.end_time - s.start_time", "spans": "r.span_count"}
 
 
-# --- writing ---------------------------------------------------------------------------------------------------------
+# --- writing -------------------------------------------------------------------------------------------------------
 
 
 def told_of(record: Record) -> Told:
@@ -132,7 +132,7 @@ def problems(db: sqlite3.Connection, record: Record) -> Iterator[str]:
         yield "what is searched of its input is not its input"
 
 
-# --- reading ---------------------------------------------------------------------------------------------------------
+# --- reading -------------------------------------------------------------------------------------------------------
 
 
 def find(db: sqlite3.Connection, plan: SummaryPlan) -> SummaryPage:
@@ -183,7 +183,7 @@ def _with_input(text: str) -> Condition:
 _DIALECT = Dialect("?", ("true", ()), _of_run, _one_of, _has_text, _with_input)
 
 
-# --- figures ---------------------------------------------------------------------------------------------------------
+# --- figures -------------------------------------------------------------------------------------------------------
 
 
 def aggregate(db: sqlite3.Connection, plan: AggregatePlan) -> RolloutAggregate:

@@ -278,7 +278,7 @@ async def test_a_request_without_an_answer_says_who_left(leaves: bool, status: s
 
 
 def test_every_operation_has_its_template() -> None:
-    paths = [PREFIX + operation.row.path for operation in OPERATIONS.values()]
+    paths = [PREFIX + operation.path for operation in OPERATIONS.values()]
     template_of = path_templates(paths)
     for path in paths:
         parts = ["a%2Fb" if part.startswith("{") else part for part in path.split("/")]

@@ -14,7 +14,7 @@ from agentlightning.store import InMemoryLightningStore, LightningStoreClient, L
 from agentlightning.store.http.event_stream import EVENTS_PATH
 from agentlightning.store.http.metrics import PROMETHEUS_PATH
 from agentlightning.store.http.openapi import openapi_document
-from agentlightning.store.http.operations import PREFIX, ROWS
+from agentlightning.store.http.operations import OPERATIONS, PREFIX
 from agentlightning.types import RunRecord
 from agentlightning.types.runs import RecordKind
 
@@ -221,10 +221,9 @@ async def test_a_secret_in_any_text_comes_back_only_by_id_and_to_whoever_works_w
 
 def operation_of(method: str, path: str) -> str:
     """Return the operation behind a path without its ids."""
-    for row in ROWS:
-        for its_method, its_path in ((row.method, row.path), *row.also):
-            if method == its_method and its_path.format_map(IDS) == path.partition("?")[0]:
-                return row.operation
+    for operation in OPERATIONS.values():
+        if (method, path.partition("?")[0]) in [(its, way.format_map(IDS)) for its, way in operation.declared.ways]:
+            return operation.name
     return path
 
 

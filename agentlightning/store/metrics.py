@@ -1,4 +1,5 @@
-"""Metrics of one store: how often each operation is called, how long it takes, how it ends, and what it returns.
+"""Metrics of one store: how often each operation is called, how long it takes, how it ends, what it returns; and the
+metrics of programs (`observe`), in the registry that the page of a store server shows.
 
 Claims, ends of rollouts and attempts, model calls and their tokens all pass through the store, whichever process causes
 them, so one page shows a whole run and a runner needs no metrics of its own. Model calls are counted by the gateway's
@@ -9,16 +10,20 @@ it has one.
 from __future__ import annotations
 
 import functools
+import math
+import re
+import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from typing import Any, cast
 
+from agentlightning.errors import BadRequestError
 from agentlightning.semconv import RAW_SPAN, LightningCallAttributes
-from agentlightning.store.base import LightningStore
-from agentlightning.store.wrappers.forward import FORWARDED
+from agentlightning.store.operations import names_of
 from agentlightning.types import Attempt, AttemptedRollout, Rollout, Span
-from agentlightning.utils.metrics import MetricsBackend
+from agentlightning.utils.metrics import MetricsBackend, PrometheusMetricsBackend
+from agentlightning.utils.rewards import as_number
 
 OPERATIONS, OPERATION_SECONDS = "agl.store.total", "agl.store.latency"
 OPERATION_LABELS = ("method", "store_pubmeth", "status")
@@ -56,7 +61,7 @@ _called: ContextVar[str | None] = ContextVar("agentlightning_store_operation", d
 """The operation that a caller of the store is in."""
 
 
-def observe_operations(store: LightningStore, tracker: MetricsBackend) -> StoreMeter:
+def observe_operations(store: object, tracker: MetricsBackend) -> StoreMeter:
     """Have every operation of this store counted and timed; return the counter of ends.
 
     The time of an operation includes what it waits for (a long poll, a queue of writers).
@@ -64,7 +69,7 @@ def observe_operations(store: LightningStore, tracker: MetricsBackend) -> StoreM
     tracker.register_counter(OPERATIONS, OPERATION_LABELS)
     tracker.register_histogram(OPERATION_SECONDS, OPERATION_LABELS, SECONDS_BUCKETS)
     meter = StoreMeter(tracker)
-    for name in FORWARDED:
+    for name in names_of():
         setattr(store, name, _counted(name, getattr(store, name), tracker, meter))
     return meter
 
@@ -162,3 +167,44 @@ class StoreMeter:
             return OTHER
         self._words.add(word)
         return word
+
+
+# --- metrics of programs -------------------------------------------------------------------------------------------
+
+MOST_NAMES, MOST_SERIES = 100, 1000
+"""Different metrics, and combinations of tags' values of one metric."""
+_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_.]{0,199}")
+_lock = threading.Lock()
+_series: dict[str, set[tuple[tuple[str, str], ...]]] = {}
+"""The combinations of tags that each metric has."""
+
+
+def observe(name: str, value: float, tags: Mapping[str, str] | None) -> None:
+    """Add a value to a histogram, which is made if there is none of this name.
+
+    Raises:
+        BadRequestError: the name or a tag is no name, other tags than before, or too many of either.
+    """
+    if as_number(value) is None or not math.isfinite(value):
+        raise BadRequestError(f"The value of the metric {name!r} is {value!r}; expected a finite number")
+    labels = tuple(sorted((str(tag), str(text)) for tag, text in (tags or {}).items()))
+    wrong = [word for word in (name, *(tag for tag, _ in labels)) if not _NAME.fullmatch(word)]
+    if wrong:
+        raise BadRequestError(f"{wrong[0][:200]!r} is no name of a metric or a tag; expected letters, digits, _ and .")
+    with _lock:
+        known = _series.get(name, set())
+        others = next(([tag for tag, _ in each] for each in known), None)
+        if others is not None and others != [tag for tag, _ in labels]:
+            raise BadRequestError(f"The metric {name!r} has the tags {others}; got {[tag for tag, _ in labels]}")
+        if (name not in _series and len(_series) >= MOST_NAMES) or (labels not in known and len(known) >= MOST_SERIES):
+            raise BadRequestError(
+                f"The metric {name!r} is one too many: a store has at most {MOST_NAMES} metrics of programs, each with "
+                f"{MOST_SERIES} combinations of tags. Give tags few values"
+            )
+        backend = PrometheusMetricsBackend()
+        try:
+            backend.register_histogram(name, [tag for tag, _ in labels])
+        except ValueError as error:
+            raise BadRequestError(f"The metric {name!r} cannot be recorded: {error}") from error
+        _series.setdefault(name, set()).add(labels)
+    backend.observe(name, value, dict(labels))
