@@ -3,7 +3,7 @@
 Every operation is a coroutine, safe to repeat where it says so, and raises the classes of `agentlightning.errors`:
 `NotFoundError` for acting on an unknown id, `ConflictError` for a change that the present state forbids,
 `BadRequestError` for a wrong value. Getters answer None for an unknown id. Times are wall-clock seconds. A method is
-declared here once, with what `@operation` (`operations.py`) says of it: server, client and wrappers are read from that.
+declared here once, with what `@Operation` (`operations.py`) says of it: server, client and wrappers are read from that.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from typing_extensions import TypedDict
 
 from agentlightning.errors import NotFoundError
-from agentlightning.store.operations import UNSET, Unset, operation
+from agentlightning.store.operations import UNSET, Operation, Unset
 from agentlightning.store.traces import Traces
 from agentlightning.types import (
     AggregateBy,
@@ -202,14 +202,14 @@ class LightningStore:
     async def close(self) -> None:
         """Release connections, files and threads. May be called twice."""
 
-    @operation("GET /statistics", slow=True)
+    @Operation("GET /statistics", slow=True)
     async def statistics(self) -> LightningStoreStatistics:
         """Return the counters."""
         return {"name": type(self).__name__}
 
     # --- work comes in ----------------------------------------------------------------------------------------------
 
-    @operation("POST /rollouts", status=201, retry="token", whole=True)
+    @Operation("POST /rollouts", status=201, retry="token", whole=True)
     async def start_rollout(
         self,
         input: TaskInput,
@@ -227,7 +227,7 @@ class LightningStore:
         """
         raise NotImplementedError
 
-    @operation(many="enqueue_many_rollouts")
+    @Operation(many="enqueue_many_rollouts")
     async def enqueue_rollout(
         self,
         input: TaskInput,
@@ -250,12 +250,12 @@ class LightningStore:
         """
         raise NotImplementedError
 
-    @operation("POST /queues/rollouts/enqueue", status=201, retry="token", whole=True)
+    @Operation("POST /queues/rollouts/enqueue", status=201, retry="token", whole=True)
     async def enqueue_many_rollouts(self, rollouts: Sequence[EnqueueRolloutRequest]) -> list[Rollout]:
         """Enqueue a batch, all or nothing, in order. An empty batch gives an empty list."""
         raise NotImplementedError
 
-    @operation(many="dequeue_many_rollouts")
+    @Operation(many="dequeue_many_rollouts")
     async def dequeue_rollout(
         self, worker_id: str | None = None, *, timeout: float = 0.0, run_id: str | None = None
     ) -> AttemptedRollout | None:
@@ -266,17 +266,16 @@ class LightningStore:
         """
         raise NotImplementedError
 
-    @operation("POST /queues/rollouts/dequeue", retry="token", whole=True)
+    @Operation("POST /queues/rollouts/dequeue", retry="token", whole=True)
     async def dequeue_many_rollouts(
         self, *, limit: int = 1, worker_id: str | None = None, timeout: float = 0.0, run_id: str | None = None
     ) -> list[AttemptedRollout]:
         """Claim up to `limit` rollouts, oldest first; waits up to `timeout` seconds for the first of them."""
         raise NotImplementedError
 
-    @operation(
+    @Operation(
         "POST /rollouts/{rollout_id}/attempts",
-        "POST /rollouts/{rollout_id}/attempt",
-        "POST /rollouts/{rollout_id}/start",
+        also=("POST /rollouts/{rollout_id}/attempt", "POST /rollouts/{rollout_id}/start"),
         status=201,
         retry="token",
         whole=True,
@@ -291,7 +290,7 @@ class LightningStore:
 
     # --- evidence comes in ------------------------------------------------------------------------------------------
 
-    @operation("POST /spans", body="span", status=201, many="add_many_spans")
+    @Operation("POST /spans", body="span", status=201, many="add_many_spans")
     async def add_span(self, span: Span) -> Span | None:
         """Store one span; None if its (rollout, attempt, span id) is there already.
 
@@ -303,7 +302,7 @@ class LightningStore:
         """
         raise NotImplementedError
 
-    @operation("POST /spans/batch", status=201)
+    @Operation("POST /spans/batch", status=201)
     async def add_many_spans(self, spans: Sequence[Span]) -> list[Span]:
         """Store spans in one step and return those that were new, in the order given.
 
@@ -315,7 +314,7 @@ class LightningStore:
         """
         raise NotImplementedError
 
-    @operation()
+    @Operation()
     async def add_otel_span(
         self, rollout_id: str, attempt_id: str, readable_span: ReadableSpan, sequence_id: int | None = None
     ) -> Span | None:
@@ -326,7 +325,7 @@ class LightningStore:
         """
         raise NotImplementedError
 
-    @operation("POST /spans/next", wrap="sequence_id", many="get_many_span_sequence_ids")
+    @Operation("POST /spans/next", wrap="sequence_id", many="get_many_span_sequence_ids")
     async def get_next_span_sequence_id(self, rollout_id: str, attempt_id: str) -> int:
         """Return the next number of the rollout, 1 first. Numbers never repeat; attempts of a rollout share them.
 
@@ -335,14 +334,14 @@ class LightningStore:
         """
         raise NotImplementedError
 
-    @operation("POST /spans/next/batch", wrap="sequence_ids")
+    @Operation("POST /spans/next/batch", wrap="sequence_ids")
     async def get_many_span_sequence_ids(self, rollout_attempt_ids: Sequence[tuple[str, str]]) -> list[int]:
         """Return one number per (rollout, attempt) pair, in the order given."""
         raise NotImplementedError
 
     # --- changes ----------------------------------------------------------------------------------------------------
 
-    @operation("POST /rollouts/{rollout_id}", retry="token", never_null=("status", "config"))
+    @Operation("POST /rollouts/{rollout_id}", retry="token", never_null=("status", "config"))
     async def update_rollout(
         self,
         rollout_id: str,
@@ -361,7 +360,7 @@ class LightningStore:
         """
         raise NotImplementedError
 
-    @operation(
+    @Operation(
         "POST /rollouts/{rollout_id}/attempts/{attempt_id}", retry="token", never_null=("status", "last_heartbeat_time")
     )
     async def update_attempt(
@@ -390,7 +389,7 @@ class LightningStore:
         """
         raise NotImplementedError
 
-    @operation("POST /rollouts/delete", wrap="deleted", retry="token", slow=True)
+    @Operation("POST /rollouts/delete", wrap="deleted", retry="token", slow=True)
     async def delete_rollouts(
         self,
         *,
@@ -413,9 +412,9 @@ class LightningStore:
         """
         raise NotImplementedError
 
-    @operation(
+    @Operation(
         "POST /workers/{worker_id}/heartbeat",
-        "POST /workers/{worker_id}",
+        also=("POST /workers/{worker_id}",),
         retry="token",
         never_null=("heartbeat_stats",),
     )
@@ -436,13 +435,17 @@ class LightningStore:
 
     # --- resources --------------------------------------------------------------------------------------------------
 
-    @operation("POST /resources", body="resources", status=201, retry="token", whole=True)
+    @Operation("POST /resources", body="resources", status=201, retry="token", whole=True)
     async def add_resources(self, resources: NamedResources, *, run_id: str | None = None) -> ResourcesUpdate:
         """Publish a new set of resources under a fresh id, version 1; it becomes the latest of its run."""
         raise NotImplementedError
 
-    @operation(
-        "POST /resources/{resources_id}", "PUT /resources/{resources_id}", body="resources", retry="token", whole=True
+    @Operation(
+        "POST /resources/{resources_id}",
+        also=("PUT /resources/{resources_id}",),
+        body="resources",
+        retry="token",
+        whole=True,
     )
     async def update_resources(
         self, resources_id: str, resources: NamedResources, *, run_id: str | None = None
@@ -452,7 +455,7 @@ class LightningStore:
 
     # --- questions --------------------------------------------------------------------------------------------------
 
-    @operation("POST /rollouts/search", "GET /rollouts", slow=True)
+    @Operation("POST /rollouts/search", also=("GET /rollouts",), slow=True)
     async def query_rollouts(
         self,
         *,
@@ -479,7 +482,7 @@ class LightningStore:
         """
         raise NotImplementedError
 
-    @operation("POST /rollouts/{rollout_id}/attempts/search", "GET /rollouts/{rollout_id}/attempts", slow=True)
+    @Operation("POST /rollouts/{rollout_id}/attempts/search", also=("GET /rollouts/{rollout_id}/attempts",), slow=True)
     async def query_attempts(
         self,
         rollout_id: str,
@@ -492,7 +495,7 @@ class LightningStore:
         """Return the attempts of a rollout; none for an unknown one."""
         raise NotImplementedError
 
-    @operation("POST /spans/search", "GET /spans", slow=True)
+    @Operation("POST /spans/search", also=("GET /spans",), slow=True)
     async def query_spans(
         self,
         rollout_id: str,
@@ -519,7 +522,7 @@ class LightningStore:
         """
         raise NotImplementedError
 
-    @operation("GET /resources", slow=True)
+    @Operation("GET /resources", slow=True)
     async def query_resources(
         self,
         *,
@@ -533,7 +536,7 @@ class LightningStore:
         """Return the newest version of each set of resources; API keys are null."""
         raise NotImplementedError
 
-    @operation("POST /workers/search", "GET /workers", slow=True)
+    @Operation("POST /workers/search", also=("GET /workers",), slow=True)
     async def query_workers(
         self,
         *,
@@ -548,34 +551,34 @@ class LightningStore:
         """Return workers. Notes of runs (`semconv.CONTROL_PREFIX`) only if `worker_id_contains` begins like them."""
         raise NotImplementedError
 
-    @operation("GET /rollouts/{rollout_id}", whole=True)
+    @Operation("GET /rollouts/{rollout_id}", whole=True)
     async def get_rollout_by_id(self, rollout_id: str) -> AttemptedRollout | Rollout | None:
         """Return one rollout, with its latest attempt if it has one; None if unknown."""
         raise NotImplementedError
 
-    @operation("GET /rollouts/{rollout_id}/attempts/latest")
+    @Operation("GET /rollouts/{rollout_id}/attempts/latest")
     async def get_latest_attempt(self, rollout_id: str) -> Attempt | None:
         """Return the attempt with the highest number; None if there is none."""
         raise NotImplementedError
 
-    @operation("GET /workers/{worker_id}")
+    @Operation("GET /workers/{worker_id}")
     async def get_worker_by_id(self, worker_id: str) -> Worker | None:
         """Return one worker; None if unknown."""
         raise NotImplementedError
 
-    @operation("GET /resources/{resources_id}", whole=True)
+    @Operation("GET /resources/{resources_id}", whole=True)
     async def get_resources_by_id(self, resources_id: str, version: int | None = None) -> ResourcesUpdate | None:
         """Return one version of a set (the newest by default), API keys included; None if unknown."""
         raise NotImplementedError
 
-    @operation("GET /resources/latest", whole=True)
+    @Operation("GET /resources/latest", whole=True)
     async def get_latest_resources(self, *, run_id: str | None = None) -> ResourcesUpdate | None:
         """Return what was published last for the run, else for no run; None if there is nothing."""
         raise NotImplementedError
 
     # --- waiting ----------------------------------------------------------------------------------------------------
 
-    @operation("POST /waits/rollouts", whole=True)
+    @Operation("POST /waits/rollouts", whole=True)
     async def wait_for_rollouts(self, *, rollout_ids: Sequence[str], timeout: float | None = None) -> list[Rollout]:
         """Return those of the rollouts that are at an end, in the order given, waiting until all are or time is up.
 
@@ -583,7 +586,7 @@ class LightningStore:
         """
         raise NotImplementedError
 
-    @operation("POST /events/search")
+    @Operation("POST /events/search")
     async def query_events(
         self, *, after: str | None = None, limit: int = 100, timeout: float = 0.0, run_id: str | Unset | None = UNSET
     ) -> EventPage:
@@ -600,7 +603,7 @@ class LightningStore:
 
     # --- runs -------------------------------------------------------------------------------------------------------
 
-    @operation("POST /runs/{run_id}/start", kind="run", retry="token")
+    @Operation("POST /runs/{run_id}/start", kind="run", retry="token")
     async def start_run(
         self,
         run_id: str,
@@ -620,7 +623,7 @@ class LightningStore:
         """
         raise keeps_no_runs(self)
 
-    @operation("POST /runs/{run_id}", kind="run", retry="token", never_null=("state",))
+    @Operation("POST /runs/{run_id}", kind="run", retry="token", never_null=("state",))
     async def update_run(
         self,
         run_id: str,
@@ -643,12 +646,12 @@ class LightningStore:
         """
         raise keeps_no_runs(self)
 
-    @operation("GET /runs/{run_id}", kind="run")
+    @Operation("GET /runs/{run_id}", kind="run")
     async def get_run_by_id(self, run_id: str) -> Run | None:
         """Return one run; None if unknown."""
         raise keeps_no_runs(self)
 
-    @operation("POST /runs/search", "GET /runs", kind="run", slow=True)
+    @Operation("POST /runs/search", also=("GET /runs",), kind="run", slow=True)
     async def query_runs(
         self,
         *,
@@ -663,7 +666,7 @@ class LightningStore:
         """Return the runs that pass every filter."""
         raise keeps_no_runs(self)
 
-    @operation("POST /runs/{run_id}/records", kind="run", wrap="added", status=201, retry="token")
+    @Operation("POST /runs/{run_id}/records", kind="run", wrap="added", status=201, retry="token")
     async def add_run_records(self, run_id: str, records: Sequence[RunRecord]) -> int:
         """Store records, all or none; returns how many were new. It is a sign of life of the run.
 
@@ -677,7 +680,7 @@ class LightningStore:
         """
         raise keeps_no_runs(self)
 
-    @operation("POST /runs/{run_id}/records/search", "GET /runs/{run_id}/records", kind="run", slow=True)
+    @Operation("POST /runs/{run_id}/records/search", also=("GET /runs/{run_id}/records",), kind="run", slow=True)
     async def query_run_records(
         self,
         run_id: str,
@@ -701,7 +704,7 @@ class LightningStore:
         """
         raise keeps_no_runs(self)
 
-    @operation("POST /runs/{run_id}/rewind", kind="run", wrap="removed", retry="token", slow=True)
+    @Operation("POST /runs/{run_id}/rewind", kind="run", wrap="removed", retry="token", slow=True)
     async def rewind_run(self, run_id: str, step: int) -> int:
         """Remove the records of every kind after a step, for a run that goes on from there; returns how many.
 
@@ -710,7 +713,7 @@ class LightningStore:
         """
         raise keeps_no_runs(self)
 
-    @operation("POST /runs/delete", kind="run", wrap="deleted", retry="token", slow=True)
+    @Operation("POST /runs/delete", kind="run", wrap="deleted", retry="token", slow=True)
     async def delete_runs(self, run_ids: Sequence[str], *, force: bool = False) -> int:
         """Remove runs with their records; returns how many. Unknown ones are passed over, rollouts stay.
 
@@ -719,7 +722,7 @@ class LightningStore:
         """
         raise keeps_no_runs(self)
 
-    @operation("POST /vocabularies/{vocabulary_id}", kind="run", body="tokens", wrap="added")
+    @Operation("POST /vocabularies/{vocabulary_id}", kind="run", body="tokens", wrap="added")
     async def add_vocabulary(self, vocabulary_id: str, tokens: Sequence[str]) -> bool:
         """Store the text of each token id of a tokenizer; False if there is one of this id, which then stays.
 
@@ -728,14 +731,14 @@ class LightningStore:
         """
         raise keeps_no_runs(self)
 
-    @operation("GET /vocabularies/{vocabulary_id}", kind="run", whole=True)
+    @Operation("GET /vocabularies/{vocabulary_id}", kind="run", whole=True)
     async def get_vocabulary(self, vocabulary_id: str) -> list[str] | None:
         """Return the text of each token id; None if unknown."""
         raise keeps_no_runs(self)
 
     # --- many rollouts in short -------------------------------------------------------------------------------------
 
-    @operation("POST /rollouts/summaries", "GET /rollouts/summaries", kind="default", bounded=True, slow=True)
+    @Operation("POST /rollouts/summaries", also=("GET /rollouts/summaries",), kind="default", bounded=True, slow=True)
     async def query_rollout_summaries(
         self,
         *,
@@ -758,7 +761,7 @@ class LightningStore:
 
         return await query_summaries(self, filter, sort_by, sort_order, limit=limit, offset=offset, cursor=cursor)
 
-    @operation("POST /rollouts/aggregate", kind="default", slow=True)
+    @Operation("POST /rollouts/aggregate", kind="default", slow=True)
     async def aggregate_rollouts(
         self,
         *,
@@ -798,7 +801,7 @@ class LightningStore:
         task.add_done_callback(recording.discard)
         return task
 
-    @operation("POST /metrics/observations", kind="default")
+    @Operation("POST /metrics/observations", kind="default")
     async def observe_metric(self, name: str, value: float, tags: Mapping[str, str] | None = None) -> None:
         """Add a value to a histogram of the program's own, which the store's page of metrics shows (`/v1/prometheus`).
 
@@ -811,7 +814,7 @@ class LightningStore:
 
         observe(name, value, tags)
 
-    @operation("GET /spans/outlines", kind="default", bounded=True, slow=True)
+    @Operation("GET /spans/outlines", kind="default", bounded=True, slow=True)
     async def query_span_outlines(
         self,
         rollout_id: str,
@@ -835,7 +838,7 @@ class LightningStore:
         items = [outline_of_span(span) for span in page]
         return PaginatedResult(items=items, limit=limit, offset=offset, total=page.total)
 
-    @operation("GET /rollouts/{rollout_id}/attempts/{attempt_id}/spans/{span_id}", kind="default")
+    @Operation("GET /rollouts/{rollout_id}/attempts/{attempt_id}/spans/{span_id}", kind="default")
     async def get_span(self, rollout_id: str, attempt_id: str, span_id: str) -> Span | None:
         """Return one span; None if unknown. Of several with one id, from different traces, the one of least number.
 
@@ -845,7 +848,7 @@ class LightningStore:
         page = await self.query_spans(rollout_id, attempt_id)
         return next((span for span in page if span.span_id == span_id), None)
 
-    @operation("GET /resources/{resources_id}/versions", kind="default", bounded=True)
+    @Operation("GET /resources/{resources_id}/versions", kind="default", bounded=True)
     async def query_resource_versions(
         self, resources_id: str, *, sort_order: SortOrder = "desc", limit: int = 100, offset: int = 0
     ) -> PaginatedResult[ResourcesUpdate]:
@@ -868,22 +871,20 @@ class LightningStore:
                 items.append(without_keys(update))
         return PaginatedResult(items=items, limit=limit, offset=offset, total=total)
 
-    @operation("POST /vocabularies/{vocabulary_id}/texts", kind="default", whole=True)
+    @Operation("POST /vocabularies/{vocabulary_id}/texts", kind="default", whole=True)
     async def get_token_texts(self, vocabulary_id: str, token_ids: Sequence[int]) -> list[TokenText] | None:
         """Return the text of each token id by a vocabulary of `add_vocabulary`; None if there is no such vocabulary.
 
         Raises:
             BadRequestError: there are more than 200,000 ids.
         """
-        from agentlightning.store.details import check_token_ids, texts_of
+        from agentlightning.store.details import texts_of
 
-        check_token_ids(token_ids)
-        tokens = await self.get_vocabulary(vocabulary_id)
-        return None if tokens is None else texts_of(tokens, token_ids)
+        return texts_of(await self.get_vocabulary(vocabulary_id), token_ids)
 
     # --- histories of other stores ----------------------------------------------------------------------------------
 
-    @operation("POST /history", kind="default", status=201, slow=True)
+    @Operation("POST /history", kind="default", status=201, slow=True)
     async def import_history(
         self,
         *,
@@ -921,21 +922,21 @@ class LightningStore:
         finished = await self.wait_for_rollouts(rollout_ids=[rollout_id], timeout=timeout)
         return finished[0] if finished else None
 
-    @operation("POST /rollouts/{rollout_id}/attempt/{attempt_id}/finish", kind="short", retry="token")
+    @Operation("POST /rollouts/{rollout_id}/attempt/{attempt_id}/finish", kind="short", retry="token")
     async def finish_attempt(
         self, rollout_id: str, attempt_id: str = "latest", *, status: AnyAttemptStatus = "succeeded"
     ) -> Attempt:
         """End an attempt; the same as `update_attempt` with a status."""
         return await self.update_attempt(rollout_id, attempt_id, status=status)
 
-    @operation("POST /workers", kind="short", retry="token")
+    @Operation("POST /workers", kind="short", retry="token")
     async def register_worker(
         self, worker_id: str, heartbeat_stats: dict[str, Any] | Unset = UNSET, *, run_id: str | None = None
     ) -> Worker:
         """Make a worker known before its first claim; the same as its first heartbeat (`update_worker`)."""
         return await self.update_worker(worker_id, heartbeat_stats, run_id=run_id)
 
-    @operation("POST /rollouts/{rollout_id}/finish", kind="short", retry="token")
+    @Operation("POST /rollouts/{rollout_id}/finish", kind="short", retry="token")
     async def finish_rollout(self, rollout_id: str, attempt_id: str = "latest", response: Any = None) -> Rollout:
         """End a rollout well; `response` goes to the attempt's metadata under the key `response`."""
         metadata: dict[str, Any] | Unset = UNSET if response is None else {"response": response}

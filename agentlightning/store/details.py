@@ -183,18 +183,16 @@ def without_keys(update: ResourcesUpdate) -> ResourcesUpdate:
     return copied
 
 
-def check_token_ids(token_ids: Sequence[int]) -> None:
-    """Return if there are not too many.
+def texts_of(tokens: Sequence[str] | None, token_ids: Sequence[int]) -> list[TokenText] | None:
+    """Return the text of each id by a vocabulary, None for an id that it does not have; None without a vocabulary.
 
     Raises:
-        BadRequestError: there are.
+        BadRequestError: there are too many ids.
     """
     if len(token_ids) > MOST_TOKENS:
         raise BadRequestError(f"At most {MOST_TOKENS:,} token ids become texts at once; got {len(token_ids):,}")
-
-
-def texts_of(tokens: Sequence[str], token_ids: Sequence[int]) -> list[TokenText]:
-    """Return the text of each id; None for one that the table does not have."""
+    if tokens is None:
+        return None
     texts: list[TokenText] = []
     for token_id in token_ids:
         text = tokens[token_id] if 0 <= token_id < len(tokens) else None

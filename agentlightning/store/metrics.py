@@ -16,19 +16,17 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Any, Literal, cast
 
 from agentlightning.errors import BadRequestError
 from agentlightning.semconv import RAW_SPAN, LightningCallAttributes
 from agentlightning.store.operations import names_of
 from agentlightning.types import Attempt, AttemptedRollout, Rollout, Span
 from agentlightning.utils.metrics import MetricsBackend, PrometheusMetricsBackend
+from agentlightning.utils.metrics.prometheus import prometheus_name
 from agentlightning.utils.rewards import as_number
 
-OPERATIONS, OPERATION_SECONDS = "agl.store.total", "agl.store.latency"
-OPERATION_LABELS = ("method", "store_pubmeth", "status")
-"""The operation, the operation that the caller called (another one where one calls the other), `OK` or the class of the
-exception."""
 SECONDS_BUCKETS = (
     *(1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4),
     *(0.001, 0.002, 0.003, 0.005, 0.007, 0.01, 0.015, 0.02, 0.03, 0.05, 0.07),
@@ -36,16 +34,59 @@ SECONDS_BUCKETS = (
     *(10, 12, 15, 20, 25, 30, 40, 50, 60, 90, 120, 180, 240, 300),
 )
 
-ENDS, END_SECONDS = "agl.rollouts.total", "agl.rollouts.duration"
-END_LABELS = ("status", "mode")
-CLAIM_SECONDS = "agl.rollouts.claim_delay"
-"""From the moment at which a rollout might have been claimed to its first claim."""
-CLAIM_LABELS = ("mode",)
-ATTEMPT_ENDS = "agl.attempts.total"
-ATTEMPT_LABELS = ("status", "outcome", "reason")
-"""`reason` refines the outcome: `exception`, `timeout`, `lease_expired`, `budget`, ..."""
-CALLS, CALL_SECONDS, TOKENS = "agl.calls.total", "agl.calls.duration", "agl.tokens.total"
-CALL_LABELS, TOKEN_LABELS = ("state",), ("kind",)
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric, as it is counted and as a scraper sees it. Histograms are in seconds."""
+
+    key: str
+    """As a tracker counts it."""
+    kind: Literal["counter", "gauge", "histogram"]
+    labels: tuple[str, ...]
+    meaning: str
+    """One line."""
+
+    @property
+    def name(self) -> str:
+        """As Prometheus writes it; a histogram adds `_bucket`, `_count` and `_sum` to it."""
+        return prometheus_name(self.key)
+
+    def register(self, tracker: MetricsBackend) -> None:
+        """Make the counter or the histogram."""
+        if self.kind == "counter":
+            tracker.register_counter(self.key, self.labels)
+        else:
+            tracker.register_histogram(self.key, self.labels, SECONDS_BUCKETS)
+
+
+_OPERATION, _END, _CALL = ("method", "store_pubmeth", "status"), ("status", "mode"), ("state",)
+ENDS = Metric("agl.rollouts.total", "counter", _END, "rollouts that ended")
+ATTEMPT_ENDS = Metric(
+    "agl.attempts.total",
+    "counter",
+    ("status", "outcome", "reason"),
+    "attempts that ended: faults by kind; `lease_expired` is a lost worker, `runner_died` one that was seen to die",
+)
+CALLS = Metric("agl.calls.total", "counter", _CALL, "model calls through the gateway, by how they ended")
+TOKENS = Metric("agl.tokens.total", "counter", ("kind",), "tokens of these calls: `prompt`, `completion`")
+OPERATIONS = Metric(
+    "agl.store.total",
+    "counter",
+    _OPERATION,
+    "operations of the store; `store_pubmeth` is the one that was called from outside, `status` is `OK` or an "
+    "error class",
+)
+END_SECONDS = Metric("agl.rollouts.duration", "histogram", _END, "seconds from the queue to the end of a rollout")
+CLAIM_SECONDS = Metric(
+    "agl.rollouts.claim_delay",
+    "histogram",
+    ("mode",),
+    "seconds from the moment at which a rollout may be claimed to its first claim",
+)
+CALL_SECONDS = Metric("agl.calls.duration", "histogram", _CALL, "seconds of a model call through the gateway")
+OPERATION_SECONDS = Metric(
+    "agl.store.latency", "histogram", _OPERATION, "seconds of an operation of the store, waiting included"
+)
 
 _KEYS = LightningCallAttributes
 _TOKEN_KEYS = {
@@ -66,8 +107,8 @@ def observe_operations(store: object, tracker: MetricsBackend) -> StoreMeter:
 
     The time of an operation includes what it waits for (a long poll, a queue of writers).
     """
-    tracker.register_counter(OPERATIONS, OPERATION_LABELS)
-    tracker.register_histogram(OPERATION_SECONDS, OPERATION_LABELS, SECONDS_BUCKETS)
+    OPERATIONS.register(tracker)
+    OPERATION_SECONDS.register(tracker)
     meter = StoreMeter(tracker)
     for name in names_of():
         setattr(store, name, _counted(name, getattr(store, name), tracker, meter))
@@ -92,8 +133,8 @@ def _counted(
             raise
         finally:
             labels = {"method": name, "store_pubmeth": outer or name, "status": status}
-            tracker.count(OPERATIONS, 1.0, labels)
-            tracker.observe(OPERATION_SECONDS, time.perf_counter() - start, labels)
+            tracker.count(OPERATIONS.key, 1.0, labels)
+            tracker.observe(OPERATION_SECONDS.key, time.perf_counter() - start, labels)
             if entered is not None:
                 _called.reset(entered)
 
@@ -106,11 +147,8 @@ class StoreMeter:
     def __init__(self, tracker: MetricsBackend) -> None:
         self._tracker = tracker
         self._words: set[str] = set()
-        for name, labels in ((ENDS, END_LABELS), (ATTEMPT_ENDS, ATTEMPT_LABELS), (CALLS, CALL_LABELS)):
-            tracker.register_counter(name, labels)
-        tracker.register_counter(TOKENS, TOKEN_LABELS)
-        for name, labels in ((END_SECONDS, END_LABELS), (CLAIM_SECONDS, CLAIM_LABELS), (CALL_SECONDS, CALL_LABELS)):
-            tracker.register_histogram(name, labels, SECONDS_BUCKETS)
+        for metric in (ENDS, END_SECONDS, CLAIM_SECONDS, ATTEMPT_ENDS, CALLS, CALL_SECONDS, TOKENS):
+            metric.register(tracker)
         self._read: dict[str, Callable[[Any], None]] = {
             "dequeue_rollout": self._claimed,
             "dequeue_many_rollouts": self._claimed,
@@ -122,15 +160,15 @@ class StoreMeter:
     def rollout_ended(self, rollout: Rollout) -> None:
         """Count a rollout that came to its end."""
         labels = {"status": rollout.status, "mode": rollout.mode or UNKNOWN}
-        self._tracker.count(ENDS, 1.0, labels)
+        self._tracker.count(ENDS.key, 1.0, labels)
         if rollout.end_time is not None:
-            self._tracker.observe(END_SECONDS, max(0.0, rollout.end_time - rollout.start_time), labels)
+            self._tracker.observe(END_SECONDS.key, max(0.0, rollout.end_time - rollout.start_time), labels)
 
     def attempt_ended(self, attempt: Attempt) -> None:
         """Count an attempt that came to its end."""
         reason = self._bounded(attempt.outcome_reason) if attempt.outcome_reason else ""
         labels = {"status": attempt.status, "outcome": attempt.outcome or UNKNOWN, "reason": reason}
-        self._tracker.count(ATTEMPT_ENDS, 1.0, labels)
+        self._tracker.count(ATTEMPT_ENDS.key, 1.0, labels)
 
     def answered(self, operation: str, answer: object) -> None:
         """Count what a caller of the store was given: claims, or the spans that were new."""
@@ -143,7 +181,7 @@ class StoreMeter:
             if rollout.attempt.sequence_id == 1:
                 since = max(rollout.start_time, rollout.not_before or 0.0)
                 delay = max(0.0, rollout.attempt.start_time - since)
-                self._tracker.observe(CLAIM_SECONDS, delay, {"mode": rollout.mode or UNKNOWN})
+                self._tracker.observe(CLAIM_SECONDS.key, delay, {"mode": rollout.mode or UNKNOWN})
 
     def _stored(self, answer: Span | list[Span]) -> None:
         for span in answer if isinstance(answer, list) else [answer]:
@@ -152,15 +190,15 @@ class StoreMeter:
 
     def _called(self, span: Span) -> None:
         labels = {"state": self._bounded(str(span.attributes[_KEYS.STATE.value]))}
-        self._tracker.count(CALLS, 1.0, labels)
+        self._tracker.count(CALLS.key, 1.0, labels)
         seconds = span.attributes.get(_KEYS.LATENCY_SECONDS.value)
         if isinstance(seconds, (int, float)):
-            self._tracker.observe(CALL_SECONDS, float(seconds), labels)
+            self._tracker.observe(CALL_SECONDS.key, float(seconds), labels)
         for kind, (count_key, ids_key) in _TOKEN_KEYS.items():
             ids = span.attributes.get(ids_key)
             count = len(cast("list[int]", ids)) if isinstance(ids, list) else span.attributes.get(count_key)
             if isinstance(count, (int, float)) and count > 0:
-                self._tracker.count(TOKENS, float(count), {"kind": kind})
+                self._tracker.count(TOKENS.key, float(count), {"kind": kind})
 
     def _bounded(self, word: str) -> str:
         if word not in self._words and len(self._words) >= _MOST_WORDS:

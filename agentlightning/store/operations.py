@@ -1,7 +1,7 @@
 """Operations: what each one declares beside its signature, and the classes that send all of them one way.
 
 A method of `LightningStore` (`base.py`) is the one place of an operation: its name, arguments, answer and meaning are
-those of the method, and `@operation` says how it travels over HTTP and where it may run. Server, client, OpenAPI
+those of the method, and `@Operation` says how it travels over HTTP and where it may run. Server, client, OpenAPI
 document (`http/`), threads, runs and the completion of users' stores (`threading.py`, `wrappers.py`) are read from it.
 """
 
@@ -12,7 +12,6 @@ import inspect
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from types import CodeType
 from typing import Any, Final, Literal, Protocol, TypeVar, cast
 
 from pydantic import BaseModel
@@ -48,92 +47,61 @@ class Unset:
 
 UNSET: Final = Unset()
 
-Method = Literal["GET", "POST", "PUT"]
 Kind = Literal["own", "run", "default", "short"]
 """`own`: a store implements it. `run`: the same, of runs, which a store may lack as a whole. `default`: the contract
 makes it of other operations, a store may do it better. `short`: a short form of others, the same for every store."""
 
 
-@explain_fields
-@dataclass(frozen=True)
-class Operation:
-    """One operation as its method declares it."""
+F = TypeVar("F", bound=Callable[..., Awaitable[Any]])
+C = TypeVar("C", bound=type[Any])
 
-    name: str
-    """Name of the method of `LightningStore`."""
-    kind: Kind
+
+@explain_fields
+@dataclass(eq=False)
+class Operation:
+    """Declares a method of the contract as an operation: `@Operation("GET /statistics", slow=True)`."""
+
+    way: str = ""
+    """HTTP method and path below the prefix; none if a client sends it as another operation. `{name}` in it is an
+    argument, literal segments win over it."""
+    also: tuple[str, ...] = ()
+    """Further ways to call it, with the same arguments."""
+    kind: Kind = "own"
     """Who implements it."""
-    ways: tuple[tuple[Method, str], ...]
-    """HTTP method and path below the prefix of a request, then further ways to call it, with the same arguments; none
-    for one that a client sends as another operation. `{name}` is an argument, literal segments win over it."""
-    body: str | None
+    body: str | None = None
     """The one argument that is the whole body; None sends an object of all arguments that are not in the path."""
-    wrap: str | None
+    wrap: str | None = None
     """Key under which the answer is wrapped in an object."""
-    status: int
+    status: int = 200
     """The HTTP status of an answer."""
-    retry: Literal["safe", "token"]
+    retry: Literal["safe", "token"] = "safe"
     """What makes it safe to repeat a request whose answer was lost: `safe`, it changes nothing more; `token`, the
     request carries one and is answered again."""
-    bounded: bool
+    bounded: bool = False
     """Its pages have a limit of their own; those of others may ask for all there is."""
-    slow: bool
+    slow: bool = False
     """Its work grows with the data: a try is not given up early, for the next one would begin anew."""
-    whole: bool
+    whole: bool = False
     """Its answer keeps the secrets in it."""
-    never_null: tuple[str, ...]
+    never_null: tuple[str, ...] = ()
     """Arguments that may be left out and not be null."""
-    many: str | None
+    many: str | None = None
     """The form for many of an operation for one."""
-    signature: inspect.Signature
-    """Arguments and answer."""
 
-    @property
-    def parameters(self) -> tuple[str, ...]:
-        """Names of the arguments."""
-        return tuple(self.signature.parameters)[1:]
-
-    @property
-    def waits(self) -> bool:
-        """It may be held open until something happens."""
-        return "timeout" in self.parameters
+    def __call__(self, function: F) -> F:
+        """Note the method, its name, arguments and answer."""
+        self.name = function.__name__
+        self.function: Callable[..., Awaitable[Any]] = function
+        self.signature = inspect.signature(function)
+        self.parameters = tuple(self.signature.parameters)[1:]
+        self.waits = "timeout" in self.parameters  # it may be held open until something happens
+        self.ways = [(way.split(" ")[0], way.split(" ")[1]) for way in (self.way, *self.also) if way]
+        OPERATIONS[self.name] = self
+        return function
 
 
 OPERATIONS: dict[str, Operation] = {}
 """Every operation, by name."""
-F = TypeVar("F", bound=Callable[..., Any])
-C = TypeVar("C", bound=type[Any])
-
-
-def operation(
-    *ways: str,
-    kind: Kind = "own",
-    body: str | None = None,
-    wrap: str | None = None,
-    status: int = 200,
-    retry: Literal["safe", "token"] = "safe",
-    bounded: bool = False,
-    slow: bool = False,
-    whole: bool = False,
-    never_null: tuple[str, ...] = (),
-    many: str | None = None,
-) -> Callable[[F], F]:
-    """Declare a method of the contract as an operation, such as `"GET /statistics"`; see the fields of `Operation`."""
-
-    def declare(function: F) -> F:
-        name = function.__name__
-        pairs = cast("tuple[tuple[Method, str], ...]", tuple(tuple(way.split(" ")) for way in ways))
-        signature = inspect.signature(function)
-        OPERATIONS[name] = Operation(
-            name, kind, pairs, body, wrap, status, retry, bounded, slow, whole, never_null, many, signature
-        )
-        _contract[name] = function
-        return function
-
-    return declare
-
-
-_contract: dict[str, Callable[..., Any]] = {}
 
 
 def names_of(*kinds: Kind) -> tuple[str, ...]:
@@ -156,7 +124,7 @@ def forward_operations(cls: C) -> C:
     A `_call` that is no coroutine function returns what the operation of another store does, without a step between.
     """
     _take_annotations(cls)
-    forwarder = _forwarder if inspect.iscoroutinefunction(cls._call) else _step_less_forwarder
+    forwarder = _forwarder if inspect.iscoroutinefunction(cls._call) else _direct_forwarder
     for name in names_of():
         if name not in vars(cls):
             setattr(cls, name, forwarder(name))
@@ -164,15 +132,15 @@ def forward_operations(cls: C) -> C:
 
 
 def _forwarder(name: str) -> Callable[..., Awaitable[object]]:
-    @functools.wraps(_contract[name])
+    @functools.wraps(OPERATIONS[name].function)
     async def forward(self: Forwarding, *args: object, **kwargs: object) -> object:
         return await self._call(name, args, kwargs)
 
     return forward
 
 
-def _step_less_forwarder(name: str) -> Callable[..., Awaitable[object]]:
-    @functools.wraps(_contract[name])
+def _direct_forwarder(name: str) -> Callable[..., Awaitable[object]]:
+    @functools.wraps(OPERATIONS[name].function)
     def forward(self: Forwarding, *args: object, **kwargs: object) -> Awaitable[object]:
         return self._call(name, args, kwargs)
 
@@ -185,18 +153,12 @@ def _take_annotations(cls: type[object]) -> None:
     Its module gets the names that they use, by which `typing.get_type_hints` finds the types.
     """
     module = vars(sys.modules[cls.__module__])
-    for name, function in _contract.items():
+    for name, each in OPERATIONS.items():
         if name in vars(cls):
-            vars(cls)[name].__annotations__ = dict(function.__annotations__)
-            for used, value in function.__globals__.items():
+            vars(cls)[name].__annotations__ = dict(each.function.__annotations__)
+            for used, value in each.function.__globals__.items():
                 if not used.startswith("_"):
                     module.setdefault(used, value)
-
-
-def names_of_parameters(function: Callable[..., object]) -> tuple[str, ...]:
-    """Return what `inspect.signature` does of a function, wrapped or not, at a hundredth of its time."""
-    code: CodeType = inspect.unwrap(function).__code__  # of an operation that is forwarded, that of the contract
-    return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
 
 
 # --- texts that UTF-8 cannot encode --------------------------------------------------------------------------------
@@ -222,7 +184,7 @@ def refuse_broken_texts(cls: C) -> C:
 
 
 def _checked(name: str, function: Callable[..., Awaitable[object]]) -> Callable[..., Awaitable[object]]:
-    parameters = names_of_parameters(function)[1:]
+    parameters = OPERATIONS[name].parameters
     has_names = not _FREE.issuperset(parameters)
 
     @functools.wraps(function)

@@ -67,6 +67,7 @@ SHORTEST_PAUSE, LONGEST_PAUSE = 0.01, 1.0
 
 _OUTCOME_KEY = "agentlightning.outcome"
 """Key of an attempt's metadata under which outcome, reason and error are kept if the store has no fields for them."""
+_ENDING = frozenset(("outcome", "outcome_reason", "error"))
 _PAGE = ("sort_by", "sort_order", "limit", "offset")
 _LISTED: dict[str, type[BaseModel]] = {
     "query_rollouts": Rollout,
@@ -199,23 +200,32 @@ class CompletedStore(StoreWrapper):
     async def _call(self, operation: str, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         if operation in _DEFAULTED and not self._has(operation):
             return await getattr(LightningStore, operation)(self, *args, **kwargs)
-        paging: dict[str, Any] = {name: kwargs[name] for name in _PAGE if operation in _LISTED and name in kwargs}
+        if operation in _LISTED:
+            return _with_outcomes(await self._list(operation, args, kwargs))
+        if operation in ("enqueue_rollout", "update_attempt"):
+            arguments = OPERATIONS[operation].signature.bind(None, *args, **kwargs).arguments
+            del arguments["self"]
+            own = self._enqueue if operation == "enqueue_rollout" else self._update_attempt
+            return _with_outcomes(await own(arguments))
+        return _with_outcomes(await self._call_store(operation, *args, **kwargs))
+
+    async def _list(self, operation: str, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        paging: dict[str, Any] = {name: kwargs[name] for name in _PAGE if name in kwargs}
         defaults = OPERATIONS[operation].signature.parameters
-        unknown = [name for name in paging if name not in self._accepts[operation]]
         everything: Any = None
-        if all(paging[name] == defaults[name].default for name in unknown):
+        if all(paging[name] == defaults[name].default for name in paging if name not in self._accepts[operation]):
             answer = await self._call_store(operation, *args, **kwargs)
-            if operation not in _LISTED or not isinstance(answer, list):
-                return _with_outcomes(answer)
+            if not isinstance(answer, list):
+                return answer
             everything = None if paging else cast("list[Any]", answer)
         # a store that does not page, or returns a plain list, which does not say how many there are in all
         sort_by, order, limit, offset = (paging.get(name, defaults[name].default) for name in _PAGE)
         sort_by = check_page(_LISTED[operation], sort_by, limit, offset)
-        rest = {name: value for name, value in kwargs.items() if name not in _PAGE}
         if everything is None:
+            rest = {name: value for name, value in kwargs.items() if name not in _PAGE}
             everything = await self._call_store(operation, *args, **rest)
         items, total = page_of(everything, sort_by, order == "desc", limit, offset)
-        return _with_outcomes(AnyPage(items=items, limit=limit, offset=offset, total=total))
+        return AnyPage(items=items, limit=limit, offset=offset, total=total)
 
     async def _call_store(self, operation: str, *args: object, **kwargs: object) -> Any:
         """Call the store's own operation with those of the arguments that differ from their defaults."""
@@ -266,16 +276,9 @@ class CompletedStore(StoreWrapper):
         with _several_calls():
             return [await self._call_store("enqueue_rollout", **_arguments_of(request)) for request in rollouts]
 
-    @override
-    async def enqueue_rollout(
-        self, input, mode=None, resources_id=None, config=None, metadata=None,
-        *, run_id=None, priority=0, not_before=None,
-    ) -> Rollout:  # fmt: skip
+    async def _enqueue(self, arguments: dict[str, Any]) -> Rollout:
         with valid("the rollout"):
-            request = EnqueueRolloutRequest(
-                input=input, mode=mode, resources_id=resources_id, config=config, metadata=metadata,
-                run_id=run_id, priority=priority, not_before=not_before,
-            )  # fmt: skip
+            request = EnqueueRolloutRequest(**arguments)
         if self._form("enqueue_rollout") == "enqueue_many_rollouts":
             return (await self._call_store("enqueue_many_rollouts", [request]))[0]
         return await self._call_store("enqueue_rollout", **_arguments_of(request))
@@ -390,36 +393,20 @@ class CompletedStore(StoreWrapper):
 
     # --- outcomes --------------------------------------------------------------------------------------------------
 
-    @override
-    async def update_attempt(
-        self, rollout_id, attempt_id, status=UNSET, worker_id=UNSET, last_heartbeat_time=UNSET, metadata=UNSET,
-        *, outcome=UNSET, outcome_reason=UNSET, error=UNSET, reward=UNSET, rewards=UNSET,
-    ) -> Attempt:  # fmt: skip
-        ending = {"outcome": outcome, "outcome_reason": outcome_reason, "error": error}
-        given: dict[str, Any] = {name: value for name, value in ending.items() if value is not UNSET}
-        if given and not self._accepts["update_attempt"] >= ending.keys():  # they are kept in the metadata
+    async def _update_attempt(self, arguments: dict[str, Any]) -> Attempt:
+        ending = {name: value for name, value in arguments.items() if name in _ENDING and value is not UNSET}
+        if ending and not self._accepts["update_attempt"] >= _ENDING:  # they are kept in the metadata
+            arguments = {name: value for name, value in arguments.items() if name not in _ENDING}
+            metadata = arguments.get("metadata", UNSET)
             if isinstance(metadata, Unset):
-                attempts: list[Attempt] = list(await self._call_store("query_attempts", rollout_id))
-                wanted = [a for a in attempts if attempt_id in (a.attempt_id, "latest")]
+                attempts: list[Attempt] = list(await self._call_store("query_attempts", arguments["rollout_id"]))
+                wanted = [a for a in attempts if arguments["attempt_id"] in (a.attempt_id, "latest")]
                 metadata = max(wanted, key=lambda attempt: attempt.sequence_id).metadata if wanted else None
-            if isinstance(error, AttemptError):
-                given["error"] = error.model_dump()
+            if isinstance(ending.get("error"), AttemptError):
+                ending["error"] = ending["error"].model_dump()
             known: dict[str, Any] = dict(metadata or {})
-            metadata = {**known, _OUTCOME_KEY: {**known.get(_OUTCOME_KEY, {}), **given}}
-            given = {}
-        changed = await self._call_store(
-            "update_attempt",
-            rollout_id,
-            attempt_id,
-            status=status,
-            worker_id=worker_id,
-            last_heartbeat_time=last_heartbeat_time,
-            metadata=metadata,
-            reward=reward,
-            rewards=rewards,
-            **given,
-        )
-        return _with_outcomes(changed)
+            arguments["metadata"] = {**known, _OUTCOME_KEY: {**known.get(_OUTCOME_KEY, {}), **ending}}
+        return await self._call_store("update_attempt", **arguments)
 
 
 def _with_outcomes(answer: object) -> Any:

@@ -19,12 +19,8 @@ from agentlightning.store.base import UNSET, LightningStore, Unset
 from agentlightning.store.cursors import check_not_both, cursor_behind, place_of
 from agentlightning.store.details import (
     check_outline_page,
-    check_token_ids,
     outline_of_json,
     outline_of_span,
-    page_of_versions,
-    texts_of,
-    without_keys,
 )
 from agentlightning.store.engine.runtime import StoreRuntime
 from agentlightning.store.engine.waiters import ANY_CHANGE, Key
@@ -41,7 +37,7 @@ from agentlightning.store.rules.query import (
 )
 from agentlightning.store.rules.resources import latest_resources, resources_by_id
 from agentlightning.store.rules.spans import decode_all, read_page, read_spans
-from agentlightning.store.rules.tx import ResourcesRow, SpanBody, Tx, VocabularyRow, WorkerRow
+from agentlightning.store.rules.tx import ResourcesRow, SpanBody, Tx, WorkerRow
 from agentlightning.store.rules.values import (
     build,
     check_timeout,
@@ -64,7 +60,6 @@ from agentlightning.types import (
     Span,
     SpanOutline,
     SummaryPage,
-    TokenText,
     Worker,
 )
 from agentlightning.types.core import AnyWorkerStatus
@@ -280,29 +275,6 @@ class ReadingEngine(LightningStore):
     async def get_span(self, rollout_id, attempt_id, span_id) -> Span | None:
         bodies = await self._runtime.read(lambda tx: read_spans(tx, rollout_id, attempt_id, span_id))
         return decode_all(bodies, rollout_id)[0] if bodies else None
-
-    @override
-    async def query_resource_versions(
-        self, resources_id, *, sort_order="desc", limit=100, offset=0
-    ) -> PaginatedResult[ResourcesUpdate]:
-        page_of_versions(0, sort_order, limit, offset)  # checks
-
-        def script(tx: Tx) -> tuple[list[ResourcesUpdate], int]:
-            newest = resources_by_id(tx, resources_id, None)
-            total = 0 if newest is None else newest.version
-            numbers = page_of_versions(total, sort_order, limit, offset)
-            found = [resources_by_id(tx, resources_id, number) for number in numbers]
-            return [update for update in found if update is not None], total
-
-        updates, total = await self._runtime.read(script)
-        items = [without_keys(update) for update in updates]
-        return result_of(items, limit, offset, total)
-
-    @override
-    async def get_token_texts(self, vocabulary_id, token_ids) -> list[TokenText] | None:
-        check_token_ids(token_ids)
-        row = await self._runtime.read(lambda tx: tx.get("vocabulary", vocabulary_id))
-        return None if row is None else texts_of(cast("VocabularyRow", row).tokens, token_ids)
 
 
 def _outline_of(body: SpanBody, rollout_id: str) -> SpanOutline:

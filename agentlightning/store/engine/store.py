@@ -265,23 +265,20 @@ class EngineStore(RunEngine, ReadingEngine):
 
     @override
     async def add_span(self, span) -> Span | None:
-        return (await self._add([span]))[0]
+        return cast("Span | None", (await self._add([span]))[0])
 
     @override
     async def add_many_spans(self, spans) -> list[Span]:
-        return [span for span in await self._add(spans) if span is not None] if spans else []
-
-    async def _add(self, spans: Sequence[Span]) -> list[Span | None]:
-        return cast("list[Span | None]", await self._add_any(spans))
+        return [cast("Span", span) for span in await self._add(spans) if span is not None] if spans else []
 
     @property
     def add_unread_spans(self) -> Callable[[Sequence[AnySpan]], Awaitable[object]] | None:
         """Stores spans that were not read; None if this store wants to see them: a subclass of it, a counter of its
         operations, or what it keeps them in."""
         replaced = "add_many_spans" in vars(self) or type(self).add_many_spans is not EngineStore.add_many_spans
-        return None if replaced or not getattr(self._backend, "keeps_unread", False) else self._add_any
+        return None if replaced or not getattr(self._backend, "keeps_unread", False) else self._add
 
-    async def _add_any(self, spans: Sequence[AnySpan]) -> list[AnySpan | None]:
+    async def _add(self, spans: Sequence[AnySpan]) -> list[AnySpan | None]:
         now = self._runtime.now()
         stored = await self._runtime.write(lambda tx: add_spans(tx, now, spans))
         known = [span for span, new in zip(spans, stored, strict=True) if new is None]

@@ -56,10 +56,7 @@ class Waiter:
         """Something that it waits for has happened, or may have."""
 
     def __enter__(self) -> Self:
-        if self.kept:
-            self._owner.resume(self)
-        else:
-            self._owner.add(self)
+        self._owner.enter(self)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
@@ -68,7 +65,9 @@ class Waiter:
 
     def set_aside(self) -> bool:
         """Stay parked after the block; False if something has happened that must be looked at."""
-        return self._owner.set_aside(self)
+        with self._owner.lock:
+            self.kept = not self.touched
+            return self.kept
 
     def leave(self) -> None:
         """Stop waiting, for one that was kept."""
@@ -77,7 +76,10 @@ class Waiter:
 
     def arm(self, missing: Iterable[Key]) -> None:
         """Wait for all of `missing` from here on, less what happened since entering."""
-        self._owner.arm(self, set(missing))
+        with self._owner.lock:
+            self.pending = set(missing) - self.seen
+            if not self.pending:
+                self.wake()
 
     async def wait(self, timeout: float | None) -> None:
         """Return when everything has happened or when `timeout` seconds are over."""
@@ -110,7 +112,7 @@ class Waiters:
     """The parked callers of one store, by what they wait for; those who wait for very much in a list of their own."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._by_key: dict[Key, dict[Waiter, None]] = {}
         self._wide: dict[Waiter, None] = {}
         self.parked = 0
@@ -120,9 +122,12 @@ class Waiters:
         """Return a waiter for these events; nothing is parked until it is entered."""
         return Waiter(self, keys if len(keys) <= _MANY else frozenset(keys))
 
-    def add(self, waiter: Waiter) -> None:
-        """Park a caller."""
-        with self._lock:
+    def enter(self, waiter: Waiter) -> None:
+        """Park a caller. For one that was kept, what happened until here has set its `touched`."""
+        with self.lock:
+            if waiter.kept:
+                waiter.kept = False
+                return
             self.parked += 1
             if len(waiter.keys) > _MANY:
                 self._wide[waiter] = None
@@ -130,20 +135,9 @@ class Waiters:
             for key in waiter.keys:
                 self._by_key.setdefault(key, {})[waiter] = None
 
-    def set_aside(self, waiter: Waiter) -> bool:
-        """Keep a caller that nothing has happened to."""
-        with self._lock:
-            waiter.kept = not waiter.touched
-            return waiter.kept
-
-    def resume(self, waiter: Waiter) -> None:
-        """Take up one that was kept; what happened until here has set its `touched`."""
-        with self._lock:
-            waiter.kept = False
-
     def remove(self, waiter: Waiter, *, gave_up: bool) -> None:
         """Forget a caller. One that was woken for work and gave up passes the call on to the next."""
-        with self._lock:
+        with self.lock:
             self.parked -= 1
             if self._wide.pop(waiter, waiter) is None:
                 return
@@ -156,17 +150,10 @@ class Waiters:
                     elif gave_up and waiter.woken and key[0] == "work":
                         self._notify_one(key)
 
-    def arm(self, waiter: Waiter, missing: set[Key]) -> None:
-        """Set what a caller still waits for; wakes it if all of that has happened since it was parked."""
-        with self._lock:
-            waiter.pending = missing - waiter.seen
-            if not waiter.pending:
-                waiter.wake()
-
     def wake(self, notes: Notes) -> None:
         """Wake the callers by what happened. Of those that wait for work: as many as rollouts can be claimed now, and
         all for one that may be claimed later, since any of them may have given up by then."""
-        with self._lock:
+        with self.lock:
             for rollout_id in notes.finished:
                 self._notify_all(("end", rollout_id))
             for run_id in notes.queued:
@@ -177,7 +164,7 @@ class Waiters:
 
     def wake_all(self) -> None:
         """Have every caller look again: something may have been missed."""
-        with self._lock:
+        with self.lock:
             for parked in (*self._by_key.values(), self._wide):
                 for waiter in parked:
                     waiter.wake()

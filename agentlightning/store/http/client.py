@@ -11,6 +11,7 @@ import itertools
 import json
 import logging
 import os
+import threading
 import time
 import warnings
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -24,9 +25,9 @@ from typing_extensions import override
 from agentlightning.errors import WIRE_ERRORS, BadRequestError, ConflictError, StoreUnreachableError
 from agentlightning.store.base import LightningStore, LightningStoreCapabilities, call_token
 from agentlightning.store.cursors import pages_of
-from agentlightning.store.http.open_claims import OpenClaims, Question
 from agentlightning.store.http.operations import OPERATIONS, POLL_SECONDS, PREFIX, Arguments, WireOperation
 from agentlightning.store.http.span_changes import CHANGES, spans_of_answer
+from agentlightning.store.operations import OPERATIONS as DECLARED
 from agentlightning.store.operations import forward_operations, refuse_broken_texts
 from agentlightning.store.rules.query import check_page, page_of
 from agentlightning.store.rules.values import evolve, to_json, valid
@@ -52,6 +53,8 @@ _TRIES = 6
 """The first try gets this part of the deadline, each further one twice as long as the one before."""
 _SLOWEST_UPLOAD = 1e6
 """Bytes per second; what a large body may take beside that."""
+_FORMS = {name: each for name, each in DECLARED.items() if each.many is not None and not each.ways}
+"""Operations for one that are sent as the one for many, whose `limit` is 1 by default."""
 _ERRORS: dict[str, type[Exception]] = {
     **WIRE_ERRORS,
     "ValueError": ValueError,
@@ -77,6 +80,44 @@ class _NoSuchPath(Exception):
     def __init__(self, path: str, version: str) -> None:
         super().__init__(path)
         self.version = version
+
+
+_Asker = tuple[int, str | None, str | None]
+"""Process, worker and run: a copy of the client in a forked process does not ask its parent's questions."""
+_Question = tuple[str, Arguments]
+"""The token of a claim and its arguments, without the seconds to wait, which do not change what is claimed."""
+_MOST_ASKERS = 10_000
+
+
+class _OpenClaims:
+    """Claims whose reply a client did not get: lost, or the caller stopped waiting. Usable from any thread.
+
+    The store may have made such a claim, and it is then this worker's. So the next question of the worker is the same
+    one again, with the same token, until it is answered: a store that made the claim answers what it was.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: dict[_Asker, tuple[list[_Question], list[AttemptedRollout]]] = {}
+
+    def take(self, asker: _Asker, limit: int) -> tuple[list[AttemptedRollout], _Question | None]:
+        """Take up to `limit` claims that an answer held beyond what was asked for, else a question to ask again."""
+        with self._lock:
+            questions, claims = self._open.pop(asker, ([], []))
+            question = questions.pop(0) if questions and not claims else None
+            if questions or claims[limit:]:
+                self._open[asker] = questions, claims[limit:]
+            return claims[:limit], question
+
+    def put(self, asker: _Asker, questions: Sequence[_Question] = (), claims: Sequence[AttemptedRollout] = ()) -> None:
+        """Keep questions whose answer is unknown, and claims beyond what was asked for."""
+        with self._lock:
+            if questions or claims:
+                known = self._open.setdefault(asker, ([], []))
+                known[0].extend(questions)
+                known[1].extend(claims)
+            if len(self._open) > _MOST_ASKERS:  # of workers that have not come back
+                del self._open[next(iter(self._open))]
 
 
 @refuse_broken_texts
@@ -136,7 +177,7 @@ class LightningStoreClient(LightningStore):
         self._connections: dict[asyncio.AbstractEventLoop, HttpConnections] = {}
         self._guards: dict[asyncio.AbstractEventLoop, AsyncGenerator[None]] = {}
         self._met = False
-        self._claims = OpenClaims()
+        self._claims = _OpenClaims()
 
     @override
     def __reduce__(self) -> tuple[object, ...]:
@@ -163,25 +204,6 @@ class LightningStoreClient(LightningStore):
             else:
                 connections.close()
 
-    # --- operations that take another form on the wire -------------------------------------------------------------
-
-    @override
-    async def enqueue_rollout(
-        self, input, mode=None, resources_id=None, config=None, metadata=None,
-        *, run_id=None, priority=0, not_before=None,
-    ) -> Rollout:  # fmt: skip
-        with valid("the rollout"):
-            request = EnqueueRolloutRequest(
-                input=to_json(input), mode=mode, resources_id=resources_id, config=config, metadata=metadata,
-                run_id=run_id, priority=priority, not_before=not_before,
-            )  # fmt: skip
-        return (await self.enqueue_many_rollouts([request]))[0]
-
-    @override
-    async def dequeue_rollout(self, worker_id=None, *, timeout=0.0, run_id=None) -> AttemptedRollout | None:
-        claims = await self.dequeue_many_rollouts(limit=1, worker_id=worker_id, timeout=timeout, run_id=run_id)
-        return claims[0] if claims else None
-
     @override
     async def add_otel_span(self, rollout_id, attempt_id, readable_span, sequence_id=None) -> Span | None:
         number = -1 if sequence_id is None else sequence_id
@@ -189,9 +211,15 @@ class LightningStoreClient(LightningStore):
         stored = await self.add_many_spans([span])
         return stored[0] if stored else await self.get_span(rollout_id, attempt_id, span.span_id)
 
-    # --- every operation -------------------------------------------------------------------------------------------
-
     async def _call(self, operation: str, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        if (many := _FORMS.get(operation)) is not None:  # it travels in its form for many
+            bound = many.signature.bind(None, *args, **kwargs).arguments
+            del bound["self"]
+            if operation == "enqueue_rollout":
+                with valid("the rollout"):
+                    bound = {"rollouts": [EnqueueRolloutRequest(**{**bound, "input": to_json(bound["input"])})]}
+            answers: Any = await getattr(self, cast("str", many.many))(**bound)
+            return next(iter(answers), None)
         row = OPERATIONS[operation]
         arguments = row.bind(args, kwargs)
         if operation == "query_rollouts":
@@ -277,16 +305,17 @@ class LightningStoreClient(LightningStore):
         """Ask once for claims; first what this worker has asked before and was not told."""
         asker = (os.getpid(), arguments.get("worker_id"), arguments.get("run_id"))
         limit: int = arguments.get("limit", 1)
-        if kept := self._claims.take_claims(asker, limit):
+        kept, question = self._claims.take(asker, limit)
+        if kept:
             return kept
         asked = {name: value for name, value in arguments.items() if name != "timeout"}
-        question = self._claims.take_question(asker) or Question(generate_id(32), asked)
+        token, asked = question or (generate_id(32), asked)
         try:
-            claims = await self._request(row, {**question.arguments, "timeout": wait}, wait, question.token)
+            claims = await self._request(row, {**asked, "timeout": wait}, wait, token)
         except (StoreUnreachableError, asyncio.CancelledError):
-            self._claims.put_question(asker, question)
+            self._claims.put(asker, [(token, asked)])
             raise
-        self._claims.put_claims(asker, claims[limit:])
+        self._claims.put(asker, claims=claims[limit:])
         return claims[:limit]
 
     async def _request(
