@@ -26,7 +26,7 @@ from agentlightning.cli.output import (
     with_store,
 )
 from agentlightning.private_files import open_private
-from agentlightning.store.read_operations import pages_of
+from agentlightning.store.cursors import pages_of
 from agentlightning.terminal import json_text
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from agentlightning.cli.run_texts import (
 )
 from agentlightning.errors import NotFoundError
 from agentlightning.store.base import LightningStore
-from agentlightning.store.read_operations import pages_of
+from agentlightning.store.cursors import pages_of
 from agentlightning.training.ledger_records import LedgerEntry, check_ledger, numbers_of
 from agentlightning.training.records import clean_record
 

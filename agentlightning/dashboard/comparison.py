@@ -21,7 +21,7 @@ from agentlightning.evaluation.result import (
 )
 from agentlightning.evaluation.tasks import tasks_of
 from agentlightning.store.base import LightningStore
-from agentlightning.store.read_operations import pages_of
+from agentlightning.store.cursors import pages_of
 from agentlightning.store.summaries.facts import input_text, preview_of
 from agentlightning.types import AttemptedRollout, RunRecord
 from agentlightning.utils.rewards import as_reward

@@ -8,7 +8,7 @@ from pydantic.json_schema import models_json_schema
 
 from agentlightning.dashboard import values
 from agentlightning.dashboard.questions import MOST_PAIRS, QUESTIONS, Question
-from agentlightning.store.http.openapi_parts import json_content, parameter, responses
+from agentlightning.store.http.openapi import json_content, parameter, responses
 from agentlightning.store.http.operations import PREFIX
 
 

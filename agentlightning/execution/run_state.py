@@ -21,7 +21,7 @@ from agentlightning.execution.events import ExecutionEvent, ThreadingEvent
 from agentlightning.runner.outcome import describe
 from agentlightning.semconv import CONTROL_PREFIX
 from agentlightning.store.base import UNSET, LightningStore
-from agentlightning.store.wrappers.compat import complete
+from agentlightning.store.wrappers import complete
 from agentlightning.types import Worker
 from agentlightning.types.runs import Run, RunState
 from agentlightning.utils.concurrency.loops import within

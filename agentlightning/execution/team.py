@@ -22,7 +22,7 @@ from agentlightning.execution.subreaper import uses_accelerator
 from agentlightning.execution.supervisor import Patience
 from agentlightning.store.base import RUNNING, UNSET, LightningStore, Unset
 from agentlightning.store.rules.lifecycle import RUNNER_DIED, STOPPED
-from agentlightning.store.wrappers.compat import complete
+from agentlightning.store.wrappers import complete
 from agentlightning.types import AttemptedRollout, AttemptError
 from agentlightning.utils.backoff import doubled
 from agentlightning.utils.concurrency.loops import within

@@ -31,7 +31,7 @@ from agentlightning.llm_proxy.recording.replay import CallFile, Match
 from agentlightning.llm_proxy.upstream.http import Upstream
 from agentlightning.llm_proxy.weights import WeightChanges, WeightGate
 from agentlightning.store.base import LightningStore
-from agentlightning.store.wrappers.compat import complete
+from agentlightning.store.wrappers import complete
 from agentlightning.tracer.export.exporter import close_mirror, open_mirror
 from agentlightning.types import LLM, NamedResources, ProxyLLM
 from agentlightning.types.attempt_key import attempt_key

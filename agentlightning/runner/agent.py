@@ -27,7 +27,7 @@ from agentlightning.runner.heartbeat import AttemptHeartbeats, Heartbeat, Heartb
 from agentlightning.runner.outcome import Ending, PolicyFaults, check_policy_faults
 from agentlightning.runner.results import RewardFn, check_dimensions
 from agentlightning.store.base import LightningStore
-from agentlightning.store.wrappers.compat import complete
+from agentlightning.store.wrappers import complete
 from agentlightning.tracer.base import Tracer
 from agentlightning.tracer.otel import OtelTracer
 from agentlightning.types import AttemptedRollout, Hook, NamedResources, Rollout, RolloutMode

@@ -1,8 +1,8 @@
 """Attempts in processes of their own: each holds a copy of the agent, and its store is the runner's.
 
 `AgentProcess` is the runner's end: started by `spawn`, so that nothing is copied but the agent and the tracer, in a
-process group of its own, which is killed as a whole; `ProcessExecutor` has one for each attempt at once. What runs in it
-is in `agent_child.py`, and the messages between the two are in `pipe.py`.
+process group of its own, which is killed as a whole; `ProcessExecutor` has one for each attempt at once. What runs in
+it is in `agent_child.py`, and the messages between the two are in `pipe.py`.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from agentlightning.errors import BadRequestError
 from agentlightning.litagent.command.process import ProgramOutput
 from agentlightning.runner.outcome import AttemptFault
 from agentlightning.store.base import UNSET, LightningStore, LightningStoreCapabilities
-from agentlightning.store.wrappers.forward import forward_operations
+from agentlightning.store.operations import forward_operations
 from agentlightning.types import AttemptedRollout, NamedResources, Span
 from agentlightning.utils.exceptions import message_of
 

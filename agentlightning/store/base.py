@@ -2,48 +2,60 @@
 
 Every operation is a coroutine, safe to repeat where it says so, and raises the classes of `agentlightning.errors`:
 `NotFoundError` for acting on an unknown id, `ConflictError` for a change that the present state forbids,
-`BadRequestError` for a wrong value. Getters answer None for an unknown id. Times are wall-clock seconds. The
-operations that only read are in `read_operations.py`, `summary_operations.py` and `detail_operations.py`, those of
-runs in `run_operations.py`, the one that takes in a history in `history_operations.py`.
+`BadRequestError` for a wrong value. Getters answer None for an unknown id. Times are wall-clock seconds. A method is
+declared here once, with what `@Operation` (`operations.py`) says of it: server, client and wrappers are read from that.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from opentelemetry.sdk.trace import ReadableSpan
 from typing_extensions import TypedDict
 
 from agentlightning.errors import NotFoundError
-from agentlightning.store.detail_operations import DetailOperations
-from agentlightning.store.history_operations import HistoryOperations
-from agentlightning.store.read_operations import ReadOperations
-from agentlightning.store.run_operations import RunOperations
-from agentlightning.store.summary_operations import SummaryOperations
+from agentlightning.store.operations import UNSET, Operation, Unset
 from agentlightning.store.traces import Traces
-from agentlightning.store.unset import UNSET, Unset
 from agentlightning.types import (
+    AggregateBy,
     Attempt,
     AttemptedRollout,
     AttemptError,
+    BestFigure,
     EnqueueRolloutRequest,
+    EventPage,
     FilterOptions,
+    HistoryImport,
     NamedResources,
     Outcome,
     PaginatedResult,
+    RecordKind,
     ResourcesUpdate,
     Rollout,
+    RolloutAggregate,
     RolloutConfig,
+    RolloutFilter,
     RolloutStatus,
+    Run,
+    RunRecord,
+    RunState,
     Span,
+    SpanOutline,
+    SummaryPage,
     TaskInput,
+    TokenText,
     Worker,
 )
-from agentlightning.types.core import AnyAttemptStatus, AnyRolloutStatus
+from agentlightning.types.core import AnyAttemptStatus, AnyRolloutStatus, AnyWorkerStatus
 from agentlightning.types.mode import AnyMode
+from agentlightning.types.summaries import AnySummarySort
+
+FilterLogic = Literal["and", "or"]
+SortOrder = Literal["asc", "desc"]
 
 QUEUING: Final[frozenset[RolloutStatus]] = frozenset(("queuing", "requeuing"))
 RUNNING: Final[frozenset[RolloutStatus]] = frozenset(("preparing", "running"))
@@ -152,10 +164,11 @@ _ELSEWHERE: Final[dict[str, str]] = {
 }
 """Names that programs try, and what does it here."""
 
-T = TypeVar("T")
+recording: set[asyncio.Task[None]] = set()
+"""Metrics on their way to the store, see `record_metric`."""
 
 
-class LightningStore(ReadOperations, RunOperations, SummaryOperations, DetailOperations, HistoryOperations):
+class LightningStore:
     """Where tasks, attempts, spans, resources, workers and runs meet."""
 
     if TYPE_CHECKING:
@@ -189,12 +202,14 @@ class LightningStore(ReadOperations, RunOperations, SummaryOperations, DetailOpe
     async def close(self) -> None:
         """Release connections, files and threads. May be called twice."""
 
+    @Operation("GET /statistics", slow=True)
     async def statistics(self) -> LightningStoreStatistics:
         """Return the counters."""
         return {"name": type(self).__name__}
 
-    # --- work comes in ---------------------------------------------------------------------------------------------
+    # --- work comes in ----------------------------------------------------------------------------------------------
 
+    @Operation("POST /rollouts", status=201, retry="token", whole=True)
     async def start_rollout(
         self,
         input: TaskInput,
@@ -212,6 +227,7 @@ class LightningStore(ReadOperations, RunOperations, SummaryOperations, DetailOpe
         """
         raise NotImplementedError
 
+    @Operation(many="enqueue_many_rollouts")
     async def enqueue_rollout(
         self,
         input: TaskInput,
@@ -234,10 +250,12 @@ class LightningStore(ReadOperations, RunOperations, SummaryOperations, DetailOpe
         """
         raise NotImplementedError
 
+    @Operation("POST /queues/rollouts/enqueue", status=201, retry="token", whole=True)
     async def enqueue_many_rollouts(self, rollouts: Sequence[EnqueueRolloutRequest]) -> list[Rollout]:
         """Enqueue a batch, all or nothing, in order. An empty batch gives an empty list."""
         raise NotImplementedError
 
+    @Operation(many="dequeue_many_rollouts")
     async def dequeue_rollout(
         self, worker_id: str | None = None, *, timeout: float = 0.0, run_id: str | None = None
     ) -> AttemptedRollout | None:
@@ -248,12 +266,20 @@ class LightningStore(ReadOperations, RunOperations, SummaryOperations, DetailOpe
         """
         raise NotImplementedError
 
+    @Operation("POST /queues/rollouts/dequeue", retry="token", whole=True)
     async def dequeue_many_rollouts(
         self, *, limit: int = 1, worker_id: str | None = None, timeout: float = 0.0, run_id: str | None = None
     ) -> list[AttemptedRollout]:
         """Claim up to `limit` rollouts, oldest first; waits up to `timeout` seconds for the first of them."""
         raise NotImplementedError
 
+    @Operation(
+        "POST /rollouts/{rollout_id}/attempts",
+        also=("POST /rollouts/{rollout_id}/attempt", "POST /rollouts/{rollout_id}/start"),
+        status=201,
+        retry="token",
+        whole=True,
+    )
     async def start_attempt(self, rollout_id: str, worker_id: str | None = None) -> AttemptedRollout:
         """Begin a further attempt whatever the rollout's status; the one way out of a terminal status besides queuing.
 
@@ -262,8 +288,9 @@ class LightningStore(ReadOperations, RunOperations, SummaryOperations, DetailOpe
         """
         raise NotImplementedError
 
-    # --- evidence comes in -----------------------------------------------------------------------------------------
+    # --- evidence comes in ------------------------------------------------------------------------------------------
 
+    @Operation("POST /spans", body="span", status=201, many="add_many_spans")
     async def add_span(self, span: Span) -> Span | None:
         """Store one span; None if its (rollout, attempt, span id) is there already.
 
@@ -275,6 +302,7 @@ class LightningStore(ReadOperations, RunOperations, SummaryOperations, DetailOpe
         """
         raise NotImplementedError
 
+    @Operation("POST /spans/batch", status=201)
     async def add_many_spans(self, spans: Sequence[Span]) -> list[Span]:
         """Store spans in one step and return those that were new, in the order given.
 
@@ -286,6 +314,7 @@ class LightningStore(ReadOperations, RunOperations, SummaryOperations, DetailOpe
         """
         raise NotImplementedError
 
+    @Operation()
     async def add_otel_span(
         self, rollout_id: str, attempt_id: str, readable_span: ReadableSpan, sequence_id: int | None = None
     ) -> Span | None:
@@ -296,6 +325,7 @@ class LightningStore(ReadOperations, RunOperations, SummaryOperations, DetailOpe
         """
         raise NotImplementedError
 
+    @Operation("POST /spans/next", wrap="sequence_id", many="get_many_span_sequence_ids")
     async def get_next_span_sequence_id(self, rollout_id: str, attempt_id: str) -> int:
         """Return the next number of the rollout, 1 first. Numbers never repeat; attempts of a rollout share them.
 
@@ -304,12 +334,14 @@ class LightningStore(ReadOperations, RunOperations, SummaryOperations, DetailOpe
         """
         raise NotImplementedError
 
+    @Operation("POST /spans/next/batch", wrap="sequence_ids")
     async def get_many_span_sequence_ids(self, rollout_attempt_ids: Sequence[tuple[str, str]]) -> list[int]:
         """Return one number per (rollout, attempt) pair, in the order given."""
         raise NotImplementedError
 
-    # --- changes ---------------------------------------------------------------------------------------------------
+    # --- changes ----------------------------------------------------------------------------------------------------
 
+    @Operation("POST /rollouts/{rollout_id}", retry="token", never_null=("status", "config"))
     async def update_rollout(
         self,
         rollout_id: str,
@@ -328,6 +360,9 @@ class LightningStore(ReadOperations, RunOperations, SummaryOperations, DetailOpe
         """
         raise NotImplementedError
 
+    @Operation(
+        "POST /rollouts/{rollout_id}/attempts/{attempt_id}", retry="token", never_null=("status", "last_heartbeat_time")
+    )
     async def update_attempt(
         self,
         rollout_id: str,
@@ -354,6 +389,7 @@ class LightningStore(ReadOperations, RunOperations, SummaryOperations, DetailOpe
         """
         raise NotImplementedError
 
+    @Operation("POST /rollouts/delete", wrap="deleted", retry="token", slow=True)
     async def delete_rollouts(
         self,
         *,
@@ -376,6 +412,12 @@ class LightningStore(ReadOperations, RunOperations, SummaryOperations, DetailOpe
         """
         raise NotImplementedError
 
+    @Operation(
+        "POST /workers/{worker_id}/heartbeat",
+        also=("POST /workers/{worker_id}",),
+        retry="token",
+        never_null=("heartbeat_stats",),
+    )
     async def update_worker(
         self,
         worker_id: str,
@@ -391,37 +433,510 @@ class LightningStore(ReadOperations, RunOperations, SummaryOperations, DetailOpe
         """
         raise NotImplementedError
 
-    # --- resources -------------------------------------------------------------------------------------------------
+    # --- resources --------------------------------------------------------------------------------------------------
 
+    @Operation("POST /resources", body="resources", status=201, retry="token", whole=True)
     async def add_resources(self, resources: NamedResources, *, run_id: str | None = None) -> ResourcesUpdate:
         """Publish a new set of resources under a fresh id, version 1; it becomes the latest of its run."""
         raise NotImplementedError
 
+    @Operation(
+        "POST /resources/{resources_id}",
+        also=("PUT /resources/{resources_id}",),
+        body="resources",
+        retry="token",
+        whole=True,
+    )
     async def update_resources(
         self, resources_id: str, resources: NamedResources, *, run_id: str | None = None
     ) -> ResourcesUpdate:
         """Publish the next version of a set, which becomes the latest of its run; an unknown id begins at version 1."""
         raise NotImplementedError
 
-    # --- short forms, the same for every store ---------------------------------------------------------------------
+    # --- questions --------------------------------------------------------------------------------------------------
+
+    @Operation("POST /rollouts/search", also=("GET /rollouts",), slow=True)
+    async def query_rollouts(
+        self,
+        *,
+        status_in: Sequence[AnyRolloutStatus] | None = None,
+        rollout_id_in: Sequence[str] | None = None,
+        rollout_id_contains: str | None = None,
+        filter_logic: FilterLogic = "and",
+        sort_by: str | None = None,
+        sort_order: SortOrder = "asc",
+        limit: int = -1,
+        offset: int = 0,
+        status: Sequence[AnyRolloutStatus] | None = None,
+        rollout_ids: Sequence[str] | None = None,
+        run_id: str | Unset | None = UNSET,
+        cursor: str | None = None,
+    ) -> PaginatedResult[AttemptedRollout | Rollout]:
+        """Return rollouts, those with attempts as `AttemptedRollout`. `status` and `rollout_ids` are old names.
+
+        `cursor` is that of an earlier page, in the same order: the page begins behind it, whatever came or was deleted
+        meanwhile, and reading it takes no longer than the first. A store of a user may have none.
+
+        Raises:
+            BadRequestError: an argument is wrong, the cursor is of another order, or it is given beside an `offset`.
+        """
+        raise NotImplementedError
+
+    @Operation("POST /rollouts/{rollout_id}/attempts/search", also=("GET /rollouts/{rollout_id}/attempts",), slow=True)
+    async def query_attempts(
+        self,
+        rollout_id: str,
+        *,
+        sort_by: str | None = "sequence_id",
+        sort_order: SortOrder = "asc",
+        limit: int = -1,
+        offset: int = 0,
+    ) -> PaginatedResult[Attempt]:
+        """Return the attempts of a rollout; none for an unknown one."""
+        raise NotImplementedError
+
+    @Operation("POST /spans/search", also=("GET /spans",), slow=True)
+    async def query_spans(
+        self,
+        rollout_id: str,
+        attempt_id: str | Literal["latest"] | None = None,
+        *,
+        trace_id: str | None = None,
+        trace_id_contains: str | None = None,
+        span_id: str | None = None,
+        span_id_contains: str | None = None,
+        parent_id: str | None = None,
+        parent_id_contains: str | None = None,
+        name: str | None = None,
+        name_contains: str | None = None,
+        filter_logic: FilterLogic = "and",
+        limit: int = -1,
+        offset: int = 0,
+        sort_by: str | None = "sequence_id",
+        sort_order: SortOrder = "asc",
+    ) -> PaginatedResult[Span]:
+        """Return spans of a rollout, or of one attempt. Unknown ids give an empty page.
+
+        Raises:
+            GoneError: the spans of this rollout were evicted from memory.
+        """
+        raise NotImplementedError
+
+    @Operation("GET /resources", slow=True)
+    async def query_resources(
+        self,
+        *,
+        resources_id: str | None = None,
+        resources_id_contains: str | None = None,
+        sort_by: str | None = None,
+        sort_order: SortOrder = "asc",
+        limit: int = -1,
+        offset: int = 0,
+    ) -> PaginatedResult[ResourcesUpdate]:
+        """Return the newest version of each set of resources; API keys are null."""
+        raise NotImplementedError
+
+    @Operation("POST /workers/search", also=("GET /workers",), slow=True)
+    async def query_workers(
+        self,
+        *,
+        status_in: Sequence[AnyWorkerStatus] | None = None,
+        worker_id_contains: str | None = None,
+        filter_logic: FilterLogic = "and",
+        sort_by: str | None = None,
+        sort_order: SortOrder = "asc",
+        limit: int = -1,
+        offset: int = 0,
+    ) -> PaginatedResult[Worker]:
+        """Return workers. Notes of runs (`semconv.CONTROL_PREFIX`) only if `worker_id_contains` begins like them."""
+        raise NotImplementedError
+
+    @Operation("GET /rollouts/{rollout_id}", whole=True)
+    async def get_rollout_by_id(self, rollout_id: str) -> AttemptedRollout | Rollout | None:
+        """Return one rollout, with its latest attempt if it has one; None if unknown."""
+        raise NotImplementedError
+
+    @Operation("GET /rollouts/{rollout_id}/attempts/latest")
+    async def get_latest_attempt(self, rollout_id: str) -> Attempt | None:
+        """Return the attempt with the highest number; None if there is none."""
+        raise NotImplementedError
+
+    @Operation("GET /workers/{worker_id}")
+    async def get_worker_by_id(self, worker_id: str) -> Worker | None:
+        """Return one worker; None if unknown."""
+        raise NotImplementedError
+
+    @Operation("GET /resources/{resources_id}", whole=True)
+    async def get_resources_by_id(self, resources_id: str, version: int | None = None) -> ResourcesUpdate | None:
+        """Return one version of a set (the newest by default), API keys included; None if unknown."""
+        raise NotImplementedError
+
+    @Operation("GET /resources/latest", whole=True)
+    async def get_latest_resources(self, *, run_id: str | None = None) -> ResourcesUpdate | None:
+        """Return what was published last for the run, else for no run; None if there is nothing."""
+        raise NotImplementedError
+
+    # --- waiting ----------------------------------------------------------------------------------------------------
+
+    @Operation("POST /waits/rollouts", whole=True)
+    async def wait_for_rollouts(self, *, rollout_ids: Sequence[str], timeout: float | None = None) -> list[Rollout]:
+        """Return those of the rollouts that are at an end, in the order given, waiting until all are or time is up.
+
+        `timeout` is in seconds; None waits without limit. Unknown ids are left out and not waited for.
+        """
+        raise NotImplementedError
+
+    @Operation("POST /events/search")
+    async def query_events(
+        self, *, after: str | None = None, limit: int = 100, timeout: float = 0.0, run_id: str | Unset | None = UNSET
+    ) -> EventPage:
+        """Return which rollouts and runs changed after a cursor, each once and as it stands; waits for the first one.
+
+        `after=None` is the moment of the call, "0" is before everything; any other cursor comes from an earlier page,
+        of this or an earlier process. Waits up to `timeout` seconds. A page may be empty and its cursor newer, when all
+        changes were of other runs.
+
+        Raises:
+            BadRequestError: not a cursor of this store.
+        """
+        raise NotImplementedError
+
+    # --- runs -------------------------------------------------------------------------------------------------------
+
+    @Operation("POST /runs/{run_id}/start", kind="run", retry="token")
+    async def start_run(
+        self,
+        run_id: str,
+        *,
+        algorithm: str | None = None,
+        config: dict[str, Any] | None = None,
+        versions: dict[str, str] | None = None,
+        metadata: dict[str, Any] | None = None,
+    ) -> Run:
+        """Begin a run, or go on with one that is known: it is `running`, and its end, error and stop note are cleared.
+
+        What is given replaces what it had.
+
+        Raises:
+            BadRequestError: the id is "-", begins like a note of ours (`semconv.CONTROL_PREFIX`), has a null byte or
+                more than 512 characters; or the run takes more than 8 MiB.
+        """
+        raise keeps_no_runs(self)
+
+    @Operation("POST /runs/{run_id}", kind="run", retry="token", never_null=("state",))
+    async def update_run(
+        self,
+        run_id: str,
+        *,
+        state: RunState | Unset = UNSET,
+        best: BestFigure | Unset | None = UNSET,
+        error: AttemptError | Unset | None = UNSET,
+        stop_reason: str | Unset | None = UNSET,
+        config: dict[str, Any] | Unset | None = UNSET,
+        metadata: dict[str, Any] | Unset | None = UNSET,
+        heartbeat: bool = False,
+    ) -> Run:
+        """Change the fields that are given. A state other than `running` ends the run.
+
+        `best` replaces a lower value of the same name, or one of another name. A `stop_reason` is stamped with
+        `stop_time`, each later than the one before, and makes the run if it is unknown, without an algorithm.
+
+        Raises:
+            NotFoundError: no such run, and no `stop_reason`.
+        """
+        raise keeps_no_runs(self)
+
+    @Operation("GET /runs/{run_id}", kind="run")
+    async def get_run_by_id(self, run_id: str) -> Run | None:
+        """Return one run; None if unknown."""
+        raise keeps_no_runs(self)
+
+    @Operation("POST /runs/search", also=("GET /runs",), kind="run", slow=True)
+    async def query_runs(
+        self,
+        *,
+        state_in: Sequence[RunState] | None = None,
+        algorithm: str | None = None,
+        run_id_contains: str | None = None,
+        sort_by: str | None = "start_time",
+        sort_order: SortOrder = "asc",
+        limit: int = -1,
+        offset: int = 0,
+    ) -> PaginatedResult[Run]:
+        """Return the runs that pass every filter."""
+        raise keeps_no_runs(self)
+
+    @Operation("POST /runs/{run_id}/records", kind="run", wrap="added", status=201, retry="token")
+    async def add_run_records(self, run_id: str, records: Sequence[RunRecord]) -> int:
+        """Store records, all or none; returns how many were new. It is a sign of life of the run.
+
+        A record with the kind, step and name of one that is there changes nothing. Numbers that are not finite become
+        null, and the store says the time.
+
+        Raises:
+            NotFoundError: no such run.
+            BadRequestError: a record takes more than 8 MiB of JSON, or there are more than 10,000.
+            BusyError: the store is full.
+        """
+        raise keeps_no_runs(self)
+
+    @Operation("POST /runs/{run_id}/records/search", also=("GET /runs/{run_id}/records",), kind="run", slow=True)
+    async def query_run_records(
+        self,
+        run_id: str,
+        *,
+        kind_in: Sequence[RecordKind] | None = None,
+        step_from: int | None = None,
+        step_to: int | None = None,
+        name: str | None = None,
+        sort_order: SortOrder = "asc",
+        limit: int = -1,
+        offset: int = 0,
+        cursor: str | None = None,
+    ) -> PaginatedResult[RunRecord]:
+        """Return records that pass every filter, by step and then as they were stored; none of an unknown run.
+
+        Both bounds of the step are inclusive. A page with a `limit` ends early where its records take more than 16 MiB;
+        its `cursor` is then where the next page of the same filters and order begins, as after every page but the last.
+
+        Raises:
+            BadRequestError: an argument is wrong, the cursor is of another order, or it is given beside an `offset`.
+        """
+        raise keeps_no_runs(self)
+
+    @Operation("POST /runs/{run_id}/rewind", kind="run", wrap="removed", retry="token", slow=True)
+    async def rewind_run(self, run_id: str, step: int) -> int:
+        """Remove the records of every kind after a step, for a run that goes on from there; returns how many.
+
+        Raises:
+            NotFoundError: no such run.
+        """
+        raise keeps_no_runs(self)
+
+    @Operation("POST /runs/delete", kind="run", wrap="deleted", retry="token", slow=True)
+    async def delete_runs(self, run_ids: Sequence[str], *, force: bool = False) -> int:
+        """Remove runs with their records; returns how many. Unknown ones are passed over, rollouts stay.
+
+        Raises:
+            ConflictError: one is `running`; then nothing is removed, unless with `force`.
+        """
+        raise keeps_no_runs(self)
+
+    @Operation("POST /vocabularies/{vocabulary_id}", kind="run", body="tokens", wrap="added")
+    async def add_vocabulary(self, vocabulary_id: str, tokens: Sequence[str]) -> bool:
+        """Store the text of each token id of a tokenizer; False if there is one of this id, which then stays.
+
+        Raises:
+            BadRequestError: it takes more than 8 MiB of JSON.
+        """
+        raise keeps_no_runs(self)
+
+    @Operation("GET /vocabularies/{vocabulary_id}", kind="run", whole=True)
+    async def get_vocabulary(self, vocabulary_id: str) -> list[str] | None:
+        """Return the text of each token id; None if unknown."""
+        raise keeps_no_runs(self)
+
+    # --- many rollouts in short -------------------------------------------------------------------------------------
+
+    @Operation("POST /rollouts/summaries", also=("GET /rollouts/summaries",), kind="default", bounded=True, slow=True)
+    async def query_rollout_summaries(
+        self,
+        *,
+        filter: RolloutFilter | None = None,
+        sort_by: AnySummarySort = "start_time",
+        sort_order: SortOrder = "desc",
+        limit: int = 100,
+        offset: int = 0,
+        cursor: str | None = None,
+    ) -> SummaryPage:
+        """Return rollouts that pass the filter, in short, and exactly how many there are.
+
+        Those without what is sorted by are last in both orders. `cursor` is that of an earlier page, in the same order;
+        the page after it stays the right one while rollouts are added. `limit` is from 1 to 1000.
+
+        Raises:
+            BadRequestError: an argument is wrong, the cursor is of another order, or it is given beside an `offset`.
+        """
+        from agentlightning.store.summaries.defaults import query_summaries
+
+        return await query_summaries(self, filter, sort_by, sort_order, limit=limit, offset=offset, cursor=cursor)
+
+    @Operation("POST /rollouts/aggregate", kind="default", slow=True)
+    async def aggregate_rollouts(
+        self,
+        *,
+        by: AggregateBy = "step",
+        filter: RolloutFilter | None = None,
+        buckets: int = 0,
+        dimension: str | None = None,
+    ) -> RolloutAggregate:
+        """Return figures of the rollouts that pass the filter, in groups: counts, mean and quantiles of the rewards.
+
+        `buckets` (at most 100) asks for a histogram of the rewards. `dimension` takes one dimension of the rewards in
+        the place of the reward.
+
+        Raises:
+            BadRequestError: an argument is wrong.
+        """
+        from agentlightning.store.summaries.defaults import aggregate
+
+        return await aggregate(self, by, filter, buckets, dimension)
+
+    # --- single things ----------------------------------------------------------------------------------------------
+
+    def record_metric(self, name: str, value: float, tags: Mapping[str, str] | None = None) -> asyncio.Task[None]:
+        """Begin `observe_metric` from code that cannot await it, on the running loop; return its task.
+
+        Raises:
+            RuntimeError: no event loop runs here.
+        """
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            raise RuntimeError(
+                "record_metric needs a running event loop; elsewhere: asyncio.run(store.observe_metric(...))"
+            ) from None
+        task = loop.create_task(self.observe_metric(name, value, tags))
+        recording.add(task)
+        task.add_done_callback(recording.discard)
+        return task
+
+    @Operation("POST /metrics/observations", kind="default")
+    async def observe_metric(self, name: str, value: float, tags: Mapping[str, str] | None = None) -> None:
+        """Add a value to a histogram of the program's own, which the store's page of metrics shows (`/v1/prometheus`).
+
+        A name has the same tags each time. A repeated call counts again.
+
+        Raises:
+            BadRequestError: the name or a tag is no name, other tags than before, or too many of either.
+        """
+        from agentlightning.store.metrics import observe
+
+        observe(name, value, tags)
+
+    @Operation("GET /spans/outlines", kind="default", bounded=True, slow=True)
+    async def query_span_outlines(
+        self,
+        rollout_id: str,
+        attempt_id: str | Literal["latest"] | None = None,
+        *,
+        limit: int = 5000,
+        offset: int = 0,
+    ) -> PaginatedResult[SpanOutline]:
+        """Return spans of a rollout, or of one attempt, without their attributes, by number.
+
+        `limit` is from 1 to 20,000.
+
+        Raises:
+            BadRequestError: `limit` or `offset` is out of its range.
+            GoneError: the spans of this rollout were evicted from memory.
+        """
+        from agentlightning.store.details import check_outline_page, outline_of_span
+
+        check_outline_page(limit, offset)
+        page = await self.query_spans(rollout_id, attempt_id, limit=limit, offset=offset)
+        items = [outline_of_span(span) for span in page]
+        return PaginatedResult(items=items, limit=limit, offset=offset, total=page.total)
+
+    @Operation("GET /rollouts/{rollout_id}/attempts/{attempt_id}/spans/{span_id}", kind="default")
+    async def get_span(self, rollout_id: str, attempt_id: str, span_id: str) -> Span | None:
+        """Return one span; None if unknown. Of several with one id, from different traces, the one of least number.
+
+        Raises:
+            GoneError: the spans of this rollout were evicted from memory.
+        """
+        page = await self.query_spans(rollout_id, attempt_id)
+        return next((span for span in page if span.span_id == span_id), None)
+
+    @Operation("GET /resources/{resources_id}/versions", kind="default", bounded=True)
+    async def query_resource_versions(
+        self, resources_id: str, *, sort_order: SortOrder = "desc", limit: int = 100, offset: int = 0
+    ) -> PaginatedResult[ResourcesUpdate]:
+        """Return the versions of a set of resources, the newest first; API keys are null. None for an unknown one.
+
+        `limit` is from 1 to 1000.
+
+        Raises:
+            BadRequestError: an argument is out of its range.
+        """
+        from agentlightning.store.details import page_of_versions, without_keys
+
+        store = self
+        newest = await store.get_resources_by_id(resources_id)
+        total = 0 if newest is None else newest.version
+        items: list[ResourcesUpdate] = []
+        for number in page_of_versions(total, sort_order, limit, offset):
+            update = newest if number == total else await store.get_resources_by_id(resources_id, version=number)
+            if update is not None:
+                items.append(without_keys(update))
+        return PaginatedResult(items=items, limit=limit, offset=offset, total=total)
+
+    @Operation("POST /vocabularies/{vocabulary_id}/texts", kind="default", whole=True)
+    async def get_token_texts(self, vocabulary_id: str, token_ids: Sequence[int]) -> list[TokenText] | None:
+        """Return the text of each token id by a vocabulary of `add_vocabulary`; None if there is no such vocabulary.
+
+        Raises:
+            BadRequestError: there are more than 200,000 ids.
+        """
+        from agentlightning.store.details import texts_of
+
+        return texts_of(await self.get_vocabulary(vocabulary_id), token_ids)
+
+    # --- histories of other stores ----------------------------------------------------------------------------------
+
+    @Operation("POST /history", kind="default", status=201, slow=True)
+    async def import_history(
+        self,
+        *,
+        resources: Sequence[ResourcesUpdate] = (),
+        rollouts: Sequence[Rollout] = (),
+        attempts: Sequence[Attempt] = (),
+        spans: Sequence[Span] = (),
+    ) -> HistoryImport:
+        """Take in pieces of a finished history: with the ids, times, statuses and numbers that they have.
+
+        Rollouts and attempts must have ended. The attempts of a rollout come in the order of their numbers, from 1 on,
+        with their rollout or later; spans with their attempt or later, each with its number. What is there already is
+        left as it is, so a call may be repeated, and several may run at once. A piece that cannot be taken is named in
+        the answer, and the others are taken: a rollout with its attempts and spans at once, after the resources; many
+        rollouts in several steps, between which others are served. Nothing of it is claimed, retried, or counted as
+        work of this store.
+
+        An attempt that says no outcome is given one: `scored` if it succeeded and a span of it carries a finite reward,
+        `unscored` if it succeeded without, and for other statuses that of an attempt here which says none.
+
+        Raises:
+            BadRequestError: a value has not the shape of its field, or a span has no number.
+            BusyError: the store is full. The resources were taken, and of a long history some of the rollouts.
+            TooLargeError: a rollout with its attempts is more than the store holds in one piece. The same was taken.
+            NotImplementedError: this store takes in no history; those of this package do.
+        """
+        raise NotImplementedError(
+            "This store does not implement import_history; import into one of this package, such as sqlite:///FILE"
+        )
+
+    # --- short forms, the same for every store ----------------------------------------------------------------------
 
     async def wait_for_rollout(self, rollout_id: str, timeout: float | None = None) -> Rollout | None:
         """Wait for one rollout; None if it is not at an end in time."""
         finished = await self.wait_for_rollouts(rollout_ids=[rollout_id], timeout=timeout)
         return finished[0] if finished else None
 
+    @Operation("POST /rollouts/{rollout_id}/attempt/{attempt_id}/finish", kind="short", retry="token")
     async def finish_attempt(
         self, rollout_id: str, attempt_id: str = "latest", *, status: AnyAttemptStatus = "succeeded"
     ) -> Attempt:
         """End an attempt; the same as `update_attempt` with a status."""
         return await self.update_attempt(rollout_id, attempt_id, status=status)
 
+    @Operation("POST /workers", kind="short", retry="token")
     async def register_worker(
         self, worker_id: str, heartbeat_stats: dict[str, Any] | Unset = UNSET, *, run_id: str | None = None
     ) -> Worker:
         """Make a worker known before its first claim; the same as its first heartbeat (`update_worker`)."""
         return await self.update_worker(worker_id, heartbeat_stats, run_id=run_id)
 
+    @Operation("POST /rollouts/{rollout_id}/finish", kind="short", retry="token")
     async def finish_rollout(self, rollout_id: str, attempt_id: str = "latest", response: Any = None) -> Rollout:
         """End a rollout well; `response` goes to the attempt's metadata under the key `response`."""
         metadata: dict[str, Any] | Unset = UNSET if response is None else {"response": response}
@@ -447,3 +962,11 @@ class LightningStore(ReadOperations, RunOperations, SummaryOperations, DetailOpe
         if rollout is None:
             raise NotFoundError(f"Rollout {rollout_id} not found: it was deleted just after its attempt was ended")
         return rollout
+
+
+def keeps_no_runs(store: object) -> NotImplementedError:
+    """Return the error of a store that lacks these operations."""
+    return NotImplementedError(
+        f"{type(store).__name__} keeps no runs: it does not implement the operations of "
+        "agentlightning.store.base. Training goes on; to look at its records, use a store of this package"
+    )

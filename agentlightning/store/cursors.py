@@ -1,16 +1,21 @@
-"""Cursors: the place in a sorted list behind which its next page begins, as a text for callers."""
+"""Pages of lists: cursors, the place in a sorted list behind which its next page begins, and the pages one by one."""
 
 from __future__ import annotations
 
 import base64
 import json
-from typing import Any
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any, TypeVar
 
 from agentlightning.errors import BadRequestError
+from agentlightning.types import PaginatedResult
 
 Place = tuple[Any, Any]
 """The value of an item in what a page is sorted by, None perhaps, and its place among those equal in it: its number in
 the order of insertion, or its id in a store that has none."""
+T = TypeVar("T")
+PAGE = 500
+"""Items of a list that are read at once."""
 LARGEST_NUMBER = 2**53
 """The largest that every JSON reader takes for itself."""
 
@@ -69,3 +74,27 @@ def check_not_both(cursor: str | None, offset: int) -> None:
     """
     if cursor is not None and offset:
         raise BadRequestError(f"Give a cursor or an offset; got both (offset={offset})")
+
+
+async def pages_of(
+    query: Callable[..., Awaitable[PaginatedResult[T]]],
+    *,
+    limit: int | None = None,
+    cursor: str | None = None,
+    **filters: Any,
+) -> AsyncGenerator[PaginatedResult[T]]:
+    """Yield the pages of a list, `store.query_rollouts` for example; the first one even if it is empty.
+
+    While others write, by cursors nothing is missing or read twice. A store that gives none is read by offsets.
+    """
+    where: dict[str, Any] = {} if cursor is None else {"cursor": cursor}
+    while True:
+        page = await query(**filters, limit=PAGE if limit is None else limit, **where)
+        yield page
+        if page.cursor is not None:
+            where = {"cursor": page.cursor}
+            continue
+        read = where.get("offset", 0) + len(page.items)
+        if "cursor" in where or not page.items or read >= page.total:
+            return
+        where = {"offset": read}

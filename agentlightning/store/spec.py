@@ -9,10 +9,10 @@ URI of a database every other name is its driver's. A package that a form needs 
 
 from __future__ import annotations
 
+import importlib
 import math
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import unquote_plus
 
@@ -106,7 +106,7 @@ def public_form(spec: str) -> str:
     return without_password(spec.partition("?")[0])
 
 
-# --- settings --------------------------------------------------------------------------------------------------------
+# --- settings ------------------------------------------------------------------------------------------------------
 
 
 def _read_settings(kind: _Kind, query: str) -> tuple[_Settings, str]:
@@ -158,76 +158,52 @@ def retention_policy(**bounds: Any) -> RetentionPolicy:
 # --- the forms -------------------------------------------------------------------------------------------------------
 
 
-def _memory(address: str, settings: _Settings) -> LightningStore:
-    from agentlightning.store.memory import InMemoryLightningStore
-
-    return InMemoryLightningStore(**settings)
-
-
-def _sqlite(address: str, settings: _Settings) -> LightningStore:
-    from agentlightning.store.sqlite import SQLiteLightningStore
-
-    return SQLiteLightningStore(address.removeprefix("sqlite:///"), **settings)
-
-
-def _mongo(address: str, settings: _Settings) -> LightningStore:
-    from agentlightning.store.mongo import MongoLightningStore
-
-    if "partition" in settings:
-        settings["partition_id"] = settings.pop("partition")
-    made = MongoLightningStore(mongo_uri=address, **settings)
-    made.connect()  # whoever serves or reads an address learns at once that nobody is there
-    return made
-
-
-def _postgres(address: str, settings: _Settings) -> LightningStore:
-    from agentlightning.store.postgres import PostgresLightningStore
-
-    return PostgresLightningStore(address, **settings)
-
-
-def _http(address: str, settings: _Settings) -> LightningStore:
-    from agentlightning.store.http.client import LightningStoreClient
-
-    unused = [name for name in settings if name not in ("deadline", "token", "request_timeout", "retry_delays")]
-    if unused:
-        raise BadRequestError(
-            f"{public_form(address)} is served by another process, which {', '.join(unused)} must be given to"
-        )
-    return LightningStoreClient(address, **settings)
-
-
 @dataclass(frozen=True)
 class _Kind:
-    """One form: how its address looks, its settings, and what makes the store."""
+    """One form: how its address looks, its settings, and the class of its stores, which is given the address."""
 
     example: str
     address: re.Pattern[str]
-    make: Callable[[str, _Settings], LightningStore]
-    settings: dict[str, _Value] = field(default_factory=dict[str, _Value])
+    module: str
+    name: str
+    settings: dict[str, _Value]
     has_driver: bool = False
     """Settings that are not ours belong to its driver."""
 
+    def make(self, address: str, settings: _Settings) -> LightningStore:
+        """Return a store."""
+        cls: Any = getattr(importlib.import_module(f"agentlightning.store.{self.module}"), self.name)
+        if self.module == "memory":
+            return cls(**settings)
+        if self.module == "mongo":
+            if "partition" in settings:
+                settings["partition_id"] = settings.pop("partition")
+            store = cls(mongo_uri=address, **settings)
+            store.connect()  # whoever serves or reads an address learns at once that nobody is there
+            return store
+        unused = ", ".join(settings.keys() - {"deadline", "token", "request_timeout", "retry_delays"})
+        if self.module == "http.client" and unused:
+            raise BadRequestError(
+                f"{public_form(address)} is served by another process, which {unused} must be given to"
+            )
+        return cls(address.removeprefix("sqlite:///"), **settings)
 
-_WITH_HOST = re.compile(r"[\w+]+://[^/?#\s][^?#\s]*")
-_MONGO = _Kind(FORMS[2], _WITH_HOST, _mongo, {**_OF_EVERY_ENGINE, "partition": "text"}, has_driver=True)
-_POSTGRES = _Kind(FORMS[3], _WITH_HOST, _postgres, {**_OF_EVERY_ENGINE, "partition": "text"}, has_driver=True)
-_HTTP = _Kind(FORMS[4], _WITH_HOST, _http, {"deadline": "a number"})
-_KINDS: dict[str, _Kind] = {
-    "memory": _Kind(FORMS[0], re.compile("memory"), _memory, {**_OF_EVERY_ENGINE, **_OF_MEMORY}),
-    "sqlite": _Kind(
-        FORMS[1], re.compile(r"sqlite:///(?!:memory:).+"), _sqlite, {**_OF_EVERY_ENGINE, "synchronous": "text"}
-    ),
-    "mongodb": _MONGO,
-    "mongodb+srv": _MONGO,
-    "postgresql": _POSTGRES,
-    "postgres": _POSTGRES,
-    "http": _HTTP,
-    "https": _HTTP,
+
+_HOST = re.compile(r"[\w+]+://[^/?#\s][^?#\s]*")
+_OF_DATABASE: dict[str, _Value] = {**_OF_EVERY_ENGINE, "partition": "text"}
+_MEMORY = _Kind(FORMS[0], re.compile("memory"), "memory", "InMemoryLightningStore", {**_OF_EVERY_ENGINE, **_OF_MEMORY})
+_FILE = re.compile(r"sqlite:///(?!:memory:).+")
+_SQLITE = _Kind(FORMS[1], _FILE, "sqlite", "SQLiteLightningStore", {**_OF_EVERY_ENGINE, "synchronous": "text"})
+_MONGO = _Kind(FORMS[2], _HOST, "mongo", "MongoLightningStore", _OF_DATABASE, has_driver=True)
+_POSTGRES = _Kind(FORMS[3], _HOST, "postgres", "PostgresLightningStore", _OF_DATABASE, has_driver=True)
+_HTTP = _Kind(FORMS[4], _HOST, "http.client", "LightningStoreClient", {"deadline": "a number"})
+_KINDS = {
+    **{"memory": _MEMORY, "sqlite": _SQLITE, "mongodb": _MONGO, "mongodb+srv": _MONGO},
+    **{"postgresql": _POSTGRES, "postgres": _POSTGRES, "http": _HTTP, "https": _HTTP},
 }
 
 
-# --- the closest right one -------------------------------------------------------------------------------------------
+# --- the closest right one -----------------------------------------------------------------------------------------
 
 _IN_MEMORY = re.compile(r":?(in-?)?memory:?|mem|sqlite:/*(:memory:)?", re.IGNORECASE)
 

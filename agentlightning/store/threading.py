@@ -7,11 +7,9 @@ import asyncio
 from typing_extensions import override
 
 from agentlightning.store.base import LightningStore, LightningStoreCapabilities, request_token
-from agentlightning.store.wrappers.compat import complete
-from agentlightning.store.wrappers.forward import StoreWrapper, forward_operations
+from agentlightning.store.operations import OPERATIONS, forward_operations
+from agentlightning.store.wrappers import StoreWrapper, complete
 from agentlightning.utils.concurrency.threads import BackgroundLoop
-
-_WAITS = frozenset(("wait_for_rollouts", "dequeue_rollout", "dequeue_many_rollouts", "query_events"))
 
 
 @forward_operations
@@ -43,7 +41,7 @@ class LightningStoreThreaded(StoreWrapper):
         if self._direct or self._owner.is_current():
             return await getattr(self._whole, operation)(*args, **kwargs)
         token = request_token.get()
-        waits = operation in _WAITS and bool(kwargs.get("timeout", operation == "wait_for_rollouts"))
+        waits = OPERATIONS[operation].waits and bool(kwargs.get("timeout", operation == "wait_for_rollouts"))
 
         async def call() -> object:
             request_token.set(token)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 from agentlightning.errors import TooLargeError
-from agentlightning.store.read_operations import pages_of
-from agentlightning.types import PaginatedResult, Span
+from agentlightning.store.cursors import pages_of
+from agentlightning.types import Attempt, PaginatedResult, Span
 
 MOST_SPANS = 100_000
 """Spans that are read into memory at once."""
@@ -15,11 +14,13 @@ _PAGE = 100
 
 
 class Readable(Protocol):
-    """What is asked of a store."""
+    """What is asked of a store, to read all of it."""
 
-    async def query_rollouts(self, *, sort_by: str | None, limit: int) -> PaginatedResult[Any]: ...
+    async def query_rollouts(self, *, sort_by: str | None = None, limit: int = -1) -> PaginatedResult[Any]: ...
 
-    async def query_spans(self, rollout_id: str, attempt_id: Any = None, *, limit: int) -> Sequence[Span]: ...
+    async def query_attempts(self, rollout_id: str) -> PaginatedResult[Attempt]: ...
+
+    async def query_spans(self, rollout_id: str, *, limit: int = -1) -> PaginatedResult[Span]: ...
 
 
 class Traces:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from typing_extensions import ParamSpec, override
 
-from agentlightning.store.wrappers.compat import complete
+from agentlightning.store.wrappers import complete
 from agentlightning.tracer.scope import TraceScope, current_scope
 from agentlightning.types import Attributes, ParallelWorkerBase, Span, SpanCoreFields, SpanRecordingContext, TraceStatus
 from agentlightning.utils.backoff import OUTAGE_SECONDS

@@ -8,8 +8,7 @@ import logging
 from collections.abc import Sequence
 
 from agentlightning.errors import AgentLightningError, BusyError
-from agentlightning.store.base import LightningStore
-from agentlightning.store.detail_operations import recording
+from agentlightning.store.base import LightningStore, recording
 from agentlightning.tracer.export.exporter import is_mirroring, mirror_spans
 from agentlightning.tracer.mending import mended_span, span_without_keys
 from agentlightning.tracer.scope import TraceScope

@@ -20,7 +20,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from typing_extensions import override
 
 from agentlightning.instrumentation.clients import instrument_clients, uninstrument_clients
-from agentlightning.store.wrappers.compat import complete
+from agentlightning.store.wrappers import complete
 from agentlightning.tracer.base import typed_as_contract
 from agentlightning.tracer.conversion import span_of
 from agentlightning.tracer.delivery import TraceDeliveryError, deliver

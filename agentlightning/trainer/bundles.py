@@ -27,7 +27,7 @@ from agentlightning.runner.base import RunContext, Runner
 from agentlightning.store.base import LightningStore
 from agentlightning.store.rules.values import to_json
 from agentlightning.store.spec import public_form
-from agentlightning.store.wrappers.compat import LightningStoreScoped, complete
+from agentlightning.store.wrappers import LightningStoreScoped, complete
 from agentlightning.trainer.follow import RunReport, followed
 from agentlightning.trainer.parts import place_of
 from agentlightning.trainer.resume import LightningStoreOfRun, past_of

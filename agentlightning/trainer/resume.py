@@ -21,9 +21,9 @@ from typing_extensions import override
 
 from agentlightning.errors import ConflictError
 from agentlightning.store.base import FINISHED, LightningStore
-from agentlightning.store.read_operations import pages_of
+from agentlightning.store.cursors import pages_of
 from agentlightning.store.rules.values import to_json
-from agentlightning.store.wrappers.compat import LightningStoreScoped
+from agentlightning.store.wrappers import LightningStoreScoped
 from agentlightning.types import AttemptedRollout, EnqueueRolloutRequest, ResourcesUpdate, Rollout, RolloutConfig
 
 logger = logging.getLogger(__name__)

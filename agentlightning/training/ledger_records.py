@@ -18,7 +18,7 @@ from typing import Any, Literal, TypedDict, cast
 from agentlightning.adapter.calls.calls import CallRef, model_calls
 from agentlightning.field_help import explain_fields
 from agentlightning.store.base import LightningStore
-from agentlightning.store.read_operations import pages_of
+from agentlightning.store.cursors import pages_of
 from agentlightning.types import Rollout
 
 Dtype = Literal["f32", "i32", "u8"]

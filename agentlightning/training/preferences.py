@@ -18,7 +18,7 @@ from agentlightning.adapter.messages import Message, TraceToMessages
 from agentlightning.errors import BadRequestError
 from agentlightning.private_files import open_private
 from agentlightning.store.base import FINISHED, LightningStore
-from agentlightning.store.read_operations import pages_of
+from agentlightning.store.cursors import pages_of
 from agentlightning.store.rules.values import to_json
 from agentlightning.terminal import json_text
 from agentlightning.training.rollouts import Evidence, evidence

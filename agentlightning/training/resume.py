@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from agentlightning.adapter.calls.calls import CallRef, ModelCall, model_calls
 from agentlightning.errors import BadRequestError, ConflictError
 from agentlightning.store.base import FINISHED, LightningStore
-from agentlightning.store.read_operations import pages_of
+from agentlightning.store.cursors import pages_of
 from agentlightning.store.rules.values import to_json
 from agentlightning.training.checkpoint import CHECKPOINTS, Checkpoint, CheckpointFolder
 from agentlightning.training.ledger import ExclusionReason

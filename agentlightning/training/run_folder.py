@@ -21,7 +21,7 @@ from typing import IO, Any
 from agentlightning.errors import BadRequestError
 from agentlightning.private_files import open_private, private_folder
 from agentlightning.store.base import LightningStore
-from agentlightning.store.read_operations import pages_of
+from agentlightning.store.cursors import pages_of
 from agentlightning.store.rules.values import to_json
 from agentlightning.terminal import json_text
 from agentlightning.training.progress import StepFigures

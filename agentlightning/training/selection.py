@@ -15,10 +15,9 @@ from typing_extensions import override
 from agentlightning.adapter import TraceToTripletBase
 from agentlightning.adapter.messages import TraceToMessages
 from agentlightning.errors import BadRequestError, NoScoredRolloutError, NotFoundError
-from agentlightning.store.base import FINISHED, LightningStore
-from agentlightning.store.read_operations import pages_of
+from agentlightning.store.base import FINISHED, UNSET, LightningStore, Unset
+from agentlightning.store.cursors import pages_of
 from agentlightning.store.rules.values import to_json
-from agentlightning.store.unset import UNSET, Unset
 from agentlightning.training.collector import Collector, ReadRollouts
 from agentlightning.training.context import RunContext
 from agentlightning.training.ledger import Ledger, RolloutRecord

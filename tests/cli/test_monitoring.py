@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from agentlightning.llm_proxy import LLMProxy
 from agentlightning.runner import LitAgentRunner
 from agentlightning.store import InMemoryLightningStore, LightningStoreServer
-from agentlightning.store.http.exported import exported_metrics
+from agentlightning.store.http.metrics import exported_metrics
 from agentlightning.tracer.otel import OtelTracer
 from agentlightning.types import RunRecord
 from agentlightning.utils.metrics import PrometheusMetricsBackend

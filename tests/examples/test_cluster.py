@@ -15,12 +15,12 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.examples.clusters import CLUSTER, INSTALLED, PROGRAM, Process, Topology, attempts_of, curve, kill, steps_of
 
 from agentlightning.utils.version import VERSION
 from tests.algorithm.parts import save_untrained_model
 from tests.deploy.recipes import DEPLOY, VALUES, Part, compose, compose_parts, documents, kubernetes_parts, workloads
 from tests.deploy.test_recipes import check_command
-from tests.examples.clusters import CLUSTER, INSTALLED, PROGRAM, Process, Topology, attempts_of, curve, kill, steps_of
 from tests.examples.shown import run
 from tests.stubs.ports import free_port
 

@@ -13,7 +13,7 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.store import LightningStoreClient, LightningStoreServer
-from agentlightning.store.wrappers.compat import complete
+from agentlightning.store.wrappers import complete
 from agentlightning.types import Span
 from tests.examples.redis_server import redis_server
 from tests.examples.shown import EXAMPLES, run, same, shown

@@ -1,7 +1,7 @@
 """Writes `docs/reference/settings.md` out of the package: `python -m tests.packaging.settings`.
 
 Variables come from `env_var.py`, arguments from the docstring and the signature of `Trainer`, metrics from
-`store/http/exported.py`, names of spans and keys from `semconv.py`, exit codes from `exit_codes.py`.
+`store/http/metrics.py`, names of spans and keys from `semconv.py`, exit codes from `exit_codes.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 import agentlightning as agl
 from agentlightning import env_var, exit_codes, semconv
-from agentlightning.store.http.exported import exported_metrics
+from agentlightning.store.http.metrics import exported_metrics
 from agentlightning.trainer.registry import AlgorithmRegistry, ExecutionStrategyRegistry, TrackerRegistry
 
 PAGE = Path(__file__).parents[2] / "docs/reference/settings.md"

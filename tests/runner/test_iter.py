@@ -23,7 +23,7 @@ from agentlightning.litagent import rollout
 from agentlightning.runner import LitAgentRunner, claims
 from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
 from agentlightning.store.memory import InMemoryLightningStore
-from agentlightning.store.wrappers.compat import LightningStoreScoped
+from agentlightning.store.wrappers import LightningStoreScoped
 from agentlightning.types import AttemptedRollout, EnqueueRolloutRequest, Span
 from tests.runner.serving import run_tasks, runner_of, status_of
 

@@ -15,8 +15,7 @@ from typing_extensions import override
 import agentlightning as agl
 from agentlightning.store import LightningStore, LightningStoreClient, LightningStoreServer, LightningStoreThreaded
 from agentlightning.store.base import request_token
-from agentlightning.store.wrappers.compat import complete
-from agentlightning.store.wrappers.readable import readable_span
+from agentlightning.store.wrappers import complete, readable_span
 from agentlightning.types import (
     AttemptedRollout,
     EnqueueRolloutRequest,
@@ -27,6 +26,7 @@ from agentlightning.types import (
     SpanContext,
 )
 from agentlightning.utils.metrics import ConsoleMetricsBackend
+from tests.store.conftest import Serve
 
 
 class SingleForms(agl.InMemoryLightningStore):
@@ -241,10 +241,9 @@ async def test_a_wrong_argument_is_refused_as_by_any_store() -> None:
 
 
 @pytest.mark.parametrize("through", ["client", "threads"])
-async def test_an_override_may_claim_several_times_within_one_call(through: str) -> None:
+async def test_an_override_may_claim_several_times_within_one_call(serve: Serve, through: str) -> None:
     store = Picky()
-    server = LightningStoreServer(store, port=0)
-    await server.start()
+    server, _ = await serve(store)
     reached = LightningStoreClient(server.endpoint) if through == "client" else LightningStoreThreaded(store)
     waiting = asyncio.create_task(reached.dequeue_many_rollouts(limit=2, worker_id="w", timeout=20))
     await asyncio.sleep(0.1)  # it has asked, and there was nothing
@@ -252,7 +251,6 @@ async def test_an_override_may_claim_several_times_within_one_call(through: str)
     claims = await waiting
     assert [claim.input for claim in claims] == [2, 4]
     await reached.close()
-    await server.stop()
 
 
 @pytest.mark.parametrize("kind", [SingleForms, ManyForms, Picky])

@@ -15,9 +15,9 @@ import agentlightning as agl
 from agentlightning.errors import BadRequestError
 from agentlightning.execution.base import ExecutionStrategy
 from agentlightning.store import LightningStore, LightningStoreClient, LightningStoreServer, LightningStoreThreaded
+from agentlightning.store.operations import names_of
 from agentlightning.store.utils import rollout_status_from_attempt, scan_unhealthy_rollouts
-from agentlightning.store.wrappers.compat import CompletedStore, LightningStoreScoped, complete
-from agentlightning.store.wrappers.forward import RUN_OPERATIONS
+from agentlightning.store.wrappers import CompletedStore, LightningStoreScoped, complete
 from agentlightning.types import (
     Attempt,
     AttemptedRollout,
@@ -248,7 +248,7 @@ async def test_a_store_of_the_contract_before_runs_is_used_as_it_is_and_says_tha
     class BeforeRuns(agl.InMemoryLightningStore):
         """Has each operation but those of runs."""
 
-    for name in RUN_OPERATIONS:
+    for name in names_of("run"):
         setattr(BeforeRuns, name, getattr(LightningStore, name))
     store = BeforeRuns()
     assert complete(store) is store

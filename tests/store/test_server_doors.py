@@ -86,7 +86,7 @@ async def ask(server: LightningStoreServer, method: str, path: str, **headers: s
 def test_the_description_names_exactly_what_is_served() -> None:
     server = LightningStoreServer(InMemoryLightningStore(), port=0)
     assert described_ways() == served_ways(server)
-    rows = {(row.method, PREFIX + row.path) for row in (operation.row for operation in OPERATIONS.values())}
+    rows = {(operation.method, PREFIX + operation.path) for operation in OPERATIONS.values()}
     assert rows <= described_ways()
 
 

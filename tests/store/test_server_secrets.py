@@ -18,6 +18,7 @@ from agentlightning.store.http.operations import PREFIX
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.types import LLM, PaginatedResult, ProxyLLM, ResourcesUpdate, Span
 from agentlightning.types.attempt_key import attempt_key
+from tests.store.conftest import Serve
 
 TOKEN = "planted-agl-token"
 PROVIDER_KEY = "planted-provider-key"
@@ -171,7 +172,7 @@ async def test_a_failure_of_the_store_says_nothing_of_what_it_held(
     assert "RuntimeError" not in WIRE_ERRORS
 
 
-async def test_a_store_that_does_not_hide_keys_has_them_hidden_at_the_door() -> None:
+async def test_a_store_that_does_not_hide_keys_has_them_hidden_at_the_door(serve: Serve) -> None:
     class Careless(InMemoryLightningStore):
         async def query_resources(self, **filters: Any) -> PaginatedResult[ResourcesUpdate]:
             update = await self.get_latest_resources()
@@ -179,13 +180,11 @@ async def test_a_store_that_does_not_hide_keys_has_them_hidden_at_the_door() -> 
 
     store = Careless()
     await store.add_resources(RESOURCES)
-    server = LightningStoreServer(store, port=0, token=TOKEN)
-    await server.start()
+    server, _ = await serve(store, token=TOKEN)
     text = await text_of(server, "GET", f"{PREFIX}/resources")
     assert '"total":1' in text
     assert_holds_none(text, "list")
     assert (await store.query_resources()).items[0].resources["llm"].api_key == PROVIDER_KEY  # type: ignore[union-attr]
-    await server.stop()
 
 
 async def _follow(server: LightningStoreServer, following: asyncio.Event, *, until: str) -> str:

@@ -25,8 +25,8 @@ from agentlightning.store import (
 )
 from agentlightning.store.base import UNSET, request_token
 from agentlightning.store.engine.store import EngineStore
-from agentlightning.store.wrappers.compat import CompletedStore, LightningStoreScoped
-from agentlightning.store.wrappers.forward import COMPOSED, DEFAULTED, FORWARDED, RUN_OPERATIONS
+from agentlightning.store.operations import names_of
+from agentlightning.store.wrappers import CompletedStore, LightningStoreScoped
 from agentlightning.types import (
     AttemptedRollout,
     AttemptError,
@@ -121,16 +121,15 @@ def test_an_operation_takes_its_arguments_with_their_defaults(operation: str) ->
 
 
 def test_every_operation_of_the_contract_is_written_down_above_or_was_added() -> None:
-    added = {"delete_rollouts", "query_events", *RUN_OPERATIONS, *DEFAULTED}
-    assert set(FORWARDED) - set(DEFAULTS) == added
-    assert set(DEFAULTS) - set(FORWARDED) <= COMPOSED
+    added = {"delete_rollouts", "query_events", *names_of("run", "default")}
+    assert set(names_of()) - set(DEFAULTS) == added
 
 
 @pytest.mark.parametrize(
     "kind", [LightningStoreClient, LightningStoreServer, LightningStoreThreaded, LightningStoreScoped, CompletedStore]
 )
 def test_a_wrapper_has_the_signatures_of_the_contract(kind: type[LightningStore]) -> None:
-    for operation in FORWARDED:
+    for operation in names_of():
         contract, wrapper = (inspect.signature(getattr(cls, operation)) for cls in (LightningStore, kind))
         shown = [(p.name, p.kind, p.default) for p in wrapper.parameters.values()]
         assert shown == [(p.name, p.kind, p.default) for p in contract.parameters.values()], operation
@@ -140,12 +139,12 @@ def test_a_wrapper_has_the_signatures_of_the_contract(kind: type[LightningStore]
     "kind", [EngineStore, LightningStoreClient, LightningStoreServer, LightningStoreThreaded, CompletedStore]
 )
 def test_an_operation_of_a_store_has_the_types_of_the_contract(kind: type[LightningStore]) -> None:
-    for operation in FORWARDED:
+    for operation in names_of():
         contract, found = (get_type_hints(getattr(cls, operation)) for cls in (LightningStore, kind))
         assert found == contract, operation
 
 
-@pytest.mark.parametrize("operation", [name for name in FORWARDED if name not in ("statistics", "observe_metric")])
+@pytest.mark.parametrize("operation", [name for name in names_of() if name not in ("statistics", "observe_metric")])
 async def test_the_contract_alone_does_nothing(operation: str) -> None:
     parameters = inspect.signature(getattr(LightningStore, operation)).parameters.values()
     needed = {p.name: "x" for p in parameters if p.default is p.empty and p.name != "self"}

@@ -14,17 +14,17 @@ from agentlightning.store import InMemoryLightningStore
 from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
 from agentlightning.store.http import client
 from agentlightning.store.http import endpoints as server_endpoints
-from agentlightning.store.http.operations import OPERATIONS, Operation
+from agentlightning.store.http.operations import OPERATIONS, WireOperation
 from agentlightning.utils.version import VERSION
 
 MAJOR, MINOR, _ = VERSION.split(".")
 NEWER, OLDER, FOREIGN = f"{MAJOR}.{int(MINOR) + 1}.0", f"{MAJOR}.0.0", f"{int(MAJOR) + 1}.0.0"
 
 
-def _without(operation: str, argument: str) -> Operation:
+def _without(operation: str, argument: str) -> WireOperation:
     """The row of a server that does not know one of the arguments."""
     known = copy.copy(OPERATIONS[operation])
-    known.parameters = [name for name in known.parameters if name != argument]
+    known.parameters = tuple(name for name in known.parameters if name != argument)
     known.in_body = [name for name in known.in_body if name != argument]
     hints = get_type_hints(getattr(server_endpoints.LightningStore, operation), include_extras=True)
     known.body_type = TypeAdapter[Any](known._object_type(hints))

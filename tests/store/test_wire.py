@@ -273,7 +273,7 @@ async def test_any_id_may_be_in_a_path(wire: Wire) -> None:
 def test_every_row_of_the_table_is_asked_in_this_file() -> None:
     """So that a route that is added gets its line in the tests of the wire form."""
     asked = Path(__file__).read_text() + (Path(__file__).parent / "http" / "test_operations.py").read_text()
-    ways = {path for op in OPERATIONS.values() for path in (op.row.path, *(path for _, path in op.row.also))}
+    ways = {path for operation in OPERATIONS.values() for _, path in operation.declared.ways}
     last = {path.rsplit("/", 1)[1] for path in ways if not path.endswith("}")}
     assert {part for part in last if f"/{part}" not in asked} <= {"search"}
 

@@ -1,7 +1,7 @@
 """A store that a user wrote for an earlier form of the contract, over a key-value server: keys, lists and counters.
 
 `KeyValueServer` is that server, on a real socket. `RedisLikeStore` knows one run, no waiting claims, no batches, no
-workers, no outcomes, no events and no deletion. It is what `agentlightning/store/wrappers/compat.py` is for.
+workers, no outcomes, no events and no deletion. It is what `agentlightning/store/wrappers.py` is for.
 """
 
 from __future__ import annotations

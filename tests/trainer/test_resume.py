@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
-from agentlightning.store import LightningStore, read_operations
+from agentlightning.store import LightningStore, cursors
 from agentlightning.trainer.resume import past_of
 from agentlightning.types import EnqueueRolloutRequest, Rollout
 from tests.trainer.parts import tenth
@@ -130,7 +130,7 @@ def test_equal_requests_are_answered_in_the_order_in_which_they_were_made(tmp_pa
 
 
 async def test_the_past_of_a_run_is_read_in_pages_and_kept_without_its_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_operations, "PAGE", 3)
+    monkeypatch.setattr(cursors, "PAGE", 3)
     store = agl.InMemoryLightningStore()
     tasks = [f"task {number} " + "x" * 10_000 for number in range(8)]
     made = await store.enqueue_many_rollouts([EnqueueRolloutRequest(input=task) for task in tasks])

@@ -13,7 +13,7 @@ import pytest
 
 from agentlightning.algorithm.fast import Baseline
 from agentlightning.errors import BadRequestError
-from agentlightning.store import InMemoryLightningStore, read_operations
+from agentlightning.store import InMemoryLightningStore, cursors
 from agentlightning.training.checkpoint import CHECKPOINTS, CheckpointFolder
 from agentlightning.training.records import RunLog
 from agentlightning.training.resume import (
@@ -180,7 +180,7 @@ async def test_an_old_rollout_that_ends_while_it_is_cancelled_stays_as_it_ended(
 async def test_only_the_rollouts_after_the_checkpoint_are_read(
     store: InMemoryLightningStore, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(read_operations, "PAGE", 4)
+    monkeypatch.setattr(cursors, "PAGE", 4)
     for step in (1, 2, 3, 4, 5):
         places = [{"step": step, "task": task, "sample": 0} for task in range(6)]
         await store.enqueue_many_rollouts(

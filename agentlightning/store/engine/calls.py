@@ -32,21 +32,9 @@ def call_of(operation: str, **arguments: object) -> Call | None:
 
 
 def call_ids(length: int, token: str | None) -> Ids:
-    """Return the identifiers of a call: made from its token if it has one, else random."""
-    return _RandomIds(length) if token is None else partial(derive_id, token, length=length)
-
-
-class _RandomIds(dict[int, str]):
-    """Random identifiers, the same one for the same index, so that a script may be run again."""
-
-    def __init__(self, length: int) -> None:
-        self._length = length
-
-    def __missing__(self, index: int) -> str:
-        made = self[index] = generate_id(self._length)
-        return made
-
-    __call__ = dict[int, str].__getitem__
+    """Return the identifiers of a call: made from its token, of one without from a random one, so that a script that is
+    run again makes the same."""
+    return partial(derive_id, generate_id(32) if token is None else token, length=length)
 
 
 class Repeats:

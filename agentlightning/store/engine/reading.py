@@ -1,12 +1,13 @@
 """ReadingEngine: the operations that change nothing, on every backend: what rollouts, attempts, spans, resources and
-workers there are, and the waits for what becomes of them. What is returned are copies."""
+workers there are, summaries and figures of many, and the waits for what becomes of them. They return copies."""
 
 # pyright: reportMissingParameterType=false
-# The types of an operation's parameters stand in the contract, store/read_operations.py.
+# The types of an operation's parameters stand in the contract, store/base.py, from where a checker takes them over.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar, cast
 
 from pydantic import BaseModel
@@ -14,10 +15,16 @@ from typing_extensions import override
 
 from agentlightning.errors import BadRequestError
 from agentlightning.semconv import CONTROL_PREFIX
+from agentlightning.store.base import UNSET, LightningStore, Unset
 from agentlightning.store.cursors import check_not_both, cursor_behind, place_of
+from agentlightning.store.details import (
+    check_outline_page,
+    outline_of_json,
+    outline_of_span,
+)
 from agentlightning.store.engine.runtime import StoreRuntime
 from agentlightning.store.engine.waiters import ANY_CHANGE, Key
-from agentlightning.store.read_operations import ReadOperations
+from agentlightning.store.operations import refuse_broken_texts
 from agentlightning.store.rules.events import ended_rollouts, events
 from agentlightning.store.rules.query import (
     Plan,
@@ -30,7 +37,7 @@ from agentlightning.store.rules.query import (
 )
 from agentlightning.store.rules.resources import latest_resources, resources_by_id
 from agentlightning.store.rules.spans import decode_all, read_page, read_spans
-from agentlightning.store.rules.tx import ResourcesRow, WorkerRow
+from agentlightning.store.rules.tx import ResourcesRow, SpanBody, Tx, WorkerRow
 from agentlightning.store.rules.values import (
     build,
     check_timeout,
@@ -39,8 +46,8 @@ from agentlightning.store.rules.values import (
     public_rollout,
     public_worker,
 )
-from agentlightning.store.unset import UNSET, Unset
-from agentlightning.store.wrappers.text_check import refuse_broken_texts
+from agentlightning.store.summaries.aggregate import AggregatePlan
+from agentlightning.store.summaries.plan import SummaryPlan
 from agentlightning.types import (
     LLM,
     Attempt,
@@ -49,7 +56,10 @@ from agentlightning.types import (
     PaginatedResult,
     ResourcesUpdate,
     Rollout,
+    RolloutAggregate,
     Span,
+    SpanOutline,
+    SummaryPage,
     Worker,
 )
 from agentlightning.types.core import AnyWorkerStatus
@@ -63,7 +73,7 @@ _OF_PAGE = set(AnyPage.model_fields)
 
 
 @refuse_broken_texts
-class ReadingEngine(ReadOperations):
+class ReadingEngine(LightningStore):
     """The part of a store over a backend that answers questions."""
 
     _runtime: StoreRuntime
@@ -77,7 +87,7 @@ class ReadingEngine(ReadOperations):
         _warn_old_name("rollout_ids", rollout_ids, "rollout_id_in")
         combine([], filter_logic)
         check_not_both(cursor, offset)
-        descending, after, total = _descending(sort_order), None, None
+        descending, after, total = is_descending(sort_order), None, None
         if cursor is not None:
             check_page(Rollout, sort_by, limit, offset)
             after, (total,) = place_of(cursor, sort_by, sort_order, texts=has_texts(Rollout, sort_by), more=1)
@@ -94,19 +104,17 @@ class ReadingEngine(ReadOperations):
             after=after,
             total=total,
         )
-        if self._runtime.settled() is None:
-            await self._runtime.scan()
+        await self._runtime.settle()
         records, total, last = await self._runtime.read(lambda tx: tx.find(plan))
         items = [_public(record.rollout, record.latest) for record in records]
-        return _result(items, limit, offset, total, last and cursor_behind(sort_by, descending, last, total))
+        return result_of(items, limit, offset, total, last and cursor_behind(sort_by, descending, last, total))
 
     @override
     async def query_attempts(
         self, rollout_id, *, sort_by="sequence_id", sort_order="asc", limit=-1, offset=0
     ) -> PaginatedResult[Attempt]:
         sort_by = check_page(Attempt, sort_by, limit, offset)
-        if self._runtime.settled() is None:
-            await self._runtime.scan()
+        await self._runtime.settle()
         record = await self._runtime.read(lambda tx: tx.load(rollout_id))
         attempts = [public_attempt(attempt) for attempt in record.attempts] if record else []
         return _page(attempts, sort_by, sort_order, limit, offset)
@@ -131,9 +139,9 @@ class ReadingEngine(ReadOperations):
         only = span_id if filter_logic == "and" else None
         filters = (trace_id, trace_id_contains, span_id_contains, parent_id, parent_id_contains, name, name_contains)
         if sort_by == "sequence_id" and span_id == only and filters == _NO_FILTERS:
-            page = (only, _descending(sort_order), limit, offset)
+            page = (only, is_descending(sort_order), limit, offset)
             found, total = await self._runtime.read(lambda tx: read_page(tx, rollout_id, attempt_id, *page))
-            return _result(decode_all(found, rollout_id), limit, offset, total)
+            return result_of(decode_all(found, rollout_id), limit, offset, total)
         bodies = await self._runtime.read(lambda tx: read_spans(tx, rollout_id, attempt_id, only))
         spans = [span for span in decode_all(bodies, rollout_id) if keep(span)]
         return _page(spans, sort_by, sort_order, limit, offset)
@@ -162,9 +170,7 @@ class ReadingEngine(ReadOperations):
         sort_by = check_page(Worker, sort_by, limit, offset)
         status_in = check_choices("status_in", status_in, AnyWorkerStatus)
         combine([], filter_logic)
-        if self._runtime.settled() is None:
-            await self._runtime.scan()
-
+        await self._runtime.settle()
         notes = worker_id_contains is not None and worker_id_contains.startswith(CONTROL_PREFIX)
 
         def keep(worker: Worker) -> bool:
@@ -181,15 +187,13 @@ class ReadingEngine(ReadOperations):
 
     @override
     async def get_rollout_by_id(self, rollout_id) -> AttemptedRollout | Rollout | None:
-        if self._runtime.settled() is None:
-            await self._runtime.scan()
+        await self._runtime.settle()
         record = await self._runtime.read(lambda tx: tx.load(rollout_id))
         return None if record is None else _public(record.rollout, record.latest)
 
     @override
     async def get_latest_attempt(self, rollout_id) -> Attempt | None:
-        if self._runtime.settled() is None:
-            await self._runtime.scan()
+        await self._runtime.settle()
         record = await self._runtime.read(lambda tx: tx.load(rollout_id))
         return public_attempt(record.latest) if record and record.latest else None
 
@@ -208,25 +212,19 @@ class ReadingEngine(ReadOperations):
         update = await self._runtime.read(lambda tx: latest_resources(tx, run_id))
         return update.model_copy(deep=True) if update else None
 
-    # --- waiting -----------------------------------------------------------------------------------------------------
+    # --- waiting ----------------------------------------------------------------------------------------------------
 
     @override
     async def wait_for_rollouts(self, *, rollout_ids, timeout=None) -> list[Rollout]:
         check_timeout(timeout)
-        if self._runtime.settled() is None:
-            await self._runtime.scan()
-
-        async def attempt() -> tuple[list[Rollout], list[str]]:
-            return await self._runtime.read(lambda tx: ended_rollouts(tx, rollout_ids))
-
-        if timeout is not None and timeout <= 0:
-            finished, _ = await attempt()
-        else:
-            keys: list[Key] = [("end", rollout_id) for rollout_id in rollout_ids]
-            again = ("end", tuple(rollout_ids)) if len(keys) > _MANY else None
-            finished, _ = await self._runtime.until(
-                attempt, lambda seen: [("end", i) for i in seen[1]], keys, timeout, again=again
-            )
+        keys: list[Key] = [("end", rollout_id) for rollout_id in rollout_ids]
+        finished, _ = await self._runtime.until(
+            lambda _: partial(ended_rollouts, rollout_ids=rollout_ids),
+            lambda seen: [("end", rollout_id) for rollout_id in seen[1]],
+            keys,
+            timeout,
+            again=("end", tuple(rollout_ids)) if len(keys) > _MANY else None,
+        )
         return [public_rollout(rollout) for rollout in finished]
 
     @override
@@ -235,18 +233,57 @@ class ReadingEngine(ReadOperations):
             raise BadRequestError(f"limit must be from 1 to 1000; got {limit}")
         check_timeout(timeout)
         run = None if isinstance(run_id, Unset) else (run_id,)
-        cursor = after
 
-        async def look() -> EventPage:
-            nonlocal cursor
-            page = await self._runtime.read(lambda tx: events(tx, cursor, limit, run))
-            cursor = page.cursor
-            return page
+        def look_after(seen: EventPage | None) -> Callable[[Tx], EventPage]:
+            return partial(events, after=after if seen is None else seen.cursor, limit=limit, run_id=run)
 
         def missing(page: EventPage) -> list[Key]:
             return [] if page.events or page.runs else [ANY_CHANGE]
 
-        return await (look() if timeout <= 0 else self._runtime.until(look, missing, [ANY_CHANGE], timeout))
+        return await self._runtime.until(look_after, missing, [ANY_CHANGE], timeout)
+
+    # --- many rollouts in short -------------------------------------------------------------------------------------
+
+    @override
+    async def query_rollout_summaries(
+        self, *, filter=None, sort_by="start_time", sort_order="desc", limit=100, offset=0, cursor=None
+    ) -> SummaryPage:
+        plan = SummaryPlan.of(filter, sort_by, sort_order, limit, offset, cursor)
+        await self._runtime.settle()
+        return await self._runtime.read(lambda tx: tx.find_summaries(plan))
+
+    @override
+    async def aggregate_rollouts(self, *, by="step", filter=None, buckets=0, dimension=None) -> RolloutAggregate:
+        plan = AggregatePlan.of(by, filter, buckets, dimension)
+        await self._runtime.settle()
+        return await self._runtime.read(lambda tx: tx.aggregate(plan))
+
+    # --- single things ----------------------------------------------------------------------------------------------
+
+    @override
+    async def query_span_outlines(
+        self, rollout_id, attempt_id=None, *, limit=5000, offset=0
+    ) -> PaginatedResult[SpanOutline]:
+        check_outline_page(limit, offset)
+        bodies, total = await self._runtime.read(
+            lambda tx: read_page(tx, rollout_id, attempt_id, None, False, limit, offset)
+        )
+        items = [_outline_of(body, rollout_id) for body in bodies]
+        return result_of(items, limit, offset, total)
+
+    @override
+    async def get_span(self, rollout_id, attempt_id, span_id) -> Span | None:
+        bodies = await self._runtime.read(lambda tx: read_spans(tx, rollout_id, attempt_id, span_id))
+        return decode_all(bodies, rollout_id)[0] if bodies else None
+
+
+def _outline_of(body: SpanBody, rollout_id: str) -> SpanOutline:
+    if not isinstance(body, bytes | str):
+        return outline_of_span(body.read())
+    try:
+        return outline_of_json(body)
+    except (ValueError, LookupError, TypeError, AttributeError):  # not the JSON of a span: says which
+        return outline_of_span(decode_all([body], rollout_id)[0])
 
 
 def _public(rollout: Rollout, latest: Attempt | None) -> AttemptedRollout | Rollout:
@@ -254,16 +291,16 @@ def _public(rollout: Rollout, latest: Attempt | None) -> AttemptedRollout | Roll
 
 
 def _page(items: list[M], sort_by: str | None, sort_order: str, limit: int, offset: int) -> PaginatedResult[M]:
-    page, total = page_of(items, sort_by, _descending(sort_order), limit, offset)
-    return _result(page, limit, offset, total)
+    page, total = page_of(items, sort_by, is_descending(sort_order), limit, offset)
+    return result_of(page, limit, offset, total)
 
 
-def _result(items: Sequence[M], limit: int, offset: int, total: int, cursor: str | None = None) -> PaginatedResult[M]:
+def result_of(items: Sequence[M], limit: int, offset: int, total: int, cursor: str | None = None) -> PaginatedResult[M]:
     fields: dict[str, object] = {"items": items, "limit": limit, "offset": offset, "total": total, "cursor": cursor}
     return build(AnyPage, fields, _OF_PAGE)
 
 
-def _descending(order: str) -> bool:
+def is_descending(order: str) -> bool:
     if order not in ("asc", "desc"):
         raise BadRequestError(f"Unsupported sort order {order!r}; expected 'asc' or 'desc'")
     return order == "desc"

@@ -1,20 +1,26 @@
-"""The operations of runs on every backend: arguments checked and converted, one script each, copies returned."""
+"""RunEngine: the operations of runs on every backend, and the one that takes in a history: arguments checked and
+converted, one script each, copies returned."""
 
 # pyright: reportMissingParameterType=false
-# The types of an operation's parameters stand in the contract, store/run_operations.py.
+# The types of an operation's parameters stand in the contract, store/base.py, from where a checker takes them over.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, cast
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 from typing_extensions import override
 
 from agentlightning.errors import BadRequestError
+from agentlightning.store.base import UNSET, LightningStore
 from agentlightning.store.cursors import check_not_both, cursor_behind, place_of
 from agentlightning.store.engine.calls import call_of
+from agentlightning.store.engine.reading import is_descending, result_of
 from agentlightning.store.engine.runtime import StoreRuntime
+from agentlightning.store.operations import refuse_broken_texts
 from agentlightning.store.rules.durable import damaged
+from agentlightning.store.rules.history import History, add_up, import_history, import_resources, pieces_of
 from agentlightning.store.rules.query import RecordPlan, check_choices, check_page, page_of, text_filter
 from agentlightning.store.rules.runs import (
     add_run_records,
@@ -29,16 +35,36 @@ from agentlightning.store.rules.runs import (
     update_run,
 )
 from agentlightning.store.rules.tx import RunRow, VocabularyRow, row_type
-from agentlightning.store.rules.values import check_run_id, check_vocabulary_id, checked, given, to_json
-from agentlightning.store.run_operations import RunOperations
-from agentlightning.store.unset import UNSET
-from agentlightning.store.wrappers.text_check import refuse_broken_texts
-from agentlightning.types import PaginatedResult, Run, RunRecord, RunState
+from agentlightning.store.rules.values import (
+    check_run_id,
+    check_vocabulary_id,
+    checked,
+    evolve,
+    given,
+    public_attempt,
+    public_rollout,
+    to_json,
+    valid,
+)
+from agentlightning.types import (
+    Attempt,
+    HistoryImport,
+    PaginatedResult,
+    ResourcesUpdate,
+    Rollout,
+    Run,
+    RunRecord,
+    RunState,
+    Span,
+)
+
+_RESOURCES, _ROLLOUTS = TypeAdapter(list[ResourcesUpdate]), TypeAdapter(list[Rollout])
+_ATTEMPTS, _SPANS = TypeAdapter(list[Attempt]), TypeAdapter(list[Span])
 
 
 @refuse_broken_texts
-class RunEngine(RunOperations):
-    """The part of a store over a backend that keeps runs."""
+class RunEngine(LightningStore):
+    """The part of a store over a backend that keeps runs and takes in histories."""
 
     _runtime: StoreRuntime
 
@@ -82,8 +108,8 @@ class RunEngine(RunOperations):
             if (state_in is None or run.state in state_in)
             and all(text_filter(algorithm, None, run.algorithm) + text_filter(None, run_id_contains, run.run_id))
         ]
-        page, total = page_of(found, sort_by, _descending(sort_order), limit, offset)
-        return _result([_copy(run) for run in page], limit, offset, total)
+        page, total = page_of(found, sort_by, is_descending(sort_order), limit, offset)
+        return result_of([_copy(run) for run in page], limit, offset, total)
 
     @override
     async def add_run_records(self, run_id, records) -> int:
@@ -97,7 +123,7 @@ class RunEngine(RunOperations):
         self, run_id, *, kind_in=None, step_from=None, step_to=None, name=None, sort_order="asc", limit=-1, offset=0,
         cursor=None,
     ) -> PaginatedResult[RunRecord]:  # fmt: skip
-        descending, after, total = _descending(sort_order), None, None
+        descending, after, total = is_descending(sort_order), None, None
         check_not_both(cursor, offset)
         if cursor is not None:
             after, (total,) = place_of(cursor, "step", sort_order, texts=False, more=1)
@@ -106,7 +132,7 @@ class RunEngine(RunOperations):
         )
         bodies, total, last = await self._runtime.read(lambda tx: find_run_records(tx, plan))
         behind = last and cursor_behind("step", descending, last, total)
-        return _result([_record(run_id, body) for body in bodies], limit, offset, total, behind)
+        return result_of([_record(run_id, body) for body in bodies], limit, offset, total, behind)
 
     @override
     async def rewind_run(self, run_id, step) -> int:
@@ -138,6 +164,20 @@ class RunEngine(RunOperations):
         row = await self._runtime.read(lambda tx: tx.get("vocabulary", vocabulary_id))
         return None if row is None else list(cast("VocabularyRow", row).tokens)
 
+    @override
+    async def import_history(self, *, resources=(), rollouts=(), attempts=(), spans=()) -> HistoryImport:
+        # in a thread, so that a server goes on answering while thousands of values are checked and copied
+        updates, pieces = await asyncio.to_thread(_own, resources, rollouts, attempts, spans)
+        of_resources = HistoryImport()
+        if updates:
+            of_resources = await self._runtime.write(lambda tx: import_resources(tx, updates))
+        done = of_resources
+        for piece in pieces:
+            taken = await self._runtime.write(lambda tx, piece=piece: import_history(tx, piece))
+            done = add_up(done, taken)
+            await asyncio.sleep(0)  # a store in memory runs its scripts on the loop
+        return done
+
 
 def _fields(run_id: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """Return what changes of a run, as it is stored."""
@@ -160,11 +200,54 @@ def _record(run_id: str, body: bytes | str) -> RunRecord:
         raise damaged("a record of run", run_id, error) from None
 
 
-def _descending(order: str) -> bool:
-    if order not in ("asc", "desc"):
-        raise BadRequestError(f"Unsupported sort order {order!r}; expected 'asc' or 'desc'")
-    return order == "desc"
+def _own(resources: Any, rollouts: Any, attempts: Any, spans: Any) -> tuple[list[ResourcesUpdate], list[History]]:
+    """Return the values of a call, checked and made the store's own."""
+    updates = [_resources(update) for update in _valid(_RESOURCES, "resources", resources)]
+    history = History(
+        [_rollout(rollout) for rollout in _valid(_ROLLOUTS, "rollouts", rollouts)],
+        [_attempt(attempt) for attempt in _valid(_ATTEMPTS, "attempts", attempts)],
+        [_span(span) for span in _valid(_SPANS, "spans", spans)],
+    )
+    return updates, pieces_of(history) if any(history) else []
 
 
-def _result(items: list[Any], limit: int, offset: int, total: int, cursor: str | None = None) -> PaginatedResult[Any]:
-    return PaginatedResult[Any].model_construct(items=items, limit=limit, offset=offset, total=total, cursor=cursor)
+def _valid(kind: TypeAdapter[list[Any]], name: str, given: Any) -> list[Any]:
+    with valid(name):
+        found = kind.validate_python(list(given))
+    if name != "spans":  # which become JSON as they are stored
+        kind.dump_json(found)  # raises for a text that no file, database or wire takes
+    return found
+
+
+def _resources(update: ResourcesUpdate) -> ResourcesUpdate:
+    if update.resources_id in ("", "latest") or update.version < 1:
+        raise BadRequestError(
+            f"Resources {update.resources_id!r} of version {update.version} cannot be kept; expected another id than "
+            "'' and 'latest', and a version from 1 on"
+        )
+    return update.model_copy(deep=True)
+
+
+def _rollout(rollout: Rollout) -> Rollout:
+    _named("rollout_id", rollout.rollout_id)
+    if rollout.run_id is not None:
+        check_run_id(rollout.run_id)
+    metadata = None if rollout.metadata is None else to_json(rollout.metadata, "metadata")
+    return evolve(public_rollout(evolve(rollout, input=to_json(rollout.input), metadata=metadata)), not_before=None)
+
+
+def _attempt(attempt: Attempt) -> Attempt:
+    _named("attempt_id", attempt.attempt_id)
+    metadata = None if attempt.metadata is None else to_json(attempt.metadata, "metadata")
+    return public_attempt(evolve(attempt, metadata=metadata))
+
+
+def _span(span: Span) -> Span:
+    if span.sequence_id < 0:
+        raise BadRequestError(f"Span {span.span_id} of rollout {span.rollout_id} has no number; got {span.sequence_id}")
+    return span
+
+
+def _named(field: str, value: str) -> None:
+    if value in ("", "latest") or "\0" in value:
+        raise BadRequestError(f"{field}={value!r} cannot be an id; expected a text other than '' and 'latest'")

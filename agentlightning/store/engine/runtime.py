@@ -12,14 +12,13 @@ import math
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable
 from functools import partial
 from typing import TypeVar
 
 from agentlightning.errors import BadRequestError, BusyError
-from agentlightning.store.engine.change_feed import Follower
 from agentlightning.store.engine.clock import Timeline, forget, monotonic, watch
-from agentlightning.store.engine.waiters import KeptWait, KeptWaits, Key, Waiters
+from agentlightning.store.engine.waiters import Follower, KeptWait, KeptWaits, Key, Waiters
 from agentlightning.store.rules import lifecycle
 from agentlightning.store.rules.claims import forget_claim_tokens, queue_now, queued_ahead
 from agentlightning.store.rules.deletion import begin_deletion, delete, end_deletion, set_aside, surplus
@@ -147,22 +146,29 @@ class StoreRuntime:
 
     async def until(
         self,
-        look: Callable[[], Awaitable[R]],
+        script_of: Callable[[R | None], Callable[[Tx], R]],
         missing: Callable[[R], Collection[Key]],
         keys: Collection[Key],
         timeout: float | None,
+        *,
+        write: bool = False,
         due_in: Callable[[R], float | None] | None = None,
         again: tuple[str, Hashable] | None = None,
     ) -> R:
-        """Repeat `look` until nothing is `missing` in its result, or time is up; returns the last result.
+        """Run scripts until nothing is `missing` in the result of one, or time is up; returns the last result.
 
-        `due_in` gives the seconds after which another look is worth while though nothing has happened. `again` names a
-        wait (its kind, `end` or `work`, and which one) that is likely to be asked for again when time was up: it is
-        then gone on with, and not begun anew.
+        `script_of` makes each script, of the result before it (None at first). `due_in` gives the seconds after which
+        another look is worth while though nothing has happened. `again` names a wait (its kind, `end` or `work`, and
+        which one) that is likely to be asked for again when time was up: it is then gone on with, and not begun anew.
 
         Raises:
             BusyError: too many callers wait already.
         """
+        await self.settle()
+        run = self.write if write else self.read
+        before: R | None = None
+        if timeout is not None and timeout <= 0:
+            return await run(script_of(before))
         if self._waiters.parked >= _MAX_WAITERS:
             raise BusyError(f"{_MAX_WAITERS} callers wait at this store already; try again later")
         end = None if timeout is None else time.monotonic() + timeout
@@ -176,7 +182,7 @@ class StoreRuntime:
                     if self._follower is not None:
                         await self._follower.follow()
                     try:
-                        result = await look()
+                        before = result = await run(script_of(before))
                         still = missing(result)
                     except BaseException:  # a cancelled caller gives up, too
                         waiter.woken = True  # what the look before this one was woken for is for another to do
@@ -187,6 +193,7 @@ class StoreRuntime:
                     all_missing = len(still) == len(keys)
                 else:
                     looked, result, all_missing = kept.looked, kept.result, True
+                    before = kept.result
                     kept = None
                     if waiter.touched:
                         continue
@@ -208,17 +215,13 @@ class StoreRuntime:
         """Seconds between two looks of the timer."""
         return min(1.0, self.lease_seconds / 4)
 
-    def settled(self) -> float | None:
-        """Return the time at which a call begins; None if it is to `scan` first."""
+    async def settle(self) -> float:
+        """Return the time at which a call begins, after a `scan` if one is due."""
         now = self.now()
         if self._timeline.was_set_back or time.monotonic() - self._last_scan >= self._scan_debounce_seconds:
-            return None
+            await self.scan()
+            return self.now()
         return now
-
-    async def begin(self) -> float:
-        """Scan and return the time at which a call begins."""
-        await self.scan()
-        return self.now()
 
     async def scan(self) -> None:
         """Look for lapsed attempts within a call, unless somebody did lately; and let what was queued before the clock

@@ -1,6 +1,6 @@
 """EngineStore: the store class of every backend. Checks and converts the arguments of an operation, takes time and ids
 once per call, runs the script of `store/rules/` and returns copies. What only reads is in `reading.py`, what runs keep
-in `runs.py`, histories of other stores in `history.py`, waiting and the timer in `runtime.py`."""
+and histories of other stores in `runs.py`, waiting and the timer in `runtime.py`."""
 
 # pyright: reportMissingParameterType=false
 # The types of an operation's parameters stand in the contract, store/base.py, from where a checker takes them over.
@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -21,20 +20,17 @@ from agentlightning.errors import BadRequestError
 from agentlightning.semconv import CONTROL_PREFIX
 from agentlightning.store.base import (
     UNSET,
-    LightningStore,
     LightningStoreCapabilities,
     LightningStoreStatistics,
     Unset,
     call_token,
 )
 from agentlightning.store.engine.calls import EmptyClaims, IdleBeats, Repeats, call_ids, call_of
-from agentlightning.store.engine.details import DetailEngine
-from agentlightning.store.engine.history import HistoryEngine
 from agentlightning.store.engine.reading import ReadingEngine
 from agentlightning.store.engine.runs import RunEngine
 from agentlightning.store.engine.runtime import StoreRuntime
-from agentlightning.store.engine.summaries import SummaryEngine
 from agentlightning.store.engine.waiters import Key
+from agentlightning.store.operations import refuse_broken_texts
 from agentlightning.store.rules.claims import Claim, Claimed, claim, start_attempt
 from agentlightning.store.rules.deletion import delete
 from agentlightning.store.rules.enqueue import enqueue, start_rollout
@@ -67,7 +63,6 @@ from agentlightning.store.rules.values import (
     wrong_value,
 )
 from agentlightning.store.rules.workers import heartbeat
-from agentlightning.store.wrappers.text_check import refuse_broken_texts
 from agentlightning.types import (
     Attempt,
     AttemptedRollout,
@@ -95,7 +90,7 @@ _NAMED_RESOURCES: TypeAdapter[NamedResources] = TypeAdapter(NamedResources)
 
 
 @refuse_broken_texts
-class EngineStore(RunEngine, SummaryEngine, DetailEngine, ReadingEngine, HistoryEngine, LightningStore):
+class EngineStore(RunEngine, ReadingEngine):
     """A store over a backend. Usable from any thread and any event loop at once."""
 
     def __init__(
@@ -115,7 +110,7 @@ class EngineStore(RunEngine, SummaryEngine, DetailEngine, ReadingEngine, History
         self._idle_beats = IdleBeats() if backend.persistent else None
         self._empty_claims = EmptyClaims(self._runtime.write, self._runtime.now)
         if tracker is not None:
-            from agentlightning.store.wrappers.metrics import observe_operations
+            from agentlightning.store.metrics import observe_operations
 
             meter = observe_operations(self, tracker)
             self._runtime.on_end, self._runtime.on_attempt_end = meter.rollout_ended, meter.attempt_ended
@@ -165,8 +160,7 @@ class EngineStore(RunEngine, SummaryEngine, DetailEngine, ReadingEngine, History
         self, input, mode=None, resources_id=None, config=None, metadata=None, worker_id=None, *, run_id=None
     ) -> AttemptedRollout:
         request = _request(input, config, metadata, mode=mode, resources_id=resources_id, run_id=run_id)
-        if self._runtime.settled() is None:
-            await self._runtime.scan()
+        await self._runtime.settle()
         call = call_of("start_rollout")
         token = call.token if call else None
         ids, attempt_id = call_ids(12, token), "at-" + call_ids(8, token)(0)
@@ -195,7 +189,7 @@ class EngineStore(RunEngine, SummaryEngine, DetailEngine, ReadingEngine, History
         return await self._enqueue(requests) if requests else []
 
     async def _enqueue(self, requests: list[EnqueueRolloutRequest]) -> list[Rollout]:
-        now = self._runtime.settled() or await self._runtime.begin()
+        now = await self._runtime.settle()
         call = call_of("enqueue_many_rollouts")
         ids = call_ids(12, None if call is None else call.token)
         made = await self._runtime.write(lambda tx: enqueue(tx, now, ids, requests, call))
@@ -203,58 +197,58 @@ class EngineStore(RunEngine, SummaryEngine, DetailEngine, ReadingEngine, History
 
     @override
     async def dequeue_rollout(self, worker_id=None, *, timeout=0.0, run_id=None) -> AttemptedRollout | None:
-        claims = await self._dequeue(limit=1, worker_id=worker_id, timeout=timeout, run_id=run_id)
-        return claims[0] if claims else None
+        check_timeout(timeout)
+        claims = (await self._claim(1, worker_id, timeout, run_id)).claims
+        return self._hand_out(claims[0]) if claims else None
 
     @override
     async def dequeue_many_rollouts(
         self, *, limit=1, worker_id=None, timeout=0.0, run_id=None
     ) -> list[AttemptedRollout]:
-        return await self._dequeue(limit, worker_id, timeout, run_id)
-
-    async def _dequeue(
-        self, limit: int, worker_id: str | None, timeout: float, run_id: str | None
-    ) -> list[AttemptedRollout]:
         check_timeout(timeout)
-        limit = check_limit(limit)
-        if limit <= 0:
+        if check_limit(limit) <= 0:
             return []
-        now = self._runtime.settled() or await self._runtime.begin()
-        token, looks = call_token("dequeue_many_rollouts"), 0
-        ids = call_ids(8, token)
-        if token is None and timeout <= 0:  # the most frequent call needs none of what follows
-            found = await self._runtime.write(lambda tx: claim(tx, now, ids, None, run_id, worker_id, limit))
-            return [self._hand_out(given) for given in found.claims]
-        ask = partial(claim, ids=ids, token=token, run_id=run_id, worker_id=worker_id, limit=limit)
-        work: list[Key] = [("work", run_id)]
+        return [self._hand_out(each) for each in (await self._claim(limit, worker_id, timeout, run_id)).claims]
 
-        def look() -> Awaitable[Claimed]:
+    def _claim(self, limit: int, worker_id: str | None, timeout: float, run_id: str | None) -> Awaitable[Claimed]:
+        token, looks, now = call_token("dequeue_many_rollouts"), 0, 0.0
+        ids, work = call_ids(8, token), ("work", run_id)
+
+        def script_of(_: Claimed | None) -> Callable[[Tx], Claimed]:
             nonlocal looks, now
             looks, now = looks + 1, self._runtime.now()
-            return self._runtime.write(partial(ask, now=now, looks_again=looks > 1))
+            return partial(
+                claim, now=now, ids=ids, token=token, run_id=run_id, worker_id=worker_id, limit=limit,
+                looks_again=looks > 1,
+            )  # fmt: skip
 
         def missing(found: Claimed) -> list[Key]:
             if found.answered and not found.claims:
                 raise _AnsweredBefore
-            return [] if found.claims else work
+            return [] if found.claims else [work]
 
         def due_in(found: Claimed) -> float | None:
             return None if found.due is None else max(0.001, found.due - now)
 
-        async with self._repeats.turn(token) if token is not None else nullcontext():
-            try:
-                again = None if worker_id is None else ("work", (worker_id, run_id))
-                until = self._runtime.until
-                found = await (look() if timeout <= 0 else until(look, missing, work, timeout, due_in, again))
-            except _AnsweredBefore:
-                return []
-            if token is not None and not looks:  # a kept wait was gone on with
-                await self._empty_claims.note(token, run_id, worker_id, limit)
-            return [self._hand_out(given) for given in found.claims]
+        def until() -> Awaitable[Claimed]:
+            again = None if worker_id is None else ("work", (worker_id, run_id))
+            return self._runtime.until(script_of, missing, [work], timeout, write=True, due_in=due_in, again=again)
+
+        async def in_turn(token: str) -> Claimed:
+            async with self._repeats.turn(token):
+                try:
+                    found = await until()
+                except _AnsweredBefore:
+                    return Claimed([], True)
+                if not looks:  # a kept wait was gone on with
+                    await self._empty_claims.note(token, run_id, worker_id, limit)
+                return found
+
+        return until() if token is None else in_turn(token)
 
     @override
     async def start_attempt(self, rollout_id, worker_id=None) -> AttemptedRollout:
-        now = self._runtime.settled() or await self._runtime.begin()
+        now = await self._runtime.settle()
         call = call_of("start_attempt", worker_id=worker_id)
         attempt_id = "at-" + call_ids(8, call.token if call else None)(0)
         return self._hand_out(
@@ -271,23 +265,20 @@ class EngineStore(RunEngine, SummaryEngine, DetailEngine, ReadingEngine, History
 
     @override
     async def add_span(self, span) -> Span | None:
-        return (await self._add([span]))[0]
+        return cast("Span | None", (await self._add([span]))[0])
 
     @override
     async def add_many_spans(self, spans) -> list[Span]:
-        return [span for span in await self._add(spans) if span is not None] if spans else []
-
-    async def _add(self, spans: Sequence[Span]) -> list[Span | None]:
-        return cast("list[Span | None]", await self._add_any(spans))
+        return [cast("Span", span) for span in await self._add(spans) if span is not None] if spans else []
 
     @property
     def add_unread_spans(self) -> Callable[[Sequence[AnySpan]], Awaitable[object]] | None:
         """Stores spans that were not read; None if this store wants to see them: a subclass of it, a counter of its
         operations, or what it keeps them in."""
         replaced = "add_many_spans" in vars(self) or type(self).add_many_spans is not EngineStore.add_many_spans
-        return None if replaced or not getattr(self._backend, "keeps_unread", False) else self._add_any
+        return None if replaced or not getattr(self._backend, "keeps_unread", False) else self._add
 
-    async def _add_any(self, spans: Sequence[AnySpan]) -> list[AnySpan | None]:
+    async def _add(self, spans: Sequence[AnySpan]) -> list[AnySpan | None]:
         now = self._runtime.now()
         stored = await self._runtime.write(lambda tx: add_spans(tx, now, spans))
         known = [span for span, new in zip(spans, stored, strict=True) if new is None]
@@ -329,7 +320,7 @@ class EngineStore(RunEngine, SummaryEngine, DetailEngine, ReadingEngine, History
         changes = checked(Rollout, changes)
         if "status" in changes:
             changes["status"] = check_rollout_status(changes["status"])
-        now = self._runtime.settled() or await self._runtime.begin()
+        now = await self._runtime.settle()
         call = call_of("update_rollout", **changes)
 
         def change(tx: Tx) -> Rollout:
@@ -361,7 +352,7 @@ class EngineStore(RunEngine, SummaryEngine, DetailEngine, ReadingEngine, History
             changes["status"] = check_attempt_status(changes["status"])
         if changes.get("error") is not None:
             changes["error"] = evolve(changes["error"])
-        now = self._runtime.settled() or await self._runtime.begin()
+        now = await self._runtime.settle()
         call = call_of("update_attempt", attempt_id=attempt_id, **changes)
 
         def change(tx: Tx) -> Attempt:
@@ -416,6 +407,10 @@ class EngineStore(RunEngine, SummaryEngine, DetailEngine, ReadingEngine, History
         return public_worker(
             await self._runtime.write(lambda tx: heartbeat(tx, now, worker_id, stats, run_id, named, call))
         )
+
+    @override
+    async def observe_metric(self, name, value, tags=None) -> None:
+        await super().observe_metric(name, value, tags)  # once the texts are checked
 
     # --- resources -------------------------------------------------------------------------------------------------
 

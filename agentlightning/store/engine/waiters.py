@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import os
 import threading
 import time
 from collections.abc import Collection, Hashable, Iterable
@@ -16,7 +18,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from agentlightning.store.rules.tx import Notes
+from agentlightning.store.base import FINISHED, QUEUING
+from agentlightning.store.rules.tx import Backend, Notes, Record, RunRow
+
+logger = logging.getLogger(__name__)
 
 Key = tuple[str, str | None]
 """("work", run id), ("end", rollout id) or `ANY_CHANGE`."""
@@ -51,10 +56,7 @@ class Waiter:
         """Something that it waits for has happened, or may have."""
 
     def __enter__(self) -> Self:
-        if self.kept:
-            self._owner.resume(self)
-        else:
-            self._owner.add(self)
+        self._owner.enter(self)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
@@ -63,7 +65,9 @@ class Waiter:
 
     def set_aside(self) -> bool:
         """Stay parked after the block; False if something has happened that must be looked at."""
-        return self._owner.set_aside(self)
+        with self._owner.lock:
+            self.kept = not self.touched
+            return self.kept
 
     def leave(self) -> None:
         """Stop waiting, for one that was kept."""
@@ -72,7 +76,10 @@ class Waiter:
 
     def arm(self, missing: Iterable[Key]) -> None:
         """Wait for all of `missing` from here on, less what happened since entering."""
-        self._owner.arm(self, set(missing))
+        with self._owner.lock:
+            self.pending = set(missing) - self.seen
+            if not self.pending:
+                self.wake()
 
     async def wait(self, timeout: float | None) -> None:
         """Return when everything has happened or when `timeout` seconds are over."""
@@ -105,7 +112,7 @@ class Waiters:
     """The parked callers of one store, by what they wait for; those who wait for very much in a list of their own."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._by_key: dict[Key, dict[Waiter, None]] = {}
         self._wide: dict[Waiter, None] = {}
         self.parked = 0
@@ -115,9 +122,12 @@ class Waiters:
         """Return a waiter for these events; nothing is parked until it is entered."""
         return Waiter(self, keys if len(keys) <= _MANY else frozenset(keys))
 
-    def add(self, waiter: Waiter) -> None:
-        """Park a caller."""
-        with self._lock:
+    def enter(self, waiter: Waiter) -> None:
+        """Park a caller. For one that was kept, what happened until here has set its `touched`."""
+        with self.lock:
+            if waiter.kept:
+                waiter.kept = False
+                return
             self.parked += 1
             if len(waiter.keys) > _MANY:
                 self._wide[waiter] = None
@@ -125,20 +135,9 @@ class Waiters:
             for key in waiter.keys:
                 self._by_key.setdefault(key, {})[waiter] = None
 
-    def set_aside(self, waiter: Waiter) -> bool:
-        """Keep a caller that nothing has happened to."""
-        with self._lock:
-            waiter.kept = not waiter.touched
-            return waiter.kept
-
-    def resume(self, waiter: Waiter) -> None:
-        """Take up one that was kept; what happened until here has set its `touched`."""
-        with self._lock:
-            waiter.kept = False
-
     def remove(self, waiter: Waiter, *, gave_up: bool) -> None:
         """Forget a caller. One that was woken for work and gave up passes the call on to the next."""
-        with self._lock:
+        with self.lock:
             self.parked -= 1
             if self._wide.pop(waiter, waiter) is None:
                 return
@@ -151,17 +150,10 @@ class Waiters:
                     elif gave_up and waiter.woken and key[0] == "work":
                         self._notify_one(key)
 
-    def arm(self, waiter: Waiter, missing: set[Key]) -> None:
-        """Set what a caller still waits for; wakes it if all of that has happened since it was parked."""
-        with self._lock:
-            waiter.pending = missing - waiter.seen
-            if not waiter.pending:
-                waiter.wake()
-
     def wake(self, notes: Notes) -> None:
         """Wake the callers by what happened. Of those that wait for work: as many as rollouts can be claimed now, and
         all for one that may be claimed later, since any of them may have given up by then."""
-        with self._lock:
+        with self.lock:
             for rollout_id in notes.finished:
                 self._notify_all(("end", rollout_id))
             for run_id in notes.queued:
@@ -172,7 +164,7 @@ class Waiters:
 
     def wake_all(self) -> None:
         """Have every caller look again: something may have been missed."""
-        with self._lock:
+        with self.lock:
             for parked in (*self._by_key.values(), self._wide):
                 for waiter in parked:
                     waiter.wake()
@@ -252,3 +244,96 @@ class KeptWaits:
                 return
             del self._waits[what, loop]
         wait.waiter.leave()
+
+
+# --- changes of other processes ------------------------------------------------------------------------------------
+
+_SHORTEST_PAUSE = 0.02
+_LONGEST_PAUSE = 0.1
+"""Between two checks, in seconds: short after a change, growing while nothing changes."""
+_IDLE_CHECKS = 100
+"""The thread ends after this many checks without a waiting caller."""
+_PAGE = 1000
+
+
+class Follower:
+    """Wakes the waiters of one store for changes that other processes make in shared data.
+
+    One thread, only while a caller waits: it asks the backend whether another process may have changed something, and
+    reads which rollouts changed since its cursor.
+    """
+
+    def __init__(self, backend: Backend, waiters: Waiters) -> None:
+        self._backend = backend
+        self._waiters = waiters
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._pid = os.getpid()
+        self._stop = threading.Event()
+
+    async def follow(self) -> None:
+        """Hear every change from now on, for as long as somebody is parked. Returns when that is so."""
+        with self._lock:
+            if self._running():
+                return
+        (cursor, _) = await self._backend.run(lambda tx: tx.last_change(), write=False)
+        with self._lock:
+            if not self._running():
+                self._pid = os.getpid()
+                self._stop = threading.Event()
+                self._thread = threading.Thread(
+                    target=self._run, args=(cursor, self._stop), name="agl-store-follower", daemon=True
+                )
+                self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread and wait for it."""
+        with self._lock:
+            thread, self._thread = self._thread, None
+            self._stop.set()
+        if thread is not None and self._pid == os.getpid() and thread is not threading.current_thread():
+            thread.join(5.0)
+
+    def _running(self) -> bool:
+        return self._thread is not None and self._pid == os.getpid()
+
+    def _run(self, cursor: str, stop: threading.Event) -> None:
+        idle, pause = 0, _SHORTEST_PAUSE
+        while not stop.is_set():
+            try:
+                changed = self._backend.await_change(pause)
+                pause = _SHORTEST_PAUSE if changed else min(pause * 1.1, _LONGEST_PAUSE)
+                if changed:
+                    cursor = self._tell(cursor)
+            except Exception:  # what hinders the look (a server that restarts) passes; the waiters look by themselves
+                logger.exception("following the changes of the store failed; trying again")
+                self._waiters.wake_all()
+                stop.wait(1.0)
+            idle = 0 if self._waiters.parked else idle + 1
+            if idle > _IDLE_CHECKS:
+                with self._lock:
+                    if not self._waiters.parked and self._thread is threading.current_thread():
+                        self._thread = None
+                        return
+
+    def _tell(self, cursor: str) -> str:
+        while True:
+            (records, cursor), _ = self._backend.execute(lambda tx, at=cursor: tx.changes(at, _PAGE), write=False)
+            if records:
+                self._waiters.wake(notes_of(records))
+            if len(records) < _PAGE:
+                return cursor
+
+
+def notes_of(records: list[Record | RunRow]) -> Notes:
+    """Return what waiters may want to know of changed rollouts and runs."""
+    notes, now = Notes(changed=True), time.time()
+    for record in records:
+        if isinstance(record, RunRow):
+            continue
+        available = record.available_at
+        if record.rollout.status in QUEUING and available is not None:
+            (notes.queued if available <= now else notes.delayed).append(record.rollout.run_id)
+        elif record.rollout.status in FINISHED:
+            notes.finished.append(record.rollout.rollout_id)
+    return notes

@@ -29,8 +29,7 @@ from agentlightning.store.http.endpoints import operation_endpoints
 from agentlightning.store.http.event_stream import EVENTS_PATH, EventStreams
 from agentlightning.store.http.metrics import prometheus_routes
 from agentlightning.store.http.mounts import mounts_of
-from agentlightning.store.http.openapi import openapi_document
-from agentlightning.store.http.openapi_parts import HEALTH_PATHS, OPENAPI_PATH
+from agentlightning.store.http.openapi import HEALTH_PATHS, OPENAPI_PATH, openapi_document
 from agentlightning.store.http.operations import PREFIX
 from agentlightning.store.http.otlp import otlp_routes
 from agentlightning.utils.http.allowed_hosts import AllowedHosts, HostDoor, NamedOrigins
@@ -83,7 +82,7 @@ class StoreApp:
         return [*(endpoint.path for endpoint in self.dispatch.endpoints), *others]
 
 
-# --- everything else -------------------------------------------------------------------------------------------------
+# --- everything else -----------------------------------------------------------------------------------------------
 
 
 async def _on_error(request: HttpRequest, error: Exception) -> Response:

@@ -11,6 +11,7 @@ import itertools
 import json
 import logging
 import os
+import threading
 import time
 import warnings
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -23,14 +24,13 @@ from typing_extensions import override
 
 from agentlightning.errors import WIRE_ERRORS, BadRequestError, ConflictError, StoreUnreachableError
 from agentlightning.store.base import LightningStore, LightningStoreCapabilities, call_token
-from agentlightning.store.http.open_claims import OpenClaims, Question
-from agentlightning.store.http.operations import LONG_POLLS, OPERATIONS, POLL_SECONDS, PREFIX, Arguments, Operation
+from agentlightning.store.cursors import pages_of
+from agentlightning.store.http.operations import OPERATIONS, POLL_SECONDS, PREFIX, Arguments, WireOperation
 from agentlightning.store.http.span_changes import CHANGES, spans_of_answer
-from agentlightning.store.read_operations import pages_of
+from agentlightning.store.operations import OPERATIONS as DECLARED
+from agentlightning.store.operations import forward_operations, refuse_broken_texts
 from agentlightning.store.rules.query import check_page, page_of
 from agentlightning.store.rules.values import evolve, to_json, valid
-from agentlightning.store.wrappers.forward import forward_operations
-from agentlightning.store.wrappers.text_check import refuse_broken_texts
 from agentlightning.types import AttemptedRollout, EnqueueRolloutRequest, EventPage, PaginatedResult, Rollout, Span
 from agentlightning.utils.backoff import OUTAGE_SECONDS, Outage, backoff_delay, doubled, retry_after_seconds
 from agentlightning.utils.http.auth import auth_headers, server_token
@@ -53,6 +53,8 @@ _TRIES = 6
 """The first try gets this part of the deadline, each further one twice as long as the one before."""
 _SLOWEST_UPLOAD = 1e6
 """Bytes per second; what a large body may take beside that."""
+_FORMS = {name: each for name, each in DECLARED.items() if each.many is not None and not each.ways}
+"""Operations for one that are sent as the one for many, whose `limit` is 1 by default."""
 _ERRORS: dict[str, type[Exception]] = {
     **WIRE_ERRORS,
     "ValueError": ValueError,
@@ -78,6 +80,44 @@ class _NoSuchPath(Exception):
     def __init__(self, path: str, version: str) -> None:
         super().__init__(path)
         self.version = version
+
+
+_Asker = tuple[int, str | None, str | None]
+"""Process, worker and run: a copy of the client in a forked process does not ask its parent's questions."""
+_Question = tuple[str, Arguments]
+"""The token of a claim and its arguments, without the seconds to wait, which do not change what is claimed."""
+_MOST_ASKERS = 10_000
+
+
+class _OpenClaims:
+    """Claims whose reply a client did not get: lost, or the caller stopped waiting. Usable from any thread.
+
+    The store may have made such a claim, and it is then this worker's. So the next question of the worker is the same
+    one again, with the same token, until it is answered: a store that made the claim answers what it was.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: dict[_Asker, tuple[list[_Question], list[AttemptedRollout]]] = {}
+
+    def take(self, asker: _Asker, limit: int) -> tuple[list[AttemptedRollout], _Question | None]:
+        """Take up to `limit` claims that an answer held beyond what was asked for, else a question to ask again."""
+        with self._lock:
+            questions, claims = self._open.pop(asker, ([], []))
+            question = questions.pop(0) if questions and not claims else None
+            if questions or claims[limit:]:
+                self._open[asker] = questions, claims[limit:]
+            return claims[:limit], question
+
+    def put(self, asker: _Asker, questions: Sequence[_Question] = (), claims: Sequence[AttemptedRollout] = ()) -> None:
+        """Keep questions whose answer is unknown, and claims beyond what was asked for."""
+        with self._lock:
+            if questions or claims:
+                known = self._open.setdefault(asker, ([], []))
+                known[0].extend(questions)
+                known[1].extend(claims)
+            if len(self._open) > _MOST_ASKERS:  # of workers that have not come back
+                del self._open[next(iter(self._open))]
 
 
 @refuse_broken_texts
@@ -137,7 +177,7 @@ class LightningStoreClient(LightningStore):
         self._connections: dict[asyncio.AbstractEventLoop, HttpConnections] = {}
         self._guards: dict[asyncio.AbstractEventLoop, AsyncGenerator[None]] = {}
         self._met = False
-        self._claims = OpenClaims()
+        self._claims = _OpenClaims()
 
     @override
     def __reduce__(self) -> tuple[object, ...]:
@@ -164,25 +204,6 @@ class LightningStoreClient(LightningStore):
             else:
                 connections.close()
 
-    # --- operations that take another form on the wire -------------------------------------------------------------
-
-    @override
-    async def enqueue_rollout(
-        self, input, mode=None, resources_id=None, config=None, metadata=None,
-        *, run_id=None, priority=0, not_before=None,
-    ) -> Rollout:  # fmt: skip
-        with valid("the rollout"):
-            request = EnqueueRolloutRequest(
-                input=to_json(input), mode=mode, resources_id=resources_id, config=config, metadata=metadata,
-                run_id=run_id, priority=priority, not_before=not_before,
-            )  # fmt: skip
-        return (await self.enqueue_many_rollouts([request]))[0]
-
-    @override
-    async def dequeue_rollout(self, worker_id=None, *, timeout=0.0, run_id=None) -> AttemptedRollout | None:
-        claims = await self.dequeue_many_rollouts(limit=1, worker_id=worker_id, timeout=timeout, run_id=run_id)
-        return claims[0] if claims else None
-
     @override
     async def add_otel_span(self, rollout_id, attempt_id, readable_span, sequence_id=None) -> Span | None:
         number = -1 if sequence_id is None else sequence_id
@@ -190,9 +211,15 @@ class LightningStoreClient(LightningStore):
         stored = await self.add_many_spans([span])
         return stored[0] if stored else await self.get_span(rollout_id, attempt_id, span.span_id)
 
-    # --- every operation -------------------------------------------------------------------------------------------
-
     async def _call(self, operation: str, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        if (many := _FORMS.get(operation)) is not None:  # it travels in its form for many
+            bound = many.signature.bind(None, *args, **kwargs).arguments
+            del bound["self"]
+            if operation == "enqueue_rollout":
+                with valid("the rollout"):
+                    bound = {"rollouts": [EnqueueRolloutRequest(**{**bound, "input": to_json(bound["input"])})]}
+            answers: Any = await getattr(self, cast("str", many.many))(**bound)
+            return next(iter(answers), None)
         row = OPERATIONS[operation]
         arguments = row.bind(args, kwargs)
         if operation == "query_rollouts":
@@ -200,7 +227,7 @@ class LightningStoreClient(LightningStore):
                 if old in arguments:
                     warnings.warn(f"{old} is deprecated, use {new} instead", DeprecationWarning, stacklevel=3)
                     arguments.setdefault(new, arguments.pop(old))
-        if operation in LONG_POLLS:
+        if row.declared.waits:
             return await self._poll(row, arguments)
         if operation == "query_rollouts":
             page = await self._page(row, arguments)
@@ -209,7 +236,7 @@ class LightningStoreClient(LightningStore):
             return (await self._with_inputs([await self._request(row, arguments)]))[0]
         return await self._page(row, arguments) if row.is_page else await self._request(row, arguments)
 
-    async def _page(self, row: Operation, arguments: Arguments) -> Any:
+    async def _page(self, row: WireOperation, arguments: Arguments) -> Any:
         limit, offset = arguments.get("limit", -1), arguments.get("offset", 0)
         if limit not in (0, -1):
             return await self._request(row, arguments)
@@ -220,7 +247,7 @@ class LightningStoreClient(LightningStore):
             return await self._request(row, arguments)
         return await self._chunks(row, arguments, offset)
 
-    async def _chunks(self, row: Operation, arguments: Arguments, offset: int) -> Any:
+    async def _chunks(self, row: WireOperation, arguments: Arguments, offset: int) -> Any:
         """Return a list without a limit. Rollouts change while they are read: they are read in the order of their
         insertion, so that none is missing or there twice, and sorted here."""
         rest = {name: value for name, value in arguments.items() if name not in ("limit", "offset")}
@@ -251,7 +278,7 @@ class LightningStoreClient(LightningStore):
                     items[at] = evolve(items[at], input=whole.input, metadata=whole.metadata)
         return items
 
-    async def _poll(self, row: Operation, arguments: Arguments) -> object:
+    async def _poll(self, row: WireOperation, arguments: Arguments) -> object:
         """Ask in chunks that the server holds open, until there is something or time is up."""
         waits = row.name == "wait_for_rollouts"
         timeout: float | None = arguments.get("timeout", None if waits else 0.0)
@@ -274,27 +301,30 @@ class LightningStoreClient(LightningStore):
             if complete or (end is not None and time.monotonic() >= end):
                 return result
 
-    async def _claim(self, row: Operation, arguments: Arguments, wait: float) -> list[AttemptedRollout]:
+    async def _claim(self, row: WireOperation, arguments: Arguments, wait: float) -> list[AttemptedRollout]:
         """Ask once for claims; first what this worker has asked before and was not told."""
         asker = (os.getpid(), arguments.get("worker_id"), arguments.get("run_id"))
         limit: int = arguments.get("limit", 1)
-        if kept := self._claims.take_claims(asker, limit):
+        kept, question = self._claims.take(asker, limit)
+        if kept:
             return kept
         asked = {name: value for name, value in arguments.items() if name != "timeout"}
-        question = self._claims.take_question(asker) or Question(generate_id(32), asked)
+        token, asked = question or (generate_id(32), asked)
         try:
-            claims = await self._request(row, {**question.arguments, "timeout": wait}, wait, question.token)
+            claims = await self._request(row, {**asked, "timeout": wait}, wait, token)
         except (StoreUnreachableError, asyncio.CancelledError):
-            self._claims.put_question(asker, question)
+            self._claims.put(asker, [(token, asked)])
             raise
-        self._claims.put_claims(asker, claims[limit:])
+        self._claims.put(asker, claims=claims[limit:])
         return claims[:limit]
 
-    async def _request(self, row: Operation, arguments: Arguments, wait: float = 0.0, token: str | None = None) -> Any:
+    async def _request(
+        self, row: WireOperation, arguments: Arguments, wait: float = 0.0, token: str | None = None
+    ) -> Any:
         """Make a call that the server may hold open for `wait` seconds."""
         url, body = self._encode(row, dict(arguments))
         headers = {"content-type": "application/json", "x-agl-version": VERSION, **auth_headers(self._token)}
-        if row.row.retry == "token":
+        if row.declared.retry == "token":
             headers["idempotency-key"] = token or call_token(row.name) or generate_id(32)
         sent: Sequence[Span] | None = None
         if row.name == "add_many_spans":
@@ -308,7 +338,7 @@ class LightningStoreClient(LightningStore):
             limit = wait + self._limit(row, outage.tries + 1, outage.away, body)
             outage.expect(limit)
             try:
-                content = await self._try(row.row.method, url, body, headers, limit, fresh=hung)
+                content = await self._try(row.method, url, body, headers, limit, fresh=hung)
                 stored = None if sent is None else spans_of_answer(sent, content)
                 if stored is None:
                     return row.read_answer(content)
@@ -331,18 +361,18 @@ class LightningStoreClient(LightningStore):
                     ) from failure.__cause__
             await asyncio.sleep(pause)
 
-    def _limit(self, row: Operation, tries: int, spent: float, body: bytes | None) -> float:
+    def _limit(self, row: WireOperation, tries: int, spent: float, body: bytes | None) -> float:
         """Return the seconds for one try, beside those for which the server may hold it open."""
-        if self._delays is not None or row.row.slow:
+        if self._delays is not None or row.declared.slow:
             return self._request_timeout
         first = max(_SHORTEST_TRY, self._deadline / _TRIES)
         growing = doubled(tries, first, max(first, self._deadline - spent))
         return min(self._request_timeout, growing + len(body or b"") / _SLOWEST_UPLOAD)
 
-    def _encode(self, row: Operation, arguments: Arguments) -> tuple[str, bytes | None]:
+    def _encode(self, row: WireOperation, arguments: Arguments) -> tuple[str, bytes | None]:
         url = PREFIX + row.path_of(arguments)
-        body = _to_json_bytes(arguments.pop(row.row.body)) if row.row.body else None
-        if row.row.method == "POST" and row.row.body is None:
+        body = _to_json_bytes(arguments.pop(row.declared.body)) if row.declared.body else None
+        if row.method == "POST" and row.declared.body is None:
             return url, _to_json_bytes(arguments)
         if arguments:
             url += "?" + "&".join(f"{name}={quote(str(value), safe='')}" for name, value in arguments.items())

@@ -12,15 +12,14 @@ from pydantic import BaseModel
 from agentlightning.errors import BadRequestError
 from agentlightning.store.base import LightningStore, RequestToken, request_token
 from agentlightning.store.http.operations import (
-    LONG_POLLS,
     NO_NAME,
     OPERATIONS,
     POLL_SECONDS,
     PREFIX,
     Arguments,
-    Operation,
+    WireOperation,
 )
-from agentlightning.store.http.redaction import hide_secrets
+from agentlightning.store.http.redaction import hidden
 from agentlightning.store.http.span_changes import CHANGES, StoredSpans
 from agentlightning.types import Attempt, AttemptedRollout, EnqueueRolloutRequest, Rollout, Span, Worker
 from agentlightning.utils.http.dispatch import Endpoint, Request
@@ -45,13 +44,13 @@ def operation_endpoints(store: Callable[[], LightningStore]) -> list[Endpoint]:
     return [
         _endpoint(store, operation, method, path)
         for operation in OPERATIONS.values()
-        for method, path in ((operation.row.method, operation.row.path), *operation.row.also)
+        for method, path in operation.declared.ways
     ]
 
 
-def _endpoint(store: Callable[[], LightningStore], operation: Operation, method: str, path: str) -> Endpoint:
+def _endpoint(store: Callable[[], LightningStore], operation: WireOperation, method: str, path: str) -> Endpoint:
     name = operation.name
-    waits = name in LONG_POLLS
+    waits = operation.declared.waits
     wait: float | None = operation.signature.parameters["timeout"].default if waits else None
 
     def read(request: Request) -> Arguments:
@@ -84,13 +83,14 @@ def _endpoint(store: Callable[[], LightningStore], operation: Operation, method:
     def encode(value: object) -> bytes:
         if value.__class__ is StoredSpans:
             return cast("StoredSpans", value).to_json()
-        value = hide_secrets(name, value)
+        if not operation.declared.whole:
+            value = hidden(value)
         if value.__class__ in _PLAIN_MODELS:
             return cast("BaseModel", value).__pydantic_serializer__.to_json(value)
         return operation.write_answer(value)
 
     may_wait: Callable[[Arguments], bool] | None = (lambda arguments: arguments["timeout"] > 0) if waits else None
-    return Endpoint(method, PREFIX + path, read, call, encode, operation.row.status, may_wait)
+    return Endpoint(method, PREFIX + path, read, call, encode, operation.declared.status, may_wait)
 
 
 async def _store_spans(operation: Callable[..., Awaitable[Any]], arguments: Arguments) -> StoredSpans:
@@ -100,14 +100,14 @@ async def _store_spans(operation: Callable[..., Awaitable[Any]], arguments: Argu
     return StoredSpans(arguments["spans"], answer)
 
 
-def _check_known(operation: Operation, method: str, request: Request) -> None:
+def _check_known(operation: WireOperation, method: str, request: Request) -> None:
     """Refuse an argument that this version does not know: a client of ours sends only those that say something.
 
     Raises:
         BadRequestError: names the argument, the operation, and both versions.
     """
     names = {name for name, _ in request.query}
-    if method != "GET" and operation.row.body is None and 0 < len(request.body) <= _READ_TWICE_BYTES:
+    if method != "GET" and operation.declared.body is None and 0 < len(request.body) <= _READ_TWICE_BYTES:
         names.update(cast("dict[str, object]", json.loads(request.body)))
     unknown = sorted(names.difference(operation.parameters, operation.in_filter))
     if unknown:

@@ -4,25 +4,14 @@
     event: cursor
     data: {"cursor":"41"}
 
-    id: 42
-    event: rollout
-    data: {"rollout_id":"ro-...","status":"running",...}
-
-    id: 43
-    event: run
-    data: {"run_id":"...","state":"running","last_step":7,...}
-
-    id: 43
-    event: worker
-    data: {"worker_id":"...","status":"busy","current_rollout_id":"ro-...",...}
-
-    id: 43
-    event: resources
-    data: {"resources_id":"rs-...","version":2,"run_id":"..."}
-
-    id: 1043
-    event: lag
-    data: {"behind":1000}
+| event | data |
+| --- | --- |
+| `cursor` | `{"cursor":"41"}` |
+| `rollout` | `{"rollout_id":"ro-...","status":"running",...}` |
+| `run` | `{"run_id":"...","state":"running","last_step":7,...}` |
+| `worker` | `{"worker_id":"...","status":"busy","current_rollout_id":"ro-...",...}` |
+| `resources` | `{"resources_id":"rs-...","version":2,"run_id":"..."}` |
+| `lag` | `{"behind":1000}` |
 
 The first message gives the cursor at which the stream begins, so that a page asks for its lists after it and loses
 nothing between the two. Whoever comes back with the last id it saw (`Last-Event-ID`, or `?after=`) goes on from
@@ -35,28 +24,37 @@ changes are still to be told: whoever shows lists asks for them again instead of
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final
 from urllib.parse import parse_qs
 
-from agentlightning.errors import BadRequestError, BusyError
+from agentlightning.errors import AgentLightningError, BadRequestError, BusyError
 from agentlightning.store.base import LightningStore
-from agentlightning.store.http.list_watch import ListWatch, Told
 from agentlightning.store.http.operations import PREFIX
 from agentlightning.store.http.redaction import hidden
-from agentlightning.types import EventPage
+from agentlightning.types import EventPage, ResourcesUpdate, Worker
 from agentlightning.utils.http.auth import Receive, Scope, Send
 from agentlightning.utils.http.errors import describe_error
 from agentlightning.utils.http.uvicorn_server import STOPPING
 
+logger = logging.getLogger(__name__)
 EVENTS_PATH = f"{PREFIX}/events"
 KEEP_ALIVE_SECONDS = 15.0
 _PAUSE_SECONDS = 0.1
 """Between two groups of messages; changes in between are sent together."""
 _PAGE, _LONGEST_CURSOR = 1000, 200
 _FULL_RETRY_SECONDS = 5.0
+LOOK_SECONDS: Final = 1.0
+_MOST_TOLD: Final = 1000
+"""Messages that wait for one client; what is told beyond that is told by a later look."""
+_OF_WORKER: Final = ("worker_id", "status", "run_id", "current_rollout_id", "current_attempt_id", "last_busy_time")
+
+Told = tuple[str, dict[str, Any]]
+"""The name of an event, and its data."""
 
 
 class EventStreams:
@@ -224,3 +222,77 @@ async def _unless(ends: Sequence[asyncio.Future[Any]], work: Awaitable[None]) ->
         for end in (task, *ends):
             end.cancel()
         await asyncio.gather(task, *ends, return_exceptions=True)
+
+
+# --- workers and resources ------------------------------------------------------------------------------------------
+
+
+class ListWatch:
+    """Workers and resources as events: their lists are short and have no numbered changes, so they are compared.
+
+    One look a second for all streams together, and none while nobody follows.
+    """
+
+    def __init__(self, store: Callable[[], LightningStore], *, look_seconds: float = LOOK_SECONDS) -> None:
+        self._store = store
+        self._look_seconds = look_seconds
+        self._followers: set[asyncio.Queue[Told]] = set()
+        self._looking: asyncio.Task[None] | None = None
+        self._known: dict[tuple[str, str], dict[str, Any]] = {}
+
+    @contextlib.asynccontextmanager
+    async def follow(self) -> AsyncGenerator[asyncio.Queue[Told]]:
+        """Give a queue of what changes from now on. The first look tells who begins to follow where each stands."""
+        queue = asyncio.Queue[Told](_MOST_TOLD)
+        self._followers.add(queue)
+        for told in self._known.items():
+            _offer(queue, (told[0][0], told[1]))
+        if self._looking is None:
+            self._looking = asyncio.ensure_future(self._look())
+        try:
+            yield queue
+        finally:
+            self._followers.discard(queue)
+            if not self._followers and self._looking is not None:
+                looking, self._looking = self._looking, None
+                self._known = {}
+                looking.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await looking
+
+    async def _look(self) -> None:
+        while True:
+            try:
+                self._compare(await self._lists())
+            except NotImplementedError:
+                return  # a store that has no such lists
+            except (AgentLightningError, OSError) as error:
+                logger.debug("workers and resources could not be listed for those who follow: %s", error)
+            await asyncio.sleep(self._look_seconds)
+
+    async def _lists(self) -> dict[tuple[str, str], dict[str, Any]]:
+        store = self._store()
+        found = {("worker", worker.worker_id): _of_worker(worker) for worker in await store.query_workers()}
+        return found | {
+            ("resources", update.resources_id): _of_resources(update) for update in await store.query_resources()
+        }
+
+    def _compare(self, found: Mapping[tuple[str, str], dict[str, Any]]) -> None:
+        for place, data in found.items():
+            if self._known.get(place) != data:
+                for queue in self._followers:
+                    _offer(queue, (place[0], data))
+        self._known = dict(found)
+
+
+def _offer(queue: asyncio.Queue[Told], told: Told) -> None:
+    with contextlib.suppress(asyncio.QueueFull):
+        queue.put_nowait(told)
+
+
+def _of_worker(worker: Worker) -> dict[str, Any]:
+    return {name: getattr(worker, name) for name in _OF_WORKER}
+
+
+def _of_resources(update: ResourcesUpdate) -> dict[str, Any]:
+    return {"resources_id": update.resources_id, "version": update.version, "run_id": update.run_id}

@@ -1,38 +1,62 @@
-"""Metrics of a store server: its requests by path, method and status, and the page that Prometheus reads."""
+"""Metrics of a store server: its requests by path, method and status, and the page that Prometheus reads.
+
+`docs/reference/settings.md` is made of `exported_metrics`, and a test compares them with the page of a used server.
+"""
 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
-from urllib.parse import unquote_to_bytes
+from typing import TYPE_CHECKING, Any, cast, get_type_hints
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from agentlightning.store.base import LightningStore
-from agentlightning.store.http import run_metrics
-from agentlightning.store.wrappers.metrics import SECONDS_BUCKETS
+from agentlightning.errors import BadRequestError, DamagedRecordError
+from agentlightning.field_help import field_docstrings
+from agentlightning.store import metrics
+from agentlightning.store.base import LightningStore, LightningStoreStatistics
+from agentlightning.store.metrics import Metric
 from agentlightning.types import RolloutStatus, WorkerStatus
 from agentlightning.utils.http.auth import ASGIApp, Message, Receive, Scope, Send
+from agentlightning.utils.http.dispatch import PathTable
 from agentlightning.utils.metrics import MetricsBackend, get_prometheus_registry
 
 if TYPE_CHECKING:
-    from prometheus_client.metrics_core import Metric
+    from prometheus_client.metrics_core import Metric as Scraped
 
 logger = logging.getLogger(__name__)
-REQUESTS, REQUEST_SECONDS = "agl.http.total", "agl.http.latency"
-REQUEST_LABELS = ("path", "method", "status")
+_REQUEST = ("path", "method", "status")
+REQUESTS = Metric("agl.http.total", "counter", _REQUEST, "requests to the server; `path` is the route, or `other`")
+REQUEST_SECONDS = Metric("agl.http.latency", "histogram", _REQUEST, "seconds of a request to the server")
+OPEN_ROLLOUTS = Metric("agl_rollouts_open", "gauge", ("status",), "rollouts that wait in the queue or are in hand")
+WORKERS = Metric("agl_workers", "gauge", ("status",), "workers that were heard of")
+STORE_UP = Metric("agl_store_up", "gauge", (), "1 if the store answers, else 0")
+_RUN = {
+    Metric(name, "gauge", ("run",), meaning): figures
+    for name, figures, meaning in (
+        ("agl_run_step", (), "the last recorded step of a run"),
+        ("agl_run_reward", ("mean_reward", "reward"), "mean reward of the last step of a run"),
+        ("agl_run_loss", ("update.loss", "loss"), "loss of the last step of a run"),
+        ("agl_run_calls_trained", ("calls_trained",), "model calls that the last step of a run trained"),
+        ("agl_run_calls_excluded", ("calls_excluded",), "model calls that the last step of a run excluded"),
+    )
+}
+"""Gauges of a run, each with the figures of its last step of which the first that is there counts."""
+MOST_RUNS = 20
+"""Runs on the page, the newest ones: each is a label of its own."""
 PROMETHEUS_PATH = "/v1/prometheus"
-OPEN_ROLLOUTS, WORKERS, STORE_UP = "agl_rollouts_open", "agl_workers", "agl_store_up"
 OPEN_STATUSES: tuple[RolloutStatus, ...] = ("queuing", "requeuing", "preparing", "running")
 WORKER_STATUSES: tuple[WorkerStatus, ...] = ("idle", "busy", "unknown")
 OTHER = "other"
 """The label of every path that is not served under a known template, and of every unusual method."""
 _METHODS = frozenset(("GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"))
 _CLIENT_LEFT, _UNDETERMINED = "499", "520"
+_Figures = list[tuple[Metric, str, float]]
+"""Gauge, value of its label, value."""
 
 
 class HttpMetrics:
@@ -45,8 +69,8 @@ class HttpMetrics:
         self._app = app
         self._tracker = tracker
         self._template_of = path_templates(templates)
-        tracker.register_counter(REQUESTS, REQUEST_LABELS)
-        tracker.register_histogram(REQUEST_SECONDS, REQUEST_LABELS, SECONDS_BUCKETS)
+        REQUESTS.register(tracker)
+        REQUEST_SECONDS.register(tracker)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -76,32 +100,20 @@ class HttpMetrics:
         finally:
             method = scope["method"] if scope["method"] in _METHODS else OTHER
             labels = {"path": self._template_of(scope), "method": method, "status": status}
-            self._tracker.count(REQUESTS, 1.0, labels)
-            self._tracker.observe(REQUEST_SECONDS, time.perf_counter() - start, labels)
+            self._tracker.count(REQUESTS.key, 1.0, labels)
+            self._tracker.observe(REQUEST_SECONDS.key, time.perf_counter() - start, labels)
 
 
 def path_templates(templates: Iterable[str]) -> Callable[[Scope], str]:
     """Return a function that finds the template of a request's path; literal segments win over parameters."""
-    served = dict.fromkeys(templates)
-    literal = {template for template in served if "{" not in template}
-    patterns: dict[int, list[tuple[str, list[str]]]] = {}
-    for template in served:
-        if template not in literal:
-            segments = template.split("/")
-            patterns.setdefault(len(segments), []).append((template, segments))
-    for found in patterns.values():
-        found.sort(key=lambda pattern: [segment.startswith("{") for segment in pattern[1]])
+    table = PathTable((template, "GET", template) for template in templates)
 
     def template_of(scope: Scope) -> str:
-        path: str = scope["path"]
-        if path in literal:
-            return path
-        raw: bytes = (scope.get("raw_path") or path.encode()).split(b"?", 1)[0]
-        parts = [unquote_to_bytes(part).decode("utf-8", "replace") for part in raw.split(b"/")]
-        for template, segments in patterns.get(len(parts), ()):
-            if all(s.startswith("{") or s == part for s, part in zip(segments, parts, strict=True)):
-                return template
-        return OTHER
+        try:
+            methods, _ = table.find(scope, "GET")
+        except BadRequestError:
+            return OTHER
+        return OTHER if methods is None else methods["GET"]
 
     return template_of
 
@@ -123,51 +135,85 @@ async def prometheus_response(store: LightningStore, accept: str = "") -> Respon
     from prometheus_client.exposition import choose_encoder
 
     sizes: Mapping[str, object] = {}
-    numbers: dict[tuple[str, str], int] = {}
-    figures: list[tuple[str, str, float]] = []
+    figures: _Figures = []
     try:
         sizes = await store.statistics()
-        rollouts = {(OPEN_ROLLOUTS, s): await store.query_rollouts(status_in=[s], limit=1) for s in OPEN_STATUSES}
-        workers = {(WORKERS, s): await store.query_workers(status_in=[s], limit=1) for s in WORKER_STATUSES}
-        numbers = {key: page.total for key, page in (*rollouts.items(), *workers.items())}  # counted, not fetched
-        figures = await run_metrics.figures_of_runs(store)
+        for status in OPEN_STATUSES:  # counted, not fetched
+            figures.append((OPEN_ROLLOUTS, status, (await store.query_rollouts(status_in=[status], limit=1)).total))
+        for status in WORKER_STATUSES:
+            figures.append((WORKERS, status, (await store.query_workers(status_in=[status], limit=1)).total))
+        figures += await _figures_of_runs(store)
     except Exception:  # the boundary: who watches the store must see that it is down, and the rest
         logger.exception("the store could not tell its sizes")
     encode, content_type = choose_encoder(accept)
-    return Response(encode(_Page(sizes, numbers, figures)), headers={"content-type": content_type})
+    return Response(encode(_Page(sizes, figures)), headers={"content-type": content_type})
 
 
-def size_name(key: str) -> str:
-    """Return the name of the gauge that shows one of the store's statistics."""
-    return "agl_store_" + ("uptime_seconds" if key == "uptime" else key.removeprefix("total_"))
+async def _figures_of_runs(store: LightningStore) -> _Figures:
+    """Return those of the last step of each of the newest runs; none of a store that keeps no runs."""
+    figures: _Figures = []
+    try:
+        for run in await store.query_runs(sort_by="start_time", sort_order="desc", limit=MOST_RUNS):
+            try:
+                page = await store.query_run_records(run.run_id, kind_in=["step"], sort_order="desc", limit=1)
+            except DamagedRecordError as error:
+                logger.info("the figures of run %a are left out: %s", run.run_id, error)
+                continue
+            for record in page:
+                for gauge, names in _RUN.items():
+                    values = [_number(record.data, name) for name in names] if names else [float(record.step)]
+                    figures += [(gauge, run.run_id or "-", value) for value in values if value is not None][:1]
+    except NotImplementedError:
+        return []
+    return figures
+
+
+def _number(data: Mapping[str, Any], name: str) -> float | None:
+    """Return a figure by its dotted name, of counts by reason their sum; None if it is no number."""
+    value: object = data
+    for part in name.split("."):
+        value = cast("Mapping[str, object]", value).get(part) if isinstance(value, Mapping) else None
+    if isinstance(value, Mapping):
+        counts = cast("Mapping[str, object]", value).values()
+        value = sum(count for count in counts if isinstance(count, (int, float)))
+    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
 class _Page:
     """What is scraped: the registry, then the sizes of the store as they were when the page was asked for."""
 
-    def __init__(
-        self,
-        sizes: Mapping[str, object],
-        numbers: Mapping[tuple[str, str], int],
-        figures: list[tuple[str, str, float]],
-    ) -> None:
+    def __init__(self, sizes: Mapping[str, object], figures: _Figures) -> None:
         self._registry = get_prometheus_registry()
         self._sizes = sizes
-        self._numbers = numbers
         self._figures = figures
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> Iterator[Scraped]:
         from prometheus_client.metrics_core import GaugeMetricFamily
 
         yield from self._registry.collect()
-        yield GaugeMetricFamily(STORE_UP, "1 if the store answers", value=float(bool(self._sizes)))
+        yield GaugeMetricFamily(STORE_UP.key, "1 if the store answers", value=float(bool(self._sizes)))
         for key, value in self._sizes.items():
             if isinstance(value, (int, float)):
-                yield GaugeMetricFamily(size_name(key), f"{key} of the store's statistics", value=float(value))
-        for gauge, text in ((OPEN_ROLLOUTS, "rollouts that have not ended"), (WORKERS, "workers that were heard of")):
-            family = GaugeMetricFamily(gauge, text, labels=["status"])
-            for (name, status), number in self._numbers.items():
-                if name == gauge:
-                    family.add_metric([status], number)
+                yield GaugeMetricFamily(_size_name(key), f"{key} of the store's statistics", value=float(value))
+        for gauge in (OPEN_ROLLOUTS, WORKERS, *_RUN):
+            family = GaugeMetricFamily(gauge.key, gauge.meaning, labels=gauge.labels)
+            for metric, label, number in self._figures:
+                if metric is gauge:
+                    family.add_metric([label], number)
             yield family
-        yield from run_metrics.collect(self._figures)
+
+
+def _size_name(key: str) -> str:
+    return "agl_store_" + ("uptime_seconds" if key == "uptime" else key.removeprefix("total_"))
+
+
+def exported_metrics() -> Iterator[Metric]:
+    """Yield every metric. Counters and histograms are there once something was counted, gauges always."""
+    yield from (metrics.ENDS, metrics.ATTEMPT_ENDS, metrics.CALLS, metrics.TOKENS, metrics.OPERATIONS, REQUESTS)
+    yield from (metrics.END_SECONDS, metrics.CLAIM_SECONDS, metrics.CALL_SECONDS, metrics.OPERATION_SECONDS)
+    yield from (REQUEST_SECONDS, OPEN_ROLLOUTS, WORKERS, *_RUN, STORE_UP)
+    meanings = field_docstrings(LightningStoreStatistics)
+    for key, kind in get_type_hints(LightningStoreStatistics).items():
+        if kind in (int, float):
+            meaning = meanings[key].rstrip(".")
+            yield Metric(_size_name(key), "gauge", (), meaning[0].lower() + meaning[1:])

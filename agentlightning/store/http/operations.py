@@ -1,8 +1,7 @@
-"""The operation table: for each operation its HTTP method, path, and where each argument travels.
+"""Operations on the wire: how the server reads arguments and writes an answer, how a client does the reverse.
 
-From a row and the signature in `base.py` follow, at import: how the server reads the arguments, how it writes the
-answer, what the client sends and how it reads the reply. To add an operation: a method in `base.py`, a script in
-`rules/` with its method in `engine/`, a row here. `tests/store/http/test_operations.py` fails when one is missing.
+All of it follows at import from the declaration and the signature in `store/base.py`. To add an operation: a method
+there, a script in `rules/` with its method in `engine/`; `tests/store/http/test_operations.py` fails when one lacks.
 """
 
 from __future__ import annotations
@@ -11,16 +10,16 @@ import inspect
 import json
 import typing
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, NotRequired, Required, cast, get_args, get_origin, get_type_hints
+from typing import Any, NotRequired, Required, cast, get_args, get_origin, get_type_hints
 from urllib.parse import quote
 
 from pydantic import BaseModel, TypeAdapter, with_config
 from typing_extensions import TypedDict
 
 from agentlightning.errors import BadRequestError
-from agentlightning.field_help import explain_fields
 from agentlightning.store.base import UNSET, LightningStore, Unset
+from agentlightning.store.operations import OPERATIONS as DECLARED
+from agentlightning.store.operations import Operation
 from agentlightning.store.rules.values import check_rewards, check_run_id, evolve, to_json, valid
 from agentlightning.store.summaries.plan import filter_of
 from agentlightning.types import (
@@ -41,150 +40,27 @@ API_AGL_PREFIX = "/agl"
 
 Arguments = dict[str, Any]
 """Arguments of an operation, by name."""
-Retry = Literal["safe", "token"]
-"""`safe`: repeating the request changes nothing more. `token`: the request carries one and is answered again."""
-
-
-@explain_fields
-@dataclass(frozen=True)
-class Row:
-    """One row of the table as it is written down."""
-
-    operation: str
-    """Name of the method of `LightningStore`."""
-    method: Literal["GET", "POST"]
-    """The HTTP method of a request."""
-    path: str
-    """Below the prefix; `{name}` is an argument in the path, literal segments win over it."""
-    body: str | None = None
-    """The one argument that is the whole body; None sends an object of all arguments that are not in the path."""
-    wrap: str | None = None
-    """Key under which the answer is wrapped in an object."""
-    status: int = 200
-    """The HTTP status of an answer."""
-    retry: Retry = "safe"
-    """What makes it safe to repeat a request whose answer was lost."""
-    also: tuple[tuple[Literal["GET", "POST", "PUT"], str], ...] = ()
-    """Further ways to call it, with the same arguments."""
-    bounded: bool = False
-    """Its pages have a limit of their own; those of others may ask for all there is."""
-    slow: bool = False
-    """Its work grows with the data: a try is not given up early, for the next one would begin anew."""
-
-
-ROWS: tuple[Row, ...] = (
-    Row("statistics", "GET", "/statistics", slow=True),
-    Row("start_rollout", "POST", "/rollouts", status=201, retry="token"),
-    Row("enqueue_many_rollouts", "POST", "/queues/rollouts/enqueue", status=201, retry="token"),
-    Row("dequeue_many_rollouts", "POST", "/queues/rollouts/dequeue", retry="token"),
-    Row(
-        "start_attempt",
-        "POST",
-        "/rollouts/{rollout_id}/attempts",
-        status=201,
-        retry="token",
-        also=(("POST", "/rollouts/{rollout_id}/attempt"), ("POST", "/rollouts/{rollout_id}/start")),
-    ),
-    Row("add_span", "POST", "/spans", body="span", status=201),
-    Row("add_many_spans", "POST", "/spans/batch", status=201),
-    Row("get_next_span_sequence_id", "POST", "/spans/next", wrap="sequence_id"),
-    Row("get_many_span_sequence_ids", "POST", "/spans/next/batch", wrap="sequence_ids"),
-    Row("query_rollouts", "POST", "/rollouts/search", also=(("GET", "/rollouts"),), slow=True),
-    Row(
-        "query_rollout_summaries",
-        "POST",
-        "/rollouts/summaries",
-        also=(("GET", "/rollouts/summaries"),),
-        slow=True,
-        bounded=True,
-    ),
-    Row("aggregate_rollouts", "POST", "/rollouts/aggregate", slow=True),
-    Row(
-        "query_attempts",
-        "POST",
-        "/rollouts/{rollout_id}/attempts/search",
-        also=(("GET", "/rollouts/{rollout_id}/attempts"),),
-        slow=True,
-    ),
-    Row("query_spans", "POST", "/spans/search", also=(("GET", "/spans"),), slow=True),
-    Row("query_span_outlines", "GET", "/spans/outlines", slow=True, bounded=True),
-    Row("get_span", "GET", "/rollouts/{rollout_id}/attempts/{attempt_id}/spans/{span_id}"),
-    Row("query_workers", "POST", "/workers/search", also=(("GET", "/workers"),), slow=True),
-    Row("query_resources", "GET", "/resources", slow=True),
-    Row("get_rollout_by_id", "GET", "/rollouts/{rollout_id}"),
-    Row("get_latest_attempt", "GET", "/rollouts/{rollout_id}/attempts/latest"),
-    Row("get_worker_by_id", "GET", "/workers/{worker_id}"),
-    Row("get_latest_resources", "GET", "/resources/latest"),
-    Row("query_resource_versions", "GET", "/resources/{resources_id}/versions", bounded=True),
-    Row("get_resources_by_id", "GET", "/resources/{resources_id}"),
-    Row("add_resources", "POST", "/resources", body="resources", status=201, retry="token"),
-    Row(
-        "update_resources",
-        "POST",
-        "/resources/{resources_id}",
-        body="resources",
-        retry="token",
-        also=(("PUT", "/resources/{resources_id}"),),
-    ),
-    Row("update_rollout", "POST", "/rollouts/{rollout_id}", retry="token"),
-    Row("update_attempt", "POST", "/rollouts/{rollout_id}/attempts/{attempt_id}", retry="token"),
-    Row(
-        "update_worker",
-        "POST",
-        "/workers/{worker_id}/heartbeat",
-        retry="token",
-        also=(("POST", "/workers/{worker_id}"),),
-    ),
-    Row("delete_rollouts", "POST", "/rollouts/delete", wrap="deleted", retry="token", slow=True),
-    Row("start_run", "POST", "/runs/{run_id}/start", retry="token"),
-    Row("update_run", "POST", "/runs/{run_id}", retry="token"),
-    Row("get_run_by_id", "GET", "/runs/{run_id}"),
-    Row("query_runs", "POST", "/runs/search", also=(("GET", "/runs"),), slow=True),
-    Row("add_run_records", "POST", "/runs/{run_id}/records", wrap="added", status=201, retry="token"),
-    Row(
-        "query_run_records",
-        "POST",
-        "/runs/{run_id}/records/search",
-        also=(("GET", "/runs/{run_id}/records"),),
-        slow=True,
-    ),
-    Row("rewind_run", "POST", "/runs/{run_id}/rewind", wrap="removed", retry="token", slow=True),
-    Row("delete_runs", "POST", "/runs/delete", wrap="deleted", retry="token", slow=True),
-    Row("add_vocabulary", "POST", "/vocabularies/{vocabulary_id}", body="tokens", wrap="added"),
-    Row("get_vocabulary", "GET", "/vocabularies/{vocabulary_id}"),
-    Row("get_token_texts", "POST", "/vocabularies/{vocabulary_id}/texts"),
-    Row("observe_metric", "POST", "/metrics/observations"),  # one that is repeated counts twice, and no more
-    Row("import_history", "POST", "/history", status=201, slow=True),
-    Row("query_events", "POST", "/events/search"),
-    Row("wait_for_rollouts", "POST", "/waits/rollouts"),
-    Row("finish_attempt", "POST", "/rollouts/{rollout_id}/attempt/{attempt_id}/finish", retry="token"),
-    Row("finish_rollout", "POST", "/rollouts/{rollout_id}/finish", retry="token"),
-    Row("register_worker", "POST", "/workers", retry="token"),
-)
-
-LONG_POLLS = frozenset(("dequeue_many_rollouts", "query_events", "wait_for_rollouts"))
-"""Operations that may wait at the server; the client asks in chunks of at most `POLL_SECONDS`."""
 POLL_SECONDS = 20.0
-
+"""The longest for which an operation waits at the server; the client asks in chunks of it."""
 
 _Adapter = TypeAdapter[Any]
 
 
-class Operation:
-    """A row joined with the signature of its method: decoders and encoders for both ends."""
+class WireOperation:
+    """A declared operation with decoders and encoders for both ends."""
 
-    def __init__(self, row: Row) -> None:
-        self.row = row
-        self.name = row.operation
-        function = getattr(LightningStore, row.operation)
-        self.signature = inspect.signature(function)
-        hints = get_type_hints(function, include_extras=True)
-        self.parameters = [name for name in self.signature.parameters if name != "self"]
-        self.in_path = [part[1:-1] for part in row.path.split("/") if part.startswith("{")]
+    def __init__(self, declared: Operation) -> None:
+        self.declared = declared
+        self.name = declared.name
+        self.method, self.path = declared.ways[0]
+        self.signature = declared.signature
+        hints = get_type_hints(getattr(LightningStore, declared.name), include_extras=True)
+        self.parameters = declared.parameters
+        self.in_path = [part[1:-1] for part in self.path.split("/") if part.startswith("{")]
         self.in_body = [name for name in self.parameters if name not in self.in_path]
-        if row.body is not None:
-            self.in_query = [name for name in self.in_body if name != row.body]
-            self.body_type = _Adapter(hints[row.body])
+        if declared.body is not None:
+            self.in_query = [name for name in self.in_body if name != declared.body]
+            self.body_type = _Adapter(hints[declared.body])
         else:
             self.in_query = []
             self.body_type = _Adapter(self._object_type(hints))
@@ -193,18 +69,17 @@ class Operation:
         """Arguments of a query string that are fields of the argument `filter`."""
         self.answer = _Adapter(hints["return"])
         kind = hints["return"]
-        self.is_page = not row.bounded and (
+        self.is_page = not declared.bounded and (
             get_origin(kind) is PaginatedResult or (isinstance(kind, type) and issubclass(kind, PaginatedResult))
         )
         """Its limit may be -1, for all there is."""
-        self.returns_null = type(None) in get_args(kind)
 
     def _object_type(self, hints: Mapping[str, object]) -> Any:
         fields: dict[str, object] = {}
         for name in self.in_body:
             required = self.signature.parameters[name].default is inspect.Parameter.empty
             kind: Any = hints[name]
-            if Unset in get_args(kind):  # taken out; a null that `_NEVER_NULL` refuses must reach that check
+            if Unset in get_args(kind):  # taken out; a null that is refused must reach that check
                 left = tuple(part for part in get_args(kind) if part is not Unset)
                 kind = Any if Any in left else typing.Union[(*left, None)]
             fields[name] = Required[kind] if required else NotRequired[kind]
@@ -219,8 +94,8 @@ class Operation:
         Raises:
             pydantic.ValidationError: wrong shape.
         """
-        if self.row.body is not None:
-            return {self.row.body: self.body_type.validate_json(body)}
+        if self.declared.body is not None:
+            return {self.declared.body: self.body_type.validate_json(body)}
         arguments: Arguments = self.body_type.validate_json(body or b"{}")
         return self._checked(arguments)
 
@@ -239,7 +114,7 @@ class Operation:
         flat: dict[str, Any] = {name: values if name in lists else values[-1] for name, values in raw.items()}
         if filters:
             flat["filter"] = filters
-        if self.row.body is not None:
+        if self.declared.body is not None:
             return {name: flat[name] for name in self.in_query if name in flat}
         return self._checked(self.query_type.validate_python(flat))
 
@@ -251,7 +126,7 @@ class Operation:
             if offset < 0:
                 raise BadRequestError("Offset must be greater than or equal to 0")
         for name, value in arguments.items():
-            if value is None and name in _NEVER_NULL.get(self.name, ()):
+            if value is None and name in self.declared.never_null:
                 raise BadRequestError(f"{name} is invalid; it cannot be a null value.")
         return arguments
 
@@ -264,7 +139,7 @@ class Operation:
             numbers = (page.limit, page.offset, page.total)
             return b'{"items":[%s],"limit":%d,"offset":%d,"total":%d,"cursor":%s}' % (items, *numbers, cursor)
         encoded = self.answer.dump_json(value, serialize_as_any=True)
-        return b'{"%s":%s}' % (self.row.wrap.encode(), encoded) if self.row.wrap else encoded
+        return b'{"%s":%s}' % (self.declared.wrap.encode(), encoded) if self.declared.wrap else encoded
 
     # --- the client's side -----------------------------------------------------------------------------------------
 
@@ -284,7 +159,7 @@ class Operation:
         config = arguments.get("config")
         if isinstance(config, RolloutConfig) and config.mode is not None:  # it does not travel inside of the config
             arguments["mode"], arguments["config"] = with_mode_of_config(arguments.get("mode"), config)
-        if self.row.body == "resources":
+        if self.declared.body == "resources":
             arguments["resources"] = stored_forms(arguments["resources"])
         if self.name == "enqueue_many_rollouts":  # as the store itself takes them, or refuses them
             with valid("rollouts"):
@@ -306,7 +181,7 @@ class Operation:
 
     def path_of(self, arguments: Arguments) -> str:
         """Take the arguments out that travel in the path, and return the path with them, escaped."""
-        path = self.row.path
+        path = self.path
         for name in self.in_path:
             value = arguments.pop(name)
             text = check_run_id(value) or NO_NAME if name == "run_id" else str(value)
@@ -317,34 +192,18 @@ class Operation:
 
     def read_answer(self, body: bytes) -> Any:
         """Return the value that an answer's JSON holds."""
-        if self.row.wrap:
+        if self.declared.wrap:
             wrapped: dict[str, object] = _ANY.validate_json(body)
-            return self.answer.validate_python(wrapped[self.row.wrap])
+            return self.answer.validate_python(wrapped[self.declared.wrap])
         return self.answer.validate_json(body)
 
 
-_WORDS = {segment for row in ROWS for segment in row.path.split("/") if segment and not segment.startswith("{")}
-
-
+OPERATIONS: dict[str, WireOperation] = {each.name: WireOperation(each) for each in DECLARED.values() if each.ways}
+"""The operations that travel as themselves, by name."""
 _ANY: _Adapter = TypeAdapter(Any)
-_NEVER_NULL: dict[str, tuple[str, ...]] = {
-    "update_rollout": ("status", "config"),
-    "update_attempt": ("status", "last_heartbeat_time"),
-    "update_worker": ("heartbeat_stats",),
-    "update_run": ("state",),
+_WORDS = {
+    segment
+    for each in OPERATIONS.values()
+    for segment in each.path.split("/")
+    if segment and not segment.startswith("{")
 }
-
-
-OPERATIONS: dict[str, Operation] = {row.operation: Operation(row) for row in ROWS}
-"""The table, by operation."""
-
-__all__ = [
-    "API_AGL_PREFIX",
-    "LONG_POLLS",
-    "OPERATIONS",
-    "POLL_SECONDS",
-    "PREFIX",
-    "ROWS",
-    "Operation",
-    "Row",
-]

@@ -1,6 +1,6 @@
 """The secrets that answers leave out: API keys of resources, and values and texts that look secret by their names.
 
-Every answer, event and line of a command goes through here, but for the operations of `_WHOLE`: an agent gets its task
+Every answer, event and line of a command goes through here, but for operations declared `whole`: an agent gets its task
 and its resources as they were published, an algorithm its tasks by their ids, a publisher what it has published. Ids
 and the names of records stay as they are, since they are asked for again. An algorithm continues from a `state` record
 and uses what a `prompt` record says, so these are complete, and so is the text that agents and models exchanged.
@@ -17,24 +17,10 @@ from pydantic import BaseModel
 from agentlightning.types import LLM, RunRecord
 from agentlightning.utils.secret_names import without_secrets
 
-_WHOLE = frozenset(
-    (
-        *("start_rollout", "start_attempt", "enqueue_many_rollouts", "dequeue_many_rollouts"),
-        *("get_rollout_by_id", "wait_for_rollouts", "get_resources_by_id", "get_latest_resources"),
-        *("add_resources", "update_resources"),
-        *("get_vocabulary", "get_token_texts"),
-    )
-)
-"""Operations whose answers are complete."""
 _NO_TEXTS = frozenset((type(None), bool, int, float))
 _WHOLE_RECORDS = frozenset(("state", "prompt"))
 _KEPT: dict[str, tuple[str, ...]] = {"RunRecord": ("name",), "Part": ("text",), "ToolCall": ("arguments",)}
 """Fields of values that stay as they are: parts of an identity, and what agent and model said."""
-
-
-def hide_secrets(operation: str, answer: object) -> Any:
-    """Return the answer of an operation as it may leave the server; the same object if there is nothing to hide."""
-    return answer if operation in _WHOLE else hidden(answer)
 
 
 def hidden(value: object) -> Any:

@@ -13,9 +13,9 @@ from agentlightning.store.base import LightningStore, LightningStoreCapabilities
 from agentlightning.store.http.app import StoreApp
 from agentlightning.store.http.client import LightningStoreClient
 from agentlightning.store.http.metrics import HttpMetrics
+from agentlightning.store.operations import forward_operations
 from agentlightning.store.threading import LightningStoreThreaded
-from agentlightning.store.wrappers.compat import complete
-from agentlightning.store.wrappers.forward import forward_operations
+from agentlightning.store.wrappers import complete
 from agentlightning.utils.http.allowed_hosts import AllowedHosts, listed_origins
 from agentlightning.utils.http.auth import ASGIApp, check_bind, server_token
 from agentlightning.utils.metrics import MetricsBackend

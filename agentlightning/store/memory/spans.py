@@ -199,7 +199,7 @@ def _scope(scope: dict[str, Any], texts: list[str]) -> dict[str, Any]:
     return own
 
 
-# --- reading ---------------------------------------------------------------------------------------------------------
+# --- reading -------------------------------------------------------------------------------------------------------
 
 _SPAN, _STATUS, _CONTEXT, _RESOURCE = (set(cls.model_fields) for cls in (Span, TraceStatus, SpanContext, OtelResource))
 

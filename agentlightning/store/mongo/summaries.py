@@ -23,7 +23,7 @@ from agentlightning.utils.rewards import MARKS
 Document = dict[str, Any]
 
 
-# --- writing ---------------------------------------------------------------------------------------------------------
+# --- writing -------------------------------------------------------------------------------------------------------
 
 
 def fields_of(record: Record) -> Document:
@@ -57,7 +57,7 @@ def upgrade(database: Database[Document]) -> None:
         rollouts.update_one(standing, {"$set": {**changes, **fields_of(record)}})
 
 
-# --- reading ---------------------------------------------------------------------------------------------------------
+# --- reading -------------------------------------------------------------------------------------------------------
 
 
 def find(rollouts: Collection[Document], partition: str, plan: SummaryPlan) -> SummaryPage:

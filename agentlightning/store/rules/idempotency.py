@@ -110,7 +110,7 @@ def claim_call(token: str, run_id: str | None, worker_id: str | None, limit: int
     return Call.of("dequeue_many_rollouts", token, {"run_id": run_id, "worker_id": worker_id, "limit": limit})
 
 
-# --- calls that change one rollout or run ----------------------------------------------------------------------------
+# --- calls that change one rollout or run --------------------------------------------------------------------------
 
 
 def recall(tx: Tx, record: Record | RunRow, call: Call | None, operation: str, now: float) -> Done | None:
@@ -166,7 +166,7 @@ def refusable(tx: Tx, now: float, rollout_id: str, call: Call | None, change: Ca
         return error
 
 
-# --- other calls -----------------------------------------------------------------------------------------------------
+# --- other calls ---------------------------------------------------------------------------------------------------
 
 
 def recall_row(tx: Tx, call: Call | None, operation: str) -> TokenRow | None:

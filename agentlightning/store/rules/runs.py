@@ -62,7 +62,7 @@ def new_records(records: Sequence[RunRecord], now: float) -> list[NewRunRecord]:
     return made
 
 
-# --- one run ---------------------------------------------------------------------------------------------------------
+# --- one run -------------------------------------------------------------------------------------------------------
 
 
 def start_run(tx: Tx, now: float, run_id: str, given: dict[str, Any], call: Call | None) -> Run:
@@ -181,7 +181,7 @@ def _put(tx: Tx, row: RunRow, now: float, call: Call | None, answer: str = "") -
     return row.run
 
 
-# --- many runs -------------------------------------------------------------------------------------------------------
+# --- many runs -----------------------------------------------------------------------------------------------------
 
 
 def delete_runs(tx: Tx, now: float, run_ids: Sequence[str], force: bool, call: Call | None) -> int | ConflictError:

@@ -182,7 +182,7 @@ def _field(model: type[BaseModel], name: str) -> TypeAdapter[object]:
     return TypeAdapter[object](annotated[field.annotation, field])
 
 
-# --- conversion to JSON ----------------------------------------------------------------------------------------------
+# --- conversion to JSON --------------------------------------------------------------------------------------------
 
 
 def to_json(value: Any, path: str = "input", depth: int = 0) -> Any:
@@ -266,7 +266,7 @@ def copy_json(value: Any) -> Any:
     return value
 
 
-# --- models without validation ---------------------------------------------------------------------------------------
+# --- models without validation -------------------------------------------------------------------------------------
 #
 # A value inside the store was validated when it came in and is replaced, never changed in place. So versions of it may
 # share what did not change, the set of fields that were given included, and the next one need not be validated: every
@@ -374,7 +374,7 @@ _NAMES: dict[type[BaseModel], set[str]] = {
 """All fields of a class: what a value counts as given once the store has handed it out. Assigning one adds nothing."""
 
 
-# --- copies for callers ----------------------------------------------------------------------------------------------
+# --- copies for callers --------------------------------------------------------------------------------------------
 
 
 def _private_fields(rollout: Rollout) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def _count(db: sqlite3.Connection, table: str) -> int:
         return 0
 
 
-# --- what may be wrong -----------------------------------------------------------------------------------------------
+# --- what may be wrong ---------------------------------------------------------------------------------------------
 
 _STRAY_SPANS = (
     "SELECT rollout_id, count(*) FROM spans WHERE rollout_id NOT IN (SELECT rollout_id FROM rollouts)"

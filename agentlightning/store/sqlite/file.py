@@ -58,7 +58,7 @@ def backup_file(path: str | Path, target: str | Path, *, force: bool = False) ->
     return target.stat().st_size
 
 
-# --- reading a file --------------------------------------------------------------------------------------------------
+# --- reading a file ------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -105,7 +105,7 @@ def integrity(db: sqlite3.Connection) -> Iterator[str]:
             yield f"SQLite: {line}"
 
 
-# --- the copy --------------------------------------------------------------------------------------------------------
+# --- the copy ------------------------------------------------------------------------------------------------------
 
 
 def _copy(db: sqlite3.Connection, path: Path, partial: Path) -> None:

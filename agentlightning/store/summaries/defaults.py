@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from agentlightning.semconv import STALE
 from agentlightning.store.summaries.aggregate import AggregatePlan, aggregate_of, tally
 from agentlightning.store.summaries.facts import facts_of, input_text, preview_of, searched
 from agentlightning.store.summaries.plan import Entry, SummaryPlan, matching, page_of_entries
+from agentlightning.store.traces import Readable
 from agentlightning.types import Attempt, AttemptedRollout, Rollout, RolloutAggregate, RolloutFilter, Span, SummaryPage
 from agentlightning.utils.rewards import reward_of_span
 
-if TYPE_CHECKING:
-    from agentlightning.store.read_operations import ReadOperations
-
 
 async def query_summaries(
-    store: ReadOperations,
+    store: Readable,
     chosen: RolloutFilter | None,
     sort_by: str,
     sort_order: str,
@@ -36,7 +33,7 @@ async def query_summaries(
 
 
 async def aggregate(
-    store: ReadOperations, by: str, chosen: RolloutFilter | None, buckets: int, dimension: str | None
+    store: Readable, by: str, chosen: RolloutFilter | None, buckets: int, dimension: str | None
 ) -> RolloutAggregate:
     """Return figures of rollouts in groups.
 
@@ -60,7 +57,7 @@ class _Input:
         return preview_of(self._text)
 
 
-async def _entry(store: ReadOperations, rollout: AttemptedRollout | Rollout) -> Entry:
+async def _entry(store: Readable, rollout: AttemptedRollout | Rollout) -> Entry:
     attempt: Attempt | None = getattr(rollout, "attempt", None)
     if attempt is None:  # an older store lists rollouts without them
         attempts = list(await store.query_attempts(rollout.rollout_id))

@@ -118,7 +118,7 @@ def filter_of(chosen: RolloutFilter | dict[str, Any] | None) -> RolloutFilter:
         ) from None
 
 
-# --- in Python -------------------------------------------------------------------------------------------------------
+# --- in Python -----------------------------------------------------------------------------------------------------
 
 
 def _values(found: list[Entry], sort_by: str) -> list[Any]:

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any
+from typing import Any, Generic, TypeVar
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 from pydantic import ValidationError
@@ -30,6 +30,8 @@ from agentlightning.utils.http.protocol import send_whole
 from agentlightning.utils.http.uvicorn_server import STOPPING, StopSignal
 
 _MAX_QUERY_FIELDS = 2000
+
+E = TypeVar("E")
 
 
 class UnsupportedMediaError(BadRequestError):
@@ -88,7 +90,7 @@ class JsonDispatch:
         self.endpoints = tuple(endpoints)
         self._fallback = fallback
         self._max_body, self._budget = max_body_bytes, budget
-        self._paths = _PathTable(endpoints)
+        self._paths = PathTable((e.path, e.method, e) for e in endpoints)
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] != "http":
@@ -147,25 +149,24 @@ class JsonDispatch:
 # --- which endpoint serves a path -----------------------------------------------------------------------------------
 
 
-class _PathTable:
+class PathTable(Generic[E]):
     """Endpoints by path and method. Literal segments win over parameters; an escaped slash belongs to its segment."""
 
-    def __init__(self, endpoints: Iterable[Endpoint]) -> None:
-        self._literal: dict[str, dict[str, Endpoint]] = {}
-        self._shapes: dict[int, list[_Shape]] = {}
-        shapes: dict[tuple[int, tuple[int, ...]], _Shape] = {}
-        for endpoint in endpoints:
-            path, method = endpoint.path, endpoint.method
+    def __init__(self, endpoints: Iterable[tuple[str, str, E]]) -> None:
+        self._literal: dict[str, dict[str, E]] = {}
+        self._shapes: dict[int, list[_Shape[E]]] = {}
+        shapes: dict[tuple[int, tuple[int, ...]], _Shape[E]] = {}
+        for path, method, endpoint in endpoints:
             if "{" in path:
                 segments = path.split("/")
                 form = len(segments), tuple(i for i, segment in enumerate(segments) if segment.startswith("{"))
-                shapes.setdefault(form, _Shape(*form)).add(endpoint)
+                shapes.setdefault(form, _Shape(*form)).add(path, method, endpoint)
             else:
                 self._literal.setdefault(path, {})[method] = endpoint
         for form in sorted(shapes):
             self._shapes.setdefault(form[0], []).append(shapes[form])
 
-    def find(self, scope: Scope, method: str) -> tuple[dict[str, Endpoint] | None, dict[str, str]]:
+    def find(self, scope: Scope, method: str) -> tuple[dict[str, E] | None, dict[str, str]]:
         """Return the methods of the path that fits best and serves this method, else of one that fits at all, and the
         values of its parameters. HEAD is served where GET is.
 
@@ -196,7 +197,7 @@ class _PathTable:
         return other, {}
 
 
-class _Shape:
+class _Shape(Generic[E]):
     """Paths of one length with their parameters at the same places, by their other segments."""
 
     __slots__ = ("literals", "parameters", "table")
@@ -204,14 +205,14 @@ class _Shape:
     def __init__(self, length: int, parameters: tuple[int, ...]) -> None:
         self.parameters = parameters
         self.literals = itemgetter(*(index for index in range(length) if index not in parameters))
-        self.table: dict[tuple[str, ...], tuple[dict[str, Endpoint], list[tuple[str, int]]]] = {}
+        self.table: dict[tuple[str, ...], tuple[dict[str, E], list[tuple[str, int]]]] = {}
 
-    def add(self, endpoint: Endpoint) -> None:
-        segments = endpoint.path.split("/")
+    def add(self, path: str, method: str, endpoint: E) -> None:
+        segments = path.split("/")
         names = [(segments[index][1:-1], index) for index in self.parameters]
         methods, known = self.table.setdefault(self.literals(segments), ({}, names))
-        assert known == names, f"{endpoint.path} names its parameters otherwise than the same path with another method"
-        methods[endpoint.method] = endpoint
+        assert known == names, f"{path} names its parameters otherwise than the same path with another method"
+        methods[method] = endpoint
 
 
 def _text(part: bytes) -> str:

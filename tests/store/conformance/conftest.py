@@ -15,7 +15,7 @@ from agentlightning.store.client_server import LightningStoreClient, LightningSt
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.store.sqlite import SQLiteLightningStore
 from agentlightning.store.threading import LightningStoreThreaded
-from agentlightning.store.wrappers.compat import LightningStoreScoped
+from agentlightning.store.wrappers import LightningStoreScoped
 from agentlightning.types import Span
 
 KINDS = (

@@ -10,9 +10,9 @@ import pytest
 
 from agentlightning.errors import BadRequestError
 from agentlightning.semconv import STALE, LightningCallAttributes
+from agentlightning.store import metrics
 from agentlightning.store.base import LightningStore
-from agentlightning.store.details import metrics
-from agentlightning.store.details.metrics import MOST_SERIES
+from agentlightning.store.metrics import MOST_SERIES
 from agentlightning.types import LLM, Span, SpanOutline, TraceStatus
 
 

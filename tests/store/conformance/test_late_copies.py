@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from agentlightning.store.base import LightningStore
-from agentlightning.store.http.operations import ROWS
+from agentlightning.store.operations import OPERATIONS
 from tests.store.conformance.late_copies import STORIES, Story, check_late_copy
 
 
 def test_every_operation_that_carries_a_token_has_a_story() -> None:
-    assert {row.operation for row in ROWS if row.retry == "token"} <= {story.operation for story in STORIES}
+    assert {each.name for each in OPERATIONS.values() if each.retry == "token"} <= {
+        story.operation for story in STORIES
+    }
 
 
 @pytest.mark.parametrize("story", STORIES, ids=str)

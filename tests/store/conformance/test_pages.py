@@ -11,8 +11,8 @@ import pytest
 
 from agentlightning.errors import BadRequestError
 from agentlightning.store.base import LightningStore
+from agentlightning.store.cursors import pages_of
 from agentlightning.store.http import client
-from agentlightning.store.read_operations import pages_of
 from agentlightning.types import EnqueueRolloutRequest, Rollout, RunRecord
 
 SORTED_BY = (None, "start_time", "end_time", "status", "mode", "rollout_id", "priority", "run_id", "not_before")

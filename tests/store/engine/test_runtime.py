@@ -1,13 +1,19 @@
-"""What the timer of a store concludes when the process stands still in the middle of its look."""
+"""The timer of a store when the process stands still in the middle of its look, and the way of a claim to its rule."""
 
 from __future__ import annotations
 
+import asyncio
+import inspect
+import traceback
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from agentlightning.store.engine.store import EngineStore
 from agentlightning.store.memory import InMemoryLightningStore
+from agentlightning.store.memory.store import MemoryBackend
+from agentlightning.store.wrappers import LightningStoreScoped
 from agentlightning.types import RolloutConfig
 
 LEASE = 10.0
@@ -71,3 +77,24 @@ async def test_a_process_that_stands_still_in_the_middle_of_a_look_takes_nothing
         "a worker that stays silent is lost all the same"
     )
     await store.close()
+
+
+class Watched(MemoryBackend):
+    """Notes by which functions of the package a script came to it."""
+
+    way: tuple[str, ...] = ()
+
+    def execute(self, script: Callable[..., Any], *, write: bool = True) -> Any:
+        frames = traceback.walk_stack(inspect.currentframe())
+        self.way = tuple(f.f_code.co_name for f, _ in frames if "/agentlightning/store/" in f.f_code.co_filename)
+        return super().execute(script, write=write)
+
+
+async def test_a_claim_of_a_runner_comes_to_its_rule_by_few_calls() -> None:
+    backend = Watched()
+    store = LightningStoreScoped(EngineStore(backend), "r")
+    await store.enqueue_rollout("x")
+    claim = await asyncio.ensure_future(store.dequeue_rollout(worker_id="w", timeout=1.0))
+    assert claim is not None
+    called = ("execute", *backend.way)  # and the runner's own `Claims._ask` before them
+    assert called == ("execute", "write", "until", "dequeue_rollout", "checked")

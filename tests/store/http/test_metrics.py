@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sqlite3
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +22,18 @@ from typing_extensions import override
 
 from agentlightning.errors import NotFoundError
 from agentlightning.store.base import LightningStore, LightningStoreStatistics
-from agentlightning.store.http.metrics import HttpMetrics, path_templates, prometheus_response, prometheus_routes
+from agentlightning.store.http.metrics import (
+    MOST_RUNS,
+    HttpMetrics,
+    path_templates,
+    prometheus_response,
+    prometheus_routes,
+)
 from agentlightning.store.http.operations import OPERATIONS, PREFIX
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.store.sqlite import SQLiteLightningStore
 from agentlightning.types import RolloutConfig
+from agentlightning.types.runs import RunRecord
 from agentlightning.utils.http.auth import Message, Receive, Scope, Send
 from agentlightning.utils.metrics import ImmediateBackend, PrometheusMetricsBackend
 from agentlightning.utils.server_launcher import PythonServerLauncher, PythonServerLauncherArgs
@@ -74,25 +83,26 @@ class Tally(ImmediateBackend):
         return {key[1:]: count for key, count in self.counts.items() if key[0] == name}
 
 
-Make = Callable[[Tally], LightningStore]
+Counted = tuple[LightningStore, Tally]
 
 
 @pytest.fixture(params=["memory", "sqlite"])
-def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
-    """Makes a store with a tracker."""
-    if request.param == "memory":
-        return lambda tally: InMemoryLightningStore(tracker=tally, scan_debounce_seconds=0.0)
-    return lambda tally: SQLiteLightningStore(
-        tmp_path / "a.db", synchronous="NORMAL", tracker=tally, scan_debounce_seconds=0.0
-    )
+async def counted(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Counted]:
+    """A store with a tracker, and the tracker."""
+    tally = Tally()
+    settings: dict[str, Any] = {"tracker": tally, "scan_debounce_seconds": 0.0}
+    store: LightningStore = InMemoryLightningStore(**settings)
+    if request.param == "sqlite":
+        store = SQLiteLightningStore(tmp_path / "a.db", synchronous="NORMAL", **settings)
+    yield store, tally
+    await store.close()
 
 
 # --- operations --------------------------------------------------------------------------------------------------
 
 
-async def test_each_call_is_counted_and_timed_once_with_how_it_ended(make: Make) -> None:
-    tally = Tally()
-    store = make(tally)
+async def test_each_call_is_counted_and_timed_once_with_how_it_ended(counted: Counted) -> None:
+    store, tally = counted
     await store.enqueue_rollout(input={})
     await store.enqueue_rollout(input={})
     with pytest.raises(NotFoundError):
@@ -102,17 +112,14 @@ async def test_each_call_is_counted_and_timed_once_with_how_it_ended(make: Make)
     assert calls["update_rollout", "update_rollout", "NotFoundError"] == 1
     [failed] = tally.values["agl.store.latency", "update_rollout", "update_rollout", "NotFoundError"]
     assert 0 < failed < 60
-    await store.close()
 
 
-async def test_an_operation_that_calls_another_says_which_one_the_caller_called(make: Make) -> None:
-    tally = Tally()
-    store = make(tally)
+async def test_an_operation_that_calls_another_says_which_one_the_caller_called(counted: Counted) -> None:
+    store, tally = counted
     await store.add_resources({})
     calls = tally.of("agl.store.total")
     assert calls["add_resources", "add_resources", "OK"] == 1
     assert calls["update_resources", "add_resources", "OK"] == 1
-    await store.close()
 
 
 async def test_a_call_that_is_cancelled_is_counted_as_such() -> None:
@@ -135,9 +142,8 @@ async def test_a_store_without_a_tracker_is_left_as_it_is() -> None:
 # --- ends of rollouts --------------------------------------------------------------------------------------------
 
 
-async def test_a_rollout_counts_once_for_each_time_it_really_ends(make: Make) -> None:
-    tally = Tally()
-    store = make(tally)
+async def test_a_rollout_counts_once_for_each_time_it_really_ends(counted: Counted) -> None:
+    store, tally = counted
     done = await store.start_rollout(input={}, mode="train")
     for _ in range(3):
         await store.update_attempt(done.rollout_id, "latest", status="succeeded")
@@ -162,24 +168,20 @@ async def test_a_rollout_counts_once_for_each_time_it_really_ends(make: Make) ->
     await store.update_rollout(cancelled.rollout_id, status="queuing")
     await store.update_rollout(cancelled.rollout_id, status="cancelled")
     assert tally.of("agl.rollouts.total")["cancelled", "unknown"] == 2
-    await store.close()
 
 
-async def test_an_end_that_nobody_called_for_counts_too(make: Make) -> None:
-    tally = Tally()
-    store = make(tally)
+async def test_an_end_that_nobody_called_for_counts_too(counted: Counted) -> None:
+    store, tally = counted
     await store.start_rollout(input={}, config=RolloutConfig(timeout_seconds=0.001))
     assert await asyncio.to_thread(tally.ended.wait, 30.0)
     assert tally.of("agl.rollouts.total") == {("failed", "unknown"): 1}
-    await store.close()
 
 
 # --- attempts, claims and model calls ----------------------------------------------------------------------------
 
 
-async def test_an_attempt_counts_once_with_how_it_ended(make: Make) -> None:
-    tally = Tally()
-    store = make(tally)
+async def test_an_attempt_counts_once_with_how_it_ended(counted: Counted) -> None:
+    store, tally = counted
     scored = await store.start_rollout(input={})
     for _ in range(2):
         await store.update_attempt(scored.rollout_id, "latest", status="succeeded", outcome="scored")
@@ -194,12 +196,10 @@ async def test_an_attempt_counts_once_with_how_it_ended(make: Make) -> None:
         ("failed", "infrastructure_fault", "out of luck"): 1,
         ("timeout", "cancelled", "timeout"): 1,
     }
-    await store.close()
 
 
-async def test_the_way_from_the_queue_to_a_runner_is_timed_for_first_claims(make: Make) -> None:
-    tally = Tally()
-    store = make(tally)
+async def test_the_way_from_the_queue_to_a_runner_is_timed_for_first_claims(counted: Counted) -> None:
+    store, tally = counted
     await store.enqueue_rollout(
         input={}, mode="train", config=RolloutConfig(max_attempts=2, retry_condition=["failed"])
     )
@@ -209,7 +209,6 @@ async def test_the_way_from_the_queue_to_a_runner_is_timed_for_first_claims(make
         await store.fail_rollout(claimed.rollout_id)
     [delay] = tally.values["agl.rollouts.claim_delay", "train"]
     assert 0 <= delay < 60
-    await store.close()
 
 
 async def test_words_of_programs_make_no_series_without_end() -> None:
@@ -278,7 +277,7 @@ async def test_a_request_without_an_answer_says_who_left(leaves: bool, status: s
 
 
 def test_every_operation_has_its_template() -> None:
-    paths = [PREFIX + operation.row.path for operation in OPERATIONS.values()]
+    paths = [PREFIX + operation.path for operation in OPERATIONS.values()]
     template_of = path_templates(paths)
     for path in paths:
         parts = ["a%2Fb" if part.startswith("{") else part for part in path.split("/")]
@@ -342,4 +341,64 @@ async def test_the_page_is_served_in_the_format_that_is_asked_for() -> None:
             assert reply.headers["content-type"].startswith("application/openmetrics-text")
             assert (await reply.text()).endswith("# EOF\n")
     await server.stop()
+    await store.close()
+
+
+# --- figures of training runs ---------------------------------------------------------------------------------------
+
+
+async def lines_of_runs(store: LightningStore) -> list[str]:
+    """The lines of the page that tell of runs."""
+    response = await prometheus_response(store)
+    return [line for line in bytes(response.body).decode().splitlines() if line.startswith("agl_run_")]
+
+
+async def test_the_last_step_of_each_run_is_told() -> None:
+    store = InMemoryLightningStore()
+    await store.start_run("grpo")
+    figures = {
+        "mean_reward": 0.5,
+        "update": {"loss": 0.25},
+        "calls_trained": 8,
+        "calls_excluded": {"helper": 1, "x": 2},
+    }
+    earlier = RunRecord(kind="step", step=1, data={"mean_reward": 0.0})
+    await store.add_run_records("grpo", [RunRecord(kind="step", step=2, data=figures), earlier])
+    await store.start_run("")
+    await store.add_run_records("", [RunRecord(kind="step", step=1, data={"loss": None, "reward": "high"})])
+    assert sorted(await lines_of_runs(store)) == [
+        'agl_run_calls_excluded{run="grpo"} 3.0', 'agl_run_calls_trained{run="grpo"} 8.0',
+        'agl_run_loss{run="grpo"} 0.25', 'agl_run_reward{run="grpo"} 0.5',
+        'agl_run_step{run="-"} 1.0', 'agl_run_step{run="grpo"} 2.0',
+    ]  # fmt: skip
+
+
+async def test_the_runs_on_the_page_are_bounded() -> None:
+    store = InMemoryLightningStore()
+    for number in range(MOST_RUNS + 5):
+        await store.start_run(f"r{number}")
+        await store.add_run_records(f"r{number}", [RunRecord(kind="step", step=1, data={})])
+    assert len(await lines_of_runs(store)) == MOST_RUNS
+
+
+class NoRuns(InMemoryLightningStore):
+    """A store of a user's own that keeps no runs."""
+
+    query_runs = LightningStore.query_runs
+
+
+async def test_a_store_without_runs_has_the_rest_of_the_page() -> None:
+    response = await prometheus_response(NoRuns())
+    assert b"agl_store_up 1.0" in response.body
+    assert b"agl_run_step{" not in response.body
+
+
+async def test_a_damaged_record_leaves_out_the_figures_of_its_own_run_only(tmp_path: Path) -> None:
+    store = SQLiteLightningStore(tmp_path / "runs.db")
+    for run_id in ("whole", "damaged"):
+        await store.start_run(run_id)
+        await store.add_run_records(run_id, [RunRecord(kind="step", step=1, data={"reward": 0.5})])
+    with contextlib.closing(sqlite3.connect(tmp_path / "runs.db")) as db, db:
+        db.execute("UPDATE run_records SET body = '{\"kind\": 1' WHERE run_id = 'damaged'")
+    assert sorted(await lines_of_runs(store)) == ['agl_run_reward{run="whole"} 0.5', 'agl_run_step{run="whole"} 1.0']
     await store.close()

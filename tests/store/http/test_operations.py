@@ -21,33 +21,24 @@ from agentlightning.errors import (
 )
 from agentlightning.store.base import LightningStore
 from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
-from agentlightning.store.engine.details import DetailEngine
-from agentlightning.store.engine.history import HistoryEngine
-from agentlightning.store.engine.reading import ReadingEngine
-from agentlightning.store.engine.runs import RunEngine
 from agentlightning.store.engine.store import EngineStore
-from agentlightning.store.engine.summaries import SummaryEngine
 from agentlightning.store.http.openapi import openapi_document
 from agentlightning.store.http.operations import OPERATIONS, PREFIX
 from agentlightning.store.memory import InMemoryLightningStore
-from agentlightning.store.wrappers.forward import FORWARDED
+from agentlightning.store.operations import names_of
 from agentlightning.utils.server_launcher import PythonServerLauncherArgs
 from tests.chaos.proxy import FaultyProxy
-
-ONE_BY_ONE = {"enqueue_rollout", "dequeue_rollout", "add_otel_span"}
-"""Operations that the client sends in another form."""
+from tests.store.conftest import Serve
 
 
 def test_every_operation_has_a_row_and_an_implementation() -> None:
-    assert set(FORWARDED) - ONE_BY_ONE <= set(OPERATIONS)
-    for name in FORWARDED:
-        assert any(
-            name in vars(part)
-            for part in (EngineStore, ReadingEngine, RunEngine, SummaryEngine, DetailEngine, HistoryEngine)
-        ), f"no engine has {name}"
+    sent_as_others = {"enqueue_rollout", "dequeue_rollout", "add_otel_span"}
+    assert set(names_of()) - sent_as_others <= set(OPERATIONS)
+    made_of_others = {"query_resource_versions", "get_token_texts"}
+    assert {n for n in names_of() if getattr(EngineStore, n) is getattr(LightningStore, n)} == made_of_others
 
 
-@pytest.mark.parametrize("name", FORWARDED)
+@pytest.mark.parametrize("name", names_of())
 def test_the_engine_has_the_signature_of_the_contract(name: str) -> None:
     contract, engine = (inspect.signature(getattr(cls, name)) for cls in (LightningStore, EngineStore))
     assert list(contract.parameters) == list(engine.parameters)
@@ -123,9 +114,8 @@ async def test_a_client_goes_on_when_the_server_comes_back() -> None:
     await again.stop()
 
 
-async def test_the_wire_answers_wrong_requests_with_4xx_and_no_traceback() -> None:
-    server = LightningStoreServer(InMemoryLightningStore(), port=0)
-    await server.start()
+async def test_the_wire_answers_wrong_requests_with_4xx_and_no_traceback(serve: Serve) -> None:
+    server, _ = await serve()
     root = server.endpoint + PREFIX
     cases = [
         ("POST", "/queues/rollouts/enqueue", b"{", 422),
@@ -151,23 +141,18 @@ async def test_the_wire_answers_wrong_requests_with_4xx_and_no_traceback() -> No
                 text = await answer.text()
                 assert answer.status == status, (method, path, text)
                 assert "Traceback" not in text
-    await server.stop()
 
 
-async def test_a_body_beyond_the_bound_is_refused() -> None:
-    server = LightningStoreServer(InMemoryLightningStore(), port=0)
-    await server.start()
+async def test_a_body_beyond_the_bound_is_refused(serve: Serve) -> None:
+    server, _ = await serve()
     async with aiohttp.ClientSession() as session:
         body = b'{"input": "' + b"x" * (33 * 1024 * 1024) + b'"}'
         async with session.post(server.endpoint + PREFIX + "/rollouts", data=io.BytesIO(body)) as answer:
             assert answer.status == 413
-    await server.stop()
 
 
-async def test_errors_cross_the_wire_as_the_class_that_the_store_raised() -> None:
-    server = LightningStoreServer(InMemoryLightningStore(), port=0)
-    await server.start()
-    client = LightningStoreClient(server.endpoint)
+async def test_errors_cross_the_wire_as_the_class_that_the_store_raised(serve: Serve) -> None:
+    _, client = await serve()
     rollout = await client.start_rollout("x")
     await client.update_attempt(rollout.rollout_id, "latest", status="succeeded")
     with pytest.raises(ConflictError, match="is succeeded"):
@@ -176,8 +161,6 @@ async def test_errors_cross_the_wire_as_the_class_that_the_store_raised() -> Non
         await client.start_attempt("nope")
     with pytest.raises(BadRequestError):
         await client.query_rollouts(sort_by="nope")
-    await client.close()
-    await server.stop()
 
 
 def test_the_addresses_aliases_and_their_mistakes() -> None:
@@ -230,9 +213,8 @@ async def test_fields_of_a_filter_may_stand_in_a_query_string() -> None:
     assert "filter" not in fields
 
 
-async def test_a_span_whose_reply_was_lost_is_answered_all_the_same() -> None:
-    server = LightningStoreServer(InMemoryLightningStore(), port=0)
-    await server.start()
+async def test_a_span_whose_reply_was_lost_is_answered_all_the_same(serve: Serve) -> None:
+    server, _ = await serve()
     tracer = TracerProvider().get_tracer("tests")
     async with FaultyProxy(server.server_launcher.port, 0, chances={"pass": 1.0}) as proxy:
         client = LightningStoreClient(proxy.endpoint, retry_delays=(0.01,))
@@ -247,4 +229,3 @@ async def test_a_span_whose_reply_was_lost_is_answered_all_the_same() -> None:
         assert [span and span.name for span in stored] == [f"{number}" for number in range(20)]
         assert (await client.query_spans(rollout.rollout_id)).total == 20
         await client.close()
-    await server.stop()

@@ -33,6 +33,7 @@ from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.types import AttemptedRollout, Span
 from agentlightning.utils.otlp import JSON_CT, PROTOBUF_CT, Rejections, encode_spans, handle_otlp_export
 from agentlightning.utils.server_launcher import PythonServerLauncher, PythonServerLauncherArgs
+from tests.store.conftest import Serve
 
 
 class Store(InMemoryLightningStore):
@@ -400,10 +401,9 @@ async def test_spans_that_are_kept_as_they_came_are_read_as_if_they_had_been_rea
     assert partial.rejected_spans == 2
 
 
-async def test_what_spans_share_counts_for_the_bound_of_the_store() -> None:
+async def test_what_spans_share_counts_for_the_bound_of_the_store(serve: Serve) -> None:
     store = InMemoryLightningStore(max_span_bytes=200_000)
-    server = LightningStoreServer(store, port=0)
-    await server.start()
+    server, _ = await serve(store)
     attempted = await store.start_rollout(input={})
     request = ExportTraceServiceRequest.FromString(export(attempted, attempted))
     del request.resource_spans[1:]
@@ -412,7 +412,6 @@ async def test_what_spans_share_counts_for_the_bound_of_the_store() -> None:
         url, headers = server.endpoint + "/v1/traces", {"content-type": PROTOBUF_CT}
         async with session.post(url, data=request.SerializeToString(), headers=headers) as reply:
             assert reply.status == 429
-    await server.stop()
 
 
 async def test_what_is_done_to_a_span_that_was_read_changes_nothing_in_the_store() -> None:

@@ -10,13 +10,14 @@ from typing import Any
 import aiohttp
 import pytest
 
-from agentlightning.store import InMemoryLightningStore, LightningStoreClient, LightningStoreServer
+from agentlightning.store import InMemoryLightningStore
 from agentlightning.store.http.event_stream import EVENTS_PATH
 from agentlightning.store.http.metrics import PROMETHEUS_PATH
 from agentlightning.store.http.openapi import openapi_document
-from agentlightning.store.http.operations import PREFIX, ROWS
+from agentlightning.store.http.operations import OPERATIONS, PREFIX
 from agentlightning.types import RunRecord
 from agentlightning.types.runs import RecordKind
+from tests.store.conftest import Serve
 
 SECRET = "planted-secret-of-a-run"
 CONFIG = {"llm": {"api_key": SECRET, "url": f"http://user:{SECRET}@host/v1"}, "lr": 1e-4, "eos_token": "</s>"}
@@ -32,9 +33,8 @@ async def store():
     return made
 
 
-async def test_no_answer_about_a_run_holds_a_secret(store: InMemoryLightningStore) -> None:
-    server = LightningStoreServer(store, port=0)
-    await server.start()
+async def test_no_answer_about_a_run_holds_a_secret(serve: Serve, store: InMemoryLightningStore) -> None:
+    server, client = await serve(store)
     async with aiohttp.ClientSession() as session:
         for method, path, body in (
             ("GET", "/runs", None),
@@ -55,25 +55,18 @@ async def test_no_answer_about_a_run_holds_a_secret(store: InMemoryLightningStor
             text = await answer.text()
             assert SECRET not in text
             assert 'agl_run_reward{run="r"} 1.0' in text
-    client = LightningStoreClient(server.endpoint)
     run = await client.get_run_by_id("r")
     assert run is not None
     assert run.config == {**CONFIG, "llm": {"api_key": "[hidden]", "url": "http://user:[hidden]@host/v1"}}
     assert (await store.query_runs())[0].config == CONFIG  # within the process nothing is hidden
-    await client.close()
-    await server.stop()
 
 
-async def test_a_state_and_a_prompt_come_back_as_they_were_stored(store: InMemoryLightningStore) -> None:
+async def test_a_state_and_a_prompt_come_back_as_they_were_stored(serve: Serve, store: InMemoryLightningStore) -> None:
     data = {"session": "abc", "text": "Say token: 12 and password=x"}
     kinds: tuple[RecordKind, ...] = ("state", "prompt")
     await store.add_run_records("r", [RunRecord(kind=kind, step=2, data=data) for kind in kinds])
-    server = LightningStoreServer(store, port=0)
-    await server.start()
-    client = LightningStoreClient(server.endpoint)
+    _, client = await serve(store)
     assert [record.data for record in await client.query_run_records("r", kind_in=kinds)] == [data, data]
-    await client.close()
-    await server.stop()
 
 
 # --- in every text of the interface ----------------------------------------------------------------------------------
@@ -178,9 +171,8 @@ async def fill(call: Callable[..., Any]) -> None:
     IDS["rollout_id"] = rollout_id
 
 
-async def test_a_secret_in_any_text_comes_back_only_by_id_and_to_whoever_works_with_it() -> None:
-    server = LightningStoreServer(InMemoryLightningStore(), port=0)
-    await server.start()
+async def test_a_secret_in_any_text_comes_back_only_by_id_and_to_whoever_works_with_it(serve: Serve) -> None:
+    server, _ = await serve()
     leaks: list[str] = []
     whole: set[str] = set()
 
@@ -214,17 +206,15 @@ async def test_a_secret_in_any_text_comes_back_only_by_id_and_to_whoever_works_w
                 await call("POST", asked, {**ids, **events, **({"by": "task"} if asked.endswith("aggregate") else {})})
         await call("POST", "/waits/rollouts", {"rollout_ids": [IDS["rollout_id"]], "timeout": 0})
         await call("POST", f"/rollouts/{IDS['rollout_id']}/attempts", {"worker_id": "w-p"})
-    await server.stop()
     assert not leaks, "\n".join(leaks)
     assert whole == WHOLE
 
 
 def operation_of(method: str, path: str) -> str:
     """Return the operation behind a path without its ids."""
-    for row in ROWS:
-        for its_method, its_path in ((row.method, row.path), *row.also):
-            if method == its_method and its_path.format_map(IDS) == path.partition("?")[0]:
-                return row.operation
+    for operation in OPERATIONS.values():
+        if (method, path.partition("?")[0]) in [(its, way.format_map(IDS)) for its, way in operation.declared.ways]:
+            return operation.name
     return path
 
 
@@ -237,11 +227,9 @@ async def follow(session: aiohttp.ClientSession, url: str, following: asyncio.Ev
     return text
 
 
-async def test_a_program_that_lists_rollouts_works_with_their_inputs_as_they_were_sent() -> None:
+async def test_a_program_that_lists_rollouts_works_with_their_inputs_as_they_were_sent(serve: Serve) -> None:
     store = InMemoryLightningStore()
-    server = LightningStoreServer(store, port=0)
-    await server.start()
-    client = LightningStoreClient(server.endpoint)
+    _, client = await serve(store)
     inputs = [{"token": f"word {number}"} for number in range(40)]
     for each in inputs:
         await client.enqueue_rollout(each, metadata={"password": each["token"]})
@@ -251,5 +239,3 @@ async def test_a_program_that_lists_rollouts_works_with_their_inputs_as_they_wer
     assert (listed.total, listed.limit) == (40, -1)
     cancelled = await client.update_rollout(listed[3].rollout_id, status="cancelled")
     assert (cancelled.status, cancelled.input, cancelled.metadata) == ("cancelled", inputs[3], listed[3].metadata)
-    await client.close()
-    await server.stop()

@@ -1,8 +1,10 @@
-"""A span without its attributes, made of the JSON that a store keeps, which is not read into a `Span` for it."""
+"""Single things in the form that a page wants: outlines of spans, made of the JSON that a store keeps and without their
+attributes, versions of resources, token ids as texts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
 from pydantic_core import from_json
@@ -21,11 +23,15 @@ from agentlightning.semconv import (
     LightningCallAttributes,
     LightningSpanAttributes,
 )
-from agentlightning.types import Span, SpanKind, SpanOutline
+from agentlightning.types import LLM, ResourcesUpdate, Span, SpanKind, SpanOutline, TokenText
 
-MOST: Final = 20_000
+MOST_OUTLINES: Final = 20_000
 """Outlines of one page."""
+MOST_TOKENS: Final = 200_000
+"""Token ids that are turned into texts at once."""
 _DESCRIPTION: Final = 200
+_PARTIAL = re.compile(r"\\x[89a-f][0-9a-f]")
+"""How a table writes a byte that is a part of a character."""
 _NAMES: Final[Mapping[str, SpanKind]] = {
     REQUEST_SPAN: "call",
     RAW_SPAN: "call",
@@ -81,8 +87,8 @@ def check_outline_page(limit: int, offset: int) -> None:
     Raises:
         BadRequestError: it may not.
     """
-    if not 1 <= limit <= MOST:
-        raise BadRequestError(f"limit must be from 1 to {MOST}; got {limit}")
+    if not 1 <= limit <= MOST_OUTLINES:
+        raise BadRequestError(f"limit must be from 1 to {MOST_OUTLINES}; got {limit}")
     if offset < 0:
         raise BadRequestError(f"offset must be 0 or more; got {offset}")
 
@@ -150,3 +156,46 @@ def _whole(value: object) -> int | None:
 
 def _count(attributes: Mapping[str, Any], keys: tuple[str, ...]) -> int | None:
     return next((cast("int", v) for v in map(attributes.get, keys) if _whole(v) is not None), None)
+
+
+def page_of_versions(newest: int, sort_order: str, limit: int, offset: int) -> list[int]:
+    """Return the numbers of a page of the versions 1 to `newest`.
+
+    Raises:
+        BadRequestError: an argument is out of its range.
+    """
+    if sort_order not in ("asc", "desc"):
+        raise BadRequestError(f"Unsupported sort order {sort_order!r}; expected 'asc' or 'desc'")
+    if not 1 <= limit <= 1000:
+        raise BadRequestError(f"limit must be from 1 to 1000; got {limit}")
+    if offset < 0:
+        raise BadRequestError(f"offset must be 0 or more; got {offset}")
+    numbers = range(1, newest + 1) if sort_order == "asc" else range(newest, 0, -1)
+    return list(numbers[offset : offset + limit])
+
+
+def without_keys(update: ResourcesUpdate) -> ResourcesUpdate:
+    """Return a copy whose API keys are null."""
+    copied = update.model_copy(deep=True)
+    for resource in copied.resources.values():
+        if isinstance(resource, LLM):
+            resource.api_key = None
+    return copied
+
+
+def texts_of(tokens: Sequence[str] | None, token_ids: Sequence[int]) -> list[TokenText] | None:
+    """Return the text of each id by a vocabulary, None for an id that it does not have; None without a vocabulary.
+
+    Raises:
+        BadRequestError: there are too many ids.
+    """
+    if len(token_ids) > MOST_TOKENS:
+        raise BadRequestError(f"At most {MOST_TOKENS:,} token ids become texts at once; got {len(token_ids):,}")
+    if tokens is None:
+        return None
+    texts: list[TokenText] = []
+    for token_id in token_ids:
+        text = tokens[token_id] if 0 <= token_id < len(tokens) else None
+        partial = text is not None and _PARTIAL.search(text) is not None
+        texts.append(TokenText.model_construct(id=token_id, text=text, partial=partial))
+    return texts

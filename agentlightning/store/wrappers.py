@@ -1,4 +1,4 @@
-"""CompletedStore: the whole contract over a user's store that has a part of it; LightningStoreScoped: one run of it.
+"""Stores in front of stores: the whole contract over a user's store that has a part of it, and one run of a store.
 
 A store written for an earlier form of the contract has no `timeout`, no `run_id`, no outcomes, perhaps no batches.
 Another is one of ours of which a subclass overrides one form of an operation, for one or for many; then that form is
@@ -16,29 +16,34 @@ import contextlib
 import inspect
 import itertools
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable, Generator, Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any, cast
 
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import Event, ReadableSpan
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 from pydantic import BaseModel
 from typing_extensions import override
 
+from agentlightning import types
 from agentlightning.errors import BadRequestError
-from agentlightning.store.base import UNSET, LightningStore, RequestToken, Unset, request_token
+from agentlightning.store.base import (
+    UNSET,
+    LightningStore,
+    LightningStoreCapabilities,
+    RequestToken,
+    Unset,
+    keeps_no_runs,
+    request_token,
+)
+from agentlightning.store.operations import OPERATIONS, forward_operations, names_of
 from agentlightning.store.rules.query import check_page, page_of
 from agentlightning.store.rules.values import valid
-from agentlightning.store.run_operations import keeps_no_runs
 from agentlightning.store.summaries.plan import filter_of
-from agentlightning.store.wrappers.forward import (
-    DEFAULTED,
-    FORWARDED,
-    RUN_OPERATIONS,
-    StoreWrapper,
-    forward_operations,
-    names_of_parameters,
-)
-from agentlightning.store.wrappers.readable import is_readable, readable_span
 from agentlightning.types import (
     Attempt,
     AttemptedRollout,
@@ -62,6 +67,7 @@ SHORTEST_PAUSE, LONGEST_PAUSE = 0.01, 1.0
 
 _OUTCOME_KEY = "agentlightning.outcome"
 """Key of an attempt's metadata under which outcome, reason and error are kept if the store has no fields for them."""
+_ENDING = frozenset(("outcome", "outcome_reason", "error"))
 _PAGE = ("sort_by", "sort_order", "limit", "offset")
 _LISTED: dict[str, type[BaseModel]] = {
     "query_rollouts": Rollout,
@@ -71,26 +77,30 @@ _LISTED: dict[str, type[BaseModel]] = {
     "query_workers": Worker,
     "query_runs": Run,
 }
-_FORMS = {
-    "enqueue_rollout": "enqueue_many_rollouts",
-    "dequeue_rollout": "dequeue_many_rollouts",
-    "add_span": "add_many_spans",
-    "get_next_span_sequence_id": "get_many_span_sequence_ids",
-}
+_FORMS = {name: each.many for name, each in OPERATIONS.items() if each.many is not None}
 """Operations for one, and their forms for many."""
-_PARAMETERS = {name: names_of_parameters(getattr(LightningStore, name)) for name in FORWARDED}
+_ALL, _OF_RUNS, _DEFAULTED = names_of(), names_of("run"), names_of("default")
 
 
-@cache
-def _signature(operation: str) -> inspect.Signature:
-    return inspect.signature(getattr(LightningStore, operation))
+class StoreWrapper(LightningStore):
+    """A store in front of another one, whose operations it changes."""
 
+    def __init__(self, store: LightningStore) -> None:
+        self.store = store
 
-_OF_RUNS = frozenset(
-    name
-    for name, parameters in _PARAMETERS.items()
-    if "run_id" in parameters and _signature(name).parameters["run_id"].default is not inspect.Parameter.empty
-)
+    @property
+    @override
+    def capabilities(self) -> LightningStoreCapabilities:
+        return self.store.capabilities
+
+    @override
+    def otlp_traces_endpoint(self) -> str:
+        return self.store.otlp_traces_endpoint()
+
+    @override
+    async def close(self) -> None:
+        """Close the store behind it."""
+        await self.store.close()
 
 
 def complete(store: LightningStore, *, one_at_a_time: bool = False) -> LightningStore:
@@ -98,13 +108,13 @@ def complete(store: LightningStore, *, one_at_a_time: bool = False) -> Lightning
 
     An object whose class has no operation at all, such as a mock, is what its program wants: it is used as it is.
     """
-    accepted = {name: _accepted(store, name) for name in FORWARDED}
+    accepted = {name: _accepted(store, name) for name in _ALL}
     if not any(accepted.values()) and not isinstance(store, LightningStore):
         return store
-    without_runs = isinstance(store, LightningStore) and not any(accepted[name] for name in RUN_OPERATIONS)
-    left_out = {*(RUN_OPERATIONS if without_runs else ()), *(DEFAULTED if isinstance(store, LightningStore) else ())}
-    needed = [name for name in FORWARDED if accepted[name] or name not in left_out]
-    known = all(accepted[name].issuperset(_PARAMETERS[name]) for name in needed)
+    without_runs = isinstance(store, LightningStore) and not any(accepted[name] for name in _OF_RUNS)
+    left_out = {*(_OF_RUNS if without_runs else ()), *(_DEFAULTED if isinstance(store, LightningStore) else ())}
+    needed = [name for name in _ALL if accepted[name] or name not in left_out]
+    known = all(accepted[name].issuperset(OPERATIONS[name].parameters) for name in needed)
     own_lists = any(accepted[name] and not _is_ours(store, name) for name in _LISTED)  # which may be plain lists
     used_as_is = known and not own_lists and not any(_preferred(store).values())
     return store if used_as_is else CompletedStore(store, one_at_a_time=one_at_a_time)
@@ -112,7 +122,7 @@ def complete(store: LightningStore, *, one_at_a_time: bool = False) -> Lightning
 
 def _arguments_of(request: EnqueueRolloutRequest) -> dict[str, Any]:
     """Return a request as arguments of `enqueue_rollout`."""
-    return {name: getattr(request, name) for name in _PARAMETERS["enqueue_rollout"] if name != "self"}
+    return {name: getattr(request, name) for name in OPERATIONS["enqueue_rollout"].parameters}
 
 
 @contextlib.contextmanager
@@ -136,7 +146,7 @@ def _accepted(store: LightningStore, operation: str) -> frozenset[str]:
     if method is None or method is getattr(LightningStore, operation):
         return frozenset()
     own, takes_any = _parameters(method)
-    return own.union(_PARAMETERS[operation]) if takes_any else own
+    return own.union(OPERATIONS[operation].parameters) if takes_any else own
 
 
 @lru_cache(maxsize=1024)
@@ -152,7 +162,7 @@ def _preferred(store: LightningStore) -> dict[str, str | None]:
     nearer to the class of the store, and None if it is called itself."""
     own = itertools.takewhile(lambda cls: cls is not LightningStore, type(store).__mro__)
     here = getattr(store, "__dict__", {})
-    counted = here.keys() >= set(FORWARDED)  # each stands on the store itself, set there by a tracker
+    counted = here.keys() >= set(_ALL)  # each stands on the store itself, set there by a tracker
     homes = [{} if counted else here, *map(vars, own)]
     contract = len(homes)
 
@@ -180,7 +190,7 @@ class CompletedStore(StoreWrapper):
 
     def __init__(self, store: LightningStore, *, one_at_a_time: bool = False) -> None:
         super().__init__(store)
-        self._accepts = {name: _accepted(store, name) for name in FORWARDED}
+        self._accepts = {name: _accepted(store, name) for name in _ALL}
         self._preferred = _preferred(store)
         self._turn = asyncio.Lock() if one_at_a_time else None
         self._warned_of_runs = False
@@ -188,33 +198,42 @@ class CompletedStore(StoreWrapper):
         """The last number of a span of each rollout, for a store that gives none."""
 
     async def _call(self, operation: str, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-        if operation in DEFAULTED and not self._has(operation):
+        if operation in _DEFAULTED and not self._has(operation):
             return await getattr(LightningStore, operation)(self, *args, **kwargs)
-        paging: dict[str, Any] = {name: kwargs[name] for name in _PAGE if operation in _LISTED and name in kwargs}
-        defaults = _signature(operation).parameters
-        unknown = [name for name in paging if name not in self._accepts[operation]]
+        if operation in _LISTED:
+            return _with_outcomes(await self._list(operation, args, kwargs))
+        if operation in ("enqueue_rollout", "update_attempt"):
+            arguments = OPERATIONS[operation].signature.bind(None, *args, **kwargs).arguments
+            del arguments["self"]
+            own = self._enqueue if operation == "enqueue_rollout" else self._update_attempt
+            return _with_outcomes(await own(arguments))
+        return _with_outcomes(await self._call_store(operation, *args, **kwargs))
+
+    async def _list(self, operation: str, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        paging: dict[str, Any] = {name: kwargs[name] for name in _PAGE if name in kwargs}
+        defaults = OPERATIONS[operation].signature.parameters
         everything: Any = None
-        if all(paging[name] == defaults[name].default for name in unknown):
+        if all(paging[name] == defaults[name].default for name in paging if name not in self._accepts[operation]):
             answer = await self._call_store(operation, *args, **kwargs)
-            if operation not in _LISTED or not isinstance(answer, list):
-                return _with_outcomes(answer)
+            if not isinstance(answer, list):
+                return answer
             everything = None if paging else cast("list[Any]", answer)
         # a store that does not page, or returns a plain list, which does not say how many there are in all
         sort_by, order, limit, offset = (paging.get(name, defaults[name].default) for name in _PAGE)
         sort_by = check_page(_LISTED[operation], sort_by, limit, offset)
-        rest = {name: value for name, value in kwargs.items() if name not in _PAGE}
         if everything is None:
+            rest = {name: value for name, value in kwargs.items() if name not in _PAGE}
             everything = await self._call_store(operation, *args, **rest)
         items, total = page_of(everything, sort_by, order == "desc", limit, offset)
-        return _with_outcomes(AnyPage(items=items, limit=limit, offset=offset, total=total))
+        return AnyPage(items=items, limit=limit, offset=offset, total=total)
 
     async def _call_store(self, operation: str, *args: object, **kwargs: object) -> Any:
         """Call the store's own operation with those of the arguments that differ from their defaults."""
         if not self._has(operation) and operation != "statistics":
-            if operation in RUN_OPERATIONS:
+            if operation in _OF_RUNS:
                 raise keeps_no_runs(self.store)
             raise NotImplementedError(f"{type(self.store).__name__} does not implement {operation}")
-        bound = _signature(operation).bind(None, *args, **kwargs)
+        bound = OPERATIONS[operation].signature.bind(None, *args, **kwargs)
         for name, value in list(bound.arguments.items()):
             default = bound.signature.parameters[name].default
             if value is UNSET or value is default or (type(value) is type(default) and value == default):
@@ -257,16 +276,9 @@ class CompletedStore(StoreWrapper):
         with _several_calls():
             return [await self._call_store("enqueue_rollout", **_arguments_of(request)) for request in rollouts]
 
-    @override
-    async def enqueue_rollout(
-        self, input, mode=None, resources_id=None, config=None, metadata=None,
-        *, run_id=None, priority=0, not_before=None,
-    ) -> Rollout:  # fmt: skip
+    async def _enqueue(self, arguments: dict[str, Any]) -> Rollout:
         with valid("the rollout"):
-            request = EnqueueRolloutRequest(
-                input=input, mode=mode, resources_id=resources_id, config=config, metadata=metadata,
-                run_id=run_id, priority=priority, not_before=not_before,
-            )  # fmt: skip
+            request = EnqueueRolloutRequest(**arguments)
         if self._form("enqueue_rollout") == "enqueue_many_rollouts":
             return (await self._call_store("enqueue_many_rollouts", [request]))[0]
         return await self._call_store("enqueue_rollout", **_arguments_of(request))
@@ -381,36 +393,20 @@ class CompletedStore(StoreWrapper):
 
     # --- outcomes --------------------------------------------------------------------------------------------------
 
-    @override
-    async def update_attempt(
-        self, rollout_id, attempt_id, status=UNSET, worker_id=UNSET, last_heartbeat_time=UNSET, metadata=UNSET,
-        *, outcome=UNSET, outcome_reason=UNSET, error=UNSET, reward=UNSET, rewards=UNSET,
-    ) -> Attempt:  # fmt: skip
-        ending = {"outcome": outcome, "outcome_reason": outcome_reason, "error": error}
-        given: dict[str, Any] = {name: value for name, value in ending.items() if value is not UNSET}
-        if given and not self._accepts["update_attempt"] >= ending.keys():  # they are kept in the metadata
+    async def _update_attempt(self, arguments: dict[str, Any]) -> Attempt:
+        ending = {name: value for name, value in arguments.items() if name in _ENDING and value is not UNSET}
+        if ending and not self._accepts["update_attempt"] >= _ENDING:  # they are kept in the metadata
+            arguments = {name: value for name, value in arguments.items() if name not in _ENDING}
+            metadata = arguments.get("metadata", UNSET)
             if isinstance(metadata, Unset):
-                attempts: list[Attempt] = list(await self._call_store("query_attempts", rollout_id))
-                wanted = [a for a in attempts if attempt_id in (a.attempt_id, "latest")]
+                attempts: list[Attempt] = list(await self._call_store("query_attempts", arguments["rollout_id"]))
+                wanted = [a for a in attempts if arguments["attempt_id"] in (a.attempt_id, "latest")]
                 metadata = max(wanted, key=lambda attempt: attempt.sequence_id).metadata if wanted else None
-            if isinstance(error, AttemptError):
-                given["error"] = error.model_dump()
+            if isinstance(ending.get("error"), AttemptError):
+                ending["error"] = ending["error"].model_dump()
             known: dict[str, Any] = dict(metadata or {})
-            metadata = {**known, _OUTCOME_KEY: {**known.get(_OUTCOME_KEY, {}), **given}}
-            given = {}
-        changed = await self._call_store(
-            "update_attempt",
-            rollout_id,
-            attempt_id,
-            status=status,
-            worker_id=worker_id,
-            last_heartbeat_time=last_heartbeat_time,
-            metadata=metadata,
-            reward=reward,
-            rewards=rewards,
-            **given,
-        )
-        return _with_outcomes(changed)
+            arguments["metadata"] = {**known, _OUTCOME_KEY: {**known.get(_OUTCOME_KEY, {}), **ending}}
+        return await self._call_store("update_attempt", **arguments)
 
 
 def _with_outcomes(answer: object) -> Any:
@@ -436,16 +432,76 @@ class LightningStoreScoped(StoreWrapper):
         self.run_id = run_id
         self._whole = complete(store)
 
-    async def _call(self, operation: str, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+    def _call(self, operation: str, args: tuple[object, ...], kwargs: dict[str, object]) -> Awaitable[object]:
         method = getattr(self._whole, operation)  # it knows the whole contract
+        if self.run_id is None:
+            return method(*args, **kwargs)
+        parameters = OPERATIONS[operation].signature.parameters
         if operation == "enqueue_many_rollouts":
             rollouts = cast("Sequence[EnqueueRolloutRequest]", args[0] if args else kwargs["rollouts"])
             mine = {"run_id": self.run_id}
-            return await method([r if r.run_id is not None else r.model_copy(update=mine) for r in rollouts])
-        if self.run_id is not None and operation in _OF_RUNS:
+            return method([r if r.run_id is not None else r.model_copy(update=mine) for r in rollouts])
+        if "run_id" in parameters and parameters["run_id"].default is not inspect.Parameter.empty:
             kwargs.setdefault("run_id", self.run_id)
-        if self.run_id is not None and "filter" in names_of_parameters(getattr(LightningStore, operation)):
+        elif "filter" in parameters:
             chosen = filter_of(cast("RolloutFilter | None", kwargs.get("filter")))
             if "run_id" not in chosen.model_fields_set:
                 kwargs["filter"] = chosen.model_copy(update={"run_id": self.run_id})
-        return await method(*args, **kwargs)
+        return method(*args, **kwargs)
+
+
+# --- spans as OpenTelemetry's, for a store that overrides `add_otel_span` ------------------------------------------
+
+_IDS = re.compile(r"[0-9a-f]{32} [0-9a-f]{16}(?: [0-9a-f]{16})?")
+
+
+def is_readable(span: Span) -> bool:
+    """True if the ids of the span are ones of OpenTelemetry's; a program that makes spans itself may use any words."""
+    return _IDS.fullmatch(" ".join(filter(None, (span.trace_id, span.span_id, span.parent_id)))) is not None
+
+
+def readable_span(span: Span) -> ReadableSpan:
+    """Return the span as an ended one of OpenTelemetry's; what only a stored span has (extra fields) is left out.
+
+    Raises:
+        ValueError: an id is not hexadecimal; see `is_readable`.
+    """
+    context = span.context or _local(span.trace_id, span.span_id)
+    parent = span.parent or (_local(span.trace_id, span.parent_id) if span.parent_id else None)
+    scope = span.scope or {}
+    return ReadableSpan(
+        name=span.name,
+        context=_context(context),
+        parent=_context(parent) if parent else None,
+        resource=Resource(span.resource.attributes, span.resource.schema_url),
+        attributes=dict(span.attributes),
+        events=[Event(event.name, dict(event.attributes), _nanoseconds(event.timestamp)) for event in span.events],
+        links=[Link(_context(link.context), link.attributes and dict(link.attributes)) for link in span.links],
+        kind=SpanKind.__members__.get(span.kind or "", SpanKind.INTERNAL),
+        status=Status(StatusCode[span.status.status_code], span.status.description),
+        start_time=_nanoseconds(span.start_time),
+        end_time=_nanoseconds(span.end_time),
+        instrumentation_scope=InstrumentationScope(
+            scope["name"], scope.get("version"), scope.get("schema_url"), scope.get("attributes")
+        )
+        if scope.get("name")
+        else None,
+    )
+
+
+def _local(trace_id: str, span_id: str) -> types.SpanContext:
+    return types.SpanContext(trace_id=trace_id, span_id=span_id, is_remote=False, trace_state={})
+
+
+def _context(context: types.SpanContext) -> SpanContext:
+    return SpanContext(
+        int(context.trace_id, 16),
+        int(context.span_id, 16),
+        context.is_remote,
+        TraceFlags(TraceFlags.SAMPLED),
+        TraceState(list(context.trace_state.items())),
+    )
+
+
+def _nanoseconds(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds * 1e9)
