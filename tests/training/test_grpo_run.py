@@ -1,15 +1,19 @@
-"""Whole runs of GRPO: a gateway that serves again, turns in one row, many calls at once."""
+"""Whole runs of GRPO: a gateway that serves again, turns in one row, parallel calls, tasks and rewards as they are."""
 
 from __future__ import annotations
 
 import asyncio
+import statistics
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import agentlightning as agl
 from agentlightning.training.result import GRPOResult
 from tests.algorithm.parts import ask, calls_of, fit, metrics_of, rollouts_of, say, two_turns, wants_digits
+from tests.training.conformance import cases
 
 TASKS = ["one", "two", "three", "four"]
 
@@ -68,3 +72,67 @@ def test_two_hundred_parallel_calls_of_one_attempt_are_answered_and_trained(
     result = fit(many, ["one"], model=untrained_model, output_dir=tmp_path, **settings)
     [line] = metrics_of(result)
     assert (line["calls_captured"], line["calls_trained"], line["calls_excluded"]) == (400, 400, {})
+
+
+def test_rewards_that_differ_in_their_seventh_digit_give_their_advantages(
+    untrained_model: Path, tmp_path: Path
+) -> None:
+    """In bfloat16 they would all be 100, and no step would learn."""
+
+    @agl.rollout
+    def agent(task: str, llm: agl.LLM, rollout: agl.Rollout) -> float:
+        ask(llm, [say(task)])
+        return 100 + (rollout.metadata or {})["sample"] / 10_000
+
+    result = cases.fit(cases.GRPO, agent, untrained_model, tmp_path, tasks=["one"], max_steps=1)
+    entries = [record.data for record in cases.read(tmp_path).of("ledger")]
+    rewards = [100 + sample / 10_000 for sample in range(4)]
+    assert sorted(entry["reward"] for entry in entries) == rewards
+    middle, spread = statistics.mean(rewards), statistics.stdev(rewards)
+    for entry in entries:
+        wanted = (entry["reward"] - middle) / (spread + 1e-6)
+        assert [call["advantage"] for call in entry["calls"]] == [pytest.approx(wanted, abs=1e-6)]
+    assert result.metrics[0].calls_trained == 4
+
+
+def test_the_last_mini_batch_is_smaller_and_is_trained(untrained_model: Path, tmp_path: Path) -> None:
+    """Eight rollouts in mini-batches of three are three optimizer steps."""
+
+    @agl.rollout
+    def agent(task: str, llm: agl.LLM, rollout: agl.Rollout) -> float:
+        return two_turns(task, llm) + (rollout.metadata or {})["sample"] * 10
+
+    settings: dict[str, Any] = {"max_steps": 1, "batch_size": 2, "minibatch_rollouts": 3}
+    result = cases.fit(cases.GRPO, agent, untrained_model, tmp_path, **settings)
+    assert result.metrics[0].update["steps"] == 3
+    entries = [record.data for record in cases.read(tmp_path).of("ledger")]
+    assert len(entries) == 8
+    assert {call["ending"] for entry in entries for call in entry["calls"]} == {"trained"}
+
+
+def test_tasks_of_different_forms_train_and_are_evaluated_together(untrained_model: Path, tmp_path: Path) -> None:
+    """No table is made of them; more held-out tasks than a batch has are all measured, once each."""
+    tasks: list[Any] = [
+        {"question": "1"},
+        {"text": "two", "hints": [{"at": 1, "of": None}, "three"]},
+        "a string",
+        ["a", {"list": True}],
+        7,
+    ]
+    seen = list[Any]()
+
+    @agl.rollout
+    def agent(task: Any, llm: agl.LLM, rollout: agl.Rollout) -> float:
+        seen.append(task)
+        ask(llm, [say(str(task))])
+        return float((rollout.metadata or {}).get("sample") or 0)
+
+    settings: dict[str, Any] = {"max_steps": 3, "batch_size": 2, "eval_steps": 0}
+    result = cases.fit(cases.GRPO, agent, untrained_model, tmp_path, tasks=tasks, held_out=tasks, **settings)
+    books = cases.read(tmp_path)
+    assert all(task in tasks for task in seen)
+    assert [rollout.input in tasks for rollout in books.rollouts] == [True] * 24
+    assert {str(rollout.input) for rollout in books.rollouts} == set(map(str, tasks))
+    for evaluation in result.evaluations:
+        assert len(evaluation.rewards) == len(tasks)
+    assert [rollout.input for rollout in books.held_out] == tasks * len(result.evaluations)

@@ -11,7 +11,7 @@ import json
 import math
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -44,6 +44,8 @@ PLACE: Final = "tinker.json"
 """File of a checkpoint, and of the folder of the trained model, with the place where the service keeps it."""
 _ANSWER_SECONDS: Final = 600.0
 """For the answer to one request of a step: requests wait at the service for others."""
+_CLOSE_SECONDS: Final = 10.0
+"""For the service to hear that the run ended; later it ends the session by itself, as nobody asks for it."""
 _REFUSED: Final = (tinker.AuthenticationError, tinker.PermissionDeniedError)
 _MAX_TOKENS: Final = 32_768
 """Of a row, where the model's settings allow more."""
@@ -73,7 +75,7 @@ async def run_tinker(
             policy.weight_version = checkpoint.facts["weight_version"]
             state = json.loads((checkpoint.path / PLACE).read_text())["state"]
         service = TinkerService(settings.model, base_url, api_key)
-        stack.push(service.close)
+        stack.push_async_exit(service.close)
         await asyncio.to_thread(service.open, rank, settings.seed, state, policy.weight_version, connect_seconds)
         served = policy.served_as(settings, "agl.Tinker")
         server = ChatServer(service, policy.tokenizer, served, token=service.token)
@@ -240,10 +242,10 @@ class TinkerService:
         """Let the service keep the weights for sampling, and write their place into a folder."""
         self._write_place(folder, "sampler", self._training.save_weights_for_sampler(f"{self.name}-end"))
 
-    def close(self, error: type[BaseException] | None, *_: object) -> None:
-        """End the session, and let the service know how the run ended. The `__exit__` of a context manager."""
+    async def close(self, error: type[BaseException] | None, *_: object) -> None:
+        """End the session, and let the service know how the run ended. The `__aexit__` of a context manager."""
         ended = "success" if error is None else "errored" if issubclass(error, Exception) else "interrupted"
-        _on_thread(lambda: self._client.close(ended))
+        await asyncio.to_thread(wait, [_on_thread(lambda: self._client.close(ended).result())], _CLOSE_SECONDS)
 
     def _write_place(self, folder: Path, kind: str, future: Any) -> None:
         private_folder(folder)

@@ -43,6 +43,8 @@ class StubService:
     sampled: list[Json] = field(default_factory=list[Json])
     fails: Callable[[str], str | None] = lambda _: None
     """Gives the text of the error with which a request of a kind fails; None answers it."""
+    ended: list[str] = field(default_factory=list[str])
+    """How the runs ended, as they said."""
     url: str = ""
 
     def __post_init__(self) -> None:
@@ -186,6 +188,11 @@ class StubService:
             return JSONResponse({"sampler_id": path.rpartition("/")[2], "base_model": MODEL})
         return JSONResponse({"session_id": f"session-{next(self._numbers)}", "status": "accepted"})
 
+    async def finish(self, request: Request) -> Response:
+        """End a session."""
+        self.ended.append((await request.json())["reason"]["type"])
+        return Response(status_code=204)
+
     def app(self) -> Starlette:
         promised = ("create_model", "load_weights", "forward_backward", "optim_step", "save_weights", "asample")
         promised += ("save_weights_for_sampler",)
@@ -194,6 +201,7 @@ class StubService:
         routes = [Route(f"/api/v1/{name}", self.promise, methods=["POST"]) for name in promised]
         routes += [Route(f"/api/v1/{name}", self.answer, methods=["POST"]) for name in at_once]
         routes += [Route("/api/v1/samplers/{name}", self.answer)]
+        routes += [Route("/api/v1/sessions/{name}/finish", self.finish, methods=["POST"])]
         return Starlette(routes=[*routes, Route("/api/v1/retrieve_future", self.retrieve, methods=["POST"])])
 
     @contextmanager

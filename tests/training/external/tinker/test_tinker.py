@@ -108,7 +108,7 @@ def test_a_run_goes_on_from_the_state_that_the_service_keeps(service: StubServic
     result = train(service, model, tmp_path / "run", store=store, num_generations=16, max_steps=2)
     assert [step.step for step in result.metrics] == [1, 2]
     assert len(kept) == 1
-    assert service.asked.count("load_weights") == 1
+    assert (service.asked.count("load_weights"), service.ended) == (1, ["success", "success"])
     assert result.steps == 2
     service.states.clear()
     with pytest.raises(BadRequestError, match=r"cannot go on: the Tinker service does not give its state 'tinker://"):
@@ -154,12 +154,13 @@ def test_a_run_that_the_service_does_not_begin_says_why(
     assert "forward_backward" not in service.asked
 
 
-def test_a_step_that_the_service_fails_ends_the_run_and_says_at_what(
+def test_a_step_that_the_service_fails_ends_the_run_and_its_session_and_says_at_what(
     service: StubService, model: Path, tmp_path: Path
 ) -> None:
     service.fails = lambda kind: "out of memory" if kind == "forward_backward" else None
     with pytest.raises(EngineError, match=r"failed at forward_backward: .*out of memory"):
         train(service, model, tmp_path / "run", num_generations=16)
+    assert service.ended == ["errored"]
 
 
 @pytest.mark.parametrize(
