@@ -72,9 +72,9 @@ def check_untaught(printed: str) -> None:
 
 def check_learnt(command: str, timeout: float, *, at_most: int, gain: int = 0, at_least: int = 0) -> None:
     """Run a training whose share is at most so large at first, and at the end so large or larger by so much."""
-    found = curve(run(command, timeout=timeout))
-    assert found[0] <= at_most
-    assert found[max(found)] >= max(found[0] + gain, at_least)
+    shares = curve(run(command, timeout=timeout))
+    assert shares[0] <= at_most
+    assert shares[max(shares)] >= max(shares[0] + gain, at_least)
 
 
 def play(agent: Callable[[agl.LLM], float], model: Callable[[Json], str | Json]) -> tuple[float, list[Json]]:

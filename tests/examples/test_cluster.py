@@ -97,8 +97,8 @@ def steps_of(said: str) -> list[int]:
 
 def check_learnt(said: str) -> None:
     assert steps_of(said) == [1, 2, 3, 4, 5, 6, 7, 8]
-    found = curve(said)
-    assert found[8] >= found[0] + 30
+    shares = curve(said)
+    assert shares[8] >= shares[0] + 30
 
 
 def check_goes_on(said: str) -> None:
