@@ -5,15 +5,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import multiprocessing
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
+from collections.abc import Callable
 from pathlib import Path
 
-from bench.idle_runner import idle_runner
+from bench.store_children import Child
+from bench.store_server import StoreServer
+from bench.store_waiting import Sleeper, wake_ups_over_http
 
 BASE = (
     "import time; t = time.perf_counter(); import pydantic, opentelemetry.sdk.trace\n"
@@ -38,32 +39,13 @@ def bench_import(runs: int) -> dict[str, float]:
     }
 
 
-async def bench_wake_up(count: int) -> dict[str, float]:
+def bench_wake_up(count: int) -> dict[str, float]:
     """Return the time from enqueue to the claim of an idle runner in another process, over HTTP, store in SQLite."""
-    from agentlightning.store.client_server import LightningStoreServer
-    from agentlightning.store.sqlite import SQLiteLightningStore
-
-    with tempfile.TemporaryDirectory() as folder:
-        store = SQLiteLightningStore(Path(folder) / "bench.db")
-        server = LightningStoreServer(store, port=0)
-        await server.start()
-        context = multiprocessing.get_context("spawn")
-        times = context.Queue()
-        runner = context.Process(target=idle_runner, args=(server.endpoint, times, count))
-        runner.start()
-        delays: list[float] = []
-        await asyncio.sleep(2.0)
-        for _ in range(count):
-            began = time.time()
-            await server.enqueue_rollout({"task": 1})
-            delays.append(await asyncio.to_thread(times.get) - began)
-            await asyncio.sleep(0.05)
-        runner.join()
-        await server.stop()
-        await store.close()
+    with Child(StoreServer, "sqlite") as server, Child(Sleeper, server.opened) as sleeper:
+        delays = asyncio.run(wake_ups_over_http(server.opened, sleeper, count))["idle runner"]
     return {
-        "enqueue to claim, median ms (under 50)": 1e3 * statistics.median(delays),
-        "enqueue to claim, largest ms": 1e3 * max(delays),
+        "enqueue to claim, median ms (under 50)": statistics.median(delays),
+        "enqueue to claim, largest ms": max(delays),
     }
 
 
@@ -101,21 +83,20 @@ def _size(folder: Path) -> int:
     return sum(path.stat().st_size for path in files)
 
 
+PARTS: dict[str, Callable[[], dict[str, float]]] = {
+    "import": lambda: bench_import(9),
+    "wake": lambda: bench_wake_up(50),
+    "step": lambda: bench_step(4),
+    "install": bench_install,
+}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", choices=["import", "wake", "step", "install"], action="append")
-    only = parser.parse_args().only or ["import", "wake", "step", "install"]
-    figures: dict[str, float] = {}
-    if "import" in only:
-        figures |= bench_import(9)
-    if "wake" in only:
-        figures |= asyncio.run(bench_wake_up(50))
-    if "step" in only:
-        figures |= bench_step(4)
-    if "install" in only:
-        figures |= bench_install()
-    for name, value in figures.items():
-        print(f"{name:70} {value:10.3f}")
+    parser.add_argument("--only", choices=list(PARTS), action="append")
+    for part in parser.parse_args().only or PARTS:
+        for name, value in PARTS[part]().items():
+            print(f"{name:70} {value:10.3f}")
     return 0
 
 

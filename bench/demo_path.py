@@ -51,22 +51,11 @@ def _train(model: Path, steps: int, folder: Path) -> dict[str, float]:
     from agentlightning.demo import settings
     from agentlightning.demo.agent import calc_agent
     from agentlightning.demo.tasks import make_tasks
+    from bench.demo_grpo import demo_grpo
 
     store = agl.SQLiteLightningStore(folder / "store.db")
     trainer = agl.Trainer(
-        algorithm=agl.GRPO(
-            model=model,
-            max_steps=steps,
-            num_generations=settings.NUM_GENERATIONS,
-            batch_size=settings.BATCH_SIZE,
-            learning_rate=settings.LEARNING_RATE,
-            num_iterations=settings.NUM_ITERATIONS,
-            epsilon=settings.EPSILON,
-            epsilon_high=settings.EPSILON_HIGH,
-            max_completion_length=settings.MAX_COMPLETION_LENGTH,
-            output_dir=str(folder / "run"),
-            progress="none",
-        ),
+        algorithm=demo_grpo(model=model, max_steps=steps, output_dir=str(folder / "run")),
         runner={"concurrency": settings.CONCURRENCY},
         store=store,
         strategy="cs",

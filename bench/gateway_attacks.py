@@ -11,7 +11,7 @@ import time
 
 from bench.gateway_calls import set_up
 from bench.gateway_process import PATH
-from bench.store_children import Child
+from bench.store_children import Child, Part
 from bench.store_figures import Figure
 from bench.store_server import StoreServer
 
@@ -34,14 +34,8 @@ def _empty_spans() -> bytes:
     return gzip.compress(inner)
 
 
-class Asker:
+class Asker(Part):
     """Asks for the health, each time over a connection of its own."""
-
-    async def open(self) -> None:
-        return
-
-    async def close(self) -> None:
-        return
 
     async def ask(self, port: int, seconds: float) -> list[float]:
         """Return the seconds of each answer."""
@@ -57,7 +51,7 @@ class Asker:
         return took
 
 
-class Attacker:
+class Attacker(Part):
     """Sends one attack over and over."""
 
     async def open(self) -> None:
@@ -67,9 +61,6 @@ class Attacker:
             "messages": _many_messages(),
             "spans": _empty_spans(),
         }
-
-    async def close(self) -> None:
-        self._bodies.clear()
 
     async def attack(self, port: int, path: str, name: str, senders: int, seconds: float) -> None:
         """Attack for so long."""

@@ -6,6 +6,8 @@ import asyncio
 import json
 from typing import Any
 
+from bench.store_children import Part
+
 TOKENS = list(range(2000, 2064))
 _LOGPROBS = [{"token": "t", "logprob": -0.5, "bytes": [116], "top_logprobs": []} for _ in TOKENS]
 _CHOICE = {
@@ -107,7 +109,7 @@ class _Session(asyncio.Protocol):
         self._transport.write(b"HTTP/1.1 200 OK\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n" % (kind, length))
 
 
-class Engine:
+class Engine(Part):
     """The model server."""
 
     async def open(self) -> int:

@@ -15,12 +15,13 @@ from agentlightning.store.engine.store import EngineStore
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.store.sqlite import SQLiteLightningStore
 from bench.gateway_engine import HELD, REQUEST
+from bench.store_children import Part
 from bench.store_server import BareConnection
 
 PATH = "/v1/chat/completions"
 
 
-class GatewayPart:
+class GatewayPart(Part):
     """A gateway with its store in one process, as a trainer has it; `kind` is `memory` or `sqlite`."""
 
     def __init__(self, kind: str, engine_port: int) -> None:
@@ -58,7 +59,7 @@ class GatewayPart:
         return self._proxy.stats()["calls"]
 
 
-class Callers:
+class Callers(Part):
     """Agents in one process, over bare connections."""
 
     async def open(self) -> None:

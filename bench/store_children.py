@@ -8,17 +8,33 @@ import multiprocessing
 from collections.abc import Callable, Coroutine
 from multiprocessing.connection import Connection
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
+from agentlightning.store.client_server import LightningStoreClient
 from bench.store_figures import cpu_seconds
 
 
-class Part(Protocol):
+class Part:
     """What lives in a child: made there, opened on its event loop, called by method name, closed at the end."""
 
-    async def open(self) -> Any: ...
+    async def open(self) -> Any:
+        """Begin; what it returns is the child's `opened`."""
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """End."""
+
+
+class ClientPart(Part):
+    """A part with a client of a store server."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._endpoint = endpoint
+
+    async def open(self) -> None:
+        self._store = LightningStoreClient(self._endpoint)
+
+    async def close(self) -> None:
+        await self._store.close()
 
 
 class Child:

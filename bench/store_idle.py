@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from agentlightning.runner.claims import HOLD_SPREAD, LONGEST_HOLD
 from agentlightning.store.client_server import LightningStoreClient
-from bench.store_children import Child
+from bench.store_children import Child, ClientPart
 from bench.store_durable import postgres_server
 from bench.store_figures import Figure, percentile
 from bench.store_server import StoreServer
@@ -21,22 +21,19 @@ POLL_SECONDS = LONGEST_HOLD
 _TARGETS = {"memory": 3.0, "sqlite": 3.0, "postgres": 8.0}
 
 
-class IdleRunners:
+class IdleRunners(ClientPart):
     """Many workers of one process that claim and finish whatever comes; says when each task was claimed (monotonic)."""
 
-    def __init__(self, endpoint: str) -> None:
-        self._endpoint = endpoint
-        self._claimed: list[float] = []
-
     async def open(self) -> None:
-        self._store = LightningStoreClient(self._endpoint)
+        await super().open()
+        self._claimed: list[float] = []
         self._polls = [asyncio.create_task(self._poll(f"idle-{number}")) for number in range(POLLS)]
 
     async def close(self) -> None:
         for poll in self._polls:
             poll.cancel()
         await asyncio.gather(*self._polls, return_exceptions=True)
-        await self._store.close()
+        await super().close()
 
     async def claimed(self) -> list[float]:
         return self._claimed

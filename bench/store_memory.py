@@ -12,7 +12,7 @@ import psutil
 
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.types import AttemptedRollout, EnqueueRolloutRequest, Span
-from bench.store_children import Child
+from bench.store_children import Child, Part
 from bench.store_figures import Figure, clock
 from bench.store_spans import model_calls
 
@@ -22,7 +22,7 @@ _BATCH = 64
 _PAGE = 100
 
 
-class Operations:
+class Operations(Part):
     """Measures operations on a store that holds so many rollouts; half of them have ended, the others are queued.
 
     With no rollouts each measurement begins with a new store. Pages sorted by start time have been asked for before, as
@@ -101,7 +101,7 @@ class Operations:
         await self._store.update_attempt(claim.rollout_id, claim.attempt.attempt_id, status="succeeded")
 
 
-class SpanMemory:
+class SpanMemory(Part):
     """Measures the resident memory that spans take in a store, in a process that has done nothing else."""
 
     async def open(self) -> None:

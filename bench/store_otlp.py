@@ -11,7 +11,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyVa
 
 from agentlightning.store.client_server import LightningStoreClient
 from agentlightning.types import Attempt
-from bench.store_children import Child
+from bench.store_children import Child, Part
 from bench.store_figures import Figure
 from bench.store_server import BareConnection, StoreServer
 from bench.store_spans import ATTRIBUTES
@@ -20,7 +20,7 @@ BATCH = 512
 _OLDER = 7_000
 
 
-class Sender:
+class Sender(Part):
     """A process that exports batches of spans, one after another."""
 
     def __init__(self, endpoint: str) -> None:

@@ -8,19 +8,20 @@ import time
 from pathlib import Path
 from typing import Any
 
-from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
+from agentlightning.store.client_server import LightningStoreServer
 from agentlightning.store.engine.store import EngineStore
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.store.sqlite import SQLiteLightningStore
 from agentlightning.types import AttemptedRollout
 from agentlightning.utils.http.auth import Receive, Scope, Send
 from agentlightning.utils.server_launcher import PythonServerLauncher, PythonServerLauncherArgs
+from bench.store_children import ClientPart, Part
 from bench.store_spans import model_calls
 
 CALLS_IN_FLIGHT = 16
 
 
-class StoreServer:
+class StoreServer(Part):
     """A store server; `kind` is `memory`, `sqlite` (a file that is gone at the end) or the address of a database."""
 
     def __init__(self, kind: str) -> None:
@@ -49,7 +50,7 @@ class StoreServer:
         return PostgresLightningStore(self._kind)
 
 
-class BareServer:
+class BareServer(Part):
     """The same server around an ASGI function that reads the body and gives a constant answer."""
 
     def __init__(self, answer: bytes) -> None:
@@ -72,19 +73,20 @@ class BareServer:
         await send({"type": "http.response.body", "body": self._answer})
 
 
-class Clients:
+class Clients(ClientPart):
     """A client process: so many calls in flight, over the store client or over bare connections."""
 
     def __init__(self, endpoint: str, number: int) -> None:
-        self._endpoint, self._number = endpoint, number
+        super().__init__(endpoint)
+        self._number = number
 
     async def open(self) -> None:
-        self._store = LightningStoreClient(self._endpoint)
+        await super().open()
         host, _, port = self._endpoint.removeprefix("http://").rpartition(":")
         self._connections = [BareConnection(host, int(port)) for _ in range(CALLS_IN_FLIGHT)]
 
     async def close(self) -> None:
-        await self._store.close()
+        await super().close()
         for connection in self._connections:
             await connection.close()
 

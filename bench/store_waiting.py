@@ -17,7 +17,7 @@ from agentlightning.store.http.operations import POLL_SECONDS
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.store.sqlite import SQLiteLightningStore
 from agentlightning.types import EnqueueRolloutRequest
-from bench.store_children import Child
+from bench.store_children import Child, ClientPart
 from bench.store_figures import Figure, percentile
 from bench.store_server import StoreServer
 from bench.store_spans import model_calls
@@ -29,20 +29,17 @@ _SETTLE_SECONDS = 5.0
 """After which what looks often after a change has slowed down."""
 
 
-class SpanSource:
+class SpanSource(ClientPart):
     """Adds spans to a store at an even pace, in batches of ten as an exporter does."""
 
-    def __init__(self, endpoint: str) -> None:
-        self._endpoint = endpoint
-
     async def open(self) -> None:
-        self._store = LightningStoreClient(self._endpoint)
+        await super().open()
         self._work = asyncio.create_task(add_spans(self._store))
 
     async def close(self) -> None:
         self._work.cancel()
         await asyncio.gather(self._work, return_exceptions=True)
-        await self._store.close()
+        await super().close()
 
 
 async def add_spans(store: LightningStore) -> None:
@@ -56,17 +53,10 @@ async def add_spans(store: LightningStore) -> None:
         await asyncio.sleep(max(0.0, due - time.monotonic()))
 
 
-class Sleeper:
+class Sleeper(ClientPart):
     """Waits at a store for a rollout to end, or for work; says when it was woken (monotonic, the same everywhere)."""
 
-    def __init__(self, endpoint: str) -> None:
-        self._endpoint = endpoint
-
-    async def open(self) -> None:
-        self._store: LightningStore = LightningStoreClient(self._endpoint)
-
-    async def close(self) -> None:
-        await self._store.close()
+    _store: LightningStore
 
     async def until_end(self, rollout_id: str) -> float:
         [_] = await self._store.wait_for_rollouts(rollout_ids=[rollout_id], timeout=20)
@@ -114,7 +104,8 @@ async def _wake_ups_in_process(count: int) -> dict[str, list[float]]:
     return delays
 
 
-async def _wake_ups_over_http(endpoint: str, sleeper: Child, count: int) -> dict[str, list[float]]:
+async def wake_ups_over_http(endpoint: str, sleeper: Child, count: int) -> dict[str, list[float]]:
+    """Return the milliseconds by who is woken, a waiter or an idle runner; `sleeper` is in a process of its own."""
     store = LightningStoreClient(endpoint)
     delays = await _wake_ups(
         store, lambda method, *a: asyncio.create_task(asyncio.to_thread(sleeper.call, method, *a)), count, 0.03
@@ -133,7 +124,7 @@ def measure_wake_ups(quick: bool) -> list[Figure]:
     ]
     for kind in ("memory", "sqlite"):
         with Child(StoreServer, kind) as server, Child(SpanSource, server.opened), Child(Sleeper, server.opened) as one:
-            for who, delays in asyncio.run(_wake_ups_over_http(server.opened, one, count)).items():
+            for who, delays in asyncio.run(wake_ups_over_http(server.opened, one, count)).items():
                 for name, value, bound in (
                     ("median", percentile(delays, 0.5), 30),
                     ("p99", percentile(delays, 0.99), 60),

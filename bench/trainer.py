@@ -10,8 +10,7 @@ import sys
 from pathlib import Path
 
 from bench.parts import Part, options_of, run_parts
-from bench.trainer_fit import measure_fit
-from bench.trainer_growth import measure_growth
+from bench.trainer_fit import measure_fit, measure_growth
 from bench.trainer_runner import measure_runner
 
 PARTS: dict[str, Part] = {

@@ -12,25 +12,25 @@ import psutil
 import agentlightning as agl
 from agentlightning.store.client_server import LightningStoreClient
 from agentlightning.types import EnqueueRolloutRequest
-from bench.store_children import Child
+from bench.store_children import Child, ClientPart
 from bench.store_figures import Figure
 from bench.store_server import StoreServer
 
 AT_ONCE = 200
 
 
-class RunnerProcess:
+class RunnerProcess(ClientPart):
     """A part that serves the queue of a store as a runner process does."""
 
     def __init__(self, endpoint: str) -> None:
-        self._endpoint = endpoint
+        super().__init__(endpoint)
         self._stop = threading.Event()
         self._together = asyncio.Event()
         self._running = 0
         self._peak = 0
 
     async def open(self) -> None:
-        self._store = LightningStoreClient(self._endpoint)
+        await super().open()
         self._runner = agl.LitAgentRunner[Any](agl.OtelTracer(), concurrency=AT_ONCE)
         self._context = self._runner.run_context(agent=agl.rollout(self._agent), store=self._store)
         self._context.__enter__()
@@ -40,7 +40,7 @@ class RunnerProcess:
         self._stop.set()
         await self._serving
         self._context.__exit__(None, None, None)
-        await self._store.close()
+        await super().close()
 
     async def memory(self) -> int:
         """Return the resident bytes."""

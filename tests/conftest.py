@@ -14,9 +14,10 @@ from agentlightning.utils.server_launcher import freeze_for_good
 from tests.model_fixtures import byte_engine, engine, model_folder, policy, untrained_model
 from tests.stubs.mongo_server import mongo_uri
 from tests.stubs.postgres_server import postgres_server, postgres_uri
+from tests.stubs.processes import terminal
 
 __all__ = ["byte_engine", "engine", "model_folder", "policy", "untrained_model"]
-__all__ += ["mongo_uri", "postgres_server", "postgres_uri"]
+__all__ += ["mongo_uri", "postgres_server", "postgres_uri", "terminal"]
 
 settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy machine")

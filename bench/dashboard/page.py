@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import cast
 
@@ -25,30 +25,14 @@ from playwright.async_api import Browser, Page, async_playwright
 
 from agentlightning.store.client_server import LightningStoreClient
 from agentlightning.store.sqlite import SQLiteLightningStore
-from bench.dashboard.load import LOADED, PER_SECOND, Load, processor_seconds
-from bench.dashboard.serving import serve
+from bench.dashboard.live import LOADED, PER_SECOND, Load, serve
 from bench.dashboard.store import RUN, fill
 from bench.dashboard.tokens import TOKENS, TURNS, add_tokens, add_turns
+from bench.store_figures import HEAD, Figure, cpu_seconds
 
 _WAIT_MS = 15_000
 _CPU_SECONDS = 20.0
 _PAGES = 4
-
-
-@dataclass(frozen=True)
-class Figure:
-    """One figure of the page, with what it may be."""
-
-    name: str
-    value: float
-    unit: str
-    target: float
-    at_least: bool = False
-
-    @property
-    def met(self) -> bool:
-        """Whether the value is within its target."""
-        return self.value >= self.target if self.at_least else self.value <= self.target
 
 
 _FRAMES = """async (selector) => {
@@ -110,8 +94,8 @@ async def first_view(browser: Browser, base: str) -> list[Figure]:
             )
         )
     return [
-        Figure("first view of the rollouts", milliseconds / 1e3, "s", 1.0),
-        Figure("scripts and styles of the first view, gzip", kilobytes, "kB", 300),
+        _at_most("first view of the rollouts, s", milliseconds / 1e3, 1.0),
+        _at_most("scripts and styles of the first view, gzip, kB", kilobytes, 300),
     ]
 
 
@@ -127,7 +111,7 @@ async def filtering(browser: Browser, base: str) -> Figure:
             "(was) => document.querySelector('[data-total]').getAttribute('data-total') !== was", arg=was
         )
         took = reply.request.timing["responseEnd"] - max(0.0, reply.request.timing["requestStart"])
-    return Figure("answer to a filter", took, "ms", 200)
+    return _at_most("answer to a filter, ms", took, 200)
 
 
 async def change_seen(browser: Browser, base: str, client: LightningStoreClient) -> Figure:
@@ -138,7 +122,7 @@ async def change_seen(browser: Browser, base: str, client: LightningStoreClient)
         began = time.time()
         await client.enqueue_rollout(input={"question": "a change"}, run_id=RUN)
         seen = float(await page.evaluate("() => window.aglSeen")) / 1e3
-    return Figure("change in the store seen on the page", seen - began, "s", 1.0)
+    return _at_most("change in the store seen on the page, s", seen - began, 1.0)
 
 
 async def scrolling(browser: Browser, base: str, rollout_id: str, count: int) -> list[Figure]:
@@ -146,10 +130,10 @@ async def scrolling(browser: Browser, base: str, rollout_id: str, count: int) ->
     figures: list[Figure] = []
     async with opened(browser, f"{base}/#/rollouts", ROWS) as page:
         frames = float(await page.evaluate(_FRAMES, '[role="grid"]'))
-        figures.append(Figure(f"scrolling {count:,} rows", frames, "frames/s", 50, at_least=True))
+        figures.append(Figure(f"scrolling {count:,} rows, frames/s", frames, 50))
     async with opened(browser, f"{base}/#/rollouts/{rollout_id}?tab=tokens", ".agl-token") as page:
         frames = float(await page.evaluate(_FRAMES, ".agl-tokens"))
-        figures.append(Figure(f"scrolling {TOKENS:,} tokens", frames, "frames/s", 50, at_least=True))
+        figures.append(Figure(f"scrolling {TOKENS:,} tokens, frames/s", frames, 50))
     return figures
 
 
@@ -157,7 +141,7 @@ async def conversation(browser: Browser, base: str, rollout_id: str) -> Figure:
     """Measure how long a conversation takes to open, until its first calls are there."""
     async with opened(browser, f"{base}/#/rollouts/{rollout_id}", "[data-call]") as page:
         milliseconds = float(await page.evaluate("() => performance.now()"))
-    return Figure(f"conversation of {TURNS:,} turns opened", milliseconds / 1e3, "s", 2.0)
+    return _at_most(f"conversation of {TURNS:,} turns opened, s", milliseconds / 1e3, 2.0)
 
 
 async def server_load(browser: Browser, base: str, pid: int, client: LightningStoreClient) -> Figure:
@@ -171,8 +155,8 @@ async def server_load(browser: Browser, base: str, pid: int, client: LightningSt
             together = await processor_share(pid)
             leave.set()
             await asyncio.gather(*watched)
-    return Figure(
-        f"server, each open page at {PER_SECOND} rollouts/s", 100 * (together - alone) / _PAGES, "% core", 2.0
+    return _at_most(
+        f"server, each open page at {PER_SECOND} rollouts/s, % core", 100 * (together - alone) / _PAGES, 2.0
     )
 
 
@@ -183,9 +167,9 @@ async def _watch(browser: Browser, base: str, leave: asyncio.Event) -> None:
 
 async def processor_share(pid: int) -> float:
     """Return the share of a core that a process used over some seconds."""
-    began, used = time.perf_counter(), processor_seconds(pid)
+    began, used = time.perf_counter(), cpu_seconds(pid)
     await asyncio.sleep(_CPU_SECONDS)
-    return (processor_seconds(pid) - used) / (time.perf_counter() - began)
+    return (cpu_seconds(pid) - used) / (time.perf_counter() - began)
 
 
 async def memory(browser: Browser, base: str, client: LightningStoreClient, minutes: float) -> Figure:
@@ -198,7 +182,7 @@ async def memory(browser: Browser, base: str, client: LightningStoreClient, minu
             await session.send("HeapProfiler.collectGarbage")  # pyright: ignore[reportUnknownMemberType]
             usage = cast(dict[str, float], await session.send("Runtime.getHeapUsage"))  # pyright: ignore[reportUnknownMemberType]
             heap.append(usage["usedSize"] / 1e6)
-    return Figure(f"page's memory, growth in {minutes:g} minutes of a live run", heap[1] - heap[0], "MB", 5.0)
+    return _at_most(f"page's memory, growth in {minutes:g} minutes of a live run, MB", heap[1] - heap[0], 5.0)
 
 
 async def run(count: int, minutes: float) -> list[Figure]:
@@ -232,14 +216,8 @@ async def run(count: int, minutes: float) -> list[Figure]:
     return figures
 
 
-def table(figures: list[Figure]) -> str:
-    """Return the figures with their targets, one a line."""
-    lines = [f"{'figure':58} {'value':>18} {'target':>20}"]
-    for each in figures:
-        bound = f"{'at least' if each.at_least else 'at most'} {each.target:g} {each.unit}"
-        value = f"{each.value:.2f} {each.unit}"
-        lines.append(f"{each.name:58} {value:>18} {bound:>20}  {'met' if each.met else 'MISSED'}")
-    return "\n".join(lines)
+def _at_most(name: str, value: float, target: float) -> Figure:
+    return Figure(name, value, target, at_most=True)
 
 
 def main(arguments: list[str]) -> int:
@@ -250,7 +228,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args(arguments)
     figures = asyncio.run(run(given.rollouts, given.minutes))
-    print(table(figures))
+    print(HEAD, *(figure.line() for figure in figures), sep="\n")
     if given.json:
         given.json.write_text(json.dumps([{**asdict(each), "met": each.met} for each in figures], indent=2))
     return int(not all(each.met for each in figures))

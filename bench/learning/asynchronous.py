@@ -25,6 +25,7 @@ from agentlightning.demo.agent import calc_agent
 from agentlightning.demo.imitation import make_policy
 from agentlightning.demo.tasks import Task, make_tasks
 from agentlightning.training.result import GRPOResult
+from bench.demo_grpo import demo_grpo
 
 SPEED_STEPS: Final = 6
 PAIRS: Final = 5
@@ -103,22 +104,14 @@ def _run(
     train, held_out = make_tasks(seed)
     store = agl.SQLiteLightningStore(folder.with_suffix(".db"))
     trainer = agl.Trainer(
-        algorithm=agl.GRPO(
+        algorithm=demo_grpo(
             model=model,
             max_steps=steps,
-            num_generations=settings.NUM_GENERATIONS,
-            batch_size=settings.BATCH_SIZE,
-            learning_rate=settings.LEARNING_RATE,
             lr_scheduler_type="linear",
-            num_iterations=settings.NUM_ITERATIONS,
             minibatch_rollouts=settings.MINIBATCH_ROLLOUTS,
-            epsilon=settings.EPSILON,
-            epsilon_high=settings.EPSILON_HIGH,
             temperature=settings.TEMPERATURE,
-            max_completion_length=settings.MAX_COMPLETION_LENGTH,
             seed=seed,
             output_dir=folder,
-            progress="none",
             max_staleness=staleness,
         ),
         runner={"concurrency": settings.CONCURRENCY},

@@ -26,6 +26,7 @@ from agentlightning.demo.tasks import Task, draw_imitation_task, make_tasks
 from agentlightning.engine.chat import messages_for_template
 from agentlightning.engine.torch_setup import one_thread
 from agentlightning.training.learner.policy import Policy
+from bench.demo_grpo import demo_grpo
 
 ROLES: Final = ["planner", "solver"]
 STEPS: Final = 20
@@ -80,23 +81,16 @@ def train_two(folder: Path, seed: int, *, steps: int = STEPS, lora: dict[str, An
     make_first(folder / "model", seed)
     train, held_out = make_tasks(seed, held_out=128)
     trainer = agl.Trainer(
-        algorithm=agl.GRPO(
+        algorithm=demo_grpo(
             model=folder / "model",
             policies=ROLES,
             lora=lora,
             max_steps=steps,
-            batch_size=settings.BATCH_SIZE,
-            num_generations=settings.NUM_GENERATIONS,
-            num_iterations=settings.NUM_ITERATIONS,
             minibatch_rollouts=settings.MINIBATCH_ROLLOUTS,
             learning_rate=settings.LEARNING_RATE if lora is None else 10 * settings.LEARNING_RATE,
             lr_scheduler_type="linear",
-            epsilon=settings.EPSILON,
-            epsilon_high=settings.EPSILON_HIGH,
-            max_completion_length=settings.MAX_COMPLETION_LENGTH,
             seed=seed,
             output_dir=folder / "run",
-            progress="none",
         ),
         store=agl.InMemoryLightningStore(),
         strategy="shm",

@@ -16,33 +16,21 @@ from collections import Counter
 from pathlib import Path
 
 import agentlightning as agl
-from agentlightning.evaluation.paired import compare_rewards
-from agentlightning.training.result import Evaluation, GRPOResult
+from agentlightning.training.result import GRPOResult
 from bench.pretrained.control import format_only
-from bench.pretrained.training import train
+from bench.pretrained.training import gained, train
 from bench.pretrained.words import make_items
 from bench.prompts.model import unpacked
 
-GAIN, P_VALUE, MINUTES = 0.20, 0.01, 15.0
+MINUTES = 15.0
 
 
 def report(seed: int, result: GRPOResult, minutes: float, cpu_minutes: float) -> bool:
     """Print the figures of one seed; return whether they are on target."""
-    good = minutes <= MINUTES
-    for sampling in ("sampled", "greedy"):
-        before, after = _evaluation(result, sampling, last=False), _evaluation(result, sampling, last=True)
-        found = compare_rewards([r or 0.0 for r in before.rewards], [r or 0.0 for r in after.rewards])
-        print(f"seed {seed}, {sampling}: {before.accuracy:.1%} before, {after.accuracy:.1%} after; {found}", flush=True)
-        if sampling == "sampled":
-            good &= after.accuracy - before.accuracy >= GAIN and found.p_value < P_VALUE
+    good, _ = (gained(result, sampling, f"seed {seed}") for sampling in ("sampled", "greedy"))
+    good &= minutes <= MINUTES
     print(f"seed {seed}: {minutes:.1f} minutes, {cpu_minutes:.1f} CPU minutes; on target: {good}", flush=True)
     return good
-
-
-def _evaluation(result: GRPOResult, sampling: str, *, last: bool) -> Evaluation:
-    found = result.evaluation(sampling, last=last)
-    assert found is not None, sampling
-    return found
 
 
 def main() -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import random
@@ -29,16 +30,13 @@ from typing import Any, Literal, get_args
 import psutil
 import pytest
 
-from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
+from agentlightning.store.client_server import LightningStoreClient
 from tests.chaos.load import Fact, Producer, Publisher, Worker, problems
-from tests.chaos.processes import CONTEXT
-from tests.chaos.stores import Place, open_store
-from tests.stubs.ports import free_port
+from tests.chaos.processes import CONTEXT, LIMIT_SECONDS, StoreProcess
+from tests.chaos.stores import Place
 from tests.stubs.postgres_server import PostgresServer
 
 CLIENTS = 4
-LIMIT_SECONDS = 60.0
-"""A server that does not start, or clients that get no answer for so long, end the run."""
 Where = Literal["any moment", "primitive", "before commit", "after commit"]
 _CROSSINGS: dict[Where, int] = {"any moment": 300, "primitive": 300, "before commit": 60, "after commit": 60}
 
@@ -60,23 +58,8 @@ class Trap:
 # --- the process that is killed --------------------------------------------------------------------------------------
 
 
-def serve(spec: str, port: int, trap: Trap, pipe: Connection) -> None:
-    """Serve a store until killed; the trap may be the killer."""
-    logging.disable()
-
-    async def run() -> None:
-        store = open_store(spec)
-        _set(trap, store)
-        server = LightningStoreServer(store, port=port)
-        await server.start()
-        pipe.send("ready")
-        await asyncio.Event().wait()
-
-    asyncio.run(run())
-
-
-def _set(trap: Trap, store: Any) -> None:
-    """Put the trap around the backend's writes."""
+def set_trap(trap: Trap, store: Any) -> None:
+    """Put the trap around the backend's writes; it kills the process."""
     if trap.where == "any moment":
         return
     left = trap.count
@@ -122,56 +105,31 @@ class _TrappedTx:
         return primitive
 
 
-class Server:
-    """A store server on one port and one place, started and killed as often as one likes."""
+class Server(StoreProcess):
+    """A store server that falls into traps."""
 
     data_can_be_read = True
     """While it is dead."""
 
     def __init__(self, place: Place) -> None:
+        super().__init__(place.spec)
         self.place = place
-        self.port = free_port()
-        self._process: Any = None
-
-    @property
-    def endpoint(self) -> str:
-        """URL for the clients."""
-        return f"http://127.0.0.1:{self.port}"
 
     def next_trap(self, chance: random.Random) -> Trap:
         """Return how it dies next."""
         return Trap.draw(chance, *get_args(Where))
 
-    def start(self, trap: Trap) -> None:
-        """Return when requests are answered."""
-        ours, theirs = CONTEXT.Pipe()
-        self._process = CONTEXT.Process(target=serve, args=(self.place.spec, self.port, trap, theirs), daemon=True)
-        self._process.start()
-        theirs.close()
-        with ours:
-            if not ours.poll(LIMIT_SECONDS):
-                raise RuntimeError(f"the store server on {self.place.spec} did not start")
-            with contextlib.suppress(EOFError):  # the trap snapped already
-                ours.recv()
-
-    def is_alive(self) -> bool:
-        """True while it runs."""
-        return self._process is not None and self._process.is_alive()
+    def start_with(self, trap: Trap) -> None:
+        """Start it with a trap."""
+        self.start(functools.partial(set_trap, trap))
 
     def await_death(self) -> None:
         """Return when the trap has snapped."""
-        self._process.join(LIMIT_SECONDS)
-        if self._process.exitcode != -signal.SIGKILL:
-            raise RuntimeError(f"the store server did not fall into its trap: exit code {self._process.exitcode}")
-
-    def kill(self) -> None:
-        """Kill it, and return when it is dead."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.join()
+        if (code := self.joined()) != -signal.SIGKILL:
+            raise RuntimeError(f"the store server did not fall into its trap: exit code {code}")
 
     def close(self) -> None:
-        """The same."""
+        """The same as `kill`."""
         self.kill()
 
 
@@ -189,13 +147,13 @@ class Database:
         """Return how it dies next."""
         return Trap.draw(chance, "any moment")
 
-    def start(self, trap: Trap) -> None:
+    def start_with(self, trap: Trap) -> None:
         """Return when the database takes connections (after recovery) and the store server answers."""
         if not self._runs:
             self._database.start()
             self._runs = True
         if not self._store.is_alive():
-            self._store.start(_NONE)
+            self._store.start()
 
     def is_alive(self) -> bool:
         """True if the store server runs, as it should all the time."""
@@ -366,7 +324,7 @@ def kill_points(victim: Server | Database, points: int, seed: int) -> Iterator[P
     """
     chance = random.Random(seed)
     trap = victim.next_trap(chance)
-    victim.start(trap)
+    victim.start_with(trap)
     crowd = Crowd(victim.endpoint, seed)
     checked = 0
     try:
@@ -384,7 +342,7 @@ def kill_points(victim: Server | Database, points: int, seed: int) -> Iterator[P
                 point.found = look_at_copy(victim.place, news)
             trap = victim.next_trap(chance) if number < points else _NONE
             began = time.monotonic()
-            victim.start(trap)
+            victim.start_with(trap)
             if crowd.await_news(victim):
                 point.recovered_seconds = time.monotonic() - began
             if not victim.data_can_be_read:

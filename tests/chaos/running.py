@@ -15,17 +15,12 @@ import asyncio
 import contextlib
 import json
 import logging
-import os
 import random
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +29,11 @@ import psutil
 import agentlightning as agl
 from agentlightning.adapter.spans.tokens import is_stale
 from agentlightning.store.base import LightningStore
-from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
+from agentlightning.store.client_server import LightningStoreClient
 from agentlightning.types import AttemptedRollout, Dataset, EnqueueRolloutRequest, RolloutConfig
-from tests.chaos.processes import CONTEXT
+from tests.chaos.processes import StoreProcess
 from tests.chaos.stores import open_store
-from tests.stubs.ports import free_port
+from tests.stubs.processes import Process
 
 ROOT = Path(__file__).parents[2]
 LEASE_SECONDS = 2.0
@@ -90,50 +85,6 @@ def train(endpoint: str, rollouts: int, runners: int) -> None:
     print(json.dumps(trainer.result), flush=True)
 
 
-# --- the store server ------------------------------------------------------------------------------------------------
-
-
-def serve(spec: str, port: int, lease_seconds: float, pipe: Connection) -> None:
-    """Serve the store until killed."""
-    logging.disable()
-
-    async def run() -> None:
-        server = LightningStoreServer(open_store(spec, lease_seconds=lease_seconds), port=port)
-        await server.start()
-        pipe.send("ready")
-        await asyncio.Event().wait()
-
-    asyncio.run(run())
-
-
-@dataclass
-class Keeper:
-    """Keeps a store server on one port and file."""
-
-    spec: str
-    port: int
-    lease_seconds: float = LEASE_SECONDS
-    _process: BaseProcess | None = None
-
-    def start(self) -> None:
-        """Start it and wait until it serves."""
-        here, there = CONTEXT.Pipe()
-        self._process = CONTEXT.Process(
-            target=serve, args=(self.spec, self.port, self.lease_seconds, there), daemon=True
-        )
-        self._process.start()
-        there.close()
-        if not here.poll(LIMIT_SECONDS):
-            raise TimeoutError("the store server did not start")
-        here.recv()
-
-    def kill(self) -> None:
-        """Kill it and wait for its end."""
-        assert self._process is not None
-        self._process.kill()
-        self._process.join()
-
-
 # --- the fire --------------------------------------------------------------------------------------------------------
 
 
@@ -151,40 +102,31 @@ def under_fire(
     rollouts: int, runners: int, *, server_kills: int, pause: float, seed: int, folder: Path, progress: bool = False
 ) -> Losses:
     """Go through the run while killing, then read the file; what is wrong is in `problems`."""
-    keeper = Keeper(f"sqlite:///{folder}/store.db", free_port())
+    keeper = StoreProcess(f"sqlite:///{folder}/store.db", lease_seconds=LEASE_SECONDS)
     keeper.start()
-    endpoint = f"http://127.0.0.1:{keeper.port}"
     losses, began = Losses(), time.monotonic()
+    options = ["--rollouts", str(rollouts), "--runners", str(runners)]
+    program = Process(
+        ["python", "-m", "tests.chaos.running", "--train", keeper.endpoint, *options], ROOT, {}, log=folder / "run.log"
+    )
     try:
-        with _program(endpoint, rollouts, runners) as program:
-            _shoot(program, keeper, losses, rollouts, server_kills, pause, random.Random(seed), progress)
-            said, _ = program.communicate(timeout=LIMIT_SECONDS)
+        _shoot(program, keeper, losses, rollouts, server_kills, pause, random.Random(seed), progress)
+        code = program.ended(LIMIT_SECONDS)
         losses.seconds = time.monotonic() - began
-        if program.returncode != 0:
-            losses.problems.append(f"the run ended with exit code {program.returncode}: {said[-2000:]}")
+        if code != 0:
+            losses.problems.append(f"the run ended with exit code {code}: {program.said[-2000:]}")
             return losses
-        told = json.loads(said.splitlines()[-1])
+        told = json.loads(program.said.splitlines()[-1])
     finally:
+        program.kill()
         keeper.kill()
     losses.problems += asyncio.run(_count(keeper.spec, rollouts, told))
     return losses
 
 
-@contextlib.contextmanager
-def _program(endpoint: str, rollouts: int, runners: int) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "tests.chaos.running", "--train", endpoint]
-    command += ["--rollouts", str(rollouts), "--runners", str(runners)]
-    program = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env={**os.environ})
-    try:
-        yield program
-    finally:
-        program.kill()
-        program.wait()
-
-
 def _shoot(
-    program: subprocess.Popen[str],
-    keeper: Keeper,
+    program: Process,
+    keeper: StoreProcess,
     losses: Losses,
     rollouts: int,
     server_kills: int,
@@ -197,11 +139,11 @@ def _shoot(
     A runner is killed only if another rollout was done since the last kill, or all are.
     """
     done, moved = -1, time.monotonic()
-    while program.poll() is None:
+    while program.code is None:
         time.sleep(pause)
         now_done = asyncio.run(_done(keeper))
         if now_done > done or now_done == rollouts:  # else a slow machine would never get to work
-            losses.runners += _kill_a_runner(program.pid, chance)
+            losses.runners += _kill_a_runner(program.popen.pid, chance)
         if now_done > done:
             done, moved = now_done, time.monotonic()
         elif time.monotonic() - moved > LIMIT_SECONDS:
@@ -224,8 +166,8 @@ def _kill_a_runner(pid: int, chance: random.Random) -> int:
     return 0
 
 
-async def _done(keeper: Keeper) -> int:
-    client = LightningStoreClient(f"http://127.0.0.1:{keeper.port}", deadline=60.0)
+async def _done(keeper: StoreProcess) -> int:
+    client = LightningStoreClient(keeper.endpoint, deadline=60.0)
     try:
         page = await client.query_rollouts(status_in=["succeeded", "failed"], limit=1)
     finally:

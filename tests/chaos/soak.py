@@ -13,7 +13,6 @@ import asyncio
 import concurrent.futures
 import contextlib
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -27,6 +26,7 @@ from agentlightning.store.client_server import LightningStoreClient
 from agentlightning.types import AttemptedRollout, EnqueueRolloutRequest, Span
 from tests.chaos.processes import CONTEXT
 from tests.stubs.ports import free_port
+from tests.stubs.processes import Process
 
 SPANS = 10
 GROUP = 5
@@ -78,19 +78,16 @@ class Soak:
 @contextlib.contextmanager
 def server(backend: str) -> Iterator[tuple[psutil.Process, str]]:
     """`agl store` with retention, in a process of its own; its address."""
-    with tempfile.TemporaryDirectory() as folder, (Path(folder) / "log.txt").open("wb") as log:
+    with tempfile.TemporaryDirectory() as folder:
         where = {"memory": "memory", "sqlite": f"{folder}/store.db"}[backend]
-        port = free_port()
-        command = [sys.executable, "-m", "agentlightning.cli", "store", "--db", where, "--port", str(port)]
-        command += ["--keep-last", str(KEEP_LAST), "--log-level", "ERROR"]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
+        port = str(free_port())
+        options = ["--keep-last", str(KEEP_LAST), "--log-level", "ERROR"]
+        process = Process(["agl", "store", "--db", where, "--port", port, *options], Path(folder), {})
         try:
-            assert process.stdout is not None
-            process.stdout.readline()  # it says where it listens
-            yield psutil.Process(process.pid), f"http://127.0.0.1:{port}"
+            process.until(port)  # it says where it listens
+            yield psutil.Process(process.popen.pid), f"http://127.0.0.1:{port}"
         finally:
             process.kill()
-            process.communicate()
 
 
 def soak(backend: str, rate: float, warm_up_seconds: float, seconds: float) -> Soak:

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.algorithm.parts import save_untrained_model
 from tests.chaos.learning import EACH, FATES, STEPS, TASKS
+from tests.stubs.processes import Terminal
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.timeout(400)
-def test_the_update_is_the_one_without_the_rollouts_that_went_wrong(tmp_path: Path) -> None:
+def test_the_update_is_the_one_without_the_rollouts_that_went_wrong(tmp_path: Path, terminal: Terminal) -> None:
     model = save_untrained_model(tmp_path / "model")
-    command = [sys.executable, "-m", "tests.chaos.learning", str(model), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=350, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    program = terminal(["python", "-m", "tests.chaos.learning", model, tmp_path], folder=ROOT, apart=True)
+    found = json.loads(program.succeeded().splitlines()[-1])
 
     assert set(found["fates"]) == set(FATES)
     assert sum(found["fates"].values()) == STEPS * TASKS * EACH

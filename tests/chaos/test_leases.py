@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from agentlightning.store.base import LightningStore
-from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
+from agentlightning.store.client_server import LightningStoreClient
 from agentlightning.types import AttemptedRollout, RolloutConfig, Span
-from tests.chaos.processes import CONTEXT
+from tests.chaos.processes import CONTEXT, StoreProcess
 from tests.chaos.stores import Place, open_store
 
 pytestmark = pytest.mark.slow
@@ -163,34 +163,17 @@ async def test_a_heartbeat_that_waits_to_be_written_keeps_the_claim(tmp_path: Pa
         assert await _statuses(store, rollout.rollout_id) == ("preparing", ["preparing"])
 
 
-def serve(spec: str, settings: dict[str, Any], pipe: Connection) -> None:
-    """A store server, until it is killed."""
-
-    async def run() -> None:
-        server = LightningStoreServer(open_store(spec, **settings), port=0)
-        server.bind()
-        pipe.send(server.endpoint)
-        await server.run_forever()
-
-    asyncio.run(run())
-
-
 @contextlib.asynccontextmanager
 async def served(place: Place, **settings: Any) -> AsyncIterator[tuple[int, LightningStoreClient]]:
     """A store server in a process of its own: its pid, and a client of it."""
-    ours, theirs = CONTEXT.Pipe()
-    server = CONTEXT.Process(target=serve, args=(place.spec, {**SETTINGS, **settings}, theirs), daemon=True)
-    server.start()
-    theirs.close()
-    client = LightningStoreClient(await asyncio.to_thread(ours.recv))
+    server = StoreProcess(place.spec, **{**SETTINGS, **settings})
+    await asyncio.to_thread(server.start)
+    client = LightningStoreClient(server.endpoint)
     try:
-        yield server.pid or 0, client
+        yield server.pid, client
     finally:
         await client.close()
-        server.kill()
-        await asyncio.to_thread(server.join)
-        server.close()
-        ours.close()
+        await asyncio.to_thread(server.kill)
 
 
 async def test_a_store_that_was_frozen_takes_nothing_from_workers_that_live(place: Place) -> None:

@@ -32,10 +32,10 @@ async def test_acknowledged_records_survive_kill_9_and_are_there_once(
         while not done.is_set():
             if not server.is_alive():
                 kills += 1
-                await asyncio.to_thread(server.start, trap() if kills < KILLS else Trap("any moment", 0))
+                await asyncio.to_thread(server.start_with, trap() if kills < KILLS else Trap("any moment", 0))
             await asyncio.sleep(0.01)
 
-    await asyncio.to_thread(server.start, trap())
+    await asyncio.to_thread(server.start_with, trap())
     restarting = asyncio.create_task(restart())
     client = LightningStoreClient(server.endpoint, deadline=60.0, request_timeout=5.0)
     await client.start_run("r", config={"lr": 1})

@@ -17,6 +17,8 @@ DOCKERFILE = DEPLOY / "docker/Dockerfile"
 MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
 SBATCH = DEPLOY / "slurm/run.sbatch"
 PROGRAM = DEPLOY / "program/train.py"
+CLUSTER = ROOT / "examples/cluster"
+"""An example whose recipes keep the same rules."""
 ENTRYPOINT = ["agl"]
 """Of the image."""
 

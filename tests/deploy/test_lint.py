@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.recipes import COMPOSE, DOCKERFILE, ROOT, SBATCH
+from tests.deploy.recipes import CLUSTER, COMPOSE, DOCKERFILE, ROOT, SBATCH
 
 RECIPE = ROOT / "contrib/recipes/webshop"
 IMAGES = {DOCKERFILE: ROOT, RECIPE / "Dockerfile": RECIPE}
 """Each Dockerfile, and the folder that it is built in."""
-SCRIPTS = (SBATCH, ROOT / "scripts/install_test_programs.sh", RECIPE / "scripts/run_stack.sh", RECIPE / "agl/setup.sh")
+JOBS = (SBATCH, CLUSTER / "job.sbatch")
+SCRIPTS = (*JOBS, ROOT / "scripts/install_test_programs.sh", RECIPE / "scripts/run_stack.sh", RECIPE / "agl/setup.sh")
 
 each_image = pytest.mark.parametrize("image", IMAGES, ids=lambda path: path.parent.name)
 each_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
@@ -105,10 +106,11 @@ def test_a_script_is_bash_that_parses_and_stops_at_an_error(script: Path) -> Non
     assert "set -euo pipefail" in script.read_text()
 
 
-def test_settings_of_the_job_stand_before_its_first_command() -> None:
+@pytest.mark.parametrize("job", JOBS, ids=lambda path: path.name)
+def test_settings_of_the_job_stand_before_its_first_command(job: Path) -> None:
     """Slurm reads no further than that."""
-    body = SBATCH.read_text().split("\nset -euo", 1)
-    assert body[0].count("#SBATCH") == len(re.findall("^#SBATCH --", SBATCH.read_text(), re.MULTILINE)) >= 5
+    body = job.read_text().split("\nset -euo", 1)
+    assert body[0].count("#SBATCH --") == len(re.findall("^#SBATCH --", job.read_text(), re.MULTILINE)) >= 5
 
 
 @each_script

@@ -14,6 +14,7 @@ from agentlightning.cli.main import app
 from agentlightning.env_var import LightningEnvVar
 from agentlightning.utils.version import VERSION
 from tests.deploy.recipes import (
+    CLUSTER,
     COMPOSE,
     DEPLOY,
     MANIFESTS,
@@ -144,14 +145,23 @@ def test_labels_of_a_workload_are_those_that_its_selector_and_its_service_look_f
             assert wanted.items() <= labels[document["metadata"]["name"]].items()
 
 
-@pytest.mark.parametrize("workload", workloads(), ids=lambda each: each["metadata"]["name"])
-def test_a_pod_has_no_more_rights_than_it_needs_and_a_bound_on_what_it_uses(workload: dict[str, Any]) -> None:
+IMAGE = f"agentlightning:{VERSION}"
+OF_CLUSTER = [CLUSTER / "kubernetes.yaml"]
+WORKLOADS = [(each, IMAGE) for each in workloads()] + [(each, f"{IMAGE}-demo") for each in workloads(OF_CLUSTER)]
+SERVICES = [(each, IMAGE) for each in compose()["services"].values()]
+SERVICES += [(each, f"{IMAGE}-demo") for each in compose(CLUSTER / "compose.yaml")["services"].values()]
+
+
+@pytest.mark.parametrize(("workload", "image"), WORKLOADS)
+def test_a_pod_has_no_more_rights_than_it_needs_and_a_bound_on_what_it_uses(
+    workload: dict[str, Any], image: str
+) -> None:
     pod = workload["spec"]["template"]["spec"]
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["securityContext"]["runAsUser"] == 10001
     assert pod["automountServiceAccountToken"] is False
     for container in pod["containers"]:
-        assert container["image"] == f"agentlightning:{VERSION}"
+        assert container["image"] == image
         assert container["securityContext"] == {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
@@ -161,25 +171,23 @@ def test_a_pod_has_no_more_rights_than_it_needs_and_a_bound_on_what_it_uses(work
             assert set(container["resources"][bound]) == {"cpu", "memory"}
 
 
-@pytest.mark.parametrize("service", list(compose()["services"]))
-def test_a_container_has_no_more_rights_than_it_needs(service: str) -> None:
-    settings = compose()["services"][service]
-    assert settings["read_only"] is True
-    assert settings["cap_drop"] == ["ALL"]
-    assert settings["image"] == f"agentlightning:{VERSION}"
+@pytest.mark.parametrize(("service", "image"), SERVICES)
+def test_a_container_has_no_more_rights_than_it_needs(service: dict[str, Any], image: str) -> None:
+    assert (service["read_only"], service["cap_drop"], service["image"]) == (True, ["ALL"], image)
 
 
 def test_no_recipe_holds_a_secret() -> None:
-    for workload in workloads():
+    for workload, _ in WORKLOADS:
         for container in workload["spec"]["template"]["spec"]["containers"]:
             secret = [entry for entry in container["env"] if re.search("TOKEN|KEY", entry["name"])]
             assert secret
             assert all("secretKeyRef" in entry["valueFrom"] for entry in secret)
-    for settings in compose()["services"].values():
+    for settings, _ in SERVICES:
         secret = {name: value for name, value in settings["environment"].items() if re.search("TOKEN|KEY", name)}
         assert all(value.startswith("${") for value in secret.values())
-    assert not [document for document in documents() if document["kind"] == "Secret"]
-    assert not re.search(r"--token[= ]|--api-key[= ]\"?\$", SBATCH.read_text()), "a command line is read by everybody"
+    assert not [document for document in documents([*MANIFESTS, *OF_CLUSTER]) if document["kind"] == "Secret"]
+    for job in (SBATCH, CLUSTER / "job.sbatch"):
+        assert not re.search(r"--token[= ]|--api-key[= ]\"?\$", job.read_text()), "a command line is read by everybody"
 
 
 def test_the_key_of_the_model_server_is_the_gateways_alone() -> None:

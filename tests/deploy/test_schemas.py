@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.deploy.recipes import documents
+from tests.deploy.recipes import CLUSTER, MANIFESTS, documents
 
 needs_schemas = pytest.mark.skipif(
     importlib.util.find_spec("kubernetes_validate") is None,
@@ -18,7 +18,11 @@ OLDEST, NEWEST = "1.29.0", "1.34.0"
 
 @needs_schemas
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
-@pytest.mark.parametrize("document", list(documents()), ids=lambda each: f"{each['kind']}-{each['metadata']['name']}")
+@pytest.mark.parametrize(
+    "document",
+    list(documents([*MANIFESTS, CLUSTER / "kubernetes.yaml"])),
+    ids=lambda each: f"{each['kind']}-{each['metadata']['name']}",
+)
 def test_a_manifest_is_what_kubernetes_expects(document: dict[str, Any], version: str) -> None:
     import kubernetes_validate
 

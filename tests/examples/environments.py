@@ -15,14 +15,10 @@ of these files or `pyproject.toml` changes. For Node see `tests/frameworks/envir
 
 from __future__ import annotations
 
-import argparse
-import os
-import subprocess
 import sys
-import time
 from collections.abc import Sequence
 
-from tests.frameworks.environments import QUIET, ROOT, Group, commit, in_turn, lock, prepare
+from tests.frameworks.environments import ROOT, Group, run_chosen, run_tests
 
 
 def examples(*, locked: bool = True) -> dict[str, Group]:
@@ -33,58 +29,14 @@ def examples(*, locked: bool = True) -> dict[str, Group]:
     return dict(sorted(named.items()))
 
 
-def run(group: Group, arguments: Sequence[str]) -> bool:
+def run(name: str, group: Group, arguments: Sequence[str]) -> bool:
     """Run the tests of an example in its environment; say whether all passed."""
-    told = {**QUIET, "AGL_TEST_EXAMPLE": group.name, "AGL_TEST_NODE_MODULES": str(group.environment / "node_modules")}
-    command = [
-        str(prepare(group)),
-        "-m",
-        "pytest",
-        "-p",
-        "tests.unsteady",
-        f"tests/examples/test_{group.name}.py",
-        *arguments,
-    ]
-    return subprocess.run(command, cwd=ROOT, env={**os.environ, **told}, check=False).returncode == 0
+    return run_tests(group, [f"tests/examples/test_{name}.py", *arguments], AGL_TEST_EXAMPLE=name)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run what the arguments name and print what passed, with seconds."""
-    own, pytest_arguments = list(arguments), []
-    if "--" in own:
-        own, pytest_arguments = own[: own.index("--")], own[own.index("--") + 1 :]
-    known = examples()
-    parser = argparse.ArgumentParser(prog="python -m tests.examples.environments")
-    parser.add_argument("names", nargs="*", metavar="example", help=f"default: all of {', '.join(known)}")
-    parser.add_argument("--in-turn", type=int, metavar="N", help="run N of them, chosen by the hash of the commit")
-    parser.add_argument("--lock", metavar="EXAMPLE", help="find the versions of an example anew")
-    given = parser.parse_args(own)
-    if given.lock:
-        if not (group := examples(locked=False).get(given.lock)):
-            parser.error(f"no example or recipe {given.lock} has a requirements.txt")
-        lock(group)
-        return 0
-    if unknown := [name for name in given.names if name not in known]:
-        parser.error(f"no environment of {', '.join(unknown)}; there are those of {', '.join(known) or 'no example'}")
-    chosen: Sequence[str] = given.names or list(known)
-    if given.in_turn:
-        chosen = in_turn(list(known), given.in_turn, commit())
-        left = ", ".join(name for name in known if name not in chosen)
-        print(f"This commit runs {', '.join(chosen)}. Not run this time: {left}; make test-examples runs all.")
-    lines: list[str] = []
-    failed = 0
-    for name in chosen:
-        print(f"--- {name}", flush=True)
-        if known[name].missing:
-            failed += name in given.names
-            lines.append(f"{name:<22}NOT RUN, not installed: {known[name].missing}")
-            continue
-        began = time.monotonic()
-        passed = run(known[name], pytest_arguments)
-        failed += not passed
-        lines.append(f"{name:<22}{'passed' if passed else 'FAILED'}  {time.monotonic() - began:4.0f} s")
-    print("\n".join(lines))
-    return 1 if failed else 0
+    """Run examples, or do what else the arguments say."""
+    return run_chosen(arguments, "example", examples(), examples(locked=False), run)
 
 
 if __name__ == "__main__":

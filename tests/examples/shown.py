@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+import agentlightning as agl
+from tests.frameworks.engine import Engine, Json
+from tests.stubs.processes import clean_environment
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -41,11 +45,10 @@ def run(command: str, folder: Path = ROOT, *, timeout: float = 110, **environmen
     """Run a command that begins with `python`, without settings of this machine; return its standard output."""
     program, *arguments = shlex.split(command)
     assert program == "python", command
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("AGL_", "OPENAI_"))}
     done = subprocess.run(
         [sys.executable, *arguments],
         cwd=folder,
-        env={**clean, **environment},
+        env={**clean_environment(), **environment},
         capture_output=True,
         text=True,
         timeout=timeout,
@@ -53,6 +56,34 @@ def run(command: str, folder: Path = ROOT, *, timeout: float = 110, **environmen
     )
     assert done.returncode == 0, done.stderr[-5000:]
     return done.stdout
+
+
+def curve(printed: str) -> dict[int, int]:
+    """Return updates and the percentage of what was achieved after them, out of the table of a program."""
+    table = re.split("updates  (?:solved|answered|found|met in full)", printed, maxsplit=1)[1]
+    return {int(updates): int(share) for updates, share in re.findall(r"^ +(\d+) +(\d+)%", table, re.MULTILINE)}
+
+
+def check_untaught(printed: str) -> None:
+    """A model that earns nothing learns nothing: no update was taken."""
+    assert curve(printed) == {0: 0}
+    assert "equal_rewards 128" in printed
+
+
+def check_learnt(command: str, timeout: float, *, at_most: int, gain: int = 0, at_least: int = 0) -> None:
+    """Run a training whose share is at most so large at first, and at the end so large or larger by so much."""
+    shares = curve(run(command, timeout=timeout))
+    assert shares[0] <= at_most
+    assert shares[max(shares)] >= max(shares[0] + gain, at_least)
+
+
+def play(agent: Callable[[agl.LLM], float], model: Callable[[Json], str | Json]) -> tuple[float, list[Json]]:
+    """Run an agent on a scripted model and return its reward and what the model was asked."""
+    with Engine(model) as engine:
+        sampling = {"temperature": 0.5, "max_tokens": 24}
+        reward = agent(agl.LLM(endpoint=engine.base_url, model="policy", sampling_parameters=sampling))
+        assert engine.trouble == []
+        return reward, [exchange.request for exchange in engine.calls]
 
 
 def same(printed: str, expected: str, *, tolerance: float = 0.0) -> bool:

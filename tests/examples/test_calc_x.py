@@ -11,9 +11,8 @@ import pytest
 
 import agentlightning as agl
 from tests.algorithm.parts import save_untrained_model
-from tests.examples.shown import EXAMPLES, run
-from tests.examples.test_first_agent import curve
-from tests.frameworks.engine import Engine, Json, call, last, said
+from tests.examples.shown import EXAMPLES, check_learnt, check_untaught, play, run
+from tests.frameworks.engine import Json, call, last, said
 
 pytest.importorskip("autogen_ext.tools.mcp", reason="AutoGen is not installed: make test-example NAMES=calc_x")
 pytest.importorskip("mcp_server_calculator", reason="its server is not installed: make test-example NAMES=calc_x")
@@ -23,8 +22,7 @@ TASK: Any = {"question": "What is 6 times 7?", "answer": 42}
 
 
 @pytest.fixture
-def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[float, list[Json]]]:
-    """Runs the agent on a scripted model; gives its reward and what the model was asked."""
+def solves(monkeypatch: pytest.MonkeyPatch) -> Callable[[agl.LLM], float]:
     monkeypatch.syspath_prepend(EXAMPLES / "calc_x")
     from agent import calculator, solves  # type: ignore[import-not-found]
 
@@ -35,13 +33,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[float, list[Jso
         finally:
             await calculator().stop()
 
-    def run_on(model: Callable[[Json], str | Json]) -> tuple[float, list[Json]]:
-        with Engine(model) as engine:
-            reward = asyncio.run(one(agl.LLM(endpoint=engine.base_url, model="policy")))
-            assert engine.trouble == []
-            return reward, [exchange.request for exchange in engine.calls]
-
-    return run_on
+    return lambda llm: asyncio.run(one(llm))
 
 
 def asks(expression: str) -> Callable[[Json], str | Json]:
@@ -54,21 +46,21 @@ def asks(expression: str) -> Callable[[Json], str | Json]:
     return model
 
 
-def test_the_answer_of_the_server_is_what_the_model_is_told(play: Any) -> None:
-    reward, requests = play(asks("6 * 7"))
+def test_the_answer_of_the_server_is_what_the_model_is_told(solves: Any) -> None:
+    reward, requests = play(solves, asks("6 * 7"))
     assert reward == 1.0
     assert [message["role"] for message in requests[1]["messages"]] == ["user", "assistant", "tool"]
     assert said(last(requests[1])) == "42"
 
 
-def test_an_expression_that_the_server_refuses_is_told_to_the_model_and_earns_nothing(play: Any) -> None:
-    reward, requests = play(asks("six times seven"))
+def test_an_expression_that_the_server_refuses_is_told_to_the_model_and_earns_nothing(solves: Any) -> None:
+    reward, requests = play(solves, asks("six times seven"))
     assert reward == 0.0
     assert "invalid syntax" in said(last(requests[1]))
 
 
-def test_a_right_result_that_the_model_does_not_say_earns_nothing(play: Any) -> None:
-    reward, requests = play(lambda _: call("calculator", expression="6 * 7"))
+def test_a_right_result_that_the_model_does_not_say_earns_nothing(solves: Any) -> None:
+    reward, requests = play(solves, lambda _: call("calculator", expression="6 * 7"))
     assert reward == 0.0
     assert len(requests) == 2
 
@@ -78,13 +70,10 @@ def test_a_right_result_that_the_model_does_not_say_earns_nothing(play: Any) -> 
 def test_it_runs_whole_and_a_model_that_earns_nothing_learns_nothing(tmp_path: Path) -> None:
     model = save_untrained_model(tmp_path / "model")
     printed = run(f"{PROGRAM} --model {model} --steps 1 --held-out 8 --out {tmp_path / 'run'}", timeout=250)
-    assert curve(printed) == {0: 0}
-    assert "equal_rewards 128" in printed
+    check_untaught(printed)
 
 
 @pytest.mark.heavy
 @pytest.mark.timeout(900)
 def test_training_makes_the_model_use_the_server() -> None:
-    found = curve(run(PROGRAM, timeout=800))
-    assert found[0] <= 35
-    assert found[6] >= 70
+    check_learnt(PROGRAM, 800, at_most=35, at_least=70)

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import os
 import re
-import shutil
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from tests.examples.clusters import CLUSTER, INSTALLED, PROGRAM, Process, Topology, attempts_of, curve, kill, steps_of
 
-from agentlightning.utils.version import VERSION
+import agentlightning as agl
+from agentlightning.store.base import LightningStore
 from tests.algorithm.parts import save_untrained_model
-from tests.deploy.recipes import DEPLOY, VALUES, Part, compose, compose_parts, documents, kubernetes_parts, workloads
+from tests.deploy.recipes import CLUSTER, DEPLOY, VALUES, Part, compose_parts, kubernetes_parts
 from tests.deploy.test_recipes import check_command
-from tests.examples.shown import run
-from tests.stubs.ports import free_port
+from tests.deploy.topologies import Topology, in_file, submit
+from tests.examples.shown import curve, run
+from tests.stubs.processes import LIMIT_SECONDS, Process, Terminal
 
+PROGRAM = CLUSTER / "train.py"
 COMPOSE, MANIFEST, SBATCH = CLUSTER / "compose.yaml", CLUSTER / "kubernetes.yaml", CLUSTER / "job.sbatch"
 REUSED = [DEPLOY / "kubernetes/settings.yaml", DEPLOY / "kubernetes/store.yaml"]
 
@@ -32,10 +34,6 @@ needs_ray = pytest.mark.skipif(
 )
 in_own_environment = pytest.mark.skipif(
     os.environ.get("AGL_TEST_EXAMPLE") != "cluster", reason="takes minutes: make test-example NAMES=cluster"
-)
-needs_schemas = pytest.mark.skipif(
-    importlib.util.find_spec("kubernetes_validate") is None,
-    reason="The schemas are not installed: make test-example NAMES=cluster",
 )
 
 
@@ -62,17 +60,51 @@ def first_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def topology(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[list[Part]], Topology]]:
-    made: list[Topology] = []
+def topology(terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[list[Part]], Topology]:
     monkeypatch.setenv("AGL_TOKEN", VALUES["AGL_TOKEN"])
+    return lambda parts: Topology(parts, terminal, tmp_path, PROGRAM)
 
-    def make(parts: list[Part]) -> Topology:
-        made.append(Topology(parts, tmp_path))
-        return made[-1]
 
-    yield make
-    for each in made:
-        each.close()
+def kill_at_work(parts: Topology, runner: Process) -> str:
+    """Kill a runner while it has a rollout; return the id of that rollout."""
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while time.monotonic() < deadline:
+        for each in runner.family():
+            each.send_signal(signal.SIGSTOP)  # what it has in hand now, it has when it is killed
+        if rollout := asyncio.run(_in_hand(parts.store_port, {each.pid for each in runner.family()})):
+            runner.kill()
+            return rollout
+        for each in runner.family():
+            each.send_signal(signal.SIGCONT)
+        threading.Event().wait(0.1)
+    raise AssertionError(f"it had no rollout in all the time:\n{runner.said[-4000:]}")
+
+
+async def _in_hand(port: str, pids: set[int]) -> str | None:
+    client = agl.LightningStoreClient(f"http://127.0.0.1:{port}")
+    try:
+        workers = await client.query_workers()
+        mine = [one for one in workers if pids & {int(part) for part in re.findall(r"\d+", one.worker_id)}]
+        return next((one.current_rollout_id for one in mine if one.current_rollout_id), None)
+    finally:
+        await client.close()
+
+
+def steps_of(said: str) -> list[int]:
+    """Return the numbers of the steps that an algorithm says it has taken, in their order."""
+    return [int(step) for step in re.findall(r"^step +(\d+)/", said, re.MULTILINE)]
+
+
+def check_learnt(said: str) -> None:
+    assert steps_of(said) == [1, 2, 3, 4, 5, 6, 7, 8]
+    shares = curve(said)
+    assert shares[8] >= shares[0] + 30
+
+
+def check_goes_on(said: str) -> None:
+    taken = steps_of(said)
+    assert taken[-1] == 8
+    assert taken[0] > 1, "the steps before the checkpoint are not taken again"
 
 
 # --- what the files say ----------------------------------------------------------------------------------------------
@@ -98,48 +130,6 @@ def test_every_command_and_option_exists(recipe: Any, monkeypatch: pytest.Monkey
     assert runs == {"first"}, "only a run with a name goes on after its algorithm has been lost"
 
 
-def test_nothing_has_more_rights_than_it_needs_and_no_secret_is_in_a_file() -> None:
-    pods = [workload["spec"]["template"]["spec"] for workload in workloads([MANIFEST])]
-    assert len(pods) == 2
-    for pod in pods:
-        assert (pod["securityContext"]["runAsUser"], pod["automountServiceAccountToken"]) == (10001, False)
-        [container] = pod["containers"]
-        assert container["image"] == f"agentlightning:{VERSION}-demo"
-        assert container["securityContext"]["readOnlyRootFilesystem"] is True
-        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-        [token] = [entry for entry in container["env"] if entry["name"] == "AGL_TOKEN"]
-        assert "secretKeyRef" in token["valueFrom"]
-    for service in compose(COMPOSE)["services"].values():
-        assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"])
-        assert service["image"] == f"agentlightning:{VERSION}-demo"
-        assert service["environment"]["AGL_TOKEN"].startswith("${AGL_TOKEN")
-    assert not re.search(r"--token", SBATCH.read_text()), "a command line is read by everybody"
-
-
-@needs_schemas
-@pytest.mark.parametrize("version", ["1.29.0", "1.34.0"])
-@pytest.mark.parametrize("document", list(documents([MANIFEST])), ids=lambda each: each["metadata"]["name"])
-def test_a_manifest_is_what_kubernetes_expects(document: dict[str, Any], version: str) -> None:
-    import kubernetes_validate
-
-    kubernetes_validate.validate(document, version, strict=True)
-
-
-def test_settings_of_the_job_stand_before_its_first_command_and_it_is_bash_that_parses() -> None:
-    text = SBATCH.read_text()
-    subprocess.run(["bash", "-n", str(SBATCH)], check=True)
-    head, _, _ = text.partition("\nset -euo pipefail")
-    assert head.count("#SBATCH --") == text.count("#SBATCH --") >= 5, "Slurm reads no further than that"
-
-
-@pytest.mark.skipif(
-    shutil.which("shellcheck") is None, reason="shellcheck is not installed: apt-get install shellcheck"
-)
-def test_shellcheck_finds_nothing_in_the_job_script() -> None:
-    done = subprocess.run(["shellcheck", str(SBATCH)], capture_output=True, text=True, check=False)
-    assert done.stdout == ""
-
-
 # --- containers ------------------------------------------------------------------------------------------------------
 
 
@@ -156,13 +146,12 @@ def test_the_parts_find_each_other_and_a_model_that_earns_nothing_learns_nothing
     model = save_untrained_model(tmp_path / "model")
     runner, store = parts.start("runner"), parts.start("store")
     algorithm = parts.start("algorithm", "--model", str(model), "--steps", "1", "--held-out", "4")
-    assert algorithm.ended() == 0, algorithm.said
-    assert curve(algorithm.said) == {0: 0}
-    assert "equal_rewards 128" in algorithm.said
+    said = algorithm.succeeded()
+    assert curve(said) == {0: 0}
+    assert "equal_rewards 128" in said
     assert (tmp_path / "run/run/model").is_dir()
-    assert runner.ended() == 0, runner.said
-    store.popen.terminate()
-    assert store.ended() == 0, store.said
+    runner.succeeded()
+    assert store.interrupted(signal.SIGTERM) == 0, store.said
 
 
 @pytest.mark.heavy
@@ -175,14 +164,15 @@ def test_training_goes_on_when_a_runner_is_killed_and_another_one_joins(
     first, second = parts.start("runner"), parts.start("runner")
     algorithm = parts.start("algorithm", "--model", str(first_model))
     algorithm.until(r"step +1/8")
-    lost = parts.kill_at_work(first)
+    lost = kill_at_work(parts, first)
     third = parts.start("runner")
-    assert algorithm.ended() == 0, algorithm.said
-    assert steps_of(algorithm.said) == [1, 2, 3, 4, 5, 6, 7, 8]
-    found = curve(algorithm.said)
-    assert found[8] >= found[0] + 30, "and it has learnt"
+    check_learnt(algorithm.succeeded())
     assert [runner.ended() for runner in (second, third)] == [0, 0], "the end of the run is told to those that are left"
-    statuses = attempts_of(tmp_path / "store.db", lost)
+
+    async def attempts(store: LightningStore) -> list[str]:
+        return [attempt.status for attempt in await store.query_attempts(lost)]
+
+    statuses = in_file(tmp_path / "store.db", attempts)
     assert len(statuses) == 2, "what the killed one had in hand was run again"
     assert statuses[-1] == "succeeded"
 
@@ -199,68 +189,24 @@ def test_a_killed_algorithm_goes_on_from_its_checkpoint_with_the_same_runners(
     algorithm = parts.start("algorithm", "--model", str(first_model))
     algorithm.until(r"step +4/8")
     algorithm.kill()
-    again = parts.start("algorithm", "--model", str(first_model))
-    assert again.ended() == 0, again.said
-    taken = steps_of(again.said)
-    assert taken[-1] == 8
-    assert taken[0] > 1, "the steps before the checkpoint are not taken again"
-    assert runner.ended() == 0, runner.said
+    check_goes_on(parts.start("algorithm", "--model", str(first_model)).succeeded())
+    runner.succeeded()
 
 
 # --- Slurm -----------------------------------------------------------------------------------------------------------
-
-SRUN = """#!/usr/bin/env bash
-# Two nodes, both of them this machine; as the real one it hands signals on and waits for all tasks.
-while [[ $1 == -* ]]; do shift; done
-"$@" & one=$!
-"$@" & two=$!
-echo "nodes $one $two"
-trap 'kill -TERM $one $two 2>/dev/null' TERM
-wait $one; wait $two; wait
-"""
-
-
-@pytest.fixture
-def submit(tmp_path: Path) -> Iterator[Callable[..., Process]]:
-    """Starts the job script as Slurm would, with stand-ins for its commands."""
-    commands = tmp_path / "bin"
-    commands.mkdir()
-    scripts = {"srun": SRUN, "scontrol": "#!/bin/sh\necho 127.0.0.1\n"}
-    scripts |= {name: f'#!/bin/sh\nexec {path} "$@"\n' for name, path in INSTALLED.items()}
-    for name, text in scripts.items():
-        (commands / name).write_text(text)
-        (commands / name).chmod(0o755)
-    started: list[Process] = []
-
-    def start(job: int, *arguments: str, **given: str) -> Process:
-        slurm = {"SLURM_JOB_ID": str(job), "SLURM_JOB_NODELIST": "nodes", "SLURM_SUBMIT_DIR": str(tmp_path)}
-        ports = {"STORE_PORT": str(free_port()), "GATEWAY_PORT": str(free_port())}
-        places = {"PATH": f"{commands}:{os.environ['PATH']}", "TMPDIR": str(tmp_path)}
-        command = ["bash", str(SBATCH), str(PROGRAM), *arguments]
-        started.append(Process(command, tmp_path, {**slurm, **ports, **places, **given}, f"job-{job}"))
-        return started[-1]
-
-    yield start
-    for process in started:
-        process.kill()
 
 
 @in_own_environment
 @pytest.mark.heavy
 @pytest.mark.timeout(600)
-def test_a_job_trains_while_one_of_its_nodes_is_lost(
-    submit: Callable[..., Process], tmp_path: Path, first_model: Path
-) -> None:
-    job = submit(7, "--model", str(first_model))
+def test_a_job_trains_while_one_of_its_nodes_is_lost(terminal: Terminal, tmp_path: Path, first_model: Path) -> None:
+    job = submit(terminal, tmp_path, SBATCH, str(PROGRAM), "--model", str(first_model), nodes=2)
     job.until(r"step +2/8")
     [node] = re.findall(r"nodes (\d+) \d+", job.said)
     lost = psutil.Process(int(node))
     for each in [lost, *lost.children(recursive=True)]:
-        kill(each)
-    assert job.ended() == 0, job.said
-    assert steps_of(job.said) == [1, 2, 3, 4, 5, 6, 7, 8]
-    found = curve(job.said)
-    assert found[8] >= found[0] + 30
+        each.kill()
+    check_learnt(job.succeeded())
     folder = tmp_path / "runs/slurm-7"
     assert (folder / "store.db").is_file()
     assert (folder / "run/model").is_dir()
@@ -271,19 +217,18 @@ def test_a_job_trains_while_one_of_its_nodes_is_lost(
 @pytest.mark.heavy
 @pytest.mark.timeout(600)
 def test_a_job_that_is_interrupted_before_its_time_is_up_goes_on_as_another_job(
-    submit: Callable[..., Process], first_model: Path
+    terminal: Terminal, tmp_path: Path, first_model: Path
 ) -> None:
-    job = submit(8, "--model", str(first_model))
+    def submitted(number: int, **given: str) -> Process:
+        model = ("--model", str(first_model))
+        return submit(terminal, tmp_path, SBATCH, str(PROGRAM), *model, job=number, nodes=2, **given)
+
+    job = submitted(8)
     job.until(r"step +3/8")
     os.kill(job.popen.pid, signal.SIGTERM)
     assert job.ended() == 128 + signal.SIGINT, job.said
-    before = steps_of(job.said)
-    again = submit(9, "--model", str(first_model), RUN="slurm-8")
-    assert again.ended() == 0, again.said
-    taken = steps_of(again.said)
-    assert taken[-1] == 8
-    assert taken[0] > 1, "the steps before the checkpoint are not taken again"
-    assert before[-1] >= 3
+    assert steps_of(job.said)[-1] >= 3
+    check_goes_on(submitted(9, RUN="slurm-8").succeeded())
 
 
 # --- Ray -------------------------------------------------------------------------------------------------------------
@@ -303,17 +248,11 @@ def test_runners_are_actors_of_a_ray_cluster(tmp_path: Path) -> None:
 @in_own_environment
 @pytest.mark.heavy
 @pytest.mark.timeout(600)
-def test_training_goes_on_when_an_actor_is_killed(tmp_path: Path, first_model: Path) -> None:
-    command = [sys.executable, str(PROGRAM), "--ray", "local", "--model", str(first_model), "--out", "out"]
-    driver = Process(command, tmp_path, {"RAY_AUTH_MODE": "disabled"}, "driver")
-    try:
-        driver.until(r"step +2/8")
-        actors = [one for one in driver.family() if "".join(one.cmdline()[:1]).startswith("ray::RunnerActor")]
-        assert len(actors) == 2, [one.cmdline() for one in driver.family()]
-        kill(actors[0])
-        assert driver.ended() == 0, driver.said
-    finally:
-        driver.kill()
-    assert steps_of(driver.said) == [1, 2, 3, 4, 5, 6, 7, 8]
-    found = curve(driver.said)
-    assert found[8] >= found[0] + 30
+def test_training_goes_on_when_an_actor_is_killed(terminal: Terminal, first_model: Path) -> None:
+    options = ("--ray", "local", "--model", str(first_model), "--out", "out")
+    driver = terminal(["python", PROGRAM, *options], RAY_AUTH_MODE="disabled")
+    driver.until(r"step +2/8")
+    actors = [one for one in driver.family() if "".join(one.cmdline()[:1]).startswith("ray::RunnerActor")]
+    assert len(actors) == 2, [one.cmdline() for one in driver.family()]
+    actors[0].kill()
+    check_learnt(driver.succeeded())

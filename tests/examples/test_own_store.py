@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import shutil
+import subprocess
+import tempfile
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,14 +19,29 @@ import agentlightning as agl
 from agentlightning.store import LightningStoreClient, LightningStoreServer
 from agentlightning.store.wrappers import complete
 from agentlightning.types import Span
-from tests.examples.redis_server import redis_server
 from tests.examples.shown import EXAMPLES, run, same, shown
 
 
 @pytest.fixture(scope="module")
 def redis_url() -> Iterator[str]:
-    with redis_server() as url:
-        yield url
+    """The address of a real Redis server, on a unix socket in a temporary folder."""
+    pytest.importorskip("redis", reason="the package redis is not installed (examples/own_store/requirements.txt)")
+    program = shutil.which("redis-server")
+    if program is None:
+        pytest.skip("no Redis server is installed (apt-get install redis-server)")
+    with tempfile.TemporaryDirectory(prefix="agl-redis-") as folder:
+        socket = Path(folder) / "redis.sock"
+        settings = ["--port", "0", "--unixsocket", str(socket), "--save", "", "--dir", folder]
+        with subprocess.Popen([program, *settings], stdout=subprocess.DEVNULL) as server:
+            try:
+                for _ in range(500):
+                    if socket.exists():
+                        break
+                    assert server.poll() is None, "redis-server ended"
+                    time.sleep(0.02)
+                yield f"unix://{socket}"
+            finally:
+                server.terminate()
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,8 +13,8 @@ import pytest
 
 import agentlightning as agl
 from tests.algorithm.parts import save_untrained_model
-from tests.examples.shown import EXAMPLES, run
-from tests.frameworks.engine import Engine, Json, call, last
+from tests.examples.shown import EXAMPLES, check_learnt, check_untaught, play, run
+from tests.frameworks.engine import Json, call, last
 
 pytest.importorskip("agents", reason="openai-agents is not installed: make test-example NAMES=rag")
 pytest.importorskip("countryinfo", reason="countryinfo is not installed: make test-example NAMES=rag")
@@ -39,12 +38,8 @@ def index(facts: Any, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def play(facts: Any, index: Path) -> Callable[..., tuple[float, list[Json]]]:
-    """Runs the agent on a scripted model; gives its reward and what the model was asked."""
+def answers(facts: Any, index: Path) -> Callable[[agl.LLM], float]:
     import agent  # type: ignore[import-not-found]
-
-    answers: Any = agent.answers
-    manager: Any = agent.manager
 
     task: Any = {
         "question": "What is the currency of the country whose capital is Paris?",
@@ -57,19 +52,13 @@ def play(facts: Any, index: Path) -> Callable[..., tuple[float, list[Json]]]:
     }
 
     async def one(llm: agl.LLM) -> float:
-        manager.cache_clear()  # a server belongs to the event loop that it began in
+        agent.manager.cache_clear()  # a server belongs to the event loop that it began in
         try:
-            return await answers(task, llm=llm)
+            return await agent.answers(task, llm=llm)
         finally:
-            await manager(str(index)).cleanup_all()
+            await agent.manager(str(index)).cleanup_all()
 
-    def run_on(model: Callable[[Json], str | Json]) -> tuple[float, list[Json]]:
-        with Engine(model) as engine:
-            reward = asyncio.run(one(agl.LLM(endpoint=engine.base_url, model="policy")))
-            assert engine.trouble == []
-            return reward, [exchange.request for exchange in engine.calls]
-
-    return run_on
+    return lambda llm: asyncio.run(one(llm))
 
 
 def searching(*queries: str, answer: str) -> Callable[[Json], str | Json]:
@@ -85,12 +74,6 @@ def searching(*queries: str, answer: str) -> Callable[[Json], str | Json]:
 def told(request: Json) -> str:
     """Return what the last message says; the SDK sends a tool's result as a list of parts."""
     return "".join(part["text"] for part in last(request)["content"])
-
-
-def curve(printed: str) -> dict[int, int]:
-    """Return updates and the percentage of answered questions after them."""
-    table = printed.partition("updates  answered")[2]
-    return {int(updates): int(share) for updates, share in re.findall(r"^ +(\d+) +(\d+)%", table, re.MULTILINE)}
 
 
 def test_no_country_is_in_two_parts_and_no_sentence_has_both_facts(facts: Any, index: Path) -> None:
@@ -113,20 +96,20 @@ def test_a_query_is_words_and_no_syntax(facts: Any, index: Path, query: str) -> 
     assert facts.search(index, 'capital: "Paris" *') == "The capital of France is Paris."
 
 
-def test_two_searches_over_mcp_answer_a_question(play: Any) -> None:
-    reward, requests = play(searching("capital Paris", "currency France", answer="EUR"))
+def test_two_searches_over_mcp_answer_a_question(answers: Any) -> None:
+    reward, requests = play(answers, searching("capital Paris", "currency France", answer="EUR"))
     assert reward == 1.0
     assert [tool["function"]["name"] for tool in requests[0]["tools"]] == ["search"]
     assert told(requests[1]) == "The capital of France is Paris."
     assert told(requests[2]) == "The currency of France is EUR."
 
 
-def test_an_answer_is_right_as_a_whole_or_not_at_all(play: Any) -> None:
-    assert play(searching(answer="EUR or FRF"))[0] == 0.0
+def test_an_answer_is_right_as_a_whole_or_not_at_all(answers: Any) -> None:
+    assert play(answers, searching(answer="EUR or FRF"))[0] == 0.0
 
 
-def test_a_model_that_searches_on_and_on_earns_nothing(play: Any) -> None:
-    reward, requests = play(searching(*["Paris"] * 9, answer="EUR"))
+def test_a_model_that_searches_on_and_on_earns_nothing(answers: Any) -> None:
+    reward, requests = play(answers, searching(*["Paris"] * 9, answer="EUR"))
     assert (reward, len(requests)) == (0.0, 4)
 
 
@@ -135,8 +118,8 @@ def guessing(_: Json) -> Json:
     return call("guess", query="Paris")
 
 
-def test_a_tool_that_there_is_not_earns_nothing(play: Any) -> None:
-    assert play(guessing)[0] == 0.0
+def test_a_tool_that_there_is_not_earns_nothing(answers: Any) -> None:
+    assert play(answers, guessing)[0] == 0.0
 
 
 def test_the_server_says_what_it_wants() -> None:
@@ -152,13 +135,10 @@ def test_the_server_says_what_it_wants() -> None:
 def test_it_runs_whole_and_a_model_that_earns_nothing_learns_nothing(tmp_path: Path) -> None:
     model = save_untrained_model(tmp_path / "model")
     printed = run(f"{PROGRAM} --model {model} --steps 1 --held-out 8 --out {tmp_path / 'run'}", timeout=250)
-    assert curve(printed) == {0: 0}, "no update was taken"
-    assert "equal_rewards 128" in printed
+    check_untaught(printed)
 
 
 @pytest.mark.heavy
 @pytest.mark.timeout(900)
 def test_training_makes_the_model_search_twice() -> None:
-    found = curve(run(PROGRAM, timeout=800))
-    assert found[0] <= 40
-    assert found[max(found)] >= found[0] + 30
+    check_learnt(PROGRAM, 800, at_most=40, gain=30)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.examples.shown import EXAMPLES, run
+from tests.examples.shown import EXAMPLES, check_learnt, curve, run
 
 pytest.importorskip("langgraph", reason="langgraph is not installed: make test-example NAMES=sql_agent")
 pytest.importorskip("airportsdata", reason="airportsdata is not installed: make test-example NAMES=sql_agent")
@@ -29,12 +29,6 @@ def database(airports: Any, tmp_path: Path) -> Path:
     file = tmp_path / "airports.db"
     airports.make_database(file)
     return file
-
-
-def curve(printed: str) -> dict[int, int]:
-    """Return updates and the percentage of answered questions after them."""
-    table = printed.partition("updates  answered")[2]
-    return {int(updates): int(share) for updates, share in re.findall(r"^ +(\d+) +(\d+)%", table, re.MULTILINE)}
 
 
 def test_no_question_is_in_two_parts_and_each_has_an_answer(airports: Any, database: Path) -> None:
@@ -85,6 +79,4 @@ def test_calls_of_the_checker_are_not_trained() -> None:
 @pytest.mark.heavy
 @pytest.mark.timeout(1200)
 def test_the_writer_learns() -> None:
-    found = curve(run(PROGRAM, timeout=1100))
-    assert found[0] <= 40
-    assert found[max(found)] >= found[0] + 20
+    check_learnt(PROGRAM, 1100, at_most=40, gain=20)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import agentlightning as agl
-from tests.examples.shown import EXAMPLES, run
-from tests.frameworks.engine import Engine, Json, call, last, said
+from tests.examples.shown import EXAMPLES, check_learnt, curve, play, run
+from tests.frameworks.engine import Json, call, last, said
 
 PROGRAM = "python examples/tinker/q20_train.py"
 
@@ -24,19 +23,19 @@ def things(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.fixture
-def play(things: Any) -> Callable[..., tuple[float, list[Json]]]:
-    """Runs the player once on a scripted model; gives its reward and what the model was asked."""
+def plays(things: Any) -> Callable[[Json], Callable[[agl.LLM], float]]:
+    """Makes an agent of a task: the player, run by a Trainer."""
     from player import plays  # type: ignore[import-not-found]
 
-    def run_on(model: Callable[[Json], str | Json], task: Json) -> tuple[float, list[Json]]:
-        with Engine(model) as engine:
-            llm = agl.LLM(endpoint=engine.base_url, model="policy", sampling_parameters={"temperature": 0.5})
+    def agent_of(task: Json) -> Callable[[agl.LLM], float]:
+        def agent(llm: agl.LLM) -> float:
             trainer = agl.Trainer(algorithm="baseline", strategy="shm", initial_resources={"main_llm": llm})
             trainer.fit(plays, train_dataset=[task])
-            assert engine.trouble == []
-            return trainer.result.mean_reward, [exchange.request for exchange in engine.calls]
+            return trainer.result.mean_reward
 
-    return run_on
+        return agent
+
+    return agent_of
 
 
 def says(*replies: str | Json) -> Callable[[Json], str | Json]:
@@ -85,26 +84,26 @@ def test_a_search_finds_things_that_have_what_is_wanted_and_not_what_is_refused(
     assert things.search("alive fly metal") == things.search("") == things.search("unicorn") == things.NOTHING
 
 
-def test_each_turn_before_the_right_guess_costs_and_the_model_sees_the_answers(play: Any, things: Any) -> None:
+def test_each_turn_before_the_right_guess_costs_and_the_model_sees_the_answers(plays: Any, things: Any) -> None:
     task = {"thing": "dog", "search": False}
-    reward, requests = play(says("is it alive?", "is it big?", "it is a dog"), task)
+    reward, requests = play(plays(task), says("is it alive?", "is it big?", "it is a dog"))
     assert reward == pytest.approx(0.95)
     assert [said(last(request)) for request in requests] == [things.RULES, "alive: yes", "big: no"]
     assert not any("tools" in request for request in requests)
     assert {request["temperature"] for request in requests} == {0.5}
-    assert play(says("it is a dog"), task)[0] == 1.0
-    assert play(says("it is a cat"), task)[0] == 0.0
+    assert play(plays(task), says("it is a dog"))[0] == 1.0
+    assert play(plays(task), says("it is a cat"))[0] == 0.0
 
 
-def test_a_player_that_only_asks_has_twenty_turns_and_no_reward(play: Any, things: Any) -> None:
-    reward, requests = play(says("is it alive?", "hello there"), {"thing": "dog", "search": False})
+def test_a_player_that_only_asks_has_twenty_turns_and_no_reward(plays: Any, things: Any) -> None:
+    reward, requests = play(plays({"thing": "dog", "search": False}), says("is it alive?", "hello there"))
     assert (reward, len(requests)) == (0.0, things.MOST_TURNS)
     assert said(last(requests[-1])) == things.NOT_UNDERSTOOD
 
 
-def test_with_search_the_player_has_a_tool_whose_use_is_a_turn(play: Any) -> None:
+def test_with_search_the_player_has_a_tool_whose_use_is_a_turn(plays: Any) -> None:
     model = says(call("search", query="alive not animal big"), call("look", where="up"), "it is an oak")
-    reward, requests = play(model, {"thing": "oak", "search": True})
+    reward, requests = play(plays({"thing": "oak", "search": True}), model)
     assert reward == pytest.approx(0.95)
     assert [tool["function"]["name"] for tool in requests[0]["tools"]] == ["search"]
     assert [said(last(request)) for request in requests[1:]] == ["oak", "nothing"]
@@ -122,12 +121,6 @@ def test_the_options_are_those_of_the_document(things: Any) -> None:
         arguments().parse_args(["verl", "--model", "qwen2"])
 
 
-def curve(printed: str) -> dict[int, int]:
-    """Return updates and the percentage of games that were won after them."""
-    table = printed.partition("updates  found")[2]
-    return {int(updates): int(found) for updates, found in re.findall(r"^ +(\d+) +(\d+)%", table, re.MULTILINE)}
-
-
 @pytest.mark.heavy
 @pytest.mark.timeout(300)
 def test_it_runs_whole_with_the_tool_and_a_model_that_knows_nothing_finds_next_to_nothing() -> None:
@@ -139,6 +132,4 @@ def test_it_runs_whole_with_the_tool_and_a_model_that_knows_nothing_finds_next_t
 @pytest.mark.heavy
 @pytest.mark.timeout(1200)
 def test_the_player_learns_to_ask_before_it_guesses() -> None:
-    found = curve(run(f"{PROGRAM} grpo --port 0", timeout=1100))
-    assert found[0] <= 25
-    assert found[max(found)] >= found[0] + 15
+    check_learnt(f"{PROGRAM} grpo --port 0", 1100, at_most=25, gain=15)

@@ -19,9 +19,10 @@ import psutil
 import pytest
 
 import agentlightning as agl
-from tests.examples.shown import RECIPES, run
-from tests.frameworks.engine import Engine, Json, call, calls, last, said
+from tests.examples.shown import RECIPES, check_learnt, check_untaught, curve, play, run
+from tests.frameworks.engine import Json, call, calls, last, said
 from tests.stubs.ports import free_port
+from tests.stubs.processes import Process
 
 FOLDER = RECIPES / "webshop"
 MODULES = Path(os.environ.get("AGL_TEST_NODE_MODULES", FOLDER / "node_modules"))
@@ -53,23 +54,24 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def play(built: Path, shop: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[float, list[Json]]]:
-    """Runs the agent once on a scripted model; gives its reward and what the model was asked."""
+def customer_of(
+    built: Path, shop: Any, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Json], Callable[[agl.LLM], float]]:
+    """Makes an agent of a task: the customer, run by a Trainer."""
     monkeypatch.syspath_prepend(built / "agl")
     from run_rollouts import customer, worth  # type: ignore[import-not-found]
 
-    def run_on(model: Callable[[Json], str | Json], task: Json) -> tuple[float, list[Json]]:
-        with Engine(model) as engine, shop.serve() as url:
-            sampling = {"temperature": 0.5, "max_tokens": 24}
-            llm = agl.LLM(endpoint=engine.base_url, model="policy", sampling_parameters=sampling)
-            trainer = agl.Trainer(
-                algorithm="baseline", strategy="shm", initial_resources={"main_llm": llm}, reward_fn=worth
-            )
-            trainer.fit(customer(url), train_dataset=[task])
-            assert engine.trouble == []
-            return trainer.result.mean_reward, [exchange.request for exchange in engine.calls]
+    def agent_of(task: Json) -> Callable[[agl.LLM], float]:
+        def agent(llm: agl.LLM) -> float:
+            settings = {"algorithm": "baseline", "strategy": "shm", "reward_fn": worth}
+            trainer = agl.Trainer(**settings, initial_resources={"main_llm": llm})
+            with shop.serve() as url:
+                trainer.fit(customer(url), train_dataset=[task])
+            return trainer.result.mean_reward
 
-    return run_on
+        return agent
+
+    return agent_of
 
 
 def buys(task: Json, size: str, **limit: int) -> Callable[[Json], Json]:
@@ -108,16 +110,18 @@ def test_a_purchase_is_worth_the_share_of_the_wish_that_it_meets(shop: Any, chan
 
 
 @needs_node
-def test_what_the_agent_buys_is_scored_and_the_model_sees_what_the_shop_says(play: Any, shop: Any) -> None:
+def test_what_the_agent_buys_is_scored_and_the_model_sees_what_the_shop_says(customer_of: Any, shop: Any) -> None:
     task = shop.tasks("train")[0]
-    reward, requests = play(buys(task, task["size"], at_most=task["budget"]), task)
+    reward, requests = play(customer_of(task), buys(task, task["size"], at_most=task["budget"]))
     assert reward == 1.0
     assert [(one["temperature"], one["max_tokens"]) for one in requests] == [(0.5, 24)] * 3, "it samples as it is told"
     assert {tool["function"]["name"] for tool in requests[0]["tools"]} == {"search", "look", "buy"}
     found, seen = (said(last(request)) for request in requests[1:])
     assert shop.page(shop.catalogue()[found.split()[0]]) == seen
-    assert play(buys(task, "another size", at_most=task["budget"]), task)[0] == 0.0, "the shop does not sell it"
-    assert play(buys(task, task["size"]), task)[0] == 0.8, "without a limit the dear one is the first"
+    assert play(customer_of(task), buys(task, "another size", at_most=task["budget"]))[0] == 0.0, (
+        "the shop does not sell it"
+    )
+    assert play(customer_of(task), buys(task, task["size"]))[0] == 0.8, "without a limit the dear one is the first"
 
 
 @needs_node
@@ -131,8 +135,8 @@ def test_what_the_agent_buys_is_scored_and_the_model_sees_what_the_shop_says(pla
         call("search", query="", at_most="many"),
     ],
 )
-def test_a_model_that_makes_mistakes_buys_nothing_and_earns_nothing(play: Any, shop: Any, mistake: Any) -> None:
-    reward, requests = play(lambda _: mistake, shop.tasks("train")[0])
+def test_a_model_that_makes_mistakes_buys_nothing_and_earns_nothing(customer_of: Any, shop: Any, mistake: Any) -> None:
+    reward, requests = play(customer_of(shop.tasks("train")[0]), lambda _: mistake)
     assert reward == 0.0
     assert 1 <= len(requests) <= 5
 
@@ -145,28 +149,19 @@ def test_a_program_that_was_not_built_is_named_with_what_to_do(built: Path, tmp_
         run(f"python {tmp_path / 'agl/train.py'}")
 
 
-def curve(printed: str) -> dict[int, int]:
-    """Return updates and the percentage of wishes that were met in full after them."""
-    table = printed.partition("updates  met in full")[2]
-    return {int(updates): int(full) for updates, full in re.findall(r"^ +(\d+) +(\d+)%", table, re.MULTILINE)}
-
-
 @needs_node
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_it_runs_whole_and_a_model_that_earns_nothing_learns_nothing(built: Path) -> None:
     printed = run(f"python {built / 'agl/train.py'} --imitation-steps 1 --steps 1 --held-out 4", timeout=250)
-    assert curve(printed) == {0: 0}
-    assert "equal_rewards 128" in printed
+    check_untaught(printed)
 
 
 @needs_node
 @pytest.mark.heavy
 @pytest.mark.timeout(1200)
 def test_the_agent_learns_to_heed_the_whole_wish(built: Path) -> None:
-    found = curve(run(f"python {built / 'agl/train.py'}", timeout=1100))
-    assert found[0] <= 30
-    assert found[max(found)] >= found[0] + 40
+    check_learnt(f"python {built / 'agl/train.py'}", 1100, at_most=30, gain=40)
 
 
 # --- the stack -------------------------------------------------------------------------------------------------------
@@ -174,43 +169,20 @@ def test_the_agent_learns_to_heed_the_whole_wish(built: Path) -> None:
 SMALL = ("--imitation-steps", "1", "--steps", "1", "--held-out", "4")
 
 
-class Stack:
+class Stack(Process):
     """`scripts/run_stack.sh` in a session of its own, as a terminal starts it."""
 
     def __init__(self, recipe: Path, folder: Path, *options: str, **settings: str) -> None:
         self.folder = folder / "stack"
         self.ports = {name: str(free_port()) for name in ("AGL_SERVER_PORT", "GATEWAY_PORT", "SHOP_PORT")}
-        clean = {name: value for name, value in os.environ.items() if not name.startswith(("AGL_", "OPENAI_"))}
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
         own = {"PATH": path, "PYTHONPATH": str(RECIPES.parents[1]), "STACK_FOLDER": str(self.folder)}
-        self.process = subprocess.Popen(
-            [recipe / "scripts/run_stack.sh", *options],
-            env={**clean, **own, **self.ports, **settings},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+        super().__init__([recipe / "scripts/run_stack.sh", *options], folder, {**own, **self.ports, **settings})
         self.shop = f"http://127.0.0.1:{self.ports['SHOP_PORT']}"
-
-    def until(self, word: str) -> str:
-        """Return what it says, up to the line with this word."""
-        assert self.process.stdout is not None
-        lines: list[str] = []
-        for line in self.process.stdout:
-            lines.append(line)
-            if word in line:
-                return "".join(lines)
-        raise AssertionError("".join(lines))
-
-    def ended(self) -> tuple[int, str]:
-        """Return its exit code and the rest of what it says."""
-        rest = self.process.communicate()[0]
-        return self.process.returncode, rest
 
     def part(self, command: str) -> psutil.Process:
         """Return the process of one part, by a word of its command."""
-        below = psutil.Process(self.process.pid).children(recursive=True)
+        below = psutil.Process(self.popen.pid).children(recursive=True)
         own = [one for one in below if one.cmdline()[1:] and command in " ".join(one.cmdline()[1:3])]
         return next(one for one in own if (parent := one.parent()) and parent.name() in ("bash", "run_stack.sh"))
 
@@ -237,9 +209,8 @@ def stack(built: Path, tmp_path: Path) -> Iterator[Callable[..., Stack]]:
 
     yield start
     for one in started:
-        if one.process.poll() is None:
-            one.process.terminate()
-            one.ended()
+        if one.code is None:
+            one.interrupted(signal.SIGTERM)
 
 
 @needs_node
@@ -247,8 +218,7 @@ def stack(built: Path, tmp_path: Path) -> Iterator[Callable[..., Stack]]:
 @pytest.mark.timeout(600)
 def test_the_stack_runs_every_part_as_a_process_and_ends_with_the_training(stack: Callable[..., Stack]) -> None:
     one = stack(*SMALL)
-    code, printed = one.ended()
-    assert code == 0, printed
+    printed = one.succeeded()
     for port in one.ports.values():
         assert f"http://127.0.0.1:{port}" in printed
     assert curve(printed) == {0: 0}
@@ -262,7 +232,7 @@ def test_the_stack_runs_every_part_as_a_process_and_ends_with_the_training(stack
 
 
 def ctrl_c(stack: Stack) -> None:
-    os.killpg(stack.process.pid, signal.SIGINT)
+    os.killpg(stack.popen.pid, signal.SIGINT)
 
 
 def kill(command: str) -> Callable[[Stack], None]:
@@ -289,9 +259,8 @@ def test_the_end_of_one_part_is_reported_and_leaves_no_process(
     one = stack(*SMALL)
     one.until("held-out after 0 updates")
     end(one)
-    ended, printed = one.ended()
-    assert ended == code, printed
-    assert re.search(said, printed)
+    assert one.ended() == code, one.said
+    assert re.search(said, one.said)
     assert one.left() == []
 
 
@@ -300,12 +269,11 @@ def test_the_end_of_one_part_is_reported_and_leaves_no_process(
 @pytest.mark.timeout(1800)
 def test_the_stack_beyond_loopback_needs_a_token_and_trains(stack: Callable[..., Stack]) -> None:
     one = stack("--steps", "3", "--held-out", "48", AGL_SERVER_HOST="0.0.0.0")
-    printed = one.until("logs ")
+    one.until("logs ")
     token = (one.folder / "token").read_text().strip()
+    printed = one.succeeded()
     assert token not in printed
-    code, rest = one.ended()
-    assert code == 0, printed + rest
-    means = [float(mean) for mean in re.findall(r"^ +\d+ +\d+%.* (\d\.\d+)$", rest, re.MULTILINE)]
+    means = [float(mean) for mean in re.findall(r"^ +\d+ +\d+%.* (\d\.\d+)$", printed, re.MULTILINE)]
     assert len(means) == 4, "before training, and after each step"
     assert means[-1] > means[0] + 0.1
 
@@ -313,10 +281,9 @@ def test_the_stack_beyond_loopback_needs_a_token_and_trains(stack: Callable[...,
 def refused(recipe: Path, folder: Path, **settings: str) -> str:
     """Return what the script says as it refuses to start."""
     one = Stack(recipe, folder, **settings)
-    code, printed = one.ended()
-    assert code == 2, printed
+    assert one.ended() == 2, one.said
     assert not one.folder.exists()
-    return printed
+    return one.said
 
 
 def test_the_stack_names_what_is_missing_before_it_starts_anything(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -210,29 +210,21 @@ def _anywhere(versions: str) -> str:
 # --- running ---------------------------------------------------------------------------------------------------------
 
 
-def run(framework: str, group: Group, arguments: Sequence[str]) -> bool:
-    """Run the tests of one framework and the program of its guide, in its environment; say whether all passed."""
-    name = framework.replace("-", "_")
-    guide = f"tests/frameworks/test_guides.py::test_the_program_of_a_guide_is_captured[{framework}]"
-    command = [
-        str(prepare(group)),
-        "-m",
-        "pytest",
-        "-p",
-        "tests.unsteady",
-        str(group.folder / f"test_{name}.py"),
-        guide,
-        *arguments,
-    ]
+def run_tests(group: Group, tests: Sequence[str], **told: str) -> bool:
+    """Run tests in the environment of a group; say whether all passed."""
     modules = group.environment / "node_modules"
     folders = (modules / ".bin", group.environment / "bin", *group.environment.glob("commands-*/bin"))
-    told = {
-        **QUIET,
-        "AGL_TEST_FRAMEWORK": framework,
-        "AGL_TEST_NODE_MODULES": str(modules),
-        "PATH": os.pathsep.join([*map(str, folders), os.environ["PATH"]]),
-    }
-    return subprocess.run(command, cwd=ROOT, env={**os.environ, **told}, check=False).returncode == 0
+    path = os.pathsep.join([*map(str, folders), os.environ["PATH"]])
+    environment = {**os.environ, **QUIET, "AGL_TEST_NODE_MODULES": str(modules), "PATH": path, **told}
+    command = [str(prepare(group)), "-m", "pytest", "-p", "tests.unsteady", *tests]
+    return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode == 0
+
+
+def run(framework: str, group: Group, arguments: Sequence[str]) -> bool:
+    """Run the tests of one framework and the program of its guide, in its environment; say whether all passed."""
+    file = group.folder / f"test_{framework.replace('-', '_')}.py"
+    guide = f"tests/frameworks/test_guides.py::test_the_program_of_a_guide_is_captured[{framework}]"
+    return run_tests(group, [str(file), guide, *arguments], AGL_TEST_FRAMEWORK=framework)
 
 
 def commit() -> str:
@@ -243,32 +235,37 @@ def commit() -> str:
     return told.stdout.strip()
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run what the arguments name and print what passed, with seconds."""
+def run_chosen(
+    arguments: Sequence[str],
+    what: str,
+    known: Mapping[str, Group],
+    lockable: Mapping[str, Group],
+    run: Callable[[str, Group, Sequence[str]], bool],
+) -> int:
+    """Run those of `known` that the arguments name, or write the versions of a group anew; print what passed."""
     own, pytest_arguments = list(arguments), []
     if "--" in own:
         own, pytest_arguments = own[: own.index("--")], own[own.index("--") + 1 :]
-    known = homes()
-    parser = argparse.ArgumentParser(prog="python -m tests.frameworks.environments")
-    parser.add_argument("names", nargs="*", metavar="framework", help=f"default: all of {', '.join(known)}")
+    parser = argparse.ArgumentParser(prog=f"python -m tests.{what}s.environments")
+    parser.add_argument("names", nargs="*", metavar=what, help=f"default: all of {', '.join(known)}")
     parser.add_argument("--in-turn", type=int, metavar="N", help="run N of them, chosen by the hash of the commit")
-    parser.add_argument("--lock", metavar="GROUP", help="find the versions of a group of frameworks anew")
+    parser.add_argument("--lock", choices=lockable, help="find the versions of an environment anew")
     parser.add_argument("--make", type=Path, metavar="FOLDER", help="make an environment of what follows `--`")
     given = parser.parse_args(own)
     if given.make:
         make(given.make, *pytest_arguments)
         return 0
     if given.lock:
-        lock({group.name: group for group in groups()}[given.lock])
+        lock(lockable[given.lock])
         return 0
     if unknown := [name for name in given.names if name not in known]:
-        parser.error(f"no framework {', '.join(unknown)}; there are {', '.join(known)}")
+        parser.error(f"no {what} {', '.join(unknown)}; there are {', '.join(known)}")
     chosen = given.names or list(known)
     if given.in_turn:
         at = commit()
         chosen = in_turn(list(known), given.in_turn, at)
         left = ", ".join(name for name in known if name not in chosen)
-        print(f"Commit {at[:12]} runs {', '.join(chosen)}. Not run this time: {left}; make test-frameworks runs all.")
+        print(f"Commit {at[:12]} runs {', '.join(chosen)}. Not run this time: {left}; make test-{what}s runs all.")
     lines: list[str] = []
     failed = 0
     for name in chosen:
@@ -289,6 +286,11 @@ def main(arguments: Sequence[str]) -> int:
         lines.append(f"{name:<22}{word}  {ended - made:4.0f} s, environment {made - began:4.0f} s")
     print("\n".join(lines))
     return 1 if failed else 0
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run frameworks, or do what else the arguments say."""
+    return run_chosen(arguments, "framework", homes(), {group.name: group for group in groups()}, run)
 
 
 if __name__ == "__main__":

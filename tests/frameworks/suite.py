@@ -179,12 +179,12 @@ class Promise:
         if not self.streams:
             assert result.output == wanted
             return
-        told = result.output if isinstance(result.output, dict) else {"words": result.output}
-        assert "".join(told["words"]) == told.get("text", wanted) == wanted
-        assert len([word for word in told["words"] if word]) == len(wanted.split())
+        stream = result.output if isinstance(result.output, dict) else {"words": result.output}
+        assert "".join(stream["words"]) == stream.get("text", wanted) == wanted
+        assert len([word for word in stream["words"] if word]) == len(wanted.split())
         assert result.exchanges[-1].request["stream"] is True
         used = [exchange.reply["usage"]["total_tokens"] for exchange in result.exchanges if exchange.reply]
-        assert told.get("used") in (None, used[-1] if self.streams == "last" else sum(used))
+        assert stream.get("used") in (None, used[-1] if self.streams == "last" else sum(used))
 
     def _check_names(self, result: TaskResult, names: Sequence[str]) -> None:
         agents = result.agents()

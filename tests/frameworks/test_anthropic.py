@@ -7,19 +7,10 @@ from typing import Any
 from opentelemetry import trace
 
 import agentlightning as agl
+from tests.frameworks import suite
 from tests.frameworks.engine import Json, thinking
 from tests.frameworks.harness import TaskResult
-from tests.frameworks.suite import (
-    PARAMETERS,
-    PARSED,
-    SEVERAL_TOOLS,
-    TOOL_LOOP,
-    WORDS,
-    Product,
-    address,
-    keeps,
-    needs,
-)
+from tests.frameworks.suite import PARAMETERS, Product, address, keeps, needs
 from tests.frameworks.suite import multiply as product_of
 
 anthropic = needs("anthropic")
@@ -52,10 +43,10 @@ def messages(task: str, llm: agl.LLM) -> str:
         history.append({"role": "user", "content": results_of(message)})
 
 
-test_a_tool_loop = keeps(TOOL_LOOP, SEVERAL_TOOLS, direct=False)(messages)
+test_a_tool_loop = keeps(suite.TOOL_LOOP, suite.SEVERAL_TOOLS, direct=False)(messages)
 
 
-@keeps(TOOL_LOOP, model=thinking, rows=[3], direct=False)
+@keeps(suite.TOOL_LOOP, model=thinking, rows=[3], direct=False)
 async def test_a_loop_of_a_model_that_thinks(task: str, llm: agl.LLM) -> str:
     history: list[Any] = [{"role": "user", "content": task}]
     async with anthropic.AsyncAnthropic(**address(llm)) as client:
@@ -81,13 +72,13 @@ def two_recordings_of_one_call(result: TaskResult) -> None:
     assert [above[-1] for above in result.above_calls()] == ["solve"] * 2
 
 
-@keeps(TOOL_LOOP, direct=False, also=two_recordings_of_one_call)
+@keeps(suite.TOOL_LOOP, direct=False, also=two_recordings_of_one_call)
 def test_the_librarys_own_spans_and_the_gateways_records(task: str, llm: agl.LLM) -> str:
     with trace.get_tracer("a program of its own").start_as_current_span("solve"):
         return messages(task, llm)
 
 
-@keeps(WORDS, direct=False)
+@keeps(suite.WORDS, direct=False)
 async def test_streams_of_messages(task: str, llm: agl.LLM) -> Json:
     history: list[Any] = [{"role": "user", "content": task}]
     options: Json = {"model": llm.model, "max_tokens": 200, "tools": [TOOL]}
@@ -103,7 +94,7 @@ async def test_streams_of_messages(task: str, llm: agl.LLM) -> Json:
     return {"words": words, "used": sum(one.input_tokens + one.output_tokens for one in usages)}
 
 
-@keeps(TOOL_LOOP, direct=False, options={"refused": 1})  # it asks for a server that remembers, once
+@keeps(suite.TOOL_LOOP, direct=False, options={"refused": 1})  # it asks for a server that remembers, once
 def test_the_tool_runner(task: str, llm: agl.LLM) -> str:
     @anthropic.beta_tool
     def multiply(a: int, b: int) -> str:
@@ -116,7 +107,7 @@ def test_the_tool_runner(task: str, llm: agl.LLM) -> str:
     return text_of(runner.until_done().content)
 
 
-@keeps(PARSED, direct=False)
+@keeps(suite.PARSED, direct=False)
 def test_structured_output(task: str, llm: agl.LLM) -> Product:
     history: list[Any] = [{"role": "user", "content": task}]
     client = anthropic.Anthropic(**address(llm))

@@ -8,31 +8,40 @@ from pathlib import Path
 
 import pytest
 
+from tests.examples.environments import examples
 from tests.frameworks.environments import Group, groups, homes, in_turn, index_settings, main
 
 ROOT = Path(__file__).parents[2]
 
-each_group = pytest.mark.parametrize("group", groups(), ids=lambda group: group.name)
+
+def lines_of(group: Group, file: str) -> list[str]:
+    return [line for line in (group.folder / file).read_text().splitlines() if not line.startswith("#")]
 
 
-@each_group
-def test_what_a_group_asks_for_is_pinned_and_holds_no_torch(group: Group) -> None:
-    def names(file: str) -> set[str]:
-        lines = (group.folder / file).read_text().splitlines()
-        found = [re.match(r"[\w.-]+", line) for line in lines]
-        return {name[0].lower().replace("_", "-").replace(".", "-") for name in found if name}
-
-    pinned = names("constraints.txt")
-    assert names("requirements.txt") - pinned == set()
-    assert [name for name in pinned if name == "torch" or name.startswith("nvidia-")] == []
-    unpinned = [line for line in (group.folder / "constraints.txt").read_text().splitlines() if "==" not in line]
-    assert [line for line in unpinned if not line.startswith("#")] == []
+def names_in(lines: list[str]) -> set[str]:
+    found = [re.match(r"[\w.-]+", line) for line in lines]
+    return {name[0].lower().replace("_", "-").replace(".", "-") for name in found if name}
 
 
-@each_group
-def test_a_group_has_frameworks_and_for_node_a_lock_file(group: Group) -> None:
+@pytest.mark.parametrize("group", [*groups(), *examples().values()], ids=lambda group: group.name)
+def test_what_is_asked_for_is_pinned_to_one_version_that_any_machine_is_offered(group: Group) -> None:
+    pinned = lines_of(group, "constraints.txt")
+    assert [line for line in pinned if not re.fullmatch(r"[\w.-]+==[\w.]+( ;.*)?", line)] == []
+    assert names_in(lines_of(group, "requirements.txt")) - names_in(pinned) == set()
+
+
+@pytest.mark.parametrize("group", groups(), ids=lambda group: group.name)
+def test_a_group_has_frameworks_and_no_torch_and_for_node_a_lock_file(group: Group) -> None:
     assert group.frameworks
+    pinned = names_in(lines_of(group, "constraints.txt"))
+    assert [name for name in pinned if name == "torch" or name.startswith("nvidia-")] == []
     assert (group.folder / "package.json").exists() == (group.folder / "package-lock.json").exists()
+
+
+def test_an_example_with_constraints_has_an_environment() -> None:
+    found = [*ROOT.glob("examples/*/constraints.txt"), *ROOT.glob("contrib/recipes/*/agl/constraints.txt")]
+    assert {group.folder for group in examples().values()} == {path.parent for path in found}
+    assert "own_store" not in examples(), "it needs nothing that the main environment lacks"
 
 
 def test_every_framework_has_a_guide() -> None:

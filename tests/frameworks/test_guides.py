@@ -12,35 +12,7 @@ from tests.frameworks.engine import call
 from tests.frameworks.harness import COMMANDS, GUIDES, agent_of_guide, blocks, run_agent
 
 MODULES = Path(os.environ.get("AGL_TEST_NODE_MODULES", "not set"))
-PACKAGES = {
-    "openai": "openai",
-    "anthropic": "anthropic",
-    "langchain": "langchain.agents",
-    "langgraph": "langgraph.graph",
-    "openai-agents": "agents",
-    "autogen": "autogen_agentchat.agents",
-    "bash": "agentlightning",
-    "crewai": "crewai",
-    "dspy": "dspy",
-    "instructor": "instructor",
-    "llama-index": "llama_index",
-    "haystack": "haystack",
-    "pydantic-ai": "pydantic_ai",
-    "smolagents": "smolagents",
-    "litellm": "litellm",
-    "agent-framework": "agent_framework_openai",
-    "semantic-kernel": "semantic_kernel",
-    "claude-agent-sdk": "claude_agent_sdk",
-    "node": "agentlightning",
-    "agents-js": "agentlightning",
-    "vercel": "agentlightning",
-    **dict.fromkeys(COMMANDS, "agentlightning"),
-    "agno": "agno",
-    "deepagents": "deepagents",
-    "strands": "strands",
-    "google-adk": "google.adk",
-    "openinference": "openinference.instrumentation.openai",
-}
+NAMES = sorted(path.stem for path in GUIDES.glob("*.md") if path.stem != "index")
 
 ANSWERS = {
     "dspy": "[[ ## answer ## ]]\nIt is 42.\n\n[[ ## completed ## ]]",
@@ -51,10 +23,8 @@ ANSWERS = {
 """What the model says where a framework expects a form."""
 
 
-@pytest.mark.parametrize("guide", PACKAGES)
+@pytest.mark.parametrize("guide", NAMES)
 def test_the_program_of_a_guide_is_captured(guide: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = PACKAGES[guide]
-    pytest.importorskip(package, reason=f"{package} is not installed: make test-frameworks")
     if guide == "bash" and None in map(shutil.which, ("bash", "curl", "jq")):
         pytest.skip("bash, curl and jq are not all here")
     in_node = blocks(guide, "javascript")
@@ -66,14 +36,17 @@ def test_the_program_of_a_guide_is_captured(guide: str, tmp_path: Path, monkeypa
     scripts = [("agent.sh", text) for text in blocks(guide, "bash")] + [("agent.mjs", text) for text in in_node]
     for name, script in scripts or [("none", "")]:
         (tmp_path / name).write_text(script)
-        agent, exact = agent_of_guide(guide), guide not in COMMANDS
-        for result in run_agent(agent, lambda _: ANSWERS.get(guide, "It is 42."), direct=False, exact=exact):
+        try:
+            agent = agent_of_guide(guide)
+        except ModuleNotFoundError as missing:
+            pytest.skip(f"{missing.name} is not installed: make test-frameworks")
+        answer, exact = ANSWERS.get(guide, "It is 42."), guide not in COMMANDS
+        for result in run_agent(agent, lambda _, answer=answer: answer, direct=False, exact=exact):
             assert result.output == 1.0
             assert set(result.record.exclusions.values()) <= {"helper"}
             assert len(result.exchanges) == 1 + len(result.record.exclusions)
 
 
-def test_every_guide_is_run_and_listed() -> None:
-    assert {path.stem for path in GUIDES.glob("*.md")} == {*PACKAGES, "index"}
+def test_every_guide_is_listed() -> None:
     index = (GUIDES / "index.md").read_text()
-    assert [guide for guide in PACKAGES if f"]({guide}.md)" not in index] == []
+    assert [guide for guide in NAMES if f"]({guide}.md)" not in index] == []

@@ -5,20 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import agentlightning as agl
+from tests.frameworks import suite
 from tests.frameworks.engine import Json
-from tests.frameworks.suite import (
-    ONE_CALL,
-    PARSED,
-    TOOL_LOOP,
-    WORDS,
-    Product,
-    Promise,
-    address,
-    in_form,
-    keeps,
-    multiply,
-    needs,
-)
+from tests.frameworks.suite import Product, Promise, address, in_form, keeps, multiply, needs
 
 needs("langchain_openai", "langchain-openai")
 agents = needs("langchain.agents", "langchain")
@@ -38,13 +27,13 @@ def model_of(llm: agl.LLM, **settings: Any) -> ChatOpenAI:
     return ChatOpenAI(model=llm.model, **address(llm), **settings)
 
 
-@keeps(ONE_CALL)
+@keeps(suite.ONE_CALL)
 def test_a_chain(task: str, llm: agl.LLM) -> str:
     prompt = ChatPromptTemplate.from_messages([("system", "Guess."), ("human", "{question}")])
     return (prompt | model_of(llm, temperature=0.2) | StrOutputParser()).invoke({"question": task})
 
 
-@keeps(TOOL_LOOP, on={"chat": {}, "responses": {"use_responses_api": True}})
+@keeps(suite.TOOL_LOOP, on={"chat": {}, "responses": {"use_responses_api": True}})
 def test_bound_tools(task: str, llm: agl.LLM, settings: Json) -> str:
     model = model_of(llm, **settings).bind_tools([multiplier])
     messages: list[Any] = [HumanMessage(task)]
@@ -56,7 +45,7 @@ def test_bound_tools(task: str, llm: agl.LLM, settings: Json) -> str:
         messages += [multiplier.invoke(call) for call in message.tool_calls]
 
 
-@keeps(WORDS)
+@keeps(suite.WORDS)
 async def test_streams(task: str, llm: agl.LLM) -> Json:
     model = model_of(llm, stream_usage=True).bind_tools([multiplier])
     messages: list[Any] = [HumanMessage(task)]
@@ -70,7 +59,7 @@ async def test_streams(task: str, llm: agl.LLM) -> Json:
     return {"words": [chunk.text for chunk in chunks], "used": sum(used)}
 
 
-@keeps(PARSED, on={"json_schema": "json_schema", "function_calling": "function_calling"})
+@keeps(suite.PARSED, on={"json_schema": "json_schema", "function_calling": "function_calling"})
 def test_structured_output(task: str, llm: agl.LLM, method: str) -> Any:
     return model_of(llm).with_structured_output(Product, method=method).invoke(task)
 
@@ -81,14 +70,14 @@ def test_a_batch(task: str, llm: agl.LLM) -> list[str]:
     return [answer.text for answer in answers]
 
 
-@keeps(TOOL_LOOP)
+@keeps(suite.TOOL_LOOP)
 async def test_its_agent(task: str, llm: agl.LLM) -> str:
     graph = agents.create_agent(model_of(llm), tools=[multiplier], system_prompt="Use the tool.")
     state = await graph.ainvoke({"messages": [HumanMessage(task)]})
     return state["messages"][-1].text
 
 
-@keeps(PARSED, model=in_form, rows=[2])
+@keeps(suite.PARSED, model=in_form, rows=[2])
 def test_its_agent_answers_in_a_form_after_using_a_tool(task: str, llm: agl.LLM) -> Any:
     graph = agents.create_agent(model_of(llm), tools=[multiplier], response_format=Product)
     return graph.invoke({"messages": [HumanMessage(task)]})["structured_response"]

@@ -9,13 +9,12 @@ import pytest
 from typing_extensions import TypedDict
 
 import agentlightning as agl
+from tests.frameworks import suite
 from tests.frameworks.engine import Json, both_ways
 from tests.frameworks.suite import (
     PRODUCTS,
     SAID,
     SAID_TWICE,
-    SIDE_BY_SIDE,
-    WORDS,
     Product,
     Promise,
     address,
@@ -81,7 +80,7 @@ async def test_a_graph_with_tools_and_structured_output(task: str, llm: agl.LLM)
     return state["messages"][-1].text, state["product"]
 
 
-@keeps(WORDS, model=in_form, rows=[2, 1])
+@keeps(suite.WORDS, model=in_form, rows=[2, 1])
 async def test_a_graph_that_streams_its_tokens(task: str, llm: agl.LLM) -> list[str]:
     words: list[str] = []
     nodes: list[str] = []
@@ -108,7 +107,7 @@ class Opinions(TypedDict):
     opinions: Annotated[list[str], operator.add]
 
 
-@keeps(SIDE_BY_SIDE)
+@keeps(suite.SIDE_BY_SIDE)
 def test_branches_side_by_side(task: str, llm: agl.LLM) -> list[str]:
     graph = StateGraph(Opinions)
 

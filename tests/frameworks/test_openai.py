@@ -7,16 +7,13 @@ import json
 from typing import Any
 
 import agentlightning as agl
+from tests.frameworks import suite
 from tests.frameworks.engine import Engine, Json, calculator, thinking
 from tests.frameworks.harness import TASKS, TaskResult
 from tests.frameworks.suite import (
-    IN_STYLES,
     PARAMETERS,
-    PARSED,
     SAID,
     STYLES,
-    TOOL_LOOP,
-    WORDS,
     Product,
     Promise,
     address,
@@ -53,7 +50,7 @@ def chat(task: str, llm: agl.LLM) -> str | None:
             messages.append({"role": "tool", "tool_call_id": call.id, "content": product_of(call.function.arguments)})
 
 
-test_a_tool_loop_over_chat_completions = keeps(TOOL_LOOP)(chat)
+test_a_tool_loop_over_chat_completions = keeps(suite.TOOL_LOOP)(chat)
 
 
 def arrives_piece_by_piece(result: TaskResult) -> None:
@@ -97,7 +94,7 @@ async def test_streams_of_chat_completions(task: str, llm: agl.LLM) -> list[Any]
     return pieces
 
 
-@keeps(PARSED, on={"chat": True, "responses": False})
+@keeps(suite.PARSED, on={"chat": True, "responses": False})
 def test_structured_output(task: str, llm: agl.LLM, over_chat: bool) -> Product | None:
     client = openai.OpenAI(**address(llm))
     if not over_chat:
@@ -107,7 +104,7 @@ def test_structured_output(task: str, llm: agl.LLM, over_chat: bool) -> Product 
     return completion.choices[0].message.parsed
 
 
-@keeps(IN_STYLES)
+@keeps(suite.IN_STYLES)
 async def test_calls_made_side_by_side(task: str, llm: agl.LLM) -> list[str | None]:
     async with openai.AsyncOpenAI(**address(llm)) as client:
 
@@ -195,12 +192,12 @@ def by_reference(task: str, llm: agl.LLM) -> str:
 LOOPS = {f"responses {loop.__name__}": loop for loop in (whole, by_id, by_reference, sealed)}
 
 
-@keeps(TOOL_LOOP, TOOL_LOOP.but(name="thinking", model=thinking), on=LOOPS)
+@keeps(suite.TOOL_LOOP, suite.TOOL_LOOP.but(name="thinking", model=thinking), on=LOOPS)
 def test_a_loop_over_responses(task: str, llm: agl.LLM, loop: Any) -> str:
     return loop(task, llm)
 
 
-@keeps(WORDS, direct=False)
+@keeps(suite.WORDS, direct=False)
 async def test_streams_of_responses(task: str, llm: agl.LLM) -> Json:
     client = openai.AsyncOpenAI(**address(llm))
     items: list[Any] = [{"role": "user", "content": task}]

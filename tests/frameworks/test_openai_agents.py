@@ -5,25 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import agentlightning as agl
+from tests.frameworks import suite
 from tests.frameworks.engine import Json, calculator, call, last, numbers, offered, said
 from tests.frameworks.harness import TaskResult
-from tests.frameworks.suite import (
-    ASKED,
-    CONVERSATION,
-    PARSED,
-    SAID,
-    SEVERAL_TOOLS,
-    TOOL_LOOP,
-    WORDS,
-    Maker,
-    Product,
-    Promise,
-    address,
-    asking,
-    keeps,
-    multiply,
-    needs,
-)
+from tests.frameworks.suite import SAID, Maker, Product, Promise, address, asking, keeps, multiply, needs
 
 openai = needs("openai")
 agents = needs("agents", "openai-agents")
@@ -45,7 +30,7 @@ def agent_of(model: Any, name: str = "Helper", instructions: str = "Use the tool
     return agents.Agent(name=name, instructions=instructions, model=model, **own)
 
 
-@keeps(TOOL_LOOP, SEVERAL_TOOLS, on=DIALECTS)
+@keeps(suite.TOOL_LOOP, suite.SEVERAL_TOOLS, on=DIALECTS)
 async def test_an_agent_with_a_tool(task: str, llm: agl.LLM, model_of: Maker) -> str:
     return (await agents.Runner.run(agent_of(model_of(llm)), task)).final_output
 
@@ -72,20 +57,20 @@ async def test_a_handoff(task: str, llm: agl.LLM, model_of: Maker) -> tuple[str,
     return result.last_agent.name, result.final_output
 
 
-@keeps(ASKED, on=DIALECTS, model=asking("ask_mathematician", "input"))
+@keeps(suite.ASKED, on=DIALECTS, model=asking("ask_mathematician", "input"))
 async def test_an_agent_as_a_tool_of_another(task: str, llm: agl.LLM, model_of: Maker) -> str:
     expert = agent_of(model_of(llm), "Mathematician", "Multiply.")
     tool = expert.as_tool(tool_name="ask_mathematician", tool_description="Ask for a product.")
     return (await agents.Runner.run(agent_of(model_of(llm), "Front", "Ask.", tools=[tool]), task)).final_output
 
 
-@keeps(PARSED, on=DIALECTS)
+@keeps(suite.PARSED, on=DIALECTS)
 async def test_an_output_type(task: str, llm: agl.LLM, model_of: Maker) -> Product:
     helper = agent_of(model_of(llm), tools=[], output_type=Product)
     return (await agents.Runner.run(helper, task)).final_output
 
 
-@keeps(WORDS, on=DIALECTS)
+@keeps(suite.WORDS, on=DIALECTS)
 async def test_a_streamed_run(task: str, llm: agl.LLM, model_of: Maker) -> Json:
     settings = agents.ModelSettings(include_usage=True)
     result = agents.Runner.run_streamed(agent_of(model_of(llm), model_settings=settings), task)
@@ -97,7 +82,7 @@ async def test_a_streamed_run(task: str, llm: agl.LLM, model_of: Maker) -> Json:
     return {"words": words, "text": result.final_output, "used": result.context_wrapper.usage.total_tokens}
 
 
-@keeps(CONVERSATION, on={"responses": over_responses})
+@keeps(suite.CONVERSATION, on={"responses": over_responses})
 async def test_a_session(task: str, llm: agl.LLM, model_of: Maker) -> list[str]:
     helper, session = agent_of(model_of(llm)), agents.SQLiteSession("conversation")
     return [

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.frameworks.environments import index_settings
+
 ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXTRAS: dict[str, list[str]] = PYPROJECT["project"]["optional-dependencies"]
@@ -29,27 +31,15 @@ def of_itself(requirements: list[str]) -> set[str]:
     }
 
 
-def addresses() -> list[str]:
-    """Return the options of uv for the package indexes that pip is told to use on this machine."""
-    config = subprocess.run(
-        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True
-    ).stdout
-    options: list[str] = []
-    for line in config.splitlines():
-        name, _, value = line.partition("=")
-        option = {"index-url": "--index-url", "extra-index-url": "--extra-index-url", "find-links": "--find-links"}
-        if (known := option.get(name.rpartition(".")[2].strip())) is not None:
-            options += [part for address in value.strip("'").split() for part in (known, address)]
-    return options
-
-
 def resolve(extras: str, python: str = "3.12", *, lowest: bool = False) -> tuple[dict[str, str], str]:
     """Return the versions that a resolver chooses for Linux, and what it says where there are none."""
     command = [str(Path(sys.executable).parent / "uv"), "pip", "compile", "-q", "--index-strategy", "unsafe-best-match"]
-    command += [*addresses(), "--python-version", python, "--python-platform", "linux", "pyproject.toml"]
+    command += ["--python-version", python, "--python-platform", "linux", "pyproject.toml"]
     command += [part for extra in extras.split(",") for part in ("--extra", extra)]
     command += ["--resolution", "lowest-direct"] if lowest else []
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    pip = [sys.executable, "-m", "pip", "config", "list"]
+    indexes = index_settings(subprocess.run(pip, capture_output=True, text=True, check=True).stdout)
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **indexes}, capture_output=True, text=True, check=False)
     chosen = dict(re.findall(r"^([\w.-]+)(?:\[.*\])?==(\S+)", done.stdout, re.MULTILINE))
     return (chosen if done.returncode == 0 else {}), done.stderr
 

@@ -38,10 +38,9 @@ import linecache
 import os
 import re
 import shlex
-import subprocess
 import sys
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -50,6 +49,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.stubs.processes import Process
 
 FOLDER = Path(__file__).parent / "documents"
 _BLOCK = re.compile(
@@ -187,29 +188,27 @@ class Shown:
         lines = [line for line in self.text.splitlines() if line and not line.startswith(("#", "export "))]
         return [shlex.split(line) for line in lines]
 
-    def script(self, folder: Path, **programs: str) -> subprocess.Popen[str]:
+    def script(self, folder: Path, here: Mapping[str, str] | None = None, **programs: str) -> Process:
         """Start the snippet in a shell, in `folder`, where `programs` lie: name without `.py`, and text.
 
-        `python` is this one; what the snippet says goes to its output. The names of machines that a snippet has cannot
-        be reached from here: `named` puts others in their places.
+        `python` is this one. The names of machines that a snippet has cannot be reached from here: those of `here` are
+        replaced.
         """
         self.used = True
+        self.named({name: value for name, value in (here or {}).items() if name in self.text})
+        commands = folder / "commands"
+        commands.mkdir(parents=True, exist_ok=True)
         for name, text in programs.items():
             (folder / f"{name}.py").write_text(text, encoding="utf-8")
-        commands = folder / "commands"
-        commands.mkdir(exist_ok=True)
-        if not (commands / "python").exists():
-            (commands / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-            (commands / "python").chmod(0o755)
+        (commands / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+        (commands / "python").chmod(0o755)
         path = f"{commands}{os.pathsep}{os.environ['PATH']}"
-        return subprocess.Popen(
-            ["bash", "-e", "-c", self.text],
-            cwd=folder,
-            env=os.environ | {"PATH": path, "PYTHONPATH": str(Path(__file__).parents[2])},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        environment = os.environ | {"PATH": path, "PYTHONPATH": str(Path(__file__).parents[2])}
+        return Process(["bash", "-e", "-c", self.text], folder, environment)
+
+    def beside(self, name: str) -> Shown:
+        """Return another snippet, which is changed as this one is."""
+        return Shown(snippets()[name], self.patch, differs=self.differs or self.instead)
 
     def named(self, instead: dict[str, str]) -> Shown:
         """Put addresses of this machine in the place of those that only the snippet's own machines have."""
@@ -258,6 +257,12 @@ class Shown:
             return f"{INSTEAD}: {'; '.join(self.said)}, because {self.instead}"
         verdict = f"{DIFFERS}: {self.differs}" if self.differs else AS_WRITTEN
         return f"{verdict}; says {'; '.join(self.said)}" if self.said else verdict
+
+
+def both_end(algorithm: Process, runner: Process) -> None:
+    """Wait for two machines that run the tasks of `parts.py`, and look at what they said."""
+    assert "role algorithm result 2 rollouts (2 scored), mean reward 0.500" in algorithm.succeeded()
+    assert "role runner" in runner.succeeded()
 
 
 AS_WRITTEN, DIFFERS, INSTEAD = "as written", "differs", "write this instead"

@@ -7,7 +7,6 @@ import inspect
 import logging
 import re
 import socket
-import subprocess
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,11 +22,9 @@ from agentlightning.env_var import LightningEnvVar, resolve_bool_env_var
 from agentlightning.execution.client_server import ClientServerExecutionStrategy
 from agentlightning.execution.shared_memory import SharedMemoryExecutionStrategy
 from agentlightning.store.mongo import MongoLightningStore
-from agentlightning.store.threading import LightningStoreThreaded
 from agentlightning.trainer import Trainer
-from agentlightning.trainer.registry import ExecutionStrategyRegistry
 from agentlightning.utils.metrics import ConsoleMetricsBackend
-from tests.seeds.parts import TASKS, agent
+from tests.seeds.parts import TASKS, agent, learns
 from tests.seeds.shown import Shown
 from tests.stubs.model_server import ModelServer
 from tests.stubs.ports import free_port
@@ -39,8 +36,7 @@ def test_the_trainer_makes_strategy_store_and_runner(shown: Shown) -> None:
     shown.run(self=trainer, strategy="shm", port=None, store=None, runner=None)
     assert type(trainer.strategy) is SharedMemoryExecutionStrategy
     assert trainer.strategy.n_runners == 3
-    trainer.dev(agent, TASKS)
-    assert trainer.result.rewards == [0.25, 0.75]
+    learns(trainer, call="dev")
 
 
 @pytest.mark.snippet("000/shared-memory-settings")
@@ -194,14 +190,13 @@ def test_the_configuration_for_many_processes(shown: Shown, mongo_uri: str, monk
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
     made = shown.run(MyAsyncAlgorithm=agentlightning.Baseline)
     assert made.trainer.strategy is made.strategy
-    made.trainer.fit(agent, train_dataset=TASKS)
-    assert made.trainer.result.rewards == [0.25, 0.75]
+    learns(made.trainer)
     asyncio.run(made.store.close())
 
 
 TRAIN = """
 import agentlightning as agl
-from tests.seeds.parts import TASKS, agent
+from tests.seeds.parts import TASKS, agent, learns
 
 trainer = agl.Trainer(algorithm="baseline", initial_resources={})
 trainer.fit(agent, train_dataset=TASKS)
@@ -218,15 +213,13 @@ def test_the_script_for_a_cluster(shown: Shown, tmp_path: Path) -> None:
     (commands / "hostname").chmod(0o755)
     shown.named({"4747": str(free_port())})
 
-    def ended(program: subprocess.Popen[str]) -> str:
-        return program.communicate(timeout=60)[0]
-
-    refused = ended(shown.script(tmp_path, train=TRAIN)).strip().splitlines()[-1]
+    first = shown.script(tmp_path, train=TRAIN)
+    first.ended(60)
+    refused = first.said.strip().splitlines()[-1]
     assert "AGL_TOKEN" in refused
     shown.tells(refused, "without `AGL_TOKEN`")
     shown.patch.setenv("AGL_TOKEN", "a-token-for-this-test-alone")
-    said = ended(shown.script(tmp_path))
-    assert "result 2 rollouts (2 scored), mean reward 0.500" in said
+    assert "result 2 rollouts (2 scored), mean reward 0.500" in shown.script(tmp_path).succeeded()
 
 
 # --- what the prose says -----------------------------------------------------------------------------------------
@@ -236,17 +229,6 @@ def test_the_methods_that_make_the_parts_may_be_overridden() -> None:
     assert list(inspect.signature(Trainer._make_strategy).parameters) == ["self", "strategy", "n_runners", "port"]
     assert list(inspect.signature(Trainer._make_store).parameters) == ["self", "store", "strategy"]
     assert list(inspect.signature(Trainer._make_runner).parameters) == ["self", "runner"]
-
-
-def test_the_aliases_of_the_strategies_are_in_a_plain_registry() -> None:
-    assert isinstance(ExecutionStrategyRegistry, dict)
-    assert type(Trainer(strategy="shm").strategy) is SharedMemoryExecutionStrategy
-    assert type(Trainer(strategy="cs").strategy) is ClientServerExecutionStrategy
-
-
-def test_the_wrappers_of_stores() -> None:
-    capabilities = LightningStoreThreaded(agentlightning.InMemoryLightningStore()).capabilities
-    assert capabilities.get("thread_safe")
 
 
 def test_the_variables_of_the_table() -> None:
@@ -280,5 +262,4 @@ def test_one_node_that_has_both_roles_and_is_reachable_runs_alone(monkeypatch: p
     monkeypatch.setenv("AGL_SERVER_PORT", "0")
     monkeypatch.setenv("AGL_TOKEN", "a-token-of-this-test")
     trainer = Trainer(algorithm="baseline", initial_resources={})
-    trainer.fit(agent, train_dataset=TASKS)
-    assert trainer.result.rewards == [0.25, 0.75]
+    learns(trainer)

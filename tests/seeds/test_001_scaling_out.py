@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
-import signal
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import agentlightning as agl
-from tests.seeds.parts import TASKS, MyCustomTracer, agent
-from tests.seeds.shown import Shown, snippets
+from tests.seeds.parts import TASKS, MyCustomTracer, agent, learns
+from tests.seeds.shown import Shown, both_end
 from tests.stubs.ports import free_port
+from tests.stubs.processes import Process
 
 TOKEN = "a-token-for-this-test-alone"
 
@@ -66,8 +63,7 @@ def test_every_form_of_the_shared_memory_strategy(shown: Shown) -> None:
     assert [trainer.n_runners for trainer in made] == [1, 8, 4]
     for trainer in made:
         assert type(trainer.strategy) is agl.SharedMemoryExecutionStrategy
-        trainer.fit(agent, train_dataset=TASKS)
-        assert trainer.result.rewards == [0.25, 0.75]
+        learns(trainer)
 
 
 @pytest.mark.heavy
@@ -77,8 +73,7 @@ def test_settings_of_client_server_in_a_dict(shown: Shown) -> None:
     assert type(trainer.strategy) is agl.ClientServerExecutionStrategy
     assert (trainer.strategy.n_runners, trainer.strategy.server_port) == (8, 9999)
     trainer.strategy.server_port = free_port()  # several tests may run at once
-    trainer.fit(agent, train_dataset=TASKS)
-    assert trainer.result.rewards == [0.25, 0.75]
+    learns(trainer)
 
 
 @pytest.fixture
@@ -110,8 +105,7 @@ def test_a_server_for_other_machines_and_a_runner_to_debug(shown: Shown) -> None
     shown.patch.setenv("AGL_TOKEN", TOKEN)
     assert trainer.strategy.server_port == 9999
     trainer.strategy.server_port = free_port()
-    trainer.fit(agent, train_dataset=TASKS)
-    assert trainer.result.rewards == [0.25, 0.75]
+    learns(trainer)
 
 
 TRAIN_CALC_AGENT = """
@@ -129,65 +123,30 @@ print("role", trainer.strategy.role, "result", trainer.result)
 """
 
 
-@pytest.fixture
-def machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder, where each machine has one of its own; both have the token."""
-    monkeypatch.setenv("AGL_TOKEN", TOKEN)
-    for name in ("algorithm", "runner"):
-        (tmp_path / name).mkdir()
-    return tmp_path
-
-
-def _started(shown: Shown, folder: Path, port: int) -> subprocess.Popen[str]:
-    here = {"AGL_SERVER_PORT=4747": f"AGL_SERVER_PORT={port}"}
-    if "10.0.0.4" in shown.text:
-        here["10.0.0.4"] = "127.0.0.1"
-    return shown.named(here).script(folder, train_calc_agent=TRAIN_CALC_AGENT)
-
-
-def _other(shown: Shown, name: str) -> Shown:
-    return Shown(snippets()[name], shown.patch, differs=shown.differs)
-
-
-def _both_end(algorithm: subprocess.Popen[str], runner: subprocess.Popen[str]) -> None:
-    said, _ = algorithm.communicate(timeout=90)
-    assert "role algorithm result 2 rollouts (2 scored), mean reward 0.500" in said
-    said, _ = runner.communicate(timeout=90)
-    assert "role runner" in said
+def started(shown: Shown, folder: Path, port: int) -> Process:
+    here = {"AGL_SERVER_PORT=4747": f"AGL_SERVER_PORT={port}", "10.0.0.4": "127.0.0.1"}
+    return shown.script(folder / shown.snippet.name, here, train_calc_agent=TRAIN_CALC_AGENT)
 
 
 @pytest.mark.heavy
 @pytest.mark.snippet("001/algorithm-machine", differs="`AGL_TOKEN` is set on both machines; the test's port")
-def test_the_algorithm_on_a_machine_of_its_own(shown: Shown, machines: Path) -> None:
-    shown.patch.delenv("AGL_TOKEN")
-    refused, _ = _started(shown, machines / "algorithm", port := free_port()).communicate(timeout=60)
-    shown.tells(refused.strip().splitlines()[-1], "without `AGL_TOKEN`")
+def test_the_algorithm_on_a_machine_of_its_own(shown: Shown, tmp_path: Path) -> None:
+    refused = started(shown, tmp_path, port := free_port())
+    refused.ended(60)
+    shown.tells(refused.said.strip().splitlines()[-1], "without `AGL_TOKEN`")
     shown.patch.setenv("AGL_TOKEN", TOKEN)
-    algorithm = shown.script(machines / "algorithm")
-    _both_end(algorithm, _started(_other(shown, "001/runner-machine"), machines / "runner", port))
+    both_end(started(shown, tmp_path, port), started(shown.beside("001/runner-machine"), tmp_path, port))
 
 
 @pytest.mark.heavy
 @pytest.mark.snippet("001/runner-machine", differs="`AGL_TOKEN` is set on both machines; the test's address")
-def test_runners_on_a_machine_of_their_own(shown: Shown, machines: Path) -> None:
-    port = free_port()
-    runner = _started(shown, machines / "runner", port)
-    _both_end(_started(_other(shown, "001/algorithm-machine"), machines / "algorithm", port), runner)
+def test_runners_on_a_machine_of_their_own(shown: Shown, tmp_path: Path) -> None:
+    shown.patch.setenv("AGL_TOKEN", TOKEN)
+    runner = started(shown, tmp_path, port := free_port())
+    both_end(started(shown.beside("001/algorithm-machine"), tmp_path, port), runner)
 
 
 # --- what the prose says -----------------------------------------------------------------------------------------
-
-
-def test_a_smoke_test_by_max_rollouts_and_dev() -> None:
-    trainer = agl.Trainer(n_runners=1, max_rollouts=2, strategy="shm")
-    trainer.dev(agent, TASKS)
-    assert trainer.result.rewards == [0.25, 0.75]
-
-
-def test_the_default_is_client_server_with_the_trainers_number() -> None:
-    trainer = agl.Trainer(algorithm=agl.Baseline(), n_runners=8)
-    assert type(trainer.strategy) is agl.ClientServerExecutionStrategy
-    assert (trainer.strategy.n_runners, trainer.strategy.server_port) == (8, 4747)
 
 
 def test_other_parts_by_class_path_and_settings() -> None:
@@ -197,47 +156,3 @@ def test_other_parts_by_class_path_and_settings() -> None:
     assert type(agl.Trainer(adapter="agentlightning.adapter.LlmProxyTraceToTriplet").adapter) is (
         agl.LlmProxyTraceToTriplet
     )
-
-
-def test_an_algorithm_that_crashes_stops_the_runners_and_its_error_comes_out() -> None:
-    @agl.algo
-    async def crashes() -> None:
-        raise OverflowError("crashed")
-
-    with pytest.raises(OverflowError, match="crashed"):
-        agl.Trainer(algorithm=crashes, n_runners=2, strategy={"type": "cs", "server_port": 0}).fit(agent)
-
-
-def test_ctrl_c_ends_algorithm_and_runners() -> None:
-    @agl.algo
-    async def endless(*, store: agl.LightningStore) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-        await store.wait_for_rollout((await store.enqueue_rollout(1, metadata={"nobody": "runs this"})).rollout_id)
-
-    with pytest.raises(KeyboardInterrupt):
-        agl.Trainer(algorithm=endless, strategy="shm").fit(agent)
-
-
-def test_shared_memory_opts_out_of_the_wrapper(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AGL_MANAGED_STORE", "0")
-    trainer = agl.Trainer(algorithm=agl.Baseline(), strategy="shm", initial_resources={})
-    assert isinstance(trainer.strategy, agl.SharedMemoryExecutionStrategy)
-    assert trainer.strategy.managed_store is False
-    trainer.fit(agent, train_dataset=TASKS)
-    assert trainer.result.rewards == [0.25, 0.75]
-
-
-def test_the_runner_on_the_main_thread_has_room_for_one() -> None:
-    with pytest.raises(ValueError, match=r"n_runners is 8\. Set n_runners=1, or main_thread='algorithm'"):
-        agl.Trainer(strategy={"type": "shm", "n_runners": 8, "main_thread": "runner"})
-
-
-@pytest.mark.heavy
-def test_a_store_that_processes_share_is_used_as_it_is(tmp_path: Path) -> None:
-    strategy = {"type": "cs", "n_runners": 2, "managed_store": False}
-    trainer = agl.Trainer(
-        algorithm=agl.Baseline(), strategy=strategy, store=f"sqlite:///{tmp_path}/run.db", initial_resources={}
-    )
-    trainer.fit(agent, train_dataset=TASKS)
-    assert trainer.result.rewards == [0.25, 0.75]
-    asyncio.run(trainer.store.close())

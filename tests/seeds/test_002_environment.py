@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +17,8 @@ from agentlightning.errors import MissingExtraError
 from agentlightning.store.client_server import API_AGL_PREFIX
 from agentlightning.utils.env import resolve_bool_env_var, resolve_int_env_var, resolve_str_env_var
 from agentlightning.utils.server_launcher import PythonServerLauncherArgs
-from tests.seeds.parts import TASKS, agent
-from tests.seeds.shown import Shown, snippets
+from tests.seeds.parts import learns
+from tests.seeds.shown import Shown, both_end, snippets
 from tests.tracer.collector import Collector
 
 GRPC = "the port 4317 is one for gRPC, which is an extra of the package; it runs with that extra, and with port 4318"
@@ -59,8 +58,7 @@ def statuses(url: str) -> list[str]:
 def test_both_roles_use_the_store_that_the_environment_names(shown: Shown, store_url: str) -> None:
     shown.export(AGENT_LIGHTNING_STORE_URL=store_url)
     trainer = agl.Trainer(algorithm="baseline", n_runners=2, initial_resources={})
-    trainer.fit(agent, train_dataset=TASKS)
-    assert trainer.result.rewards == [0.25, 0.75]
+    learns(trainer)
     assert statuses(store_url) == ["succeeded", "succeeded"]
 
 
@@ -80,8 +78,7 @@ def test_host_and_port_say_where_a_store_is_that_nobody_manages(
     monkeypatch.setenv("AGL_SERVER_PORT", store_url.rpartition(":")[2])
     monkeypatch.setenv("AGL_MANAGED_STORE", "0")
     trainer = agl.Trainer(algorithm="baseline", n_runners=2, initial_resources={})
-    trainer.fit(agent, train_dataset=TASKS)
-    assert trainer.result.rewards == [0.25, 0.75]
+    learns(trainer)
     assert statuses(store_url) == ["succeeded", "succeeded"]
 
 
@@ -98,7 +95,7 @@ def test_a_collector_that_speaks_grpc_is_told_when_the_trainer_is_made(shown: Sh
 TRAIN = """
 import argparse
 import agentlightning as agl
-from tests.seeds.parts import TASKS, agent
+from tests.seeds.parts import TASKS, agent, learns
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--external-store-address")
@@ -111,21 +108,14 @@ print("role", trainer.strategy.role, "result", trainer.result)
 """
 
 
-def _ended(*programs: subprocess.Popen[str]) -> list[str]:
-    return [program.communicate(timeout=90)[0] for program in programs]
-
-
-def _nodes(shown: Shown, folder: Path, store_url: str, collector: str) -> list[subprocess.Popen[str]]:
-    """Start the script of the test beside the one of the other node."""
-    started: list[subprocess.Popen[str]] = []
-    for name, program in (("002/algorithm-node", "train_my_agent"), ("002/runner-node", "run_rollouts")):
-        script = shown if name == shown.snippet.id else Shown(snippets()[name], shown.patch, differs=ADDRESS)
-        script.text = script.snippet.text
-        here = {"http://mongo-store:4747": store_url, "http://otel-collector:4317": collector}
-        script.named({word: address for word, address in here.items() if word in script.text})
-        (folder / program).mkdir(exist_ok=True)
-        started.append(script.script(folder / program, **{program: TRAIN}))
-    return started
+def check_nodes(shown: Shown, folder: Path, store_url: str) -> None:
+    """Run the scripts of both nodes, one of which is the test's."""
+    with Collector() as collector:
+        here = {"http://mongo-store:4747": store_url, "http://otel-collector:4317": collector.url}
+        both = {"002/algorithm-node": "train_my_agent", "002/runner-node": "run_rollouts"}
+        scripts = {name: shown if name == shown.snippet.id else shown.beside(name) for name in both}
+        both_end(*(script.script(folder / name, here, **{both[name]: TRAIN}) for name, script in scripts.items()))
+    assert statuses(store_url) == ["succeeded", "succeeded"]
 
 
 @pytest.mark.heavy
@@ -137,21 +127,13 @@ def test_the_algorithm_on_a_node_of_its_own(shown: Shown, tmp_path: Path, store_
         agl.Trainer()
     for variable in shown.exports:
         shown.patch.delenv(variable)
-    with Collector() as collector:
-        algorithm, runner = _ended(*_nodes(shown, tmp_path, store_url, collector.url))
-    assert "role algorithm result 2 rollouts (2 scored), mean reward 0.500" in algorithm
-    assert "role runner" in runner
-    assert statuses(store_url) == ["succeeded", "succeeded"]
+    check_nodes(shown, tmp_path, store_url)
 
 
 @pytest.mark.heavy
 @pytest.mark.snippet("002/runner-node", differs=ADDRESS)
 def test_runners_on_a_node_of_their_own(shown: Shown, tmp_path: Path, store_url: str) -> None:
-    with Collector() as collector:
-        algorithm, runner = _ended(*_nodes(shown, tmp_path, store_url, collector.url))
-    assert "role algorithm result 2 rollouts (2 scored), mean reward 0.500" in algorithm
-    assert "role runner" in runner
-    assert statuses(store_url) == ["succeeded", "succeeded"]
+    check_nodes(shown, tmp_path, store_url)
 
 
 @pytest.mark.usefixtures("without_grpc")
@@ -223,26 +205,10 @@ def test_the_roles(role: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not hasattr(agl.Trainer(strategy="shm").strategy, "role"), "shared memory is one process, whatever the role"
 
 
-def test_a_role_that_there_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AGL_CURRENT_ROLE", "worker")
-    with pytest.raises(ValueError, match=r"AGL_CURRENT_ROLE.* must be one of 'algorithm', 'runner', 'both'"):
-        agl.Trainer()
-
-
 @pytest.mark.parametrize(("text", "value"), [("0", False), ("1", True), ("false", False), ("TRUE", True)])
 def test_a_variable_that_is_true_or_false(text: str, value: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGL_MANAGED_STORE", text)
     assert resolve_bool_env_var(LightningEnvVar.AGL_MANAGED_STORE, fallback=True) is value
-
-
-def test_a_value_that_cannot_be_read_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AGL_MANAGED_STORE", "perhaps")
-    with pytest.raises(ValueError, match="AGL_MANAGED_STORE must be one of"):
-        agl.Trainer()
-    monkeypatch.setenv("AGL_MANAGED_STORE", "1")
-    monkeypatch.setenv("AGL_SERVER_PORT", "many")
-    with pytest.raises(ValueError, match="AGL_SERVER_PORT must be an integer"):
-        agl.Trainer()
 
 
 @pytest.mark.parametrize("helper", [resolve_bool_env_var, resolve_str_env_var, resolve_int_env_var])
@@ -251,29 +217,30 @@ def test_a_variable_is_given_by_its_name(helper: Any) -> None:
         helper(...)
 
 
-def test_the_address_of_a_store_is_an_http_address_also_where_mongodb_is_behind_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("AGL_MANAGED_STORE", "0")
-    monkeypatch.setenv("AGENT_LIGHTNING_STORE_URL", "mongodb://mongo-store:27017")
-    with pytest.raises(ValueError, match="AGENT_LIGHTNING_STORE_URL must be an http address"):
-        agl.Trainer()
+WRONG: list[tuple[dict[str, str], str]] = [
+    ({"AGL_CURRENT_ROLE": "worker"}, r"AGL_CURRENT_ROLE.* must be one of 'algorithm', 'runner', 'both'"),
+    ({"AGL_MANAGED_STORE": "perhaps"}, "AGL_MANAGED_STORE must be one of"),
+    ({"AGL_SERVER_PORT": "many"}, "AGL_SERVER_PORT must be an integer"),
+    ({"AGL_MANAGED_STORE": "0"}, r"AGENT_LIGHTNING_STORE_URL, or AGL_SERVER_PORT"),
+    ({"AGL_MANAGED_STORE": "0", "AGL_SERVER_PORT": "0"}, r"AGENT_LIGHTNING_STORE_URL, or AGL_SERVER_PORT"),
+    (
+        {"AGL_MANAGED_STORE": "0", "AGENT_LIGHTNING_STORE_URL": "mongodb://mongo-store:27017"},
+        "AGENT_LIGHTNING_STORE_URL must be an http address",
+    ),
+    ({"AGENT_LIGHTNING_OTLP_ENDPOINT": "otel-collector"}, "AGENT_LIGHTNING_OTLP_ENDPOINT must be"),
+]
 
 
-def test_an_unmanaged_store_without_an_address_is_refused_where_processes_would_not_share_it(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(("variables", "told"), WRONG)
+def test_a_wrong_value_names_the_variable(
+    variables: dict[str, str], told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("AGL_MANAGED_STORE", "0")
-    with pytest.raises(ValueError, match=r"AGENT_LIGHTNING_STORE_URL, or AGL_SERVER_PORT"):
-        agl.Trainer()
-    monkeypatch.setenv("AGL_SERVER_PORT", "0")
-    with pytest.raises(ValueError, match=r"AGENT_LIGHTNING_STORE_URL, or AGL_SERVER_PORT"):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=told):
         agl.Trainer()
 
 
 def test_spans_go_to_a_collector_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGENT_LIGHTNING_OTLP_ENDPOINT", "http://127.0.0.1:4318")
     agl.Trainer(strategy="shm")
-    monkeypatch.setenv("AGENT_LIGHTNING_OTLP_ENDPOINT", "otel-collector")
-    with pytest.raises(ValueError, match="AGENT_LIGHTNING_OTLP_ENDPOINT must be"):
-        agl.Trainer(strategy="shm")

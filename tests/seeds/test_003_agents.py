@@ -10,6 +10,7 @@ import pytest
 import agentlightning as agl
 from agentlightning import emitter
 from agentlightning.utils.otel import extract_links_from_attributes
+from tests.seeds.parts import claimed, traced
 from tests.seeds.shown import Shown
 
 NAMES: dict[str, Any] = {
@@ -37,8 +38,7 @@ def test_rollouts_opened_and_closed_by_hand(shown: Shown) -> None:
 
 async def test_the_same_with_a_store() -> None:
     store = agl.InMemoryLightningStore()
-    claimed = await store.start_rollout("x")
-    tracer = agl.OtelTracer(rollout_id=claimed.rollout_id, store_client=store)
+    tracer = agl.OtelTracer(rollout_id=(await claimed(store))["rollout_id"], store_client=store)
     tracer.open_rollout(user_id="user-123")
     tracer.open_attempt(sequence_id=1)
     tracer.emit_span("tool_execution")
@@ -52,10 +52,9 @@ async def test_a_span_made_by_hand(shown: Shown) -> None:
     span = (await shown.start(**NAMES)).span
     assert isinstance(span.start_time, float)
     store = agl.InMemoryLightningStore()
-    claimed = await store.start_rollout("x")
-    own = {"rollout_id": claimed.rollout_id, "attempt_id": claimed.attempt.attempt_id}
+    own = await claimed(store)
     await store.add_span(span.model_copy(update=own))
-    [found] = await store.query_spans(claimed.rollout_id)
+    [found] = await store.query_spans(own["rollout_id"])
     assert (found.sequence_id, found.attributes["tool"]) == (3, "web_search")
 
 
@@ -68,11 +67,9 @@ def test_a_module_called_as_the_decorator(shown: Shown) -> None:
 async def test_an_operation_with_links_tags_and_a_reward(shown: Shown) -> None:
     llm = SimpleNamespace(classify=str.upper)
     function = (await shown.start(**NAMES, llm=llm, emit_reward=agl.emit_reward)).classify_ticket
-    tracer = agl.OtelTracer()
-    with tracer.lifespan():
-        async with tracer.trace_context("tickets"):
-            assert function("a ticket") == "A TICKET"
-        reward, operation = tracer.get_last_trace()
+    said: list[str] = []
+    reward, operation = await traced(lambda: said.append(function("a ticket")))
+    assert said == ["A TICKET"]
     assert agl.find_final_reward([reward]) == 0.95
     assert reward.attributes["agentlightning.reward.0.name"] == "classification_accuracy"
     assert operation.attributes["agentlightning.operation.name"] == "classify_ticket"
@@ -89,11 +86,7 @@ def test_a_store_elsewhere(shown: Shown) -> None:
 async def test_a_reward_with_its_name_and_attributes(shown: Shown) -> None:
     with pytest.raises(RuntimeError, match="Emit inside a rollout"):
         await shown.start()
-    tracer = agl.OtelTracer()
-    with tracer.lifespan():
-        async with tracer.trace_context("reward"):
-            await shown.start()
-        [span] = tracer.get_last_trace()
+    [span] = await traced(shown.start)
     assert agl.get_reward_value(span) == 0.85
     assert span.attributes["agentlightning.reward.0.name"] == "task_success"
     assert (span.attributes["task_id"], span.attributes["latency_ms"]) == ("classification", 150)

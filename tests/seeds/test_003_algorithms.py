@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +12,7 @@ from rich.console import Console
 import agentlightning as agl
 from tests.seeds.shown import Shown
 from tests.stubs.ports import free_port
+from tests.stubs.processes import Terminal
 
 CANDIDATES = ["You are a helpful assistant. {any_question}", "You are a friendly chatbot. {any_question}"]
 BEST = "You are a friendly chatbot. {any_question}"
@@ -131,34 +127,6 @@ async def test_an_algorithm_that_goes_through_its_candidates(shown: Shown, capsy
 
 # --- in terminals ----------------------------------------------------------------------------------------------------
 
-Terminal = Callable[..., subprocess.Popen[str]]
-
-
-@pytest.fixture
-def terminal(tmp_path: Path) -> Iterator[Terminal]:
-    """Runs the words of a command in a terminal of its own."""
-    opened: list[subprocess.Popen[str]] = []
-
-    def start(words: list[str], *further: str, **environment: str) -> subprocess.Popen[str]:
-        program = ["-m", "agentlightning.cli", *words[1:]] if words[0] == "agl" else words[1:]
-        process = subprocess.Popen(
-            [sys.executable, *program, *further], cwd=tmp_path, env={**os.environ, **environment}, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-        )  # fmt: skip
-        opened.append(process)
-        return process
-
-    yield start
-    for process in opened:
-        process.kill()
-        process.communicate()
-
-
-def interrupted(process: subprocess.Popen[str]) -> str:
-    """End a command by Ctrl+C and return what it said."""
-    process.send_signal(signal.SIGINT)
-    return "".join(process.communicate(timeout=60))
-
 
 def three_terminals(shown: Shown, terminal: Terminal, folder: Path) -> None:
     """Run store, algorithm and runner in the order of the snippet."""
@@ -166,16 +134,13 @@ def three_terminals(shown: Shown, terminal: Terminal, folder: Path) -> None:
     (folder / algorithm[1]).write_text(PROGRAM)
     port = str(free_port())
     served = terminal(store, "--port", port)
-    assert served.stdout is not None
-    assert port in served.stdout.readline()
+    served.until(port)
     address = f"http://localhost:{port}"
-    learns, runs = terminal(algorithm, STORE=address), terminal(runner, STORE=address)
-    out, errors = learns.communicate(timeout=120)
-    assert (learns.returncode, out) == (0, f"best: {BEST}\n"), errors
-    assert runs.poll() is None, "it serves until it is stopped"
-    interrupted(runs)
-    interrupted(served)
-    assert served.returncode == 0
+    learns, runs = (terminal(words, apart=True, STORE=address) for words in (algorithm, runner))
+    assert learns.succeeded() == f"best: {BEST}\n"
+    assert runs.code is None, "it serves until it is stopped"
+    runs.interrupted()
+    assert served.interrupted() == 0
 
 
 @pytest.mark.heavy
@@ -195,9 +160,7 @@ def test_the_same_by_a_training_script(shown: Shown, terminal: Terminal, tmp_pat
 def test_the_script_alone(shown: Shown, terminal: Terminal, tmp_path: Path) -> None:
     [words] = shown.commands
     (tmp_path / words[1]).write_text(PROGRAM)
-    whole = terminal(words)
-    out, errors = whole.communicate(timeout=120)
-    assert (whole.returncode, f"best: {BEST}" in out) == (0, True), errors
+    assert f"best: {BEST}" in terminal(words).succeeded()
 
 
 @pytest.mark.heavy
@@ -207,15 +170,9 @@ def test_the_script_alone(shown: Shown, terminal: Terminal, tmp_path: Path) -> N
 def test_a_store_and_a_page_of_metrics(shown: Shown, terminal: Terminal, tmp_path: Path) -> None:
     store, prometheus = shown.commands
     served = terminal([store[0], store[1], *store[4:]], "--port", str(free_port()))
-    assert served.stdout is not None
-    assert "http://127.0.0.1:" in served.stdout.readline()
-    said = interrupted(served)
-    assert served.returncode == 0, said
-    alone = terminal(prometheus, PROMETHEUS_MULTIPROC_DIR="")
-    _, errors = alone.communicate(timeout=60)
-    assert alone.returncode != 0
-    shown.tells(errors.strip().splitlines()[-1])
-    pages = terminal(prometheus, "--port", "0", PROMETHEUS_MULTIPROC_DIR=str(tmp_path / "metrics"))
-    assert pages.stdout is not None
-    assert "/v1/prometheus" in pages.stdout.readline()
-    interrupted(pages)
+    served.until("http://127.0.0.1:")
+    assert served.interrupted() == 0, served.said
+    alone = terminal(prometheus, apart=True, PROMETHEUS_MULTIPROC_DIR="")
+    assert alone.ended() != 0
+    shown.tells(alone.errors.strip().splitlines()[-1])
+    terminal(prometheus, "--port", "0", PROMETHEUS_MULTIPROC_DIR=str(tmp_path / "metrics")).until("/v1/prometheus")

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 import agentlightning as agl
 from agentlightning.semconv import LightningResourceAttributes
 from agentlightning.types import core
+from tests.seeds.parts import traced
 from tests.seeds.shown import Shown
 
 CORE: dict[str, Any] = {"BaseModel": BaseModel, "List": list, "Dict": dict, "Any": Any, "Optional": Optional}
@@ -68,11 +69,7 @@ def test_the_resource_of_a_span_of_weave(shown: Shown) -> None:
 async def test_a_function_as_an_operation(shown: Shown) -> None:
     function = (await shown.start(operation=agl.operation)).my_function
     assert await function() is None, "a plain call where nothing is traced"
-    tracer = agl.OtelTracer()
-    with tracer.lifespan():
-        async with tracer.trace_context("operation"):
-            await function()
-        [span] = tracer.get_last_trace()
+    [span] = await traced(function)
     assert span.attributes["agentlightning.operation.name"] == "my_operation"
 
 

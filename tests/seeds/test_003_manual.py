@@ -9,7 +9,6 @@ from pydantic import ValidationError
 
 import agentlightning as agl
 from agentlightning import (
-    InMemoryLightningStore,
     Trainer,
     emit_reward,
     operation,
@@ -29,50 +28,17 @@ def test_other_words_of_the_manual_mean_the_values_that_there_are() -> None:
         agl.Worker(worker_id="w", status="gone")  # type: ignore[arg-type]
 
 
-def test_what_is_kept_elsewhere_says_where() -> None:
-    rollout = agl.Rollout(rollout_id="ro-1", input=1, start_time=0.0)
-    attempt = agl.Attempt(rollout_id="ro-1", attempt_id="at-1", sequence_id=1, start_time=0.0)
-    assert rollout.id == rollout.rollout_id
-    for value, name, where in (
-        (rollout, "attempts", "query_attempts"),
-        (rollout, "worker_id", "get_latest_attempt"),
-        (attempt, "spans", "query_spans"),
-        (rollout, "reward", "get_latest_attempt"),
-    ):
-        with pytest.raises(AttributeError, match=where):
-            getattr(value, name)
-    assert attempt.reward is None
-
-
 # --- tutorial: train your first agent --------------------------------------------------------------------------------
-
-ROOMS = [
-    {"id": "R001", "name": "Conference A", "capacity": 10},
-    {"id": "R002", "name": "Meeting Room B", "capacity": 4},
-    {"id": "R003", "name": "Board Room", "capacity": 20},
-]
-BOOKINGS = [
-    {"task": "I need to schedule a meeting for 3 people tomorrow at 2 PM", "expected_room": "Meeting Room B"},
-    {"task": "We are hosting a team event for 15 team members", "expected_room": "Board Room"},
-]
 
 
 def room_selector(task: dict[str, str], main_prompt: agl.PromptTemplate) -> dict[str, str]:
     """The agent of the tutorial, as the function that it is here."""
-    assert main_prompt.format(user_request=task["task"]).startswith("User request: ")
-    room = ROOMS[1]
-    return {"selected_room": str(room["name"]), "room_id": str(room["id"])}
+    return {"selected_room": "Meeting Room B", "room_id": "R002"}
 
 
-@pytest.mark.parametrize(
-    ("statement", "instead"),
-    [
-        ("from agentlightning import TrainerLegacy", r"Use agl\.Trainer"),
-    ],
-)
-def test_imports_of_what_there_is_not_say_what_there_is(statement: str, instead: str) -> None:
-    with pytest.raises(ImportError, match=instead):
-        exec(statement)
+def test_imports_of_what_there_is_not_say_what_there_is() -> None:
+    with pytest.raises(ImportError, match=r"Use agl\.Trainer"):
+        from agentlightning import TrainerLegacy  # type: ignore[attr-defined]  # noqa: F401
 
 
 @pytest.mark.parametrize(
@@ -96,7 +62,7 @@ def test_methods_that_the_manual_calls_on_a_trainer(method: str, instead: str) -
         ({"lr": 1e-3}, "setting of the algorithm"),
         ({"epochs": 10}, "setting of the algorithm"),
         ({"max_iterations": 100}, "setting of the algorithm"),
-        ({"dataset": BOOKINGS}, r"datasets go to fit\(agent"),
+        ({"dataset": [{"task": "a room"}]}, r"datasets go to fit\(agent"),
         ({"runner": room_selector}, r"the agent goes to fit\(agent"),
         ({"runner": agl.rollout(lambda task: 1.0)}, r"the agent goes to fit\(agent"),
         ({"algorithm": "PPO"}, "PPO needs settings that are missing: model"),
@@ -132,18 +98,3 @@ async def writes_a_trace(task: str) -> None:
 def test_operations_and_rewards_of_an_agent() -> None:
     found = Trainer(strategy="shm").evaluate(writes_a_trace, ["ticket"])
     assert found.rewards == [0.85]
-
-
-async def test_operations_are_plain_calls_where_nothing_is_traced() -> None:
-    assert classify_ticket("a") == "A"
-    assert await my_function() == "done"
-
-
-# --- store -----------------------------------------------------------------------------------------------------------
-
-
-def test_the_capabilities_of_a_store() -> None:
-    assert {"async_safe", "thread_safe"} <= set(InMemoryLightningStore().capabilities)
-    for name, instead in (("collections", "Backend"),):
-        with pytest.raises(AttributeError, match=instead):
-            getattr(InMemoryLightningStore(), name)

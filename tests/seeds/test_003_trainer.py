@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-import types
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -50,42 +49,13 @@ def test_four_workers_in_shared_memory(shown: Shown) -> None:
 
 
 @pytest.mark.snippet("003/agent-os-training", instead="GRPO trains a model, which must be named")
-def test_training_below_a_kernel(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
-    class SQLPolicy:
-        """What another project has under this name."""
-
-        def __init__(self, deny: list[str]) -> None:
-            self.deny = deny
-
-    class KernelSpace:
-        """The little that is asked of a kernel."""
-
-        def __init__(self, policy: SQLPolicy) -> None:
-            self.policy = policy
-
-        def on_violation(self, callback: Any) -> None:
-            self.refuse = callback
-
-    package, policies = types.ModuleType("agent_os"), types.ModuleType("agent_os.policies")
-    vars(package)["KernelSpace"], vars(policies)["SQLPolicy"] = KernelSpace, SQLPolicy
-    monkeypatch.setitem(sys.modules, "agent_os", package)
-    monkeypatch.setitem(sys.modules, "agent_os.policies", policies)
+def test_training_below_a_kernel(shown: Shown) -> None:
+    """What such a kernel does to a run: `tests/contrib/test_agentos.py`."""
+    kernel = SimpleNamespace(on_violation=lambda callback: None)
+    shown.project("agent_os", KernelSpace=lambda policy: kernel)
+    shown.project("agent_os.policies", SQLPolicy=lambda deny: deny)
     with shown.explains(TypeError, "GRPO needs settings that are missing: model"):
         shown.run()
-    made: Any = sys.modules["snippet"]
-
-    def governed(task: str) -> dict[str, str]:
-        if any(word in task for word in made.kernel.policy.deny):
-            made.kernel.refuse(f"{task} is denied")
-        return {"done": task}
-
-    reward_fn = made.PolicyReward(made.kernel)
-    trainer = agl.Trainer(
-        runner=made.runner, reward_fn=reward_fn, algorithm="baseline", initial_resources={}, strategy="shm"
-    )
-    trainer.fit(governed, ["SELECT 1", "DROP TABLE a"])
-    assert trainer.result.rewards[0] == 1.0
-    assert trainer.result.rewards[1] in (0.0, None)
 
 
 @pytest.mark.snippet("003/own-strategy")

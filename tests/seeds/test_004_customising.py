@@ -14,8 +14,7 @@ from agentlightning.execution.base import ExecutionStrategy
 from agentlightning.execution.shared_memory import SharedMemoryExecutionStrategy
 from agentlightning.trainer import Trainer
 from agentlightning.trainer.init_utils import build_component, instantiate_component
-from agentlightning.types import Hook
-from tests.seeds.parts import TASKS, MyAlgo, MyCustomTracer, agent
+from tests.seeds.parts import TASKS, MyAlgo, MyCustomTracer, agent, learns
 from tests.seeds.shown import Shown
 
 
@@ -24,8 +23,7 @@ from tests.seeds.shown import Shown
 def test_a_runner_and_a_hook_of_ones_own(shown: Shown, capfd: pytest.CaptureFixture[str]) -> None:
     trainer = shown.run().trainer
     assert (trainer.n_runners, trainer.max_rollouts) == (4, 50)
-    trainer.dev(agent, TASKS)
-    assert trainer.result.rewards == [0.25, 0.75]
+    learns(trainer, call="dev")
     assert capfd.readouterr().out.count("🚀 rollout ro-") == 2
 
 
@@ -34,14 +32,14 @@ def test_shared_memory_by_its_class(shown: Shown) -> None:
     trainer = shown.run().trainer
     assert type(trainer.strategy) is SharedMemoryExecutionStrategy
     assert trainer.n_runners == 2
-    trainer.dev(agent, TASKS)
-    assert trainer.result.rewards == [0.25, 0.75]
+    learns(trainer, call="dev")
 
 
 @pytest.mark.snippet("004/custom-tracer")
 def test_a_tracer_of_ones_own(shown: Shown) -> None:
     shown.project("myproject.tracing", MyCustomTracer=MyCustomTracer)
     assert type(shown.run().trainer.tracer) is MyCustomTracer
+    assert type(Trainer(tracer=MyCustomTracer).tracer) is MyCustomTracer
     assert type(Trainer(tracer={"type": "myproject.tracing.MyCustomTracer"}).tracer) is MyCustomTracer
     assert type(Trainer().tracer) is agl.OtelTracer, "the default needs no vendor"
 
@@ -53,28 +51,9 @@ def test_a_store_of_ones_own(shown: Shown) -> None:
         shown.run()
 
 
-def test_a_subclass_that_makes_a_store_that_there_is() -> None:
-    class MyTrainer(Trainer):
-        def _make_store(self, store: Any, strategy: ExecutionStrategy) -> Any:
-            assert isinstance(strategy, ExecutionStrategy)
-            return agl.InMemoryLightningStore()
-
-    trainer = MyTrainer(algorithm="tests.seeds.parts.MyAlgo", strategy="shm", initial_resources={})
-    assert type(trainer.algorithm) is MyAlgo
-    trainer.fit(agent, train_dataset=TASKS)
-    assert trainer.result.rewards == [0.25, 0.75]
-    assert asyncio.run(trainer.store.query_rollouts()).total == 2
-
-
 def test_a_store_in_redis_by_its_name() -> None:
     with pytest.raises(ImportError, match=r"subclass of agl\.LightningStore"):
         from agentlightning import RedisLightningStore  # type: ignore[attr-defined]  # noqa: F401
-
-
-def test_hooks_are_validated() -> None:
-    assert Trainer(hooks=None).hooks == ()
-    with pytest.raises(TypeError, match=r"hooks\[1\] is no Hook"):
-        Trainer(hooks=[Hook(), print])
 
 
 def test_specs_in_all_their_forms() -> None:
@@ -105,16 +84,13 @@ def test_nothing_is_injected_into_an_algorithm_which_asks_for_what_it_needs_when
         Trainer(algorithm=Wants)
 
 
-@pytest.mark.parametrize("tracer", [MyCustomTracer, {"type": "tests.seeds.parts.MyCustomTracer"}])
-def test_a_tracer_by_class_and_by_path(tracer: Any) -> None:
-    assert type(Trainer(tracer=tracer).tracer) is MyCustomTracer
-
-
 def test_client_server_is_the_default_when_a_port_is_specified_and_when_none_is() -> None:
     strategy = Trainer(port=9999).strategy
     assert type(strategy) is agl.ClientServerExecutionStrategy
     assert strategy.server_port == 9999
-    assert type(Trainer().strategy) is agl.ClientServerExecutionStrategy
+    strategy = Trainer(algorithm=agl.Baseline(), n_runners=8).strategy
+    assert type(strategy) is agl.ClientServerExecutionStrategy
+    assert (strategy.n_runners, strategy.server_port) == (8, 4747)
 
 
 class Composite(ExecutionStrategy):
@@ -131,10 +107,8 @@ class Composite(ExecutionStrategy):
 def test_a_strategy_that_delegates_to_others(debugged: str, runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DEBUGGED", debugged)
     trainer = Trainer(strategy=Composite, runner=runner, n_runners=2, algorithm="baseline", initial_resources={})
-    trainer.fit(agent, train_dataset=TASKS * 3)
-    assert trainer.result.rewards == [0.25, 0.75] * 3
-    trainer.fit(agent, train_dataset=TASKS)
-    assert trainer.result.rewards == [0.25, 0.75]
+    learns(trainer, TASKS * 3)
+    learns(trainer)
 
 
 def test_a_strategy_that_runs_more_workers_than_there_are_runners_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

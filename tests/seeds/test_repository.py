@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import json
 import re
@@ -22,7 +21,6 @@ RECIPE = [
     f"{WEBSHOP}/{name}"
     for name in ("README.md", "Dockerfile", "scripts/run_stack.sh", "setup.sh", "agl/setup.sh", "agl/requirements.txt")
 ]
-MINIMAL = [f"examples/minimal/{name}.py" for name in ("write_traces", "write_metrics", "llm_proxy", "vllm_server")]
 SCRIPTS = [
     "dev", "build", "preview", "storybook", "build-storybook", "eslint", "stylelint", "prettier", "typecheck", "vitest",
 ]  # fmt: skip
@@ -75,35 +73,16 @@ def test_the_classes_of_the_introduction_are_in_the_package() -> None:
     assert all(isinstance(getattr(agl, name), type) for name in names.split())
 
 
-def test_the_folders_of_the_project() -> None:
+def test_the_folders_and_files_of_the_project() -> None:
     parts = ("algorithm", "cli", "contrib", "runner", "store", "tracer", "types")
-    folders = [
-        *(f"agentlightning/{name}" for name in parts),
-        "contrib/recipes",
-        "dashboard",
-        "docs",
-        "examples",
-        "scripts",
-        "tests",
-    ]
-    assert [folder for folder in folders if not (ROOT / folder).is_dir()] == []
+    folders = ("contrib/recipes", "dashboard", "docs", "examples", "scripts", "tests")
+    paths = [*(f"agentlightning/{name}" for name in parts), *folders, *RECIPE]
+    assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
-def test_the_recipe_of_the_web_shop_has_its_files() -> None:
-    assert [path for path in RECIPE if not (ROOT / path).is_file()] == []
-
-
-def test_each_minimal_example_documents_itself() -> None:
-    assert all(ast.get_docstring(ast.parse((ROOT / path).read_text(encoding="utf-8"))) for path in MINIMAL)
-
-
-def test_the_scripts_of_the_dashboard() -> None:
-    scripts = json.loads((ROOT / "dashboard/package.json").read_text(encoding="utf-8"))["scripts"]
-    assert set(SCRIPTS) <= set(scripts)
-
-
-def test_the_technology_of_the_dashboard() -> None:
+def test_the_scripts_and_the_technology_of_the_dashboard() -> None:
     package = json.loads((ROOT / "dashboard/package.json").read_text(encoding="utf-8"))
+    assert set(SCRIPTS) <= set(package["scripts"])
     assert set(LIBRARIES) <= {*package["dependencies"], *package["devDependencies"]}
 
 

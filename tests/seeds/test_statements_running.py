@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -14,58 +12,20 @@ import agentlightning as agl
 from agentlightning.env_var import LightningEnvVar
 from agentlightning.runner import LegacyAgentRunner
 from agentlightning.store.threading import LightningStoreThreaded
-from tests.seeds.parts import TASKS, agent
+from tests.seeds.parts import TASKS, agent, learns
 from tests.seeds.test_003_first_agent import critic
 from tests.stubs.model_server import ModelServer
 
-CLIENT_SERVER: dict[str, Any] = {"type": "cs", "server_port": 0, "n_runners": 2}
-SHARED_MEMORY: dict[str, Any] = {"type": "shm", "n_runners": 2}
-
-
-def where(task: Any) -> dict[str, Any]:
-    """Say where the agent runs; beside another one, if the task has a barrier."""
-    time.sleep(0.2)  # so that no runner takes every task
-    return {"pid": os.getpid(), "parent": os.getppid(), "daemon": threading.current_thread().daemon}
-
-
-class Places:
-    """A reward function that notes where the agent ran, in spans."""
-
-    def __call__(self, output: dict[str, Any], task: Any) -> float:
-        agl.emit_object(output)
-        return 1.0
-
-
-@agl.algo
-async def places(*, store: agl.LightningStore) -> tuple[int, list[dict[str, Any]]]:
-    """Run eight tasks; return the algorithm's process, and what the agents said."""
-    await store.add_resources({})
-    ids = [(await store.enqueue_rollout(number)).rollout_id for number in range(8)]
-    await store.wait_for_rollouts(rollout_ids=ids, timeout=60)
-    spans = [span for name in ids for span in await store.query_spans(name)]
-    said = [agl.get_object_value(span) for span in spans if span.name == "agentlightning.object"]
-    return os.getpid(), said
-
-
-def placed(strategy: Any) -> tuple[int, list[dict[str, Any]]]:
-    trainer = agl.Trainer(algorithm=places, strategy=strategy, reward_fn=Places())
-    trainer.fit(where)
-    return trainer.result
-
-
-@pytest.mark.heavy
-def test_client_server_has_a_process_for_each_runner_beside_that_of_the_algorithm() -> None:
-    algorithm, agents = placed(CLIENT_SERVER)
-    runners = {place["pid"] for place in agents}
-    assert algorithm == os.getpid()
-    assert len(runners) == 2
-    assert algorithm not in runners
-
 
 def test_shared_memory_has_one_process_and_daemon_threads() -> None:
-    algorithm, agents = placed(SHARED_MEMORY)
-    assert {place["pid"] for place in agents} == {algorithm} == {os.getpid()}
-    assert all(place["daemon"] for place in agents)
+    places: list[tuple[int, bool]] = []
+
+    def notes(task: int) -> float:
+        places.append((os.getpid(), threading.current_thread().daemon))
+        return 1.0
+
+    agl.Trainer(strategy={"type": "shm", "n_runners": 2}).dev(notes, [1, 2, 3, 4])
+    assert places == [(os.getpid(), True)] * 4
 
 
 async def names_its_store(store: agl.LightningStore, worker_id: int, event: Any) -> None:
@@ -172,37 +132,6 @@ async def test_a_runner_registers_its_worker_and_step_runs_one_task() -> None:
     assert (attempt.worker_id, attempt.reward) == (worker.worker_id, 0.75)
 
 
-class Noting(agl.Hook):
-    """A hook that notes what was open when it was called."""
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-
-    async def on_rollout_start(self, *, agent: Any, runner: Any, rollout: Any) -> None:
-        self.calls.append("on_rollout_start")
-
-    async def on_trace_start(self, *, agent: Any, runner: Any, tracer: Any, rollout: Any) -> None:
-        agl.emit_message("from the hook")
-        self.calls.append("on_trace_start")
-
-    async def on_trace_end(self, *, agent: Any, runner: Any, tracer: Any, rollout: Any) -> None:
-        self.calls.append(f"on_trace_end {len(tracer.get_last_trace())}")
-
-    async def on_rollout_end(self, *, agent: Any, runner: Any, rollout: Any, spans: Any) -> None:
-        self.calls.append("on_rollout_end")
-
-
-async def test_hooks_of_a_runner_are_called_around_rollout_and_trace() -> None:
-    hook, store = Noting(), agl.InMemoryLightningStore()
-    runner = agl.LitAgentRunner[Any](tracer=agl.OtelTracer())
-    with runner.run_context(agent=agl.rollout(agent), store=store, hooks=[hook]):
-        done = await runner.step(TASKS[0], resources={})
-    order = [call.split()[0] for call in hook.calls]
-    assert order == ["on_rollout_start", "on_trace_start", "on_trace_end", "on_rollout_end"]
-    spans = list(await store.query_spans(done.rollout_id))
-    assert "from the hook" in str([span.attributes for span in spans]), "the trace is open in on_trace_start"
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_the_older_runner_has_the_attributes_of_the_manual() -> None:
     tracer, own = agl.OtelTracer(), agl.rollout(agent)
@@ -215,45 +144,7 @@ def test_the_older_runner_has_the_attributes_of_the_manual() -> None:
 def test_two_trainings_after_one_another_in_a_process_do_not_disturb_each_other() -> None:
     for _ in range(2):
         trainer = agl.Trainer(strategy="shm")
-        trainer.dev(agent, TASKS)
-        assert trainer.result.rewards == [0.25, 0.75]
-
-
-def test_an_algorithm_may_be_synchronous_and_asks_for_the_store_by_name() -> None:
-    @agl.algo
-    def plain(*, store: agl.LightningStore) -> str:
-        return asyncio.run(store.add_resources({})).resources_id
-
-    trainer = agl.Trainer(algorithm=plain, strategy="shm")
-    trainer.fit(agent)
-    assert trainer.result.startswith("rs-")
-
-
-def test_the_strategies_have_the_names_of_the_manual() -> None:
-    for word, kind in (("shm", agl.SharedMemoryExecutionStrategy), ("cs", agl.ClientServerExecutionStrategy)):
-        assert type(agl.Trainer(execution_strategy=word).strategy) is kind
-
-
-def test_the_main_thread_moves_where_the_strategy_says() -> None:
-    seen: list[bool] = []
-
-    @agl.algo
-    def notes(*, store: agl.LightningStore) -> None:
-        asyncio.run(runs_one(store))
-
-    async def runs_one(store: agl.LightningStore) -> None:
-        await store.add_resources({})
-        made = await store.enqueue_rollout(1)
-        await store.wait_for_rollouts(rollout_ids=[made.rollout_id], timeout=30)
-
-    def is_main(task: Any) -> float:
-        seen.append(threading.current_thread() is threading.main_thread())
-        return 1.0
-
-    for main_thread in ("runner", "algorithm"):
-        strategy = {"type": "shm", "main_thread": main_thread}
-        agl.Trainer(algorithm=notes, strategy=strategy).fit(is_main)
-    assert seen == [True, False]
+        learns(trainer, call="dev")
 
 
 @pytest.mark.heavy

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
-import typing
-from collections.abc import AsyncIterator
-from datetime import datetime
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import aiohttp
@@ -15,6 +13,7 @@ import pytest
 import agentlightning as agl
 from agentlightning.store.client_server import API_AGL_PREFIX
 from agentlightning.types import core, tracer
+from tests.seeds.parts import claimed, traced
 
 # --- data ------------------------------------------------------------------------------------------------------------
 
@@ -43,20 +42,6 @@ def test_the_types_of_tasks_traces_and_queries_are_in_their_modules() -> None:
         assert getattr(core, name) is getattr(agl, name)
     for name in ("Span", "SpanCoreFields", "OtelResource", "TraceStatus"):
         assert getattr(tracer, name) is getattr(agl, name)
-
-
-async def test_words_for_statuses_and_modes() -> None:
-    store = agl.InMemoryLightningStore()
-    waiting = await store.enqueue_rollout(1, mode="inference")  # type: ignore[arg-type]
-    assert (waiting.status, waiting.mode) == ("queuing", "test")
-    done = await store.start_rollout(2, mode="eval")  # type: ignore[arg-type]
-    await store.update_attempt(done.rollout_id, "latest", status="completed")  # type: ignore[arg-type]
-    [found] = await store.query_rollouts(status_in=["completed"])  # type: ignore[list-item]
-    assert (found.status, found.mode) == ("succeeded", "val")
-    [found] = await store.query_rollouts(status_in=["pending"])  # type: ignore[list-item]
-    assert found.rollout_id == waiting.rollout_id
-    assert {"running", "succeeded", "failed", "cancelled"} <= set(typing.get_args(agl.RolloutStatus))
-    assert {"running", "succeeded", "failed"} <= set(typing.get_args(agl.AttemptStatus))
 
 
 async def test_a_task_has_no_fields_of_the_manual() -> None:
@@ -102,41 +87,11 @@ async def test_the_words_of_the_life_of_a_rollout_are_operations() -> None:
     assert stopped.status == "cancelled"
 
 
-async def test_resources_have_versions() -> None:
-    store = agl.InMemoryLightningStore()
-    prompt = agl.PromptTemplate(template="Hello {name}", engine="f-string")
-    made = await store.add_resources({"main_prompt": prompt})
-    changed = await store.update_resources(made.resources_id, {"main_prompt": prompt})
-    assert (made.version, changed.version) == (1, 2)
-    latest = await store.get_latest_resources()
-    assert latest is not None
-    assert (latest.resources_id, latest.resources["main_prompt"]) == (made.resources_id, prompt)
-
-
 async def test_a_heartbeat_keeps_its_statistics_and_time() -> None:
     store = agl.InMemoryLightningStore()
     worker = await store.update_worker("worker-1", heartbeat_stats={"queue_depth": 2})
     assert worker.heartbeat_stats == {"queue_depth": 2}
     assert worker.last_heartbeat_time is not None
-
-
-async def test_a_span_keeps_what_it_is_given() -> None:
-    store = agl.InMemoryLightningStore()
-    claim = await store.start_rollout(1)
-    attributes: dict[str, Any] = {"model": "bert-classifier", "batch_size": 10, "accuracy": 0.95, "retry": True}
-    span = agl.Span(
-        rollout_id=claim.rollout_id, attempt_id=claim.attempt.attempt_id, sequence_id=1, trace_id="1" * 32,
-        span_id="2" * 16, parent_id=None, name="classification_pipeline", context=None, parent=None,
-        status=agl.TraceStatus(status_code="ERROR", description="no answer"), attributes=attributes, events=[],
-        links=[], start_time=datetime(2026, 1, 1), end_time=datetime(2026, 1, 1, 0, 0, 2),
-        resource=agl.OtelResource(attributes={"service.name": "tool-service"}, schema_url=""),
-    )  # fmt: skip
-    await store.add_span(span)
-    [found] = await store.query_spans(claim.rollout_id, claim.attempt.attempt_id)
-    assert attributes.items() <= found.attributes.items()
-    assert (found.status.status_code, found.status.description, found.parent_id) == ("ERROR", "no answer", None)
-    assert (found.end_time or 0) - (found.start_time or 0) == 2.0
-    assert found.resource.attributes["service.name"] == "tool-service"
 
 
 async def test_a_store_says_what_it_can(tmp_path: Any) -> None:
@@ -155,14 +110,9 @@ async def test_a_store_says_what_it_can(tmp_path: Any) -> None:
 
 async def test_a_store_in_memory_says_how_large_its_spans_are() -> None:
     store = agl.InMemoryLightningStore()
-    claim = await store.start_rollout(1)
+    ids = await claimed(store)
     before = (await store.statistics())["total_span_bytes"]
-    with agl.OtelTracer(store=store).lifespan():
-        pass
-    tracer = agl.OtelTracer(store=store)
-    with tracer.lifespan():
-        async with tracer.trace_context(rollout_id=claim.rollout_id, attempt_id=claim.attempt.attempt_id):
-            agl.emit_message("x" * 1000)
+    await traced(lambda: agl.emit_message("x" * 1000), agl.OtelTracer(store=store), **ids)
     assert (await store.statistics())["total_span_bytes"] > before
 
 
@@ -178,73 +128,64 @@ async def served() -> AsyncIterator[agl.LightningStoreServer]:
     await server.stop()
 
 
-class Rest:
-    """Requests to the REST API."""
-
-    def __init__(self, server: agl.LightningStoreServer, session: aiohttp.ClientSession) -> None:
-        self._address = f"{server.endpoint}/v1{API_AGL_PREFIX}"
-        self._session = session
-
-    async def __call__(self, method: str, path: str, body: Any = None) -> Any:
-        async with self._session.request(method, f"{self._address}{path}", json=body) as answer:
-            assert answer.status in (200, 201), (path, answer.status, await answer.text())
-            return await answer.json()
+Rest = Callable[..., Awaitable[Any]]
 
 
-async def test_the_routes_of_rollouts_and_attempts(served: agl.LightningStoreServer) -> None:
+@pytest.fixture
+async def rest(served: agl.LightningStoreServer) -> AsyncIterator[Rest]:
+    """Sends a request to the REST API and gives its answer."""
     async with aiohttp.ClientSession() as session:
-        rest = Rest(served, session)
-        [rollout] = await rest("POST", "/queues/rollouts/enqueue", {"rollouts": [{"input": "x"}]})
-        path = f"/rollouts/{rollout['rollout_id']}"
-        assert (await rest("GET", path))["status"] == "queuing"
-        started = await rest("POST", f"{path}/start")
-        assert started["attempt"]["sequence_id"] == 1
-        second = await rest("POST", f"{path}/attempt")
-        name = second["attempt"]["attempt_id"]
-        await rest("POST", f"{path}/attempt/{name}/finish", {})
-        assert (await rest("GET", path))["status"] == "succeeded"
-        other = await rest("POST", "/rollouts", {"input": "y"})
-        await rest("POST", f"/rollouts/{other['rollout_id']}/finish", {"response": "done"})
-        assert (await rest("GET", f"/rollouts/{other['rollout_id']}"))["status"] == "succeeded"
+
+        async def ask(method: str, path: str, body: Any = None) -> Any:
+            address = f"{served.endpoint}/v1{API_AGL_PREFIX}{path}"
+            async with session.request(method, address, json=body) as answer:
+                assert answer.status in (200, 201), (path, answer.status, await answer.text())
+                return await answer.json()
+
+        yield ask
 
 
-async def test_a_post_of_a_rollout_starts_it(served: agl.LightningStoreServer) -> None:
-    async with aiohttp.ClientSession() as session:
-        rest = Rest(served, session)
-        started = await rest("POST", "/rollouts", {"input": "x"})
-        assert (started["status"], started["attempt"]["sequence_id"]) == ("preparing", 1)
+async def test_the_routes_of_rollouts_and_attempts(rest: Rest) -> None:
+    [rollout] = await rest("POST", "/queues/rollouts/enqueue", {"rollouts": [{"input": "x"}]})
+    path = f"/rollouts/{rollout['rollout_id']}"
+    assert (await rest("GET", path))["status"] == "queuing"
+    assert (await rest("POST", f"{path}/start"))["attempt"]["sequence_id"] == 1
+    second = await rest("POST", f"{path}/attempt")
+    await rest("POST", f"{path}/attempt/{second['attempt']['attempt_id']}/finish", {})
+    assert (await rest("GET", path))["status"] == "succeeded"
+    other = await rest("POST", "/rollouts", {"input": "y"})
+    await rest("POST", f"/rollouts/{other['rollout_id']}/finish", {"response": "done"})
+    assert (await rest("GET", f"/rollouts/{other['rollout_id']}"))["status"] == "succeeded"
 
 
-async def test_the_routes_of_spans(served: agl.LightningStoreServer) -> None:
-    async with aiohttp.ClientSession() as session:
-        rest = Rest(served, session)
-        started = await rest("POST", "/rollouts", {"input": "x"})
-        ids = {"rollout_id": started["rollout_id"], "attempt_id": started["attempt"]["attempt_id"]}
-        span = agl.Span.from_attributes(attributes={"tool": "web_search"}, sequence_id=1, **ids)
-        await rest("POST", "/spans", json.loads(span.model_dump_json()))
-        found = await rest("POST", "/spans/search", ids)
-        assert [item["attributes"]["tool"] for item in found["items"]] == ["web_search"]
+async def test_a_post_of_a_rollout_starts_it(rest: Rest) -> None:
+    started = await rest("POST", "/rollouts", {"input": "x"})
+    assert (started["status"], started["attempt"]["sequence_id"]) == ("preparing", 1)
 
 
-async def test_the_routes_of_resources(served: agl.LightningStoreServer) -> None:
-    async with aiohttp.ClientSession() as session:
-        rest = Rest(served, session)
-        prompt = agl.PromptTemplate(template="Hello", engine="f-string").model_dump()
-        made = await rest("POST", "/resources", {"main_prompt": prompt})
-        path = f"/resources/{made['resources_id']}"
-        assert (await rest("GET", path))["version"] == 1
-        assert (await rest("PUT", path, {"main_prompt": prompt}))["version"] == 2
+async def test_the_routes_of_spans(rest: Rest) -> None:
+    started = await rest("POST", "/rollouts", {"input": "x"})
+    ids = {"rollout_id": started["rollout_id"], "attempt_id": started["attempt"]["attempt_id"]}
+    span = agl.Span.from_attributes(attributes={"tool": "web_search"}, sequence_id=1, **ids)
+    await rest("POST", "/spans", json.loads(span.model_dump_json()))
+    found = await rest("POST", "/spans/search", ids)
+    assert [item["attributes"]["tool"] for item in found["items"]] == ["web_search"]
 
 
-async def test_the_routes_of_workers_and_statistics(served: agl.LightningStoreServer) -> None:
-    async with aiohttp.ClientSession() as session:
-        rest = Rest(served, session)
-        made = await rest("POST", "/workers", {"worker_id": "worker-1"})
-        assert made["worker_id"] == "worker-1"
-        beat = await rest("POST", "/workers/worker-1/heartbeat", {"heartbeat_stats": {"queue_depth": 2}})
-        assert beat["heartbeat_stats"] == {"queue_depth": 2}
-        assert [worker["worker_id"] for worker in (await rest("GET", "/workers"))["items"]] == ["worker-1"]
-        assert (await rest("GET", "/statistics"))["total_rollouts"] == 0
+async def test_the_routes_of_resources(rest: Rest) -> None:
+    prompt = agl.PromptTemplate(template="Hello", engine="f-string").model_dump()
+    made = await rest("POST", "/resources", {"main_prompt": prompt})
+    path = f"/resources/{made['resources_id']}"
+    assert (await rest("GET", path))["version"] == 1
+    assert (await rest("PUT", path, {"main_prompt": prompt}))["version"] == 2
+
+
+async def test_the_routes_of_workers_and_statistics(rest: Rest) -> None:
+    assert (await rest("POST", "/workers", {"worker_id": "worker-1"}))["worker_id"] == "worker-1"
+    beat = await rest("POST", "/workers/worker-1/heartbeat", {"heartbeat_stats": {"queue_depth": 2}})
+    assert beat["heartbeat_stats"] == {"queue_depth": 2}
+    assert [worker["worker_id"] for worker in (await rest("GET", "/workers"))["items"]] == ["worker-1"]
+    assert (await rest("GET", "/statistics"))["total_rollouts"] == 0
 
 
 async def test_a_server_describes_its_routes(served: agl.LightningStoreServer) -> None:
@@ -265,18 +206,10 @@ async def test_a_server_in_another_process_is_a_client(served: agl.LightningStor
 
 async def test_a_tracer_writes_to_the_store_of_a_server(served: agl.LightningStoreServer) -> None:
     client = agl.LightningStoreClient(endpoint=served.endpoint)
-    claim = await client.start_rollout("x")
-    tracer = agl.OtelTracer(store=client)
-    with tracer.lifespan():
-        async with tracer.trace_context(rollout_id=claim.rollout_id, attempt_id=claim.attempt.attempt_id):
-            agl.emit_reward(0.5)
-    assert agl.find_final_reward(await served.query_spans(claim.rollout_id)) == 0.5
+    ids = await claimed(client)
+    await traced(lambda: agl.emit_reward(0.5), agl.OtelTracer(store=client), **ids)
+    assert agl.find_final_reward(await served.query_spans(ids["rollout_id"])) == 0.5
     await client.close()
-
-
-async def test_the_page_of_metrics_is_on_the_server(served: agl.LightningStoreServer) -> None:
-    async with aiohttp.ClientSession() as session, session.get(f"{served.endpoint}/v1/prometheus") as answer:
-        assert "agl_" in await answer.text()
 
 
 def test_a_client_of_a_store_speaks_http_alone() -> None:

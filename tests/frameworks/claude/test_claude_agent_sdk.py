@@ -11,18 +11,13 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.integrations import claude_agent_options
+from tests.frameworks import suite
 from tests.frameworks.conftest import Listener
 from tests.frameworks.engine import Json, both_ways, calculator, call, last, numbers, offered, said, thinking
 from tests.frameworks.harness import TASKS, TaskResult
 from tests.frameworks.suite import (
-    CONVERSATION,
-    PARSED,
     PRODUCTS,
     SAID,
-    SEVERAL_TOOLS,
-    THOUGHTS_KEPT,
-    TOOL_LOOP,
-    WORDS,
     Model,
     Promise,
     explaining,
@@ -99,15 +94,15 @@ def only_its_tool_is_offered(result: TaskResult) -> None:
     assert offered(result.exchanges[0].request) == {MULTIPLY}
 
 
-LOOP = TOOL_LOOP.but(model=named(calculator), direct=False, also=only_its_tool_is_offered)
-SEVERAL = SEVERAL_TOOLS.but(model=named(both_ways), direct=False)
-KEPT = THOUGHTS_KEPT.but(model=named(thinking))
+LOOP = suite.TOOL_LOOP.but(model=named(calculator), direct=False, also=only_its_tool_is_offered)
+SEVERAL = suite.SEVERAL_TOOLS.but(model=named(both_ways), direct=False)
+KEPT = suite.THOUGHTS_KEPT.but(model=named(thinking))
 
 
 test_an_agent_with_a_tool = keeps(LOOP, SEVERAL, KEPT)(helper)
 
 
-@keeps(WORDS, model=named(calculator), direct=False)
+@keeps(suite.WORDS, model=named(calculator), direct=False)
 async def test_a_run_gives_its_words_as_they_come(task: str, llm: agl.LLM) -> list[str]:
     options = claude_agent_options(llm, include_partial_messages=True, **arithmetic())
     events = [one.event async for one in sdk.query(prompt=task, options=options) if hasattr(one, "event")]
@@ -115,7 +110,7 @@ async def test_a_run_gives_its_words_as_they_come(task: str, llm: agl.LLM) -> li
     return [delta["text"] for delta in deltas if delta["type"] == "text_delta"]
 
 
-@keeps(CONVERSATION, model=named(explaining), direct=False)
+@keeps(suite.CONVERSATION, model=named(explaining), direct=False)
 async def test_a_session_keeps_the_conversation(task: str, llm: agl.LLM) -> list[str]:
     return await conversation(llm, task, "And why?")
 
@@ -128,7 +123,7 @@ def in_form_then_done(request: Json) -> str | Json:
     return call(tool["function"]["name"], **product(request))
 
 
-@keeps(PARSED, model=in_form_then_done, outputs=[one.model_dump() for one in PRODUCTS], direct=False)
+@keeps(suite.PARSED, model=in_form_then_done, outputs=[one.model_dump() for one in PRODUCTS], direct=False)
 async def test_structured_output(task: str, llm: agl.LLM) -> Any:
     names = ["a", "b", "value"]
     schema = {"type": "object", "properties": {name: {"type": "integer"} for name in names}, "required": names}

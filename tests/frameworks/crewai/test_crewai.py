@@ -8,23 +8,10 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
+from tests.frameworks import suite
 from tests.frameworks.engine import Json, both_ways, call, numbers, said
 from tests.frameworks.harness import TaskResult
-from tests.frameworks.suite import (
-    ONE_CALL,
-    PARSED,
-    SAID,
-    SEVERAL_TOOLS,
-    THOUGHTS_DROPPED,
-    TOOL_LOOP,
-    Product,
-    Promise,
-    address,
-    in_form,
-    keeps,
-    multiply,
-    needs,
-)
+from tests.frameworks.suite import SAID, Product, Promise, address, in_form, keeps, multiply, needs
 
 crewai = needs("crewai")
 tools = needs("crewai.tools", "crewai")
@@ -79,13 +66,13 @@ async def with_tool(task: str, llm: agl.LLM, model: Json) -> str:
     return (await crew_of(task_of(agent_of(llm, own=[multiplier], **model), task)).kickoff_async()).raw
 
 
-LOOP = TOOL_LOOP.but(model=multiplying, rows=None)
+LOOP = suite.TOOL_LOOP.but(model=multiplying, rows=None)
 DIALECTS = {"chat": {"api": "completions"}, "responses": {"api": "responses"}}
 test_a_crew_of_one = keeps(LOOP, on=DIALECTS, also=as_asked(False))(with_tool)
 test_a_crew_that_streams = keeps(LOOP, on={"chat": {**DIALECTS["chat"], "stream": True}}, also=as_asked(True))(
     with_tool
 )
-test_thoughts = keeps(THOUGHTS_DROPPED, on=DIALECTS, model=thinking)(with_tool)
+test_thoughts = keeps(suite.THOUGHTS_DROPPED, on=DIALECTS, model=thinking)(with_tool)
 
 
 def first_of_both_ways(request: Json) -> str | Json:
@@ -94,11 +81,11 @@ def first_of_both_ways(request: Json) -> str | Json:
 
 
 test_several_tool_calls_at_once = keeps(
-    SEVERAL_TOOLS, on={"chat": {}}, model=first_of_both_ways, outputs=SAID, rows=None
+    suite.SEVERAL_TOOLS, on={"chat": {}}, model=first_of_both_ways, outputs=SAID, rows=None
 )(with_tool)
 
 
-@keeps(ONE_CALL, direct=False)
+@keeps(suite.ONE_CALL, direct=False)
 def test_a_stream_of_responses_without_tools(task: str, llm: agl.LLM) -> str:
     """With tools CrewAI loses what it reads: it collects the calls of such a stream and returns its text, "" here."""
     return crew_of(task_of(agent_of(llm, stream=True, api="responses"), task)).kickoff().raw
@@ -120,7 +107,7 @@ async def test_a_crew_of_two_where_one_goes_on_from_the_other(task: str, llm: ag
     return (await crew_of(first, second).kickoff_async()).raw
 
 
-@keeps(PARSED, on={"task": "task", "agent": "agent"}, model=lambda request: in_form(question(request)), rows=None)
+@keeps(suite.PARSED, on={"task": "task", "agent": "agent"}, model=lambda request: in_form(question(request)), rows=None)
 def test_an_output_type(task: str, llm: agl.LLM, way: str) -> Product:
     helper = agent_of(llm)
     if way == "agent":

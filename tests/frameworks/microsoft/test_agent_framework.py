@@ -8,27 +8,10 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
+from tests.frameworks import suite
 from tests.frameworks.engine import Json
 from tests.frameworks.harness import run_agent
-from tests.frameworks.suite import (
-    ASKED,
-    CONVERSATION,
-    IN_STYLES,
-    PARSED,
-    SEVERAL_TOOLS,
-    STYLES,
-    THOUGHTS_DROPPED,
-    THOUGHTS_KEPT,
-    TOOL_LOOP,
-    WORDS,
-    Maker,
-    Product,
-    address,
-    asking,
-    keeps,
-    multiply,
-    needs,
-)
+from tests.frameworks.suite import STYLES, Maker, Product, address, asking, keeps, multiply, needs
 
 framework = needs("agent_framework", "agent-framework")
 clients = needs("agent_framework_openai", "agent-framework")
@@ -53,12 +36,12 @@ async def with_tool(task: str, llm: agl.LLM, client_of: Maker) -> str:
     return (await helper_of(client_of(llm)).run(task)).text
 
 
-test_an_agent_with_a_tool = keeps(TOOL_LOOP, SEVERAL_TOOLS, on=DIALECTS)(with_tool)
-test_thoughts_over_responses = keeps(THOUGHTS_KEPT, on={"responses": over_responses})(with_tool)
-test_thoughts_over_chat = keeps(THOUGHTS_DROPPED, on={"chat": over_chat})(with_tool)
+test_an_agent_with_a_tool = keeps(suite.TOOL_LOOP, suite.SEVERAL_TOOLS, on=DIALECTS)(with_tool)
+test_thoughts_over_responses = keeps(suite.THOUGHTS_KEPT, on={"responses": over_responses})(with_tool)
+test_thoughts_over_chat = keeps(suite.THOUGHTS_DROPPED, on={"chat": over_chat})(with_tool)
 
 
-@keeps(WORDS, on=DIALECTS)
+@keeps(suite.WORDS, on=DIALECTS)
 async def test_a_streamed_run(task: str, llm: agl.LLM, client_of: Maker) -> Json:
     stream = helper_of(client_of(llm)).run(task, stream=True)
     pieces = [content async for update in stream for content in update.contents if content.type == "text"]
@@ -67,13 +50,13 @@ async def test_a_streamed_run(task: str, llm: agl.LLM, client_of: Maker) -> Json
     return {"words": words, "text": final.text, "used": final.usage_details["total_token_count"]}
 
 
-@keeps(PARSED, on=DIALECTS)
+@keeps(suite.PARSED, on=DIALECTS)
 async def test_structured_output(task: str, llm: agl.LLM, client_of: Maker) -> Product:
     helper = framework.Agent(client_of(llm), "Multiply.")
     return (await helper.run(task, options={"response_format": Product})).value
 
 
-@keeps(IN_STYLES, on=DIALECTS)
+@keeps(suite.IN_STYLES, on=DIALECTS)
 async def test_runs_side_by_side(task: str, llm: agl.LLM, client_of: Maker) -> list[str]:
     one = framework.Agent(client_of(llm), "Be brief.")
     return [done.text for done in await asyncio.gather(*(one.run(f"{task} Answer {style}.") for style in STYLES))]
@@ -86,7 +69,7 @@ WAYS = {
 }
 
 
-@keeps(CONVERSATION, on=WAYS)
+@keeps(suite.CONVERSATION, on=WAYS)
 async def test_a_session(task: str, llm: agl.LLM, way: tuple[Maker, bool]) -> list[str]:
     client_of, streamed = way
     one = helper_of(client_of(llm))
@@ -98,7 +81,7 @@ async def test_a_session(task: str, llm: agl.LLM, way: tuple[Maker, bool]) -> li
     return answers
 
 
-@keeps(ASKED, on=DIALECTS, model=asking("ask_mathematician", "question"))
+@keeps(suite.ASKED, on=DIALECTS, model=asking("ask_mathematician", "question"))
 async def test_an_agent_as_a_tool_of_another(task: str, llm: agl.LLM, client_of: Maker) -> str:
     expert = helper_of(client_of(llm)).as_tool(name="ask_mathematician", arg_name="question")
     return (await framework.Agent(client_of(llm), "Ask.", name="front", tools=[expert]).run(task)).text

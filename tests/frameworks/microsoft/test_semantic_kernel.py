@@ -7,25 +7,9 @@ import warnings
 from typing import Any
 
 import agentlightning as agl
+from tests.frameworks import suite
 from tests.frameworks.engine import Json, both_ways, calculator, thinking
-from tests.frameworks.suite import (
-    CONVERSATION,
-    IN_STYLES,
-    PARSED,
-    SEVERAL_TOOLS,
-    STYLES,
-    THOUGHTS_DROPPED,
-    THOUGHTS_KEPT,
-    TOOL_LOOP,
-    WORDS,
-    Maker,
-    Model,
-    Product,
-    address,
-    explaining,
-    keeps,
-    needs,
-)
+from tests.frameworks.suite import STYLES, Maker, Model, Product, address, explaining, keeps, needs
 
 openai = needs("openai")
 
@@ -95,19 +79,19 @@ async def with_tool(task: str, llm: agl.LLM, maker: Maker) -> str:
     return str((await helper.get_response(task, thread=thread)).message)
 
 
-test_an_agent_with_a_tool = keeps(TOOL_LOOP, on=DIALECTS, model=as_plugin(calculator))(with_tool)
-test_several_tools_at_once = keeps(SEVERAL_TOOLS, on=DIALECTS, model=as_plugin(both_ways))(with_tool)
+test_an_agent_with_a_tool = keeps(suite.TOOL_LOOP, on=DIALECTS, model=as_plugin(calculator))(with_tool)
+test_several_tools_at_once = keeps(suite.SEVERAL_TOOLS, on=DIALECTS, model=as_plugin(both_ways))(with_tool)
 test_remembered_responses_keep_thoughts = keeps(
-    THOUGHTS_KEPT, on={"responses": over_responses}, model=as_plugin(thinking)
+    suite.THOUGHTS_KEPT, on={"responses": over_responses}, model=as_plugin(thinking)
 )(with_tool)
 test_others_drop_thoughts = keeps(
-    THOUGHTS_DROPPED,
+    suite.THOUGHTS_DROPPED,
     on={"chat": over_chat, "responses without store": over_responses_without_store},
     model=as_plugin(thinking),
 )(with_tool)
 
 
-@keeps(WORDS, on=DIALECTS, model=as_plugin(calculator))
+@keeps(suite.WORDS, on=DIALECTS, model=as_plugin(calculator))
 async def test_a_streamed_run(task: str, llm: agl.LLM, maker: Maker) -> list[str]:
     helper, thread = maker(llm)
     return [str(piece.message) async for piece in helper.invoke_stream(task, thread=thread)]
@@ -120,17 +104,19 @@ async def conversation(task: str, llm: agl.LLM, maker: Maker) -> list[str]:
     return [str(first.message), str(then.message)]
 
 
-test_a_thread_keeps_the_conversation = keeps(CONVERSATION, on=REMEMBERED, model=as_plugin(explaining))(conversation)
+test_a_thread_keeps_the_conversation = keeps(suite.CONVERSATION, on=REMEMBERED, model=as_plugin(explaining))(
+    conversation
+)
 # it leaves the call of the tool out of the history
 test_a_thread_without_store = keeps(
-    CONVERSATION,
+    suite.CONVERSATION,
     on={"responses without store": over_responses_without_store},
     model=as_plugin(explaining),
     rows=[1, 2],
 )(conversation)
 
 
-@keeps(PARSED, on={"chat": True, "responses": False})
+@keeps(suite.PARSED, on={"chat": True, "responses": False})
 async def test_structured_output(task: str, llm: agl.LLM, over_chat: bool) -> Product:
     if over_chat:
         arguments = KernelArguments(settings=OpenAIChatPromptExecutionSettings(response_format=Product))
@@ -142,7 +128,7 @@ async def test_structured_output(task: str, llm: agl.LLM, over_chat: bool) -> Pr
     return Product.model_validate_json(str((await helper.get_response(task)).message))
 
 
-@keeps(IN_STYLES)
+@keeps(suite.IN_STYLES)
 async def test_prompts_of_a_kernel_side_by_side(task: str, llm: agl.LLM) -> list[str]:
     kernel = Kernel(services=service_of(llm))
 

@@ -47,9 +47,9 @@ def program(task: str, llm: agl.LLM, command: str) -> Any:
         "MODEL": llm.model,
         "TASK": task,
     }
-    told = ["node", *command.split()]
+    words = ["node", *command.split()]
     done = subprocess.run(
-        told, cwd=programs(), env=environment, capture_output=True, text=True, timeout=60, check=False
+        words, cwd=programs(), env=environment, capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout.splitlines()[-1])  # some packages print warnings

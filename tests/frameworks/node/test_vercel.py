@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
+from tests.frameworks import suite
 from tests.frameworks.harness import run_agent
 from tests.frameworks.node.node_programs import OBJECTS, needs_node, program
-from tests.frameworks.suite import (
-    CONVERSATION,
-    IN_STYLES,
-    PARSED,
-    SEVERAL_TOOLS,
-    THOUGHTS_DROPPED,
-    THOUGHTS_KEPT,
-    TOOL_LOOP,
-    WORDS,
-    keeps,
-    rollout_of,
-)
+from tests.frameworks.suite import keeps, rollout_of
 
 pytestmark = needs_node
 
@@ -26,16 +16,18 @@ def ways(agent: str, *names: str) -> dict[str, str]:
     return {name: f"vercel.mjs {agent} {PROVIDERS[name]}" for name in names or PROVIDERS}
 
 
-test_a_tool_loop = keeps(TOOL_LOOP, SEVERAL_TOOLS, on=ways("toolLoop"))(program)
-test_a_streamed_run = keeps(WORDS, on=ways("streams"))(program)
-test_structured_output = keeps(PARSED, on=ways("parsed"), outputs=OBJECTS)(program)
-test_structured_output_after_a_tool = keeps(PARSED, on=ways("parsedAfterTool"), outputs=OBJECTS, rows=[2])(program)
-test_calls_made_side_by_side = keeps(IN_STYLES, on=ways("sideBySide"))(program)
-test_its_agent_goes_on_with_its_own_conversation = keeps(CONVERSATION, on=ways("agent"))(program)
+test_a_tool_loop = keeps(suite.TOOL_LOOP, suite.SEVERAL_TOOLS, on=ways("toolLoop"))(program)
+test_a_streamed_run = keeps(suite.WORDS, on=ways("streams"))(program)
+test_structured_output = keeps(suite.PARSED, on=ways("parsed"), outputs=OBJECTS)(program)
+test_structured_output_after_a_tool = keeps(suite.PARSED, on=ways("parsedAfterTool"), outputs=OBJECTS, rows=[2])(
+    program
+)
+test_calls_made_side_by_side = keeps(suite.IN_STYLES, on=ways("sideBySide"))(program)
+test_its_agent_goes_on_with_its_own_conversation = keeps(suite.CONVERSATION, on=ways("agent"))(program)
 test_providers_that_give_thoughts_back = keeps(
-    THOUGHTS_KEPT, on=ways("toolLoop", "responses", "compatible", "messages")
+    suite.THOUGHTS_KEPT, on=ways("toolLoop", "responses", "compatible", "messages")
 )(program)
-test_the_provider_that_drops_thoughts = keeps(THOUGHTS_DROPPED, on=ways("toolLoop", "chat"))(program)
+test_the_provider_that_drops_thoughts = keeps(suite.THOUGHTS_DROPPED, on=ways("toolLoop", "chat"))(program)
 
 
 def test_a_refusal_that_the_stream_swallows_is_not_trained() -> None:

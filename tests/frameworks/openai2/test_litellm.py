@@ -8,21 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import agentlightning as agl
+from tests.frameworks import suite
 from tests.frameworks.engine import Json
 from tests.frameworks.harness import TaskResult
-from tests.frameworks.suite import (
-    ONE_CALL,
-    PARAMETERS,
-    PARSED,
-    SIDE_BY_SIDE,
-    THOUGHTS_KEPT,
-    TOOL_LOOP,
-    WORDS,
-    Product,
-    keeps,
-    multiply,
-    needs,
-)
+from tests.frameworks.suite import PARAMETERS, Product, keeps, multiply, needs
 
 litellm = needs("litellm")
 
@@ -51,12 +40,12 @@ def tool_loop(task: str, llm: agl.LLM, provider: str = "openai") -> str:
             return message.content
 
 
-test_a_tool_loop = keeps(TOOL_LOOP)(tool_loop)
+test_a_tool_loop = keeps(suite.TOOL_LOOP)(tool_loop)
 PROVIDERS = {name: name for name in ("openai", "hosted_vllm", "anthropic")}
-test_thoughts = keeps(THOUGHTS_KEPT, on=PROVIDERS)(tool_loop)
+test_thoughts = keeps(suite.THOUGHTS_KEPT, on=PROVIDERS)(tool_loop)
 
 
-@keeps(WORDS)
+@keeps(suite.WORDS)
 async def test_streams(task: str, llm: agl.LLM) -> Json:
     messages: list[Any] = [{"role": "user", "content": task}]
     while True:
@@ -73,14 +62,14 @@ def schema_is_sent(result: TaskResult) -> None:
     assert result.exchanges[0].request["response_format"]["type"] == "json_schema"
 
 
-@keeps(PARSED, also=schema_is_sent)
+@keeps(suite.PARSED, also=schema_is_sent)
 def test_structured_output(task: str, llm: agl.LLM) -> Product:
     messages = [{"role": "user", "content": task}]
     reply = litellm.completion(**told(llm, messages=messages, response_format=Product))
     return Product.model_validate_json(reply.choices[0].message.content)
 
 
-@keeps(SIDE_BY_SIDE, on={way: way for way in ("gather", "threads", "batch")})
+@keeps(suite.SIDE_BY_SIDE, on={way: way for way in ("gather", "threads", "batch")})
 async def test_calls_side_by_side(task: str, llm: agl.LLM, way: str) -> list[str]:
     question = {"role": "user", "content": task}
     lists = [[{"role": "system", "content": f"You are {name}."}, question] for name in ("Ada", "Emmy")]
@@ -95,7 +84,7 @@ async def test_calls_side_by_side(task: str, llm: agl.LLM, way: str) -> list[str
     return [reply.choices[0].message.content for reply in replies]
 
 
-@keeps(ONE_CALL, on={"responses": "openai", "messages": "anthropic"})
+@keeps(suite.ONE_CALL, on={"responses": "openai", "messages": "anthropic"})
 async def test_a_call_over(task: str, llm: agl.LLM, provider: str) -> str:
     if provider == "openai":
         return (await litellm.aresponses(**told(llm, input=task))).output[-1].content[0].text
@@ -103,7 +92,7 @@ async def test_a_call_over(task: str, llm: agl.LLM, provider: str) -> str:
     return (await litellm.acompletion(**asked)).choices[0].message.content
 
 
-@keeps(ONE_CALL, rows=[1, 1])
+@keeps(suite.ONE_CALL, rows=[1, 1])
 def test_a_cache_of_the_library_hides_calls_and_no_cache_is_its_default(task: str, llm: agl.LLM) -> str:
     assert litellm.cache is None
     messages = [{"role": "user", "content": task}]

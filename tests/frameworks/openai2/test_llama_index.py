@@ -9,21 +9,10 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
+from tests.frameworks import suite
 from tests.frameworks.engine import Json, call, last, numbers, offered, said, thoughts
 from tests.frameworks.harness import TaskResult
-from tests.frameworks.suite import (
-    PARSED,
-    SEVERAL_TOOLS,
-    THOUGHTS_DROPPED,
-    TOOL_LOOP,
-    WORDS,
-    Maker,
-    Product,
-    Promise,
-    keeps,
-    multiply,
-    needs,
-)
+from tests.frameworks.suite import Maker, Product, Promise, keeps, multiply, needs
 
 needs("llama_index", "llama-index")
 
@@ -51,12 +40,12 @@ def agent_of(model: Any, **more: Any) -> FunctionAgent:
     return FunctionAgent(llm=model, **{"tools": [multiply], "system_prompt": "Use the tool.", **more})
 
 
-@keeps(TOOL_LOOP, SEVERAL_TOOLS, THOUGHTS_DROPPED, on=DIALECTS)
+@keeps(suite.TOOL_LOOP, suite.SEVERAL_TOOLS, suite.THOUGHTS_DROPPED, on=DIALECTS)
 async def test_an_agent_with_a_tool(task: str, llm: agl.LLM, model_of: Maker) -> str:
     return str(await agent_of(model_of(llm)).run(task))
 
 
-@keeps(TOOL_LOOP, on=DIALECTS)
+@keeps(suite.TOOL_LOOP, on=DIALECTS)
 async def test_an_agent_that_does_not_stream(task: str, llm: agl.LLM, model_of: Maker) -> str:
     return str(await agent_of(model_of(llm), streaming=False).run(task))
 
@@ -76,7 +65,7 @@ async def test_what_the_server_remembers_keeps_its_thoughts(task: str, llm: agl.
     return [str(answer.message.content) for answer in answers]
 
 
-@keeps(WORDS)
+@keeps(suite.WORDS)
 async def test_the_words_of_an_agent_as_they_come(task: str, llm: agl.LLM) -> list[str]:
     running = agent_of(over_chat(llm)).run(task)
     words = [event.delta async for event in running.stream_events() if isinstance(event, AgentStream)]
@@ -117,7 +106,7 @@ async def test_a_workflow_of_agents_that_hand_over(task: str, llm: agl.LLM) -> s
     return str(await AgentWorkflow(agents=[triage, mathematician], root_agent="triage").run(task))
 
 
-@keeps(PARSED, on={way: way for way in ("structured_llm", "tool", "text")})
+@keeps(suite.PARSED, on={way: way for way in ("structured_llm", "tool", "text")})
 async def test_structured_output(task: str, llm: agl.LLM, way: str) -> Product:
     model = over_chat(llm)
     if way == "structured_llm":

@@ -6,24 +6,10 @@ import asyncio
 from typing import Any
 
 import agentlightning as agl
+from tests.frameworks import suite
 from tests.frameworks.engine import Json
 from tests.frameworks.harness import TaskResult
-from tests.frameworks.suite import (
-    ONE_CALL,
-    PARSED,
-    SAID,
-    SEVERAL_TOOLS,
-    SIDE_BY_SIDE,
-    THOUGHTS_DROPPED,
-    THOUGHTS_KEPT,
-    TOOL_LOOP,
-    Maker,
-    Product,
-    Promise,
-    keeps,
-    multiply,
-    needs,
-)
+from tests.frameworks.suite import SAID, Maker, Product, Promise, keeps, multiply, needs
 
 needs("haystack", "haystack-ai")
 
@@ -60,9 +46,9 @@ def with_tool(task: str, llm: agl.LLM, model_of: Maker) -> str:
     return agent_of(model_of(llm)).run(messages=[ChatMessage.from_user(task)])["last_message"].text
 
 
-test_an_agent_with_a_tool = keeps(TOOL_LOOP, SEVERAL_TOOLS, on=DIALECTS)(with_tool)
-test_thoughts_over_chat = keeps(THOUGHTS_DROPPED, on={"chat": over_chat})(with_tool)
-test_thoughts_over_responses = keeps(THOUGHTS_KEPT, on={"responses": over_responses})(with_tool)
+test_an_agent_with_a_tool = keeps(suite.TOOL_LOOP, suite.SEVERAL_TOOLS, on=DIALECTS)(with_tool)
+test_thoughts_over_chat = keeps(suite.THOUGHTS_DROPPED, on={"chat": over_chat})(with_tool)
+test_thoughts_over_responses = keeps(suite.THOUGHTS_KEPT, on={"responses": over_responses})(with_tool)
 
 
 def all_are_streamed(result: TaskResult) -> None:
@@ -83,13 +69,13 @@ async def test_a_streamed_agent_gives_its_words(task: str, llm: agl.LLM, model_o
     return answer
 
 
-@keeps(PARSED)
+@keeps(suite.PARSED)
 def test_structured_output(task: str, llm: agl.LLM) -> Product:
     generator = over_chat(llm, generation_kwargs={"response_format": Product})
     return Product.model_validate_json(generator.run([ChatMessage.from_user(task)])["replies"][0].text)
 
 
-@keeps(ONE_CALL)
+@keeps(suite.ONE_CALL)
 def test_a_pipeline(task: str, llm: agl.LLM) -> str:
     pipeline = Pipeline()
     template = [ChatMessage.from_system("Be brief."), ChatMessage.from_user("{{ question }}")]
@@ -99,7 +85,7 @@ def test_a_pipeline(task: str, llm: agl.LLM) -> str:
     return pipeline.run({"prompt": {"question": task}})["model"]["replies"][0].text
 
 
-@keeps(SIDE_BY_SIDE, on={"gather": "gather", "pipeline": "pipeline"})
+@keeps(suite.SIDE_BY_SIDE, on={"gather": "gather", "pipeline": "pipeline"})
 async def test_calls_side_by_side(task: str, llm: agl.LLM, way: str) -> list[str]:
     asked = {
         name: [ChatMessage.from_system(f"You are {name}."), ChatMessage.from_user(task)] for name in ("Ada", "Emmy")

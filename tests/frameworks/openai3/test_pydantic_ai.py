@@ -9,22 +9,9 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
+from tests.frameworks import suite
 from tests.frameworks.engine import Json, calls, last, offered, said
-from tests.frameworks.suite import (
-    PARSED,
-    SAID,
-    SEVERAL_TOOLS,
-    THOUGHTS_KEPT,
-    TOOL_LOOP,
-    WORDS,
-    Maker,
-    Product,
-    Promise,
-    address,
-    keeps,
-    multiply,
-    needs,
-)
+from tests.frameworks.suite import SAID, Maker, Product, Promise, address, keeps, multiply, needs
 
 needs("pydantic_ai", "pydantic-ai")
 
@@ -51,12 +38,12 @@ def over_messages(llm: agl.LLM) -> Any:
 DIALECTS = {"chat": over_chat, "responses": over_responses, "messages": over_messages}
 
 
-@keeps(TOOL_LOOP, SEVERAL_TOOLS, on=DIALECTS)
+@keeps(suite.TOOL_LOOP, suite.SEVERAL_TOOLS, on=DIALECTS)
 async def test_an_agent_with_a_tool(task: str, llm: agl.LLM, model_of: Maker) -> str:
     return (await Agent(model_of(llm), tools=[multiply], instructions="Use the tool.").run(task)).output
 
 
-@keeps(WORDS, on=DIALECTS)
+@keeps(suite.WORDS, on=DIALECTS)
 async def test_a_streamed_run(task: str, llm: agl.LLM, model_of: Maker) -> list[str]:
     helper = Agent(model_of(llm), tools=[multiply], instructions="Use the tool.")
     async with helper.run_stream(task) as running:
@@ -72,7 +59,7 @@ KINDS = {
 }
 
 
-@keeps(PARSED, on=KINDS)
+@keeps(suite.PARSED, on=KINDS)
 async def test_an_output_type(task: str, llm: agl.LLM, way: tuple[Maker, Any]) -> Product:
     model_of, kind = way
     return (await Agent(model_of(llm), output_type=kind(Product)).run(task)).output
@@ -95,7 +82,9 @@ async def test_an_output_that_is_refused_is_asked_again(task: str, llm: agl.LLM)
     return (await helper.run(task)).output
 
 
-@keeps(THOUGHTS_KEPT, on=DIALECTS, rows=None, outputs=[(answer, ["Thought  1.", "Thought  3."]) for answer in SAID])
+@keeps(
+    suite.THOUGHTS_KEPT, on=DIALECTS, rows=None, outputs=[(answer, ["Thought  1.", "Thought  3."]) for answer in SAID]
+)
 async def test_thoughts(task: str, llm: agl.LLM, model_of: Maker) -> tuple[str, list[str]]:
     settings: Any = {
         over_messages: {"anthropic_thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 4096},

@@ -9,18 +9,8 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
-from tests.frameworks.suite import (
-    ASKED,
-    NAMED_LOOP,
-    NAMED_WORKERS,
-    TOOL_LOOP,
-    WORKERS,
-    address,
-    asking,
-    keeps,
-    multiply,
-    needs,
-)
+from tests.frameworks import suite
+from tests.frameworks.suite import WORKERS, address, asking, keeps, multiply, needs
 
 needs("agno")
 
@@ -57,12 +47,12 @@ async def solver(task: str, llm: agl.LLM, streamed: bool) -> str:
 
 
 WAYS = {"plain": False, "streamed": True}
-test_a_tool_loop = keeps(TOOL_LOOP, on=WAYS, names=["*"] * 2)(solver)
-test_an_instrumented_tool_loop = with_names(keeps(NAMED_LOOP, on=WAYS)(solver))
+test_a_tool_loop = keeps(suite.TOOL_LOOP, on=WAYS, names=["*"] * 2)(solver)
+test_an_instrumented_tool_loop = with_names(keeps(suite.NAMED_LOOP, on=WAYS)(solver))
 
 
 @with_names
-@keeps(NAMED_WORKERS)
+@keeps(suite.NAMED_WORKERS)
 async def test_agents_side_by_side(task: str, llm: agl.LLM) -> list[str]:
     done = await asyncio.gather(*(agent_of(llm, name).arun(task) for name in WORKERS))
     return [one.content for one in done]
@@ -70,7 +60,7 @@ async def test_agents_side_by_side(task: str, llm: agl.LLM) -> list[str]:
 
 @with_names
 @keeps(
-    ASKED,
+    suite.ASKED,
     model=asking("delegate_task_to_member", "task", member_id="expert"),
     outputs=None,
     rows=None,
@@ -86,6 +76,6 @@ async def test_a_team_and_its_member(task: str, llm: agl.LLM) -> str:
 
 
 @with_names
-@keeps(TOOL_LOOP, names=["*"] * 2)
+@keeps(suite.TOOL_LOOP, names=["*"] * 2)
 def test_an_agent_without_a_name(task: str, llm: agl.LLM) -> str:
     return agent_of(llm, None).run(task).content

@@ -6,22 +6,10 @@ import asyncio
 from typing import Any
 
 import agentlightning as agl
+from tests.frameworks import suite
 from tests.frameworks.engine import Json, call, offered, said
 from tests.frameworks.harness import TASKS, TaskResult
-from tests.frameworks.suite import (
-    ASKED,
-    NAMED_LOOP,
-    NAMED_WORKERS,
-    PARSED,
-    TOOL_LOOP,
-    WORKERS,
-    Product,
-    Promise,
-    asking,
-    keeps,
-    multiply,
-    needs,
-)
+from tests.frameworks.suite import WORKERS, Product, Promise, asking, keeps, multiply, needs
 
 needs("google.adk", "google-adk")
 
@@ -70,12 +58,12 @@ def seen_by_both(result: TaskResult) -> None:
     assert {call.spans.seen_by for call in result.record.calls if call.spans} == {"both"}
 
 
-@keeps(*NAMED_LOOP.under(SETTINGS), outputs=SAID, also=seen_by_both)
+@keeps(*suite.NAMED_LOOP.under(SETTINGS), outputs=SAID, also=seen_by_both)
 async def test_a_tool_loop(task: str, llm: agl.LLM) -> str:
     return await ask(agent_of(llm), task)
 
 
-@keeps(TOOL_LOOP, outputs=SAID)
+@keeps(suite.TOOL_LOOP, outputs=SAID)
 async def test_a_stream_gives_the_words_as_they_come(task: str, llm: agl.LLM) -> str:
     events = await events_of(agent_of(llm), task, run_config=RunConfig(streaming_mode=StreamingMode.SSE))
     words = [text_of(event) for event in events if event.partial and text_of(event)]
@@ -83,7 +71,7 @@ async def test_a_stream_gives_the_words_as_they_come(task: str, llm: agl.LLM) ->
     return "".join(words)
 
 
-@keeps(PARSED)
+@keeps(suite.PARSED)
 async def test_structured_output(task: str, llm: agl.LLM) -> Product:
     return Product.model_validate_json(await ask(agent_of(llm, tools=[], output_schema=Product), task))
 
@@ -91,7 +79,7 @@ async def test_structured_output(task: str, llm: agl.LLM) -> Product:
 # --- several agents --------------------------------------------------------------------------------------------------
 
 
-@keeps(*NAMED_WORKERS.under(SETTINGS))
+@keeps(*suite.NAMED_WORKERS.under(SETTINGS))
 async def test_agents_side_by_side(task: str, llm: agl.LLM) -> list[str]:
     return await asyncio.gather(*(ask(agent_of(llm, name), task) for name in WORKERS))
 
@@ -109,7 +97,7 @@ async def test_a_handoff_to_a_sub_agent(task: str, llm: agl.LLM) -> str:
 
 
 @keeps(
-    ASKED,
+    suite.ASKED,
     model=asking("helper", "request"),
     outputs=None,
     names=["boss", "helper", "helper", "boss"],

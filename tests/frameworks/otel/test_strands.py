@@ -9,23 +9,10 @@ from typing import Any
 
 import agentlightning as agl
 from agentlightning.adapter import TracerTraceToTriplet
+from tests.frameworks import suite
 from tests.frameworks.engine import Json, call, last, offered
 from tests.frameworks.harness import TASKS, TaskResult, run_agent
-from tests.frameworks.suite import (
-    ASKED,
-    NAMED_LOOP,
-    NAMED_WORKERS,
-    PARSED,
-    SEVERAL_TOOLS,
-    TOOL_LOOP,
-    WORKERS,
-    Product,
-    address,
-    asking,
-    keeps,
-    needs,
-    product,
-)
+from tests.frameworks.suite import WORKERS, Product, address, asking, keeps, needs, product
 from tests.frameworks.suite import multiply as product_of
 
 needs("strands", "strands-agents")
@@ -57,17 +44,21 @@ def seen_by_both(result: TaskResult) -> None:
     assert seen <= {("both", "traceparent"), ("both", "response_id")}
 
 
-@keeps(*NAMED_LOOP.but(outputs=SAID).under(CONVENTIONS), SEVERAL_TOOLS.but(rows=None, outputs=None), also=seen_by_both)
+@keeps(
+    *suite.NAMED_LOOP.but(outputs=SAID).under(CONVENTIONS),
+    suite.SEVERAL_TOOLS.but(rows=None, outputs=None),
+    also=seen_by_both,
+)
 async def test_a_tool_loop(task: str, llm: agl.LLM) -> str:
     return await ask(llm, "solver", task)
 
 
-@keeps(TOOL_LOOP, outputs=SAID, rows=None)
+@keeps(suite.TOOL_LOOP, outputs=SAID, rows=None)
 def test_without_streams(task: str, llm: agl.LLM) -> str:
     return str(Agent(model=model_of(llm, streaming=False), tools=[multiply], callback_handler=None)(task))
 
 
-@keeps(TOOL_LOOP, rows=None)
+@keeps(suite.TOOL_LOOP, rows=None)
 async def test_a_stream_gives_the_words_as_they_come(task: str, llm: agl.LLM) -> str:
     words = [event["data"] async for event in agent_of(llm).stream_async(task) if "data" in event]
     assert len(words) > 1
@@ -80,7 +71,7 @@ def in_form_then_done(request: Json) -> str | Json:
     return call("Product", **product(request))
 
 
-@keeps(PARSED, model=in_form_then_done, rows=None)
+@keeps(suite.PARSED, model=in_form_then_done, rows=None)
 async def test_structured_output(task: str, llm: agl.LLM) -> Product:
     return (await agent_of(llm, tools=[]).invoke_async(task, structured_output_model=Product)).structured_output
 
@@ -88,12 +79,12 @@ async def test_structured_output(task: str, llm: agl.LLM) -> Product:
 # --- several agents --------------------------------------------------------------------------------------------------
 
 
-@keeps(*NAMED_WORKERS.under(CONVENTIONS))
+@keeps(*suite.NAMED_WORKERS.under(CONVENTIONS))
 async def test_agents_gathered(task: str, llm: agl.LLM) -> list[str]:
     return await asyncio.gather(*(ask(llm, name, task) for name in WORKERS))
 
 
-@keeps(*NAMED_WORKERS.under(CONVENTIONS))
+@keeps(*suite.NAMED_WORKERS.under(CONVENTIONS))
 def test_agents_in_threads(task: str, llm: agl.LLM) -> list[str]:
     with ThreadPoolExecutor(3) as pool:
         jobs = [pool.submit(copy_context().run, agent_of(llm, name), task) for name in WORKERS]
@@ -120,7 +111,7 @@ def test_agents_that_ask_the_same_at_the_same_time_have_their_name_or_none() -> 
 
 
 @keeps(
-    ASKED,
+    suite.ASKED,
     model=asking("helper", "question"),
     outputs=None,
     rows=None,
