@@ -314,7 +314,7 @@ class LightningStore:
         """
         raise NotImplementedError
 
-    @Operation()
+    @Operation(kind="default")
     async def add_otel_span(
         self, rollout_id: str, attempt_id: str, readable_span: ReadableSpan, sequence_id: int | None = None
     ) -> Span | None:
@@ -323,7 +323,9 @@ class LightningStore:
         It is numbered by the store when `sequence_id` is None. A request that is repeated because its reply was lost
         has the same answer.
         """
-        raise NotImplementedError
+        number = -1 if sequence_id is None else sequence_id
+        span = Span.from_opentelemetry(readable_span, rollout_id, attempt_id, number)
+        return await self.add_span(span) or await self.get_span(rollout_id, attempt_id, span.span_id)
 
     @Operation("POST /spans/next", wrap="sequence_id", many="get_many_span_sequence_ids")
     async def get_next_span_sequence_id(self, rollout_id: str, attempt_id: str) -> int:

@@ -360,12 +360,6 @@ class CompletedStore(StoreWrapper):
         return [span for span in stored if span is not None]
 
     @override
-    async def add_otel_span(self, rollout_id, attempt_id, readable_span, sequence_id=None) -> Span | None:
-        number = -1 if sequence_id is None else sequence_id
-        span = Span.from_opentelemetry(readable_span, rollout_id, attempt_id, number)
-        return await self.add_span(span) or await self.get_span(rollout_id, attempt_id, span.span_id)
-
-    @override
     async def get_next_span_sequence_id(self, rollout_id, attempt_id) -> int:
         return (await self.get_many_span_sequence_ids([(rollout_id, attempt_id)]))[0]
 

@@ -7,6 +7,7 @@ are called is in `store.py`.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import os
@@ -226,25 +227,16 @@ class StoreRuntime:
     async def scan(self) -> None:
         """Look for lapsed attempts within a call, unless somebody did lately; and let what was queued before the clock
         was set back, and lies in the future now, be claimed. Never fails the call."""
-        self.now()
-        if self._timeline.was_set_back:
-            self._timeline.was_set_back = False
-            now = self.now()
-            try:
-                ahead = await self.read(lambda tx: queued_ahead(tx, now))
-                for start in range(0, len(ahead), _QUEUED_AT_ONCE):
-                    await self.write(partial(queue_now, now=now, rollout_ids=ahead[start : start + _QUEUED_AT_ONCE]))
-            except Exception:  # the call that happens to carry this must not suffer from it
-                self._timeline.was_set_back = True
-                text = "what was queued before the clock was set back is not settled; the next call tries again"
-                logger.exception(text)
         looked = time.monotonic()
-        if looked - self._last_scan < self._scan_debounce_seconds or not self._scanning.acquire(blocking=False):
+        due = looked - self._last_scan >= self._scan_debounce_seconds
+        if not (due or self._timeline.was_set_back) or not self._scanning.acquire(blocking=False):
             return
         try:
             self._last_scan = looked
-            for lapse in await self.read(self._lapsed_script()):
-                await self.write(self._expire(lapse))
+            if self._inline:
+                self._look()
+            else:
+                await asyncio.to_thread(self._look)
         except Exception:  # the call that happens to carry the scan must not suffer from it
             logger.exception("looking for lapsed attempts failed; the next scan tries again")
         finally:
@@ -255,18 +247,27 @@ class StoreRuntime:
         if monotonic() - self._clock_set >= _CLOCK_SECONDS:
             self._set_clock()
         self._last_scan = time.monotonic()
+        self._look()
+        if time.monotonic() - self._last_sweep >= min(_SWEEP_SECONDS, self.lease_seconds):
+            self._last_sweep = time.monotonic()
+            self.sweep_now()
+
+    def _look(self) -> None:
         lapsed, notes = self.backend.execute(self._lapsed_script(), write=False)
         if notes.damaged:
             self.write_now(partial(set_aside, rollout_ids=notes.damaged))
         if lapsed and self.backend.shared:  # somebody may have followed a jump of the clock before this process
             self._set_clock()
-        self.now()
+        now = self.now()
         if self._timeline.was_set_back:
             self._timeline.was_set_back = False
-            now = self.now()
-            ahead, _ = self.backend.execute(lambda tx: queued_ahead(tx, now), write=False)
-            for start in range(0, len(ahead), _QUEUED_AT_ONCE):
-                self.write_now(partial(queue_now, now=now, rollout_ids=ahead[start : start + _QUEUED_AT_ONCE]))
+            try:
+                ahead, _ = self.backend.execute(lambda tx: queued_ahead(tx, now), write=False)
+                for start in range(0, len(ahead), _QUEUED_AT_ONCE):
+                    self.write_now(partial(queue_now, now=now, rollout_ids=ahead[start : start + _QUEUED_AT_ONCE]))
+            except Exception:  # the next look tries again
+                self._timeline.was_set_back = True
+                raise
         for lapse in lapsed:
             rollout_id, attempt_id, to, reason = lapse
             try:
@@ -274,9 +275,6 @@ class StoreRuntime:
                     logger.warning("attempt %s of rollout %s is %s (%s)", attempt_id, rollout_id, to, reason)
             except Exception:  # one attempt's trouble must not keep the others from being noticed
                 logger.exception("attempt %s of rollout %s could not be ended", attempt_id, rollout_id)
-        if time.monotonic() - self._last_sweep >= min(_SWEEP_SECONDS, self.lease_seconds):
-            self._last_sweep = time.monotonic()
-            self.sweep_now()
 
     def _set_clock(self) -> None:
         self._clock_set = monotonic()

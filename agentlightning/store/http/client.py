@@ -204,13 +204,6 @@ class LightningStoreClient(LightningStore):
             else:
                 connections.close()
 
-    @override
-    async def add_otel_span(self, rollout_id, attempt_id, readable_span, sequence_id=None) -> Span | None:
-        number = -1 if sequence_id is None else sequence_id
-        span = Span.from_opentelemetry(readable_span, rollout_id, attempt_id, number)
-        stored = await self.add_many_spans([span])
-        return stored[0] if stored else await self.get_span(rollout_id, attempt_id, span.span_id)
-
     async def _call(self, operation: str, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         if (many := _FORMS.get(operation)) is not None:  # it travels in its form for many
             bound = many.signature.bind(None, *args, **kwargs).arguments
@@ -220,6 +213,8 @@ class LightningStoreClient(LightningStore):
                     bound = {"rollouts": [EnqueueRolloutRequest(**{**bound, "input": to_json(bound["input"])})]}
             answers: Any = await getattr(self, cast("str", many.many))(**bound)
             return next(iter(answers), None)
+        if operation not in OPERATIONS:  # it is made of others
+            return await getattr(LightningStore, operation)(self, *args, **kwargs)
         row = OPERATIONS[operation]
         arguments = row.bind(args, kwargs)
         if operation == "query_rollouts":

@@ -34,7 +34,7 @@ from tests.store.conftest import Serve
 def test_every_operation_has_a_row_and_an_implementation() -> None:
     sent_as_others = {"enqueue_rollout", "dequeue_rollout", "add_otel_span"}
     assert set(names_of()) - sent_as_others <= set(OPERATIONS)
-    made_of_others = {"query_resource_versions", "get_token_texts"}
+    made_of_others = {"query_resource_versions", "get_token_texts", "add_otel_span"}
     assert {n for n in names_of() if getattr(EngineStore, n) is getattr(LightningStore, n)} == made_of_others
 
 
@@ -223,7 +223,7 @@ async def test_a_span_whose_reply_was_lost_is_answered_all_the_same(serve: Serve
         spans = [tracer.start_span(f"{number}") for number in range(20)]
         for span in spans:
             span.end()
-        proxy.plan_nth("/v1/agl/spans/batch", "lost answer", 3, 11)
+        proxy.plan_nth("/v1/agl/spans", "lost answer", 3, 11)
         stored = await asyncio.gather(*(client.add_otel_span(*ids, span) for span in spans))  # type: ignore[arg-type]
         assert proxy.seen["lost answer"] == 2
         assert [span and span.name for span in stored] == [f"{number}" for number in range(20)]
