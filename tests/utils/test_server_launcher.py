@@ -10,7 +10,7 @@ import socket
 import threading
 import weakref
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import aiohttp
 import pytest
@@ -212,7 +212,7 @@ def test_modes_that_cannot_be_served_are_refused_by_name() -> None:
         ({"host": "0.0.0.0", "access_host": "gpu-box"}, "http://0.0.0.0:4747", "http://gpu-box:4747"),
     ],
 )
-def test_an_address_is_loopback_unless_said_otherwise(settings: dict[str, object], bound: str, told: str) -> None:
+def test_an_address_is_loopback_unless_said_otherwise(settings: dict[str, Any], bound: str, told: str) -> None:
     server = launcher(port=4747, **settings)
     assert (server.endpoint, server.access_endpoint) == (bound, told)
     assert "0.0.0.0" not in launcher(host="0.0.0.0", port=4747).access_endpoint
