@@ -59,7 +59,7 @@ def lightning_cli(*classes: type[Any], argv: Sequence[str] | None = None) -> Any
 
 @dataclass(frozen=True)
 class _Option:
-    """What a parameter may be, as far as it decides how its words are read."""
+    """The kinds of values that a parameter takes, as far as they decide how its words are read."""
 
     may_be_none: bool
     nullable: bool
@@ -126,8 +126,8 @@ def _add_class(parser: Any, cls: type[Any]) -> dict[str, _Option]:
         hints: dict[str, object] = typing.get_type_hints(constructor, localns=_Known(constructor.__globals__))
     except Exception:  # no type after all; jsonargparse has ways of its own for these
         hints = dict(getattr(constructor, "__annotations__", {}))
-    found = {name: _Option.of(annotation) for name, annotation in hints.items() if name in parameters}
-    specs = [name for name, option in found.items() if option.is_spec]
+    known = {name: _Option.of(annotation) for name, annotation in hints.items() if name in parameters}
+    specs = [name for name, option in known.items() if option.is_spec]
     parser.add_class_arguments(cls, key, fail_untyped=False, skip=set(specs))
     for name in specs:
         default = parameters[name].default
@@ -140,7 +140,7 @@ def _add_class(parser: Any, cls: type[Any]) -> dict[str, _Option]:
     for action in parser._actions:
         if action.dest in {f"{key}.{name}" for name in hidden}:
             action.help = argparse.SUPPRESS
-    return {f"{key}.{name}": option for name, option in found.items()}
+    return {f"{key}.{name}": option for name, option in known.items()}
 
 
 # --- words -----------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What the fields of a value mean: the docstrings below them, in `help()` and in JSON Schema.
+"""The meaning of the fields of a value: the docstrings below them, in `help()` and in JSON Schema.
 
 The source is read when somebody asks, so that defining a value costs nothing. pydantic's `use_attribute_docstrings`
 reads it at every import: 50 ms for the values of `types`, half of what importing them takes.
@@ -32,7 +32,7 @@ def explain_fields(cls: _Class) -> _Class:
 @cache
 def field_docstrings(cls: type) -> dict[str, str]:
     """Return the docstrings below the fields of a class and of its bases; empty where there is no source."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if base in (object, BaseModel):
             continue
@@ -44,10 +44,10 @@ def field_docstrings(cls: type) -> dict[str, str]:
         for field, below in (pair for definition in definitions for pair in pairwise(definition.body)):
             match field, below:
                 case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                    found[name] = inspect.cleandoc(text)
+                    texts[name] = inspect.cleandoc(text)
                 case _:
                     pass
-    return found
+    return texts
 
 
 class _Help:

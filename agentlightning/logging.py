@@ -49,8 +49,8 @@ def log_context(
 
     Contexts nest; an id that is None is that of the context outside.
     """
-    given = {"run_id": run_id, "rollout_id": rollout_id, "attempt_id": attempt_id}
-    token = _ids.set({**log_ids(), **{name: value for name, value in given.items() if value is not None}})
+    ids = {"run_id": run_id, "rollout_id": rollout_id, "attempt_id": attempt_id}
+    token = _ids.set({**log_ids(), **{name: value for name, value in ids.items() if value is not None}})
     try:
         yield
     finally:
@@ -249,7 +249,7 @@ class PlainLines(logging.Formatter):
 
 
 class _Message(PlainLines):
-    """What a console writes behind its own columns; gives way to a formatter of the user's."""
+    """The message that a console writes behind its own columns; gives way to a formatter of the user's."""
 
 
 class JsonLines(logging.Formatter):

@@ -63,18 +63,18 @@ def private_folder(path: str | Path) -> Path:
     return folder
 
 
-def _ours(found: os.stat_result) -> bool:
+def _ours(status: os.stat_result) -> bool:
     """True where files have no owner (Windows)."""
-    return not hasattr(os, "geteuid") or found.st_uid == os.geteuid()
+    return not hasattr(os, "geteuid") or status.st_uid == os.geteuid()
 
 
 def _opener(path: Any, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def _tighten(found: os.stat_result, file: int | str) -> None:
-    mode = stat.S_IMODE(found.st_mode)
+def _tighten(status: os.stat_result, file: int | str) -> None:
+    mode = stat.S_IMODE(status.st_mode)
     wanted = mode & (_SHARED if mode & _GROUP_WRITES else _OURS)
-    if mode != wanted and stat.S_ISREG(found.st_mode) and _ours(found):
+    if mode != wanted and stat.S_ISREG(status.st_mode) and _ours(status):
         with contextlib.suppress(PermissionError, NotImplementedError):  # a file system without modes
             os.chmod(file, wanted)

@@ -80,10 +80,10 @@ def hide(text: str) -> None:
     if not data:
         return
     for address, argument in _initial(_ARGUMENTS):
-        found = argument.find(data)
-        while found >= 0:
-            ctypes.memset(address + found, ord("*"), len(data))
-            found = argument.find(data, found + len(data))
+        place = argument.find(data)
+        while place >= 0:
+            ctypes.memset(address + place, ord("*"), len(data))
+            place = argument.find(data, place + len(data))
     protect()
 
 
@@ -187,15 +187,15 @@ def read_secret(path: str, named: str) -> str:
     except OSError as error:
         raise ValueError(f"{named}: {error.strerror}") from error
     try:
-        found = os.fstat(descriptor)
-        is_file = stat.S_ISREG(found.st_mode)
-        if not (is_file or stat.S_ISFIFO(found.st_mode)):
+        status = os.fstat(descriptor)
+        is_file = stat.S_ISREG(status.st_mode)
+        if not (is_file or stat.S_ISFIFO(status.st_mode)):
             raise ValueError(f"{named} is no file and no pipe")
         has_owners = hasattr(os, "geteuid")  # else Windows, which has no modes either
-        ours = has_owners and found.st_uid == os.geteuid()
-        forbidden = found.st_mode & (0o077 if ours else 0o007)  # one that root hands to our group is meant for us
+        ours = has_owners and status.st_uid == os.geteuid()
+        forbidden = status.st_mode & (0o077 if ours else 0o007)  # one that root hands to our group is meant for us
         if is_file and has_owners and forbidden:
-            mode = stat.S_IMODE(found.st_mode)
+            mode = stat.S_IMODE(status.st_mode)
             raise ValueError(f"{named} may be read by other users (mode {mode:04o}); make it 0600: chmod 600 {path}")
         text = _whole(descriptor).decode("utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:

@@ -3,8 +3,6 @@
 from . import (
     agent as agent,
     core as core,
-    details as details,
-    events as events,
     history as history,
     query as query,
     resources as resources,
@@ -39,16 +37,6 @@ from agentlightning.types.core import (
     Worker as Worker,
     WorkerStatus as WorkerStatus,
 )
-from agentlightning.types.details import (
-    SpanKind as SpanKind,
-    SpanOutline as SpanOutline,
-    TokenText as TokenText,
-)
-from agentlightning.types.events import (
-    EventPage as EventPage,
-    RolloutEvent as RolloutEvent,
-    RunEvent as RunEvent,
-)
 from agentlightning.types.history import (
     HistoryImport as HistoryImport,
     HistoryRefusal as HistoryRefusal,
@@ -74,8 +62,11 @@ from agentlightning.types.resources import (
 )
 from agentlightning.types.runs import (
     BestFigure as BestFigure,
+    EventPage as EventPage,
     RecordKind as RecordKind,
+    RolloutEvent as RolloutEvent,
     Run as Run,
+    RunEvent as RunEvent,
     RunRecord as RunRecord,
     RunState as RunState,
 )
@@ -85,8 +76,11 @@ from agentlightning.types.summaries import (
     RolloutAggregate as RolloutAggregate,
     RolloutFilter as RolloutFilter,
     RolloutSummary as RolloutSummary,
+    SpanKind as SpanKind,
+    SpanOutline as SpanOutline,
     SummaryPage as SummaryPage,
     SummarySort as SummarySort,
+    TokenText as TokenText,
 )
 from agentlightning.types.tracer import (
     Attributes as Attributes,

@@ -1,4 +1,4 @@
-"""What an attribute of a span may hold, and how attributes are validated.
+"""The values that an attribute of a span may hold, and their validation.
 
 A span has a dozen attributes or more, and a union of eight types for each was half of what reading a span costs. So
 attributes whose values are plain are taken in one look at their classes; only others go through the union, which

@@ -1,4 +1,4 @@
-"""What became of a history that was imported: what was new, what was there already, what was refused."""
+"""The result of an import of a history: new pieces, present ones and refused ones."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class HistoryRefusal(Value):
 
 
 class HistoryImport(Value):
-    """What one call of `import_history` did."""
+    """The result of one call of `import_history`."""
 
     resources: int = 0
     """Versions of resources that are new."""

@@ -121,15 +121,15 @@ class FilterOptions(Value):
         return self._arguments()[name]
 
     def _arguments(self) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        arguments: dict[str, Any] = {}
         for field in self.fields:
             argument = _ARGUMENTS[field.name, field.operator]
-            found[argument] = [field.value] if argument.endswith("_in") and field.operator == "eq" else field.value
+            arguments[argument] = [field.value] if argument.endswith("_in") and field.operator == "eq" else field.value
         if self.filter_logic != "and":
-            found["filter_logic"] = self.filter_logic
+            arguments["filter_logic"] = self.filter_logic
         if self.sort is not None:
-            found |= {"sort_by": self.sort.name, "sort_order": self.sort.order}
-        return {**found, "offset": self.offset, "limit": self.limit}
+            arguments |= {"sort_by": self.sort.name, "sort_order": self.sort.order}
+        return {**arguments, "offset": self.offset, "limit": self.limit}
 
 
 class PaginatedResult(Value, Generic[T], Sequence[T]):  # pyright: ignore[reportUnsafeMultipleInheritance] -- both are data

@@ -339,13 +339,13 @@ def _scope(scope: object) -> dict[str, object] | None:
     if not isinstance(name, str):
         return None
     version = getattr(scope, "version", None)
-    found: dict[str, object] = {"name": name, "version": version if isinstance(version, str) else None}
+    fields: dict[str, object] = {"name": name, "version": version if isinstance(version, str) else None}
     attributes, schema_url = getattr(scope, "attributes", None), getattr(scope, "schema_url", None)
     if isinstance(attributes, Mapping) and attributes:
-        found["attributes"] = dict(cast(Mapping[str, object], attributes))
+        fields["attributes"] = dict(cast(Mapping[str, object], attributes))
     if isinstance(schema_url, str) and schema_url:
-        found["schema_url"] = schema_url
-    return found
+        fields["schema_url"] = schema_url
+    return fields
 
 
 def _count(src: object, name: str) -> int:

@@ -105,10 +105,10 @@ def filter_and_unflatten_attributes(attributes: Mapping[str, object], prefix: st
     Raises:
         ValueError: there is a value at `prefix` itself, where a branch was expected.
     """
-    found = filter_attributes(attributes, prefix)
-    if prefix in found:
+    below = filter_attributes(attributes, prefix)
+    if prefix in below:
         raise ValueError(f"Attribute {prefix!r} holds a value itself; expected only keys below it, such as {prefix}.0")
-    return unflatten_attributes({key[len(prefix) + 1 :]: value for key, value in found.items()})
+    return unflatten_attributes({key[len(prefix) + 1 :]: value for key, value in below.items()})
 
 
 def sanitize_attribute_value(object: Any, force: bool = True) -> Any:

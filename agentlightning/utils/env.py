@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from enum import Enum
-from typing import TypeVar, overload
+from typing import Any, overload
 
-T = TypeVar("T")
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"0", "false", "no", "off"}
 
 
-def _name(env_var: object) -> str:
-    if isinstance(env_var, Enum):
-        return str(env_var.value)
-    if not isinstance(env_var, str):
+def _resolved(env_var: object, override: Any, fallback: Any, read: Callable[[str, str], object]) -> Any:
+    """Return `override` if given, else what `read` makes of the variable's name and text, else `fallback`."""
+    name = env_var.value if isinstance(env_var, Enum) else env_var
+    if override is not None:
+        return override
+    if not isinstance(name, str):
         raise TypeError(
             "the first argument names the variable, such as LightningEnvVar.AGL_MANAGED_STORE or its name as a text; "
             f"got {env_var!r}"
         )
-    return env_var
+    text = os.environ.get(name)
+    return fallback if text is None else read(name, text)
 
 
 @overload
@@ -37,18 +40,14 @@ def resolve_bool_env_var(
         TypeError: `env_var` names no variable.
         ValueError: the variable is set to something that is neither true nor false, the empty string included.
     """
-    if override is not None:
-        return override
-    text = os.environ.get(_name(env_var))
-    if text is None:
-        return fallback
+    return _resolved(env_var, override, fallback, _bool)
+
+
+def _bool(name: str, text: str) -> bool:
     word = text.strip().lower()
-    if word in _TRUE:
-        return True
-    if word in _FALSE:
-        return False
-    allowed = ", ".join(sorted(_TRUE | _FALSE))
-    raise ValueError(f"{_name(env_var)} must be one of {allowed}; got {text!r}")
+    if word in _TRUE or word in _FALSE:
+        return word in _TRUE
+    raise ValueError(f"{name} must be one of {', '.join(sorted(_TRUE | _FALSE))}; got {text!r}")
 
 
 @overload
@@ -64,15 +63,14 @@ def resolve_int_env_var(env_var: Enum | str, override: int | None = None, fallba
         TypeError: `env_var` names no variable.
         ValueError: the variable is set to something that is no integer.
     """
-    if override is not None:
-        return override
-    text = os.environ.get(_name(env_var))
-    if text is None:
-        return fallback
+    return _resolved(env_var, override, fallback, _int)
+
+
+def _int(name: str, text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise ValueError(f"{_name(env_var)} must be an integer; got {text!r}") from None
+        raise ValueError(f"{name} must be an integer; got {text!r}") from None
 
 
 @overload
@@ -87,6 +85,4 @@ def resolve_str_env_var(env_var: Enum | str, override: str | None = None, fallba
     Raises:
         TypeError: `env_var` names no variable.
     """
-    if override is not None:
-        return override
-    return os.environ.get(_name(env_var), fallback)
+    return _resolved(env_var, override, fallback, lambda _, text: text)

@@ -8,7 +8,7 @@ from random import SystemRandom
 from typing import Final
 
 SYSTEM_RANDOM: Final = SystemRandom()
-"""Where waits, samples and ids of the framework come from. An agent that seeds `random` neither repeats them nor finds
+"""The source of waits, samples and ids of the framework. An agent that seeds `random` neither repeats them nor finds
 its own numbers changed by them, and forked processes do not share them."""
 
 

@@ -70,8 +70,8 @@ def get_rewards_from_span(span: SpanLike) -> list[RewardPydanticModel]:
     if _PREFIX not in "\n".join(attributes) or not any(key.startswith(_PREFIX) for key in attributes):
         return []  # the first look costs a tenth of the second, and most spans have no reward
     try:
-        found = filter_and_unflatten_attributes(cast(Mapping[str, Any], attributes), REWARD)
-        return _dimensions_type().validate_python(found)
+        dimensions = filter_and_unflatten_attributes(cast(Mapping[str, Any], attributes), REWARD)
+        return _dimensions_type().validate_python(dimensions)
     except ValueError as error:
         logger.warning("Span %s has reward attributes that cannot be read: %s", span.name, error)
         return []

@@ -38,7 +38,7 @@ _Serving = concurrent.futures.Future[Exception | None] | asyncio.Task[Exception 
 @explain_fields
 @dataclass
 class PythonServerLauncherArgs:
-    """How to serve an app. Times are in seconds."""
+    """Settings of a server. Times are in seconds."""
 
     port: int | None = None
     """None or 0 takes a free port when the socket is bound; it then stays the same across restarts."""

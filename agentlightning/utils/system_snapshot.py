@@ -1,4 +1,4 @@
-"""What this host is doing, as the dictionary that a worker's heartbeat carries, and CPU seconds of our threads."""
+"""Figures of this host, as the dictionary that a worker's heartbeat carries, and CPU seconds of our threads."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def memory_capacity_bytes() -> int:
 
 @functools.cache
 def _host() -> dict[str, object]:
-    """What does not change while the process lives."""
+    """Return the figures that do not change while the process lives."""
     import psutil
 
     return {

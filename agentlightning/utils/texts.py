@@ -1,4 +1,4 @@
-"""What becomes of texts before they are kept: no store, wire or file could hold some as they are, and some hold keys.
+"""Texts made fit to be kept: no store, wire or file could hold some as they are, and some hold keys.
 
 UTF-8 has no form for half a surrogate pair, which `json.loads('"\\ud800"')`, a cut emoji or a model's broken output
 gives. Such a half becomes U+FFFD, two that belong together become the character that they mean, and the span says which
@@ -97,7 +97,7 @@ def without_keys(text: str) -> str:
     """Return the text with everything hidden that has the shape of a key; the same object if there is nothing."""
     if len(text) < _SHORTEST:
         return text
-    found: list[tuple[int, int]] = []
+    places: list[tuple[int, int]] = []
     for begin, shape in _SHAPES:
         at = text.find(begin)
         while at >= 0:
@@ -107,17 +107,17 @@ def without_keys(text: str) -> str:
                 if key is not None:
                     end = key.end()
                     if any(character.isdigit() for character in key[0][:_READ]):  # words joined by hyphens have none
-                        found.append(key.span())
+                        places.append(key.span())
                 elif begin == "eyJ" and (run := _RUN.match(text, at)) is not None:
                     end = run.end()  # not looked at again from within
             at = text.find(begin, end)
     if _BEGIN in text:
-        _find_private_keys(text, found)
-    if not found:
+        _find_private_keys(text, places)
+    if not places:
         return text
     parts: list[str] = []
     done = 0
-    for at, end in sorted(found):
+    for at, end in sorted(places):
         if at >= done:
             digest = hashlib.sha256(text[at:end].encode("utf-8", "replace")).hexdigest()[:8]
             parts += (text[done:at], f"[hidden {digest}]")
@@ -144,18 +144,18 @@ def _texts_in(values: Iterable[object]) -> Iterator[str]:
             yield from (item for item in cast("list[object]", value) if isinstance(item, str))
 
 
-def _find_private_keys(text: str, found: list[tuple[int, int]]) -> None:
+def _find_private_keys(text: str, places: list[tuple[int, int]]) -> None:
     at = text.find(_BEGIN)
     while at >= 0:
         after = at + len(_BEGIN)
         if _PRIVATE.match(text, at):
             closing = text.find(_END, after)
             if closing < 0:
-                found.append((at, len(text)))
+                places.append((at, len(text)))
                 return
             line = text.find("-----", closing + len(_END), closing + _LINE_END)
             after = line + len("-----") if line >= 0 else closing + len(_END)
-            found.append((at, after))
+            places.append((at, after))
         at = text.find(_BEGIN, after)
 
 

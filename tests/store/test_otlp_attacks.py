@@ -17,7 +17,7 @@ from agentlightning.errors import BadRequestError, BusyError, TooLargeError
 from agentlightning.store.client_server import LightningStoreServer
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.utils.http.byte_budget import ByteBudget
-from agentlightning.utils.otlp import Rejections, steps_of, unpacked
+from agentlightning.utils.otlp import Rejections, unpacked, unread_steps_of
 from agentlightning.utils.otlp.caps import MAX_MESSAGES, MAX_PARTS, MAX_RECORDS, MAX_SHARED_BYTES, check_protobuf
 from tests.stubs.raw_http import Answer, exchange, request
 
@@ -110,7 +110,7 @@ async def test_json_has_the_same_bounds(server: LightningStoreServer) -> None:
 async def test_spans_that_are_all_rejected_leave_turns_to_others_too() -> None:
     message = ExportTraceServiceRequest.FromString(within(1, 2, content=b"\x12\x00" * 10_000))
     rejections = Rejections()
-    seen = [rejections.spans for _ in steps_of(message, rejections)]
+    seen = [rejections.spans for _ in unread_steps_of(message, rejections, read_all=True)]
     assert rejections.spans == 10_000
     assert max(after - before for before, after in zip([0, *seen], [*seen, 10_000], strict=True)) <= 128
 
@@ -144,7 +144,7 @@ def test_a_resource_is_not_copied_without_end() -> None:
         .spans
     )
     rejections = Rejections()
-    assert [span for step in steps_of(message, rejections) for span in step] == []
+    assert [span for step in unread_steps_of(message, rejections, read_all=True) for span in step] == []
     assert (rejections.spans, str(MAX_SHARED_BYTES) in rejections.message) == (100, True)
 
 

@@ -10,7 +10,7 @@ import socket
 import threading
 import weakref
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import aiohttp
 import pytest
@@ -48,6 +48,11 @@ def launcher(mode: Mode = "thread", app: App | None = None, **settings: object) 
     return PythonServerLauncher(app or App(), args)
 
 
+async def get(url: str) -> tuple[int, str]:
+    async with aiohttp.ClientSession() as session, session.get(url) as reply:
+        return reply.status, await reply.text()
+
+
 def refuses(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) != 0
@@ -58,9 +63,9 @@ async def test_it_serves_from_start_to_stop_and_leaves_no_thread_and_no_port(mod
     server = launcher(mode)
     await server.start()
     assert server.is_running()
-    async with aiohttp.ClientSession() as session, session.get(server.endpoint) as reply:
-        assert reply.status == 200
-        assert await reply.text() == ("agl-server" if mode == "thread" else "MainThread")
+    with pytest.raises(RuntimeError, match="already running"):
+        await server.start()
+    assert await get(server.endpoint) == (200, "agl-server" if mode == "thread" else "MainThread")
     await server.stop()
     await server.stop()  # a second time does nothing
     assert not server.is_running()
@@ -99,8 +104,7 @@ async def test_the_port_stays_the_same_across_restarts() -> None:
     await server.start()
     await server.reload()
     assert server.endpoint == endpoint
-    async with aiohttp.ClientSession() as session, session.get(endpoint) as reply:
-        assert reply.status == 200
+    assert (await get(endpoint))[0] == 200
     await server.stop()
 
 
@@ -108,11 +112,10 @@ async def test_binding_comes_before_serving_and_connections_wait() -> None:
     server = launcher("asyncio")
     server.bind()
     server.bind()  # twice is once
-    async with aiohttp.ClientSession() as session:
-        request = asyncio.create_task(session.get(server.endpoint))
-        await asyncio.sleep(0)
-        await server.start()
-        assert (await request).status == 200
+    request = asyncio.create_task(get(server.endpoint))
+    await asyncio.sleep(0)
+    await server.start()
+    assert (await request)[0] == 200
     await server.stop()
 
 
@@ -123,14 +126,6 @@ async def test_a_taken_port_is_an_error_that_says_host_port_and_what_to_do() -> 
     with pytest.raises(RuntimeError, match=rf"127\.0\.0\.1:{first.port}: .*in use.*choose another port"):
         await second.start()
     await first.stop()
-
-
-async def test_a_second_start_is_refused() -> None:
-    server = launcher()
-    await server.start()
-    with pytest.raises(RuntimeError, match="already running"):
-        await server.start()
-    await server.stop()
 
 
 @both_modes
@@ -144,27 +139,23 @@ async def test_an_unhealthy_server_is_stopped_and_reported(mode: Mode) -> None:
     assert refuses(server.port)
 
 
-async def test_an_unhealthy_server_stays_when_asked_to() -> None:
+async def test_an_unhealthy_server_stays_when_asked_to_and_a_healthy_one_starts() -> None:
     server = launcher(healthcheck_url="/sick", startup_timeout=0.3, kill_unhealthy_server=False)
     with pytest.raises(RuntimeError, match="left running"):
         await server.start()
     assert server.is_running()
     await server.stop()
-
-
-async def test_a_healthy_server_starts() -> None:
-    server = launcher(healthcheck_url="ok")
-    await server.start()
-    assert server.health_url == f"{server.endpoint}/ok"
-    await server.stop()
+    healthy = launcher(healthcheck_url="ok")
+    await healthy.start()
+    assert healthy.health_url == f"{healthy.endpoint}/ok"
+    await healthy.stop()
 
 
 @both_modes
 async def test_run_forever_ends_cleanly_when_cancelled(mode: Mode) -> None:
     server = launcher(mode)
     task = asyncio.create_task(server.run_forever())
-    async with aiohttp.ClientSession() as session, session.get(server.endpoint) as reply:
-        assert reply.status == 200
+    assert (await get(server.endpoint))[0] == 200
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -213,16 +204,18 @@ def test_modes_that_cannot_be_served_are_refused_by_name() -> None:
         launcher("fast")  # pyright: ignore[reportArgumentType] -- the point of the test
 
 
-def test_the_default_address_is_loopback() -> None:
-    assert PythonServerLauncher(App(), PythonServerLauncherArgs(port=4747)).endpoint == "http://127.0.0.1:4747"
-
-
-def test_an_address_for_others_is_never_the_wildcard() -> None:
-    server = launcher(host="0.0.0.0", port=4747)
-    assert server.endpoint == "http://0.0.0.0:4747"
-    assert "0.0.0.0" not in server.access_endpoint
-    assert launcher(host="::1", port=4747).endpoint == "http://[::1]:4747"
-    assert launcher(host="0.0.0.0", port=4747, access_host="gpu-box").access_endpoint == "http://gpu-box:4747"
+@pytest.mark.parametrize(
+    ("settings", "bound", "told"),
+    [
+        ({}, "http://127.0.0.1:4747", "http://127.0.0.1:4747"),
+        ({"host": "::1"}, "http://[::1]:4747", "http://[::1]:4747"),
+        ({"host": "0.0.0.0", "access_host": "gpu-box"}, "http://0.0.0.0:4747", "http://gpu-box:4747"),
+    ],
+)
+def test_an_address_is_loopback_unless_said_otherwise(settings: dict[str, Any], bound: str, told: str) -> None:
+    server = launcher(port=4747, **settings)
+    assert (server.endpoint, server.access_endpoint) == (bound, told)
+    assert "0.0.0.0" not in launcher(host="0.0.0.0", port=4747).access_endpoint
 
 
 async def test_a_failing_serve_context_is_the_cause_of_the_failed_start(caplog: pytest.LogCaptureFixture) -> None:

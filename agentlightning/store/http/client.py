@@ -36,7 +36,7 @@ from agentlightning.utils.backoff import OUTAGE_SECONDS, Outage, backoff_delay, 
 from agentlightning.utils.http.auth import auth_headers, server_token
 from agentlightning.utils.http.connections import HttpConnections
 from agentlightning.utils.id import generate_id
-from agentlightning.utils.secret_names import HIDDEN
+from agentlightning.utils.masking import HIDDEN
 from agentlightning.utils.texts import without_password
 from agentlightning.utils.version import VERSION, same_major
 

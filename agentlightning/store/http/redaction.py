@@ -15,7 +15,7 @@ from typing import Any, cast
 from pydantic import BaseModel
 
 from agentlightning.types import LLM, RunRecord
-from agentlightning.utils.secret_names import without_secrets
+from agentlightning.utils.masking import without_secrets
 
 _NO_TEXTS = frozenset((type(None), bool, int, float))
 _WHOLE_RECORDS = frozenset(("state", "prompt"))

@@ -29,7 +29,7 @@ _SLICED = "agentlightning_slice"
 
 
 class Budget:
-    """What one rendering may still do."""
+    """The work that is left to one rendering."""
 
     def __init__(self) -> None:
         self._left = self._looks_at = MOST_WORK

@@ -159,11 +159,11 @@ class _Bounded(ImmutableSandboxedEnvironment):
         skipped = 1 if hasattr(call, "jinja_pass_arg") else 0
 
         def run(*args: object, **kwargs: object) -> object:
-            given = args[skipped:]
-            weight = self.budget.spend(*given, *kwargs.values())
+            values = args[skipped:]
+            weight = self.budget.spend(*values, *kwargs.values())
             if name in _SLOW and weight > _SLOW_CHARACTERS:
                 raise ValueError(f"The filter {name} takes values of at most {_SLOW_CHARACTERS} characters")
-            self._check_growth(name, given[0] if given else "", given[1:], kwargs)
+            self._check_growth(name, values[0] if values else "", values[1:], kwargs)
             result = call(*args, **kwargs)
             if is_sequence(result):
                 self.budget.charge(len(result))
@@ -176,16 +176,16 @@ class _Bounded(ImmutableSandboxedEnvironment):
         skipped = 1 if hasattr(call, "jinja_pass_arg") else 0
 
         def run(*args: object, **kwargs: object) -> object:
-            given = (*args[skipped:], *kwargs.values())
+            values = (*args[skipped:], *kwargs.values())
             if name == "in":
-                self.budget.compared(given[0])
-                for value in given[1:]:
+                self.budget.compared(values[0])
+                for value in values[1:]:
                     self.budget.sought(value)
             elif name in _COMPARING:
-                self.budget.spend(*given)
+                self.budget.spend(*values)
             else:
                 self.budget.charge(CALL)
-            if name in _REMAINDERS and isinstance(given[0], (str, bytes, bytearray)):
+            if name in _REMAINDERS and isinstance(values[0], (str, bytes, bytearray)):
                 raise ValueError(f"The test {name} takes numbers")  # of a text, % fills in
             return call(*args, **kwargs)
 
@@ -193,9 +193,9 @@ class _Bounded(ImmutableSandboxedEnvironment):
 
     def _check_growth(self, name: str, value: object, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         """Charge what a filter or method may make beyond what it is given."""
-        given = (*args, *kwargs.values())
-        numbers = [abs(number) for number in given if isinstance(number, int)]
-        texts = [len(text) for text in given if isinstance(text, str)]
+        values = (*args, *kwargs.values())
+        numbers = [abs(number) for number in values if isinstance(number, int)]
+        texts = [len(text) for text in values if isinstance(text, str)]
         if name == "round" and is_sequence(value):
             raise ValueError("The filter round takes numbers")
         if name in _WIDENING:
@@ -208,17 +208,17 @@ class _Bounded(ImmutableSandboxedEnvironment):
         elif name in _SORTING:
             self.budget.charge(3 * self.budget.weight(value))
         elif name in _PRODUCT and is_sequence(value):
-            self.budget.charge(len(value) * max([len(each) for each in given if is_sequence(each)] or [0]))
-        elif name == "replace" and len(given) >= 2:
-            old, new = str(given[0]), str(given[1])
+            self.budget.charge(len(value) * max([len(each) for each in values if is_sequence(each)] or [0]))
+        elif name == "replace" and len(values) >= 2:
+            old, new = str(values[0]), str(values[1])
             self.budget.charge(str(value).count(old) * len(new))
         elif name == "join":
-            parts, between = (given[0], value) if isinstance(value, str) and given else (value, None)
+            parts, between = (values[0], value) if isinstance(value, str) and values else (value, None)
             count = len(cast("Sized", parts)) if isinstance(parts, Sized) else MOST_CHARACTERS // 100
             self.budget.charge(count * max([len(between) if isinstance(between, str) else 0, *texts, 0]))
         elif name == "format":
             _check_printf(str(value))
-        elif name == "sum" and any(is_sequence(start) and not isinstance(start, str) for start in given):
+        elif name == "sum" and any(is_sequence(start) and not isinstance(start, str) for start in values):
             raise ValueError("The filter sum adds numbers; for lists use a loop")
 
     # --- what is compiled --------------------------------------------------------------------------------------------
@@ -257,7 +257,7 @@ def _lines(value: object) -> int:
 def _check_printf(text: str | bytes) -> None:
     """Check the widths of a `%` template."""
     shown = text if isinstance(text, str) else text.decode("latin-1")
-    for found in _PRINTF.finditer(shown):
-        if "*" in found[1]:
+    for match in _PRINTF.finditer(shown):
+        if "*" in match[1]:
             raise ValueError("A template's % takes no width from its values (*); write the width out")
-        check_widths(found[1], "A % of the template")
+        check_widths(match[1], "A % of the template")

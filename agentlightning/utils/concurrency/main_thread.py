@@ -27,14 +27,14 @@ RESEND_SECONDS = 0.1
 SIGNAL_SECONDS = 0.5
 """A signal that another thread received waits at most this long for its handler, which runs on the main thread."""
 SIGNAL: int = getattr(signal, "SIGURG", 0)
-"""What interrupts a call. Programs rarely use it, and without a handler it does nothing."""
+"""The signal that interrupts a call. Programs rarely use it, and without a handler it does nothing."""
 KEPT_SIGNALS = (signal.SIGINT, signal.SIGTERM, *([signal.Signals(SIGNAL)] if SIGNAL else []))
 """Signals whose handlers are put back after a call has replaced them."""
 
 
 @dataclass(slots=True)
 class Done:
-    """What a call gave: a value, or an exception of any class."""
+    """The result of a call: a value, or an exception of any class."""
 
     value: Any = None
     error: BaseException | None = None

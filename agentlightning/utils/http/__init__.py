@@ -1,1 +1,1 @@
-"""What every HTTP server of ours shares: serving, dispatch, bounds, keys and origins."""
+"""The parts that every HTTP server of ours shares: serving, dispatch, bounds, keys and origins."""

@@ -1,5 +1,6 @@
-"""Which names a server answers to. A page on the internet can have its own name resolve to 127.0.0.1 (DNS rebinding)
-and then reads a loopback server as if it were its own; the `Host` header, which carries that name, gives it away.
+"""The names to which a server answers. A page on the internet can have its own name resolve to 127.0.0.1 (DNS
+rebinding) and then reads a loopback server as if it were its own; the `Host` header, which carries that name, gives it
+away.
 
 The same door stops the write that needs no reading: a page of another origin posts to the loopback address itself, with
 the right `Host`. Its browser says so in `Origin`. Pages of named origins may be let in (CORS), and those only.
@@ -37,8 +38,8 @@ def host_name(header: str) -> str:
     A header that is no such thing is returned in lower case: it equals no name.
     """
     text = header.lower()
-    found = _HOST.fullmatch(text)
-    return text if found is None else found[1] or found[2]
+    match = _HOST.fullmatch(text)
+    return text if match is None else match[1] or match[2]
 
 
 @dataclass(frozen=True)
@@ -56,10 +57,10 @@ class AllowedHosts:
         """
         names = allowed if allowed is not None else resolve_str_env_var(HOSTS_VARIABLE) or ""
         names = names.split(",") if isinstance(names, str) else names
-        given = [name.strip() for name in names if name.strip()]
-        if "*" in given or (not given and not is_loopback(bind_host)):
+        listed = [name.strip() for name in names if name.strip()]
+        if "*" in listed or (not listed and not is_loopback(bind_host)):
             return cls(None)
-        return cls(frozenset(host_name(name) for name in (*_LOOPBACK_NAMES, bind_host, told_host, *given) if name))
+        return cls(frozenset(host_name(name) for name in (*_LOOPBACK_NAMES, bind_host, told_host, *listed) if name))
 
     def allows(self, header: str) -> bool:
         """True if a request with this `Host` is answered."""

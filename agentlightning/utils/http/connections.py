@@ -38,7 +38,7 @@ class NotConnectedError(ConnectionError):
 
 
 class BrokenAnswerError(ConnectionError):
-    """What came is no whole HTTP answer; `status` is 0 unless its head came."""
+    """The server sent no whole HTTP answer; `status` is 0 unless its head came."""
 
     def __init__(self, text: str, status: int = 0) -> None:
         super().__init__(text)
@@ -51,7 +51,7 @@ class CutAnswerError(BrokenAnswerError):
 
 @dataclass(slots=True)
 class Answer:
-    """What a server answered."""
+    """The answer of a server."""
 
     status: int
     headers: dict[bytes, bytes]

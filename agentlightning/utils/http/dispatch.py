@@ -188,9 +188,9 @@ class PathTable(Generic[E]):
         parts = parts or path.split("/")
         words = words or parts
         for shape in self._shapes.get(len(parts), ()):
-            found = shape.table.get(shape.literals(words))
-            if found is not None:
-                methods, names = found
+            match = shape.table.get(shape.literals(words))
+            if match is not None:
+                methods, names = match
                 if method in methods or (method == "HEAD" and "GET" in methods):
                     return methods, {name: parts[index] for name, index in names}
                 other = other or methods

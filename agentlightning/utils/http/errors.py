@@ -1,4 +1,4 @@
-"""What a failed request is answered with: `{"detail": ..., "error_type": ...}`, a status, one line of log.
+"""The answer to a failed request: `{"detail": ..., "error_type": ...}`, a status, one line of log.
 
 The detail is for whoever sent the request. It never holds a traceback, and of a failure of ours it says nothing: that
 is in the log, once, with the traceback.

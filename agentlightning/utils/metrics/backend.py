@@ -17,7 +17,7 @@ Labels = Mapping[str, str]
 
 
 class MetricsBackend:
-    """Where counts and durations go.
+    """A receiver of counts and durations.
 
     `inc_counter`, `observe_histogram` and `set_gauge` are the public form. Hot paths call `count`, `observe` and
     `show`, which do not wait; of a backend that has only the public form they make tasks. All may be called from any
@@ -118,14 +118,6 @@ class ImmediateBackend(MetricsBackend):
     """A backend that never waits: it has `count`, `observe` and `show`, and the public form follows from them."""
 
     @override
-    def count(self, name: str, amount: float = 1.0, labels: Labels | None = None) -> None:
-        raise NotImplementedError
-
-    @override
-    def observe(self, name: str, value: float, labels: Labels | None = None) -> None:
-        raise NotImplementedError
-
-    @override
     def show(self, name: str, value: float, labels: Labels | None = None) -> None:
         raise NotImplementedError(f"{type(self).__name__} has no gauges")
 
@@ -142,8 +134,22 @@ class ImmediateBackend(MetricsBackend):
         self.observe(name, value, labels)
 
 
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A metric as it was registered."""
+
+    kind: Kind
+    name: str
+    label_names: tuple[str, ...] = ()
+    buckets: tuple[float, ...] | None = None
+    group_level: int | None = None
+
+
 class RegisteringBackend(ImmediateBackend):
     """A backend that keeps what is registered: `_register` takes each metric."""
+
+    def __init__(self) -> None:
+        self._metrics: dict[str, Metric] = {}
 
     @override
     def register_counter(
@@ -164,102 +170,9 @@ class RegisteringBackend(ImmediateBackend):
 
     @override
     def register_gauge(self, name: str, label_names: Sequence[str] | None = None) -> None:
-        self._register(Metric("Gauge", name, tuple(label_names or ()), None, None))
+        self._register(Metric("Gauge", name, tuple(label_names or ())))
 
     def _register(self, metric: Metric) -> None:
-        raise NotImplementedError
-
-
-class MultiMetricsBackend(ImmediateBackend):
-    """Forwards everything to several backends, in order.
-
-    Raises:
-        ValueError: there is none.
-    """
-
-    def __init__(self, backends: Sequence[MetricsBackend]) -> None:
-        if not backends:
-            raise ValueError("MultiMetricsBackend needs at least one backend; got an empty list")
-        self._backends = tuple(backends)
-
-    @override
-    def has_prometheus(self) -> bool:
-        return any(backend.has_prometheus() for backend in self._backends)
-
-    @override
-    def register_counter(
-        self, name: str, label_names: Sequence[str] | None = None, group_level: int | None = None
-    ) -> None:
-        for backend in self._backends:
-            backend.register_counter(name, label_names, group_level)
-
-    @override
-    def register_histogram(
-        self,
-        name: str,
-        label_names: Sequence[str] | None = None,
-        buckets: Sequence[float] | None = None,
-        group_level: int | None = None,
-    ) -> None:
-        for backend in self._backends:
-            backend.register_histogram(name, label_names, buckets, group_level)
-
-    @override
-    def register_gauge(self, name: str, label_names: Sequence[str] | None = None) -> None:
-        for backend in self._backends:
-            backend.register_gauge(name, label_names)
-
-    @override
-    def show(self, name: str, value: float, labels: Labels | None = None) -> None:
-        for backend in self._backends:
-            backend.show(name, value, labels)
-
-    @override
-    async def set_gauge(self, name: str, value: float, labels: Labels | None = None) -> None:
-        for backend in self._backends:
-            await backend.set_gauge(name, value, labels)
-
-    @override
-    def count(self, name: str, amount: float = 1.0, labels: Labels | None = None) -> None:
-        for backend in self._backends:
-            backend.count(name, amount, labels)
-
-    @override
-    def observe(self, name: str, value: float, labels: Labels | None = None) -> None:
-        for backend in self._backends:
-            backend.observe(name, value, labels)
-
-    @override
-    async def inc_counter(self, name: str, amount: float = 1.0, labels: Labels | None = None) -> None:
-        for backend in self._backends:
-            await backend.inc_counter(name, amount, labels)
-
-    @override
-    async def observe_histogram(self, name: str, value: float, labels: Labels | None = None) -> None:
-        for backend in self._backends:
-            await backend.observe_histogram(name, value, labels)
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """A metric as it was registered."""
-
-    kind: Kind
-    name: str
-    label_names: tuple[str, ...]
-    buckets: tuple[float, ...] | None
-    group_level: int | None
-
-
-class Registered:
-    """The metrics that a backend knows."""
-
-    __slots__ = ("_metrics",)
-
-    def __init__(self) -> None:
-        self._metrics: dict[str, Metric] = {}
-
-    def add(self, metric: Metric) -> None:
         """Make a metric known; nothing happens if it was known and is the same.
 
         Raises:
@@ -269,7 +182,7 @@ class Registered:
         if known != metric:
             raise ValueError(f"{metric.name!r} is registered already, and otherwise: {known} is not {metric}")
 
-    def values(self, kind: Kind, name: str, labels: Labels | None) -> tuple[str, ...]:
+    def _label_values(self, kind: Kind, name: str, labels: Labels | None) -> tuple[str, ...]:
         """Return the label values in the order of registration.
 
         Raises:
@@ -289,5 +202,60 @@ class Registered:
             raise ValueError(f"{kind} '{name}' has no label {extra[0]!r}; its labels are {list(metric.label_names)}")
         return values
 
-    def __getitem__(self, name: str) -> Metric:
-        return self._metrics[name]
+
+class MultiMetricsBackend(RegisteringBackend):
+    """Forwards everything to several backends, in order.
+
+    Raises:
+        ValueError: there is none.
+    """
+
+    def __init__(self, backends: Sequence[MetricsBackend]) -> None:
+        super().__init__()
+        if not backends:
+            raise ValueError("MultiMetricsBackend needs at least one backend; got an empty list")
+        self._backends = tuple(backends)
+
+    @override
+    def has_prometheus(self) -> bool:
+        return any(backend.has_prometheus() for backend in self._backends)
+
+    @override
+    def _register(self, metric: Metric) -> None:
+        for backend in self._backends:
+            if metric.kind == "Counter":
+                backend.register_counter(metric.name, metric.label_names, metric.group_level)
+            elif metric.kind == "Histogram":
+                backend.register_histogram(metric.name, metric.label_names, metric.buckets, metric.group_level)
+            else:
+                backend.register_gauge(metric.name, metric.label_names)
+
+    @override
+    def count(self, name: str, amount: float = 1.0, labels: Labels | None = None) -> None:
+        for backend in self._backends:
+            backend.count(name, amount, labels)
+
+    @override
+    def observe(self, name: str, value: float, labels: Labels | None = None) -> None:
+        for backend in self._backends:
+            backend.observe(name, value, labels)
+
+    @override
+    def show(self, name: str, value: float, labels: Labels | None = None) -> None:
+        for backend in self._backends:
+            backend.show(name, value, labels)
+
+    @override
+    async def inc_counter(self, name: str, amount: float = 1.0, labels: Labels | None = None) -> None:
+        for backend in self._backends:
+            await backend.inc_counter(name, amount, labels)
+
+    @override
+    async def observe_histogram(self, name: str, value: float, labels: Labels | None = None) -> None:
+        for backend in self._backends:
+            await backend.observe_histogram(name, value, labels)
+
+    @override
+    async def set_gauge(self, name: str, value: float, labels: Labels | None = None) -> None:
+        for backend in self._backends:
+            await backend.set_gauge(name, value, labels)

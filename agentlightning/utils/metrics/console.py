@@ -5,17 +5,21 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
 from typing_extensions import override
 
-from agentlightning.utils.metrics.backend import Kind, Labels, Metric, Registered, RegisteringBackend
-from agentlightning.utils.metrics.window import Window
+from agentlightning.utils.metrics.backend import Kind, Labels, Metric, RegisteringBackend
 
 logger = logging.getLogger(__name__)
 _DEFAULT_BUCKETS = (0.1, 0.2, 0.5, 1.0, 2.0)
 """A histogram that names no buckets is registered with these; the percentiles do not come from buckets."""
+_SLOTS = 12
+"""Parts of a window, each with one sum; the oldest is dropped as a whole."""
+_MOST_VALUES = 4096
+"""Of a window, the newest ones: its percentiles are those of them."""
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 
 
@@ -26,7 +30,7 @@ class ConsoleMetricsBackend(RegisteringBackend):
     (None: since the start), a gauge what was said last (the sum where labels are merged). Of the labels the first
     `group_level` are kept and the rest is merged; None merges all, and the value given here goes before that of a
     metric. What comes after the last line is logged by a timer; `close` logs it at once. Memory is bounded: of many
-    values in a short time a random sample is kept.
+    values the newest 4096 are kept.
     """
 
     def __init__(
@@ -38,10 +42,10 @@ class ConsoleMetricsBackend(RegisteringBackend):
         for name, value in (("window_seconds", window_seconds), ("log_interval_seconds", log_interval_seconds)):
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be positive; got {value}")
+        super().__init__()
         self._window_seconds = window_seconds
         self._interval = log_interval_seconds
         self._group_level = group_level
-        self._registered = Registered()
         self._windows: dict[tuple[str, tuple[str, ...]], Window] = {}
         self._gauges: dict[tuple[str, tuple[str, ...]], float] = {}
         self._lock = threading.Lock()
@@ -53,7 +57,7 @@ class ConsoleMetricsBackend(RegisteringBackend):
         if metric.kind == "Histogram" and metric.buckets is None:
             metric = replace(metric, buckets=_DEFAULT_BUCKETS)
         with self._lock:
-            self._registered.add(metric)
+            super()._register(metric)
 
     @override
     def count(self, name: str, amount: float = 1.0, labels: Labels | None = None) -> None:
@@ -75,7 +79,7 @@ class ConsoleMetricsBackend(RegisteringBackend):
     def show(self, name: str, value: float, labels: Labels | None = None) -> None:
         now = time.monotonic()
         with self._lock:
-            self._gauges[name, self._registered.values("Gauge", name, labels)] = value
+            self._gauges[name, self._label_values("Gauge", name, labels)] = value
             due = self._is_due(now)
         if due:
             self._log()
@@ -83,8 +87,8 @@ class ConsoleMetricsBackend(RegisteringBackend):
     def _add(self, kind: Kind, name: str, value: float, labels: Labels | None) -> None:
         now = time.monotonic()
         with self._lock:
-            values = self._registered.values(kind, name, labels)
-            key = (name, values[: self._level(self._registered[name])])
+            values = self._label_values(kind, name, labels)
+            key = (name, values[: self._level(self._metrics[name])])
             if key not in self._windows:
                 self._windows[key] = Window(self._window_seconds)
             self._windows[key].add(value, now)
@@ -126,14 +130,14 @@ class ConsoleMetricsBackend(RegisteringBackend):
             if not window:
                 del self._windows[name, values]
                 continue
-            title = _title(self._registered[name], values)
-            if self._registered[name].kind == "Counter":
+            title = _title(self._metrics[name], values)
+            if self._metrics[name].kind == "Counter":
                 entries.append(f"{title}={window.rate(now, self._interval):.2f}/s")
             else:
                 entries.append(f"{title}={','.join(duration(value) for value in window.percentiles((50, 95, 99)))}")
         stands: dict[str, float] = {}
         for (name, values), value in self._gauges.items():
-            metric = self._registered[name]
+            metric = self._metrics[name]
             title = _title(metric, values[: self._level(metric)])
             stands[title] = stands.get(title, 0.0) + value
         entries += [f"{title}={value:g}" for title, value in stands.items()]
@@ -152,3 +156,43 @@ def duration(seconds: float) -> str:
         if abs(seconds) >= size:
             return f"{seconds / size:.2f}{unit}"
     return f"{seconds / 1e-9:.2f}ns"
+
+
+class Window:
+    """Values of the last `seconds` and up to a twelfth more (None: all). Time comes in as an argument."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self._seconds = float("inf") if seconds is None else seconds
+        self._sums: deque[tuple[float, float]] = deque()
+        """The begin of each slot, and the sum of its values."""
+        self._values: deque[tuple[float, float]] = deque(maxlen=_MOST_VALUES)
+
+    def add(self, value: float, now: float) -> None:
+        """Take one value."""
+        self.forget(now)
+        if self._sums and now - self._sums[-1][0] < self._seconds / _SLOTS:
+            start, total = self._sums.pop()
+            self._sums.append((start, total + value))
+        else:
+            self._sums.append((now, value))
+        self._values.append((now, value))
+
+    def forget(self, now: float) -> None:
+        """Drop what is too old."""
+        for kept in (self._sums, self._values):
+            while kept and now - kept[0][0] > self._seconds * (1 + 1 / _SLOTS):
+                kept.popleft()
+
+    def __bool__(self) -> bool:
+        return bool(self._sums)
+
+    def rate(self, now: float, least: float) -> float:
+        """Return the sum per second since the first value, counted as at least `least` seconds ago."""
+        return sum(total for _, total in self._sums) / max(now - self._sums[0][0], least)
+
+    def percentiles(self, wanted: Sequence[float]) -> list[float]:
+        """Return percentiles (0 to 100), with linear interpolation."""
+        values = sorted(value for _, value in self._values)
+        positions = [percent / 100 * (len(values) - 1) for percent in wanted]
+        pairs = [(values[int(at)], values[min(int(at) + 1, len(values) - 1)], at % 1) for at in positions]
+        return [low + part * (high - low) for low, high, part in pairs]

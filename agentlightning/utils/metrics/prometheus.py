@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from typing_extensions import override
 
-from agentlightning.utils.metrics.backend import Kind, Labels, Metric, Registered, RegisteringBackend
+from agentlightning.utils.metrics.backend import Kind, Labels, Metric, RegisteringBackend
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 MULTIPROCESS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 _collectors: dict[str, tuple[Metric, Any]] = {}
-"""What this process has in the global registry, by Prometheus name: backends that register the same share it."""
+"""The collectors of this process in the global registry, by Prometheus name. Backends share equal ones."""
 _collectors_lock = threading.Lock()
 _own_directory: str | None = None
 
@@ -38,8 +38,8 @@ class PrometheusMetricsBackend(RegisteringBackend):
     def __init__(self) -> None:
         import prometheus_client
 
+        super().__init__()
         self._client = prometheus_client
-        self._registered = Registered()
         self._adders: dict[tuple[str, ...], Callable[[float], None]] = {}
 
     @override
@@ -69,7 +69,7 @@ class PrometheusMetricsBackend(RegisteringBackend):
                 )
             elif known[0] != metric:
                 raise ValueError(f"{metric.name!r} is registered already, and otherwise: {known[0]} is not {metric}")
-            self._registered.add(metric)
+            super()._register(metric)
 
     @override
     def count(self, name: str, amount: float = 1.0, labels: Labels | None = None) -> None:
@@ -80,7 +80,7 @@ class PrometheusMetricsBackend(RegisteringBackend):
         self._adder("Histogram", name, labels)(value)
 
     def _adder(self, kind: Kind, name: str, labels: Labels | None) -> Callable[[float], None]:
-        values = self._registered.values(kind, name, labels)
+        values = self._label_values(kind, name, labels)
         adder = self._adders.get((name, *values))
         if adder is None:
             child = self._child(name, values)
@@ -89,7 +89,7 @@ class PrometheusMetricsBackend(RegisteringBackend):
 
     @override
     def show(self, name: str, value: float, labels: Labels | None = None) -> None:
-        self._child(name, self._registered.values("Gauge", name, labels)).set(value)
+        self._child(name, self._label_values("Gauge", name, labels)).set(value)
 
     def _child(self, name: str, values: tuple[str, ...]) -> Any:
         _, collector = _collectors[prometheus_name(name)]

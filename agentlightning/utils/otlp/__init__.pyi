@@ -9,7 +9,6 @@ from agentlightning.utils.otlp.body import (
 from agentlightning.utils.otlp.decode import (
     spans_from_proto as spans_from_proto,
     spans_of as spans_of,
-    steps_of as steps_of,
     unread_steps_of as unread_steps_of,
 )
 from agentlightning.utils.otlp.encode import encode_spans as encode_spans, request_of as request_of

@@ -1,4 +1,4 @@
-"""How much one OTLP request may hold, counted in its bytes before a message is made of them; and what was not taken.
+"""Bounds of one OTLP request, counted in its bytes before a message is made of them, and the spans not taken.
 
 Two bytes of protobuf are a span, and a few kilobytes of gzip are millions of them: the size of a body says little about
 what it becomes. The walk follows the messages' descriptors, so it knows no signal; values of attributes are not looked
@@ -131,7 +131,7 @@ def _too_many(what: str, bound: int) -> TooLargeError:
 
 
 class Rejections:
-    """What of a request was not taken, and why: counts rejected spans and keeps the first few different reasons."""
+    """The spans of a request that were not taken: their number and the first few different reasons."""
 
     __slots__ = ("_reasons", "seen", "spans")
 

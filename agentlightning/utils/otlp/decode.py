@@ -46,20 +46,15 @@ def spans_of(request: ExportTraceServiceRequest, rejections: Rejections) -> Iter
     Rollout, attempt and sequence id are attributes of the span, else of its resource, and are kept there. A span that
     lacks one of the first two, or whose ids are too long, goes to `rejections`. Spans of a resource share its object.
     """
-    for step in steps_of(request, rejections):
-        yield from step
-
-
-def steps_of(request: ExportTraceServiceRequest, rejections: Rejections) -> Iterator[list[Span]]:
-    """Yield the same spans in steps of about equal work, some of which give none: between two steps others get their
-    turn."""
-    return cast("Iterator[list[Span]]", unread_steps_of(request, rejections, read_all=True))
+    for step in unread_steps_of(request, rejections, read_all=True):
+        yield from cast("list[Span]", step)
 
 
 def unread_steps_of(
     request: ExportTraceServiceRequest, rejections: Rejections, *, read_all: bool = False
 ) -> Iterator[list[Span | UnreadSpan]]:
-    """Yield the same spans in the same steps; those that have no ids of their own are not read, unless `read_all`."""
+    """Yield the same spans in steps of about equal work, some of which give none: between two steps others get their
+    turn. Those that have no ids of their own are not read, unless `read_all`."""
     step, work = list[Span | UnreadSpan](), 0
     for group in request.resource_spans:
         fields = {"attributes": attributes_of(group.resource.attributes), "schema_url": group.schema_url}
@@ -198,14 +193,14 @@ def _sequence_id(attributes: Attributes, resource: Attributes) -> int:
 
 
 def _scope(scope: InstrumentationScope, schema_url: str) -> dict[str, object] | None:
-    found: dict[str, Any] = {"name": scope.name, "version": scope.version or None}
+    fields: dict[str, Any] = {"name": scope.name, "version": scope.version or None}
     if scope.attributes:
-        found["attributes"] = attributes_of(scope.attributes)
+        fields["attributes"] = attributes_of(scope.attributes)
     if scope.dropped_attributes_count:
-        found["dropped_attributes"] = scope.dropped_attributes_count
+        fields["dropped_attributes"] = scope.dropped_attributes_count
     if schema_url:
-        found["schema_url"] = schema_url
-    return found if any(found.values()) else None
+        fields["schema_url"] = schema_url
+    return fields if any(fields.values()) else None
 
 
 def _event(event: SpanMessage.Event) -> Event:

@@ -48,15 +48,15 @@ def request_of(spans: Iterable[Span]) -> ExportTraceServiceRequest:
                     resource=resource, schema_url=span.resource.schema_url
                 )
             if by_scope not in scopes:
-                found: Mapping[str, Any] = span.scope or {}
+                written: Mapping[str, Any] = span.scope or {}
                 scope = InstrumentationScope(
-                    name=found.get("name") or "",
-                    version=found.get("version") or "",
-                    attributes=pairs_of(cast("Mapping[str, Any]", found.get("attributes") or {})),
-                    dropped_attributes_count=found.get("dropped_attributes") or 0,
+                    name=written.get("name") or "",
+                    version=written.get("version") or "",
+                    attributes=pairs_of(cast("Mapping[str, Any]", written.get("attributes") or {})),
+                    dropped_attributes_count=written.get("dropped_attributes") or 0,
                 )
                 scopes[by_scope] = resources[by_resource].scope_spans.add(
-                    scope=scope if found else None, schema_url=found.get("schema_url") or ""
+                    scope=scope if written else None, schema_url=written.get("schema_url") or ""
                 )
             scopes[by_scope].spans.append(_span(span))
         except (ValueError, TypeError) as error:

@@ -45,13 +45,13 @@ def _fields(message: Descriptor, data: object, rejections: Rejections) -> dict[s
     """Return the constructor's arguments for a message; what is null or unknown is left out."""
     if not isinstance(data, dict):
         raise TypeError(f"{message.name} must be an object; got {_brief(data)}")
-    readers, found = _readers(message), dict[str, Any]()
+    readers, fields = _readers(message), dict[str, Any]()
     for key, value in cast("dict[str, Any]", data).items():
         entry = readers.get(key)
         if entry is not None and value is not None:
             name, read = entry
-            found[name] = read(value, rejections)
-    return found
+            fields[name] = read(value, rejections)
+    return fields
 
 
 @lru_cache(maxsize=256)

@@ -11,7 +11,7 @@ from agentlightning.types import OtelResource, Span
 
 
 class SpanGroup(NamedTuple):
-    """What spans of one resource and scope share."""
+    """The parts that spans of one resource and scope share."""
 
     resource: OtelResource
     scope: dict[str, Any] | None

@@ -23,11 +23,11 @@ _LARGEST_INT = 2**63 - 1
 
 def attributes_of(pairs: Iterable[KeyValue]) -> Attributes:
     """Return key-value pairs as attributes; of equal keys the last counts."""
-    found: Attributes = {}
+    attributes: Attributes = {}
     for pair in pairs:
         value = pair.value  # each of the three is empty unless it is the kind; asking for the kind costs more
-        found[pair.key] = value.string_value or value.int_value or value.double_value or _attribute(value)
-    return found
+        attributes[pair.key] = value.string_value or value.int_value or value.double_value or _attribute(value)
+    return attributes
 
 
 def _attribute(value: AnyValue) -> AttributeValue:
