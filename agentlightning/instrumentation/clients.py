@@ -38,8 +38,7 @@ from agentlightning.instrumentation.dialects import (
     request_attributes,
     said_attributes,
 )
-from agentlightning.instrumentation.on_import import OnImport
-from agentlightning.instrumentation.patching import Original, Patch
+from agentlightning.instrumentation.patching import OnImport, Original
 from agentlightning.instrumentation.reply_tokens import TOKEN_FIELDS, ReplyTokens, fields_of
 from agentlightning.tracer.provider import own_provider
 from agentlightning.tracer.scope import TraceScope, current_scope
@@ -118,7 +117,7 @@ def _traced_async(original: Original) -> Original:
 
 
 _OPENAI: Final = OnImport(
-    "openai", Patch(("openai", "OpenAI.request", _traced), ("openai", "AsyncOpenAI.request", _traced_async))
+    "openai", ("openai", "OpenAI.request", _traced), ("openai", "AsyncOpenAI.request", _traced_async)
 )
 
 

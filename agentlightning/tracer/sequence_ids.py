@@ -8,6 +8,7 @@ import concurrent.futures
 import contextvars
 import logging
 import threading
+import types
 from collections.abc import Coroutine, Generator
 from typing import Any
 
@@ -97,30 +98,15 @@ def _begin_now(asked: Asked) -> asyncio.Future[int]:
     except Exception as error:  # handed to whoever asks for the answer
         answer.set_exception(error)
     else:
-
-        async def rest() -> int:
-            return await _Rest(asked, waits_for)
-
-        return loop.create_task(rest())
+        return loop.create_task(_rest(asked, waits_for))
     return answer
 
 
-class _Rest:
-    """A coroutine that has been run up to its first wait, as something to await."""
-
-    def __init__(self, begun: Asked, waits_for: object) -> None:
-        self._begun = begun
-        self._waits_for = waits_for
-
-    def __await__(self) -> Generator[object, Any, int]:
-        while True:
-            try:
-                sent = yield self._waits_for
-            except BaseException as error:  # cancellation too goes to the coroutine
-                step, value = self._begun.throw, error
-            else:
-                step, value = self._begun.send, sent
-            try:
-                self._waits_for = step(value)
-            except StopIteration as done:
-                return done.value
+@types.coroutine
+def _rest(asked: Asked, waits_for: object) -> Generator[object, Any, int]:
+    """Run the rest of a coroutine that waits already."""
+    try:
+        yield waits_for
+    except BaseException as error:  # cancellation too goes to the coroutine
+        yield asked.throw(error)
+    return (yield from asked)

@@ -44,10 +44,10 @@ class CallContent(NamedTuple):
 
 def read_content(attributes: Mapping[str, object], events: Sequence[Event] = ()) -> CallContent:
     """Return the content of one model call out of the attributes of its span, or else out of its events."""
-    parts = _parts(attributes)
+    parts = nested_parts(attributes)
     inputs, output = parts.get(_INPUT, {}), parts.get(_OUTPUT, {})
-    prompt = _messages(parts.get("gen_ai.prompt")) or _messages(inputs.get("messages"))
-    completion = _messages(parts.get("gen_ai.completion")) or _messages(output.get("choices"))
+    prompt = messages_of(parts.get("gen_ai.prompt")) or messages_of(inputs.get("messages"))
+    completion = messages_of(parts.get("gen_ai.completion")) or messages_of(output.get("choices"))
     if prompt is None and completion is None:
         prompt, completion = (messages or None for messages in chat_messages(attributes, events))
     return CallContent(
@@ -78,7 +78,7 @@ def image_urls(messages: object) -> list[str]:
     return urls
 
 
-def _parts(attributes: Mapping[str, object]) -> dict[str, Fields]:
+def nested_parts(attributes: Mapping[str, object]) -> dict[str, Fields]:
     """Return the attributes nested, by their first parts (`gen_ai.prompt`); a bare value has the key ""."""
     parts: dict[str, Fields] = {}
     for key, value in attributes.items():
@@ -123,7 +123,7 @@ def _listed(node: Any) -> Any:
     return fields
 
 
-def _messages(part: object) -> object:
+def messages_of(part: object) -> object:
     """Return messages; a single value under the bare prefix may be text that spells the list."""
     fields = as_dict(part)
     if not fields or "" not in fields:
