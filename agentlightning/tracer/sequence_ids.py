@@ -98,15 +98,19 @@ def _begin_now(asked: Asked) -> asyncio.Future[int]:
     except Exception as error:  # handed to whoever asks for the answer
         answer.set_exception(error)
     else:
-        return loop.create_task(_rest(asked, waits_for))
+
+        async def rest() -> int:
+            return await _rest(asked, waits_for)
+
+        return loop.create_task(rest())
     return answer
 
 
 @types.coroutine
-def _rest(asked: Asked, waits_for: object) -> Generator[object, Any, int]:
+def _rest(asked: Asked, waits_for: object) -> Generator[Any, Any, int]:
     """Run the rest of a coroutine that waits already."""
     try:
         yield waits_for
     except BaseException as error:  # cancellation too goes to the coroutine
         yield asked.throw(error)
-    return (yield from asked)
+    return (yield from asked.__await__())

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 from agentlightning.adapter.spans.attributes import Fields, as_dict, decoded, dicts_in, is_list
 from agentlightning.adapter.spans.conventions import ADK_REQUEST, chat_messages
@@ -85,14 +85,12 @@ def nested_parts(attributes: Mapping[str, object]) -> dict[str, Fields]:
         if (place := _place(key)) is None:
             continue
         part, inner, last = place
-        node = parts.get(part)
-        if node is None:
-            node = parts[part] = {}
+        node: Fields = parts.setdefault(part, {})
         for step in inner:
-            below = node.get(step)
+            below: Any = node.get(step)
             if type(below) is not dict:
-                below = node[step] = {}
-            node = below
+                below = node[step] = dict[str, Any]()
+            node = cast(Fields, below)
         node[last] = value
     return parts
 
@@ -114,7 +112,7 @@ def _listed(node: Any) -> Any:
     """Return nested values in which a dict with the keys 0..n-1 is a list; changes the dicts in place."""
     if type(node) is not dict:
         return node
-    fields = as_dict(node)
+    fields = cast(Fields, node)
     if "0" in fields and all(str(index) in fields for index in range(len(fields))):
         return [_listed(fields[str(index)]) for index in range(len(fields))]
     for key, value in fields.items():

@@ -215,7 +215,7 @@ def _from_google(content: Mapping[str, object]) -> Iterator[Message]:
     results = [as_dict(part["function_response"]) for part in parts if "function_response" in part]
     answers = [(each.get("id"), _as_text(each.get("response"))) for each in results]
     asked = [call for part in parts if (call := as_dict(part.get("function_call")))]
-    calls = [(call.get("id"), call.get("name"), call.get("args") or {}) for call in asked]
+    calls = [(call.get("id"), call.get("name"), as_dict(call.get("args"))) for call in asked]
     text = "".join(str(part.get("text") or "") for part in parts if not part.get("thought"))
     role = "assistant" if content.get("role") == "model" else content.get("role")
     yield from _chat(role, text, calls, answers, only_results=len(results) == len(parts))
