@@ -85,12 +85,14 @@ def nested_parts(attributes: Mapping[str, object]) -> dict[str, Fields]:
         if (place := _place(key)) is None:
             continue
         part, inner, last = place
-        node: Fields = parts.setdefault(part, {})
+        node: Any = parts.get(part)
+        if node is None:
+            node = parts[part] = {}
         for step in inner:
-            below: Any = node.get(step)
+            below = node.get(step)
             if type(below) is not dict:
-                below = node[step] = dict[str, Any]()
-            node = cast(Fields, below)
+                below = node[step] = {}
+            node = below
         node[last] = value
     return parts
 
@@ -108,30 +110,30 @@ def _place(key: str) -> tuple[str, tuple[str, ...], str] | None:
     return key[:end], tuple(inner), last
 
 
-def _listed(node: Any) -> Any:
+def _listed(node: Fields) -> Any:
     """Return nested values in which a dict with the keys 0..n-1 is a list; changes the dicts in place."""
-    if type(node) is not dict:
-        return node
-    fields = cast(Fields, node)
-    if "0" in fields and all(str(index) in fields for index in range(len(fields))):
-        return [_listed(fields[str(index)]) for index in range(len(fields))]
-    for key, value in fields.items():
+    for key, value in node.items():
         if type(value) is dict:
-            fields[key] = _listed(value)
-    return fields
+            node[key] = _listed(cast(Fields, value))
+    if "0" in node and all(str(index) in node for index in range(len(node))):
+        return [node[str(index)] for index in range(len(node))]
+    return node
 
 
 def messages_of(part: object) -> object:
     """Return messages; a single value under the bare prefix may be text that spells the list."""
-    fields = as_dict(part)
-    if not fields or "" not in fields:
-        return _listed(part) or None
+    if not isinstance(part, dict) or not part:
+        return part or None
+    fields = cast(Fields, part)
+    if "" not in fields:
+        return _listed(fields)
     spelt = decoded(fields[""]) if isinstance(fields[""], str) else None
     return spelt if is_list(spelt) else as_dict(spelt) or None
 
 
 def _without(part: Fields, names: Collection[str]) -> object:
-    return _listed({key: value for key, value in part.items() if key and key not in names}) or None
+    left = {key: value for key, value in part.items() if key and key not in names} if part else part
+    return _listed(left) if left else None
 
 
 # --- which spans are model calls --------------------------------------------------------------------------------------

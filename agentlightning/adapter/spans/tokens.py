@@ -134,9 +134,11 @@ def body_digest(record: Span) -> str | None:
 
 def response_id(span: Span) -> str | None:
     """Return the id that the model server gave its reply; None if the span has none."""
-    return next(filter(None, (_text(span, key) for key in _REPLY_ID_KEYS)), None) or response_id_in_output(
-        span.attributes
-    )
+    for key in _REPLY_ID_KEYS:
+        value = span.attributes.get(key)
+        if isinstance(value, str) and value:
+            return value
+    return response_id_in_output(span.attributes)
 
 
 def has_client_tokens(span: Span) -> bool:
