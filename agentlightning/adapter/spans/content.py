@@ -23,6 +23,7 @@ _INPUT: Final = LightningSpanAttributes.OPERATION_INPUT.value
 _OUTPUT: Final = LightningSpanAttributes.OPERATION_OUTPUT.value
 _REQUEST_MESSAGES: Final = frozenset(("messages",))
 _TOKEN_FIELDS: Final = frozenset(("choices", "prompt_token_ids", "response_token_ids"))
+_NUMERALS: Final = tuple(map(str, range(1000)))
 CALL_NAME: Final = re.compile(r"openai\.chat\.completion")
 """Names of spans that are model calls, whatever their attributes say."""
 _CALL_OPERATIONS: Final = frozenset(("chat", "text_completion", "generate_content"))
@@ -45,16 +46,16 @@ class CallContent(NamedTuple):
 def read_content(attributes: Mapping[str, object], events: Sequence[Event] = ()) -> CallContent:
     """Return the content of one model call out of the attributes of its span, or else out of its events."""
     parts = nested_parts(attributes)
-    inputs, output = parts.get(_INPUT, {}), parts.get(_OUTPUT, {})
-    prompt = messages_of(parts.get("gen_ai.prompt")) or messages_of(inputs.get("messages"))
-    completion = messages_of(parts.get("gen_ai.completion")) or messages_of(output.get("choices"))
+    inputs, output = parts.get(_INPUT) or {}, parts.get(_OUTPUT) or {}
+    prompt = messages_of(parts.get("gen_ai.prompt")) or (messages_of(inputs.get("messages")) if inputs else None)
+    completion = messages_of(parts.get("gen_ai.completion")) or (messages_of(output.get("choices")) if output else None)
     if prompt is None and completion is None:
         prompt, completion = (messages or None for messages in chat_messages(attributes, events))
     return CallContent(
         prompt=prompt,
         completion=completion,
-        request=_without(parts.get("gen_ai.request", {}), _REQUEST_MESSAGES) or _without(inputs, _REQUEST_MESSAGES),
-        response=_without(parts.get("gen_ai.response", {}), _TOKEN_FIELDS) or _without(output, _TOKEN_FIELDS),
+        request=_without(parts.get("gen_ai.request"), _REQUEST_MESSAGES) or _without(inputs, _REQUEST_MESSAGES),
+        response=_without(parts.get("gen_ai.response"), _TOKEN_FIELDS) or _without(output, _TOKEN_FIELDS),
     )
 
 
@@ -89,10 +90,10 @@ def nested_parts(attributes: Mapping[str, object]) -> dict[str, Fields]:
         if node is None:
             node = parts[part] = {}
         for step in inner:
-            below = node.get(step)
+            below: Any = node.get(step)
             if type(below) is not dict:
                 below = node[step] = {}
-            node = below
+            node = below  # pyright: ignore[reportUnknownVariableType] -- only its kind is known
         node[last] = value
     return parts
 
@@ -115,24 +116,27 @@ def _listed(node: Fields) -> Any:
     for key, value in node.items():
         if type(value) is dict:
             node[key] = _listed(cast(Fields, value))
+    if tuple(node) == _NUMERALS[: len(node)]:  # in order, as nearly always
+        return list(node.values())
     if "0" in node and all(str(index) in node for index in range(len(node))):
         return [node[str(index)] for index in range(len(node))]
     return node
 
 
-def messages_of(part: object) -> object:
+def messages_of(part: Any) -> object:
     """Return messages; a single value under the bare prefix may be text that spells the list."""
-    if not isinstance(part, dict) or not part:
+    if not part or type(part) is not dict:
         return part or None
-    fields = cast(Fields, part)
-    if "" not in fields:
-        return _listed(fields)
-    spelt = decoded(fields[""]) if isinstance(fields[""], str) else None
+    if "" not in part:
+        return _listed(cast(Fields, part))
+    spelt = decoded(part[""]) if isinstance(part[""], str) else None
     return spelt if is_list(spelt) else as_dict(spelt) or None
 
 
-def _without(part: Fields, names: Collection[str]) -> object:
-    left = {key: value for key, value in part.items() if key and key not in names} if part else part
+def _without(part: Fields | None, names: Collection[str]) -> object:
+    if not part:
+        return None
+    left = {key: value for key, value in part.items() if key and key not in names}
     return _listed(left) if left else None
 
 
