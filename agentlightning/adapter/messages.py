@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from typing_extensions import TypedDict
 
@@ -21,6 +21,7 @@ from agentlightning.adapter.calls.calls import checked_policy, without_other_pol
 from agentlightning.adapter.calls.conversation import conversation_of
 from agentlightning.adapter.calls.matching import CallSpans, spans_by_call, tells_of_call
 from agentlightning.adapter.spans.attributes import Fields, as_dict, decoded, dicts_in, is_list
+from agentlightning.adapter.spans.content import in_order, messages_of, nested_parts
 from agentlightning.adapter.spans.conventions import chat_messages
 from agentlightning.semconv import RAW_SPAN, REQUEST_SPAN
 from agentlightning.types import Span
@@ -29,7 +30,7 @@ from agentlightning.utils.attributes import unflatten_attributes
 logger = logging.getLogger(__name__)
 
 _ROLES: Final = frozenset(("developer", "system", "user", "assistant", "tool", "function"))
-_PARTS: Final = ("gen_ai.prompt", "gen_ai.completion", "gen_ai.request", "gen_ai.response")
+_PARTS: Final = ("prompt", "completion", "request", "response")
 _GATEWAY_SPANS: Final = frozenset((RAW_SPAN, REQUEST_SPAN))
 
 Message = Fields
@@ -76,21 +77,22 @@ class TraceToMessages(TraceAdapter[list[OpenAIMessages]]):
                 continue
             if span.attributes.get("llm.request.type") == "embedding":
                 continue
-            parts = {part.rpartition(".")[2]: group_genai_dict(span.attributes, part) for part in _PARTS}
-            if is_call and not (parts["prompt"] or parts["completion"]):
-                parts["prompt"], parts["completion"] = chat_messages(span.attributes, span.events)
-            if any(parts.values()):
-                children = self.get_tool_calls(span, source)
-                own = as_dict(parts["request"]).get("functions")
-                functions = own or group_genai_dict(span.attributes, "llm.request.functions")
-                records.append({**parts, "tool_calls": list(children), "functions": functions})
+            parts = nested_parts(span.attributes)
+            record = {part: messages_of(parts.get(f"gen_ai.{part}")) for part in _PARTS}
+            if is_call and not (record["prompt"] or record["completion"]):
+                record["prompt"], record["completion"] = chat_messages(span.attributes, span.events)
+            if any(record.values()):
+                own = as_dict(record["request"]).get("functions")
+                functions = own or _below(span.attributes, "llm.request.functions")
+                records.append(
+                    {**record, "tool_calls": list(self.get_tool_calls(span, source)), "functions": functions}
+                )
         return self.convert_to_openai_messages(records)
 
     def get_tool_calls(self, completion: Span, all_spans: Sequence[Span], /) -> Iterable[Fields]:
         """Yield the tool calls that children of the span `completion`, among `all_spans`, tell of."""
         for span in all_spans:
-            own = group_genai_dict(span.attributes, "tool") if span.parent_id == completion.span_id else None
-            if tool := as_dict(own):
+            if span.parent_id == completion.span_id and (tool := as_dict(_below(span.attributes, "tool"))):
                 yield tool
 
     def convert_to_openai_messages(self, records: Sequence[Mapping[str, object]], /) -> list[OpenAIMessages]:
@@ -98,7 +100,7 @@ class TraceToMessages(TraceAdapter[list[OpenAIMessages]]):
         converted: list[OpenAIMessages] = []
         for record in records:
             messages: list[Message] = []
-            for fields in dicts_in(record.get("prompt")):
+            for fields in in_order(record.get("prompt")):
                 role = fields.get("role")
                 if role not in _ROLES:
                     logger.warning(
@@ -109,11 +111,11 @@ class TraceToMessages(TraceAdapter[list[OpenAIMessages]]):
                 else:
                     texts = {key: fields[key] for key in ("tool_call_id", "name") if isinstance(fields.get(key), str)}
                     messages.append({"role": role, "content": _content(fields.get("content", "")), **texts})
-            for fields in dicts_in(record.get("completion")):
+            for fields in in_order(record.get("completion")):
                 if fields.get("role") == "assistant":
                     messages.append(_assistant(fields, dicts_in(record.get("tool_calls"))))
             tools: list[Fields] = []
-            for fields in dicts_in(record.get("functions")):
+            for fields in in_order(record.get("functions")):
                 if not isinstance(fields.get("name"), str):
                     logger.warning("a tool without a name was left out: %s", sorted(fields))
                     continue
@@ -125,23 +127,12 @@ class TraceToMessages(TraceAdapter[list[OpenAIMessages]]):
         return converted
 
 
-def group_genai_dict(attributes: Mapping[str, object], prefix: str) -> Any:
-    """Return the attributes below a prefix, nested: numbered keys make a list (gaps closed), other keys a dict."""
+def _below(attributes: Mapping[str, object], prefix: str) -> object:
+    """Return the attributes below a prefix, nested."""
     start = prefix + "."
-    below = {key[len(start) :]: value for key, value in attributes.items() if key.startswith(start)}
-    return _closed(unflatten_attributes(below)) if below else {}
-
-
-def _closed(node: object) -> object:
-    if is_list(node):
-        return [_closed(item) for item in node]
-    fields = as_dict(node)
-    if not fields:
-        return node
-    numbers = sorted((key for key in fields if key.isdecimal()), key=int)
-    if numbers:
-        return [_closed(fields[key]) for key in numbers]
-    return {key: _closed(value) for key, value in fields.items()}
+    return unflatten_attributes(
+        {key[len(start) :]: value for key, value in attributes.items() if key.startswith(start)}
+    )
 
 
 def _assistant(fields: Mapping[str, object], elsewhere: Sequence[Mapping[str, object]]) -> Message:

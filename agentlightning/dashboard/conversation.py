@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from agentlightning.adapter.calls.calls import ModelCall
+from agentlightning.adapter.calls.conversation import Line, line_of
 from agentlightning.adapter.explain import ExplainedCall
 from agentlightning.adapter.spans.attributes import Fields, as_dict, decoded, dicts_in, is_list
 from agentlightning.adapter.spans.content import in_order, read_content
@@ -92,7 +93,7 @@ class _Shown:
     """
 
     def __init__(self) -> None:
-        self._beginnings: dict[tuple[int, str], int] = {}
+        self._beginnings: dict[tuple[int, Line], int] = {}
         self._latest: dict[int, int] = {}
         self._ended: dict[int, int] = {}
         self._before: list[Fields] = []
@@ -105,7 +106,7 @@ class _Shown:
         path = self._path[: min(len(prompt), len(self._before)) if same is None else same]
         messages, known, last = [*prompt, *reply], len(path), self._path[-1:]
         for message in messages[len(path) :]:
-            beginning = (path[-1] if path else 0, _key(message))
+            beginning = (path[-1] if path else 0, line_of(message))
             if known == len(path) < len(prompt) and beginning in self._beginnings:
                 known += 1
             path.append(self._beginnings.setdefault(beginning, len(self._beginnings) + 1))
@@ -115,14 +116,6 @@ class _Shown:
         self._ended[path[-1] if path else 0] = number
         self._before, self._path = messages, path
         return known, branch
-
-
-def _key(message: Mapping[str, object]) -> str:
-    """Return a message in a form in which a reply equals what the next prompt repeats of it."""
-    calls = [(_name(call), _arguments(call)) for call in dicts_in(message.get("tool_calls"))]
-    content = message.get("content")
-    text = content.strip() if isinstance(content, str) else content
-    return json.dumps([_role(message), text or None, calls], sort_keys=True, default=str)
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------

@@ -7,23 +7,39 @@ few at a time, so that the server goes on answering the runners.
 from __future__ import annotations
 
 import asyncio
+import platform
 import time
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from agentlightning.dashboard.questions import MOST_PAIRS, QUESTIONS
+from agentlightning.dashboard.pages import PATHS, Pages
+from agentlightning.dashboard.questions import MOST_PAIRS, QUESTIONS, described
 from agentlightning.errors import BadRequestError
 from agentlightning.field_help import Value
 from agentlightning.store.base import LightningStore
+from agentlightning.store.http.mounts import Mount
 from agentlightning.store.http.operations import PREFIX
 from agentlightning.store.http.redaction import hidden
+from agentlightning.utils.version import VERSION
 
 _AT_ONCE: Final = 2
 """Answers that are worked out at the same time; the others wait."""
+_BACKENDS: Final = {"InMemory": "memory", "SQLite": "sqlite", "Postgres": "postgres", "Mongo": "mongo"}
+
+
+def dashboard(store: Callable[[], LightningStore]) -> Mount:
+    """Return the page and its data for the server of a store; see `agentlightning/store/http/mounts.py`."""
+    pages, data = Pages(), Data(store)
+
+    def describe() -> tuple[dict[str, Any], dict[str, Any]]:
+        paths, schemas = described()
+        return {**PATHS, **paths}, schemas
+
+    return Mount(routes=[*pages.routes(), *data.routes()], is_open=pages.is_open, describe=describe)
 
 
 class Data:
@@ -94,9 +110,20 @@ class Data:
             return await compare(self._store(), before, after, limit=limit, offset=offset)
 
     async def _server(self, request: Request) -> Value:
-        from agentlightning.dashboard.about import facts_of
+        from agentlightning.dashboard.values import ServerFacts
 
-        return await facts_of(self._store(), self._started)
+        store = self._store()
+        statistics = dict(await store.statistics())
+        name = str(statistics.get("name") or type(store).__name__)
+        return ServerFacts(
+            version=VERSION,
+            python=platform.python_version(),
+            backend=next((word for start, word in _BACKENDS.items() if name.startswith(start)), name),
+            persistent=bool(store.capabilities.get("persistent", store.capabilities.get("persistence"))),
+            started=self._started,
+            now=time.time(),
+            statistics=statistics,
+        )
 
 
 def _whole(request: Request, name: str, default: int, most: int) -> int:

@@ -1,11 +1,11 @@
-"""The paths of the page's data, as a table: `data.py` answers them, `description.py` describes them.
+"""The paths of the page's data, as a table which `data.py` answers, and their description in OpenAPI.
 
 Needs nothing that takes long to import: the table is read when a server is made.
 """
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 MOST_PAIRS: Final = 1000
 """Of a page of tasks in a comparison."""
@@ -54,3 +54,36 @@ QUESTIONS: Final = (
     ),
     Question("/server", "server", "Say what the server is", "ServerFacts"),
 )
+
+
+def described() -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what OpenAPI says of the data: paths, and the values that they name."""
+    from pydantic.json_schema import models_json_schema
+
+    from agentlightning.dashboard import values
+    from agentlightning.store.http.operations import PREFIX
+
+    _, shared = models_json_schema(
+        [(getattr(values, each.answer), "serialization") for each in QUESTIONS],
+        ref_template="#/components/schemas/{model}",
+    )
+    return {PREFIX + each.path: {"get": _entry(each)} for each in QUESTIONS}, shared.get("$defs", {})
+
+
+def _entry(question: Question) -> dict[str, Any]:
+    from agentlightning.store.http.openapi import json_content, parameter, responses
+
+    named = [part[1:-1] for part in question.path.split("/") if part.startswith("{")]
+    parameters = [parameter(name, "path", {"type": "string"}, True) for name in named]
+    for name in question.query:
+        schema: dict[str, Any] = {"type": "string"}
+        if name in ("limit", "offset"):
+            schema = {"type": "integer", "minimum": 0, "maximum": MOST_PAIRS if name == "limit" else 1 << 31}
+        parameters.append(parameter(name, "query", schema, name in ("before", "after")))
+    answer = {"$ref": f"#/components/schemas/{question.answer}"}
+    return {
+        "operationId": question.name,
+        "summary": question.summary,
+        "parameters": parameters,
+        "responses": responses(200, "Done", json_content(answer)),
+    }

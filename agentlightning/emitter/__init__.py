@@ -4,15 +4,16 @@ from agentlightning.emitter.annotation import OperationContext, emit_annotation,
 from agentlightning.emitter.message import emit_exception, emit_message, get_message_value
 from agentlightning.emitter.object import emit_object, get_object_value
 from agentlightning.emitter.reward import (
+    RewardTarget,
     emit_reward,
     find_final_reward,
     find_reward_spans,
+    get_reward_target,
     get_reward_value,
     get_rewards_from_span,
     is_reward_span,
     reward,
 )
-from agentlightning.emitter.target import RewardTarget, get_reward_target
 
 __all__ = [
     "OperationContext",

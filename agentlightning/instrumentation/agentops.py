@@ -18,8 +18,8 @@ from typing import Any, cast
 
 from opentelemetry import trace as trace_api
 
+from agentlightning.instrumentation.dialects import ReplyTokens, token_attributes
 from agentlightning.instrumentation.patching import Original, Patch
-from agentlightning.instrumentation.reply_tokens import ReplyTokens, token_attributes
 from agentlightning.types import Attributes
 
 logger = logging.getLogger(__name__)

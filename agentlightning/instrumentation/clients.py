@@ -25,6 +25,7 @@ import re
 import sys
 import weakref
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final, cast
 
 from opentelemetry import trace as trace_api
@@ -32,15 +33,16 @@ from opentelemetry.context import get_value
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from agentlightning.instrumentation.dialects import (
+    TOKEN_FIELDS,
     Dialect,
+    ReplyTokens,
     dialect_of,
+    fields_of,
     reply_attributes,
     request_attributes,
     said_attributes,
 )
-from agentlightning.instrumentation.on_import import OnImport
-from agentlightning.instrumentation.patching import Original, Patch
-from agentlightning.instrumentation.reply_tokens import TOKEN_FIELDS, ReplyTokens, fields_of
+from agentlightning.instrumentation.patching import OnImport, Original
 from agentlightning.tracer.provider import own_provider
 from agentlightning.tracer.scope import TraceScope, current_scope
 from agentlightning.types import Attributes
@@ -84,12 +86,8 @@ def _traced(original: Original) -> Original:
         call, options = _begun(self, options)
         if call is None:
             return original(self, cast_to, options, *args, **kwargs)
-        try:
-            with trace_api.use_span(call.span, record_exception=False, set_status_on_exception=False):
-                reply = original(self, cast_to, options, *args, **kwargs)
-        except BaseException as error:  # raised again: an interrupt too ends the span
-            call.failed(error)
-            raise
+        with call.current():
+            reply = original(self, cast_to, options, *args, **kwargs)
         call.replied(reply)
         return reply
 
@@ -105,12 +103,8 @@ def _traced_async(original: Original) -> Original:
         call, options = _begun(self, options)
         if call is None:
             return await original(self, cast_to, options, *args, **kwargs)
-        try:
-            with trace_api.use_span(call.span, record_exception=False, set_status_on_exception=False):
-                reply = await original(self, cast_to, options, *args, **kwargs)
-        except BaseException as error:  # cancellation too
-            call.failed(error)
-            raise
+        with call.current():
+            reply = await original(self, cast_to, options, *args, **kwargs)
         call.replied(reply)
         return reply
 
@@ -118,7 +112,7 @@ def _traced_async(original: Original) -> Original:
 
 
 _OPENAI: Final = OnImport(
-    "openai", Patch(("openai", "OpenAI.request", _traced), ("openai", "AsyncOpenAI.request", _traced_async))
+    "openai", ("openai", "OpenAI.request", _traced), ("openai", "AsyncOpenAI.request", _traced_async)
 )
 
 
@@ -188,6 +182,16 @@ class _Call:
         self._chunks = dialect.stream()
         self._tokens = ReplyTokens()
         self._ended = False
+
+    @contextmanager
+    def current(self) -> Generator[None]:
+        """Make the span the current one for the request; what it raises ends the span."""
+        try:
+            with trace_api.use_span(self.span, record_exception=False, set_status_on_exception=False):
+                yield
+        except BaseException as error:  # raised again: an interrupt or a cancellation too ends the span
+            self.failed(error)
+            raise
 
     # --- how it ends ---------------------------------------------------------------------------------------------
 
@@ -283,11 +287,11 @@ class _Call:
         stream.close = close
         self._scope.remember_open(self, self.left)
 
-    def _watched(self, inner: Any) -> Generator[Any]:
+    @contextmanager
+    def _reading(self) -> Generator[None]:
+        """End the span with the stream that is read in the body, however it ends."""
         try:
-            for chunk in inner:
-                self._took(chunk)
-                yield chunk
+            yield
             self._streamed()
         except GeneratorExit:
             self.left()
@@ -295,22 +299,23 @@ class _Call:
         except BaseException as error:  # raised again, as above
             self.failed(error)
             raise
+
+    def _watched(self, inner: Any) -> Generator[Any]:
+        try:
+            with self._reading():
+                for chunk in inner:
+                    self._took(chunk)
+                    yield chunk
         finally:
             if hasattr(inner, "close"):
                 inner.close()
 
     async def _watched_async(self, inner: Any) -> AsyncGenerator[Any]:
         try:
-            async for chunk in inner:
-                self._took(chunk)
-                yield chunk
-            self._streamed()
-        except GeneratorExit:
-            self.left()
-            raise
-        except BaseException as error:  # raised again, as above
-            self.failed(error)
-            raise
+            with self._reading():
+                async for chunk in inner:
+                    self._took(chunk)
+                    yield chunk
         finally:
             if hasattr(inner, "aclose"):
                 await inner.aclose()

@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
-from agentlightning.instrumentation.reply_tokens import ReplyTokens, entries, fields_of
 from agentlightning.types import Attributes, AttributeValue
 
 Json = dict[str, Any]
+PROMPT_IDS, RESPONSE_IDS = "prompt_token_ids", "response_token_ids"
+LOGPROBS = "logprobs.content"
+TOKEN_FIELDS = frozenset((PROMPT_IDS, RESPONSE_IDS, LOGPROBS))
 _SAMPLING: Final = ("model", "n", "temperature", "top_p", "top_k", "seed", "frequency_penalty", "presence_penalty")
 _PARAMETERS: Final = (*_SAMPLING, "max_tokens", "max_completion_tokens", "max_output_tokens", "reasoning_effort")
 _MESSAGE: Final = ("role", "content", "name", "tool_call_id", "reasoning_content", "refusal")
@@ -145,6 +147,49 @@ def _nothing_said(reply: Mapping[str, Any]) -> Json:
     return {"model": reply.get("model"), "usage": reply.get("usage")}
 
 
+# --- tokens of a reply ----------------------------------------------------------------------------------------------
+
+
+def token_attributes(reply: object) -> Attributes:
+    """Return the attributes for a whole reply: a model of the client library or its JSON."""
+    tokens = ReplyTokens()
+    tokens.add(reply)
+    return tokens.attributes()
+
+
+class ReplyTokens:
+    """Collects the tokens of a whole reply, or of the chunks of a stream."""
+
+    def __init__(self) -> None:
+        self._prompt: list[int] = []
+        self._response: list[int] = []
+        self._logprobs: list[object] = []
+
+    def add(self, reply: object) -> None:
+        """Take a chunk, or a whole reply."""
+        fields = fields_of(reply)
+        choice = fields_of(next(iter(entries(fields.get("choices"))), None))
+        own = choice.get("provider_specific_fields")
+        self._prompt = self._prompt or _ids(fields.get("prompt_token_ids"))
+        self._response += (
+            _ids(next(iter(entries(fields.get("response_token_ids"))), None))
+            or _ids(choice.get("token_ids"))
+            or _ids(fields_of(own).get("token_ids"))
+        )
+        self._logprobs += entries(fields_of(choice.get("logprobs")).get("content"))
+
+    def attributes(self) -> Attributes:
+        """Return what was found; nothing for what was not."""
+        found: Attributes = {}
+        if self._prompt:
+            found[PROMPT_IDS] = self._prompt
+        if self._response:
+            found[RESPONSE_IDS] = self._response
+        if self._logprobs:
+            found[LOGPROBS] = json.dumps(self._logprobs, default=str)
+        return found
+
+
 # --- the reply as a stream -------------------------------------------------------------------------------------------
 
 
@@ -227,6 +272,32 @@ def dialect_of(url: str) -> Dialect | None:
     """Return the dialect of a route; None for one that calls no model."""
     path = url.partition("?")[0].rstrip("/")
     return next((dialect for route, dialect in DIALECTS.items() if path.endswith(route)), None)
+
+
+# --- values of the library ------------------------------------------------------------------------------------------
+
+
+def fields_of(value: object) -> Mapping[str, Any]:
+    """Return a JSON object, or the fields of a model with those that the client library does not know."""
+    if isinstance(value, Mapping):
+        return cast(Mapping[str, Any], value)
+    dump = getattr(value, "model_dump", None)
+    if not callable(dump):
+        return {}
+    try:
+        dumped = dump(mode="json", warnings=False)
+    except Exception:  # a foreign model's own error: such a reply has no tokens to read
+        return {}
+    return cast(Mapping[str, Any], dumped) if isinstance(dumped, Mapping) else {}
+
+
+def entries(value: object) -> list[Any]:
+    return cast(list[Any], value) if isinstance(value, list) else []
+
+
+def _ids(value: object) -> list[int]:
+    ids = entries(value)
+    return list(ids) if all(type(item) is int for item in ids) else []
 
 
 # --- text ------------------------------------------------------------------------------------------------------------

@@ -1,12 +1,24 @@
-"""Patches of other packages: attributes that are replaced together and restored when the last user ends."""
+"""Patches of other packages: attributes that are replaced together, at once or when the program imports the package.
+
+They are restored when the last user ends."""
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
+import logging
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any, cast
+
+from typing_extensions import override
+
+logger = logging.getLogger(__name__)
 
 Original = Callable[..., Any]
 """A function of a vendor, and what takes its place."""
@@ -20,9 +32,14 @@ class Patch:
 
     def __init__(self, *replacements: Replacement) -> None:
         self._replacements = replacements
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._users = 0
         self._undo: list[tuple[Any, str, Any, Any]] = []
+
+    @property
+    def in_use(self) -> bool:
+        """True between an `apply` and the last `restore`."""
+        return self._users > 0
 
     def apply(self) -> None:
         """Replace; nothing is replaced if one of the attributes is not there.
@@ -32,11 +49,7 @@ class Patch:
         """
         with self._lock:
             if self._users == 0:
-                found = [(*_owner(module, path), make) for module, path, make in self._replacements]
-                for owner, name, make in found:
-                    before: Any = inspect.getattr_static(owner, name) if name in vars(owner) else _INHERITED
-                    setattr(owner, name, make(getattr(owner, name)))
-                    self._undo.append((owner, name, before, _own(owner, name)))
+                self._begin()
             self._users += 1
 
     def restore(self) -> None:
@@ -44,14 +57,87 @@ class Patch:
         with self._lock:
             self._users = max(0, self._users - 1)
             if self._users == 0:
-                while self._undo:
-                    owner, name, before, ours = self._undo.pop()
-                    if _own(owner, name) is not ours:
-                        continue
-                    if before is _INHERITED:
-                        delattr(owner, name)
-                    else:
-                        setattr(owner, name, before)
+                self._end()
+
+    def _begin(self) -> None:
+        found = [(*_owner(module, path), make) for module, path, make in self._replacements]
+        for owner, name, make in found:
+            before: Any = inspect.getattr_static(owner, name) if name in vars(owner) else _INHERITED
+            setattr(owner, name, make(getattr(owner, name)))
+            self._undo.append((owner, name, before, _own(owner, name)))
+
+    def _end(self) -> None:
+        while self._undo:
+            owner, name, before, ours = self._undo.pop()
+            if _own(owner, name) is not ours:
+                continue
+            if before is _INHERITED:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, before)
+
+
+class OnImport(Patch):
+    """A patch of a package that may not be imported yet, and may never be: applied once the program imports it."""
+
+    def __init__(self, module: str, *replacements: Replacement) -> None:
+        super().__init__(*replacements)
+        self._module = module
+        self._finder = _Finder(module, self._imported)
+
+    @override
+    def _begin(self) -> None:
+        if self._module not in sys.modules:
+            sys.meta_path.insert(0, self._finder)
+            return
+        try:
+            super()._begin()
+        except (ImportError, AttributeError) as error:  # a version that is made otherwise: the program works as ever
+            logger.warning("The calls of %s are not traced: %s", self._module, error)
+
+    @override
+    def _end(self) -> None:
+        if self._finder in sys.meta_path:
+            sys.meta_path.remove(self._finder)
+        super()._end()
+
+    def _imported(self) -> None:
+        with self._lock:
+            if self._finder in sys.meta_path:
+                sys.meta_path.remove(self._finder)
+            if self._users and not self._undo:
+                self._begin()
+
+
+class _Finder(MetaPathFinder):
+    """Finds one module as everybody else would, and tells when it has been loaded."""
+
+    def __init__(self, module: str, loaded: Callable[[], None]) -> None:
+        self._module, self._loaded = module, loaded
+        self._asking = threading.local()
+
+    @override
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None, /
+    ) -> ModuleSpec | None:
+        if fullname != self._module or getattr(self._asking, "now", False):
+            return None
+        self._asking.now = True
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._asking.now = False
+        loader: Any = None if spec is None else spec.loader
+        if hasattr(loader, "exec_module"):
+            load = loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                del loader.exec_module
+                load(module)
+                self._loaded()
+
+            loader.exec_module = exec_module
+        return spec
 
 
 def _own(owner: Any, name: str) -> Any:

@@ -161,14 +161,10 @@ class DevTaskLoader(AgentLightningClient):
         ]
 
     @override
-    def poll_next_task(self) -> Task | None:
+    def _ask_for_task(self) -> Task:
         task = self._tasks[self.task_count % len(self._tasks)]
         self.task_count += 1
         return task
-
-    @override
-    async def poll_next_task_async(self) -> Task | None:
-        return self.poll_next_task()
 
     @override
     def get_resources_by_id(self, resource_id: str) -> ResourcesUpdate | None:

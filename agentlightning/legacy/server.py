@@ -57,7 +57,6 @@ class AgentLightningServer:
         self._result_posted = asyncio.Event()
         routes = [
             Route("/task", self._claim, methods=["GET"]),
-            Route("/resources/latest", self._get_latest_resources, methods=["GET"]),
             Route("/resources/{resources_id}", self._get_resources, methods=["GET"]),
             Route("/rollout", self._post_rollout, methods=["POST"]),
         ]
@@ -172,17 +171,16 @@ class AgentLightningServer:
         self._claimed[task.rollout_id] = claimed
         return _model(TaskIfAny(is_available=True, task=claimed))
 
-    async def _get_latest_resources(self, request: Request) -> Response:
-        latest = next(reversed(self._resources.values()), None)
-        return self._resources_response(latest, "No resources have been set on the server.")
-
     async def _get_resources(self, request: Request) -> Response:
-        resources_id = request.path_params["resources_id"]
-        return self._resources_response(self._resources.get(resources_id), f"Resources {resources_id!r} not found.")
-
-    def _resources_response(self, resources: ResourcesUpdate | None, absent: str) -> Response:
+        """Answer with the resources of an id; `latest` are those that were published last."""
         if not self.startup_event.is_set():
             return _refused(503, "The server has not started.")
+        resources_id = request.path_params["resources_id"]
+        resources = self._resources.get(resources_id)
+        absent = f"Resources {resources_id!r} not found."
+        if resources_id == "latest":
+            resources = next(reversed(self._resources.values()), None)
+            absent = "No resources have been set on the server."
         return _refused(404, absent) if resources is None else _model(resources)
 
     async def _post_rollout(self, request: Request) -> Response:

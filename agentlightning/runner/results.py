@@ -12,9 +12,8 @@ from typing import Any, cast
 
 from opentelemetry.sdk.trace import ReadableSpan
 
-from agentlightning.emitter.reward import reward_attributes, rewards_attributes
+from agentlightning.emitter.reward import reward_attributes, rewards_attributes, target_attributes
 from agentlightning.emitter.reward_values import USABLE_REWARD, are_dimensions, as_number, as_reward, primary_dimension
-from agentlightning.emitter.target import target_attributes
 from agentlightning.runner.outcome import InvalidResult, InvalidReward
 from agentlightning.semconv import AGL_ANNOTATION, LightningCallAttributes
 from agentlightning.terminal import cut

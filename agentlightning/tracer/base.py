@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
-import sys
 import warnings
 from collections.abc import Callable, Generator
 from contextlib import (
@@ -33,7 +31,6 @@ logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
-C = TypeVar("C", bound="Tracer")
 
 
 class TraceAdapter:
@@ -175,22 +172,6 @@ class Tracer(ParallelWorkerBase):
                 self.teardown_worker(0)
         finally:
             self.teardown()
-
-
-def typed_as_contract(cls: type[C]) -> type[C]:
-    """Give the methods that a tracer overrides the parameter types of `Tracer`, where alone they are written.
-
-    The tracer's module gets the names that they use, by which `typing.get_type_hints` finds the types.
-    """
-    for name, value in globals().items():
-        if not name.startswith("_"):
-            vars(sys.modules[cls.__module__]).setdefault(name, value)
-    for name, method in vars(cls).items():
-        contract = vars(Tracer).get(name)
-        if inspect.isfunction(method) and inspect.isfunction(contract):
-            for function in (method, inspect.unwrap(method)):
-                function.__annotations__ = {**contract.__annotations__, **function.__annotations__}
-    return cls
 
 
 # --- the active tracer -------------------------------------------------------------------------------------------

@@ -1,25 +1,35 @@
-"""Delivery: the spans of a scope go to the store in one batch, with retries and a deadline; the mirror gets a copy."""
+"""Delivery: the spans of a scope go to the store in one batch, with retries and a deadline; the mirror gets a copy.
+
+Before that, texts that no store can hold are mended, keys that are known by their shape are hidden, and the span says
+where.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from agentlightning.errors import AgentLightningError, BusyError
+from agentlightning.semconv import CHANGED_TEXTS, HIDDEN_KEYS
 from agentlightning.store.base import LightningStore, recording
 from agentlightning.tracer.export.exporter import is_mirroring, mirror_spans
-from agentlightning.tracer.mending import mended_span, span_without_keys
 from agentlightning.tracer.scope import TraceScope
 from agentlightning.types import Span
 from agentlightning.utils.backoff import Outage, retry_for
+from agentlightning.utils.texts import attributes_without_keys, fitting, fitting_attributes, without_keys
 
 logger = logging.getLogger(__name__)
 
 _METRICS_SECONDS = 5.0
 BATCH = 512
 """Spans per request: keeps a request below the store's bound on bodies."""
+Text = Callable[[str], str]
+"""Returns a text as it is to be; the same object if nothing changes."""
+Attributes = Callable[[Mapping[str, object]], tuple[dict[str, object], list[str]] | None]
+"""The same for attributes, with the keys where something changed; None if nothing does."""
 
 
 class TraceDeliveryError(AgentLightningError, RuntimeError):
@@ -109,3 +119,58 @@ async def deliver_spans(store: LightningStore, spans: Sequence[Span], seconds: f
             numbered = {span.span_id: span for span in stored}
             mirror_spans([numbered.get(span.span_id, span) for span in spans])
     return stored
+
+
+# --- texts of a span ----------------------------------------------------------------------------------------------
+
+
+def mended_span(span: Span) -> Span:
+    """Return the span with texts that UTF-8 can hold; the same object if there is nothing to mend."""
+    return _rewritten(span, fitting, fitting_attributes, CHANGED_TEXTS, names=True)
+
+
+def span_without_keys(span: Span) -> Span:
+    """Return the span without keys that are known by their shape, wherever they stand; the same object if it has none.
+
+    Token ids and numbers are never touched.
+    """
+    return _rewritten(span, without_keys, attributes_without_keys, HIDDEN_KEYS, names=False)
+
+
+def _rewritten(span: Span, text: Text, attributes: Attributes, marker: str, *, names: bool) -> Span:
+    """Apply both functions to all texts of a span (names only if asked to) and list what changed under `marker`."""
+    changed: list[str] = []
+    changes: dict[str, object] = {}
+    if names and (name := text(span.name)) is not span.name:
+        changes["name"] = name
+        changed.append("name")
+    description = span.status.description
+    if description is not None and (kept := text(description)) is not description:
+        changes["status"] = span.status.model_copy(update={"description": kept})
+        changed.append("status.description")
+    for part in ("events", "links"):
+        parts = getattr(span, part)
+        found: list[Any] = []
+        for each in parts:
+            new: dict[str, object] = {}
+            name = getattr(each, "name", None)  # of an event
+            if names and isinstance(name, str) and (fit := text(name)) is not name:
+                new["name"] = fit
+                changed.append("events.name")
+            if (own := attributes(each.attributes or {})) is not None:
+                new["attributes"] = own[0]
+                changed += own[1]
+            found.append(each.model_copy(update=new) if new else each)
+        if any(new is not old for new, old in zip(found, parts, strict=True)):
+            changes[part] = found
+    if (resource := attributes(span.resource.attributes)) is not None:
+        changes["resource"] = span.resource.model_copy(update={"attributes": resource[0]})
+        changed += resource[1]
+    own = attributes(span.attributes)
+    if own is not None:
+        changed += own[1]
+    if not changed:
+        return span
+    return span.model_copy(
+        update={**changes, "attributes": {**(span.attributes if own is None else own[0]), marker: changed}}
+    )

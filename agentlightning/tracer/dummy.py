@@ -1,17 +1,15 @@
 """DummyTracer: makes span values and sends them nowhere. Behind every emitter with `propagate=False`."""
 
-# pyright: reportMissingParameterType=false
-# The types of a method's parameters stand in the contract, tracer/base.py, from where a checker takes them over.
-
 from __future__ import annotations
 
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import Any
 
 from typing_extensions import override
 
-from agentlightning.tracer.base import Tracer, typed_as_contract
+from agentlightning.tracer.base import Tracer
 from agentlightning.types import Attributes, SpanCoreFields, SpanRecordingContext, StatusCode, TraceStatus
 from agentlightning.utils.exceptions import message_of, readable
 from agentlightning.utils.otel import format_exception_attributes
@@ -61,12 +59,17 @@ class DummySpanRecordingContext:
         )
 
 
-@typed_as_contract
 class DummyTracer(Tracer):
     """Has no backend and no `trace_context`; a runner needs a tracer that has."""
 
     @override
-    def create_span(self, name, attributes=None, timestamp=None, status=None) -> SpanCoreFields:
+    def create_span(
+        self,
+        name: str,
+        attributes: Attributes | None = None,
+        timestamp: float | None = None,
+        status: TraceStatus | None = None,
+    ) -> SpanCoreFields:
         moment = timestamp if timestamp is not None else time.time()
         return SpanCoreFields(
             name=name,
@@ -79,7 +82,11 @@ class DummyTracer(Tracer):
     @override
     @contextmanager
     def operation_context(
-        self, name, attributes=None, start_time=None, end_time=None
+        self,
+        name: str,
+        attributes: dict[str, Any] | None = None,
+        start_time: float | None = None,
+        end_time: float | None = None,
     ) -> Generator[SpanRecordingContext]:
         start = start_time if start_time is not None else time.time()
         recording = DummySpanRecordingContext(name, dict(attributes or {}), start)

@@ -16,11 +16,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from opentelemetry import trace as trace_api
+
 from agentlightning.errors import BadRequestError, NotFoundError
 from agentlightning.store.base import LightningStore
+from agentlightning.store.wrappers import complete
 from agentlightning.tracer.base import Tracer
 from agentlightning.tracer.delivery import TraceDeliveryError, deliver
 from agentlightning.tracer.scope import TraceScope, entered
@@ -30,6 +34,8 @@ from agentlightning.utils.attributes import flatten_attributes, sanitize_attribu
 
 T = TypeVar("T")
 
+last_scope: ContextVar[TraceScope | None] = ContextVar("agentlightning_last_scope", default=None)
+"""The scope that was opened last in this context."""
 ANSWER_SECONDS = 60.0
 """Longest wait for an answer of the store."""
 _ATTEMPT_NUMBER = "attempt.sequence_id"
@@ -62,6 +68,10 @@ class ManualTracing(Tracer):
     attempt_id: str | None = None
     """The attempt that the tracer was made for; None is any."""
     _opened: _Opened | None = None
+    _default_store: LightningStore | None = None
+    _otel_tracer: trace_api.Tracer | None = None
+    """None before `init_worker`."""
+    _last: TraceScope | None = None
 
     def open_rollout(self, rollout_id: str | None = None, **attributes: object) -> None:
         """Open a rollout of the store; what else is given, such as `user_id`, is put on each of its spans.
@@ -80,7 +90,7 @@ class ManualTracing(Tracer):
             )
         store = self._bound_store()
         thread = None if store is None else StoreThread(store, "agentlightning-manual-trace")
-        opened = _Opened(rollout_id, _as_attributes(attributes), thread, own_worker=not self._is_initialised())
+        opened = _Opened(rollout_id, _as_attributes(attributes), thread, own_worker=self._otel_tracer is None)
         try:
             if thread is not None and opened.ask(lambda store: store.get_rollout_by_id(rollout_id)) is None:
                 raise NotFoundError(
@@ -186,14 +196,14 @@ class ManualTracing(Tracer):
 
     def _bound_store(self) -> LightningStore | None:
         """Return the store of the worker, else that of the constructor."""
-        raise NotImplementedError
-
-    def _is_initialised(self) -> bool:
-        raise NotImplementedError
+        if self._store is not None or self._default_store is None:
+            return self._store
+        return complete(self._default_store)
 
     def _opened_scope(self, scope: TraceScope) -> None:
         """Remember the scope for `get_last_trace`."""
-        raise NotImplementedError
+        self._last = scope
+        last_scope.set(scope)
 
     def _agreed(self, name: str, own: str | None, given: str | None) -> str | None:
         """Return the id that is meant, of which the tracer may have one of its own."""

@@ -1,8 +1,5 @@
 """OtelTracer: spans of plain OpenTelemetry, collected per attempt. Which providers carry them is in `provider.py`."""
 
-# pyright: reportMissingParameterType=false
-# The types of a method's parameters stand in the contract, tracer/base.py, from where a checker takes them over.
-
 from __future__ import annotations
 
 import logging
@@ -21,11 +18,10 @@ from typing_extensions import override
 
 from agentlightning.instrumentation.clients import instrument_clients, uninstrument_clients
 from agentlightning.store.wrappers import complete
-from agentlightning.tracer.base import typed_as_contract
 from agentlightning.tracer.conversion import span_of
 from agentlightning.tracer.delivery import TraceDeliveryError, deliver
 from agentlightning.tracer.export.exporter import close_mirror, open_mirror
-from agentlightning.tracer.manual import ManualTracing
+from agentlightning.tracer.manual import ManualTracing, last_scope
 from agentlightning.tracer.provider import LightningSpanProcessor, own_provider, watch_global_provider
 from agentlightning.tracer.scope import TraceScope, current_scope, entered
 from agentlightning.tracer.sequence_ids import SequenceIds
@@ -43,7 +39,6 @@ logger = logging.getLogger(__name__)
 CANCELLED_DELIVERY_SECONDS = 1.0
 """Time to deliver what there is when the attempt is cancelled."""
 
-_last_scope: ContextVar[TraceScope | None] = ContextVar("agentlightning_last_scope", default=None)
 _resumed: ContextVar[OtelSpanRecordingContext | None] = ContextVar("agentlightning_resumed", default=None)
 
 
@@ -106,7 +101,6 @@ class OtelSpanRecordingContext:
         )
 
 
-@typed_as_contract
 class OtelTracer(ManualTracing):
     """The default tracer.
 
@@ -137,8 +131,6 @@ class OtelTracer(ManualTracing):
         self._default_store = store if store is not None else store_client
         self.rollout_id = rollout_id
         self.attempt_id = attempt_id
-        self._otel_tracer: trace_api.Tracer | None = None
-        self._last: TraceScope | None = None
         self._ids: SequenceIds | None = None
         self._mirrors = False
         self._clients_traced = False
@@ -184,7 +176,14 @@ class OtelTracer(ManualTracing):
 
     @override
     @asynccontextmanager
-    async def trace_context(self, name=None, *, store=None, rollout_id=None, attempt_id=None) -> AsyncGenerator[Any]:
+    async def trace_context(
+        self,
+        name: str | None = None,
+        *,
+        store: LightningStore | None = None,
+        rollout_id: str | None = None,
+        attempt_id: str | None = None,
+    ) -> AsyncGenerator[Any]:
         """See `Tracer.trace_context`. Gives the OpenTelemetry tracer; makes no span of its own."""
         scope = self._new_scope(store, rollout_id, attempt_id)
         outside = otel_context.get_current()
@@ -212,12 +211,18 @@ class OtelTracer(ManualTracing):
     @override
     def get_last_trace(self) -> list[Span]:
         self._tracer("LightningSpanProcessor")
-        last = _last_scope.get()
+        last = last_scope.get()
         scope = last if last is not None and last.tracer is self else self._last
         return scope.spans() if scope is not None else []
 
     @override
-    def create_span(self, name, attributes=None, timestamp=None, status=None) -> SpanCoreFields:
+    def create_span(
+        self,
+        name: str,
+        attributes: Attributes | None = None,
+        timestamp: float | None = None,
+        status: TraceStatus | None = None,
+    ) -> SpanCoreFields:
         moment = timestamp or time.time()
         fields = SpanCoreFields(
             name=name,
@@ -238,7 +243,11 @@ class OtelTracer(ManualTracing):
     @override
     @contextmanager
     def operation_context(
-        self, name, attributes=None, start_time=None, end_time=None
+        self,
+        name: str,
+        attributes: dict[str, Any] | None = None,
+        start_time: float | None = None,
+        end_time: float | None = None,
     ) -> Generator[SpanRecordingContext]:
         span = self._tracer().start_span(name, attributes=attributes, start_time=_nanoseconds(start_time))
         recording = OtelSpanRecordingContext(span)
@@ -270,21 +279,6 @@ class OtelTracer(ManualTracing):
         _set_status(span, fields.status)
         span.end(moment)
         return True
-
-    @override
-    def _bound_store(self) -> LightningStore | None:
-        if self._store is not None or self._default_store is None:
-            return self._store
-        return complete(self._default_store)
-
-    @override
-    def _is_initialised(self) -> bool:
-        return self._otel_tracer is not None
-
-    @override
-    def _opened_scope(self, scope: TraceScope) -> None:
-        self._last = scope
-        _last_scope.set(scope)
 
     def _tracer(self, missing: str = "TracerProvider") -> trace_api.Tracer:
         if self._otel_tracer is None:

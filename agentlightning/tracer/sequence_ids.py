@@ -8,6 +8,7 @@ import concurrent.futures
 import contextvars
 import logging
 import threading
+import types
 from collections.abc import Coroutine, Generator
 from typing import Any
 
@@ -99,28 +100,17 @@ def _begin_now(asked: Asked) -> asyncio.Future[int]:
     else:
 
         async def rest() -> int:
-            return await _Rest(asked, waits_for)
+            return await _rest(asked, waits_for)
 
         return loop.create_task(rest())
     return answer
 
 
-class _Rest:
-    """A coroutine that has been run up to its first wait, as something to await."""
-
-    def __init__(self, begun: Asked, waits_for: object) -> None:
-        self._begun = begun
-        self._waits_for = waits_for
-
-    def __await__(self) -> Generator[object, Any, int]:
-        while True:
-            try:
-                sent = yield self._waits_for
-            except BaseException as error:  # cancellation too goes to the coroutine
-                step, value = self._begun.throw, error
-            else:
-                step, value = self._begun.send, sent
-            try:
-                self._waits_for = step(value)
-            except StopIteration as done:
-                return done.value
+@types.coroutine
+def _rest(asked: Asked, waits_for: object) -> Generator[Any, Any, int]:
+    """Run the rest of a coroutine that waits already."""
+    try:
+        yield waits_for
+    except BaseException as error:  # cancellation too goes to the coroutine
+        yield asked.throw(error)
+    return (yield from asked.__await__())

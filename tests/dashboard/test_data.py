@@ -11,6 +11,7 @@ from urllib.parse import quote
 import aiohttp
 import pytest
 
+from agentlightning.adapter.calls.conversation import Line
 from agentlightning.dashboard import conversation
 from agentlightning.store.client_server import LightningStoreServer
 from agentlightning.store.memory import InMemoryLightningStore
@@ -190,13 +191,13 @@ async def test_a_message_is_shown_where_it_was_first_said(page: Page) -> None:
 async def test_a_message_of_a_long_conversation_is_read_once_and_not_once_for_each_later_call(
     page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read, normalise = list[str](), conversation._key  # pyright: ignore[reportPrivateUsage]
+    read, normalise = list[str](), conversation.line_of
 
-    def counted(message: Mapping[str, object]) -> str:
+    def counted(message: Mapping[str, object]) -> Line:
         read.append(str(message.get("content")))
         return normalise(message)
 
-    monkeypatch.setattr(conversation, "_key", counted)
+    monkeypatch.setattr(conversation, "line_of", counted)
     said, turns = [user("begin")], 60
     spans = list[Span]()
     for turn in range(turns):

@@ -71,7 +71,7 @@ def _read(span: Span) -> Conversation | None:
     messages = in_order(content.prompt)
     if not messages or not all(map(_has_text, messages)):
         return None
-    lines = [_line(message) for message in messages]
+    lines = [line_of(message) for message in messages]
     leading = next((at for at, line in enumerate(lines) if line.role != "system"), len(lines))
     tools = [f"{key}={value}" for key, value in span.attributes.items() if key.startswith(_TOOLS)]
     answers = [as_dict(each.get("message")) or each for each in in_order(content.completion)]
@@ -81,7 +81,7 @@ def _read(span: Span) -> Conversation | None:
         system="\n".join(line.text for line in lines[:leading]),
         tools="\n".join(sorted(tools)),
         lines=tuple(lines[leading:]),
-        answer=_line({"role": "assistant", **answers[0]}) if answered else None,
+        answer=line_of({"role": "assistant", **answers[0]}) if answered else None,
         verbatim=isinstance(text, str)
         and text == text.strip()
         and "<" not in text
@@ -94,7 +94,8 @@ def _has_text(message: Mapping[str, object]) -> bool:
     return "content" in message or any("name" in call or "function" in call for call in called)
 
 
-def _line(message: Mapping[str, object]) -> Line:
+def line_of(message: Mapping[str, object]) -> Line:
+    """Return a message in a form in which equal ones are equal."""
     role = str(message.get("role") or "")
     role = _ROLES.get(role, role)
     calls = [_call(call) for call in dicts_in(message.get("tool_calls"))]

@@ -50,9 +50,8 @@ _LAST_OPENINGS: Final = (
     "Generate a title for this conversation:",  # opencode
     "Analyze *only* the content and structure of your immediately preceding response",  # qwen-code: who speaks next
 )
-_BLOCK_OPENINGS: Final = ('"text": "', '"text":"')
-"""What stands before the text of a block, in a message that is a list of blocks."""
-_MOST_SPACE: Final = 64
+_OPENS_LAST: Final = re.compile(r'(?:\A|"text": ?")\s{0,64}(?:' + "|".join(map(re.escape, _LAST_OPENINGS)) + ")")
+"""A message, or the text of a block in a message that is a list of blocks, that begins with one of them."""
 
 
 def helper_rule(ignore: Ignore | None) -> Callable[[ModelCall], bool]:
@@ -120,32 +119,9 @@ def _says_helper(attributes: Mapping[str, object]) -> bool:
         return attributes.get("gen_ai.request.max_tokens") == 1  # Claude Code: whether there is quota left
     role, content = _FIRST_ROLE, _FIRST_CONTENT
     if _SECOND_ROLE in attributes:
-        last = f"{_PROMPT}.{_last_message(attributes)}"
-        role, content = f"{last}.role", f"{last}.content"
+        last = sum(key.startswith(f"{_PROMPT}.") and key.endswith(".role") for key in attributes) - 1
+        role, content = f"{_PROMPT}.{last}.role", f"{_PROMPT}.{last}.content"
     if attributes.get(role) != "user":
         return False
-    text = str(attributes.get(content))
-    found = [known for known in _LAST_OPENINGS if known in text]  # a cheap first look: this is asked of every span
-    return bool(found) and any(_opens(text, known) for known in found)
-
-
-def _opens(text: str, known: str) -> bool:
-    """True if a message, or a block of it, begins with a known text, white space left out."""
-    at = text.find(known)
-    while at >= 0:
-        before = text[max(0, at - _MOST_SPACE) : at].rstrip()
-        if before.endswith(_BLOCK_OPENINGS) or (not before and at <= _MOST_SPACE):
-            return True
-        at = text.find(known, at + 1)
-    return False
-
-
-def _last_message(attributes: Mapping[str, object]) -> int:
-    """Return the number of the last message; messages are numbered without a gap."""
-    low, high = 0, 1
-    while f"{_PROMPT}.{high}.role" in attributes:
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if f"{_PROMPT}.{middle}.role" in attributes else (low, middle)
-    return low
+    text = str(attributes.get(content))  # looked at cheaply first: this is asked of every span
+    return any(known in text for known in _LAST_OPENINGS) and _OPENS_LAST.search(text) is not None

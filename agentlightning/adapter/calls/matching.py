@@ -83,53 +83,50 @@ class CallSpans:
         return [self.seen, *self.also] if self.seen is not None and self.is_certain else self.also
 
 
-_Name = tuple[str, str, str | None]
-"""Rollout, attempt, and an id that is one within them."""
-
-
 def spans_by_call(
     spans: Sequence[Span], is_call: Callable[[Span], bool] | None = None, *, keep_nested: bool = False
 ) -> list[CallSpans]:
-    """Return the spans of every model call, once each; calls that the gateway saw come first.
+    """Return the spans of every model call, once each; of an attempt the calls that the gateway saw come first.
 
     `is_call` says which spans of tracers tell of a model call; without one their attributes do. With `keep_nested` a
     span without a reply's id that is a part of another call, or a wrapper around one, counts as a call too.
     """
-    is_call = is_call or tells_of_call
-    requests = {_name(span, span.span_id): span for span in spans if span.name == REQUEST_SPAN}
+    attempts: dict[tuple[str, str], list[Span]] = {}
+    for span in spans:
+        attempts.setdefault((span.rollout_id, span.attempt_id), []).append(span)
+    each = (_of_attempt(own, is_call or tells_of_call, keep_nested) for own in attempts.values())
+    return [call for calls in each for call in calls]
+
+
+def _of_attempt(spans: Sequence[Span], is_call: Callable[[Span], bool], keep_nested: bool) -> list[CallSpans]:
+    requests = {span.span_id: span for span in spans if span.name == REQUEST_SPAN}
     raw = [span for span in spans if span.name == RAW_SPAN]
-    with_record = {_name(span, span.parent_id) for span in raw}
-    without = [span for id, span in requests.items() if id not in with_record and tells_of_call(span)]
-    if without:
-        told = {_name(span, reply) for span in raw if (reply := response_id(span)) is not None}
-        raw.extend(span for span in without if _name(span, response_id(span)) not in told)
-    seen = [span for span in spans if span.name not in (RAW_SPAN, REQUEST_SPAN) and is_call(span)]
-    found: dict[_Name, CallSpans] = {}
-    by_reply: dict[_Name, CallSpans] = {}
-    further: list[tuple[CallSpans, _Name]] = []
+    with_record = {span.parent_id for span in raw}
+    if without := [span for id, span in requests.items() if id not in with_record and tells_of_call(span)]:
+        replies = {response_id(span) for span in raw} - {None}
+        raw.extend(span for span in without if response_id(span) not in replies)
+    records: dict[str, CallSpans] = {}
+    by_reply: dict[str, CallSpans] = {}
+    further: list[tuple[CallSpans, str]] = []
     for record in raw:
-        reply = response_id(record)
-        identity = _name(record, call_name(record))
-        if identity in found:
+        name, reply = call_name(record), response_id(record)
+        if name in records:
             continue
-        found[identity] = made = CallSpans(record, requests.get(_name(record, record.parent_id)))
+        records[name] = call = CallSpans(record, requests.get(record.parent_id or ""))
         if (first := first_choice(record)) is not None:
-            made.is_further_choice = True
-            further.append((made, _name(record, first)))
+            call.is_further_choice = True
+            further.append((call, first))
         elif reply is not None:
-            by_reply.setdefault(_name(record, reply), made)
-    calls, alone, nameless = list(found.values()), list[CallSpans](), list[Span]()
-    if further:
-        calls = [call for call in calls if not call.is_further_choice]
+            by_reply.setdefault(reply, call)
+    calls, alone, nameless = [c for c in records.values() if not c.is_further_choice], list[CallSpans](), list[Span]()
+    seen = [span for span in spans if span.name not in (RAW_SPAN, REQUEST_SPAN) and is_call(span)]
     for span in seen:
         reply = response_id(span)
         if reply is None:
             nameless.append(span)
-            continue
-        twin = by_reply.get(_name(span, reply))
-        if twin is None:
-            by_reply[_name(span, reply)] = twin = CallSpans(seen=span)
-            alone.append(twin)
+        elif (twin := by_reply.get(reply)) is None:
+            by_reply[reply] = CallSpans(seen=span)
+            alone.append(by_reply[reply])
         elif twin.seen is None:
             twin.seen, twin.matched_by = span, "response_id"
         else:
@@ -144,15 +141,11 @@ def spans_by_call(
     elif alone or nameless:
         _Joining(calls, tellers).join(alone, [CallSpans(seen=span) for span in nameless])
     for call, name in further:
-        if (first_one := found.get(name)) is not None:
+        if (first_one := records.get(name)) is not None:
             call.seen, call.matched_by, call.is_certain = first_one.seen, first_one.matched_by, first_one.is_certain
             call.also, call.unsure, call.client = first_one.also, first_one.unsure, first_one.client
         calls.append(call)
     return calls
-
-
-def _name(span: Span, id: str | None) -> _Name:
-    return span.rollout_id, span.attempt_id, id
 
 
 def tells_of_call(span: Span) -> bool:
@@ -171,36 +164,34 @@ def _standing_for_calls(nameless: Sequence[Span], spans: Iterable[Span], calls: 
     One below another call is a part of it; one above a call that has an id, or without words above one that has them,
     is a wrapper.
     """
-    parents = {_name(span, span.span_id): _name(span, span.parent_id) for span in spans}
-    by_name = {_name(span, span.span_id): span for span in calls}
-    above: dict[_Name, _Name | None] = {}
+    parents = {span.span_id: span.parent_id for span in spans}
+    by_id = {span.span_id: span for span in calls}
+    above: dict[str, str | None] = {}
+    """The nearest call at or above a span."""
 
-    def call_above(span: Span) -> _Name | None:
-        name: _Name | None = _name(span, span.parent_id)
-        path: list[_Name] = []
-        while name is not None and name not in above:
-            above[name] = name if name in by_name else None  # also ends the walk where spans are their own ancestors
-            if name in by_name:
-                break
-            path.append(name)
-            name = parents.get(name)
-        found = None if name is None else above[name]
-        above.update(dict.fromkeys(path, found))
-        return found
+    def call_above(span: Span) -> str | None:
+        id, path = span.parent_id, list[str]()
+        while id is not None and id not in above:
+            above[id] = id if id in by_id else None  # also ends the walk where spans are their own ancestors
+            path.append(id)
+            id = None if id in by_id else parents.get(id)
+        nearest = above.get(path[-1] if id is None and path else id or "")
+        above.update(dict.fromkeys(path, nearest))
+        return nearest
 
-    own = {_name(span, span.span_id): span for span in nameless}
-    around = {name: call_above(span) for name, span in by_name.items()}
-    wrappers = {name for inner, name in around.items() if name is not None and inner not in own}
-    for inner, name in around.items():
-        if name in own and inner in own and conversation_of(own[name]) is None and conversation_of(own[inner]):
-            wrappers.add(name)
+    own = {span.span_id: span for span in nameless}
+    around = {id: call_above(span) for id, span in by_id.items()}
+    wrappers = {outer for inner, outer in around.items() if outer is not None and inner not in own}
+    for inner, outer in around.items():
+        if outer in own and inner in own and conversation_of(own[outer]) is None and conversation_of(own[inner]):
+            wrappers.add(outer)
     kept: list[Span] = []
-    for name, span in own.items():
-        outer, path = around[name], {name}
+    for id, span in own.items():
+        outer, path = around[id], {id}
         while outer in wrappers and outer in own and outer not in path:
             path.add(outer)
             outer = around[outer]
-        if outer is None and name not in wrappers:
+        if outer is None and id not in wrappers:
             kept.append(span)
     return kept
 
@@ -217,19 +208,19 @@ def _matched_by_clients(
     Returns what is left of `alone` and `nameless`, and the instrumentation that told of each call whose request named
     the span of a call: no other span of it is of that call.
     """
-    by_id = {_name(span, span.span_id): span for span in spans}
-    owners = {_name(span, span.span_id): call for call in by_reply for span in call.certain}
-    owners |= {_name(span, span.span_id): CallSpans(seen=span) for span in nameless}
+    by_id = {span.span_id: span for span in spans}
+    owners = {span.span_id: call for call in by_reply for span in call.certain}
+    owners |= {span.span_id: CallSpans(seen=span) for span in nameless}
     tellers: dict[int, str] = {}
     taken: dict[int, tuple[CallSpans, CallSpans]] = {}
     for call, (trace_id, span_id) in clients:
         assert call.record is not None
-        named = by_id.get(_name(call.record, span_id))
+        named = by_id.get(span_id)
         if named is None or named.trace_id != trace_id:
             continue
         path = list(islice(_upwards(named, by_id), _MOST_BELOW_CALL))
-        call.client = next((span for span in path if _name(span, span.span_id) in owners), named)
-        own = owners.get(_name(call.client, call.client.span_id))
+        call.client = next((span for span in path if span.span_id in owners), named)
+        own = owners.get(call.client.span_id)
         if own is None or own is call:
             continue
         tellers[id(call)] = _teller(call.client)
@@ -247,10 +238,10 @@ def _matched_by_clients(
     return left, [span for span in nameless if id(span) not in matched], tellers
 
 
-def _upwards(span: Span | None, by_id: Mapping[_Name, Span]) -> Iterator[Span]:
+def _upwards(span: Span | None, by_id: Mapping[str, Span]) -> Iterator[Span]:
     while span is not None:
         yield span
-        span = by_id.get(_name(span, span.parent_id))
+        span = by_id.get(span.parent_id or "")
 
 
 class _Joining:
@@ -268,13 +259,12 @@ class _Joining:
         """`named` are calls of which only tracers told, by the id of a reply; they are no calls of one another."""
         recorded = list(self.calls)
         for items, calls in ((named, recorded), (nameless, self.calls)):
-            by_teller: dict[tuple[str, str, str], list[CallSpans]] = {}
+            by_teller: dict[str, list[CallSpans]] = {}
             for item in items:
                 assert item.seen is not None
-                place = (item.seen.rollout_id, item.seen.attempt_id, _teller(item.seen))
-                by_teller.setdefault(place, []).append(item)
-            for (*attempt, teller), own in by_teller.items():
-                free = [call for call in calls if teller not in self._tellers[id(call)] and _attempt(call) == attempt]
+                by_teller.setdefault(_teller(item.seen), []).append(item)
+            for teller, own in by_teller.items():
+                free = [call for call in calls if teller not in self._tellers[id(call)]]
                 self._take(free, own, teller)
 
     def _take(self, calls: Sequence[CallSpans], items: Sequence[CallSpans], teller: str) -> None:
@@ -309,12 +299,6 @@ def _teller(span: Span) -> str:
     """Return the instrumentation that wrote a span; where it is not said, spans of one name are of one."""
     name = (span.scope or {}).get("name")
     return name if isinstance(name, str) and name else f"span {span.name}"
-
-
-def _attempt(call: CallSpans) -> list[str]:
-    span = call.record or call.seen
-    assert span is not None
-    return [span.rollout_id, span.attempt_id]
 
 
 def _told_of(spans: Sequence[Span | None]) -> Told:

@@ -1,19 +1,16 @@
-"""Finds the earlier call of an attempt whose conversation a prompt was made from, by comparing messages.
-
-Every conversation is known by the hashes of its beginnings, each made from the one before and one more line, so that
-the work is linear in the messages of all calls.
-"""
+"""Finds the earlier call of an attempt whose conversation a prompt was made from, by comparing messages."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from agentlightning.adapter.calls.calls import ModelCall
 from agentlightning.adapter.calls.conversation import Conversation, Line, conversation_of
 
-_CANDIDATES = 8
-"""Of several calls that gave the same answer, so many of the latest are looked at."""
+_LATEST = 64
+"""Calls that are looked at, the latest ones; of those that gave the last answer in a prompt, eight."""
+_OF_ONE_ANSWER = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +34,7 @@ class History:
 
     def __init__(self) -> None:
         self._calls: list[tuple[ModelCall, Conversation]] = []
-        self._prompts: dict[int, int] = {}
-        self._wholes: dict[int, int] = {}
-        self._beginnings: dict[int, int] = {}
+        self._prompts: dict[object, int] = {}
         self._answers: dict[Line, list[int]] = {}
         self._lines: dict[Line, int] = {}
 
@@ -47,17 +42,13 @@ class History:
         return len(self._calls)
 
     def add(self, call: ModelCall, conversation: Conversation | None) -> None:
-        if conversation is None or not (whole := conversation.whole):
+        if conversation is None or not conversation.whole:
             return
         number = len(self._calls)
         self._calls.append((call, conversation))
-        for seed in _seeds(conversation):
-            beginnings = list(_chain(seed, whole))
-            self._beginnings.update(dict.fromkeys(beginnings, number))
-            self._wholes[beginnings[-1]] = number
-            if conversation.lines:
-                self._prompts[beginnings[len(conversation.lines) - 1]] = number
-        self._lines.update(dict.fromkeys(whole, number))
+        self._lines.update(dict.fromkeys(conversation.whole, number))
+        if conversation.lines:
+            self._prompts[_asked(conversation)] = number
         if conversation.answer is not None:
             self._answers.setdefault(conversation.answer, []).append(number)
 
@@ -67,65 +58,47 @@ class History:
         That is one that asked the same, else the call that gave the last answer in the prompt; without one the call
         with the longest common beginning, or with any line in common.
         """
-        same_request = (
-            self._prompts.get(_end(_seeds(conversation)[0], conversation.lines)) if conversation.lines else None
-        )
-        if same_request is not None:
-            return self._found(same_request, conversation)
-        answered = (at for at in reversed(range(len(conversation.lines))) if conversation.lines[at] in self._answers)
-        last = next(answered, None)
-        if last is None:
-            number = next((self._lines[line] for line in reversed(conversation.lines) if line in self._lines), None)
-            return self.longest(conversation) or (None if number is None else self._found(number, conversation))
-        for seed in _seeds(conversation):
-            number = self._wholes.get(_end(seed, conversation.lines[: last + 1]))
-            if number is not None:
-                return replace(self._found(number, conversation), by_answer=True)
-        candidates = self._answers[conversation.lines[last]][-_CANDIDATES:]
-        lines = frozenset(conversation.lines)
-        found = max(
-            (self._found(number, conversation) for number in reversed(candidates)),
-            key=lambda one: (one.common, len(lines.intersection(one.conversation.whole))),
-        )
-        return replace(found, by_answer=True)
+        if (number := self._prompts.get(_asked(conversation))) is not None:
+            return self._compared(number, conversation)
+        last = next((line for line in reversed(conversation.lines) if line in self._answers), None)
+        if last is not None:
+            return self._best(self._answers[last][-_OF_ONE_ANSWER:], conversation, by_answer=True)
+        if (longest := self.longest(conversation)) is not None:
+            return longest
+        number = next((self._lines[line] for line in reversed(conversation.lines) if line in self._lines), None)
+        return None if number is None else self._compared(number, conversation)
 
     def longest(self, conversation: Conversation) -> Predecessor | None:
         """Return the latest call with the longest common beginning of at least one line."""
-        best: Predecessor | None = None
-        for seed in _seeds(conversation):
-            number = None
-            for beginning in _chain(seed, conversation.lines):
-                if beginning not in self._beginnings:
-                    break
-                number = self._beginnings[beginning]
-            found = None if number is None else self._found(number, conversation)
-            if found is not None and (best is None or found.common > best.common):
-                best = found
-        return best
+        numbers = range(max(0, len(self._calls) - _LATEST), len(self._calls))
+        best = self._best(numbers, conversation) if numbers else None
+        return best if best is not None and best.common else None
 
-    def _found(self, number: int, conversation: Conversation) -> Predecessor:
+    def _best(self, numbers: Iterable[int], conversation: Conversation, *, by_answer: bool = False) -> Predecessor:
+        """Return the call that is continued, else the one with the longest common beginning; of several the latest."""
+        lines = frozenset(conversation.lines if by_answer else ())
+
+        def likeness(one: Predecessor) -> tuple[bool, int, bool, int]:
+            before = one.conversation
+            alike = (before.system, before.tools) == (conversation.system, conversation.tools)
+            return by_answer and one.is_continued, one.common, alike, len(lines.intersection(before.whole))
+
+        found = [self._compared(number, conversation, by_answer) for number in numbers]
+        return max(reversed(found), key=likeness)
+
+    def _compared(self, number: int, conversation: Conversation, by_answer: bool = False) -> Predecessor:
         call, before = self._calls[number]
         pairs = zip(before.whole, conversation.lines, strict=False)
         common = next((at for at, (old, new) in enumerate(pairs) if old != new), None)
-        return Predecessor(call, before, min(len(before.whole), len(conversation.lines)) if common is None else common)
+        most = min(len(before.whole), len(conversation.lines))
+        return Predecessor(call, before, most if common is None else common, by_answer)
+
+
+def _asked(conversation: Conversation) -> object:
+    return conversation.system, conversation.tools, conversation.lines
 
 
 def conversation_of_call(call: ModelCall) -> Conversation | None:
     """Return the conversation of a call; None where nobody kept its messages."""
     spans = call.spans
     return None if spans is None else conversation_of(spans.request, spans.seen, spans.record)
-
-
-def _seeds(conversation: Conversation) -> tuple[int, int]:
-    """Conversations with the same instructions are looked for first."""
-    return hash((conversation.system, conversation.tools)), 0
-
-
-def _chain(seed: int, lines: Sequence[Line]) -> Iterator[int]:
-    for line in lines:
-        seed = hash((seed, line))
-        yield seed
-
-
-def _end(seed: int, lines: Sequence[Line]) -> int:
-    return list(_chain(seed, lines))[-1]

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import ast
 import math
-import operator
 import reprlib
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeGuard, cast
@@ -128,23 +128,15 @@ def dicts_in(value: object) -> list[Fields]:
     return [cast(Fields, item) for item in value if isinstance(item, dict)] if is_list(value) else []
 
 
-def integers(value: object) -> list[int] | None:
-    """Return a copy of a list or tuple of integers; None for anything else (a list of booleans is none)."""
-    if not isinstance(value, (list, tuple)) or (value and type(cast(Any, value[0])) is not int):
-        return None
-    value = cast(Sequence[Any], value)
-    try:
-        if type(sum(value)) is int:  # the fastest look at every element: anything else would show in the sum
-            return list(value)
-        return list(map(operator.index, value))
-    except TypeError:
-        return None
-
-
 def token_ids(value: object) -> list[int] | None:
-    """Return a copy of a list or tuple of integers from 0 on; None for anything else."""
-    ids = integers(value)
-    return None if ids and min(ids) < 0 else ids
+    """Return a copy of a list or tuple of integers from 0 on; None for anything else (a list of booleans is none)."""
+    if not is_list(value) or (value and type(value[0]) is not int):
+        return None
+    try:
+        array("Q", value)  # the fastest look at every element
+    except (TypeError, OverflowError):
+        return None
+    return list(value)
 
 
 def finite_floats(value: object) -> list[float] | None:

@@ -8,15 +8,14 @@ that cannot be put together is left out; nothing raises. No token ids.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 from agentlightning.adapter.spans.attributes import Fields, as_dict, decoded, dicts_in, is_list
 from agentlightning.adapter.spans.conventions import ADK_REQUEST, chat_messages
 from agentlightning.semconv import LightningSpanAttributes
 from agentlightning.types import Event
-from agentlightning.utils.attributes import unflatten_attributes
 
 _GEN_AI: Final = "gen_ai."
 _OPERATION: Final = "agentlightning.operation."
@@ -24,13 +23,12 @@ _INPUT: Final = LightningSpanAttributes.OPERATION_INPUT.value
 _OUTPUT: Final = LightningSpanAttributes.OPERATION_OUTPUT.value
 _REQUEST_MESSAGES: Final = frozenset(("messages",))
 _TOKEN_FIELDS: Final = frozenset(("choices", "prompt_token_ids", "response_token_ids"))
+_NUMERALS: Final = tuple(map(str, range(1000)))
 CALL_NAME: Final = re.compile(r"openai\.chat\.completion")
 """Names of spans that are model calls, whatever their attributes say."""
 _CALL_OPERATIONS: Final = frozenset(("chat", "text_completion", "generate_content"))
 _CALL_TYPES: Final = frozenset(("chat", "completion"))
 _INFERENCE_KIND: Final = "openinference.span.kind"
-
-Flat = Fields
 
 
 class CallContent(NamedTuple):
@@ -47,19 +45,17 @@ class CallContent(NamedTuple):
 
 def read_content(attributes: Mapping[str, object], events: Sequence[Event] = ()) -> CallContent:
     """Return the content of one model call out of the attributes of its span, or else out of its events."""
-    if (content := _plain_content(attributes)) is not None:
-        return content
-    groups = _group(attributes)
-    inputs, output = groups.get(_INPUT, {}), groups.get(_OUTPUT, {})
-    prompt = _nested(groups.get("gen_ai.prompt")) or _nested(_below(inputs, "messages"))
-    completion = _nested(groups.get("gen_ai.completion")) or _nested(_below(output, "choices"))
+    parts = nested_parts(attributes)
+    inputs, output = parts.get(_INPUT) or {}, parts.get(_OUTPUT) or {}
+    prompt = messages_of(parts.get("gen_ai.prompt")) or (messages_of(inputs.get("messages")) if inputs else None)
+    completion = messages_of(parts.get("gen_ai.completion")) or (messages_of(output.get("choices")) if output else None)
     if prompt is None and completion is None:
         prompt, completion = (messages or None for messages in chat_messages(attributes, events))
     return CallContent(
         prompt=prompt,
         completion=completion,
-        request=_without(groups.get("gen_ai.request", {}), _REQUEST_MESSAGES) or _without(inputs, _REQUEST_MESSAGES),
-        response=_without(groups.get("gen_ai.response", {}), _TOKEN_FIELDS) or _without(output, _TOKEN_FIELDS),
+        request=_without(parts.get("gen_ai.request"), _REQUEST_MESSAGES) or _without(inputs, _REQUEST_MESSAGES),
+        response=_without(parts.get("gen_ai.response"), _TOKEN_FIELDS) or _without(output, _TOKEN_FIELDS),
     )
 
 
@@ -83,131 +79,65 @@ def image_urls(messages: object) -> list[str]:
     return urls
 
 
-def _plain_content(attributes: Mapping[str, object]) -> CallContent | None:
-    """Return the content in one pass, where each message has flat fields and comes in order; None for any other form.
-
-    Most clients write it so, and the general way takes four times as long.
-    """
-    prompt: list[Flat] = []
-    completion: list[Flat] = []
-    request: Flat = {}
-    response: Flat = {}
+def nested_parts(attributes: Mapping[str, object]) -> dict[str, Fields]:
+    """Return the attributes nested, by their first parts (`gen_ai.prompt`); a bare value has the key ""."""
+    parts: dict[str, Fields] = {}
     for key, value in attributes.items():
-        place = _plain_place(key)
-        if place is None:
+        if (place := _place(key)) is None:
             continue
-        part, index, name = place
-        if part == "request":
-            request[name] = value
-        elif part == "response":
-            response[name] = value
-        elif part == "other":
-            return None
-        else:
-            messages = prompt if part == "prompt" else completion
-            if index == len(messages):
-                messages.append({name: value})
-            elif index < len(messages):
-                messages[index][name] = value
-            else:
-                return None
-    if not prompt and not completion:
-        return None
-    return CallContent(prompt or None, completion or None, request or None, response or None)
+        part, inner, last = place
+        node: Any = parts.get(part)
+        if node is None:
+            node = parts[part] = {}
+        for step in inner:
+            below: Any = node.get(step)
+            if type(below) is not dict:
+                below = node[step] = {}
+            node = below  # pyright: ignore[reportUnknownVariableType] -- only its kind is known
+        node[last] = value
+    return parts
 
 
 @lru_cache(maxsize=65_536)  # the spans of a trace have the same keys in the same order: with fewer places none is hit
-def _plain_place(key: str) -> tuple[str, int, str] | None:
-    """Return the part that a key is of, the number of its message and its field; None if `read_content` leaves it out.
-
-    `other` stands for whatever has no plain place.
-    """
-    place = _place(key)
-    if place is None:
-        return None
-    group, rest = place
-    if group in (_INPUT, _OUTPUT):
-        return "other", 0, rest
-    part = group.removeprefix(_GEN_AI)
-    if part in ("prompt", "completion"):
-        field = _message_field(rest)
-        return ("other", 0, rest) if field is None else (part, *field)
-    if part not in ("request", "response") or not rest:
-        return None
-    head, dot, _ = rest.partition(".")
-    if head in (_REQUEST_MESSAGES if part == "request" else _TOKEN_FIELDS):
-        return None
-    return ("other", 0, rest) if dot or rest.isdecimal() else (part, 0, rest)
-
-
-def _nested(group: Flat | None) -> object:
-    """Return a group as lists and dicts; a single value under the bare prefix may be text that spells the list."""
-    if not group:
-        return None
-    if "" not in group:
-        messages = _messages(group)
-        return unflatten_attributes(group) if messages is None else messages
-    spelt = decoded(group[""]) if isinstance(group[""], str) else None
-    return spelt if is_list(spelt) else as_dict(spelt) or None
-
-
-def _group(attributes: Mapping[str, object]) -> dict[str, Flat]:
-    """Return the attributes by their first parts (`gen_ai.prompt`), the rest of each key as its key there."""
-    groups: dict[str, Flat] = {}
-    for key, value in attributes.items():
-        if (place := _place(key)) is not None:
-            groups.setdefault(place[0], {})[place[1]] = value
-    return groups
-
-
-@lru_cache(maxsize=4096)
-def _place(key: str) -> tuple[str, str] | None:
-    """Return the first parts of a key and its rest; None for a key that is not of interest."""
+def _place(key: str) -> tuple[str, tuple[str, ...], str] | None:
+    """Return the first parts of a key, those in the middle and the last one; None for a key that is not of interest."""
     root = next((root for root in (_GEN_AI, _OPERATION) if key.startswith(root)), None)
     if root is None:
         return None
     end = key.find(".", len(root))
-    return (key, "") if end < 0 else (key[:end], key[end + 1 :])
+    if end < 0:
+        return key, (), ""
+    *inner, last = key[end + 1 :].split(".")
+    return key[:end], tuple(inner), last
 
 
-def _messages(group: Flat) -> list[Flat] | None:
-    """Return what `unflatten_attributes` would, for keys such as `0.role` in their order; None for any other keys."""
-    messages: list[Flat] = []
-    for key, value in group.items():
-        place = _message_field(key)
-        if place is None or place[0] > len(messages):
-            return None
-        index, name = place
-        if index == len(messages):
-            messages.append({name: value})
-        else:
-            messages[index][name] = value
-    return messages
+def _listed(node: Fields) -> Any:
+    """Return nested values in which a dict with the keys 0..n-1 is a list; changes the dicts in place."""
+    for key, value in node.items():
+        if type(value) is dict:
+            node[key] = _listed(cast(Fields, value))
+    if tuple(node) == _NUMERALS[: len(node)]:  # in order, as nearly always
+        return list(node.values())
+    if "0" in node and all(str(index) in node for index in range(len(node))):
+        return [node[str(index)] for index in range(len(node))]
+    return node
 
 
-@lru_cache(maxsize=4096)
-def _message_field(key: str) -> tuple[int, str] | None:
-    """Return the number of a message and the name of its field; None if the key is not made of these two."""
-    index, dot, name = key.partition(".")
-    plain = dot and index.isdecimal() and index == str(int(index)) and "." not in name and not name.isdecimal()
-    return (int(index), name) if plain else None
+def messages_of(part: Any) -> object:
+    """Return messages; a single value under the bare prefix may be text that spells the list."""
+    if not part or type(part) is not dict:
+        return part or None
+    if "" not in part:
+        return _listed(cast(Fields, part))
+    spelt = decoded(part[""]) if isinstance(part[""], str) else None
+    return spelt if is_list(spelt) else as_dict(spelt) or None
 
 
-def _below(group: Flat, head: str) -> Flat:
-    start = head + "."
-    return {
-        "" if key == head else key[len(start) :]: value
-        for key, value in group.items()
-        if key == head or key.startswith(start)
-    }
-
-
-def _without(group: Flat, heads: Iterable[str]) -> object:
-    """Return a group nested, less some of its first parts and its bare value."""
-    left = {key: value for key, value in group.items() if key and key.partition(".")[0] not in heads}
-    if not any("." in key or key.isdecimal() for key in left):
-        return left or None
-    return unflatten_attributes(left) or None
+def _without(part: Fields | None, names: Collection[str]) -> object:
+    if not part:
+        return None
+    left = {key: value for key, value in part.items() if key and key not in names}
+    return _listed(left) if left else None
 
 
 # --- which spans are model calls --------------------------------------------------------------------------------------

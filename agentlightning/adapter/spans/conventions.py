@@ -60,23 +60,33 @@ def _of_conventions(attributes: Mapping[str, object]) -> Words:
 
 
 def _from_parts(said: Mapping[str, object]) -> Iterator[Message]:
-    """Yield a message of typed parts as chat messages: each result of a tool is a message of its own."""
+    """Yield a message of typed parts as chat messages."""
     parts = dicts_in(said.get("parts"))
     if not parts:
         yield dict(said)
         return
     results = [part for part in parts if part.get("type") == "tool_call_response"]
-    for part in results:
-        content = part.get("response", part.get("result"))
-        yield {"role": "tool", "tool_call_id": part.get("id"), "content": _result_text(content)}
-    calls = [
-        {"id": part.get("id"), "name": part.get("name"), "arguments": _as_text(part.get("arguments"))}
-        for part in parts
-        if part.get("type") == "tool_call"
-    ]
-    if len(results) < len(parts):
-        message: Message = {"role": said.get("role"), "content": _part_texts(parts)}
-        yield {**message, "tool_calls": calls} if calls else message
+    answers = [(part.get("id"), _result_text(part.get("response", part.get("result")))) for part in results]
+    calls = [part for part in parts if part.get("type") == "tool_call"]
+    named = [(part.get("id"), part.get("name"), part.get("arguments")) for part in calls]
+    yield from _chat(said.get("role"), _part_texts(parts), named, answers, only_results=len(results) == len(parts))
+
+
+def _chat(
+    role: object,
+    text: str,
+    calls: Sequence[tuple[object, object, object]],
+    results: Sequence[tuple[object, str]],
+    *,
+    only_results: bool,
+) -> Iterator[Message]:
+    """Yield messages of the chat API: each result of a tool, (id, text), and the text with its tool calls, (id, name,
+    arguments)."""
+    for id, content in results:
+        yield {"role": "tool", "tool_call_id": id, "content": content}
+    if not only_results:
+        told = [{"id": id, "name": name, "arguments": _as_text(arguments)} for id, name, arguments in calls]
+        yield {"role": role, "content": text, **({"tool_calls": told} if told else {})}
 
 
 def _part_texts(parts: list[Fields]) -> str:
@@ -123,7 +133,7 @@ def _from_event(role: str, attributes: Mapping[str, object]) -> list[Message]:
         fields, content = {**fields, **whole}, whole.get("content")
     blocks = dicts_in(decoded(content)) if not isinstance(content, str) or content.startswith("[") else []
     if blocks:
-        return _from_blocks(role, blocks)
+        return list(_from_blocks(role, blocks))
     if content is None and "tool_calls" not in fields:
         return []
     made: Message = {"role": role, "content": content if content is None else _as_text(content)}
@@ -134,22 +144,14 @@ def _from_event(role: str, attributes: Mapping[str, object]) -> list[Message]:
     return [made]
 
 
-def _from_blocks(role: str, blocks: Sequence[Fields]) -> list[Message]:
-    """Return blocks of Bedrock's form, as Strands writes them, or typed parts of the chat API, as messages."""
+def _from_blocks(role: str, blocks: Sequence[Fields]) -> Iterator[Message]:
+    """Yield blocks of Bedrock's form, as Strands writes them, or typed parts of the chat API, as messages."""
     results = [as_dict(block["toolResult"]) for block in blocks if "toolResult" in block]
-    made: list[Message] = [
-        {"role": "tool", "tool_call_id": each.get("toolUseId"), "content": _result_text(each.get("content"))}
-        for each in results
-    ]
-    calls = [
-        {"id": use.get("toolUseId"), "name": use.get("name"), "arguments": _as_text(use.get("input"))}
-        for use in (as_dict(block.get("toolUse")) for block in blocks)
-        if use
-    ]
-    if len(results) < len(blocks):
-        text = "".join(str(block["text"]) for block in blocks if "text" in block)
-        made.append({"role": role, "content": text, **({"tool_calls": calls} if calls else {})})
-    return made
+    answers = [(each.get("toolUseId"), _result_text(each.get("content"))) for each in results]
+    uses = [use for block in blocks if (use := as_dict(block.get("toolUse")))]
+    calls = [(use.get("toolUseId"), use.get("name"), use.get("input")) for use in uses]
+    text = "".join(str(block["text"]) for block in blocks if "text" in block)
+    yield from _chat(role, text, calls, answers, only_results=len(results) == len(blocks))
 
 
 # --- OpenInference ---------------------------------------------------------------------------------------------------
@@ -211,17 +213,12 @@ def _google_text(content: object) -> str:
 def _from_google(content: Mapping[str, object]) -> Iterator[Message]:
     parts = dicts_in(content.get("parts"))
     results = [as_dict(part["function_response"]) for part in parts if "function_response" in part]
-    for each in results:
-        yield {"role": "tool", "tool_call_id": each.get("id"), "content": _as_text(each.get("response"))}
-    calls = [
-        {"id": call.get("id"), "name": call.get("name"), "arguments": _as_text(call.get("args") or {})}
-        for call in (as_dict(part.get("function_call")) for part in parts)
-        if call
-    ]
-    if len(results) < len(parts):
-        text = "".join(str(part.get("text") or "") for part in parts if not part.get("thought"))
-        role = "assistant" if content.get("role") == "model" else content.get("role")
-        yield {"role": role, "content": text, **({"tool_calls": calls} if calls else {})}
+    answers = [(each.get("id"), _as_text(each.get("response"))) for each in results]
+    asked = [call for part in parts if (call := as_dict(part.get("function_call")))]
+    calls = [(call.get("id"), call.get("name"), as_dict(call.get("args"))) for call in asked]
+    text = "".join(str(part.get("text") or "") for part in parts if not part.get("thought"))
+    role = "assistant" if content.get("role") == "model" else content.get("role")
+    yield from _chat(role, text, calls, answers, only_results=len(results) == len(parts))
 
 
 _READERS: Final[tuple[Callable[[Mapping[str, object]], Words], ...]] = (

@@ -107,6 +107,11 @@ class CallReading(NamedTuple):
         return bool(self.prompt_token_ids and self.completion_token_ids)
 
 
+def _text(span: Span, key: str) -> str | None:
+    value = span.attributes.get(key)
+    return value if isinstance(value, str) and value else None
+
+
 def is_gateway_call(span: Span) -> bool:
     return span.name == RAW_SPAN
 
@@ -118,15 +123,13 @@ def is_stale(span: Span) -> bool:
 
 def client_span(record: Span) -> tuple[str, str] | None:
     """Return the ids of trace and span of the client that the request of a recorded call named; None if it did not."""
-    value = record.attributes.get(_CLIENT_SPAN)
-    trace_id, _, span_id = value.partition("-") if isinstance(value, str) else ("", "", "")
+    trace_id, _, span_id = (_text(record, _CLIENT_SPAN) or "").partition("-")
     return (trace_id, span_id) if trace_id and span_id else None
 
 
 def body_digest(record: Span) -> str | None:
     """Return what is the same for recorded calls whose requests had the same bytes; None if it is not known."""
-    value = record.attributes.get(_BODY_DIGEST)
-    return value if isinstance(value, str) and value else None
+    return _text(record, _BODY_DIGEST)
 
 
 def response_id(span: Span) -> str | None:
@@ -150,8 +153,7 @@ def is_completion_output(attributes: Mapping[str, object]) -> bool:
 
 def gateway_call_id(span: Span) -> str | None:
     """Return the id that the gateway gave the call; None if the span is not the gateway's."""
-    value = span.attributes.get(_CALL_ID)
-    return value if isinstance(value, str) and value else None
+    return _text(span, _CALL_ID)
 
 
 def call_name(span: Span) -> str:
@@ -167,8 +169,7 @@ def first_choice(record: Span) -> str | None:
 
 def call_role(record: Span | None) -> str | None:
     """Return the role that the URL of a call named; None if it named none."""
-    value = None if record is None else record.attributes.get(_ROLE)
-    return value if isinstance(value, str) and value else None
+    return None if record is None else _text(record, _ROLE)
 
 
 def refused_for_budget(span: Span | None) -> bool:

@@ -56,8 +56,8 @@ class Owners:
         client = None if call.client is None else self._nodes.get(call.client.span_id)
         stated = [self._of_node(node) for node in nodes]
         stated += [] if client is None else [_agent_of(client) or self._of_node(client)]
-        if (owner := next(filter(None, stated), None)) is not None:
-            return owner
+        if (certain := next(filter(None, stated), None)) is not None:
+            return certain
         for spans, may_be_none in call.unsure:
             owners = self._owners(spans)
             if not may_be_none and len(_names(owners)) == 1:

@@ -236,7 +236,7 @@ class TraceTree(SpanNode):
         """
         rules = SelectionRules(llm_call_match, agent_match, exclude_llm_call_in_reward, dedup_llm_call, policy)
         triplets: list[Triplet] = []
-        has_tokens = (lambda call: read_call(call.span, []).has_tokens) if _skip_empty_token_spans else None
+        has_tokens = _has_tokens if _skip_empty_token_spans else None
         for call, branch in self.chosen(rules, RewardMatchPolicy(reward_match), has_tokens):
             triplet = self.span_to_triplet(call.span, call.agent_name)
             if branch is not None:
@@ -280,6 +280,10 @@ class TraceTree(SpanNode):
                 detail = "the reward is no finite number, or more than 1e15 in size"
                 self.problems.append(Problem("bad_reward", node.id, detail))
         return [(call, call.branch if several else None) for call in answered]
+
+
+def _has_tokens(call: SelectedCall) -> bool:
+    return read_call(call.span, []).has_tokens
 
 
 def known_metadata(call: CallReading, span: Span) -> Fields:

@@ -30,7 +30,19 @@ class PolicyKernel(Protocol):
         """Call `callback` with every action that is refused from here on."""
 
 
-class PolicyWatch:
+class _Watch:
+    """Stands for a part of a kernel, which does what the watch does not."""
+
+    _watched: str
+    """The attribute that holds the part."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == self._watched:  # the object is being copied or unpickled
+            raise AttributeError(name)
+        return getattr(getattr(self, self._watched), name)
+
+
+class PolicyWatch(_Watch):
     """A policy engine that reports its refusals to the attempt; everything else is the engine's.
 
     `KernelSpace(policy_engine=PolicyWatch(engine))`: for agents that make a kernel for each attempt, of which runner
@@ -39,6 +51,8 @@ class PolicyWatch:
     Raises:
         TypeError: the engine has no `check_violation`.
     """
+
+    _watched = "engine"
 
     def __init__(self, engine: object) -> None:
         if isinstance(engine, type) or not callable(getattr(engine, "check_violation", None)):
@@ -64,13 +78,8 @@ class PolicyWatch:
             note(self, Violation.of_syscall(reason, agent_role, tool_name, args))
         return cast("str | None", reason)
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "engine":  # the object is being copied or unpickled
-            raise AttributeError(name)
-        return getattr(self.engine, name)
 
-
-class RecorderWatch:
+class RecorderWatch(_Watch):
     """A `FlightRecorder` that reports each entry to its attempt; everything else is the recorder's.
 
     An entry has no field for the attempt, and its `agent_id` is the role that all attempts share.
@@ -78,6 +87,8 @@ class RecorderWatch:
     Raises:
         TypeError: the recorder has no `start_trace` or no `get_log`.
     """
+
+    _watched = "recorder"
 
     def __init__(self, recorder: object) -> None:
         if isinstance(recorder, type) or not all(
@@ -112,11 +123,6 @@ class RecorderWatch:
         else:
             entries = between(datetime.fromtimestamp(since, UTC), datetime.now(UTC))
         return [entry for entry in entries if entry.get("trace_id") in ids]
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "recorder":  # the object is being copied or unpickled
-            raise AttributeError(name)
-        return getattr(self.recorder, name)
 
 
 class Kernels:

@@ -20,8 +20,8 @@ from agentlightning.llm_proxy.replies import CallFailed
 from agentlightning.semconv import LightningCallAttributes
 from agentlightning.store.base import LightningStore
 from agentlightning.store.rules.values import evolve
+from agentlightning.tracer.delivery import span_without_keys
 from agentlightning.tracer.export.exporter import mirror_spans
-from agentlightning.tracer.mending import span_without_keys
 from agentlightning.types import Span, TraceStatus
 from agentlightning.utils.backoff import Outage, backoff_delays
 

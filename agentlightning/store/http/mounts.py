@@ -18,7 +18,7 @@ from agentlightning.store.base import LightningStore
 
 logger = logging.getLogger(__name__)
 
-MOUNTS: Final[tuple[str, ...]] = ("agentlightning.dashboard.mount:dashboard",)
+MOUNTS: Final[tuple[str, ...]] = ("agentlightning.dashboard.data:dashboard",)
 """The parts of every server."""
 
 

@@ -23,11 +23,10 @@ def _run(package: Path, program: str) -> str:
     head = """
         import sys
         sys.path.insert(0, {path!r})
-        from agentlightning.instrumentation.on_import import OnImport
-        from agentlightning.instrumentation.patching import Patch
+        from agentlightning.instrumentation.patching import OnImport
         def louder(original):
             return lambda self: original(self).upper()
-        patch = OnImport("late_package", Patch(("late_package", "Client.ask", louder)))
+        patch = OnImport("late_package", ("late_package", "Client.ask", louder))
         finders = list(sys.meta_path)
     """
     text = textwrap.dedent(head).format(path=str(package)) + textwrap.dedent(program)
