@@ -40,11 +40,9 @@ FILES = {
     """,
     "what a client of the gateway sees, whichever module does it": """
         llm_proxy/access/test_budget llm_proxy/dialects/test_every_dialect llm_proxy/recording/test_privacy
-        llm_proxy/recording/test_record_size llm_proxy/test_bounds_of_work llm_proxy/test_bytes_in_hand
-        llm_proxy/test_engine_headers llm_proxy/test_faults llm_proxy/test_faults_each_byte llm_proxy/test_faults_kill
-        llm_proxy/test_keys llm_proxy/test_malformed llm_proxy/test_many_streams llm_proxy/test_mirror
-        llm_proxy/test_models_route llm_proxy/test_refusals llm_proxy/test_secrets llm_proxy/test_store_faults
-        llm_proxy/test_streams llm_proxy/test_what_agents_see_of_endpoints
+        llm_proxy/recording/test_record_size llm_proxy/test_bounds_of_work llm_proxy/test_faults
+        llm_proxy/test_faults_kill llm_proxy/test_keys llm_proxy/test_malformed llm_proxy/test_refusals
+        llm_proxy/test_store_faults llm_proxy/test_streams llm_proxy/test_what_agents_see_of_endpoints
     """,
     "what a store or its server promises, on several backends": """
         store/test_atomicity store/test_damage store/test_differential store/test_faults

@@ -129,7 +129,7 @@ class GatewayCall:
                 tokens = self.further_tokens[place - 1] if place <= len(self.further_tokens) else None
                 state = state if state == "no_generation" else _state_of(tokens)
                 name = f"{name}-{place}"
-            told: Json = {
+            own_fields: Json = {
                 "call_id": name,
                 "reply": own,
                 "tokens": tokens,
@@ -139,8 +139,8 @@ class GatewayCall:
             if of_each and not rest:  # those of the first prompt come first
                 number = choice.get("index")
                 index = number if type(number) is int and 0 <= number < len(choices) else place
-                told["prompt"] = [prompts[index // of_each]]
-            made.append(replace(self, **told))
+                own_fields["prompt"] = [prompts[index // of_each]]
+            made.append(replace(self, **own_fields))
         return made
 
     def failed(self, failure: CallFailed) -> None:

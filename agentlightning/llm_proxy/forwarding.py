@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
 
 from agentlightning.llm_proxy.access.bodies import DigestedBody
 from agentlightning.llm_proxy.access.limits import MOST_FRAMES, GatewayLimits, count_of
@@ -45,6 +46,8 @@ from agentlightning.utils.http.auth import Scope
 from agentlightning.utils.http.byte_budget import Hold
 
 logger = logging.getLogger(__name__)
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _AGENT, _SERVER = "The request", "The model server's reply"
 _OURS = ("hosted_vllm",)
@@ -348,22 +351,28 @@ def _wires(dialect: Dialect) -> tuple[Dialect, ...]:
     return (dialect, CHAT) if isinstance(dialect, TranslatedDialect) else (dialect,)
 
 
-@contextmanager
-def _blamed_on(who: str) -> Generator[None, None, None]:
-    """Turn an error in reading a request or response into that call's failure, which names its sender.
+def _blamed_on(who: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Turn an error of a function that reads a request or response into that call's failure, which names its sender.
 
     No such error is known; the dialects refuse by name what they cannot read.
     """
-    try:
-        yield
-    except CallFailed:
-        raise
-    except Exception as error:  # boundary: a fault in reading foreign data is answered and logged
-        logger.exception("a part of a call could not be read: %s", who)
-        text = f"{who} cannot be read ({type(error).__name__})"
-        if who == _AGENT:
-            raise CallFailed(400, text, code="invalid_request") from error
-        raise unusable(text) from error
+
+    def blaming(read: Callable[P, T]) -> Callable[P, T]:
+        def reading(*args: P.args, **kwargs: P.kwargs) -> T:
+            try:
+                return read(*args, **kwargs)
+            except CallFailed:
+                raise
+            except Exception as error:  # boundary: a fault in reading foreign data is answered and logged
+                logger.exception("a part of a call could not be read: %s", who)
+                text = f"{who} cannot be read ({type(error).__name__})"
+                if who == _AGENT:
+                    raise CallFailed(400, text, code="invalid_request") from error
+                raise unusable(text) from error
+
+        return reading
+
+    return blaming
 
 
 # --- pure steps, on a thread where they are long ---------------------------------------------------------------------

@@ -72,7 +72,7 @@ def read_policies(policies: object) -> list[CallPolicy]:
         return []
     if not isinstance(policies, Mapping):
         raise ValueError(f"policies must map names to policies; got {type(policies).__name__}")
-    found: list[CallPolicy] = []
+    read: list[CallPolicy] = []
     for name, entry in cast("Mapping[object, object]", policies).items():
         if not isinstance(name, str) or not name:
             raise ValueError(f"policies: a policy's name must be a non-empty string; got {name!r}")
@@ -100,8 +100,8 @@ def read_policies(policies: object) -> list[CallPolicy]:
         for route in routes:
             if route not in DIALECTS:
                 raise ValueError(f"{place}.routes: there is no route {route!r}{hint(route, DIALECTS)}")
-        found.append(CallPolicy(name, kind, models, roles, routes, tools))
-    return found
+        read.append(CallPolicy(name, kind, models, roles, routes, tools))
+    return read
 
 
 def _one_of(known: tuple[str, ...], value: object, place: str) -> object:

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
+from tests.llm_proxy.agents import Agent
 from tests.llm_proxy.harness import GatewayHarness
 
 
@@ -19,3 +20,11 @@ def _no_token(monkeypatch: pytest.MonkeyPatch) -> None:
 async def harness() -> AsyncGenerator[GatewayHarness, None]:
     async with GatewayHarness() as ready:
         yield ready
+
+
+@pytest.fixture
+async def agent(request: pytest.FixtureRequest, harness: GatewayHarness) -> AsyncGenerator[Agent, None]:
+    """An attempt with the client library that the module names, as `AGENT`."""
+    made: Agent = request.module.AGENT(harness, await harness.attempt())
+    async with made.client:
+        yield made

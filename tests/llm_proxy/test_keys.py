@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from agentlightning import process_secrets
+from agentlightning.llm_proxy import LLMProxy
 from agentlightning.types import AttemptedRollout
 from agentlightning.types.attempt_key import attempt_key
 from tests.llm_proxy.harness import GatewayHarness
@@ -201,3 +203,24 @@ async def test_the_question_what_an_engine_is_shows_no_key(caplog: pytest.LogCap
             assert (await call(harness, harness.url(attempt), CHAT, {}))[0] == 200
             spans = "".join(span.model_dump_json() for span in await harness.spans(attempt))
     assert PROVIDER_KEY not in spans + caplog.text
+
+
+# --- secrets ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_wrong_model_entry_is_named_without_its_key() -> None:
+    entry = {"model_name": "m", "litellm_params": {"model": "m", "api_base": "nowhere", "api_key": PROVIDER_KEY}}
+    with pytest.raises(ValueError, match=r"model_list\[0\]\.litellm_params\.api_base") as caught:
+        LLMProxy(model_list=[entry])  # pyright: ignore[reportArgumentType] -- the point of the test
+    assert PROVIDER_KEY not in str(caught.value)
+
+
+async def test_a_provider_key_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_PROVIDER_KEY", PROVIDER_KEY)
+    async with GatewayHarness() as harness:
+        harness.proxy.update_model_list([harness.model.entry("policy", api_key="os.environ/MY_PROVIDER_KEY")])
+        await harness.ask(await harness.attempt())
+        assert harness.model.calls[0].headers["authorization"] == f"Bearer {PROVIDER_KEY}"
+        process_secrets.forget()
+        with pytest.raises(ValueError, match="environment variable MY_PROVIDER_KEY, which is not set"):
+            harness.proxy.update_model_list([harness.model.entry("policy", api_key="os.environ/MY_PROVIDER_KEY")])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
 from typing import Any
 
 import openai
@@ -103,11 +102,7 @@ CALL = {"id": "call-1", "type": "function", "function": {"name": "add", "argumen
 OUTPUT = {"type": "function_call_output", "call_id": "call-1", "output": "3"}
 
 
-@pytest.fixture
-async def agent(harness: GatewayHarness) -> AsyncGenerator[Agent, None]:
-    made = ResponsesAgent(harness, await harness.attempt())
-    async with made.client:
-        yield made
+AGENT = ResponsesAgent
 
 
 # --- a conversation goes on ------------------------------------------------------------------------------------------

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
+import aiohttp
+import psutil
 import pytest
 
 from agentlightning.types import AttemptedRollout
 from tests.llm_proxy.agents import ChatAgent
-from tests.llm_proxy.harness import GatewayHarness
+from tests.llm_proxy.harness import GatewayHarness, arrived, until
+from tests.stubs.faulty_engine import CHUNKED, FaultyEngine, Request, chunked
+from tests.stubs.model_replies import chat_frames
 from tests.stubs.model_server import Fault, ModelServer, encode, logprobs_of
 
 Json = dict[str, Any]
@@ -107,3 +119,140 @@ async def test_a_stream_that_never_begins_is_an_ordinary_error(harness: GatewayH
         assert reply.status == (400 if fault.status == 400 else 502)
         assert "error" in await reply.json()
     assert await harness.states(attempt) == ["upstream_error"]
+
+
+# --- many at once ----------------------------------------------------------------------------------------------------
+
+
+STREAMS = 200
+WORDS = 10
+
+
+def body(words: str, **fields: Any) -> dict[str, Any]:
+    return {"model": "policy", "messages": [{"role": "user", "content": words}], "stream": True, **fields}
+
+
+def sentence(request: dict[str, Any]) -> str:
+    """Answer with the agent's word and the numbers from 0 on, so that any swap would show."""
+    word = request["messages"][0]["content"]
+    return " ".join(f"{word}-{number}" for number in range(WORDS))
+
+
+async def attempts_for_all(harness: GatewayHarness) -> list[AttemptedRollout]:
+    """Return an attempt for each stream; ten streams share one."""
+    few = [await harness.attempt() for _ in range(STREAMS // 10)]
+    return [few[index % len(few)] for index in range(STREAMS)]
+
+
+def agents() -> aiohttp.ClientSession:
+    """Return a client for all agents, each with a connection of its own."""
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), read_bufsize=2**14)
+
+
+async def test_two_hundred_streams_at_once_reach_their_agents_byte_for_byte() -> None:
+    async with GatewayHarness(ModelServer(answer=sentence)) as harness, agents() as session:
+        attempts = await attempts_for_all(harness)
+        harness.model.hold_frames(3)
+
+        async def one(index: int) -> bytes:
+            asked = body(f"w{index}", return_token_ids=True, logprobs=True)
+            async with session.post(harness.url(attempts[index]), json=asked) as reply:
+                return await reply.read()
+
+        streams = [asyncio.create_task(one(index)) for index in range(STREAMS)]
+        await harness.model.until(arrived(STREAMS), timeout=60.0)
+        assert harness.proxy.stats()["in_hand"] == STREAMS
+        harness.model.release()
+        got = await asyncio.gather(*streams)
+        replies = {exchange.request["messages"][0]["content"]: exchange for exchange in harness.model.calls}
+        for index, raw in enumerate(got):
+            sent = replies[f"w{index}"]
+            assert sent.reply is not None
+            assert raw == b"".join(chat_frames(sent.reply, sent.request)), index
+        for attempt in {attempt.rollout_id: attempt for attempt in attempts}.values():
+            calls = await harness.raw(attempt)
+            assert [call["state"] for call in calls] == ["ok"] * 10
+            recorded = {tuple(call["completion_token_ids"]) for call in calls}
+            own = [index for index in range(STREAMS) if attempts[index].rollout_id == attempt.rollout_id]
+            assert recorded == {tuple(encode(sentence({"messages": [{"content": f"w{i}"}]}))) for i in own}
+        assert harness.proxy.stats()["in_hand"] == 0
+
+
+async def test_agents_that_leave_at_random_disturb_nobody_and_leave_nothing_behind() -> None:
+    chance = random.Random(5)
+    leaves_after = {index: chance.randrange(0, 6) for index in chance.sample(range(STREAMS), STREAMS // 2)}
+    async with GatewayHarness(ModelServer(answer=sentence)) as harness, agents() as session:
+        attempts = await attempts_for_all(harness)
+        harness.model.hold_frames(8)
+
+        async def one(index: int) -> bytes | None:
+            async with session.post(harness.url(attempts[index]), json=body(f"w{index}")) as reply:
+                if index not in leaves_after:
+                    return await reply.read()
+                for _ in range(leaves_after[index]):
+                    await reply.content.readuntil(b"\n\n")
+                reply.close()
+                return None
+
+        streams = [asyncio.create_task(one(index)) for index in range(STREAMS)]
+        gone = len(leaves_after)
+        await until(lambda: harness.proxy.stats()["calls"].get("client_left", 0) == gone)
+        harness.model.release()
+        got = await asyncio.gather(*streams)
+        assert [index for index, raw in enumerate(got) if raw is None] == sorted(leaves_after)
+        assert all(raw.endswith(b"data: [DONE]\n\n") for raw in got if raw is not None)
+        await until(lambda: harness.proxy.stats()["in_hand"] == 0)
+        assert harness.proxy.stats()["in_flight"] == 0
+        states = Counter[str]()
+        for attempt in {attempt.rollout_id: attempt for attempt in attempts}.values():
+            calls = await harness.raw(attempt)
+            states.update(call["state"] for call in calls)
+            assert all(("completion_token_ids" in call) == (call["state"] == "ok") for call in calls)
+        assert states == {"ok": STREAMS - gone, "client_left": gone}
+
+
+_PADDING = b": " + b"." * 8190 + b"\n\n"
+_PADS = 640  # five mebibytes for each stream, so that what the buffers of 200 streams take is little beside it
+
+
+async def padded(request: Request) -> None:
+    """Stream a reply among many comments, which the gateway passes on and does not record."""
+    frames = request.frames()
+    await request.send(CHUNKED + chunked([frames[0], *[_PADDING] * _PADS, *frames[1:]]))
+
+
+def start_gateway(upstream: str, folder: Path) -> tuple[subprocess.Popen[str], str]:
+    """Start the gateway as a process of its own; return it with the base URL for agents."""
+    command = [sys.executable, "-m", "agentlightning.cli", "gateway", "--upstream", upstream, "--model", "policy"]
+    environment = {name: value for name, value in os.environ.items() if name != "AGL_TOKEN"}
+    limits = folder / "limits.json"
+    limits.write_text('{"limits": {"calls_per_attempt": 1000}}')
+    process = subprocess.Popen(
+        [*command, "--store", "memory", "--config", str(limits)],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    assert process.stdout is not None
+    return process, process.stdout.readline().strip().partition("=")[2]
+
+
+@pytest.mark.heavy
+async def test_agents_that_do_not_read_hold_the_engine_back_and_not_the_gateways_memory(tmp_path: Path) -> None:
+    with FaultyEngine({"policy": padded}) as engine:
+        process, url = await asyncio.to_thread(start_gateway, f"http://127.0.0.1:{engine.port}/v1", tmp_path)
+        try:
+            memory, before = psutil.Process(process.pid), psutil.Process(process.pid).memory_info().rss
+            async with agents() as session:
+                asked = [session.post(f"{url}/chat/completions", json=body(f"w{i}")) for i in range(STREAMS)]
+                replies = await asyncio.gather(*asked)
+                grown = memory.memory_info().rss - before
+                lengths = [len(await reply.read()) for reply in replies]
+            assert set(lengths) == {max(lengths)}
+            assert min(lengths) > _PADS * len(_PADDING)
+            highest = max(grown, memory.memory_info().rss - before)
+            assert highest < sum(lengths) / 2, f"{highest / 2**20:.0f} MiB more for {STREAMS} streams"
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=30)

@@ -1,19 +1,15 @@
 """The body of an agent's request: read within its bound, and unpacked within the same bound where it is compressed.
 
-`gzip` and `deflate` are always unpacked; `zstd` from Python 3.14 on or with the package `backports.zstd`, `br` with
-`brotli` (1.2 or later), the first that can bound what comes out. Unpacking stops at the first byte beyond the bound.
+Unpacking stops at the first byte beyond the bound.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import importlib
 import os
 import zlib
-from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Protocol
 
 from agentlightning.errors import TooLargeError
 from agentlightning.llm_proxy.access.limits import shown
@@ -22,9 +18,9 @@ from agentlightning.utils.http.auth import Message, Receive, Scope
 from agentlightning.utils.http.byte_budget import ClientLeftError, Hold, read_body
 
 _STEP_BYTES = 512 * 1024
-"""What is unpacked before other calls get a turn."""
-
-
+"""So much is unpacked before other calls get a turn."""
+_WINDOW_BITS = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+"""The content encodings that are unpacked; what zlib calls them."""
 REST_SECONDS = 5.0
 """Time that the rest of a body has to arrive for its digest, when there is no room to keep it."""
 _DIGEST_KEY = os.urandom(32)
@@ -59,28 +55,6 @@ class DigestedBody:
         return self._hash.hexdigest() if self._complete else None
 
 
-class _Unpacker(Protocol):
-    """Unpacks one body, piece by piece."""
-
-    @property
-    def ended(self) -> bool:
-        """What was packed is complete."""
-        ...
-
-    @property
-    def left_over(self) -> bool:
-        """There is more behind its end."""
-        ...
-
-    def step(self, most: int) -> bytes:
-        """Return the next piece, of at most about `most` bytes; empty if there is no more of it.
-
-        Raises:
-            Exception: it is broken.
-        """
-        ...
-
-
 async def body_of(scope: Scope, receive: Receive, hold: Hold, limit: int) -> bytes:
     """Return the request's body, without its content encoding.
 
@@ -102,25 +76,28 @@ async def body_of(scope: Scope, receive: Receive, hold: Hold, limit: int) -> byt
 
 
 async def _unpacked(raw: bytes, encoding: str, hold: Hold, limit: int) -> bytes:
-    make = _UNPACKERS.get(encoding)
-    if make is None:
-        text = f"The content encoding {shown(encoding)} is not known here; known: {', '.join(_UNPACKERS)}"
+    if encoding not in _WINDOW_BITS:
+        text = f"The content encoding {shown(encoding)} is not known here; known: {', '.join(_WINDOW_BITS)}"
         raise CallFailed(415, text, code="unsupported_encoding")
-    unpacker, body = make(raw), bytearray()
-    while not unpacker.ended:
+    bits, body = _WINDOW_BITS[encoding], bytearray()
+    if encoding == "deflate" and not (len(raw) >= 2 and raw[0] & 0x0F == 8 and int.from_bytes(raw[:2]) % 31 == 0):
+        bits = -bits  # without the head that the standard asks for and not every client sends
+    unpacker = zlib.decompressobj(bits)
+    while not unpacker.eof:
         try:
-            part = unpacker.step(min(_STEP_BYTES, limit - len(body) + 1))
-        except Exception as error:  # boundary: each library has errors of its own
-            raise _broken(encoding, str(error)[:200]) from None
+            part = unpacker.decompress(raw, min(_STEP_BYTES, limit - len(body) + 1))
+        except zlib.error as error:
+            raise _broken(encoding, str(error)) from None
+        raw = unpacker.unconsumed_tail
         if len(body) + len(part) > limit:
             raise _too_large(limit)
-        if not part and not unpacker.ended:
+        if not part and not unpacker.eof:
             raise _broken(encoding, f"it ends early, after {len(body)} bytes of content")
         with busy():
             hold.add(len(part))
         body += part
         await asyncio.sleep(0)
-    if unpacker.left_over:
+    if unpacker.unused_data:
         raise _broken(encoding, "something follows its end")
     return bytes(body)
 
@@ -131,84 +108,3 @@ def _too_large(limit: int) -> CallFailed:
 
 def _broken(encoding: str, why: str) -> CallFailed:
     return CallFailed(400, f"The body cannot be unpacked as {encoding}: {why}", code="invalid_encoding")
-
-
-class _Zlib:
-    """gzip, or deflate with or without the head that the standard asks for and not every client sends."""
-
-    def __init__(self, raw: bytes, bits: int) -> None:
-        self._object, self._rest = zlib.decompressobj(bits), raw
-
-    @property
-    def ended(self) -> bool:
-        return self._object.eof
-
-    @property
-    def left_over(self) -> bool:
-        return bool(self._object.unused_data)
-
-    def step(self, most: int) -> bytes:
-        part = self._object.decompress(self._rest, most)
-        self._rest = self._object.unconsumed_tail
-        return part
-
-
-def _deflate(raw: bytes) -> _Unpacker:
-    headed = len(raw) >= 2 and raw[0] & 0x0F == 8 and int.from_bytes(raw[:2]) % 31 == 0
-    return _Zlib(raw, zlib.MAX_WBITS if headed else -zlib.MAX_WBITS)
-
-
-class _Zstd:
-    def __init__(self, raw: bytes) -> None:
-        self._object, self._rest = _library("zstd", "compression.zstd", "backports.zstd").ZstdDecompressor(), raw
-
-    @property
-    def ended(self) -> bool:
-        return self._object.eof
-
-    @property
-    def left_over(self) -> bool:
-        return bool(self._object.unused_data)
-
-    def step(self, most: int) -> bytes:
-        given, self._rest = self._rest, b""
-        return self._object.decompress(given, most)
-
-
-class _Brotli:
-    def __init__(self, raw: bytes) -> None:
-        self._object, self._rest = _library("br", "brotli").Decompressor(), raw
-        if not hasattr(self._object, "can_accept_more_data"):
-            raise _needs("br", "brotli (1.2 or later)")
-        self.left_over = False  # the library refuses it
-
-    @property
-    def ended(self) -> bool:
-        return self._object.is_finished()
-
-    def step(self, most: int) -> bytes:
-        given, self._rest = self._rest, b""
-        return self._object.process(given, output_buffer_limit=most)
-
-
-def _library(encoding: str, *names: str) -> Any:
-    for name in names:
-        try:
-            return importlib.import_module(name)
-        except ImportError:
-            continue
-    raise _needs(encoding, names[-1])
-
-
-def _needs(encoding: str, package: str) -> CallFailed:
-    text = f"The content encoding {encoding!r} needs the package {package} beside the gateway; gzip needs none"
-    return CallFailed(415, text, code="unsupported_encoding")
-
-
-_UNPACKERS: dict[str, Callable[[bytes], _Unpacker]] = {
-    "gzip": lambda raw: _Zlib(raw, 16 + zlib.MAX_WBITS),
-    "x-gzip": lambda raw: _Zlib(raw, 16 + zlib.MAX_WBITS),
-    "deflate": _deflate,
-    "br": _Brotli,
-    "zstd": _Zstd,
-}

@@ -11,7 +11,15 @@ from collections.abc import Mapping
 
 from typing_extensions import override
 
-from agentlightning.llm_proxy.dialects.json_values import Json, json_bytes, objects, read_json
+from agentlightning.llm_proxy.dialects.json_values import (
+    Json,
+    entries_of,
+    is_object,
+    json_bytes,
+    objects,
+    read_json,
+    read_model_request,
+)
 from agentlightning.llm_proxy.dialects.token_fields import CallTokens
 from agentlightning.llm_proxy.replies import CallFailed, JsonReply, json_reply, unusable
 from agentlightning.llm_proxy.sse import data_of, frame_of
@@ -27,6 +35,8 @@ class Dialect(ABC):
     """Below an attempt's URL, and below `api_base` of a server that speaks it."""
     kind: str
     """What the call is, for spans: `chat`, `completion`, `embedding`, ..."""
+    prompt_field: tuple[str, type | tuple[type, ...], str]
+    """The field of a request that holds the prompt, its types, and how errors name them."""
     forwarded: tuple[str, ...] = ()
     """Headers of the agent that a server of the same dialect gets too."""
     reply_form = "JSON with a list of choices"
@@ -38,13 +48,13 @@ class Dialect(ABC):
 
     # --- requests and errors of agents ---------------------------------------------------------------------------
 
-    @abstractmethod
     def read_request(self, raw: bytes, model: str | None = None) -> Json:
         """Return the request of an agent; `model` takes the place of the one that it names.
 
         Raises:
             CallFailed: 400 that names the field that is wrong.
         """
+        return read_model_request(raw, *self.prompt_field, model)
 
     @abstractmethod
     def prompt_of(self, request: Json) -> list[object]:
@@ -86,9 +96,11 @@ class Dialect(ABC):
         """Return the body for the server: the agent's, with the server's model name and the fields added."""
         return json_bytes({**request, "model": model, **self.added(request, wanted)})
 
-    @abstractmethod
     def read_reply(self, raw: bytes) -> Json | None:
-        """Return the server's reply; None if it is none of this dialect."""
+        """Return the server's reply; None if it is none of this dialect, here one with choices."""
+        reply = read_json(raw) or {}
+        choices = entries_of(reply.get("choices"))
+        return reply if choices and all(is_object(choice) for choice in choices) else None
 
     def tokens_of(self, reply: Json, request: Json) -> CallTokens | None:
         """Return the tokens of the first choice; None if there are none that can be used."""
@@ -107,13 +119,13 @@ class Dialect(ABC):
         """Return the reply in the shape of a chat completion, for the record: `id`, `model`, `choices`, `usage`."""
         return reply
 
-    @abstractmethod
     def read_stream(self, request: Json) -> StreamReader:
         """Return the reader for one stream that answers this request."""
+        raise AssertionError(f"{self.route} has no streams")
 
-    @abstractmethod
     def stream_of(self, reply: Json, request: Json) -> bytes:
         """Return a whole reply as a stream, for a server that answered in one piece though a stream was asked for."""
+        raise AssertionError(f"{self.route} has no streams")
 
 
 class StreamReader(ABC):
@@ -182,13 +194,13 @@ class StreamWriter(ABC):
 class TranslatedDialect(Dialect):
     """A dialect that servers of chat completions serve too."""
 
-    @abstractmethod
     def read_count(self, raw: bytes) -> Json:
         """Return a request to count the tokens of a prompt: one that need not say what a reply may be.
 
         Raises:
             CallFailed: 400 that names the field that is wrong.
         """
+        return Dialect.read_request(self, raw)
 
     @abstractmethod
     def prompt_to_chat(self, request: Json) -> Json:
@@ -220,6 +232,18 @@ class TranslatedDialect(Dialect):
     @abstractmethod
     def write_stream(self, request: Json) -> StreamWriter:
         """Return the writer for one stream that answers this request."""
+
+
+def chat_record(reply: Json, said: Json, calls: list[Json], reason: object, usage: Json) -> Json:
+    """Return a reply of a translated dialect in the shape of a chat completion, for the record.
+
+    `said` are fields of the message, those without a text left out; `calls` have an `id`, a `name` and `arguments`.
+    """
+    message: Json = {"role": "assistant", "content": None, **{name: text for name, text in said.items() if text}}
+    if calls:
+        message["tool_calls"] = [{"id": call.pop("id"), "function": call} for call in calls]
+    choice = {"index": 0, "message": message, "finish_reason": reason}
+    return {"id": reply.get("id"), "model": reply.get("model"), "choices": [choice], "usage": usage}
 
 
 def event(kind: str, fields: Json) -> bytes:

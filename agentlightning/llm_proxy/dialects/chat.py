@@ -15,14 +15,11 @@ from typing_extensions import override
 from agentlightning.llm_proxy.dialects.base import Dialect, StreamReader, TranslatedDialect, event_of
 from agentlightning.llm_proxy.dialects.json_values import (
     Json,
-    entries_of,
     is_list,
     is_object,
     json_bytes,
     object_in,
     objects,
-    read_json,
-    read_model_request,
 )
 from agentlightning.llm_proxy.dialects.pieces import Text
 from agentlightning.llm_proxy.dialects.token_fields import IDS, CallTokens, tokens_in
@@ -45,11 +42,8 @@ class ChatCompletions(Dialect):
 
     route = "chat/completions"
     kind = "chat"
+    prompt_field = ("messages", list, "a list")
     limit_names = ("max_tokens", "max_completion_tokens")
-
-    @override
-    def read_request(self, raw: bytes, model: str | None = None) -> Json:
-        return read_model_request(raw, "messages", list, "a list", model)
 
     @override
     def prompt_of(self, request: Json) -> list[object]:
@@ -60,10 +54,6 @@ class ChatCompletions(Dialect):
         if request.get("logprobs"):  # how many of them is the agent's choice
             wanted = {name: value for name, value in wanted.items() if name != "top_logprobs"}
         return {name: value for name, value in wanted.items() if not request.get(name)}
-
-    @override
-    def read_reply(self, raw: bytes) -> Json | None:
-        return read_choices(raw)
 
     @override
     def tokens_of(self, reply: Json, request: Json) -> CallTokens | None:
@@ -243,13 +233,6 @@ def choices_asked(request: Json) -> int:
     """Return how many choices a request asks for, at least one."""
     asked = request.get("n")
     return max(1, asked) if isinstance(asked, int) else 1
-
-
-def read_choices(raw: bytes) -> Json | None:
-    """Return a reply with at least one choice, all of them objects; None if it is none."""
-    reply = read_json(raw) or {}
-    choices = entries_of(reply.get("choices"))
-    return reply if choices and all(isinstance(choice, dict) for choice in choices) else None
 
 
 def without(reply: Json, hidden: tuple[str, ...], in_choices: tuple[str, ...], *, keeps_logprobs: bool) -> Json:

@@ -12,14 +12,13 @@ from typing import cast
 from typing_extensions import override
 
 from agentlightning.llm_proxy.dialects.base import Dialect, StreamReader
-from agentlightning.llm_proxy.dialects.chat import DONE, ChunkReader, choices_asked, read_choices, without
+from agentlightning.llm_proxy.dialects.chat import DONE, ChunkReader, choices_asked, without
 from agentlightning.llm_proxy.dialects.json_values import (
     Json,
     entries_of,
     json_bytes,
     object_in,
     objects,
-    read_model_request,
 )
 from agentlightning.llm_proxy.dialects.token_fields import IDS, CallTokens, token_ids, tokens_in
 from agentlightning.llm_proxy.sse import frame_of
@@ -30,10 +29,7 @@ class Completions(Dialect):
 
     route = "completions"
     kind = "completion"
-
-    @override
-    def read_request(self, raw: bytes, model: str | None = None) -> Json:
-        return read_model_request(raw, "prompt", (str, list), "a string or a list", model)
+    prompt_field = ("prompt", (str, list), "a string or a list")
 
     @override
     def prompt_of(self, request: Json) -> list[object]:
@@ -45,10 +41,6 @@ class Completions(Dialect):
         if request.get("logprobs") is not None:  # 0 is a wish too: the token's own, and no others
             asked.add("logprobs")
         return {name: value for name, value in wanted.items() if name not in asked}
-
-    @override
-    def read_reply(self, raw: bytes) -> Json | None:
-        return read_choices(raw)
 
     @override
     def tokens_of(self, reply: Json, request: Json) -> CallTokens | None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
-
 from typing_extensions import override
 
 from agentlightning.llm_proxy.dialects.base import Dialect
 from agentlightning.llm_proxy.dialects.completions import prompts
-from agentlightning.llm_proxy.dialects.json_values import Json, read_json, read_model_request
+from agentlightning.llm_proxy.dialects.json_values import Json, read_json
 
 
 class Embeddings(Dialect):
@@ -16,13 +14,10 @@ class Embeddings(Dialect):
 
     route = "embeddings"
     kind = "embedding"
+    prompt_field = ("input", (str, list), "a string or a list")
     reply_form = "JSON with a list 'data'"
     limit_names = ()
     generates = False
-
-    @override
-    def read_request(self, raw: bytes, model: str | None = None) -> Json:
-        return read_model_request(raw, "input", (str, list), "a string or a list", model)
 
     @override
     def prompt_of(self, request: Json) -> list[object]:
@@ -40,11 +35,3 @@ class Embeddings(Dialect):
     @override
     def record_of(self, reply: Json) -> Json:
         return {**{name: value for name, value in reply.items() if name != "data"}, "choices": []}
-
-    @override
-    def read_stream(self, request: Json) -> NoReturn:
-        raise AssertionError("embeddings have no streams")
-
-    @override
-    def stream_of(self, reply: Json, request: Json) -> NoReturn:
-        raise AssertionError("embeddings have no streams")

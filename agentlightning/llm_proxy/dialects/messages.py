@@ -40,7 +40,14 @@ from typing import Any
 from typing_extensions import override
 
 from agentlightning.llm_proxy.access.limits import count_of, shown
-from agentlightning.llm_proxy.dialects.base import EventReader, StreamReader, StreamWriter, TranslatedDialect, event
+from agentlightning.llm_proxy.dialects.base import (
+    EventReader,
+    StreamReader,
+    StreamWriter,
+    TranslatedDialect,
+    chat_record,
+    event,
+)
 from agentlightning.llm_proxy.dialects.json_values import (
     Json,
     check_field,
@@ -49,7 +56,6 @@ from agentlightning.llm_proxy.dialects.json_values import (
     object_in,
     objects,
     read_json,
-    read_model_request,
     text_of,
     wrong_type,
 )
@@ -129,6 +135,7 @@ class Messages(TranslatedDialect):
 
     route = "messages"
     kind = "chat"
+    prompt_field = ("messages", list, "a list")
     reply_form = "JSON with the type 'message' and a list 'content'"
     forwarded = ("anthropic-version", "anthropic-beta")
 
@@ -138,13 +145,9 @@ class Messages(TranslatedDialect):
 
     @override
     def read_request(self, raw: bytes, model: str | None = None) -> Json:
-        request = read_model_request(raw, "messages", list, "a list", model)
+        request = super().read_request(raw, model)
         check_field(request, "max_tokens", int, "an integer")
         return request
-
-    @override
-    def read_count(self, raw: bytes) -> Json:
-        return read_model_request(raw, "messages", list, "a list")
 
     @override
     def prompt_of(self, request: Json) -> list[object]:
@@ -175,22 +178,18 @@ class Messages(TranslatedDialect):
 
     @override
     def record_of(self, reply: Json) -> Json:
-        blocks = objects(reply.get("content"))
-        said: Json = {"role": "assistant", "content": _texts_of(blocks, "text") or None}
-        if thought := _texts_of(blocks, "thinking"):
-            said["reasoning_content"] = thought
-        if calls := [block for block in blocks if block.get("type") == "tool_use"]:
-            said["tool_calls"] = [
-                {"id": call.get("id"), "function": {"name": call.get("name"), "arguments": call.get("input")}}
-                for call in calls
-            ]
-        reason, usage = reply.get("stop_reason"), object_in(reply, "usage")
-        choice = {"index": 0, "message": said, "finish_reason": _FINISH_REASONS.get(str(reason), reason)}
+        blocks, usage = objects(reply.get("content")), object_in(reply, "usage")
+        said = {"content": _texts_of(blocks, "text"), "reasoning_content": _texts_of(blocks, "thinking")}
+        calls: list[Json] = [
+            {"id": block.get("id"), "name": block.get("name"), "arguments": block.get("input")}
+            for block in blocks
+            if block.get("type") == "tool_use"
+        ]
         read = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
-        counts: Json = {"prompt_tokens": sum(count_of(usage.get(name)) for name in read)}
-        counts["completion_tokens"] = count_of(usage.get("output_tokens"))
-        counts["total_tokens"] = counts["prompt_tokens"] + counts["completion_tokens"]
-        return {"id": reply.get("id"), "model": reply.get("model"), "choices": [choice], "usage": counts}
+        prompt, completion = sum(count_of(usage.get(name)) for name in read), count_of(usage.get("output_tokens"))
+        counts = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+        reason = reply.get("stop_reason")
+        return chat_record(reply, said, calls, _FINISH_REASONS.get(str(reason), reason), counts)
 
     @override
     def read_stream(self, request: Json) -> StreamReader:

@@ -154,8 +154,8 @@ class ToolCallStream:
             name = text_of(function.get("name"))
             if not call.name.is_just(name):  # some servers repeat it in each piece
                 call.name.add(name)
-            given = function.get("arguments")  # some engines give the object itself
-            arguments = json.dumps(given, ensure_ascii=False) if isinstance(given, dict) else text_of(given)
+            value = function.get("arguments")  # some engines give the object itself
+            arguments = json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else text_of(value)
             if number < self._current and arguments.strip():
                 text = f"The model server went back to the tool call {shown(str(call.name))} after it had ended it"
                 raise unusable(text)

@@ -46,6 +46,7 @@ from agentlightning.llm_proxy.dialects.base import (
     StreamReader,
     StreamWriter,
     TranslatedDialect,
+    chat_record,
     event,
     openai_error,
 )
@@ -131,13 +132,10 @@ class Responses(TranslatedDialect):
 
     route = "responses"
     kind = "chat"
+    prompt_field = ("input", (str, list), "a string or a list of items")
     reply_form = "JSON with the object 'response'"
     limit_names = ("max_output_tokens",)
     forwarded = ("openai-beta",)
-
-    @override
-    def read_request(self, raw: bytes, model: str | None = None) -> Json:
-        return read_model_request(raw, "input", (str, list), "a string or a list of items", model)
 
     @override
     def read_count(self, raw: bytes) -> Json:
@@ -174,29 +172,20 @@ class Responses(TranslatedDialect):
 
     @override
     def record_of(self, reply: Json) -> Json:
-        items = objects(reply.get("output"))
-        said: Json = {"role": "assistant", "content": _texts_of(items, "message", "text") or None}
-        for kind, part, name in (("message", "refusal", "refusal"), ("reasoning", "text", "reasoning_content")):
-            if text := _texts_of(items, kind, part):
-                said[name] = text
-        if calls := [item for item in items if item.get("type") in ("function_call", "custom_tool_call")]:
-            said["tool_calls"] = [
-                {
-                    "id": call.get("call_id"),
-                    "function": {"name": call.get("name"), "arguments": call.get("arguments", call.get("input"))},
-                }
-                for call in calls
-            ]
+        items, usage = objects(reply.get("output")), object_in(reply, "usage")
+        said = {"content": _texts_of(items, "message", "text"), "refusal": _texts_of(items, "message", "refusal")}
+        said["reasoning_content"] = _texts_of(items, "reasoning", "text")
+        calls: list[Json] = [
+            {"id": item.get("call_id"), "name": item.get("name"), "arguments": item.get("arguments", item.get("input"))}
+            for item in items
+            if item.get("type") in ("function_call", "custom_tool_call")
+        ]
         why = object_in(reply, "incomplete_details").get("reason")
         reason = {cut: name for name, cut in _CUT.items()}.get(str(why), "tool_calls" if calls else "stop")
-        usage = object_in(reply, "usage")
-        counts = {
-            "prompt_tokens": count_of(usage.get("input_tokens")),
-            "completion_tokens": count_of(usage.get("output_tokens")),
-            "total_tokens": count_of(usage.get("total_tokens")),
-        }
-        choice = {"index": 0, "message": said, "finish_reason": reason}
-        return {"id": reply.get("id"), "model": reply.get("model"), "choices": [choice], "usage": counts}
+        names = {"prompt_tokens": "input_tokens", "completion_tokens": "output_tokens", "total_tokens": "total_tokens"}
+        return chat_record(
+            reply, said, calls, reason, {name: count_of(usage.get(their)) for name, their in names.items()}
+        )
 
     @override
     def read_stream(self, request: Json) -> StreamReader:

@@ -40,8 +40,8 @@ def tokens_in(choice: Json, prompt_ids: object) -> CallTokens | None:
     Where the engine never gives those of a prompt, the completion's are returned with an empty prompt.
     """
     prompt, completion = token_ids(prompt_ids), token_ids(choice.get("token_ids"))
-    told = object_in(choice, "meta_info").get("output_token_logprobs")
-    triples = told if is_list(told) and all(len(entries_of(triple)) >= 2 for triple in told) else None
+    listed = object_in(choice, "meta_info").get("output_token_logprobs")
+    triples = listed if is_list(listed) and all(len(entries_of(triple)) >= 2 for triple in listed) else None
     if completion is None and triples is not None:
         completion = token_ids([triple[1] for triple in triples])
     if completion is not None:
@@ -71,15 +71,15 @@ def _logprobs(choice: Json, triples: list[list[Any]] | None, length: int) -> tup
     entries = objects(content)
     if is_list(content) and len(entries) == len(content):
         values = [entry.get("logprob") for entry in entries]
-    found = entries_of(values)
-    if len(found) != length and triples is not None:
-        found = [triple[0] for triple in triples]
-    if len(found) != length:
-        return None, bool(found)
-    if not set(map(type, found)) <= {int, float}:
+    numbers = entries_of(values)
+    if len(numbers) != length and triples is not None:
+        numbers = [triple[0] for triple in triples]
+    if len(numbers) != length:
+        return None, bool(numbers)
+    if not set(map(type, numbers)) <= {int, float}:
         return None, False
     try:
-        numbers = list(map(float, found))
+        numbers = list(map(float, numbers))
     except OverflowError:  # an integer beyond every float
         return None, False
     fit = all(map(math.isfinite, numbers)) and max(numbers, default=0.0) <= _ROUNDED

@@ -50,10 +50,18 @@ _USER_INFO = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*@")
 _PRINTABLE = re.compile(r"[!-~]+")
 _HEADER_VALUE = re.compile(r"[!-~](?:[ -~]*[!-~])?")
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
-_PRICES = ("input_cost_per_token", "output_cost_per_token")
+_NUMBERS = {
+    "input_cost_per_token": ("input_cost", "", False),
+    "output_cost_per_token": ("output_cost", "", False),
+    "unreachable_seconds": ("unreachable_seconds", "seconds", False),
+    "timeout": ("timeout", "seconds", True),
+    "stream_timeout": ("stream_timeout", "seconds", True),
+    "weight": ("weight", "", True),
+}
+"""Parameters that are numbers: the endpoint's field, the unit, and whether 0 is none."""
 _PARAMETERS = (
-    *("model", "api_base", "api_key", "dialects", "engine", "unreachable_seconds", *_PRICES),
-    *("timeout", "stream_timeout", "weight", "max_tokens", "extra_headers", "extra_body"),
+    *("model", "api_base", "api_key", "dialects", "engine", "max_tokens", "extra_headers", "extra_body"),
+    *_NUMBERS,
 )
 
 
@@ -160,50 +168,49 @@ def read_entry(place: str, entry: object) -> tuple[str, ModelEndpoint]:
     name = _text(f"{place}.model_name", fields.get("model_name"))
     place = f"{place}.litellm_params"
     parameters = _mapping(place, fields.get("litellm_params"))
-    engine = _engine(f"{place}.engine", parameters.get("engine"))
-    model, given = _text(f"{place}.model", parameters.get("model")), parameters.get("api_base")
-    if engine is None and is_reached_through_litellm(model, has_address=given is not None):
+    engine: Any = parameters.get("engine")
+    if engine is not None and engine not in ENGINES:
+        near = hint(str(engine), ENGINES, lists=False)
+        raise ValueError(f"{place}.engine must be one of {', '.join(ENGINES)}{near}; got {engine!r}")
+    model, address = _text(f"{place}.model", parameters.get("model")), parameters.get("api_base")
+    if engine is None and is_reached_through_litellm(model, has_address=address is not None):
         engine = LITELLM_ENGINE
-    if engine == LITELLM_ENGINE:
-        return name, _litellm_endpoint(place, model, parameters)
+    own = _litellm_fields if engine == LITELLM_ENGINE else _server_fields
+    return name, ModelEndpoint(**own(place, model, parameters), engine=engine, **_routing(place, parameters))
+
+
+def _server_fields(place: str, model: str, parameters: Mapping[str, object]) -> dict[str, Any]:
+    """Return the fields of an endpoint that the gateway asks itself."""
     _refuse_unknown(place, parameters, _PARAMETERS)
     provider = next((known for known in (*_PROVIDERS, _ANTHROPIC) if model.startswith(known)), None)
-    key = _key(f"{place}.api_key", parameters.get("api_key"))
-    address = f"{place}.api_base"
-    if given is None:
-        named, given, key = address_of(place, model, key)
-        provider, address = f"{named}/", f"{address} (from the environment)"
+    key, address = _key(f"{place}.api_key", parameters.get("api_key")), parameters.get("api_base")
+    where = f"{place}.api_base"
+    if address is None:
+        named, address, key = address_of(place, model, key)
+        provider, where = f"{named}/", f"{where} (from the environment)"
         key = _key(f"{place}.api_key (from the environment)", key)
-    url = _url(address, given)
-    unreachable = _number(f"{place}.unreachable_seconds", parameters.get("unreachable_seconds", 0), "seconds")
-    prices, listed = _prices(place, parameters), parameters.get("dialects")
-    dialects = (MESSAGES.route,) if provider == _ANTHROPIC else _WIRE_ROUTES
+    dialects, listed = (MESSAGES.route,) if provider == _ANTHROPIC else _WIRE_ROUTES, parameters.get("dialects")
     if listed is not None:
         dialects = tuple(cast("Sequence[Any]", listed)) if isinstance(listed, (list, tuple)) else ()
         if not dialects or any(name not in _ROUTES for name in dialects):
             raise ValueError(f"{place}.dialects must be a list out of {', '.join(_ROUTES)}; got {listed!r}")
-    return name, ModelEndpoint(
-        model.removeprefix(provider or ""),
-        url,
-        key,
-        *prices,
-        dialects=dialects,
-        engine=engine,
-        provider=(provider or _PROVIDERS[0]).rstrip("/"),
-        unreachable_seconds=unreachable,
-        **_routing(place, parameters),
-    )
+    return {
+        "model": model.removeprefix(provider or ""),
+        "api_base": _url(where, address),
+        "api_key": key,
+        "dialects": dialects,
+        "provider": (provider or _PROVIDERS[0]).rstrip("/"),
+    }
 
 
-def _litellm_endpoint(place: str, model: str, parameters: Mapping[str, object]) -> ModelEndpoint:
-    """Return the endpoint of an entry that says that LiteLLM reaches it."""
+def _litellm_fields(place: str, model: str, parameters: Mapping[str, object]) -> dict[str, Any]:
+    """Return the fields of an endpoint that LiteLLM reaches."""
     if importlib.util.find_spec("litellm") is None:
         raise ValueError(
             f"{place}.engine is 'litellm', and the package is not installed: pip install 'agl-framework[litellm]'"
         )
     if parameters.get("dialects") is not None:
         raise ValueError(f"{place}.dialects is not supported with the engine 'litellm', which is asked for chats only")
-    api_base = parameters.get("api_base")
     options = {
         name: _key(f"{place}.{name}", value) if str(value).startswith(_ENVIRONMENT) else value
         for name, value in parameters.items()
@@ -218,25 +225,23 @@ def _litellm_endpoint(place: str, model: str, parameters: Mapping[str, object]) 
         text = json.dumps(options, sort_keys=True)
     except TypeError as error:
         raise ValueError(f"{place}: what LiteLLM is given must be JSON: {error}") from None
-    return ModelEndpoint(
-        model,
-        "" if api_base is None else _url(f"{place}.api_base", api_base),
-        _key(f"{place}.api_key", parameters.get("api_key")),
-        *_prices(place, parameters),
-        dialects=(CHAT.route,),
-        engine=LITELLM_ENGINE,
-        provider=model.partition("/")[0],
-        options=text,
-        **_routing(place, parameters),
-    )
+    address = parameters.get("api_base")
+    return {
+        "model": model,
+        "api_base": "" if address is None else _url(f"{place}.api_base", address),
+        "api_key": _key(f"{place}.api_key", parameters.get("api_key")),
+        "dialects": (CHAT.route,),
+        "provider": model.partition("/")[0],
+        "options": text,
+    }
 
 
 def _routing(place: str, parameters: Mapping[str, object]) -> dict[str, Any]:
-    """Return the fields of an endpoint that say how it is asked."""
+    """Return the fields of an endpoint that say how it is asked, and what it costs."""
     read: dict[str, Any] = {}
-    for name, unit in (("timeout", "seconds"), ("stream_timeout", "seconds"), ("weight", "")):
+    for name, (field_name, unit, positive) in _NUMBERS.items():
         if (value := parameters.get(name)) is not None:
-            read[name] = _number(f"{place}.{name}", value, unit, positive=True)
+            read[field_name] = _number(f"{place}.{name}", value, unit, positive=positive)
     if (most := parameters.get("max_tokens")) is not None:
         if type(most) is not int or most < 1:
             raise ValueError(f"{place}.max_tokens must be a whole number of 1 or more; got {most!r}")
@@ -327,11 +332,6 @@ def _url(place: str, value: object) -> str:
     return url.rstrip("/")
 
 
-def _prices(place: str, parameters: Mapping[str, object]) -> list[float]:
-    prices = ((name, parameters.get(name)) for name in _PRICES)
-    return [_number(f"{place}.{name}", 0 if price is None else price, "") for name, price in prices]
-
-
 def _mapping(place: str, value: object) -> Mapping[str, object]:
     if not isinstance(value, Mapping):
         raise ValueError(f"{place} must be a dict; got {type(value).__name__}")
@@ -369,13 +369,6 @@ def _secret_text(place: str, value: object, form: re.Pattern[str]) -> str:
             f"{place} holds what no HTTP header can: {space}, a line break or a character that is not ASCII"
         )
     return text
-
-
-def _engine(place: str, value: Any) -> str | None:
-    if value is None or value in ENGINES:
-        return value
-    near = hint(str(value), ENGINES, lists=False)
-    raise ValueError(f"{place} must be one of {', '.join(ENGINES)}{near}; got {value!r}")
 
 
 def _refuse_unknown(place: str, fields: Mapping[str, object], known: Sequence[str]) -> None:

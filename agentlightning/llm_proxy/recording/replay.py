@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Literal, get_args
 
-from agentlightning.llm_proxy.dialects.json_values import Json, is_list
+from agentlightning.llm_proxy.dialects.json_values import Json, is_list, json_bytes
 from agentlightning.llm_proxy.replies import CallFailed
 from agentlightning.private_files import open_private, private_folder
 
@@ -79,9 +79,7 @@ class CallFile:
         if self._path is None:
             return
         call = {"route": route, "request": request, "reply": reply}
-        line = json.dumps(call, ensure_ascii=False)
-        if not _is_utf8(line):
-            line = json.dumps(call)
+        line = json_bytes(call).decode()
         with self._lock:
             if self._file is None:
                 private_folder(self._path.parent)
@@ -130,15 +128,6 @@ def _key(route: str, request: Mapping[str, object]) -> str:
     asked = {name: value for name, value in request.items() if name not in _WITHOUT_EFFECT}
     text = json.dumps([route, asked], sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
-
-
-def _is_utf8(text: str) -> bool:
-    """False if half a surrogate pair is in it, which JSON can escape and UTF-8 cannot hold."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _ends(text: str) -> str:

@@ -19,7 +19,7 @@ import json
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from pydantic_core import to_json
@@ -61,6 +61,11 @@ _ROLLOUT_ID, _ATTEMPT_ID, _SEQUENCE_ID = (
     LightningResourceAttributes.ATTEMPT_ID.value,
     LightningResourceAttributes.SPAN_SEQUENCE_ID.value,
 )
+_USAGE = {
+    "prompt_tokens": "gen_ai.usage.prompt_tokens",
+    "completion_tokens": "gen_ai.usage.completion_tokens",
+    "total_tokens": "llm.usage.total_tokens",
+}
 _Pairs = Iterator[tuple[str, AttributeValue]]
 _NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
     "frequency_penalty": (0,),
@@ -99,10 +104,12 @@ def spans_of(call: GatewayCall, kept_bytes: int = KEPT_BYTES) -> list[Span]:
 def _pair(call: GatewayCall, asked: Attributes, kept_bytes: int, ended: float) -> list[Span]:
     trace_id = derive_id(call.call_id, 0, 32)
     parent_id, child_id = (derive_id(call.call_id, index, 16) for index in (1, 2))  # the same call, the same spans
-    request_attributes, raw_attributes = both = {**asked, **dict(_replied(call))}, dict(_raw_attributes(call))
-    if not surely_fit(both, kept_bytes):
-        parts = [Part(span, key, value, key in _TOKENS) for span in (0, 1) for key, value in both[span].items()]
-        request_attributes, raw_attributes = _attributes(call, fitting(parts, kept_bytes))
+    request_attributes, raw_attributes = {**asked, **dict(_replied(call))}, dict(_raw_attributes(call))
+    if not surely_fit((request_attributes, raw_attributes), kept_bytes):
+        kept = _tokens_together(call, fitting({**request_attributes, **raw_attributes}, kept_bytes))
+        mine = (*request_attributes, NOT_KEPT)
+        request_attributes = {key: kept.pop(key) for key in mine if key in kept}
+        raw_attributes = kept
     request_span = _span(call, trace_id, parent_id, ended, request_attributes)
     below: dict[str, object] = {
         "name": RAW_SPAN,
@@ -125,25 +132,13 @@ def bare_spans_of(call: GatewayCall, why: Exception) -> list[Span]:
     return spans_of(replace(call, prompt=None, request=None, reply=None, tokens=None))
 
 
-@dataclass(slots=True)
-class Part:
-    """One attribute of one of the spans."""
-
-    span: int
-    key: str
-    value: AttributeValue
-    is_token: bool = False
-    """A list of token ids or log-probabilities; not replaced by a text but left out."""
-    size: int = 0
-
-    def measure(self) -> None:
-        value, size = self.value, _EACH + len(self.key)
-        if isinstance(value, str) and not value.isascii():
-            ascii_only = value.encode("ascii", "ignore").decode()
-            units = len(value.encode("utf-16-le", "surrogatepass")) // 2
-            self.size = size + len(to_json(ascii_only)) + 6 * (units - len(ascii_only))
-        else:
-            self.size = size + len(to_json(value, inf_nan_mode="constants"))
+def size_of(key: str, value: AttributeValue) -> int:
+    """Return how many bytes an attribute takes on the way to a store."""
+    if isinstance(value, str) and not value.isascii():
+        ascii_only = value.encode("ascii", "ignore").decode()
+        units = len(value.encode("utf-16-le", "surrogatepass")) // 2
+        return _EACH + len(key) + len(to_json(ascii_only)) + 6 * (units - len(ascii_only))
+    return _EACH + len(key) + len(to_json(value, inf_nan_mode="constants"))
 
 
 def surely_fit(attributes: Iterable[Attributes], budget: int) -> bool:
@@ -161,40 +156,35 @@ def surely_fit(attributes: Iterable[Attributes], budget: int) -> bool:
     return most <= budget
 
 
-def fitting(parts: list[Part], budget: int) -> list[Part]:
-    """Return the parts with what is too large replaced, so that together they take no more than `budget` bytes.
+def fitting(attributes: Attributes, budget: int) -> Attributes:
+    """Return the attributes with what is too large replaced, so that together they take no more than `budget` bytes.
 
-    Parts that say how the call ended are short and always there.
+    Those that say how the call ended are short and always there.
     """
-    for part in parts:
-        part.measure()
-    total = sum(part.size for part in parts)
+    kept, sizes = dict(attributes), {key: size_of(key, value) for key, value in attributes.items()}
+    total = sum(sizes.values())
     if total <= budget:
-        return parts
-    texts = [part for part in parts if isinstance(part.value, str) and part.size > _STAND_IN + 200]
-    for part in sorted(texts, key=lambda part: -part.size):
-        if total > budget:
-            total -= part.size
-            part.value = stand_in(str(part.value).encode())
-            part.measure()
-            total += part.size
-    left_out: list[Part] = []
-    kept: list[Part] = []
-    for part in reversed(parts) if total > budget else ():  # the last of very many texts: one part stands for them
-        if total + _STAND_IN + len(NOT_KEPT) > budget and part.key.startswith(_MANY):
-            left_out.append(part)
-            total -= part.size
-        else:
-            kept.append(part)
+        return kept
+    for key in sorted(kept, key=sizes.__getitem__, reverse=True):
+        if total > budget and isinstance(text := kept[key], str) and sizes[key] > _STAND_IN + 200:
+            kept[key] = stand_in(text.encode())
+            total -= sizes[key]
+            sizes[key] = size_of(key, kept[key])
+            total += sizes[key]
+    left_out: list[str] = []
+    for key in [key for key in reversed(kept) if key.startswith(_MANY)] if total > budget else ():
+        if total + _STAND_IN + len(NOT_KEPT) > budget:  # the last of very many texts: one attribute stands for them
+            left_out.append(key)
+            total -= sizes[key]
     if left_out:
-        raw = b"".join(to_json([part.key, part.value]) for part in reversed(left_out))
-        note = Part(0, NOT_KEPT, stand_in(raw, f"{len(left_out)} attributes, "))
-        note.measure()
-        parts, total = [*reversed(kept), note], total + note.size
-    for part in sorted((part for part in parts if part.is_token), key=lambda part: -part.size):
+        raw = b"".join(to_json([key, kept.pop(key)]) for key in reversed(left_out))
+        kept[NOT_KEPT] = stand_in(raw, f"{len(left_out)} attributes, ")
+        total += size_of(NOT_KEPT, kept[NOT_KEPT])
+    for key in sorted((key for key in _TOKENS if key in kept), key=sizes.__getitem__, reverse=True):
         if total > budget:
-            parts, total = [other for other in parts if other is not part], total - part.size
-    return parts
+            del kept[key]
+            total -= sizes[key]
+    return kept
 
 
 def stand_in(raw: bytes, what: str = "") -> str:
@@ -202,21 +192,18 @@ def stand_in(raw: bytes, what: str = "") -> str:
     return f"[not kept: {what}{len(raw)} bytes, sha256 {hashlib.sha256(raw).hexdigest()}]"
 
 
-def _attributes(call: GatewayCall, parts: list[Part]) -> tuple[Attributes, Attributes]:
-    """Return the attributes of both spans. Ids without the others cannot be trained on, so they go together."""
-    found: tuple[Attributes, Attributes] = ({}, {})
-    for part in parts:
-        found[part.span][part.key] = part.value
-    given = _TOKENS[:2] if call.tokens is not None and call.tokens.prompt_token_ids else _TOKENS[1:2]
-    if call.tokens is not None and not all(key in found[1] for key in given):
-        keys = LightningCallAttributes
-        for key in _TOKENS:
-            found[1].pop(key, None)
-        found[1][keys.PROMPT_TOKENS.value] = len(call.tokens.prompt_token_ids)
-        found[1][keys.COMPLETION_TOKENS.value] = len(call.tokens.completion_token_ids)
+def _tokens_together(call: GatewayCall, kept: Attributes) -> Attributes:
+    """Return the attributes with all tokens or none: ids without the others cannot be trained on."""
+    tokens, keys = call.tokens, LightningCallAttributes
+    if tokens is not None and not all(
+        key in kept for key in (_TOKENS[:2] if tokens.prompt_token_ids else _TOKENS[1:2])
+    ):
+        kept = {key: value for key, value in kept.items() if key not in _TOKENS}
+        kept[keys.PROMPT_TOKENS.value] = len(tokens.prompt_token_ids)
+        kept[keys.COMPLETION_TOKENS.value] = len(tokens.completion_token_ids)
         if call.state == "ok":
-            found[1][keys.STATE.value] = "no_tokens"
-    return found
+            kept[keys.STATE.value] = "no_tokens"
+    return kept
 
 
 def _span(call: GatewayCall, trace_id: str, span_id: str, ended: float, attributes: Attributes) -> Span:
@@ -295,7 +282,10 @@ def _replied(call: GatewayCall) -> _Pairs:
     for name in ("id", "model"):
         if isinstance(value := reply.get(name), str):
             yield f"gen_ai.response.{name}", _text(value)
-    yield from _usage(reply.get("usage"))
+    for name, key in _USAGE.items():
+        value = object_in(reply, "usage").get(name)
+        if type(value) is int and value == count_of(value):
+            yield key, value
     if call.error:
         yield "error.type", call.state
         yield "error.message", _text(call.error)
@@ -314,23 +304,11 @@ def _texts(key: str, fields: Json, names: Iterable[str]) -> _Pairs:
     return ((f"{key}.{name}", _text(value)) for name in names if (value := fields.get(name)) is not None)
 
 
-def _usage(usage: object) -> _Pairs:
-    names = {
-        "prompt_tokens": "gen_ai.usage.prompt_tokens",
-        "completion_tokens": "gen_ai.usage.completion_tokens",
-        "total_tokens": "llm.usage.total_tokens",
-    }
-    for name, key in names.items():
-        value = fields_of(usage).get(name)
-        if type(value) is int and value == count_of(value):
-            yield key, value
-
-
 def _raw_attributes(call: GatewayCall) -> _Pairs:
     keys, policy = LightningCallAttributes, call.policy
     choice, choices = call.choice or (None, None)
     first_frame_seconds = None if call.first_frame_at is None else max(0.0, call.first_frame_at - call.arrived_at)
-    told: dict[str, AttributeValue | None] = {
+    values: dict[str, AttributeValue | None] = {
         keys.CALL_ID.value: call.call_id,
         keys.STATE.value: call.state,
         keys.HTTP_STATUS.value: call.http_status,
@@ -350,7 +328,7 @@ def _raw_attributes(call: GatewayCall) -> _Pairs:
         keys.FIRST_FRAME_SECONDS.value: first_frame_seconds,
         keys.WEIGHT_VERSION.value: call.weight_version,
     }
-    yield from ((key, value) for key, value in told.items() if value is not None)
+    yield from ((key, value) for key, value in values.items() if value is not None)
     if call.request is not None and (settings := constrained_by(call.request)):
         yield keys.CONSTRAINED_BY.value, settings
     if call.left_out_tools:

@@ -23,7 +23,7 @@ from agentlightning.llm_proxy.calls import GatewayCall
 from agentlightning.llm_proxy.dialects import MESSAGES
 from agentlightning.llm_proxy.dialects.base import Dialect
 from agentlightning.llm_proxy.dialects.chat import ChatCompletions
-from agentlightning.llm_proxy.dialects.json_values import read_json
+from agentlightning.llm_proxy.dialects.json_values import Json, read_json
 from agentlightning.llm_proxy.dialects.messages import check_prefill
 from agentlightning.llm_proxy.endpoints.balancer import Balancer, HealthChecks
 from agentlightning.llm_proxy.endpoints.engines import EMBEDDED, LITELLM_ENGINE
@@ -33,7 +33,7 @@ from agentlightning.llm_proxy.off_loop import OffLoop
 from agentlightning.llm_proxy.replies import CallFailed, unusable
 from agentlightning.llm_proxy.upstream.litellm import ask_litellm, close_litellm
 from agentlightning.llm_proxy.upstream.provider_keys import Secrets
-from agentlightning.llm_proxy.upstream.response import HttpStream, UpstreamResponse, UpstreamStream
+from agentlightning.llm_proxy.upstream.response import NOT_BEGUN, HttpStream, UpstreamResponse, UpstreamStream
 from agentlightning.semconv import ATTEMPT_HEADER
 from agentlightning.utils.backoff import backoff_delay, retry_after_seconds
 from agentlightning.utils.http.connections import BrokenAnswerError, CutAnswerError, HttpConnections, NotConnectedError
@@ -51,6 +51,8 @@ _MOST_KEPT = 64  # addresses with connections of their own
 _SHOWN_BYTES = 2000
 _REFUSAL_BYTES = 64 * 1024
 _LARGE_BYTES = 1024 * 1024  # larger bodies go out in pieces, so that the loop is not held up
+_FAILURES = {"unreachable": "cannot be reached", "cut": "closed the connection", "timeout": "was too slow"}
+"""What an error says of a server; of any other failure that it gave no usable reply."""
 
 
 class Upstream:
@@ -123,14 +125,9 @@ class Upstream:
                 call.request = endpoint.completed(request, wire.limit_names)
                 response = await self._ask(call, wire, endpoint)
                 call.endpoint = endpoint
-                streams = isinstance(response, UpstreamStream)
                 if len(endpoints) > 1 or among_others:  # else the only one is asked whatever is known of it
-                    if streams or (not response.failure and response.status < 500):  # 429 is busy, not broken
-                        self.balancer.served(endpoint)
-                    elif rest := self.balancer.failed(endpoint):
-                        text = "the model server %s fails (%s); out for %.0f s at most"
-                        logger.warning(text, endpoint.label, response.outcome, rest)
-                if streams:
+                    self._note_health(endpoint, response)
+                if isinstance(response, UpstreamStream):
                     try:
                         yield response
                     finally:
@@ -141,12 +138,11 @@ class Upstream:
                     return
             waits = response.failure == "unreachable" and time.monotonic() - call.began < endpoint.unreachable_seconds
             tries = call.upstream_tries - earlier
-            if not waits and not self._may_retry(response, tries, len(endpoints)):
-                raise _call_failed(response, call, endpoint)
             moved += response.others_may_serve
             fresh = response.others_may_serve and moved < len(endpoints)
             pause = 0.0 if fresh else _pause(response, tries)
-            if time.monotonic() + pause >= deadline or pause > longest:
+            may_retry = waits or tries <= self._most_tries(response, len(endpoints) - 1)
+            if not may_retry or time.monotonic() + pause >= deadline or pause > longest:
                 raise _call_failed(response, call, endpoint)
             logger.debug(
                 "%s: try %d gave %s; next in %.2f s", call.call_id, call.upstream_tries, response.outcome, pause
@@ -165,43 +161,43 @@ class Upstream:
         Raises:
             CallFailed: 501, it does not count; 502, it cannot be reached or gave no usable reply; its own refusal.
         """
-        assert self._session is not None
+        server = f"The model server of {endpoint.model!r}"
         if endpoint.engine == LITELLM_ENGINE:
             text = f"The provider of {endpoint.model!r} is reached through LiteLLM, which counts no tokens here"
             raise CallFailed(501, text, code="not_supported", state="upstream_error")
-        headers = _headers(wire, endpoint)
         try:
             async with asyncio.timeout(endpoint.timeout):
-                reply = await self._session.post(f"{base}{route}", data=body, headers=headers, allow_redirects=False)
-                async with reply:
-                    response = await self._read(reply, endpoint)
-        except (aiohttp.ClientError, OSError) as error:  # a timeout is an OSError
+                response = await self._send(endpoint, f"{base}{route}", body, _headers(wire, endpoint), streamed=False)
+        except TimeoutError as error:
             response = UpstreamResponse(failure="unreachable", detail=type(error).__name__)
+        assert isinstance(response, UpstreamResponse)
         if response.ok:
             return response
-        server = f"The model server of {endpoint.model!r}"
         if response.failure or response.status < 400:
             raise unusable(f"{server} could not be asked to count tokens: {response.outcome}")
-        words = read_json(response.body)
-        if response.status in (405, 501) or (response.status == 404 and not (words or {}).get("error")):
+        if response.status in (405, 501) or (
+            response.status == 404 and not (read_json(response.body) or {}).get("error")
+        ):
             text = f"{server} does not count tokens: {endpoint.label} has no route {route}"
             raise CallFailed(501, text, code="not_supported", state="upstream_error")
-        shown = response.body[:_SHOWN_BYTES].decode("utf-8", "replace")
-        text = f"{server} did not count the tokens ({response.status}): {shown}"
-        upstream_error = None if words is None else response.body
-        raise CallFailed(
-            response.status, text, code="upstream_error", state="upstream_error", upstream_error=upstream_error
-        )
+        raise _refusal(response, f"{server} did not count the tokens ({response.status})")
 
-    def _may_retry(self, response: UpstreamResponse, tries: int, endpoints: int) -> bool:
-        patience, others = max(self._num_retries, 3), endpoints - 1
-        if response.failure == "unreachable":
-            return tries <= max(patience, others)
+    def _most_tries(self, response: UpstreamResponse, others: int) -> int:
+        """Return after how many tries a call with this response is tried once more."""
+        if response.failure == "unreachable" or (not response.failure and response.status in _TRANSIENT):
+            return max(self._num_retries, 3, others)
         if response.failure == "cut":
-            return tries <= max(others, 0 if response.status else 1)  # in the middle of a reply: it was no stale one
-        if response.failure == "timeout" or response.status == 500:
-            return tries <= max(self._num_retries, others)
-        return response.status in _TRANSIENT and tries <= max(patience, others)
+            return max(others, 0 if response.status else 1)  # in the middle of a reply: it was no stale one
+        if response.failure == "timeout" or (not response.failure and response.status == 500):
+            return max(self._num_retries, others)
+        return 0
+
+    def _note_health(self, endpoint: ModelEndpoint, response: UpstreamResponse | UpstreamStream) -> None:
+        if isinstance(response, UpstreamStream) or (not response.failure and response.status < 500):
+            self.balancer.served(endpoint)  # 429 is busy, not broken
+        elif rest := self.balancer.failed(endpoint):
+            text = "the model server %s fails (%s); out for %.0f s at most"
+            logger.warning(text, endpoint.label, response.outcome, rest)
 
     async def _ask(
         self, call: GatewayCall, wire: Dialect, endpoint: ModelEndpoint
@@ -223,17 +219,7 @@ class Upstream:
                 wanted = {}
         refused: list[str] = []
         while True:
-            body = await self.off_loop.run(call.bytes, wire.upstream_request, request, endpoint.model, wanted)
-            seconds = endpoint.seconds(streamed=bool(request.get("stream")))
-            limit = asyncio.timeout(seconds)
-            try:
-                async with limit:
-                    response = await self._post(call, wire, endpoint, body)
-            except TimeoutError:
-                if not limit.expired():
-                    raise
-                text = f"no {'stream' if request.get('stream') else 'reply'} in {seconds:g} s, as its entry says"
-                response = UpstreamResponse(failure="timeout", detail=text)
+            response = await self._try(call, wire, endpoint, request, wanted)
             if isinstance(response, UpstreamStream) or response.ok:
                 break
             said = response.body[:_REFUSAL_BYTES] if response.status in (400, 422) else b""
@@ -248,46 +234,65 @@ class Upstream:
             logger.warning("the model server %s refuses the field %r; not asked for again", endpoint.label, refused[-1])
         return response
 
-    async def _post(
-        self, call: GatewayCall, wire: Dialect, endpoint: ModelEndpoint, body: bytes
+    async def _try(
+        self, call: GatewayCall, wire: Dialect, endpoint: ModelEndpoint, request: Json, wanted: Mapping[str, object]
+    ) -> UpstreamResponse | UpstreamStream:
+        """Ask once, within the seconds of the endpoint's entry."""
+        body = await self.off_loop.run(call.bytes, wire.upstream_request, request, endpoint.model, wanted)
+        call.upstream_tries += 1
+        seconds = endpoint.seconds(streamed=bool(request.get("stream")))
+        limit = asyncio.timeout(seconds)
+        try:
+            async with limit:
+                if endpoint.engine == LITELLM_ENGINE:
+                    self._used_litellm = True
+                    return await ask_litellm(endpoint, body, self._body_bytes)
+                forwarded = {name: value for name, value in call.agent_headers.items() if name in wire.forwarded}
+                headers = _headers(wire, endpoint, forwarded)
+                if call.engine is EMBEDDED:
+                    names = (call.rollout_id, call.attempt_id, call.call_id)
+                    headers[ATTEMPT_HEADER] = "/".join(quote(name, safe="") for name in names)
+                if not call.streamed and (kept := self._connections(endpoint.api_base)) is not None:
+                    return await self._send_plain(kept, endpoint, f"/{wire.route}", body, headers)
+                url = f"{endpoint.api_base}/{wire.route}"
+                return await self._send(endpoint, url, body, headers, streamed=call.streamed)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            text = f"no {'stream' if request.get('stream') else 'reply'} in {seconds:g} s, as its entry says"
+            return UpstreamResponse(failure="timeout", detail=text)
+
+    async def _send(
+        self, endpoint: ModelEndpoint, url: str, body: bytes, headers: dict[str, str], *, streamed: bool
     ) -> UpstreamResponse | UpstreamStream:
         assert self._session is not None
-        call.upstream_tries += 1
-        if endpoint.engine == LITELLM_ENGINE:
-            self._used_litellm = True
-            return await ask_litellm(endpoint, body, self._body_bytes)
-        forwarded = {name: value for name, value in call.agent_headers.items() if name in wire.forwarded}
-        headers = _headers(wire, endpoint, forwarded)
-        if call.engine is EMBEDDED:
-            names = (call.rollout_id, call.attempt_id, call.call_id)
-            headers[ATTEMPT_HEADER] = "/".join(quote(name, safe="") for name in names)
-        if not call.streamed and (kept := self._connections(endpoint.api_base)) is not None:
-            return await self._post_plain(kept, endpoint, f"/{wire.route}", body, headers)
+        data = io.BytesIO(body) if len(body) > _LARGE_BYTES else body
         try:
-            reply = await self._session.post(
-                f"{endpoint.api_base}/{wire.route}",
-                data=io.BytesIO(body) if len(body) > _LARGE_BYTES else body,
-                headers=headers,
-                allow_redirects=False,
-            )
+            reply = await self._session.post(url, data=data, headers=headers, allow_redirects=False)
         except (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError) as error:
             return UpstreamResponse(failure="unreachable", detail=type(error).__name__)
         except aiohttp.ClientConnectionError as error:
             return UpstreamResponse(failure="cut", detail=type(error).__name__)
         except aiohttp.ClientError as error:
             return UpstreamResponse(failure="garbage", detail=type(error).__name__)
-        if call.streamed and reply.status == 200 and reply.content_type == "text/event-stream":
-            stream, has_begun = HttpStream(reply, endpoint, self._body_bytes), False
+        if streamed and reply.status == 200 and reply.content_type == "text/event-stream":
+            stream = HttpStream(reply, endpoint, self._body_bytes)
             try:
-                has_begun = await stream.has_begun()
-            finally:
-                if not has_begun:
-                    await stream.close()
-            if has_begun:
-                return stream
-            return UpstreamResponse(200, failure="cut", detail="before the first frame of a stream")
+                return stream if await stream.begin() else NOT_BEGUN
+            except HttpStream.errors:
+                return NOT_BEGUN
+        whole = bytearray()
         async with reply:
-            return await self._read(reply, endpoint)
+            try:
+                async for chunk in reply.content.iter_any():
+                    whole += chunk
+                    if len(whole) > self._body_bytes:
+                        detail = f"a reply above {self._body_bytes} bytes"
+                        return UpstreamResponse(reply.status, failure="garbage", detail=detail)
+            except (TimeoutError, aiohttp.ClientError, OSError) as error:
+                detail = f"{type(error).__name__} after {len(whole)} bytes of the reply"
+                return UpstreamResponse(reply.status, failure="cut", detail=detail)
+        return await self._response(reply.status, bytes(whole), reply.headers.get("Retry-After"), endpoint)
 
     def _connections(self, address: str) -> HttpConnections | None:
         """Return the connections to a server at a plain address; None where the general client is to ask."""
@@ -299,7 +304,7 @@ class Upstream:
             )
         return kept
 
-    async def _post_plain(
+    async def _send_plain(
         self, kept: HttpConnections, endpoint: ModelEndpoint, path: str, body: bytes, headers: dict[str, str]
     ) -> UpstreamResponse:
         """Ask for a reply in one piece, in a quarter of the time of the general client."""
@@ -320,20 +325,6 @@ class Upstream:
             detail = f"content encoding {encoding!r}, which was not asked for"
             return UpstreamResponse(answer.status, failure="garbage", detail=detail)
         return await self._response(answer.status, answer.content, retry_after.decode("latin-1") or None, endpoint)
-
-    async def _read(self, reply: aiohttp.ClientResponse, endpoint: ModelEndpoint) -> UpstreamResponse:
-        body = bytearray()
-        try:
-            async for chunk in reply.content.iter_any():
-                body += chunk
-                if len(body) > self._body_bytes:
-                    return UpstreamResponse(
-                        reply.status, failure="garbage", detail=f"a reply above {self._body_bytes} bytes"
-                    )
-        except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            detail = f"{type(error).__name__} after {len(body)} bytes of the reply"
-            return UpstreamResponse(reply.status, failure="cut", detail=detail)
-        return await self._response(reply.status, bytes(body), reply.headers.get("Retry-After"), endpoint)
 
     async def _response(
         self, status: int, body: bytes, retry_after: str | None, endpoint: ModelEndpoint
@@ -357,20 +348,22 @@ def _call_failed(response: UpstreamResponse, call: GatewayCall, endpoint: ModelE
     if response.failure == "not_asked":
         return unusable(f"The model server of {model!r} was not asked: {response.detail}")
     if response.failure or not 400 <= response.status < 600:
-        what = {"unreachable": "cannot be reached", "cut": "closed the connection", "timeout": "was too slow"}
-        said = what.get(response.failure, "gave no usable reply")
+        said = _FAILURES.get(response.failure, "gave no usable reply")
         text = f"The model server of {model!r} {said}: {response.outcome}; tries: {tries}"
         logger.warning("%s: %s (%s)", call.call_id, text, endpoint.label)
         status, code = (504, "timeout") if response.failure == "timeout" else (502, "upstream_unusable")
         others = response.others_may_serve
         return CallFailed(status, text, code=code, state="upstream_error", others_may_serve=others)
-    shown = response.body[:_SHOWN_BYTES].decode("utf-8", "replace")
-    text = f"The model server of {model!r} answered {response.status} (tries: {tries}): {shown}"
     if response.status in (401, 403):
         logger.error("%s: the model server %s refuses the gateway's key for %r", call.call_id, endpoint.label, model)
+    return _refusal(response, f"The model server of {model!r} answered {response.status} (tries: {tries})")
+
+
+def _refusal(response: UpstreamResponse, text: str) -> CallFailed:
+    """Return the failure of a call that a server answered with an error."""
     return CallFailed(
         response.status,
-        text,
+        f"{text}: {response.body[:_SHOWN_BYTES].decode('utf-8', 'replace')}",
         code="upstream_error",
         retry_after=response.retry_after,
         state="upstream_error",

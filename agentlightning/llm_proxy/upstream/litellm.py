@@ -11,8 +11,8 @@ import asyncio
 import json
 import logging
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from typing import Any, Final, Self
+from collections.abc import Iterator
+from typing import Any, Final
 
 from typing_extensions import override
 
@@ -20,10 +20,9 @@ from agentlightning.llm_proxy.dialects.chat import DONE
 from agentlightning.llm_proxy.dialects.json_values import json_bytes, read_json
 from agentlightning.llm_proxy.endpoints.engines import litellm_library
 from agentlightning.llm_proxy.endpoints.models import ModelEndpoint
-from agentlightning.llm_proxy.replies import CallFailed
 from agentlightning.llm_proxy.sse import frame_of
 from agentlightning.llm_proxy.upstream.provider_keys import Secrets
-from agentlightning.llm_proxy.upstream.response import UpstreamResponse, UpstreamStream
+from agentlightning.llm_proxy.upstream.response import NOT_BEGUN, UpstreamResponse, UpstreamStream
 from agentlightning.utils.backoff import retry_after_seconds
 
 logger = logging.getLogger(__name__)
@@ -65,7 +64,8 @@ async def ask_litellm(endpoint: ModelEndpoint, body: bytes, limit: int) -> Upstr
         litellm: Any = await asyncio.to_thread(litellm_library)
         reply = await litellm.acompletion(**{**request, **settings, "model": endpoint.model, "max_retries": 0})
         if request.get("stream"):
-            return await LiteLLMStream(reply, endpoint, limit).begun()
+            stream = LiteLLMStream(reply, endpoint, limit)
+            return stream if await stream.begin() else NOT_BEGUN
     except Exception as error:  # boundary: whatever the library raises is what the provider answered, if it did
         return _failed_response(error, endpoint)
     body, hid_key = Secrets(endpoint.secrets).hide(json_bytes(reply.model_dump(mode="json", exclude_none=True)))
@@ -75,50 +75,23 @@ async def ask_litellm(endpoint: ModelEndpoint, body: bytes, limit: int) -> Upstr
 class LiteLLMStream(UpstreamStream):
     """A stream of the library's chunks."""
 
-    def __init__(self, chunks: AsyncIterator[Any], endpoint: ModelEndpoint, limit: int) -> None:
-        super().__init__(endpoint, limit)
-        self._chunks = chunks
-        self._first: list[Any] = []
-
-    async def begun(self) -> Self:
-        """Wait for the first chunk and return the stream; whatever the library raises instead passes."""
-        try:
-            async for chunk in self._chunks:
-                self._first.append(chunk)
-                break
-        except BaseException:
-            await self.close()
-            raise
-        return self
-
-    async def _all_chunks(self) -> AsyncGenerator[Any, None]:
-        for chunk in self._first:
-            yield chunk
-        async for chunk in self._chunks:
-            yield chunk
-
     @override
     async def close(self) -> None:
-        close = getattr(self._chunks, "aclose", None)
+        close = getattr(self._pieces, "aclose", None)
         if close is not None:
             await close()
 
     @override
-    async def raw_frames(self) -> AsyncGenerator[bytes, None]:
-        size = 0
-        try:
-            async for chunk in self._all_chunks():
-                frame = frame_of(json_bytes(chunk.model_dump(mode="json", exclude_none=True)))
-                size += len(frame)
-                if size > self._limit:
-                    raise self.broken(f"a stream above {self._limit} bytes")
-                yield frame
-        except CallFailed:
-            raise
-        except Exception as error:  # boundary: see `ask_litellm`
-            text = type(error).__name__ if _was_not_reached(error) else _reason(error, self._endpoint)
-            raise self.broken(f"{text} after {size} bytes of the stream") from error
-        yield frame_of(DONE)
+    def bytes_of(self, piece: Any) -> bytes:
+        return frame_of(json_bytes(piece.model_dump(mode="json", exclude_none=True)))
+
+    @override
+    def words_of(self, error: Exception) -> str:
+        return type(error).__name__ if _was_not_reached(error) else _reason(error, self._endpoint)
+
+    @override
+    def last_frames(self) -> list[bytes]:
+        return [frame_of(DONE)]
 
 
 async def close_litellm() -> None:
@@ -135,7 +108,8 @@ def _failed_response(error: Exception, endpoint: ModelEndpoint) -> UpstreamRespo
     The library gives nearly every error a status and the name of a connection error, those of its own code as well; so
     what caused it decides.
     """
-    status, name = _status(error), type(error).__name__
+    status: Any = getattr(error, "status_code", None)
+    name = type(error).__name__
     missing = next((cause for cause in _causes(error) if isinstance(cause, ImportError)), None)
     if missing is not None:
         reason = _words(missing, endpoint)
@@ -145,7 +119,7 @@ def _failed_response(error: Exception, endpoint: ModelEndpoint) -> UpstreamRespo
     if _was_not_reached(error):
         logger.warning("the provider of %r gave no answer to LiteLLM (%s)", endpoint.model, name)
         return UpstreamResponse(failure="unreachable", detail=name)
-    if status is None or name == "APIConnectionError":
+    if not isinstance(status, int) or not 400 <= status < 600 or name == "APIConnectionError":
         reason = _reason(error, endpoint)
         logger.error("LiteLLM failed before it had an answer for %r: %s", endpoint.model, reason)
         return UpstreamResponse(failure="not_asked", detail=f"LiteLLM failed, {reason}")
@@ -180,11 +154,6 @@ def _was_not_reached(error: BaseException) -> bool:
 
 def _package(kind: type[BaseException]) -> str:
     return kind.__module__.split(".")[0]
-
-
-def _status(error: BaseException) -> int | None:
-    status: Any = getattr(error, "status_code", None)
-    return status if isinstance(status, int) and 400 <= status < 600 else None
 
 
 def _reason(error: BaseException, endpoint: ModelEndpoint) -> str:

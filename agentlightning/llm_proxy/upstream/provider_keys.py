@@ -11,7 +11,6 @@ import base64
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -35,6 +34,7 @@ _WHOLE = ("role", "type", "id")
 """Fields below a delta that are whole values."""
 _CONSTANT = ("object", "model", "finish_reason", "stop_reason")
 """Values that a server repeats or that come once: no frame waits for what follows them."""
+_GROWING, _WHOLE_VALUE, _CONSTANT_VALUE = 1, _TELLS_NOTHING + 1, 2**31
 _MOST_FOLLOWED = 4096
 """Texts whose end is remembered though no frame waits for them."""
 _SPELL_TOKENS = ("token_ids", "logprobs", "meta_info", "tokens")
@@ -57,11 +57,11 @@ class Secrets:
             value = read_json(body)
             canonical = b"" if value is None else json_bytes(value)
             shown = canonical if any(form in canonical for form in self._forms) else body
-        found = False
+        hidden = False
         for form in self._forms:
             if form in shown:
-                shown, found = shown.replace(form, HIDDEN.encode()), True
-        return shown, found
+                shown, hidden = shown.replace(form, HIDDEN.encode()), True
+        return shown, hidden
 
     def find(self, text: str) -> tuple[int, int] | None:
         """Return where the first key begins and ends."""
@@ -152,21 +152,21 @@ class KeyWatch:
         self._secrets = secrets
         self._held: list[_Frame] = []
         self._tails: dict[tuple[object, ...], _Tail] = {}
-        self.found = False
+        self.hid_key = False
         """A key was in it."""
 
     def feed(self, raw: bytes) -> list[bytes]:
         """Take one frame and return those that can be handed on; may be none."""
-        shown, found = self._secrets.hide(raw)
+        shown, hidden = self._secrets.hide(raw)
         data = data_of(shown)
         if data is not None and (b"\\u" in raw or b"\\/" in raw):
             clean, inside = self._secrets.hide(data)
             if inside:
-                shown, found = shown.replace(data, clean), True
+                shown, hidden = shown.replace(data, clean), True
                 data = data_of(shown)
-        self.found |= found
+        self.hid_key |= hidden
         value = None if data is None else read_json(data)
-        frame = _Frame(shown, value, changed=found and value is not None)
+        frame = _Frame(shown, value, changed=hidden and value is not None)
         self._held.append(frame)
         if value is None:
             return self.end() if data is not None else self._free()
@@ -175,7 +175,7 @@ class KeyWatch:
         places = [(value, ("delta", "content_block"), "delta"), *((choice, ("delta",), "text") for choice in choices)]
         for place, deltas, name in places:
             for text in _top(place, deltas, name):
-                if text.kind is _TextKind.GROWING:
+                if text.least == _GROWING:
                     touched.add(text.path)
                 self._follow(text, frame)
         about = {path[0] for path in touched} | ({_index(choice) for choice in choices} or {_index(value)} - {()})
@@ -190,23 +190,23 @@ class KeyWatch:
         for tail in self._tails.values():
             if len(tail.text) >= SHORTEST_KEY and tail.held:
                 tail.cut(0)
-                self.found = True
+                self.hid_key = True
         self._tails.clear()
         return self._free()
 
     def _follow(self, said: _Text, frame: _Frame) -> None:
         path, place, name = said.path, said.place, said.name
         tail = self._tails.get(path) or _Tail()
-        while (found := self._secrets.find(tail.text + place[name])) is not None:
-            begin, end = found
+        while (place_of_key := self._secrets.find(tail.text + place[name])) is not None:
+            begin, end = place_of_key
             tail.cut(begin)
             text: str = place[name]
             place[name] = text[: max(0, begin - len(tail.text))] + HIDDEN + text[end - len(tail.text) :]
-            frame.changed = self.found = True
+            frame.changed = self.hid_key = True
             tail = _Tail()
         text = tail.text + place[name]
         length = max((_begun(key, text) for key in self._secrets.keys), default=0)
-        waits = said.kind is _TextKind.GROWING or (said.kind is _TextKind.WHOLE and length > _TELLS_NOTHING)
+        waits = length >= said.least
         if not length or (not waits and path not in self._tails and len(self._tails) >= _MOST_FOLLOWED):
             self._tails.pop(path, None)
             return
@@ -235,12 +235,6 @@ def without_tokens(reply: Json) -> Json:
     return {**reply, "choices": choices}
 
 
-class _TextKind(Enum):
-    GROWING = "an agent puts it together"
-    WHOLE = "a value of its own"
-    CONSTANT = "a value that is repeated"
-
-
 class _Text(NamedTuple):
     """A text of a frame that may go on in later ones: what it belongs to, and where it stands."""
 
@@ -248,7 +242,8 @@ class _Text(NamedTuple):
     place: Any
     """The object or list that holds it."""
     name: Any
-    kind: _TextKind
+    least: int
+    """So many characters of a key at its end hold the frame back: `_GROWING`, `_WHOLE_VALUE` or `_CONSTANT_VALUE`."""
 
 
 def _top(place: Json, deltas: tuple[str, ...], text: str) -> Iterator[_Text]:
@@ -259,9 +254,7 @@ def _top(place: Json, deltas: tuple[str, ...], text: str) -> Iterator[_Text]:
     owner = (_index(place),)
     for name, value in place.items():
         if isinstance(value, str):
-            yield _Text(
-                (*owner, name), place, name, _TextKind.GROWING if name in (text, "delta") else _kind(name, False)
-            )
+            yield _Text((*owner, name), place, name, _GROWING if name in (text, "delta") else _least(name, False))
         elif name in deltas:
             yield from _texts(value, owner, True)
         elif name != "choices":
@@ -274,7 +267,7 @@ def _texts(place: object, path: tuple[object, ...], grows: bool, in_row: bool = 
     if is_object(place):
         for name, value in place.items():
             if isinstance(value, str):
-                yield _Text((*path, name), place, name, _kind(name, grows))
+                yield _Text((*path, name), place, name, _least(name, grows))
             elif is_list(value) or is_object(value):
                 yield from _texts(value, (*path, name), grows, in_row)
     elif is_list(place):
@@ -282,15 +275,15 @@ def _texts(place: object, path: tuple[object, ...], grows: bool, in_row: bool = 
             fields = fields_of(entry)
             which = () if in_row else (_index(fields) if "index" in fields else number,)
             if isinstance(entry, str):
-                yield _Text((*path, *which), place, number, _TextKind.GROWING if grows else _TextKind.WHOLE)
+                yield _Text((*path, *which), place, number, _GROWING if grows else _WHOLE_VALUE)
             elif is_list(entry) or is_object(entry):
                 yield from _texts(entry, (*path, *which), grows, in_row)
 
 
-def _kind(name: str, grows: bool) -> _TextKind:
+def _least(name: str, grows: bool) -> int:
     if name in _CONSTANT:
-        return _TextKind.CONSTANT
-    return _TextKind.GROWING if grows and name not in _WHOLE else _TextKind.WHOLE
+        return _CONSTANT_VALUE
+    return _GROWING if grows and name not in _WHOLE else _WHOLE_VALUE
 
 
 def _index(value: Json) -> tuple[str, ...]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import aiohttp
 from typing_extensions import override
@@ -54,18 +54,37 @@ class UpstreamResponse:
         return f"{self.failure} ({self.detail})" if self.failure else f"status {self.status}"
 
 
-class UpstreamStream(ABC):
-    """A stream that a model server has begun. `frames` reads it once; whoever opened it closes it."""
+NOT_BEGUN = UpstreamResponse(200, failure="cut", detail="before the first frame of a stream")
 
-    def __init__(self, endpoint: ModelEndpoint, limit: int) -> None:
-        self._endpoint, self._limit = endpoint, limit
-        self._watch = KeyWatch(Secrets(endpoint.secrets))
-        self._watches = bool(Secrets(endpoint.secrets).keys)
+
+class UpstreamStream(ABC):
+    """A stream that a model server has begun, out of `pieces`. `frames` reads it once; whoever opened it closes it."""
+
+    errors: tuple[type[Exception], ...] = (Exception,)
+    """What breaks off the stream while its pieces are read."""
+
+    def __init__(self, pieces: AsyncIterator[Any], endpoint: ModelEndpoint, limit: int) -> None:
+        self._pieces, self._endpoint, self._limit = pieces, endpoint, limit
+        self._first: list[Any] = []
+        self._frames = Frames(limit)
+        secrets = Secrets(endpoint.secrets)
+        self._watch, self._watches = KeyWatch(secrets), bool(secrets.keys)
 
     @property
     def hid_key(self) -> bool:
         """The server's key was in it so far; its tokens would spell it."""
-        return self._watch.found
+        return self._watch.hid_key
+
+    async def begin(self) -> bool:
+        """Wait for the first piece; False if the stream ends before it. Without one it is closed."""
+        try:
+            async for piece in self._pieces:
+                self._first.append(piece)
+                break
+        finally:
+            if not self._first:
+                await self.close()
+        return bool(self._first)
 
     async def frames(self) -> AsyncGenerator[bytes, None]:
         """Give the frames as they come, but for the server's key; one that may be the begin of it waits for the next.
@@ -75,7 +94,7 @@ class UpstreamStream(ABC):
         """
         failure: CallFailed | None = None
         try:
-            async for frame in self.raw_frames():
+            async for frame in self._raw_frames():
                 for shown in self._watch.feed(frame) if self._watches else (frame,):
                     yield shown
         except CallFailed as error:
@@ -85,13 +104,40 @@ class UpstreamStream(ABC):
         if failure is not None:
             raise failure
 
-    @abstractmethod
-    def raw_frames(self) -> AsyncGenerator[bytes, None]:
-        """Give the frames as the server sends them.
+    async def _raw_frames(self) -> AsyncGenerator[bytes, None]:
+        size = 0
+        try:
+            async for piece in self._all_pieces():
+                raw = self.bytes_of(piece)
+                size += len(raw)
+                if size > self._limit:
+                    raise FrameTooLarge(f"a stream above {self._limit} bytes")
+                for frame in self._frames.feed(raw):
+                    yield frame
+        except FrameTooLarge as error:
+            raise self.broken(f"{type(error).__name__} after {size} bytes of the stream: {error}") from error
+        except self.errors as error:
+            raise self.broken(f"{self.words_of(error)} after {size} bytes of the stream") from error
+        for frame in self.last_frames():
+            yield frame
 
-        Raises:
-            CallFailed: the connection broke, or the stream is beyond its bound.
-        """
+    async def _all_pieces(self) -> AsyncGenerator[Any, None]:
+        for piece in self._first:
+            yield piece
+        async for piece in self._pieces:
+            yield piece
+
+    @abstractmethod
+    def bytes_of(self, piece: Any) -> bytes:
+        """Return a piece as it would come over the wire."""
+
+    @abstractmethod
+    def words_of(self, error: Exception) -> str:
+        """Return why the stream broke off; without keys and addresses."""
+
+    @abstractmethod
+    def last_frames(self) -> list[bytes]:
+        """Return the frames behind the last piece."""
 
     @abstractmethod
     async def close(self) -> None:
@@ -106,45 +152,28 @@ class UpstreamStream(ABC):
 class HttpStream(UpstreamStream):
     """A stream over HTTP."""
 
+    errors = (TimeoutError, aiohttp.ClientError, OSError)
+
     def __init__(self, response: aiohttp.ClientResponse, endpoint: ModelEndpoint, limit: int) -> None:
-        super().__init__(endpoint, limit)
+        super().__init__(response.content.iter_any(), endpoint, limit)
         self._response = response
-        self._first = b""
-
-    async def has_begun(self) -> bool:
-        """Wait for the first bytes; False if the connection broke before them."""
-        try:
-            self._first = await self._response.content.readany()
-        except (TimeoutError, aiohttp.ClientError, OSError):
-            return False
-        return bool(self._first)
-
-    async def _chunks(self) -> AsyncGenerator[bytes, None]:
-        if self._first:
-            yield self._first
-        async for chunk in self._response.content.iter_any():
-            yield chunk
 
     @override
     async def close(self) -> None:
         self._response.close()
 
     @override
-    async def raw_frames(self) -> AsyncGenerator[bytes, None]:
-        frames, size = Frames(self._limit), 0
-        try:
-            async for chunk in self._chunks():
-                size += len(chunk)
-                if size > self._limit:
-                    raise FrameTooLarge(f"a stream above {self._limit} bytes")
-                for frame in frames.feed(chunk):
-                    yield frame
-        except FrameTooLarge as error:
-            raise self.broken(f"{type(error).__name__} after {size} bytes of the stream: {error}") from error
-        except (TimeoutError, aiohttp.ClientError, OSError) as error:  # their texts may hold the address
-            raise self.broken(f"{type(error).__name__} after {size} bytes of the stream") from error
+    def bytes_of(self, piece: Any) -> bytes:
+        return piece
+
+    @override
+    def words_of(self, error: Exception) -> str:
+        return type(error).__name__
+
+    @override
+    def last_frames(self) -> list[bytes]:
         # A last frame may say a whole thing though the stream ended before the empty line after it. Any other rest is a
         # part of a frame, which counts for nothing (server-sent events, section 9.2.6).
-        data = data_of(frames.rest())
-        if data is not None and (data.strip() == DONE or read_json(data) is not None):
-            yield frames.rest().rstrip(b"\r\n") + b"\n\n"
+        data = data_of(self._frames.rest())
+        is_whole = data is not None and (data.strip() == DONE or read_json(data) is not None)
+        return [self._frames.rest().rstrip(b"\r\n") + b"\n\n"] if is_whole else []

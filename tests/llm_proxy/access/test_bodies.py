@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import importlib
 import json
 import zlib
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -26,29 +24,16 @@ def bare_deflate(raw: bytes) -> bytes:
     return packer.compress(raw) + packer.flush()
 
 
-def packer(*names: str) -> Callable[[bytes], bytes] | None:
-    for name in names:
-        try:
-            return importlib.import_module(name).compress
-        except ImportError:
-            continue
-    return None
-
-
-PACKED: dict[str, tuple[str, Callable[[bytes], bytes] | None]] = {
+PACKED: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
     "gzip": ("gzip", gzip.compress),
     "GZIP": ("GZIP", gzip.compress),
     "deflate": ("deflate", zlib.compress),
     "deflate without a head": ("deflate", bare_deflate),
-    "br": ("br", packer("brotli")),
-    "zstd": ("zstd", packer("compression.zstd", "backports.zstd")),
 }
 
 
 def packed(case: str, raw: bytes) -> tuple[str, bytes]:
     encoding, pack = PACKED[case]
-    if pack is None:
-        pytest.skip(f"no package for {encoding} is installed")
     return encoding, pack(raw)
 
 
@@ -84,7 +69,7 @@ async def test_what_cannot_be_unpacked_is_refused(harness: GatewayHarness, case:
     assert harness.model.calls == []
 
 
-@pytest.mark.parametrize("encoding", ["snappy", "gzip, gzip", "x" * 500])
+@pytest.mark.parametrize("encoding", ["br", "zstd", "gzip, gzip", "x" * 500])
 async def test_an_encoding_that_is_not_known_is_refused_by_its_name(harness: GatewayHarness, encoding: str) -> None:
     attempt = await harness.attempt()
     status, reply = await harness.post(harness.url(attempt), BODY, **{"Content-Encoding": encoding})
@@ -92,20 +77,6 @@ async def test_an_encoding_that_is_not_known_is_refused_by_its_name(harness: Gat
     assert "gzip" in reply["error"]["message"]
     identity = {"Content-Encoding": "identity"}
     assert (await harness.post(harness.url(attempt), BODY, **identity))[0] == 200
-
-
-@pytest.mark.parametrize("encoding", ["br", "zstd"])
-async def test_an_encoding_whose_package_is_missing_says_which(
-    harness: GatewayHarness, encoding: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def missing(name: str) -> Any:
-        raise ImportError(name)
-
-    monkeypatch.setattr("agentlightning.llm_proxy.access.bodies.importlib.import_module", missing)
-    attempt = await harness.attempt()
-    status, reply = await harness.post(harness.url(attempt), BODY, **{"Content-Encoding": encoding})
-    assert (status, reply["error"]["code"]) == (415, "unsupported_encoding")
-    assert "needs the package" in reply["error"]["message"]
 
 
 def test_any_bytes_are_a_request_or_a_refusal() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import AsyncGenerator
 from typing import Any
 
 import openai
@@ -14,7 +13,6 @@ from agentlightning.adapter.calls.calls import model_calls
 from agentlightning.adapter.rows.samples import unusable
 from agentlightning.training.ledger import read_rollout
 from tests.llm_proxy.agents import HI, Agent, TextAgent
-from tests.llm_proxy.harness import GatewayHarness
 from tests.llm_proxy.test_policies import reward_of
 from tests.stubs.model_server import Fault, encode, logprobs_of
 
@@ -22,11 +20,7 @@ Json = dict[str, Any]
 TEXT = "Two  spaces\n\n    and e\u0301 \U0001f600"
 
 
-@pytest.fixture
-async def agent(harness: GatewayHarness) -> AsyncGenerator[Agent, None]:
-    made = TextAgent(harness, await harness.attempt())
-    async with made.client:
-        yield made
+AGENT = TextAgent
 
 
 # --- text completions ------------------------------------------------------------------------------------------------

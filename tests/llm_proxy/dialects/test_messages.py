@@ -28,11 +28,7 @@ CALL = {"id": "call-1", "type": "function", "function": {"name": "add", "argumen
 TEXT = "Two  spaces\n\n    and a block:\n```python\nx = 'e\u0301 \U0001f600'\n```"
 
 
-@pytest.fixture
-async def agent(harness: GatewayHarness) -> AsyncGenerator[MessagesAgent, None]:
-    made = MessagesAgent(harness, await harness.attempt())
-    async with made.client:
-        yield made
+AGENT = MessagesAgent
 
 
 # --- replies ---------------------------------------------------------------------------------------------------------

@@ -23,11 +23,7 @@ CALL = {"id": "call-1", "type": "function", "function": {"name": "add", "argumen
 TEXT = "Two  spaces\n\n    and a block:\n```python\nx = 'e\u0301 \U0001f600'\n```"
 
 
-@pytest.fixture
-async def agent(harness: GatewayHarness) -> AsyncGenerator[Agent, None]:
-    made = ResponsesAgent(harness, await harness.attempt())
-    async with made.client:
-        yield made
+AGENT = ResponsesAgent
 
 
 # --- replies ---------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import openai
 import pytest
 
@@ -442,3 +443,30 @@ def test_a_model_by_the_name_of_an_alias_changes_nothing() -> None:
     with pytest.raises(ValueError, match="'gpt-4o' is the name of a model in model_list"):
         proxy.update_model_list(entries("policy", "gpt-4o"))
     assert [entry["model_name"] for entry in proxy.model_list] == ["policy"]
+
+
+# --- the list of models ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def harness() -> AsyncGenerator[GatewayHarness, None]:
+    with ModelServer() as model:
+        async with GatewayHarness(model_list=[model.entry(name) for name in ("policy", "org/judge")]) as ready:
+            yield ready
+
+
+async def test_openais_client_lists_and_retrieves_models(harness: GatewayHarness) -> None:
+    url = harness.url(await harness.attempt(), "/v1")
+    async with openai.AsyncOpenAI(base_url=url, api_key="any", max_retries=0) as client:
+        assert [model.id async for model in client.models.list()] == ["policy", "org/judge"]
+        for name in ("policy", "org/judge"):
+            assert (await client.models.retrieve(name)).id == name
+        with pytest.raises(openai.NotFoundError, match="Did you mean 'policy'"):
+            await client.models.retrieve("polcy")
+
+
+async def test_anthropics_client_lists_and_retrieves_models(harness: GatewayHarness) -> None:
+    url = harness.url(await harness.attempt(), "")
+    async with anthropic.AsyncAnthropic(base_url=url, api_key="any", max_retries=0) as client:
+        assert [model.id async for model in client.models.list()] == ["policy", "org/judge"]
+        assert (await client.models.retrieve("org/judge")).display_name == "org/judge"

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from agentlightning.llm_proxy.calls import GatewayCall
 from agentlightning.llm_proxy.dialects.token_fields import CallTokens
-from agentlightning.llm_proxy.recording.spans import KEPT_BYTES, Part, fitting, spans_of, surely_fit
+from agentlightning.llm_proxy.recording.spans import KEPT_BYTES, fitting, size_of, spans_of, surely_fit
 from agentlightning.store.http.client import LightningStoreClient
 from agentlightning.store.http.server import LightningStoreServer
 from agentlightning.store.memory import InMemoryLightningStore
@@ -134,7 +134,7 @@ def call_of(tokens: int, messages: int = 1) -> GatewayCall:
     return call
 
 
-def size_of(call: GatewayCall, kept_bytes: int) -> int:
+def bytes_of(call: GatewayCall, kept_bytes: int) -> int:
     return sum(len(json.dumps(span.attributes, separators=(",", ":"))) for span in spans_of(call, kept_bytes))
 
 
@@ -145,7 +145,7 @@ def test_the_bound_holds_and_tokens_are_kept_together_or_not_at_all(
     tokens: int, messages: int, kept_bytes: int
 ) -> None:
     call = call_of(tokens, messages)
-    assert size_of(call, kept_bytes) <= kept_bytes + 1000
+    assert bytes_of(call, kept_bytes) <= kept_bytes + 1000
     request, raw = spans_of(call, kept_bytes)
     keys = {key.removeprefix("agentlightning.call.") for key in raw.attributes}
     if raw.attributes["agentlightning.call.state"] == "ok":
@@ -154,19 +154,18 @@ def test_the_bound_holds_and_tokens_are_kept_together_or_not_at_all(
         assert raw.attributes["agentlightning.call.state"] == "no_tokens"
         assert not {"prompt_token_ids", "completion_token_ids", "completion_logprobs"} & keys
         assert raw.attributes["agentlightning.call.completion_tokens"] == tokens
-    whole = size_of(call, 10**9) <= kept_bytes
+    whole = bytes_of(call, 10**9) <= kept_bytes
     assert ("sha256" in json.dumps([request.attributes, raw.attributes])) == (not whole)
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.one_of(st.text(max_size=400), st.integers(), st.lists(st.floats(-9, 0), max_size=99)), max_size=40))
 def test_parts_fit_whatever_they_are(values: list[Any]) -> None:
-    parts = [Part(0, f"gen_ai.prompt.{n}", value) for n, value in enumerate(values)]
-    exact = len(json.dumps({part.key: part.value for part in parts}))
-    fit = fitting(parts, 3000)
-    assert sum(part.size for part in fit) <= 3000 + 500
-    if exact <= 2000:
-        assert [part.value for part in fit] == values
+    attributes = {f"gen_ai.prompt.{n}": value for n, value in enumerate(values)}
+    fit = fitting(attributes, 3000)
+    assert sum(size_of(key, value) for key, value in fit.items()) <= 3000 + 500
+    if len(json.dumps(attributes)) <= 2000:
+        assert fit == attributes
 
 
 async def test_a_call_that_cannot_be_written_down_leaves_a_bare_record(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,6 +195,6 @@ VALUES = (
 
 @given(st.dictionaries(st.text("abc.", min_size=1), VALUES, min_size=1, max_size=8))
 def test_what_is_measured_as_too_large_never_surely_fits(attributes: dict[str, Any]) -> None:
-    parts = fitting([Part(0, key, value) for key, value in attributes.items()], 10**9)
-    assert not surely_fit((attributes,), sum(part.size for part in parts) - 1)
+    size = sum(size_of(key, value) for key, value in attributes.items())
+    assert not surely_fit((attributes,), size - 1)
     assert surely_fit(({"a": "b" * 1000, "c": [1, 2, 3], "d": 0.5},), KEPT_BYTES)

@@ -107,7 +107,7 @@ def test_the_key_is_found_however_it_is_written(case: str, key: str, streamed: b
     if streamed:
         watch = KeyWatch(Secrets([key]))
         shown = b"".join([*watch.feed(b"data: " + body + b"\n\n"), *watch.end()])
-        assert watch.found
+        assert watch.hid_key
         said = content([shown])
     else:
         clean, found = Secrets([key]).hide(body)
@@ -199,7 +199,7 @@ def test_values_that_only_look_like_the_begin_of_a_key_delay_nothing(place: str)
         raw = chunk("value-" + end, PLACES[place])
         assert watch.feed(raw) == [raw]
     assert watch.end() == []
-    assert not watch.found
+    assert not watch.hid_key
 
 
 @pytest.mark.parametrize("name", ["object", "model"])
@@ -209,7 +209,7 @@ def test_a_constant_that_ends_as_a_key_begins_delays_nothing(name: str) -> None:
         raw = chunk(LONG, PLACES[name])
         assert watch.feed(raw) == [raw]
     assert watch.end() == []
-    assert not watch.found
+    assert not watch.hid_key
 
 
 def test_a_text_that_waits_is_not_let_go_with_another_in_its_frame() -> None:
