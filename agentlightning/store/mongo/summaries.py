@@ -14,9 +14,9 @@ from agentlightning.store.rules.durable import DAMAGED, read_record, record_type
 from agentlightning.store.rules.rewards import read_again
 from agentlightning.store.rules.spans import readable_spans
 from agentlightning.store.rules.tx import Record
-from agentlightning.store.summaries.aggregate import AggregatePlan, aggregate_of, tally
+from agentlightning.store.summaries.aggregate import AggregatePlan, aggregate_entries
 from agentlightning.store.summaries.facts import Facts, facts_of, input_text, preview_of, searched
-from agentlightning.store.summaries.plan import Entry, SummaryPlan, matching, page_of_entries
+from agentlightning.store.summaries.plan import Entry, SummaryPlan, page_of_entries
 from agentlightning.types import RolloutAggregate, RolloutFilter, SummaryPage
 from agentlightning.utils.rewards import MARKS
 
@@ -67,8 +67,7 @@ def find(rollouts: Collection[Document], partition: str, plan: SummaryPlan) -> S
 
 def aggregate(rollouts: Collection[Document], partition: str, plan: AggregatePlan) -> RolloutAggregate:
     """Return figures of rollouts in groups."""
-    found = [entry.facts for entry in matching(_entries(rollouts, partition, plan.chosen), plan.chosen)]
-    return aggregate_of(plan, tally(found, plan.by, plan.dimension))
+    return aggregate_entries(_entries(rollouts, partition, plan.chosen), plan)
 
 
 class _Input:

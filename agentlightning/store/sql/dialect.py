@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any
 
 from agentlightning.store.rules.durable import DAMAGED, INDEXED
 from agentlightning.store.summaries.facts import Facts
@@ -23,58 +23,6 @@ Columns = tuple[Any, ...]
 """One row of an answer."""
 Condition = tuple[str, tuple[object, ...]]
 _WORD = re.compile(r"(\w+\.)?@(\w+)(, )?")
-
-
-class Sent(Protocol):
-    """A statement that was sent."""
-
-    @property
-    def rowcount(self) -> int:
-        """How many rows it changed; known after the next `sync`."""
-        ...
-
-
-class Link(Protocol):
-    """One connection, within a transaction."""
-
-    dialect: Dialect
-
-    def fetch(self, text: str, values: Sequence[object] = (), *, once: bool = False) -> list[Columns]:
-        """Execute a statement and return its rows. `once`: it is one of many, and not worth preparing."""
-        ...
-
-    def send(self, text: str, values: Sequence[object] = ()) -> Sent:
-        """Execute a statement, perhaps without waiting."""
-        ...
-
-    def send_rollback(self, statement: str) -> None:
-        """Roll back to a savepoint."""
-        ...
-
-    def sync(self) -> None:
-        """Wait until everything that was sent is done."""
-        ...
-
-
-class DirectLink:
-    """A link that waits for every statement. `render` gives it in the words of the database."""
-
-    def __init__(self, db: Any, dialect: Dialect, render: Callable[[str], str | bytes]) -> None:
-        self.db = db
-        self.dialect = dialect
-        self._render = render
-
-    def fetch(self, text: str, values: Sequence[object] = (), *, once: bool = False) -> list[Columns]:
-        return self.db.execute(self._render(text), values).fetchall()
-
-    def send(self, text: str, values: Sequence[object] = ()) -> Sent:
-        return self.db.execute(self._render(text), values)
-
-    def send_rollback(self, statement: str) -> None:
-        self.db.execute(statement)
-
-    def sync(self) -> None:
-        """Nothing is under way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +89,7 @@ def _with_run_key(facts: Facts) -> Columns:
 
 
 def _without_run_key(row: Columns) -> Facts:
-    return Facts(*row[:_RUN], row[_RUN][1:] or None, *row[_RUN + 1 :])
+    return Facts._make((*row[:_RUN], row[_RUN][1:] or None, *row[_RUN + 1 :]))
 
 
 def _in_json(column: str, values: Sequence[object]) -> Condition:

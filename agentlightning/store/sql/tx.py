@@ -24,7 +24,8 @@ from agentlightning.store.rules.lifecycle import ROLLOUT_STATUSES
 from agentlightning.store.rules.query import FoundRecords, Plan, RecordPlan
 from agentlightning.store.rules.tx import HEAD, Choice, Counts, Found, Kind, Notes, Record, Row, RunRow
 from agentlightning.store.sql import run_records, summaries
-from agentlightning.store.sql.dialect import Columns, Condition, Dialect, Link, of_run
+from agentlightning.store.sql.dialect import Columns, Condition, Dialect, of_run
+from agentlightning.store.sql.link import Link
 from agentlightning.store.sql.writes import Seen, Writes
 from agentlightning.store.summaries.aggregate import AggregatePlan
 from agentlightning.store.summaries.plan import SummaryPlan
@@ -210,7 +211,7 @@ class SqlTx:
             self._seen.records.update((record.rollout.rollout_id, record.copy()) for record in records)
         return records
 
-    def _changed(self, rows: Iterable[tuple[str, str | None, bytes]]) -> list[Record | RunRow]:
+    def _changed(self, rows: Iterable[Columns]) -> list[Record | RunRow]:
         """Return what can be read of changed rows: (id of the run, None, body) or (None, id of the rollout, body)."""
         changed: list[Record | RunRow] = []
         for run_id, rollout_id, body in rows:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agentlightning.semconv import STALE
-from agentlightning.store.summaries.aggregate import AggregatePlan, aggregate_of, tally
+from agentlightning.store.summaries.aggregate import AggregatePlan, aggregate_entries
 from agentlightning.store.summaries.facts import facts_of, input_text, preview_of, searched
-from agentlightning.store.summaries.plan import Entry, SummaryPlan, matching, page_of_entries
+from agentlightning.store.summaries.plan import Entry, SummaryPlan, page_of_entries
 from agentlightning.store.traces import Readable
 from agentlightning.types import Attempt, AttemptedRollout, Rollout, RolloutAggregate, RolloutFilter, Span, SummaryPage
 from agentlightning.utils.rewards import reward_of_span
@@ -41,9 +41,7 @@ async def aggregate(
         BadRequestError: an argument is wrong.
     """
     plan = AggregatePlan.of(by, chosen, buckets, dimension)
-    entries = [await _entry(store, rollout) for rollout in await store.query_rollouts()]
-    found = [entry.facts for entry in matching(entries, plan.chosen)]
-    return aggregate_of(plan, tally(found, plan.by, plan.dimension))
+    return aggregate_entries([await _entry(store, rollout) for rollout in await store.query_rollouts()], plan)
 
 
 class _Input:
