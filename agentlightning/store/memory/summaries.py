@@ -10,16 +10,17 @@ from agentlightning.store.memory.data import Data, Slot
 from agentlightning.store.rules.tx import Record
 from agentlightning.store.summaries.aggregate import AggregatePlan, aggregate_entries
 from agentlightning.store.summaries.facts import facts_of, input_text, preview_of, searched
-from agentlightning.store.summaries.plan import Entry, SummaryPlan, page_of_entries
+from agentlightning.store.summaries.plan import Entry, Input, SummaryPlan, page_of_entries
 from agentlightning.types import RolloutAggregate, SummaryPage
 
 
-class _Short:
+class _Short(Input):
     """What is known of a rollout in short, and the record that it was read out of."""
 
     __slots__ = ("_input", "_text", "entry", "record")
 
     def __init__(self) -> None:
+        super().__init__()
         self._input: object = None
         self._text: str | None = None
 

@@ -16,7 +16,7 @@ from agentlightning.store.rules.spans import readable_spans
 from agentlightning.store.rules.tx import Record
 from agentlightning.store.summaries.aggregate import AggregatePlan, aggregate_entries
 from agentlightning.store.summaries.facts import Facts, facts_of, input_text, preview_of, searched
-from agentlightning.store.summaries.plan import Entry, SummaryPlan, page_of_entries
+from agentlightning.store.summaries.plan import Entry, Input, SummaryPlan, page_of_entries
 from agentlightning.types import RolloutAggregate, RolloutFilter, SummaryPage
 from agentlightning.utils.rewards import MARKS
 
@@ -70,17 +70,6 @@ def aggregate(rollouts: Collection[Document], partition: str, plan: AggregatePla
     return aggregate_entries(_entries(rollouts, partition, plan.chosen), plan)
 
 
-class _Input:
-    def __init__(self, document: Document) -> None:
-        self._document = document
-
-    def searched(self) -> str:
-        return self._document["searched"]
-
-    def preview(self) -> str:
-        return self._document["preview"]
-
-
 def _entries(rollouts: Collection[Document], partition: str, chosen: RolloutFilter) -> Iterable[Entry]:
     query: Document = {"partition": partition, "status": {"$ne": DAMAGED}}
     if chosen.run_id:
@@ -94,4 +83,5 @@ def _entries(rollouts: Collection[Document], partition: str, chosen: RolloutFilt
     }
     for document in rollouts.find(query, read):
         if "facts" in document:
-            yield Entry(Facts(*document["facts"]), document["number"], document["span_count"], _Input(document))
+            text = Input(document["preview"], document.get("searched", ""))
+            yield Entry(Facts(*document["facts"]), document["number"], document["span_count"], text)

@@ -123,9 +123,6 @@ class SqlTx:
         self._send_early()
         return self._own(self._link.fetch(f"{DUE}@lock" if self._writing else DUE, (now, limit)))
 
-    def holds(self, worker_id: str) -> bool:
-        return bool(self.held(worker_id, 1))
-
     def held(self, worker_id: str, limit: int) -> list[tuple[str, str]]:
         written = self._writes.records
         if any(record is not None and record.holder == worker_id for record in written.values()):
