@@ -47,6 +47,8 @@ class Dialect:
     rewards_of: Callable[[list[Columns]], Iterable[float]]
     """The rewards in the answer."""
     words: dict[str, str]
+    passed_over: int = 0
+    """Claimed records, not sent yet, that the next claim of a script passes over by their ids."""
     by_status: bool = False
     """The indexes have rollouts in the order of their start within each status only."""
     in_order: tuple[str, ...] = ()
@@ -118,7 +120,7 @@ SQLITE = Dialect(
     {
         "here": "true", "partition": "", "own": "",
         "version": "", "first_version": "", "next_version": "", "seen_version": "0", "unchanged": "? NOT NULL",
-        "change": "?", "lock": "", "instr": "instr",
+        "change": "?", "lock": "", "passing_over": "", "instr": "instr",
         "unindexed": "+",  # before a column: its index is not used, which could be long
         "readable": f"+status <> '{DAMAGED}'",
         "attempt_id": "(SELECT s.attempt_id FROM summaries s WHERE s.run = coalesce('/' || run_id, '') AND"
@@ -145,7 +147,8 @@ POSTGRES = Dialect(
         "here": "{alias}partition = {partition}", "partition": "partition", "own": "{partition}",
         "version": "version", "first_version": "1", "next_version": "version = agl_rows.version + 1",
         "seen_version": "version", "unchanged": "version = ?",
-        "change": "pg_current_xact_id()", "lock": " FOR UPDATE SKIP LOCKED", "instr": "strpos",
+        "change": "pg_current_xact_id()", "lock": " FOR UPDATE SKIP LOCKED",
+        "passing_over": "AND rollout_id <> ALL(?::text[])", "instr": "strpos",
         "unindexed": "", "readable": f"status <> '{DAMAGED}'", "attempt_id": "attempt_id",
         "run_key": "{alias}run_id",
         "of_rollout": "@here AND rollout_id = ?", "input_of_rollout": "@here AND rollout_id = ?",
@@ -159,5 +162,6 @@ POSTGRES = Dialect(
         " JOIN agl_rollouts r ON r.@here AND r.rollout_id = p.rollout_id"
         " JOIN agl_inputs i ON i.@here AND i.rollout_id = p.rollout_id",
     },
+    passed_over=32,
     in_order=("SET LOCAL enable_bitmapscan = off", "SET LOCAL enable_sort = off"),
 )  # fmt: skip

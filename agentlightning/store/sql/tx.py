@@ -48,11 +48,11 @@ _SET_ASIDE = (
 
 
 def claim_query(run_id: str | None) -> Condition:
-    """Return the query of the record to be claimed next and its values before the moment."""
+    """Return the query of the record to be claimed next and its values before the moment and what is passed over."""
     run, values = of_run(run_id)
     return (
         f"SELECT body, rollout_id FROM @rollouts WHERE @here AND available_at IS NOT NULL AND {run}"
-        " AND available_at <= ? ORDER BY run_id, priority DESC, available_at, number LIMIT 1@lock"
+        " AND available_at <= ? @passing_over ORDER BY run_id, priority DESC, available_at, number LIMIT 1@lock"
     ), values
 
 
@@ -98,12 +98,14 @@ class SqlTx:
         return there
 
     def claim(self, run_id: str | None, now: float) -> Record | None:
-        if self._writes.records:
+        written, most = self._writes.records, self._link.dialect.passed_over
+        if len(written) > most or any(record and record.available_at is not None for record in written.values()):
             self._mark()
             self._writes.send_records()
         query, values = claim_query(run_id)
         while True:
-            rows = self._link.fetch(query, (*values, now))
+            passed_over = (list(self._writes.records),) if most else ()
+            rows = self._link.fetch(query, (*values, now, *passed_over))
             if not rows:
                 return None
             if records := self._own(rows):
