@@ -252,8 +252,8 @@ def backup(
 
 @app.command("check")
 def check(db: str = _DB, as_json: bool = JSON) -> int:
-    """Check a store, also while it is served. A file: SQLite's structure, and what the store itself relies on. In
-    MongoDB and PostgreSQL: whether every record can be read; their servers check their structure.
+    """Check a store, also while it is served: what the store itself relies on, and SQLite's structure of a file. In
+    MongoDB: whether every record can be read. Database servers check their structure.
 
     Exit code 1 and a list when something is wrong. Example: agl store check --db run.db
     """

@@ -220,3 +220,23 @@ def _span(made: Any, number: int) -> Span:
         span_id=f"{number:016x}",
         name="step",
     )
+
+
+@pytest.mark.parametrize("given", ["sqlite", "postgres"], indirect=True)
+async def test_the_check_compares_the_tables_with_the_records(
+    given: tuple[LightningStore, Data], capsys: pytest.CaptureFixture[str]
+) -> None:
+    store, data = given
+    made = await store.start_rollout("x")
+    await store.add_many_spans([_span(made, 1)])
+    prefix, here = "" if data.spec.startswith("sqlite") else "agl_", f"WHERE rollout_id = '{made.rollout_id}'"
+    for change, problem in (
+        (f"UPDATE {prefix}rollouts SET attempts = 7 {here}", "column attempts is 7, its record says 1"),
+        (f"UPDATE {prefix}summaries SET status = 'failed' {here}", "column status of its summary is 'failed', its"),
+        (f"DELETE FROM {prefix}spans {here}", "it has 0 spans of 0 bytes, its record says 1 of"),
+        (f"DELETE FROM {prefix}summaries {here}", "it has no summary"),
+    ):
+        with data._connected() as execute:
+            execute(change)
+        assert main(["store", "check", "--db", data.spec]) == 1
+        assert f"rollout {made.rollout_id}: {problem}" in capsys.readouterr().out

@@ -49,7 +49,7 @@ from agentlightning.store.mongo import flush as mongo_flush
 from agentlightning.store.mongo import queue as mongo_queue
 from agentlightning.store.mongo import tx as mongo_tx
 from agentlightning.store.mongo.change_numbers import FOREIGN_SECONDS, Horizon
-from agentlightning.store.mongo.check import read_all
+from agentlightning.store.mongo.check import check_partition
 from agentlightning.store.mongo.documents import Partition
 from agentlightning.store.mongo.link import Place
 
@@ -566,8 +566,7 @@ async def test_a_collection_is_that_of_the_spans_and_stays_it(mongo_uri: str, pa
     with pytest.raises(ConflictError, match="are in the collection 'spans', not in 'agl_spans'; open it with"):
         await other.query_rollouts()
     await other.close()
-    with read_all(mongo_uri, partition) as stored:
-        assert stored.span_count == 2
+    assert check_partition(mongo_uri, partition).spans == 2
     await store.delete_rollouts(rollout_ids=[started.rollout_id], force=True)
     assert database["spans"].count_documents(mine) == 0
     await store.close()

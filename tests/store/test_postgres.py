@@ -702,8 +702,8 @@ def test_tables_that_may_not_be_made_are_said(new_database: str, database: Conne
 @pytest.mark.parametrize(
     ("index", "query", "values"),
     [
-        ("agl_rollouts_queue", sql_tx.claim_query(None)[0], (1.0,)),
-        ("agl_rollouts_queue", sql_tx.claim_query("r")[0], ("r", 1.0)),
+        ("agl_rollouts_queue", sql_tx.claim_query(None)[0], (1.0, [])),
+        ("agl_rollouts_queue", sql_tx.claim_query("r")[0], ("r", 1.0, [])),
         ("agl_rollouts_change", tx._CHANGES, ("5", 1, 100)),
         ("agl_rollouts_deadline", sql_tx.DUE, (1.0, 100)),
         ("agl_rollouts_worker", sql_tx.HELD, ("w", 100)),

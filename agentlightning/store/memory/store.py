@@ -194,13 +194,6 @@ class MemoryTx:
         records = [self._records.get(i) or slots[i].record for i in newest]
         return [(record.rollout.rollout_id, record.attempts[-1].attempt_id) for record in records]
 
-    def holds(self, worker_id: str) -> bool:
-        if not self._records:
-            return worker_id in self._data.held
-        return any(i not in self._records for i in self._data.held.get(worker_id, ())) or any(
-            record is not None and record.holder == worker_id for record in self._records.values()
-        )
-
     def any_held(self) -> bool:
         return bool(self._data.held)
 

@@ -8,18 +8,19 @@ from typing import cast
 
 from agentlightning.store.memory.data import Data, Slot
 from agentlightning.store.rules.tx import Record
-from agentlightning.store.summaries.aggregate import AggregatePlan, aggregate_of, tally
+from agentlightning.store.summaries.aggregate import AggregatePlan, aggregate_entries
 from agentlightning.store.summaries.facts import facts_of, input_text, preview_of, searched
-from agentlightning.store.summaries.plan import Entry, SummaryPlan, matching, page_of_entries
+from agentlightning.store.summaries.plan import Entry, Input, SummaryPlan, page_of_entries
 from agentlightning.types import RolloutAggregate, SummaryPage
 
 
-class _Short:
+class _Short(Input):
     """What is known of a rollout in short, and the record that it was read out of."""
 
     __slots__ = ("_input", "_text", "entry", "record")
 
     def __init__(self) -> None:
+        super().__init__()
         self._input: object = None
         self._text: str | None = None
 
@@ -53,8 +54,7 @@ class Shorts:
 
     def aggregate(self, plan: AggregatePlan) -> RolloutAggregate:
         """Return figures of rollouts in groups."""
-        found = [entry.facts for entry in matching(self._all(), plan.chosen)]
-        return aggregate_of(plan, tally(found, plan.by, plan.dimension))
+        return aggregate_entries(self._all(), plan)
 
     def _all(self) -> list[Entry]:
         slots = self._data.slots

@@ -1,28 +1,30 @@
-"""Reads all that a partition in MongoDB holds; see `database_check.py`."""
+"""The check of a partition in MongoDB: every record can be read, and what is kept of it in short is what it says."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Generator
+from collections.abc import Callable, Iterator
+from typing import Any
 
+from pydantic import ValidationError
+from pymongo.collection import Collection
 from pymongo.errors import PyMongoError
 
-from agentlightning.errors import ConflictError
+from agentlightning.errors import ConflictError, DamagedRecordError
 from agentlightning.store.mongo.documents import Document, Partition
 from agentlightning.store.mongo.link import Place
 from agentlightning.store.mongo.queries import count
 from agentlightning.store.mongo.schema import check_version
 from agentlightning.store.mongo.store import DATABASE
 from agentlightning.store.mongo.summaries import fields_of
-from agentlightning.store.rules.durable import Stored
-from agentlightning.store.rules.tx import Record
+from agentlightning.store.rules.durable import FileReport, read_record, read_row
+from agentlightning.store.rules.tx import KINDS
+from agentlightning.types import RunRecord, Span
 
 _WITH_SUMMARIES = 5
 
 
-@contextlib.contextmanager
-def read_all(uri: str, name: str) -> Generator[Stored]:
-    """Give what the partition holds.
+def check_partition(uri: str, name: str) -> FileReport:
+    """Decode every record that the partition holds.
 
     Raises:
         ConflictError: there is no store, or one of a newer program.
@@ -32,51 +34,57 @@ def read_all(uri: str, name: str) -> Generator[Stored]:
     with place.client() as client:
         database = client[place.database or DATABASE]
         partition = Partition(database, name)
-        here: dict[str, object] = {"partition": name}
         try:
             if partition.counters.find_one({"_id": "schema"}) is None:
                 raise ConflictError(f"There is no store in the database {database.name!r} of {place!r}")
             known = check_version(partition.counters)
             partition.spans = database[partition.recorded_spans()]
             version = known.get("from", known["version"])
-            yield Stored(
-                version,
-                count(partition.rollouts, here),
-                count(partition.spans, here),
-                ((each["rollout_id"], each.get("body", ""), _in_short(each)) for each in partition.rollouts.find(here)),
-                (
-                    (
-                        f"{each['span_id']} of rollout {each['rollout_id']}",
-                        f"db.{partition.spans.name}.deleteOne({{_id: {each['_id']!r}}})",
-                        each.get("body", ""),
-                    )
-                    for each in partition.spans.find(here)
-                ),
-                (
-                    (
-                        f"{each['kind']} {each['key']}",
-                        f"db.agl_rows.deleteOne({{_id: {each['_id']!r}}})",
-                        each.get("body", ""),
-                    )
-                    for each in partition.rows.find(here)
-                ),
-                (
-                    (
-                        f"the {each['kind']} record {each['name']!r} of step {each['step']} of run {each['run_id']!r}",
-                        f"db.agl_run_records.deleteOne({{_id: {each['_id']!r}}})",
-                        each.get("body", ""),
-                    )
-                    for each in partition.run_records.find(here)
-                ),
-                _expected if version >= _WITH_SUMMARIES else None,
-            )
+            here: dict[str, object] = {"partition": name}
+            rollouts, spans = count(partition.rollouts, here), count(partition.spans, here)
+            return FileReport.of(version, rollouts, spans, _problems(partition, with_short=version >= _WITH_SUMMARIES))
         except PyMongoError as error:
             raise place.failed(error) from None
 
 
-def _in_short(fields: Document) -> tuple[object, ...]:
-    return fields.get("facts"), fields.get("preview"), fields.get("searched")
+def _problems(partition: Partition, *, with_short: bool) -> Iterator[str]:
+    for each in partition.rollouts.find({"partition": partition.name}):
+        rollout_id = each["rollout_id"]
+        try:
+            record = read_record(each.get("body", ""), rollout_id)
+            if with_short and any(each.get(field) != value for field, value in fields_of(record).items()):
+                yield f"rollout {rollout_id}: what is kept of it in short is not what its record says"
+        except DamagedRecordError as error:
+            removal = f"store.delete_rollouts(rollout_ids=[{rollout_id!r}], force=True)"
+            yield f"rollout {rollout_id}: its record cannot be read: {_reason(error)}. Remove it: {removal}"
+    for each, reason in _unreadable(partition, partition.spans, lambda each: Span.model_validate_json(each["body"])):
+        yield f"span {each['span_id']} of rollout {each['rollout_id']} cannot be read: {reason}"
+    for each, reason in _unreadable(partition, partition.rows, _read_row):
+        yield f"the row {each['key']!r} of kind {each['kind']!r} cannot be read: {reason}"
+    for each, reason in _unreadable(
+        partition, partition.run_records, lambda each: RunRecord.model_validate_json(each["body"])
+    ):
+        of_run = f"{each['name']!r} of step {each['step']} of run {each['run_id']!r}"
+        yield f"the {each['kind']} record {of_run} cannot be read: {reason}"
 
 
-def _expected(record: Record) -> tuple[object, ...]:
-    return _in_short(fields_of(record))
+def _unreadable(
+    partition: Partition, collection: Collection[Document], read: Callable[[Document], Any]
+) -> Iterator[tuple[Document, str]]:
+    """Yield the documents that cannot be read, with the reason and how to remove them."""
+    for each in collection.find({"partition": partition.name}):
+        try:
+            read({"body": "", **each})
+        except (ValidationError, DamagedRecordError) as error:
+            yield each, f"{_reason(error)}. Remove it: db.{collection.name}.deleteOne({{_id: {each['_id']!r}}})"
+
+
+def _read_row(each: Document) -> None:
+    if each["kind"] in KINDS:
+        read_row(each["kind"], each["key"], each["body"])
+
+
+def _reason(error: ValidationError | DamagedRecordError) -> str:
+    if isinstance(error, ValidationError):
+        return error.errors()[0]["msg"]
+    return str(error).partition(". This is damage")[0].partition("cannot be read: ")[2] or str(error)

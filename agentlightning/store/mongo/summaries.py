@@ -14,9 +14,9 @@ from agentlightning.store.rules.durable import DAMAGED, read_record, record_type
 from agentlightning.store.rules.rewards import read_again
 from agentlightning.store.rules.spans import readable_spans
 from agentlightning.store.rules.tx import Record
-from agentlightning.store.summaries.aggregate import AggregatePlan, aggregate_of, tally
+from agentlightning.store.summaries.aggregate import AggregatePlan, aggregate_entries
 from agentlightning.store.summaries.facts import Facts, facts_of, input_text, preview_of, searched
-from agentlightning.store.summaries.plan import Entry, SummaryPlan, matching, page_of_entries
+from agentlightning.store.summaries.plan import Entry, Input, SummaryPlan, page_of_entries
 from agentlightning.types import RolloutAggregate, RolloutFilter, SummaryPage
 from agentlightning.utils.rewards import MARKS
 
@@ -67,19 +67,7 @@ def find(rollouts: Collection[Document], partition: str, plan: SummaryPlan) -> S
 
 def aggregate(rollouts: Collection[Document], partition: str, plan: AggregatePlan) -> RolloutAggregate:
     """Return figures of rollouts in groups."""
-    found = [entry.facts for entry in matching(_entries(rollouts, partition, plan.chosen), plan.chosen)]
-    return aggregate_of(plan, tally(found, plan.by, plan.dimension))
-
-
-class _Input:
-    def __init__(self, document: Document) -> None:
-        self._document = document
-
-    def searched(self) -> str:
-        return self._document["searched"]
-
-    def preview(self) -> str:
-        return self._document["preview"]
+    return aggregate_entries(_entries(rollouts, partition, plan.chosen), plan)
 
 
 def _entries(rollouts: Collection[Document], partition: str, chosen: RolloutFilter) -> Iterable[Entry]:
@@ -95,4 +83,5 @@ def _entries(rollouts: Collection[Document], partition: str, chosen: RolloutFilt
     }
     for document in rollouts.find(query, read):
         if "facts" in document:
-            yield Entry(Facts(*document["facts"]), document["number"], document["span_count"], _Input(document))
+            text = Input(document["preview"], document.get("searched", ""))
+            yield Entry(Facts(*document["facts"]), document["number"], document["span_count"], text)

@@ -172,9 +172,6 @@ class MongoTx(Queries):
     def aggregate(self, plan: AggregatePlan) -> RolloutAggregate:
         return summaries.aggregate(self.partition.rollouts, self.partition.name, plan)
 
-    def holds(self, worker_id: str) -> bool:
-        return bool(self.held(worker_id, 1))
-
     def held(self, worker_id: str, limit: int) -> list[tuple[str, str]]:
         found: list[tuple[float, tuple[str, str]]] = []
         for rollout_id, record in self.records.items():

@@ -17,6 +17,7 @@ from psycopg import conninfo, errors, sql
 from psycopg.types.numeric import Int8BinaryDumper, Int8Dumper
 
 from agentlightning.errors import BadRequestError, StoreUnreachableError
+from agentlightning.store.sql import link
 from agentlightning.store.sql.dialect import POSTGRES, Columns
 
 _DEFAULTS = {
@@ -97,31 +98,31 @@ class _Statement:
     free: list[Cursor] = field(default_factory=list[Cursor])
 
 
-class Link:
+class Link(link.Link):
     """One connection in pipeline mode, for one partition; owned by the thread that made it.
 
     With `keep_plans` a statement is planned once a second at most, which halves what a writing script costs the server;
     without, it is planned for its values each time.
     """
 
-    dialect = POSTGRES
-
     def __init__(self, place: Place, partition: str, *, keep_plans: bool) -> None:
         self._keep_plans = keep_plans
         self._planned = time.monotonic()
         with contextlib.ExitStack() as opening:
-            self._db = opening.enter_context(contextlib.closing(place.connect()))
+            db = opening.enter_context(contextlib.closing(place.connect()))
+            self._render: Callable[[str], bytes] = lru_cache(maxsize=1024)(renderer(db, partition))
+            super().__init__(db, POSTGRES, self._render)
+            self.db: Database = db
             for setting in _SETTINGS:
-                self._db.execute(setting.encode())
+                self.db.execute(setting.encode())
             kind = "generic" if keep_plans else "custom"
-            self._db.execute(f"SET plan_cache_mode = force_{kind}_plan".encode())
-            self._db.adapters.register_dumper(int, Int8Dumper)  # one type whatever the value: one prepared statement
-            self._db.adapters.register_dumper(int, Int8BinaryDumper)
-            self._db.prepare_threshold = 0
-            self._pipeline = opening.enter_context(self._db.pipeline())
-            self._cursor = self._db.cursor(binary=True)
+            self.db.execute(f"SET plan_cache_mode = force_{kind}_plan".encode())
+            self.db.adapters.register_dumper(int, Int8Dumper)  # one type whatever the value: one prepared statement
+            self.db.adapters.register_dumper(int, Int8BinaryDumper)
+            self.db.prepare_threshold = 0
+            self._pipeline = opening.enter_context(self.db.pipeline())
+            self._cursor = self.db.cursor(binary=True)
             self._open = opening.pop_all()
-        self._render = lru_cache(maxsize=1024)(renderer(self._db, partition))
         self._statements: dict[str, _Statement] = {}
         self._under_way: list[tuple[_Statement, Cursor]] = []
 
@@ -149,7 +150,7 @@ class Link:
         statement = self._statements.get(text)
         if statement is None:
             statement = self._statements[text] = _Statement(self._render(text))
-        cursor = statement.free.pop() if statement.free else self._db.cursor(binary=True)
+        cursor = statement.free.pop() if statement.free else self.db.cursor(binary=True)
         self._under_way.append((statement, cursor))
         return cursor.execute(statement.text, values)
 
@@ -159,11 +160,11 @@ class Link:
         The driver takes a rollback for a reason to drop its prepared statements, which they survive, and in pipeline
         mode drops the next ones, too. It does so only while it prepares statements.
         """
-        self._db.prepare_threshold = None
+        self.db.prepare_threshold = None
         try:
-            self._db.execute(statement.encode())
+            self.db.execute(statement.encode())
         finally:
-            self._db.prepare_threshold = 0
+            self.db.prepare_threshold = 0
 
     def sync(self) -> None:
         """Wait until everything that was sent is done; raise what it has met."""
@@ -173,7 +174,7 @@ class Link:
     def _flush(self) -> None:
         """Hand everything to the system: the driver would wait for the answer to a large value of which it has sent the
         first part only."""
-        connection = self._db.pgconn
+        connection = self.db.pgconn
         while connection.flush():
             with selectors.DefaultSelector() as selector:
                 selector.register(connection.socket, selectors.EVENT_READ | selectors.EVENT_WRITE)
@@ -194,11 +195,11 @@ class Link:
     @property
     def lost(self) -> bool:
         """The server closed the connection, or it broke."""
-        return self._db.closed
+        return self.db.closed
 
     def close(self) -> None:
         """Close the connection; may be called twice."""
-        self._db.close()
+        self.db.close()
         with contextlib.suppress(psycopg.Error):  # the pipeline has no connection left to end on
             self._open.close()
 

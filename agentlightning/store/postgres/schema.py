@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 from agentlightning.store.postgres.link import Database, renderer
 from agentlightning.store.rules.durable import SCHEMA_VERSION, check_not_newer
-from agentlightning.store.sql.dialect import POSTGRES, DirectLink
+from agentlightning.store.sql.dialect import POSTGRES
+from agentlightning.store.sql.link import Link
 from agentlightning.store.sql.summaries import add_all
 
 _LOCK = 0x61676C5F73746F72
@@ -145,7 +146,7 @@ def _add_summaries(db: Database) -> None:
             rollouts.execute(
                 b"SELECT rollout_id, body FROM agl_rollouts WHERE partition = %s ORDER BY number", (partition,)
             )
-            add_all(DirectLink(db, POSTGRES, renderer(db, partition)), rollouts)
+            add_all(Link(db, POSTGRES, renderer(db, partition)), rollouts)
 
 
 STEPS: list[tuple[int, Callable[[Database], None]]] = [

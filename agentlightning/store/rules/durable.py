@@ -27,9 +27,11 @@ import contextlib
 import logging
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Final, NamedTuple, cast
+from itertools import islice
+from typing import Any, Final, Self, cast
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -50,24 +52,32 @@ INDEXED = (
     *("attempts", "span_count", "span_bytes"),
 )
 """Columns of a rollout's table that repeat what its record says, so that it is found by them."""
-Entry = tuple[str, str, bytes | str]
-"""Its name, how to remove it, its JSON."""
+LISTED = 50
+"""Problems of a file that are listed; further ones are only counted."""
 
 
-class Stored(NamedTuple):
-    """What is read once, in order."""
+@dataclass(frozen=True)
+class FileReport:
+    """What a check of a file saw."""
 
-    version: int
-    rollout_count: int
-    span_count: int
-    rollouts: Iterable[tuple[str, bytes | str, tuple[object, ...] | None]]
-    """Id, JSON, and what is kept in short beside it."""
-    spans: Iterable[Entry]
-    rows: Iterable[Entry]
-    """Named by kind and key, with a space between."""
-    run_records: Iterable[Entry] = ()
-    in_short: Callable[[Record], tuple[object, ...]] | None = None
-    """Gives what is to be kept in short of a record; None for a version that keeps nothing."""
+    schema_version: int
+    rollouts: int = 0
+    spans: int = 0
+    found: int = 0
+    """How many problems there are."""
+    problems: list[str] = field(default_factory=list[str])
+    """The first `LISTED` of them."""
+
+    @classmethod
+    def of(cls, schema_version: int, rollouts: int, spans: int, problems: Iterator[str]) -> Self:
+        """Return the report of these problems, which are looked for here."""
+        listed = list(islice(problems, LISTED))
+        return cls(schema_version, rollouts, spans, len(listed) + sum(1 for _ in problems), listed)
+
+    @property
+    def complete(self) -> bool:
+        """False for a file of an older version, of which only SQLite's own structure was checked."""
+        return self.schema_version == SCHEMA_VERSION
 
 
 def check_not_newer(place: str, version: int) -> None:

@@ -82,10 +82,8 @@ def start_run(tx: Tx, now: float, run_id: str, given: dict[str, Any], call: Call
 
 def update_run(tx: Tx, now: float, run_id: str, changes: dict[str, Any], heartbeat: bool, call: Call | None) -> Run:
     """Change a run; a stop note makes one that is unknown."""
-    row = load_run(tx, run_id)
+    row = load_run(tx, run_id) if changes.get("stop_reason") is not None else _existing(tx, run_id)
     if row is None:
-        if changes.get("stop_reason") is None:
-            raise unknown_run(run_id)
         row = _new_run(tx, now, run_id, call, "update_run")
     elif recall(tx, row, call, "update_run", now) is not None:
         return row.run
@@ -107,9 +105,7 @@ def update_run(tx: Tx, now: float, run_id: str, changes: dict[str, Any], heartbe
 
 def add_run_records(tx: Tx, now: float, run_id: str, records: Sequence[NewRunRecord], call: Call | None) -> int:
     """Store the records of a run that are not there yet; returns how many those were."""
-    row = load_run(tx, run_id)
-    if row is None:
-        raise unknown_run(run_id)
+    row = _existing(tx, run_id)
     before = recall(tx, row, call, "add_run_records", now)
     if before is not None:
         return int(before.answer)
@@ -127,9 +123,7 @@ def add_run_records(tx: Tx, now: float, run_id: str, records: Sequence[NewRunRec
 
 def rewind_run(tx: Tx, now: float, run_id: str, step: int, call: Call | None) -> int:
     """Remove the records of a run after a step; returns how many."""
-    row = load_run(tx, run_id)
-    if row is None:
-        raise unknown_run(run_id)
+    row = _existing(tx, run_id)
     before = recall(tx, row, call, "rewind_run", now)
     if before is not None:
         return int(before.answer)
@@ -169,8 +163,11 @@ def _new_run(tx: Tx, now: float, run_id: str, call: Call | None, operation: str)
     return RunRow(Run(run_id=run_id, start_time=now))
 
 
-def unknown_run(run_id: str) -> NotFoundError:
-    return NotFoundError(f"Run {run_id!r} not found; start_run makes it")
+def _existing(tx: Tx, run_id: str) -> RunRow:
+    row = load_run(tx, run_id)
+    if row is None:
+        raise NotFoundError(f"Run {run_id!r} not found; start_run makes it")
+    return row
 
 
 def _put(tx: Tx, row: RunRow, now: float, call: Call | None, answer: str = "") -> Run:

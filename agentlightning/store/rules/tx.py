@@ -369,10 +369,6 @@ class Tx(Protocol):
         """Return (rollout id, attempt id) of what a worker has in hand, the newest first."""
         ...
 
-    def holds(self, worker_id: str) -> bool:
-        """True if a worker has something in hand."""
-        ...
-
     def any_held(self) -> bool:
         """True if some worker has something in hand. For reading scripts."""
         ...

@@ -90,7 +90,7 @@ def mark_idle(tx: Tx, worker_id: str, now: float, run_id: str | None) -> None:
     """An empty claim: the worker asks for work, so it is idle unless it has other work in hand."""
     row = _worker_row(tx, worker_id, run_id)
     changes: dict[str, object] = {"last_dequeue_time": now}
-    if row.worker.status != "idle" and not tx.holds(worker_id):
+    if row.worker.status != "idle" and not tx.held(worker_id, 1):
         changes |= {"status": "idle", "last_idle_time": now, "current_rollout_id": None, "current_attempt_id": None}
     _put_worker(tx, row, changes)
 

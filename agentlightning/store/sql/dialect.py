@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any
 
 from agentlightning.store.rules.durable import DAMAGED, INDEXED
 from agentlightning.store.summaries.facts import Facts
@@ -23,58 +23,6 @@ Columns = tuple[Any, ...]
 """One row of an answer."""
 Condition = tuple[str, tuple[object, ...]]
 _WORD = re.compile(r"(\w+\.)?@(\w+)(, )?")
-
-
-class Sent(Protocol):
-    """A statement that was sent."""
-
-    @property
-    def rowcount(self) -> int:
-        """How many rows it changed; known after the next `sync`."""
-        ...
-
-
-class Link(Protocol):
-    """One connection, within a transaction."""
-
-    dialect: Dialect
-
-    def fetch(self, text: str, values: Sequence[object] = (), *, once: bool = False) -> list[Columns]:
-        """Execute a statement and return its rows. `once`: it is one of many, and not worth preparing."""
-        ...
-
-    def send(self, text: str, values: Sequence[object] = ()) -> Sent:
-        """Execute a statement, perhaps without waiting."""
-        ...
-
-    def send_rollback(self, statement: str) -> None:
-        """Roll back to a savepoint."""
-        ...
-
-    def sync(self) -> None:
-        """Wait until everything that was sent is done."""
-        ...
-
-
-class DirectLink:
-    """A link that waits for every statement. `render` gives it in the words of the database."""
-
-    def __init__(self, db: Any, dialect: Dialect, render: Callable[[str], str | bytes]) -> None:
-        self.db = db
-        self.dialect = dialect
-        self._render = render
-
-    def fetch(self, text: str, values: Sequence[object] = (), *, once: bool = False) -> list[Columns]:
-        return self.db.execute(self._render(text), values).fetchall()
-
-    def send(self, text: str, values: Sequence[object] = ()) -> Sent:
-        return self.db.execute(self._render(text), values)
-
-    def send_rollback(self, statement: str) -> None:
-        self.db.execute(statement)
-
-    def sync(self) -> None:
-        """Nothing is under way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +47,8 @@ class Dialect:
     rewards_of: Callable[[list[Columns]], Iterable[float]]
     """The rewards in the answer."""
     words: dict[str, str]
+    passed_over: int = 0
+    """Claimed records, not sent yet, that the next claim of a script passes over by their ids."""
     by_status: bool = False
     """The indexes have rollouts in the order of their start within each status only."""
     in_order: tuple[str, ...] = ()
@@ -141,7 +91,7 @@ def _with_run_key(facts: Facts) -> Columns:
 
 
 def _without_run_key(row: Columns) -> Facts:
-    return Facts(*row[:_RUN], row[_RUN][1:] or None, *row[_RUN + 1 :])
+    return Facts._make((*row[:_RUN], row[_RUN][1:] or None, *row[_RUN + 1 :]))
 
 
 def _in_json(column: str, values: Sequence[object]) -> Condition:
@@ -170,7 +120,7 @@ SQLITE = Dialect(
     {
         "here": "true", "partition": "", "own": "",
         "version": "", "first_version": "", "next_version": "", "seen_version": "0", "unchanged": "? NOT NULL",
-        "change": "?", "lock": "", "instr": "instr",
+        "change": "?", "lock": "", "passing_over": "", "instr": "instr",
         "unindexed": "+",  # before a column: its index is not used, which could be long
         "readable": f"+status <> '{DAMAGED}'",
         "attempt_id": "(SELECT s.attempt_id FROM summaries s WHERE s.run = coalesce('/' || run_id, '') AND"
@@ -197,7 +147,8 @@ POSTGRES = Dialect(
         "here": "{alias}partition = {partition}", "partition": "partition", "own": "{partition}",
         "version": "version", "first_version": "1", "next_version": "version = agl_rows.version + 1",
         "seen_version": "version", "unchanged": "version = ?",
-        "change": "pg_current_xact_id()", "lock": " FOR UPDATE SKIP LOCKED", "instr": "strpos",
+        "change": "pg_current_xact_id()", "lock": " FOR UPDATE SKIP LOCKED",
+        "passing_over": "AND rollout_id <> ALL(?::text[])", "instr": "strpos",
         "unindexed": "", "readable": f"status <> '{DAMAGED}'", "attempt_id": "attempt_id",
         "run_key": "{alias}run_id",
         "of_rollout": "@here AND rollout_id = ?", "input_of_rollout": "@here AND rollout_id = ?",
@@ -211,5 +162,6 @@ POSTGRES = Dialect(
         " JOIN agl_rollouts r ON r.@here AND r.rollout_id = p.rollout_id"
         " JOIN agl_inputs i ON i.@here AND i.rollout_id = p.rollout_id",
     },
+    passed_over=32,
     in_order=("SET LOCAL enable_bitmapscan = off", "SET LOCAL enable_sort = off"),
 )  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agentlightning.store.rules.query import FoundRecords, RecordPlan
-from agentlightning.store.sql.dialect import Link
+from agentlightning.store.sql.link import Link
 from agentlightning.types import RecordKind
 
 _OF_RUN = "FROM @run_records WHERE @here AND run_id = ?"

@@ -17,7 +17,8 @@ from agentlightning.store.rules.durable import record_type
 from agentlightning.store.rules.rewards import read_again
 from agentlightning.store.rules.spans import readable_spans
 from agentlightning.store.rules.tx import Record
-from agentlightning.store.sql.dialect import Columns, Condition, Dialect, Link
+from agentlightning.store.sql.dialect import Columns, Condition, Dialect
+from agentlightning.store.sql.link import Link
 from agentlightning.store.summaries.aggregate import COLUMNS, AggregatePlan, Tally, aggregate_of, dimension_values
 from agentlightning.store.summaries.facts import (
     Facts,
@@ -45,12 +46,6 @@ _UPDATE_INPUT = "UPDATE @inputs SET preview = ?, searched = ? WHERE @input_of_ro
 _REMOVE = ("DELETE FROM @summaries WHERE @of_rollout", "DELETE FROM @inputs WHERE @input_of_rollout")
 _ROW = ", ".join(f"s.{name}" for name in _COLUMNS)
 _WIDTH = len(_COLUMNS)
-WITH_RECORDS = (
-    f"SELECT r.rollout_id, r.body, {_ROW}, i.preview, i.searched FROM @rollouts r"
-    " LEFT JOIN @summaries s ON s.@here AND s.rollout_id = r.rollout_id"
-    " LEFT JOIN @inputs i ON i.@here AND i.rollout_id = r.rollout_id WHERE r.@here ORDER BY r.number"
-)
-"""In PostgreSQL: everything that is kept of the rollouts."""
 _OF_ATTEMPT = itemgetter(
     *("attempt_id", "status", "worker_id", "outcome", "outcome_reason", "error", "reward", "rewards")
 )

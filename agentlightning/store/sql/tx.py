@@ -24,7 +24,8 @@ from agentlightning.store.rules.lifecycle import ROLLOUT_STATUSES
 from agentlightning.store.rules.query import FoundRecords, Plan, RecordPlan
 from agentlightning.store.rules.tx import HEAD, Choice, Counts, Found, Kind, Notes, Record, Row, RunRow
 from agentlightning.store.sql import run_records, summaries
-from agentlightning.store.sql.dialect import Columns, Condition, Dialect, Link, of_run
+from agentlightning.store.sql.dialect import Columns, Condition, Dialect, of_run
+from agentlightning.store.sql.link import Link
 from agentlightning.store.sql.writes import Seen, Writes
 from agentlightning.store.summaries.aggregate import AggregatePlan
 from agentlightning.store.summaries.plan import SummaryPlan
@@ -47,11 +48,11 @@ _SET_ASIDE = (
 
 
 def claim_query(run_id: str | None) -> Condition:
-    """Return the query of the record to be claimed next and its values before the moment."""
+    """Return the query of the record to be claimed next and its values before the moment and what is passed over."""
     run, values = of_run(run_id)
     return (
         f"SELECT body, rollout_id FROM @rollouts WHERE @here AND available_at IS NOT NULL AND {run}"
-        " AND available_at <= ? ORDER BY run_id, priority DESC, available_at, number LIMIT 1@lock"
+        " AND available_at <= ? @passing_over ORDER BY run_id, priority DESC, available_at, number LIMIT 1@lock"
     ), values
 
 
@@ -97,12 +98,14 @@ class SqlTx:
         return there
 
     def claim(self, run_id: str | None, now: float) -> Record | None:
-        if self._writes.records:
+        written, most = self._writes.records, self._link.dialect.passed_over
+        if len(written) > most or any(record and record.available_at is not None for record in written.values()):
             self._mark()
             self._writes.send_records()
         query, values = claim_query(run_id)
         while True:
-            rows = self._link.fetch(query, (*values, now))
+            passed_over = (list(self._writes.records),) if most else ()
+            rows = self._link.fetch(query, (*values, now, *passed_over))
             if not rows:
                 return None
             if records := self._own(rows):
@@ -121,9 +124,6 @@ class SqlTx:
     def due(self, now: float, limit: int) -> list[Record]:
         self._send_early()
         return self._own(self._link.fetch(f"{DUE}@lock" if self._writing else DUE, (now, limit)))
-
-    def holds(self, worker_id: str) -> bool:
-        return bool(self.held(worker_id, 1))
 
     def held(self, worker_id: str, limit: int) -> list[tuple[str, str]]:
         written = self._writes.records
@@ -210,7 +210,7 @@ class SqlTx:
             self._seen.records.update((record.rollout.rollout_id, record.copy()) for record in records)
         return records
 
-    def _changed(self, rows: Iterable[tuple[str, str | None, bytes]]) -> list[Record | RunRow]:
+    def _changed(self, rows: Iterable[Columns]) -> list[Record | RunRow]:
         """Return what can be read of changed rows: (id of the run, None, body) or (None, id of the rollout, body)."""
         changed: list[Record | RunRow] = []
         for run_id, rollout_id, body in rows:

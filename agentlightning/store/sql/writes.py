@@ -13,7 +13,8 @@ from functools import cache
 from agentlightning.store.rules.durable import indexed, record_type
 from agentlightning.store.rules.tx import Kind, Record, Row, row_type
 from agentlightning.store.sql import summaries
-from agentlightning.store.sql.dialect import Columns, Link, Sent
+from agentlightning.store.sql.dialect import Columns
+from agentlightning.store.sql.link import Link, Sent
 
 RowKey = tuple[Kind, str]
 _AT = "WHERE @here AND rollout_id = ?"

@@ -9,7 +9,8 @@ from functools import lru_cache, partial
 from agentlightning.store.rules.durable import DAMAGED
 from agentlightning.store.rules.query import read_cursor
 from agentlightning.store.rules.tx import NewRunRecord, Record, RunRow
-from agentlightning.store.sql.dialect import SQLITE, DirectLink
+from agentlightning.store.sql.dialect import SQLITE
+from agentlightning.store.sql.link import Link
 from agentlightning.store.sql.tx import SqlTx
 from agentlightning.store.sql.writes import Seen
 from agentlightning.types import Span
@@ -22,7 +23,7 @@ _CHANGES = f"SELECT change, NULL, rollout_id, body FROM rollouts WHERE change > 
 _RUN_CHANGES = "SELECT change, key, NULL, body FROM rows WHERE change > ?"
 
 
-class SQLiteLink(DirectLink):
+class SQLiteLink(Link):
     """A connection, within a transaction."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
@@ -65,7 +66,7 @@ class SQLiteTx(SqlTx):
             for row in self._link.fetch(f"{query} ORDER BY change LIMIT ?", (cursor, limit))
         ]
         rows = sorted(rows, key=lambda row: row[0])[:limit]
-        return self._changed((row[1], row[2], row[3]) for row in rows), str(rows[-1][0] if rows else cursor)
+        return self._changed(row[1:] for row in rows), str(rows[-1][0] if rows else cursor)
 
     def last_change(self) -> str:
         return str(self._link.fetch("SELECT value FROM counters WHERE name = 'change'")[0][0])

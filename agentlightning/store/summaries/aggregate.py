@@ -14,7 +14,7 @@ from typing import Any, Final, get_args
 
 from agentlightning.errors import BadRequestError
 from agentlightning.store.summaries.facts import Facts, task_of
-from agentlightning.store.summaries.plan import filter_of
+from agentlightning.store.summaries.plan import Entry, filter_of, matching
 from agentlightning.types import AggregateBy, AggregateGroup, RolloutAggregate, RolloutFilter
 
 GROUPED: Final[tuple[str, ...]] = get_args(AggregateBy)
@@ -84,18 +84,20 @@ class Tally:
         self.first, self.last = min(self.first, first), max(self.last, last)
 
 
-def tally(facts: Iterable[Facts], by: str, dimension: str | None) -> list[Tally]:
-    """Return the groups of rollouts."""
+def aggregate_entries(entries: Iterable[Entry], plan: AggregatePlan) -> RolloutAggregate:
+    """Return figures of all rollouts of a store that keeps no table of their facts."""
+    by, dimension = plan.by, plan.dimension
     groups: dict[Any, list[Facts]] = {}
     columns = [Facts._fields.index(name) for name in COLUMNS[by]]
     key_of: Callable[[Facts], Any] = itemgetter(*columns) if columns else _nothing
-    for each in facts:
+    for each in (entry.facts for entry in matching(entries, plan.chosen)):
         key = key_of(each)
         if key in groups:
             groups[key].append(each)
         else:
             groups[key] = [each]
-    return [_tallied(key if len(columns) != 1 else (key,), found, dimension) for key, found in groups.items()]
+    single = len(columns) == 1
+    return aggregate_of(plan, [_tallied((key,) if single else key, found, dimension) for key, found in groups.items()])
 
 
 def _nothing(_: Facts) -> tuple[()]:

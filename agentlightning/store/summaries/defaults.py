@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agentlightning.semconv import STALE
-from agentlightning.store.summaries.aggregate import AggregatePlan, aggregate_of, tally
+from agentlightning.store.summaries.aggregate import AggregatePlan, aggregate_entries
 from agentlightning.store.summaries.facts import facts_of, input_text, preview_of, searched
-from agentlightning.store.summaries.plan import Entry, SummaryPlan, matching, page_of_entries
+from agentlightning.store.summaries.plan import Entry, Input, SummaryPlan, page_of_entries
 from agentlightning.store.traces import Readable
 from agentlightning.types import Attempt, AttemptedRollout, Rollout, RolloutAggregate, RolloutFilter, Span, SummaryPage
 from agentlightning.utils.rewards import reward_of_span
@@ -41,20 +41,7 @@ async def aggregate(
         BadRequestError: an argument is wrong.
     """
     plan = AggregatePlan.of(by, chosen, buckets, dimension)
-    entries = [await _entry(store, rollout) for rollout in await store.query_rollouts()]
-    found = [entry.facts for entry in matching(entries, plan.chosen)]
-    return aggregate_of(plan, tally(found, plan.by, plan.dimension))
-
-
-class _Input:
-    def __init__(self, value: object) -> None:
-        self._text = input_text(value)
-
-    def searched(self) -> str:
-        return searched(self._text)
-
-    def preview(self) -> str:
-        return preview_of(self._text)
+    return aggregate_entries([await _entry(store, rollout) for rollout in await store.query_rollouts()], plan)
 
 
 async def _entry(store: Readable, rollout: AttemptedRollout | Rollout) -> Entry:
@@ -66,8 +53,9 @@ async def _entry(store: Readable, rollout: AttemptedRollout | Rollout) -> Entry:
     if attempt is not None and attempt.reward is None:
         reward, rewards = final_reward([span for span in spans if span.attempt_id == attempt.attempt_id])
         attempt = attempt.model_copy(update={"reward": reward, "rewards": rewards})
+    text = input_text(rollout.input)
     facts = facts_of(rollout, attempt, 0 if attempt is None else attempt.sequence_id)
-    return Entry(facts, rollout.rollout_id, len(spans), _Input(rollout.input))
+    return Entry(facts, rollout.rollout_id, len(spans), Input(preview_of(text), searched(text)))
 
 
 def final_reward(spans: Sequence[Span]) -> tuple[float | None, dict[str, float] | None]:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import Any, Final, NamedTuple, Protocol, cast, get_args
+from typing import Any, Final, NamedTuple, cast, get_args
 
 from pydantic import ValidationError
 
@@ -22,16 +22,21 @@ SORTS: Final[tuple[str, ...]] = get_args(SummarySort)
 LARGEST_PAGE: Final = 1000
 
 
-class Input(Protocol):
-    """Gives the input of a rollout as text."""
+class Input:
+    """The input of a rollout as text."""
+
+    __slots__ = ("_preview", "_searched")
+
+    def __init__(self, preview: str = "", searched: str = "") -> None:
+        self._preview, self._searched = preview, searched
 
     def searched(self) -> str:
         """Return the part that is searched, in the form in which case does not matter."""
-        ...
+        return self._searched
 
     def preview(self) -> str:
         """Return what a summary shows."""
-        ...
+        return self._preview
 
 
 class Entry(NamedTuple):

@@ -1,0 +1,150 @@
+"""The check of a store in SQLite or PostgreSQL: every record can be read, and the tables agree with the records.
+
+The structure of the database is its own server's matter. Nothing is changed, and no older tables are upgraded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pydantic import ValidationError
+
+from agentlightning.store.base import FINISHED, QUEUING, RUNNING
+from agentlightning.store.rules.durable import record_type
+from agentlightning.store.rules.rewards import problems_of_rewards
+from agentlightning.store.rules.tx import Record, ResourcesRow, Row, TextRow, row_type
+from agentlightning.store.sql import summaries
+from agentlightning.store.sql.link import Link
+from agentlightning.store.sql.writes import columns_of
+from agentlightning.types import RunRecord, Span
+from agentlightning.utils.rewards import may_hold_reward
+
+_STRAY_SPANS = (
+    "SELECT rollout_id, count(*) FROM @spans WHERE @here AND rollout_id NOT IN"
+    " (SELECT rollout_id FROM @rollouts WHERE @here) GROUP BY rollout_id"
+)
+_STRAY_SUMMARIES = (
+    ("summaries", "WHERE @here AND number NOT IN (SELECT number FROM @rollouts WHERE @here)"),
+    ("inputs", "WHERE @here AND @input_key NOT IN (SELECT @input_key FROM @rollouts WHERE @here)"),
+)
+_STRAY_RECORDS = (
+    "SELECT run_id, count(*) FROM @run_records WHERE @here AND run_id NOT IN"
+    " (SELECT key FROM @rows WHERE @here AND kind = 'run') GROUP BY run_id"
+)
+
+
+def problems(link: Link) -> Iterator[str]:
+    """Yield what is wrong, within one transaction that reads."""
+    yield from _problems_of_rollouts(link)
+    for rollout_id, count in link.each(_STRAY_SPANS):
+        yield f"{count} spans belong to rollout {rollout_id}, which is not there"
+    for table, stray in _STRAY_SUMMARIES:
+        if count := link.fetch(f"SELECT count(*) FROM @{table} {stray}")[0][0]:
+            yield f"{count} rows of {table} belong to rollouts that are not there"
+    yield from _problems_of_rows(link)
+    yield from _problems_of_runs(link)
+
+
+def _removal(link: Link, table: str, **where: object) -> str:
+    tests = "".join(f" AND {column} = {value!r}" for column, value in where.items())
+    return link.shown(f"DELETE FROM @{table} WHERE @here") + tests
+
+
+def _problems_of_rollouts(link: Link) -> Iterator[str]:
+    columns = ("rollout_id", "run_id", *link.dialect.columns)
+    query = f"SELECT body, {', '.join(columns)} FROM @rollouts WHERE @here ORDER BY number"
+    for body, *values in link.each(query):
+        name = f"rollout {values[0]}"
+        try:
+            record = record_type().validate_json(body)
+        except ValidationError as error:
+            yield (
+                f"{name}: its record cannot be read: {error.errors()[0]['msg']}; it is left out of queue and lists. "
+                f"Remove it: store.delete_rollouts(rollout_ids=[{values[0]!r}], force=True)"
+            )
+            continue
+        said = (record.rollout.rollout_id, record.rollout.run_id, *columns_of(record))
+        for column, value, expected in zip(columns, values, said, strict=False):
+            if value != expected:
+                yield f"{name}: column {column} is {value!r}, its record says {expected!r}"
+        for problem in (*_problems_of_record(link, record), *summaries.problems(link, record)):
+            yield f"{name}: {problem}"
+
+
+def _problems_of_record(link: Link, record: Record) -> Iterator[str]:
+    """Yield what contradicts itself in a record, and what its spans contradict in it."""
+    rollout, status = record.rollout, record.rollout.status
+    if (record.queued_at is not None) != (status in QUEUING):
+        yield f"it is {status} and {'not ' if record.queued_at is None else ''}in the queue"
+    if record.deadline is not None and status not in RUNNING:
+        yield f"it is {status} and has a deadline"
+    if (rollout.end_time is not None) != (status in FINISHED):
+        yield f"it is {status} and has {'no' if rollout.end_time is None else 'an'} end_time"
+    if [attempt.sequence_id for attempt in record.attempts] != list(range(1, len(record.attempts) + 1)):
+        yield "its attempts are not numbered 1, 2, 3, ..."
+    if len({attempt.attempt_id for attempt in record.attempts}) != len(record.attempts):
+        yield "two of its attempts have one id"
+    if any(attempt.rollout_id != rollout.rollout_id for attempt in record.attempts):
+        yield "it holds an attempt of another rollout"
+    count = size = highest = 0
+    rewarding: list[Span] = []
+    attempts = {attempt.attempt_id for attempt in record.attempts}
+    query = "SELECT attempt_id, span_id, body FROM @spans WHERE @here AND rollout_id = ? ORDER BY number"
+    for attempt_id, span_id, body in link.each(query, (rollout.rollout_id,)):
+        count, size = count + 1, size + len(body)
+        try:
+            span = Span.model_validate_json(body)
+        except ValidationError as error:
+            removal = _removal(link, "spans", rollout_id=rollout.rollout_id, attempt_id=attempt_id, span_id=span_id)
+            reason = error.errors()[0]["msg"]
+            yield f"span {span_id} cannot be read: {reason}. Remove its rollout, or it alone: {removal}"
+            continue
+        highest = max(highest, span.sequence_id)
+        if may_hold_reward(span):
+            rewarding.append(span)
+        if (span.rollout_id, span.attempt_id, span.span_id) != (rollout.rollout_id, attempt_id, span_id):
+            yield f"span {span_id} lies under other ids than its own"
+        if attempt_id not in attempts:
+            yield f"span {span_id} belongs to attempt {attempt_id}, which the rollout does not have"
+    if (count, size) != (record.span_count, record.span_bytes):
+        yield f"it has {count} spans of {size} bytes, its record says {record.span_count} of {record.span_bytes}"
+    if highest > record.spans_issued:
+        yield f"a span has number {highest}, and only {record.spans_issued} were given out"
+    yield from problems_of_rewards(record, rewarding)
+
+
+def _problems_of_rows(link: Link) -> Iterator[str]:
+    rows: dict[tuple[str, str], Row] = {}
+    for kind, key, body in link.each("SELECT kind, key, body FROM @rows WHERE @here ORDER BY number"):
+        try:
+            row = row_type(kind).validate_json(body)
+        except (KeyError, ValidationError):
+            removal = _removal(link, "rows", kind=kind, key=key)
+            yield f"the row {key!r} of kind {kind!r} cannot be read. Remove it: {removal}"
+            continue
+        if kind in ("resources", "resources_version", "latest_resources"):
+            rows[kind, key] = row
+    for (kind, key), row in rows.items():
+        if isinstance(row, TextRow) and ("resources", row.value) not in rows:
+            yield f"the latest resources are {row.value}, which are not there"
+        if kind == "resources" and isinstance(row, ResourcesRow):
+            version = rows.get(("resources_version", f"{key}\n{row.update.version}"))
+            if not isinstance(version, ResourcesRow) or version.update != row.update:
+                yield f"resources {key}: version {row.update.version} is not kept as the newest one"
+
+
+def _problems_of_runs(link: Link) -> Iterator[str]:
+    for run_id, count in link.each(_STRAY_RECORDS):
+        yield f"{count} records belong to run {run_id!r}, which is not there"
+    query = "SELECT number, run_id, kind, step, name, body FROM @run_records WHERE @here ORDER BY number"
+    for number, run_id, kind, step, name, body in link.each(query):
+        try:
+            record = RunRecord.model_validate_json(body)
+        except ValidationError:
+            problem = "cannot be read"
+        else:
+            if (record.kind, record.step, record.name) == (kind, step, name):
+                continue
+            problem = "lies under another kind, step or name than its own"
+        removal = _removal(link, "run_records", number=number)
+        yield f"run {run_id!r}: the {kind} record {name!r} of step {step} {problem}. Remove it: {removal}"

@@ -1,0 +1,49 @@
+"""A connection as the shared SQL uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+from agentlightning.store.sql.dialect import Columns, Dialect
+
+
+class Sent(Protocol):
+    """A statement that was sent. `rowcount`: the rows that it changed, known after the next `sync`."""
+
+    @property
+    def rowcount(self) -> int: ...
+
+
+class Link:
+    """One connection within a transaction, which waits for every statement; `render` puts it into the words of the
+    database."""
+
+    def __init__(self, db: Any, dialect: Dialect, render: Callable[[str], str | bytes]) -> None:
+        self.db = db
+        self.dialect = dialect
+        self._render = render
+
+    def fetch(self, text: str, values: Sequence[object] = (), *, once: bool = False) -> list[Columns]:
+        """Execute a statement and return its rows. `once`: it is one of many, and not worth preparing."""
+        return self.db.execute(self._render(text), values).fetchall()
+
+    def each(self, text: str, values: Sequence[object] = ()) -> Iterator[Columns]:
+        """Execute a statement and yield its rows, which may be many."""
+        yield from self.db.execute(self._render(text), values)
+
+    def shown(self, text: str) -> str:
+        """Return a statement without values as people may send it."""
+        rendered = self._render(text)
+        return (rendered if isinstance(rendered, str) else rendered.decode()).replace("%%", "%")
+
+    def send(self, text: str, values: Sequence[object] = ()) -> Sent:
+        """Execute a statement, perhaps without waiting."""
+        return self.db.execute(self._render(text), values)
+
+    def send_rollback(self, statement: str) -> None:
+        """Roll back to a savepoint."""
+        self.db.execute(statement)
+
+    def sync(self) -> None:
+        """Wait until everything that was sent is done."""
