@@ -57,7 +57,7 @@ def agentops(
     port: int = typer.Option(0, help="Port; 0 takes a free one."),
     log_level: str = typer.Option("INFO", help="DEBUG, INFO, WARNING or ERROR."),
     log_json: bool = LOG_JSON,
-) -> int:
+) -> None:
     """Take in what the AgentOps SDK sends, without its service and without an account. Ctrl+C ends it, exit code 0.
 
     Prints the variables to set for the program. Each of its traces becomes one rollout, which ends with the trace;
@@ -67,7 +67,6 @@ def agentops(
     """
     log_to_stderr(log_level, json_lines=log_json)
     asyncio.run(serve(spec_of(store), host, port))
-    return 0
 
 
 async def serve(spec: str, host: str, port: int) -> None:

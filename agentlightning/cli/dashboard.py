@@ -23,7 +23,7 @@ def dashboard(
     place: str = _PLACE,
     port: int = typer.Option(0, min=0, max=65535, help="Port of the page; 0 takes a free one."),
     browser: bool = typer.Option(True, "--browser/--no-browser", help="Open it, where there is a screen."),
-) -> int:
+) -> None:
     """Open the page of a run that has ended, or of a server.
 
     A folder, a file or a database is served on this machine until Ctrl+C; a server is asked whether it has the page.
@@ -37,7 +37,7 @@ def dashboard(
         url = asyncio.run(_page_of(place))
         say(f"the page: {url}")
         _open(url, browser)
-        return 0
+        return
     from agentlightning.cli.store import serve_store
 
     spec = spec_of_place(place)
@@ -47,15 +47,10 @@ def dashboard(
         _open(url, browser)
 
     asyncio.run(serve_store(spec, {}, {"port": port}, ready))
-    return 0
 
 
 async def _page_of(place: str) -> str:
-    """Return the address of a server's page.
-
-    Raises:
-        BadRequestError: it is no address, nobody answers there, or the server has no page.
-    """
+    """Return the address of a server's page."""
     import aiohttp
 
     parts = urlsplit(place)

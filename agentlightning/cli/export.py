@@ -33,7 +33,7 @@ def export(
     out: Path = typer.Option(help="New folder to write."),
     form: Form = typer.Option(Form.MERGED, "--format", help="merged, adapter, or gguf (Llama architecture)."),
     store: str = STORE,
-) -> int:
+) -> None:
     """Write the model of a checkpoint in the form that another program reads. `--store` is asked for a run's id.
 
     Example: agl export runs/20260101-120000 --format gguf --out model
@@ -43,7 +43,6 @@ def export(
     trained = trained_at(model, store)
     files = write(trained, form.value, out)
     say(f"{trained.path} is written to {out}: {', '.join(files)}")
-    return 0
 
 
 def trained_at(model: str, store: str) -> Trained:

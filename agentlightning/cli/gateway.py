@@ -36,7 +36,7 @@ def gateway(
     ),
     log_level: str = typer.Option("WARNING", help="DEBUG, INFO, WARNING or ERROR."),
     log_json: bool = LOG_JSON,
-) -> int:
+) -> None:
     """Record the model calls of any program, without a Trainer. Ctrl+C ends it.
 
     Prints the base URL to give to the program (OPENAI_BASE_URL, or ANTHROPIC_BASE_URL without /v1). Its calls belong to
@@ -67,7 +67,6 @@ def gateway(
         )
     options["journal"] = journal or journal_beside(store, port)
     asyncio.run(serve_gateway(store, {"host": host, "port": port or None, **options}, "agl gateway"))
-    return 0
 
 
 _KEYS = (
@@ -149,7 +148,7 @@ def serve(
     max_batch: int = typer.Option(32, min=1, help="Calls that are generated at once."),
     log_level: str = typer.Option("WARNING", help="DEBUG, INFO, WARNING or ERROR."),
     log_json: bool = LOG_JSON,
-) -> int:
+) -> None:
     """Serve the model of a checkpoint with an OpenAI-style endpoint, through the gateway. Ctrl+C ends it.
 
     Prints the base URL to give to clients. Example: agl serve runs/20260101-120000 --store agl.db
@@ -172,4 +171,3 @@ def serve(
         asyncio.run(serve_gateway(store or "memory", {"host": host, "port": port or None, **options}, "agl serve"))
     finally:
         engine.stop()
-    return 0

@@ -1,5 +1,7 @@
 """What commands print: a table for people, or one JSON document for programs; how they log. No colours in a pipe.
 
+A place that cannot be asked is a `BadRequestError`, a rollout that is not there a `NotFoundError`.
+
 Commands print through here: names, errors and tracebacks are text of others, and a terminal obeys what it is sent.
 """
 
@@ -26,11 +28,7 @@ _WIDTH_OF_FILES = 200
 
 
 def log_to_stderr(level: str, *, json_lines: bool) -> None:
-    """Set up the log of a command: in colour on a terminal, elsewhere a line for each event, which tools can read.
-
-    Raises:
-        ValueError: no such level.
-    """
+    """Set up the log of a command: in colour on a terminal, elsewhere a line for each event, which tools can read."""
     from agentlightning.logging import setup
 
     setup(level, color=sys.stderr is not None and sys.stderr.isatty(), json_lines=json_lines)
@@ -124,11 +122,7 @@ def with_store(place: str, ask: Callable[[LightningStore], Awaitable[T]]) -> T:
 
 
 def spec_of_place(place: str) -> str:
-    """Return the spec of the store that an option names.
-
-    Raises:
-        BadRequestError: it names a file that is not there, or a store that dies with its process.
-    """
+    """Return the spec of the store that an option names."""
     from agentlightning.errors import BadRequestError
     from agentlightning.store.spec import spec_of
 
@@ -142,11 +136,7 @@ def spec_of_place(place: str) -> str:
 
 
 async def existing_rollout(store: LightningStore, rollout_id: str, place: str) -> AttemptedRollout | Rollout:
-    """Return a rollout.
-
-    Raises:
-        NotFoundError: there is none of that id; says how to find one.
-    """
+    """Return a rollout."""
     from agentlightning.errors import NotFoundError
     from agentlightning.store.spec import public_form
 

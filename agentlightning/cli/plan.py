@@ -1,7 +1,8 @@
 """What `agl run` runs: a Trainer with its agent and its datasets, out of a file or out of Python.
 
 The file (YAML or JSON) has the keys of `Plan`; `trainer` holds the settings of `agl.Trainer`, each in the form that can
-be written down: parts as names, import paths or dicts, functions and hooks as `module:object`.
+be written down: parts as names, import paths or dicts, functions and hooks as `module:object`. What is wrong in it is a
+`BadRequestError` that names the key or the option, and the nearest right name.
 """
 
 from __future__ import annotations
@@ -42,11 +43,7 @@ class Plan:
     dev: bool = False
 
     def checked(self) -> Plan:
-        """Return the plan with everything that it names in place of the names.
-
-        Raises:
-            BadRequestError: something is missing or is not there; names the key.
-        """
+        """Return the plan with everything that it names in place of the names."""
         if self.agent is None:
             raise BadRequestError("Say which agent runs: agent: module:object in the file, or --agent module:object")
         agent = load_target("agent", self.agent) if isinstance(self.agent, str) else self.agent
@@ -60,11 +57,7 @@ class Plan:
 
 
 def read_plan(path: Path, settings: Sequence[str]) -> Plan:
-    """Return the plan in a file; `settings` are texts `key=value` that go before it, `trainer.n_runners=4`.
-
-    Raises:
-        BadRequestError: the file cannot be read, or has an unknown key; names the nearest right one.
-    """
+    """Return the plan in a file; `settings` are texts `key=value` that go before it, `trainer.n_runners=4`."""
     import yaml
 
     found = read_mapping("the file", path)
@@ -89,12 +82,7 @@ def read_plan(path: Path, settings: Sequence[str]) -> Plan:
 
 
 def made_trainer(settings: object) -> Trainer[Any]:
-    """Return the Trainer with these settings; one that is made already is returned as it is.
-
-    Raises:
-        BadRequestError: they are no mapping.
-        TypeError, ValueError: as `agl.Trainer` raises them.
-    """
+    """Return the Trainer with these settings; one that is made already is returned as it is."""
     from agentlightning.trainer import Trainer
 
     if isinstance(settings, Trainer):
@@ -169,11 +157,7 @@ def is_target(text: str) -> bool:
 
 
 def load_target(option: str, text: str) -> Any:
-    """Import the module (the working folder is looked at, too) and return the object.
-
-    Raises:
-        BadRequestError: there is no such module, file or object; names the option and the nearest right name.
-    """
+    """Import the module (the working folder is looked at, too) and return the object."""
     if not is_target(text):
         raise BadRequestError(f"{option} {text!r}: {_FORMS}")
     name, _, path = text.rpartition(":")
@@ -206,11 +190,7 @@ def _module(option: str, name: str) -> ModuleType:
 
 
 def read_mapping(option: str, path: Path, expected: str = "a mapping") -> dict[str, Any]:
-    """Return what a YAML or JSON file holds.
-
-    Raises:
-        BadRequestError: it cannot be read, is neither, or holds no mapping.
-    """
+    """Return what a YAML or JSON file holds."""
     import yaml
 
     try:
@@ -228,9 +208,6 @@ def load_dataset(option: str, value: object) -> Any:
     """Return a dataset: a list as it is, the tasks of a `.json` or `.jsonl` file, or the object that is named.
 
     A function is called without arguments.
-
-    Raises:
-        BadRequestError: a text is none of these, or a line of the file is no JSON; says which.
     """
     if not isinstance(value, str):
         return value

@@ -21,7 +21,7 @@ def prometheus(
     log_level: str = typer.Option("INFO", help="DEBUG, INFO, WARNING or ERROR."),
     log_json: bool = LOG_JSON,
     access_log: bool = typer.Option(False, "--access-log", help="Log every request."),
-) -> int:
+) -> None:
     """Serve the metrics that processes share through the folder that PROMETHEUS_MULTIPROC_DIR names.
 
     Set the variable for these processes and for this command; the folder is made if it is not there. One `agl store
@@ -60,7 +60,6 @@ def prometheus(
     args = PythonServerLauncherArgs(host=host, port=port, access_log=access_log)
     app = app_with_checks(routes, host)
     asyncio.run(serve_until_signal(app, args, lambda endpoint: [f"metrics in {folder} are at {endpoint}{path}"]))
-    return 0
 
 
 main = main_of("prometheus")

@@ -48,7 +48,7 @@ def compare(
     limit: int = LIMIT,
     offset: int = OFFSET,
     as_json: bool = JSON,
-) -> int:
+) -> None:
     """Compare two runs: settings that differ, a curve side by side, best results, and evaluations task by task.
     `agl compare` and `agl runs compare` are the same.
 
@@ -72,11 +72,10 @@ def compare(
         _write_report(report, judge_promotion(pair[0].result, pair[1].result), sides, pair, places, judged=False)
     if as_json:
         show_json({"runs": [one, other], **vars(found)})
-        return 0
+        return
     _show_comparison(one, other, found, figure, limit, offset)
     if report is not None:
         say(f"written: {report}")
-    return 0
 
 
 def promote(

@@ -27,7 +27,7 @@ def list_resources(
     store: str = STORE,
     limit: int = typer.Option(100, min=1, help="At most so many, those that changed last."),
     as_json: bool = JSON,
-) -> int:
+) -> None:
     """Show the newest version of each set of resources, what changed last first.
 
     Example: agl resources list --store http://127.0.0.1:4747
@@ -40,7 +40,7 @@ def list_resources(
     found: list[ResourcesUpdate] = [hidden(each) for each in newest]
     if as_json:
         show_json(found)
-        return 0
+        return
     lines = [
         (each.resources_id, str(each.version), each.run_id or "-", moment(each.update_time), name, _summary(resource))
         for each in found
@@ -48,7 +48,6 @@ def list_resources(
     ]
     show_table(("resources", "version", "run", "changed", "name", "what"), lines)
     say(f"{len(found)} sets of resources")
-    return 0
 
 
 @app.command("show")
@@ -56,7 +55,7 @@ def show(
     resources_id: str = typer.Argument(metavar="ID", help="Which set."),
     store: str = STORE,
     version: int | None = typer.Option(None, help="Which version; the newest by default."),
-) -> int:
+) -> None:
     """Show one version of a set of resources as JSON, without API keys.
 
     Exit code 2 if there is none. Example: agl resources show re-1a2b3c --version 3 --store run.db
@@ -69,7 +68,6 @@ def show(
         which = "" if version is None else f" in version {version}"
         raise NotFoundError(f"There are no resources {resources_id!r}{which}; agl resources list shows those there are")
     show_json(hidden(found))
-    return 0
 
 
 def _summary(resource: Resource) -> str:
@@ -88,7 +86,7 @@ def workers(
     run: str | None = typer.Option(None, help="Only those of this run."),
     limit: int = typer.Option(100, min=1, help="At most so many, those heard of last."),
     as_json: bool = JSON,
-) -> int:
+) -> None:
     """Show the workers that a store knows, those heard of last first.
 
     Example: agl workers --store http://127.0.0.1:4747
@@ -101,10 +99,9 @@ def workers(
     found: list[Worker] = [hidden(worker) for worker in players if run is None or worker.run_id == run][:limit]
     if as_json:
         show_json(found)
-        return 0
+        return
     show_table(("worker", "status", "run", "heard of", "rollout", "attempt"), [_line(worker) for worker in found])
     say(f"{len(found)} workers")
-    return 0
 
 
 def _line(worker: Worker) -> tuple[str, ...]:

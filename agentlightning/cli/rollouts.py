@@ -51,6 +51,26 @@ def rollouts() -> None:
     """
 
 
+@app.command("pairs")
+def pairs(
+    out: Path = typer.Option(..., help="New file of JSON Lines to write."),
+    margin: float = typer.Option(0.0, help="Best and worst rollout of a task differ by more than this."),
+    store: str = STORE,
+) -> None:
+    """Write the best rollout of each task against its worst, in TRL's format: prompt, chosen, rejected, tools.
+
+    Rollouts that failed or earned nothing are in no pair; how many were left out, and why, is said.
+
+    Example: agl rollouts pairs --out pairs.jsonl --margin 0.5 --store runs/20260101-120000
+    """
+    from agentlightning.training.preferences import preference_pairs, write_pairs
+
+    found = with_store(store, lambda opened: preference_pairs(opened, margin=margin))
+    write_pairs(found, out)
+    left_out = ", ".join(f"{count} {reason}" for reason, count in found.excluded.most_common()) or "nothing"
+    say(f"{out}: {len(found.pairs)} pairs; left out: {left_out}")
+
+
 # --- change ----------------------------------------------------------------------------------------------------------
 
 
@@ -125,14 +145,13 @@ def export(
     form: Form = typer.Option(Form.RECORDS, "--format", help="records: everything; messages: a chat for each call."),
     status: list[str] = typer.Option([], help="Only those with this status; may be repeated."),
     run: str | None = typer.Option(None, help="Only those of this run."),
-) -> int:
+) -> None:
     """Write rollouts as JSON Lines, the oldest first. API keys are not in it.
 
     Example: agl rollouts export --store run.db --status succeeded --format messages --out chats.jsonl
     """
     written = with_store(store, lambda opened: _export(opened, out, form, status, run))
     say(f"{written} lines", to_stderr=True)
-    return 0
 
 
 async def _export(store: LightningStore, out: Path | None, form: Form, status: list[str], run: str | None) -> int:
@@ -173,7 +192,7 @@ def list_rollouts(
     run: str | None = typer.Option(None, help="Only those of this run."),
     limit: int = typer.Option(100, min=1, help="At most so many, the newest."),
     as_json: bool = JSON,
-) -> int:
+) -> None:
     """Show rollouts, the newest first.
 
     Example: agl rollouts list --store run.db --status failed
@@ -193,12 +212,11 @@ def list_rollouts(
     )
     if as_json:
         show_json(found)
-        return 0
+        return
     show_table(
         ("rollout", "status", "mode", "attempts end", "run", "started", "input"), [_line(each) for each in found]
     )
     say(f"{len(found)} rollouts")
-    return 0
 
 
 @app.command("show")
@@ -208,7 +226,7 @@ def show(
     attempt: str | None = typer.Option(None, help="Of which attempt; the latest one by default."),
     spans: bool = typer.Option(False, "--spans", help="List every span as well."),
     as_json: bool = JSON,
-) -> int:
+) -> None:
     """Show a rollout: its task, its attempts, and what agent and model said to each other.
 
     Exit code 2 if there is no such rollout or attempt. Example: agl rollouts show ro-1a2b3c --store run.db
@@ -221,7 +239,7 @@ def show(
     if as_json:
         head = {"rollout": found.rollout, "attempts": found.attempts, "reward": found.reward}
         show_json({**head, "messages": conversation, **({"spans": hidden(own)} if spans else {})})
-        return 0
+        return
     for line in _story(found, found.reward):
         say(line, lines=True)
     for each in found.attempts:
@@ -245,11 +263,10 @@ def show(
             status = f"{span.status.status_code} {span.status.description or ''}".strip()
             table.append((str(span.sequence_id), span.name, status, seconds))
         show_table(("span", "name", "status", "seconds"), table)
-    return 0
 
 
 @app.command("explain")
-def explain(rollout_id: str = _ID, store: str = STORE, as_json: bool = JSON) -> int:
+def explain(rollout_id: str = _ID, store: str = STORE, as_json: bool = JSON) -> None:
     """Say for each model call of a rollout who saw it, and which row it went to or why it is in none.
 
     The reasons are those of the training ledger, for the default adapter. Exit code 2 if there is no such rollout.
@@ -269,13 +286,12 @@ def explain(rollout_id: str = _ID, store: str = STORE, as_json: bool = JSON) -> 
         calls = [dict(zip(HEADER, line, strict=True)) for line in cells]
         head = {"rollout_id": rollout_id, "status": found.rollout.status, "reward": record.reward}
         show_json({**head, "attempts": found.attempts, "calls": calls, "summary": words})
-        return 0
+        return
     for line in _story(found, record.reward):
         say(line, lines=True)
     if cells:
         show_table(HEADER, cells)
     say(words, lines=True)
-    return 0
 
 
 def _filters(status: list[str], run: str | None) -> dict[str, Any]:
@@ -361,24 +377,3 @@ def _line(rollout: AttemptedRollout | Rollout) -> tuple[str, ...]:
         moment(rollout.start_time),
         shortened(rollout.input),
     )
-
-
-@app.command("pairs")
-def pairs(
-    out: Path = typer.Option(..., help="New file of JSON Lines to write."),
-    margin: float = typer.Option(0.0, help="Best and worst rollout of a task differ by more than this."),
-    store: str = STORE,
-) -> int:
-    """Write the best rollout of each task against its worst, in TRL's format: prompt, chosen, rejected, tools.
-
-    Rollouts that failed or earned nothing are in no pair; how many were left out, and why, is said.
-
-    Example: agl rollouts pairs --out pairs.jsonl --margin 0.5 --store runs/20260101-120000
-    """
-    from agentlightning.training.preferences import preference_pairs, write_pairs
-
-    found = with_store(store, lambda opened: preference_pairs(opened, margin=margin))
-    write_pairs(found, out)
-    left_out = ", ".join(f"{count} {reason}" for reason, count in found.excluded.most_common()) or "nothing"
-    say(f"{out}: {len(found.pairs)} pairs; left out: {left_out}")
-    return 0

@@ -80,7 +80,7 @@ def stop(
     unnamed: bool = typer.Option(False, "--unnamed", help="The run without a name, of roles that had no AGL_RUN_ID."),
     store: str = STORE,
     reason: str = typer.Option("agl run stop", help="What the processes of the run write into their logs."),
-) -> int:
+) -> None:
     """Tell a run to end: its algorithm, and its runners wherever they are. They look about once a second.
 
     Example: agl run stop run-1a2b3c --store http://127.0.0.1:4747
@@ -92,7 +92,6 @@ def stop(
         raise BadRequestError("Say which run: its RUN_ID (agl runs list shows them), or --unnamed; not both")
     with_store(store, lambda opened: stop_run(opened, run_id, reason=reason))
     say(f"told {name_of_run(run_id)} to stop")
-    return 0
 
 
 def _result_of(target: str, settings: list[str], given: dict[str, object]) -> object:

@@ -32,11 +32,7 @@ FIRST = (
 
 
 async def existing_run(store: LightningStore, run_id: str, place: str) -> Run:
-    """Return a run.
-
-    Raises:
-        NotFoundError: there is none of that id; names the nearest one.
-    """
+    """Return a run."""
     from agentlightning.errors import NotFoundError, closest_name
     from agentlightning.store.spec import public_form
     from agentlightning.training.records import clean_run

@@ -54,7 +54,7 @@ def list_runs(
     limit: int = LIMIT,
     offset: int = OFFSET,
     as_json: bool = JSON,
-) -> int:
+) -> None:
     """Show runs, the newest first.
 
     Example: agl runs list --store run.db --state failed
@@ -66,14 +66,13 @@ def list_runs(
     found = [clean_run(run) for run in page]
     if as_json:
         show_json(found)
-        return 0
+        return
     table = [
         (name_of(run), run.algorithm or "-", standing(run), number(run.last_step), best_of(run), moment(run.start_time))
         for run in found
     ]
     show_table(("run", "algorithm", "state", "step", "best", "started"), table)
     say_rest(len(table), offset, page.total, "runs")
-    return 0
 
 
 @app.command("show")
@@ -84,7 +83,7 @@ def show(
     limit: int = LIMIT,
     offset: int = OFFSET,
     as_json: bool = JSON,
-) -> int:
+) -> None:
     """Show a run: how it stands, its steps, evaluations and alarms, and its settings.
 
     Exit code 2 if there is no such run. Example: agl runs show run-1a2b3c --figure mean_reward --store run.db
@@ -106,7 +105,7 @@ def show(
     if as_json:
         told = sorted([*others, *alarms], key=lambda record: record.step, reverse=True)
         show_json({"run": run, "steps": list(steps), "others": told})
-        return 0
+        return
     for line in _story(run):
         say(line)
     shown = [(record.step, flat(record.data)) for record in reversed(list(steps))]
@@ -121,7 +120,6 @@ def show(
     for record in reversed(alarms):
         say(_alarm_line(record))
     show_table(("setting", "value"), [(name, figure_text(value)) for name, value in flat(run.config or {}).items()])
-    return 0
 
 
 @app.command("ledger")
@@ -167,7 +165,7 @@ def export(
     run_id: str = RUN,
     out: Path = typer.Option(..., help="An empty or new folder."),
     store: str = STORE,
-) -> int:
+) -> None:
     """Write a run into a folder: run.json, and a file of JSON Lines for each kind of record. Secrets are hidden.
 
     Exit code 2 if there is no such run. Example: agl runs export run-1a2b3c --out exported --store run.db
@@ -180,7 +178,6 @@ def export(
     lines = with_store(store, ask)
     told = ", ".join(f"{count} {kind}" for kind, count in sorted(lines.items())) or "no records"
     say(f"{out}: {told}")
-    return 0
 
 
 # --- what is shown ---------------------------------------------------------------------------------------------------
@@ -273,11 +270,7 @@ async def show_calls(
 
 
 async def show_row(store: LightningStore, run_id: str, step: int, row: int, *, as_json: bool) -> int:
-    """Show the tokens of a row with the numbers that the loss used; the call of each trained one.
-
-    Raises:
-        NotFoundError: the step recorded no such row.
-    """
+    """Show the tokens of a row with the numbers that the loss used; the call of each trained one."""
     rows: dict[int, tuple[LedgerEntry, dict[str, Any]]] = {}
     of_step: dict[str, Any] = {"run_id": run_id, "kind_in": ["ledger"], "step_from": step, "step_to": step}
     async for page in pages_of(store.query_run_records, **of_step, limit=_PAGE):

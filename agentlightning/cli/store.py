@@ -77,7 +77,7 @@ def store(
     tracker: list[Tracker] = typer.Option([], help="Collect metrics, for these; may be repeated."),
     log_level: str = typer.Option("INFO", help="DEBUG, INFO, WARNING or ERROR."),
     log_json: bool = LOG_JSON,
-) -> int:
+) -> None:
     """Serve a store for algorithm and runners.
 
     Ctrl+C (or SIGTERM) ends it, exit code 0: requests in progress are answered. A second one ends it at once.
@@ -91,7 +91,7 @@ def store(
                 option = "--" + name.replace("_", "-")
                 text = f"{option} before {command!r} has no effect; write: agl store {command} {option} ..."
                 raise BadRequestError(text)
-        return 0
+        return
     from agentlightning.store.spec import retention_policy
     from agentlightning.utils.http.auth import check_bind, server_token
 
@@ -111,15 +111,10 @@ def store(
     options.update(host=host, port=port, cors_allow_origins=cors_origin)
     asyncio.run(serve_store(spec, settings, options))
     say("store closed")
-    return 0
 
 
 def store_spec(db: str | None, backend: Backend | None, mongo_uri: str | None) -> str:
-    """Return the spec of the store that the options mean.
-
-    Raises:
-        BadRequestError: they contradict each other, or say too little.
-    """
+    """Return the spec of the store that the options mean."""
     from agentlightning.store.spec import public_form, spec_of
 
     if mongo_uri is not None and db is not None:
@@ -140,20 +135,12 @@ def store_spec(db: str | None, backend: Backend | None, mongo_uri: str | None) -
 
 
 def read_seconds(option: str, text: str) -> float:
-    """Return the seconds that a text such as `90`, `90m` or `7d` means.
-
-    Raises:
-        BadRequestError: it is none; names the option and what is understood.
-    """
+    """Return the seconds that a text such as `90`, `90m` or `7d` means."""
     return _read_amount(option, text, _SECONDS, "seconds, or a number with one of s, m, h, d (90m)")
 
 
 def read_bytes(option: str, text: str) -> int:
-    """Return the bytes that a text such as `1000000`, `500MB` or `2GiB` means.
-
-    Raises:
-        BadRequestError: it is none; names the option and what is understood.
-    """
+    """Return the bytes that a text such as `1000000`, `500MB` or `2GiB` means."""
     return int(_read_amount(option, text, _BYTES, "bytes, or a number with one of kB, MB, GB, KiB, MiB, GiB (500MB)"))
 
 
@@ -191,9 +178,6 @@ async def serve_store(
 
     At the end the port is free, requests in progress are answered (503 with `Retry-After` where they wait for
     something), and everything that was answered is stored.
-
-    Raises:
-        RuntimeError: serving ended by itself.
     """
     from agentlightning.cli.serving import end_of_process
     from agentlightning.store.client_server import LightningStoreServer
@@ -238,7 +222,7 @@ def backup(
     file: Path = _COPY,
     db: str = _DB,
     force: bool = typer.Option(False, "--force", help="Replace a file of that name."),
-) -> int:
+) -> None:
     """Copy a store's file, also while it is served. The copy is checked before it gets its name.
 
     Example: agl store backup monday.db --db run.db
@@ -247,7 +231,6 @@ def backup(
 
     size = backup_file(_file_of(db), file, force=force)
     say(f"{file}: {size} bytes, as {db} stood at one moment")
-    return 0
 
 
 @app.command("check")
@@ -283,7 +266,7 @@ def check(db: str = _DB, as_json: bool = JSON) -> int:
 
 
 @app.command("stats")
-def stats(place: str = _PLACE, as_json: bool = JSON) -> int:
+def stats(place: str = _PLACE, as_json: bool = JSON) -> None:
     """Show how much a store holds. `agl stats` and `agl store stats` are the same.
 
     Example: agl store stats http://127.0.0.1:4747
@@ -291,12 +274,11 @@ def stats(place: str = _PLACE, as_json: bool = JSON) -> int:
     statistics, totals = with_store(place, _counts)
     if as_json:
         show_json({**statistics, "rollouts": totals})
-        return 0
+        return
     for name, value in statistics.items():
         say(f"{name:<26} {value:.1f}" if isinstance(value, float) else f"{name:<26} {value}")
     for status, total in totals.items():
         say(f"rollouts {status:<17} {total}")
-    return 0
 
 
 async def _counts(store: LightningStore) -> tuple[LightningStoreStatistics, dict[str, int]]:
@@ -308,11 +290,7 @@ async def _counts(store: LightningStore) -> tuple[LightningStoreStatistics, dict
 
 
 def _file_of(db: str) -> Path:
-    """Return the file that an option names.
-
-    Raises:
-        BadRequestError: it names a store that has no file; says what to use instead.
-    """
+    """Return the file that an option names."""
     from agentlightning.store.spec import public_form, spec_of
 
     spec = spec_of(db)

@@ -2,7 +2,8 @@
 
 A bundle is one coroutine function that holds everything it needs but the store. A strategy decides where the
 bundles run (threads, processes, machines) and how they end. What all strategies share is here too: how many rollouts
-are open, the exit codes of processes, and the checks of settings."""
+are open, the exit codes of processes, and the checks of settings: a `TypeError` for another kind of value, a
+`ValueError` for one out of its range."""
 
 from __future__ import annotations
 
@@ -73,6 +74,12 @@ class ExecutionStrategy:
         """
         raise NotImplementedError(f"{type(self).__name__} must define execute(algorithm, runner, store)")
 
+    def note_interrupt(self, algorithm: AlgorithmBundle) -> None:
+        """Note that Ctrl+C ended the run; also in the bundle, for a strategy that delegates to this one."""
+        self.interrupted = True
+        if hasattr(algorithm, "interrupted"):
+            cast("Any", algorithm).interrupted = True
+
 
 class StrandedWorkError(AgentLightningError, RuntimeError):
     """Every runner has ended, rollouts are still open, and nobody would ever run them."""
@@ -84,12 +91,6 @@ class StalledError(AgentLightningError, RuntimeError):
 
 class AlgorithmDiedError(AgentLightningError, RuntimeError):
     """The process that ran the algorithm ended in an unexpected way; holds its traceback if it left one."""
-
-
-def note_interrupt(strategy: ExecutionStrategy, algorithm: object) -> None:
-    """Tell the bundle that Ctrl+C ended the run, for who executes a strategy that delegates to this one."""
-    if strategy.interrupted and hasattr(algorithm, "interrupted"):
-        cast("Any", algorithm).interrupted = True
 
 
 def view_of(algorithm: AlgorithmBundle, store: LightningStore) -> LightningStore:
@@ -157,12 +158,7 @@ T = TypeVar("T", bound=str)
 
 
 def check_count(name: str, value: int, *, minimum: int = 1) -> int:
-    """Return `value` if it is a whole number of at least `minimum`.
-
-    Raises:
-        TypeError: it is no whole number (True and False are none).
-        ValueError: it is too small.
-    """
+    """Return `value` if it is a whole number of at least `minimum`."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be a whole number of at least {minimum}; got {value!r}")
     if value < minimum:
@@ -171,12 +167,7 @@ def check_count(name: str, value: int, *, minimum: int = 1) -> int:
 
 
 def check_seconds(name: str, value: float) -> float:
-    """Return `value` if it is a number of seconds: finite and not negative.
-
-    Raises:
-        TypeError: it is no number.
-        ValueError: it is negative, infinite or NaN.
-    """
+    """Return `value` if it is a number of seconds: finite and not negative."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name} must be a number of seconds; got {value!r}")
     if not math.isfinite(value) or value < 0:
@@ -185,23 +176,14 @@ def check_seconds(name: str, value: float) -> float:
 
 
 def check_port(name: str, value: int) -> int:
-    """Return `value` if it is a TCP port, or 0 for a free one.
-
-    Raises:
-        TypeError: it is no whole number.
-        ValueError: it is not within 0 to 65535.
-    """
+    """Return `value` if it is a TCP port, or 0 for a free one."""
     if check_count(name, value, minimum=0) > 65535:
         raise ValueError(f"{name} must be at most 65535; got {value}")
     return value
 
 
 def check_choice(name: str, value: str, choices: Sequence[T]) -> T:
-    """Return `value` if it is one of the choices, spelt exactly.
-
-    Raises:
-        ValueError: it is not.
-    """
+    """Return `value` if it is one of the choices, spelt exactly."""
     for choice in choices:
         if value == choice:
             return choice

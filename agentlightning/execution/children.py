@@ -316,7 +316,6 @@ class ChildProcesses:
             self._children[index] = _Child(process, reader, pidfd_of(process.pid), owns_ended=True)
 
     def filenos(self) -> list[int]:
-        """What to wait for."""
         children = self._children.values()
         ends = [child.ended for child in children if child.ended is not None]
         return ends + [child.reports.fileno() for child in children if child.reports is not None]
@@ -329,7 +328,6 @@ class ChildProcesses:
         return [self._reap(index) for index in ended]
 
     def signal(self, index: int, signum: int) -> None:
-        """Send a signal to a child that is alive."""
         child = self._children.get(index)
         if child is not None and child.process.exitcode is None and child.process.pid is not None:
             child.read()
@@ -341,7 +339,6 @@ class ChildProcesses:
                 logger.warning("Could not send signal %s to %s: %s", signum, child.process.name, error)
 
     def close(self) -> None:
-        """Kill what is left, and wait until it is gone. May be called twice."""
         for index in self._children:
             self.signal(index, KILL)
         deadline = time.monotonic() + CLOSE_SECONDS
@@ -393,16 +390,13 @@ class ForkServer:
         far_end.close()
 
     def start(self, index: int) -> None:
-        """Have child `index` forked."""
         self._running.add(index)
         self._send("start", index)
 
     def filenos(self) -> list[int]:
-        """What to wait for."""
         return [self._pipe.fileno()] if self._ended is None else [self._pipe.fileno(), self._ended]
 
     def collect(self) -> list[ChildExit]:
-        """Return those children that have ended, each once."""
         exits: list[ChildExit] = []
         killed = False
         try:
@@ -416,11 +410,9 @@ class ForkServer:
         return exits
 
     def signal(self, index: int, signum: int) -> None:
-        """Send a signal to a child that is alive."""
         self._send("signal", index, signum)
 
     def close(self) -> None:
-        """Kill what is left, and wait until it is gone. May be called twice."""
         if self._process is None:
             return
         self._send("close")

@@ -8,7 +8,8 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Coroutine, Generator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from typing_extensions import override
@@ -25,25 +26,20 @@ from agentlightning.execution.base import (
     check_count,
     check_port,
     check_seconds,
-    note_interrupt,
 )
 from agentlightning.execution.children import ChildTask
 from agentlightning.execution.events import ExecutionEvent, MultiprocessingEvent, ThreadingEvent
 from agentlightning.execution.remote import RunWatch
 from agentlightning.execution.roles import (
+    AlgorithmRole,
     AlgorithmTask,
     RunnerTask,
-    algorithm_watchers,
-    connected,
     outage_of,
-    own_connection,
-    served,
 )
-from agentlightning.execution.run_state import OpenedRun, RemoteRunners, run_of
+from agentlightning.execution.run_state import RemoteRunners, run_of
 from agentlightning.execution.stall import DEFAULT_SECONDS, OnStall, StallPolicy
 from agentlightning.execution.supervisor import INTERRUPTED, Patience, Supervision, TaskTeam, Team
 from agentlightning.execution.team import (
-    EndAttempts,
     ProcessTeam,
     StartMethod,
     default_start_method,
@@ -163,42 +159,22 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
     def execute(self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore) -> Any:
         self.interrupted = False
         self._check_sides()
-        layout = Layout(
-            algorithm=algorithm,
-            runner=runner,
-            store=store,
-            address=self._address() if self.managed_store else None,
-            patience=Patience(
-                self.graceful_timeout, *[self.terminate_timeout] * 2, kill=max(self.terminate_timeout, _KILL_SECONDS)
-            ),
-            start_method=self.start_method,
-            n_runners=self.n_runners,
-            max_runner_restarts=self.max_runner_restarts,
-            allowed_exit_codes=self.allowed_exit_codes,
-            stall=StallPolicy(self.stall_timeout, self.on_stall),
-        )
+        execution = _Execution(self, algorithm, runner, store)
+        if self.role == "algorithm":
+            return execution.alone()
+        if self.role == "runner":
+            return execution.only_runners()
         try:
-            if self.role == "algorithm":
-                return layout.alone()
-            if self.role == "runner":
-                return layout.only_runners()
-            try:
-                return layout.with_main_algorithm() if self.main_process == "algorithm" else layout.with_main_runner()
-            except HeldElsewhereError as held:
-                assert layout.address is not None
-                layout.address = layout.address.of_the_other
-                logger.warning(
-                    "%s: this process joins the run at %s, with %d runner(s) and without an algorithm",
-                    held,
-                    layout.address.url,
-                    self.n_runners,
-                )
-                return layout.only_runners()
-        finally:
-            self.interrupted = layout.interrupted
-            note_interrupt(self, algorithm)
+            return execution.with_main_algorithm() if self.main_process == "algorithm" else execution.with_main_runner()
+        except HeldElsewhereError as held:
+            assert execution.address is not None
+            execution.address = execution.address.of_the_other
+            text = "%s: this process joins the run at %s, with %d runner(s) and without an algorithm"
+            logger.warning(text, held, execution.address.url, self.n_runners)
+            return execution.only_runners()
 
-    def _address(self) -> Address:
+    def address(self) -> Address:
+        """Return where the store server of this process is, or is looked for."""
         may_move = self._port is None and self.role == "both"
         joins = self.known_address if self.may_be_joined else None
         return Address(self.server_host, self.server_port, may_move, self.connect_host, joins, self.on_listening)
@@ -220,80 +196,85 @@ ONE_SIDE_INTERRUPTED = Patience(ask=0.0, interrupt=4.0)
 """Ctrl+C where this process runs only the algorithm or only runners; its children have the same time."""
 
 
-@dataclass
-class Layout:
-    """One execution: the two bundles, the store, and how children are treated."""
+class _Execution:
+    """One execution of the strategy: its parts, and the ways in which they are spread over processes."""
 
-    algorithm: AlgorithmBundle
-    runner: RunnerBundle
-    store: LightningStore
-    address: Address | None
-    """Where the store is served; None hands the store to both sides as it is."""
-    patience: Patience
-    start_method: StartMethod
-    n_runners: int
-    max_runner_restarts: int
-    allowed_exit_codes: tuple[int, ...]
-    stall: StallPolicy
-    interrupted: bool = field(default=False, init=False)
+    def __init__(
+        self,
+        strategy: ClientServerExecutionStrategy,
+        algorithm: AlgorithmBundle,
+        runner: RunnerBundle,
+        store: LightningStore,
+    ) -> None:
+        self._strategy, self._algorithm, self._runner, self._store = strategy, algorithm, runner, store
+        self.address = strategy.address() if strategy.managed_store else None
+        """Where the store is served; None hands the store to both sides as it is."""
+        seconds = strategy.terminate_timeout
+        self._patience = Patience(strategy.graceful_timeout, seconds, seconds, kill=max(seconds, _KILL_SECONDS))
+        self._stall = StallPolicy(strategy.stall_timeout, strategy.on_stall)
 
     def with_main_algorithm(self) -> Any:
         """Algorithm and server here, runners in children that are started before anything else."""
-        server = None if self.address is None else self.address.bound_server(self.store)
+        server = None if self.address is None else self.address.bound_server(self._store)
         reached = None if server is None or self.address is None else self.address.at(server.server_launcher.port)
         event = MultiprocessingEvent()
-
-        with self._children(self._runner_task(reached), event, "runner-", self.n_runners) as team:
-            return run(lambda i: self._main_algorithm(server, team, event, i, runners_here=True), terminable=True)
+        with self._children(self._runner_task(reached), event, "runner-") as team:
+            return run(lambda i: self._main_algorithm(server, team, event, i), terminable=True)
 
     def alone(self) -> Any:
         """Algorithm and server here, no runner of ours."""
-        server = None if self.address is None else self.address.bound_server(self.store)
-        event = ThreadingEvent()
+        server = None if self.address is None else self.address.bound_server(self._store)
+        return run(lambda i: self._main_algorithm(server, None, ThreadingEvent(), i), terminable=True)
 
-        return run(
-            lambda i: self._main_algorithm(server, TaskTeam({}), event, i, runners_here=False),
-            terminable=True,
-        )
+    async def _main_algorithm(
+        self,
+        server: LightningStoreServer | None,
+        team: ProcessTeam | None,
+        event: ExecutionEvent,
+        interrupts: Interrupts,
+    ) -> Any:
+        supervision = self._supervision(team or TaskTeam({}), event, interrupts, INTERRUPTED)
+        role, runner = AlgorithmRole(self._algorithm, self._stall), None if team is None else self._runner
+        return await role.conduct(supervision, self._store, server, runner=runner, all_are_away=team is None)
 
     def with_main_runner(self) -> Any:
         """Worker 0 here, algorithm and server in a child. What the store holds at the end stays there."""
         if self.address is not None:
             self.address.check_free()
-        report = None if self.address is None else PortReport()
-        event, released = MultiprocessingEvent(), MultiprocessingEvent()
-        open_work: list[OpenWork] = []
-
-        async def serve(connections: contextlib.AsyncExitStack) -> Any:
-            try:
-                address = self.address
-                if address is not None and report is not None:
-                    port = await report.port(event)
-                    if port is None:
-                        return None
-                    address = address.at(port)
-                task = self._runner_task(address)
-                store = await connections.enter_async_context(connected(task.url, task.store, outage_of(self.runner)))
-                open_work.append(OpenWork.of(self.algorithm, store, self.runner))
-                return await task(0, event)
-            finally:
-                released.set()
+        report, event, released = PortReport(), MultiprocessingEvent(), MultiprocessingEvent()
 
         async def main(interrupts: Interrupts) -> Any:
             async with contextlib.AsyncExitStack() as connections:
-                team = TaskTeam({"runner-0": serve(connections)})
-                work = until_ended(child, INTERRUPTED)
-                return await self._conduct(work, team, event, interrupts, ONE_SIDE_INTERRUPTED, open_work)
 
-        algorithm = AlgorithmTask(self.algorithm, self.store, self.address, self.patience, self.stall, released, report)
-        with self._children(algorithm, event, "algorithm", 1) as child:
+                async def serve() -> Any:
+                    try:
+                        address = self.address
+                        if address is not None:
+                            port = await report.port(event)
+                            if port is None:
+                                return None
+                            address = address.at(port)
+                        task = self._runner_task(address)
+                        store = await connections.enter_async_context(task.connected())
+                        supervision.open_work = OpenWork.of(self._algorithm, store, self._runner)
+                        return await task(0, event)
+                    finally:
+                        released.set()
+
+                team = TaskTeam({"runner-0": serve()})
+                supervision = self._supervision(team, event, interrupts, ONE_SIDE_INTERRUPTED)
+                return await supervision.conduct(until_ended(child, INTERRUPTED))
+
+        task = AlgorithmTask(self._algorithm, self._store, self.address, self._patience, self._stall, released, report)
+        with self._children(task, event, "algorithm") as child:
             return run(main, terminable=True, beside=self._runner_task(None).wants_main_thread)
 
     def only_runners(self) -> Any:
         """Runners of a remote algorithm, in children; one runs in this process where no child can be made."""
-        remote = RemoteRunners(run_of(self.runner), f"{socket.gethostname()}-{os.getpid()}", self.n_runners)
+        n_runners, method = self._strategy.n_runners, self._strategy.start_method
+        remote = RemoteRunners(run_of(self._runner), f"{socket.gethostname()}-{os.getpid()}", n_runners)
         task = replace(self._runner_task(self.address), remote=remote)
-        if self.n_runners == 1 and (obstacle := obstacle_to_children(self.start_method, task)) is not None:
+        if n_runners == 1 and (obstacle := obstacle_to_children(method, task)) is not None:
             logger.warning(
                 "The runner runs in this process, where nobody starts it again when the agent ends the process, "
                 "and what the agent starts may outlive it: %s",
@@ -306,37 +287,11 @@ class Layout:
                 beside=task.wants_main_thread,
             )
         shared = MultiprocessingEvent()
-        with self._children(task, shared, "runner-", self.n_runners) as team:
+        with self._children(task, shared, "runner-") as team:
             team.alone = True
             return run(
-                lambda i: self._main_runners(task, until_ended(team, INTERRUPTED), shared, i, team),
-                terminable=True,
+                lambda i: self._main_runners(task, until_ended(team, INTERRUPTED), shared, i, team), terminable=True
             )
-
-    def _runner_task(self, address: Address | None) -> RunnerTask:
-        return RunnerTask(self.runner, address.url if address else None, None if address else self.store)
-
-    async def _main_algorithm(
-        self,
-        server: LightningStoreServer | None,
-        team: Team,
-        event: ExecutionEvent,
-        interrupts: Interrupts,
-        *,
-        runners_here: bool,
-    ) -> Any:
-        async with own_connection(server or self.store, outage_of(self.algorithm)) as store:
-            opened_run = OpenedRun(self.algorithm)
-            if server is not None:
-                await opened_run.open(store)
-            open_work = [OpenWork.of(self.algorithm, store, self.runner)] if runners_here else []
-            watchers = algorithm_watchers(opened_run, store, event, self.stall)
-            if isinstance(team, ProcessTeam):
-                team.settle, team.settle_stopped = EndAttempts(store), EndAttempts(store, stopped=True)
-            ending = opened_run.ending(store, lambda: self.interrupted, all_are_away=not runners_here)
-            async with served(server), ending:
-                work = opened_run(store, event)
-                return await self._conduct(work, team, event, interrupts, INTERRUPTED, open_work, watchers)
 
     async def _main_runners(
         self,
@@ -347,56 +302,49 @@ class Layout:
         team: ProcessTeam | None = None,
     ) -> Any:
         assert task.remote is not None
-        outage = outage_of(self.runner)
-        async with connected(task.url, task.store, outage) as store:
+        async with task.connected() as store:
             if team is not None:
-                team.settle = team.settle_stopped = EndAttempts(store)
+                team.store = store
             run_watch = RunWatch(
                 store=store,
                 where=task.url or getattr(store, "server_address_root", type(store).__name__),
                 remote=task.remote,
-                outage_seconds=outage,
+                outage_seconds=outage_of(self._runner),
                 event=event,
-                heeds_old_notes=task.url is not None or run_of(self.runner) is not None,
+                heeds_old_notes=task.url is not None or run_of(self._runner) is not None,
             )
 
             async def drain() -> None:
                 """End in order at SIGTERM, by which operators take machines away, so that no work is lost."""
                 await interrupts.draining()
-                logger.warning("SIGTERM: no further rollouts; those under way have %g s", self.patience.ask)
+                logger.warning("SIGTERM: no further rollouts; those under way have %g s", self._patience.ask)
                 event.set()
 
             interrupts.drains = True
-            none, watchers = TaskTeam({}), [run_watch.watch, drain]
+            supervision = self._supervision(TaskTeam({}), event, interrupts, ONE_SIDE_INTERRUPTED)
+            supervision.watchers = [run_watch.watch, drain]
             try:
-                return await self._conduct(work, none, event, interrupts, ONE_SIDE_INTERRUPTED, watchers=watchers)
+                return await supervision.conduct(work)
             finally:
                 await run_watch.leave()
 
-    async def _conduct(
-        self,
-        work: Coroutine[object, object, object],
-        team: Team,
-        event: ExecutionEvent,
-        interrupts: Interrupts,
-        hasty: Patience,
-        open_work: Sequence[OpenWork] = (),
-        watchers: Sequence[Callable[[], Coroutine[object, object, None]]] = (),
-    ) -> Any:
-        supervision = Supervision(team, event, interrupts, self.patience, hasty, open_work=open_work, watchers=watchers)
-        try:
-            return await supervision.conduct(work)
-        finally:
-            self.interrupted = supervision.interrupted
+    def _runner_task(self, address: Address | None) -> RunnerTask:
+        return RunnerTask(self._runner, address.url if address else None, None if address else self._store)
+
+    def _supervision(self, team: Team, event: ExecutionEvent, interrupts: Interrupts, hasty: Patience) -> Supervision:
+        note = partial(self._strategy.note_interrupt, self._algorithm)
+        return Supervision(team, event, interrupts, self._patience, hasty, on_interrupt=note)
 
     @contextlib.contextmanager
-    def _children(self, task: ChildTask, event: ExecutionEvent, prefix: str, size: int) -> Generator[ProcessTeam]:
+    def _children(self, task: ChildTask, event: ExecutionEvent, prefix: str) -> Generator[ProcessTeam]:
         """Start the children, and see to it that none is left. With `fork`: before a thread of ours starts."""
-        runners = prefix == "runner-"
-        restarts = self.max_runner_restarts if runners else 0
-        starter = make_starter(self.start_method, task, event, prefix, restarts=restarts > 0, ends_descendants=runners)
-        team = ProcessTeam(starter, size, event, prefix, self.allowed_exit_codes, restarts)
-        if prefix == "algorithm":
+        strategy, are_runners = self._strategy, prefix == "runner-"
+        restarts, size = (strategy.max_runner_restarts, strategy.n_runners) if are_runners else (0, 1)
+        starter = make_starter(
+            strategy.start_method, task, event, prefix, restarts=restarts > 0, ends_descendants=are_runners
+        )
+        team = ProcessTeam(starter, size, event, prefix, strategy.allowed_exit_codes, restarts)
+        if not are_runners:
             team.error = AlgorithmDiedError
         try:
             team.start()

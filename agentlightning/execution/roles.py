@@ -1,4 +1,4 @@
-"""Algorithm and runner as picklable tasks: what runs in a child, or in the main process in its place."""
+"""The roles of a run's processes: the algorithm beside its store, and a runner; picklable where they run in a child."""
 
 from __future__ import annotations
 
@@ -7,27 +7,158 @@ import contextlib
 import copy
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
+from agentlightning.errors import NotFoundError
 from agentlightning.execution.address import Address, PortReport
-from agentlightning.execution.base import AlgorithmBundle, RunnerBundle
-from agentlightning.execution.events import ExecutionEvent
+from agentlightning.execution.base import AlgorithmBundle, OpenWork, RunnerBundle
+from agentlightning.execution.events import ExecutionEvent, ThreadingEvent
 from agentlightning.execution.remote import DEFAULT_OUTAGE_SECONDS, heed, term_left_to_parent, until_known
-from agentlightning.execution.run_state import OpenedRun, RemoteRunners, run_of
+from agentlightning.execution.run_state import (
+    HAS_ENDED,
+    RemoteRunners,
+    StopNote,
+    end_run,
+    name_of_run,
+    remote_runners,
+    run_of,
+    until_told,
+)
 from agentlightning.execution.stall import StallDetector, StallPolicy
 from agentlightning.execution.supervisor import INTERRUPTED, Patience, Supervision, TaskTeam, until_set
 from agentlightning.store.base import LightningStore
+from agentlightning.store.wrappers import complete
+from agentlightning.types.runs import RunState
 from agentlightning.utils.concurrency.interrupts import Interrupts
+from agentlightning.utils.concurrency.loops import within
 
 if TYPE_CHECKING:
-    from agentlightning.store.client_server import LightningStoreClient
+    from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
 
 logger = logging.getLogger(__name__)
 
 RELEASE_POLL_SECONDS = 0.02
 STOP_SECONDS = 3.0
 """How long a store server may take to stop; then it is left to the end of the process."""
+TELL_SECONDS = 5.0
+"""How long the end of a run waits for remote runners to take note of it."""
+HASTY_TELL_SECONDS = 0.5
+"""The same after Ctrl+C."""
+_WRITE_SECONDS = 2.0
+"""The store has at least so long to write down how a run ended."""
+
+
+@dataclass
+class AlgorithmRole:
+    """The algorithm of a run with its store: the run is opened first, and its end is written down."""
+
+    algorithm: AlgorithmBundle
+    stall: StallPolicy
+    position: Callable[[], list[str]] | None = None
+    """Where the algorithm stands, if it is no task of the loop that supervises the run."""
+    _is_open: ThreadingEvent = field(default_factory=ThreadingEvent, init=False)
+    """Set once the run is open; a note counts from then on."""
+    _has_returned: bool = field(default=False, init=False)
+    """True once the algorithm has given its result."""
+
+    async def __call__(self, store: LightningStore, event: ExecutionEvent) -> Any:
+        """Open the run and run the algorithm."""
+        await self._open(store)
+        result = await self.algorithm(store, event)
+        self._has_returned = True
+        return result
+
+    async def conduct(
+        self,
+        supervision: Supervision,
+        store: LightningStore,
+        server: LightningStoreServer | None = None,
+        *,
+        work: Coroutine[object, object, Any] | None = None,
+        runner: RunnerBundle | None = None,
+        all_are_away: bool = False,
+        released: ExecutionEvent | None = None,
+    ) -> Any:
+        """Run the algorithm beside the team of runners, bring both to an end, and return the result.
+
+        `server` serves the store meanwhile. `work` is a call of this object that runs elsewhere. `runner` is what the
+        team runs, if nobody else runs the rollouts. `all_are_away`: see `until_told`. The server stays until `released`
+        is set, where others still need it.
+        """
+        async with own_connection(server or store, outage_of(self.algorithm)) as own:
+            if server is not None:  # before runners can see the store
+                await self._open(own)
+            detector = StallDetector(self.stall, self.algorithm, own, self.position)
+            note = run_of(self.algorithm), supervision.event, self._is_open
+            supervision.watchers = [lambda: heed(own, *note), detector.watch]
+            supervision.open_work = None if runner is None else OpenWork.of(self.algorithm, own, runner)
+            supervision.team.store = own
+            async with served(server):
+                error: BaseException | None = None
+                try:
+                    return await supervision.conduct(work or self(own, supervision.event))
+                except BaseException as raised:
+                    error = raised
+                    raise
+                finally:
+                    await self._write_end(own, error, supervision.interrupted, all_are_away)
+                    if released is not None:
+                        with contextlib.suppress(TimeoutError):
+                            waiting = until_set(released, RELEASE_POLL_SECONDS)
+                            await asyncio.wait_for(waiting, supervision.patience.ask)
+
+    async def _open(self, store: LightningStore) -> None:
+        if not self._is_open.is_set():
+            own: Callable[[LightningStore], Any] | None = getattr(self.algorithm, "open_run", None)
+            with contextlib.suppress(NotImplementedError):  # a store of the user's that keeps no runs
+                await (own(store) if own is not None else complete(store).start_run(run_of(self.algorithm) or ""))
+            self._is_open.set()
+
+    async def _write_end(
+        self, store: LightningStore, error: BaseException | None, interrupted: bool, all_are_away: bool
+    ) -> None:
+        """Write down how the run ended, and tell remote runners, if there are or may be any. Never raises."""
+        run_id = run_of(self.algorithm)
+        interrupted = interrupted or isinstance(error, (asyncio.CancelledError, KeyboardInterrupt))
+        seconds = HASTY_TELL_SECONDS if interrupted else TELL_SECONDS
+        state: RunState | None = "interrupted" if interrupted else "succeeded" if self._has_returned else None
+        try:
+            run = await within(max(seconds, _WRITE_SECONDS), end_run(store, run_id, state, error))
+            note = StopNote(HAS_ENDED, max(run.end_time or 0.0, run.stop_time or 0.0))
+            if all_are_away or await within(seconds, remote_runners(store, run_id)):
+                telling = until_told(store, run_id, note, seconds=seconds, all_are_away=all_are_away)
+                await within(seconds + 1.0, telling)
+        except (NotImplementedError, NotFoundError):  # a store that keeps no runs; a run that was deleted meanwhile
+            return
+        except Exception as failure:  # the run is over, whether the store and remote runners know or not
+            logger.warning("The end of %s could not be written down or told: %r", name_of_run(run_id), failure)
+
+
+@dataclass(frozen=True)
+class AlgorithmTask:
+    """The algorithm with its store server, in a child process of its own."""
+
+    algorithm: AlgorithmBundle
+    store: LightningStore
+    address: Address | None
+    """Where to serve the store; None serves nothing: it is shared in another way."""
+    patience: Patience
+    stall: StallPolicy
+    released: ExecutionEvent
+    """Set when no runner needs the server any more."""
+    report: PortReport
+    """Where to tell the port of the server, if there is one."""
+
+    async def __call__(self, index: int, event: ExecutionEvent) -> Any:
+        """Serve the store, run the bundle and return its result, once the runners have ended as well."""
+        server = None if self.address is None else self.address.bound_server(self.store)
+        if server is not None:
+            self.report.tell(server.server_launcher.port)
+        interrupts = Interrupts(asyncio.get_running_loop())  # Ctrl+C cancels this coroutine instead
+        supervision = Supervision(TaskTeam({}), event, interrupts, self.patience, INTERRUPTED)
+        role = AlgorithmRole(self.algorithm, self.stall)
+        return await role.conduct(supervision, self.store, server, released=self.released)
 
 
 @dataclass(frozen=True)
@@ -47,65 +178,28 @@ class RunnerTask:
 
     async def __call__(self, index: int, event: ExecutionEvent) -> Any:
         """Run the bundle as worker `index`."""
-        async with connected(self.url, self.store, outage_of(self.runner)) as store:
-            if self.remote is None:
-                return None if event.is_set() else await self.runner(store, index, event)
-            async with term_left_to_parent(event):
+        async with self.connected() as store, contextlib.AsyncExitStack() as stack:
+            if self.remote is not None:
+                await stack.enter_async_context(term_left_to_parent(event))
                 await until_known(self.remote, store, event)
-                return None if event.is_set() else await self.runner(store, index, event)
+            return None if event.is_set() else await self.runner(store, index, event)
 
+    @contextlib.asynccontextmanager
+    async def connected(self) -> AsyncGenerator[LightningStore]:
+        """Give a client of the server, closed at the end; without a URL the store, which stays open."""
+        seconds = outage_of(self.runner)
+        if self.url is None:
+            assert self.store is not None
+            async with own_connection(self.store, seconds) as own:
+                yield own
+            return
+        from agentlightning.store.client_server import LightningStoreClient
 
-@dataclass(frozen=True)
-class AlgorithmTask:
-    """The algorithm with its store server, in a child process of its own."""
-
-    algorithm: AlgorithmBundle
-    store: LightningStore
-    address: Address | None
-    """Where to serve the store; None serves nothing: it is shared in another way."""
-    patience: Patience
-    stall: StallPolicy
-    released: ExecutionEvent
-    """Set when no runner needs the server any more."""
-    report: PortReport | None
-    """Where to tell the port of the server; None if there is none."""
-
-    async def __call__(self, index: int, event: ExecutionEvent) -> Any:
-        """Serve the store, run the bundle and return its result, once the runners have ended as well."""
-        server = None if self.address is None else self.address.bound_server(self.store)
-        if server is not None and self.report is not None:
-            self.report.tell(server.server_launcher.port)
-        async with own_connection(server or self.store, outage_of(self.algorithm)) as store:
-            opened_run = OpenedRun(self.algorithm)
-            if server is not None:
-                await opened_run.open(store)
-            supervision = Supervision(
-                team=TaskTeam({}),
-                event=event,
-                interrupts=Interrupts(asyncio.get_running_loop()),  # Ctrl+C cancels this coroutine instead
-                patience=self.patience,
-                hasty=INTERRUPTED,
-                watchers=algorithm_watchers(opened_run, store, event, self.stall),
-            )
-            async with served(server):
-                try:
-                    async with opened_run.ending(store, lambda: supervision.interrupted):
-                        return await supervision.conduct(opened_run(store, event))
-                finally:
-                    with contextlib.suppress(asyncio.TimeoutError):
-                        await asyncio.wait_for(until_set(self.released, RELEASE_POLL_SECONDS), self.patience.ask)
-
-
-def algorithm_watchers(
-    opened_run: OpenedRun,
-    store: LightningStore,
-    event: ExecutionEvent,
-    stall: StallPolicy,
-    position: Callable[[], list[str]] | None = None,
-) -> list[Callable[[], Coroutine[object, object, None]]]:
-    """Return what runs beside an algorithm: the look for a note that ends the run, and the stall detector."""
-    detector = StallDetector(stall, opened_run.algorithm, store, position)
-    return [lambda: heed(store, run_of(opened_run.algorithm), event, opened_run.done), detector.watch]
+        client = LightningStoreClient(self.url, deadline=seconds)
+        try:
+            yield client
+        finally:
+            await client.close()
 
 
 def outage_of(bundle: AlgorithmBundle | RunnerBundle) -> float:
@@ -136,26 +230,7 @@ async def own_connection(store: LightningStore, outage_seconds: float) -> AsyncG
 
 
 @contextlib.asynccontextmanager
-async def connected(
-    url: str | None, store: LightningStore | None, outage_seconds: float
-) -> AsyncGenerator[LightningStore]:
-    """Give a client of the server at `url`, closed at the end; without a URL give `store`, and leave it open."""
-    if url is None:
-        assert store is not None
-        async with own_connection(store, outage_seconds) as own:
-            yield own
-        return
-    from agentlightning.store.client_server import LightningStoreClient
-
-    client = LightningStoreClient(url, deadline=outage_seconds)
-    try:
-        yield client
-    finally:
-        await client.close()
-
-
-@contextlib.asynccontextmanager
-async def served(server: Any) -> AsyncGenerator[None]:
+async def served(server: LightningStoreServer | None) -> AsyncGenerator[None]:
     """Keep a bound server running for the body; None serves nothing."""
     if server is None:
         yield

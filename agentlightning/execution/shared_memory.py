@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any, Literal, get_args
 
 from typing_extensions import override
@@ -15,18 +16,16 @@ from agentlightning.env_var import LightningEnvVar, resolve_bool_env_var
 from agentlightning.execution.base import (
     AlgorithmBundle,
     ExecutionStrategy,
-    OpenWork,
     RunnerBundle,
     check_choice,
     check_count,
     check_seconds,
-    note_interrupt,
 )
 from agentlightning.execution.events import ThreadingEvent
 from agentlightning.execution.roles import (
-    algorithm_watchers,
+    AlgorithmRole,
 )
-from agentlightning.execution.run_state import OpenedRun, run_of
+from agentlightning.execution.run_state import run_of
 from agentlightning.execution.stall import DEFAULT_SECONDS, OnStall, StallPolicy
 from agentlightning.execution.supervisor import Patience, Supervision, TaskTeam
 from agentlightning.execution.team import SETTLE_STOPPED_SECONDS, end_attempts
@@ -118,7 +117,6 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
                 beside=self.main_thread == "runner" and getattr(runner, "wants_main_thread", False),
             )
         finally:
-            note_interrupt(self, algorithm)
             timeout = 0.1 if self.interrupted else self.join_timeout
             alive = [thread.name for thread in threads if not thread.join(timeout)]
             if alive:
@@ -132,45 +130,31 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
         interrupts: Interrupts,
         threads: list[LoopThread],
     ) -> Any:
-        event, opened_run = ThreadingEvent(), OpenedRun(algorithm)
+        event, role = ThreadingEvent(), AlgorithmRole(algorithm, StallPolicy(self.stall_timeout, self.on_stall))
 
         def on_thread(name: str, bundle: Any, *args: Any) -> Coroutine[Any, Any, Any]:
             threads.append(LoopThread(name, lambda: bundle(*args)))
             threads[-1].start()
             return threads[-1].result()
 
-        members: dict[str, Coroutine[object, object, object]] = {}
+        work, patience, ask = None, Patience(ask=self.graceful_delay, interrupt=self.graceful_delay), 0.0
         if self.main_thread == "algorithm":
-            for i in range(self.n_runners):
-                members[f"runner-{i}"] = on_thread(f"runner-{i}", runner, store, i, event)
-            algorithm_work: Coroutine[object, object, object] = opened_run(store, event)
+            names = [f"runner-{i}" for i in range(self.n_runners)]
+            members = {name: on_thread(name, runner, store, i, event) for i, name in enumerate(names)}
+            ask = min(INTERRUPTED_ASK_SECONDS, self.graceful_delay)
         else:
-            members["runner-0"] = runner(store, 0, event)
-            algorithm_work = on_thread("algorithm", opened_run, store, event)
-        aside = threads[-1] if self.main_thread == "runner" else None  # the thread of the algorithm
-        stall = StallPolicy(self.stall_timeout, self.on_stall)
-        supervision = Supervision(
-            team=TaskTeam(members),
-            event=event,
-            interrupts=interrupts,
-            patience=Patience(ask=self.graceful_delay, interrupt=self.graceful_delay),
-            hasty=Patience(
-                ask=min(INTERRUPTED_ASK_SECONDS, self.graceful_delay) if self.main_thread == "algorithm" else 0.0,
-                interrupt=INTERRUPT_SECONDS,
-            ),
-            poll_interval=self.poll_interval,
-            open_work=[OpenWork.of(algorithm, store, runner)],
-            watchers=algorithm_watchers(opened_run, store, event, stall, aside.stack if aside else None),
-        )
-        async with opened_run.ending(store, lambda: supervision.interrupted):
-            try:
-                return await supervision.conduct(algorithm_work)
-            finally:
-                self.interrupted = supervision.interrupted
-                # End what the runners still hold: a claim that one of them did not wait for.
-                host, pid = socket.gethostname(), os.getpid()
-                workers = {worker_label(host, pid, index) for index in range(self.n_runners)}
-                message = "its runner ended with its run, with this attempt in hand"
-                with contextlib.suppress(Exception):  # the store is away: then the lease runs out
-                    ending = end_attempts(store, workers, message, stopped=True, run_id=run_of(runner))
-                    await within(SETTLE_STOPPED_SECONDS, ending)
+            members = {"runner-0": runner(store, 0, event)}
+            work = on_thread("algorithm", role, store, event)
+            role.position = threads[-1].stack
+        hasty = Patience(ask, INTERRUPT_SECONDS)
+        supervision = Supervision(TaskTeam(members), event, interrupts, patience, hasty, self.poll_interval)
+        supervision.on_interrupt = partial(self.note_interrupt, algorithm)
+        try:
+            return await role.conduct(supervision, store, work=work, runner=runner)
+        finally:  # end what the runners still hold: a claim that one of them did not wait for
+            host, pid = socket.gethostname(), os.getpid()
+            workers = {worker_label(host, pid, index) for index in range(self.n_runners)}
+            message = "its runner ended with its run, with this attempt in hand"
+            with contextlib.suppress(Exception):  # the store is away: then the lease runs out
+                ending = end_attempts(store, workers, message, stopped=True, run_id=run_of(runner))
+                await within(SETTLE_STOPPED_SECONDS, ending)

@@ -22,6 +22,7 @@ from agentlightning.errors import NoScoredRolloutError, NotFoundError
 from agentlightning.execution.base import OpenWork, StrandedWorkError
 from agentlightning.execution.events import ExecutionEvent
 from agentlightning.execution.run_state import are_served_elsewhere, stop_run
+from agentlightning.store.base import LightningStore
 from agentlightning.utils.concurrency.interrupts import Interrupts
 from agentlightning.utils.concurrency.loops import within
 
@@ -66,6 +67,9 @@ INTERRUPTED = Patience(ask=1.0, interrupt=1.5, terminate=0.5, kill=0.5)
 class Team(Protocol):
     """The runners of one run, wherever they are."""
 
+    store: LightningStore | None
+    """That of the run, once it is known."""
+
     async def watch(self) -> None:
         """Return when every runner has ended in an ordinary way.
 
@@ -96,10 +100,12 @@ class Supervision:
     """The patience after Ctrl+C."""
     poll_interval: float = 0.05
     """How often the stop event is looked at, in seconds."""
-    open_work: Sequence[OpenWork] = ()
-    """The rollouts that are not at an end; empty before they are known, and where others may run them."""
+    open_work: OpenWork | None = None
+    """The rollouts that are not at an end; None before they are known, and where others may run them."""
     watchers: Sequence[Callable[[], Coroutine[object, object, None]]] = ()
     """Run beside algorithm and runners. What one raises ends the run; one that returns ends nothing."""
+    on_interrupt: Callable[[], None] | None = None
+    """Called when Ctrl+C or SIGTERM ends the run."""
     interrupted: bool = field(default=False, init=False)
     _spent: bool = field(default=False, init=False)
     """True once every runner has run its `max_rollouts` and what was left was cancelled."""
@@ -123,9 +129,9 @@ class Supervision:
             ask = self.patience.ask
             last = await self._end(algorithm_task, min(FAILURE_GRACE_SECONDS, ask) if first or runners.done() else ask)
             self._note_interrupt(failure_of(algorithm_task))
-            if self._spent and not self.interrupted:  # what was enqueued since
+            if self._spent and self.open_work and not self.interrupted:  # what was enqueued since
                 with contextlib.suppress(Exception):  # the store was that of the algorithm's process, and ended with it
-                    await within(LAST_CANCEL_SECONDS, self.open_work[0].cancel())
+                    await within(LAST_CANCEL_SECONDS, self.open_work.cancel())
             return self._verdict(algorithm_task, first, last)
         except asyncio.CancelledError:  # this process is to end: the algorithm may still clean up
             algorithm_task.cancel()
@@ -139,6 +145,8 @@ class Supervision:
             what = "SIGTERM" if self.interrupts.terminated else "KeyboardInterrupt"
             logger.warning("%s received on main thread: ending the run (again: at once)", what)
             self.interrupted = True
+            if self.on_interrupt is not None:
+                self.on_interrupt()
             atexit.register(gc.freeze)  # else the last collection of the interpreter walks over all that torch has made
 
     def _failure_of(self, algorithm_task: asyncio.Task[Any]) -> BaseException | None:
@@ -161,7 +169,7 @@ class Supervision:
         began = latest = 0.0
         while True:
             # With the stop event set they have ended because the run ends; the store may then be gone already.
-            work = self.open_work[0] if self.open_work and not self.event.is_set() else None
+            work = None if self.event.is_set() else self.open_work
             count, now = await work.count() if work is not None else 0, time.monotonic()
             if work is not None and count and await are_served_elsewhere(work.view, work.run_id):
                 count = 0
@@ -225,6 +233,8 @@ class Supervision:
 
 class TaskTeam:
     """A `Team` of coroutines in this loop (some of which may stand for threads), by name."""
+
+    store: LightningStore | None = None
 
     def __init__(self, members: Mapping[str, Coroutine[Any, Any, Any]]) -> None:
         self._tasks = [asyncio.create_task(work, name=name) for name, work in members.items()]

@@ -10,7 +10,7 @@ import pickle
 import signal
 import sys
 import time
-from collections.abc import Callable, Coroutine, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, cast
 
@@ -44,7 +44,7 @@ SETTLE_STOPPED_SECONDS = 0.5
 
 
 class Starter(Protocol):
-    """`ChildProcesses` or `ForkServer`."""
+    """Starts the children of a team: `ChildProcesses`, `ForkServer`, or `RayActors`. Owned by one thread."""
 
     @property
     def look_seconds(self) -> float | None:
@@ -59,14 +59,14 @@ class Starter(Protocol):
         ...
 
     def collect(self) -> list[ChildExit]:
-        """Return those that have ended."""
+        """Return those that have ended, each once."""
         ...
 
     def signal(self, index: int, signum: int) -> None:
-        """Send a signal."""
+        """Send a signal to one that is alive."""
 
     def close(self) -> None:
-        """Kill what is left."""
+        """Kill what is left, and wait until it is gone. May be called twice."""
 
 
 def default_start_method() -> StartMethod:
@@ -123,10 +123,8 @@ class ProcessTeam:
     alone: bool = False
     """True where this process has nothing else to tell of the run: an allowed exit code is then an ordinary end only of
     a child that came to the end of its task, and an error with an exit code of its own is raised here, too."""
-    settle: Callable[[ChildExit], Coroutine[object, object, frozenset[str]]] | None = None
-    """Ends the attempts of a child that died, and returns the rollouts; see `EndAttempts`."""
-    settle_stopped: Callable[[ChildExit], Coroutine[object, object, frozenset[str]]] | None = None
-    """The same for one that ended because the run did."""
+    store: LightningStore | None = None
+    """Where the attempts are ended that a child held when it died."""
     result: Any = field(default=None, init=False)
     """What the last child to return sent."""
     _alive: set[int] = field(default_factory=set[int], init=False)
@@ -206,18 +204,31 @@ class ProcessTeam:
         await until_readable(self.starter.filenos(), min(waits, default=None))
         for exit_ in self.starter.collect():
             self._alive.discard(exit_.index)
-            stopped, held = self.event.is_set(), frozenset[str]()
-            settle = self.settle_stopped if stopped else self.settle
-            try:
-                if settle is not None and not exit_.finished:
-                    held = await within(SETTLE_STOPPED_SECONDS if stopped else SETTLE_SECONDS, settle(exit_))
-            except Exception as error:  # the store is away, or does not know the operation
-                if stopped:  # the end of the run does not wait for it
-                    logger.debug("what %s had in hand could not be ended: %r", exit_.describe(), error)
-                else:
-                    text = "%s died, and what it had in hand could not be ended; its leases will run out: %r"
-                    logger.warning(text, exit_.describe(), error)
-            self._judge(exit_, frozenset() if stopped else held)
+            self._judge(exit_, await self._settle(exit_))
+
+    async def _settle(self, exit_: ChildExit) -> frozenset[str]:
+        """End the attempts that a child held when it ended; return the rollouts if the run goes on.
+
+        Those of a child that died are queued again, up to `infrastructure_retries` times; those of one that ended
+        because the run did are not tried again.
+        """
+        if exit_.finished or exit_.worker_id is None or self.store is None:
+            return frozenset()
+        stopped, trace = self.event.is_set(), None
+        message = f"{exit_.describe()} {'ended with its run,' if stopped else 'died'} with this attempt in hand"
+        if exit_.report is not None and not stopped:
+            trace = exit_.report.traceback
+        try:
+            settling = end_attempts(self.store, {exit_.worker_id}, message, trace, stopped=stopped)
+            held = await within(SETTLE_STOPPED_SECONDS if stopped else SETTLE_SECONDS, settling)
+        except Exception as error:  # the store is away, or does not know the operation
+            if stopped:  # the end of the run does not wait for it
+                logger.debug("what %s had in hand could not be ended: %r", exit_.describe(), error)
+            else:
+                text = "%s died, and what it had in hand could not be ended; its leases will run out: %r"
+                logger.warning(text, exit_.describe(), error)
+            return frozenset()
+        return frozenset() if stopped else held
 
     def _judge(self, exit_: ChildExit, held: frozenset[str]) -> None:
         """Decide what a child's end means; `held` are the rollouts that it held, if it was not told to end."""
@@ -316,29 +327,6 @@ def part_not_pickled(value: object, dumps: Callable[[object], bytes], *, depth: 
         except Exception:  # see above
             return part_not_pickled(part, dumps, depth=depth - 1, path=f"{path}.{name}".lstrip("."))
     return f"{path} ({type(value).__name__})" if path else type(value).__name__
-
-
-@dataclass
-class EndAttempts:
-    """Ends the attempts that a child held when it ended.
-
-    Rollouts of a child that died are queued again, up to `infrastructure_retries` times; those of a child that ended
-    because the run did (`stopped`) are not tried again.
-    """
-
-    store: LightningStore
-    stopped: bool = False
-
-    async def __call__(self, exit_: ChildExit) -> frozenset[str]:
-        """Return the ids of the rollouts that the worker held."""
-        if exit_.worker_id is None:
-            return frozenset()
-        if self.stopped:
-            message, traceback = f"{exit_.describe()} ended with its run, with this attempt in hand", None
-        else:
-            message = f"{exit_.describe()} died with this attempt in hand"
-            traceback = exit_.report.traceback if exit_.report is not None else None
-        return await end_attempts(self.store, {exit_.worker_id}, message, traceback, stopped=self.stopped)
 
 
 async def end_attempts(

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
+from agentlightning.errors import AgentLightningError
 from agentlightning.field_help import explain_fields
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer.base import Tracer
@@ -47,6 +48,12 @@ class AgentRunner(Protocol):
     async def step(
         self, input: Any, *, resources: NamedResources | None = None, mode: RolloutMode | None = None
     ) -> Rollout: ...
+
+
+class AgentFault(AgentLightningError):
+    """An exception that says itself how its attempt is classified: by its `reason`, see `runner/outcome.py`."""
+
+    reason: str = "exception"
 
 
 class LitAgent(Generic[T]):

@@ -25,7 +25,7 @@ from agentlightning.runner.claims import Claims, Stopping, all_or_first_failure,
 from agentlightning.runner.executors import AgentExecutor, Isolation, ThreadExecutor, check_isolation
 from agentlightning.runner.heartbeat import AttemptHeartbeats, Heartbeat, HeartbeatMode, HeldAttempts, check_mode
 from agentlightning.runner.outcome import Ending, PolicyFaults, check_policy_faults
-from agentlightning.runner.results import RewardFn, check_dimensions
+from agentlightning.runner.results import RewardFn, check_dimensions, check_reward_fn
 from agentlightning.store.base import LightningStore
 from agentlightning.store.wrappers import complete
 from agentlightning.tracer.base import Tracer
@@ -92,8 +92,6 @@ class LitAgentRunner(Runner[T]):
         _check_at_least("concurrency", concurrency, 1)
         if max_rollouts is not None:
             _check_at_least("max_rollouts", max_rollouts, 0)
-        if reward_fn is not None and not callable(reward_fn):
-            raise TypeError(f"reward_fn must be callable; got {reward_fn!r}")
         self._tracer = tracer
         self._max_rollouts = max_rollouts
         self._poll_interval = poll_interval
@@ -102,7 +100,7 @@ class LitAgentRunner(Runner[T]):
         self._heartbeat_mode: HeartbeatMode = check_mode(heartbeat_launch_mode)
         self._heartbeat_include_gpu = heartbeat_include_gpu
         self._concurrency = concurrency
-        self._reward_fn = reward_fn
+        self._reward_fn = check_reward_fn(reward_fn)
         self._reward_dimensions = check_dimensions(reward_dimensions)
         self._policy_faults = check_policy_faults(policy_faults)
         self._isolation: Isolation = check_isolation(isolation)

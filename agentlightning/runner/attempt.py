@@ -77,10 +77,7 @@ class ResourceCache:
         if key in self._kept:
             return self._kept[key]
         try:
-            if id is None:
-                update = await self._answer(lambda: self._store.get_latest_resources(run_id=rollout.run_id))
-            else:
-                update = await self._answer(lambda: self._store.get_resources_by_id(id, version))
+            update = await retry_for(self._store_unreachable_timeout, lambda: self._named_by(rollout), "resources")
         except (OSError, BusyError) as error:
             raise StoreAway(f"The store did not give the resources of rollout {rollout.rollout_id}: {error}") from error
         if update is not None:
@@ -103,10 +100,10 @@ class ResourceCache:
             )
         return {}
 
-    async def _answer(
-        self, ask: Callable[[], Coroutine[object, object, ResourcesUpdate | None]]
-    ) -> ResourcesUpdate | None:
-        return await retry_for(self._store_unreachable_timeout, ask, "resources")
+    def _named_by(self, rollout: AttemptedRollout) -> Coroutine[object, object, ResourcesUpdate | None]:
+        if rollout.resources_id is None:
+            return self._store.get_latest_resources(run_id=rollout.run_id)
+        return self._store.get_resources_by_id(rollout.resources_id, rollout.resources_version)
 
 
 class _Outage:

@@ -92,12 +92,7 @@ FREE_SECONDS = 5.0
 
 
 def check_isolation(isolation: str) -> Isolation:
-    """Return the isolation if it is one.
-
-    Raises:
-        ValueError: it is none.
-        RuntimeError: this system cannot end a process with all that it has started.
-    """
+    """Return the isolation if it is one."""
     if isolation == "process" and not hasattr(os, "killpg"):
         raise RuntimeError(
             "isolation='process' needs process groups, which this system does not have (POSIX only); use 'thread'"

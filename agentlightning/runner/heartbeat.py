@@ -28,11 +28,7 @@ SHORTEST_WAIT = 0.01
 
 
 def check_mode(mode: str) -> HeartbeatMode:
-    """Return the mode if it is one.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """Return the mode if it is one."""
     for known in get_args(HeartbeatMode):
         if mode == known:
             return known

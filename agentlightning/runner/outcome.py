@@ -36,11 +36,11 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 from agentlightning.emitter.reward_values import USABLE_REWARD, as_number, as_reward
-from agentlightning.errors import AgentLightningError, ConflictError, PolicyFault, RewardError, ServiceError
-from agentlightning.litagent.command.process import ProgramResultError, ProgramTimedOut
+from agentlightning.errors import ConflictError, PolicyFault, RewardError, ServiceError
+from agentlightning.litagent.litagent import AgentFault
 from agentlightning.semconv import BUDGET_EXHAUSTED, RAW_SPAN, LightningCallAttributes
 from agentlightning.store.base import LightningStore, request_token
 from agentlightning.store.rules.lifecycle import SPANS_LOST, STOPPED, STORE_UNREACHABLE
@@ -65,10 +65,8 @@ PolicyFaults = Mapping[type[Exception], float]
 """Exception classes that are the policy's fault, and what each earns."""
 
 
-class AttemptFault(AgentLightningError, RuntimeError):
+class AttemptFault(AgentFault, RuntimeError):
     """An attempt failed for a reason of ours, not by an exception of the agent's."""
-
-    reason = "exception"
 
 
 class InvalidResult(AttemptFault, TypeError, ValueError):
@@ -138,19 +136,15 @@ def ending_of(error: BaseException, policy_faults: PolicyFaults) -> Ending:
     """Return how an attempt ends that was left by this exception. Never a success."""
     error = readable(error)
     described = describe(error)
-    if isinstance(error, (TimeLimitExceeded, ProgramTimedOut)):
-        return Ending("timeout", "cancelled", "timeout", described, cause=error)
-    if isinstance(error, AgentCancelled):
-        return Ending("failed", "cancelled", error.reason, described, cause=error)
     if isinstance(error, (asyncio.CancelledError, KeyboardInterrupt)):
         return Ending("failed", "cancelled", STOPPED, described, cause=error)
-    if isinstance(error, AttemptFault):
-        return Ending("failed", "infrastructure_fault", error.reason, described, cause=error)
+    if isinstance(error, AgentFault):  # it says so itself
+        status = "timeout" if error.reason == "timeout" else "failed"
+        outcome = "cancelled" if error.reason in ("timeout", "cancelled") else "infrastructure_fault"
+        return Ending(status, outcome, error.reason, described, cause=error)
     if isinstance(error, TraceDeliveryError):
         reason = SPANS_LOST if error.unanswered else "spans_refused"
         return Ending("failed", "infrastructure_fault", reason, described, cause=error)
-    if isinstance(error, ProgramResultError):
-        return Ending("failed", "infrastructure_fault", "invalid_result", described, cause=error)
     if isinstance(error, PolicyFault):
         earned = error.reward
     else:  # what a fault of the policy earns, by the nearest class in the mapping
@@ -191,24 +185,24 @@ def agents_part(error: BaseException) -> TracebackType | None:
     return part or error.__traceback__
 
 
-def check_policy_faults(policy_faults: PolicyFaults | None) -> dict[type[Exception], float]:
-    """Return the mapping if it is one.
-
-    Raises:
-        TypeError: a key is no exception class.
-        ValueError: a reward is not finite, or more than 1e15 in size.
-    """
-    for cls, reward in (policy_faults or {}).items():
+def check_policy_faults(policy_faults: object) -> dict[type[Exception], float]:
+    """Return which exceptions are the policy's fault, and what each earns; an error names what is not."""
+    if policy_faults is not None and not isinstance(policy_faults, Mapping):
+        raise TypeError(f"policy_faults must be a dict such as {{ValueError: 0.0}}; got {policy_faults!r}")
+    faults = dict(cast("Mapping[Any, Any]", policy_faults or {}))
+    for cls, reward in faults.items():
         if not (isinstance(cls, type) and issubclass(cls, Exception)):
             raise TypeError(
                 f"policy_faults maps exception classes to rewards, such as {{ValueError: 0.0}}; got {cls!r}"
             )
+        if isinstance(reward, bool) or as_number(reward) is None:
+            raise TypeError(f"policy_faults[{cls!r}] must be a number, the reward of such a fault; got {reward!r}")
         if as_reward(reward) is None:
             raise ValueError(
                 f"policy_faults: the reward for {cls.__name__} must be finite; got {as_number(reward)}, expected "
                 f"{USABLE_REWARD}"
             )
-    return dict(policy_faults or {})
+    return faults
 
 
 # --- the report ------------------------------------------------------------------------------------------------------

@@ -30,6 +30,15 @@ _NAMES = ("output", "task", "expected", "rollout", "spans")
 _LISTED = (ReadableSpan, Span, SpanCoreFields, Triplet)
 
 
+def check_reward_fn(reward_fn: object) -> RewardFn | None:
+    """Return what gives the reward for results that are none; a TypeError says what it is if it cannot be called."""
+    if isinstance(reward_fn, type):
+        raise TypeError(f"reward_fn must be a function or an object that can be called; got the class {reward_fn!r}")
+    if reward_fn is not None and not callable(reward_fn):
+        raise TypeError(f"reward_fn must be callable, such as (output, task) -> float; got {reward_fn!r}")
+    return reward_fn
+
+
 def is_result(value: object) -> bool:
     """True for what needs no `reward_fn`: None, a number, a list of spans or triplets."""
     if value is None or as_number(value) is not None:
@@ -56,12 +65,7 @@ def _span(name: str, attributes: Attributes, rollout: AttemptedRollout) -> Span:
 
 
 def check_dimensions(names: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the names of rewards that agents may return by name, the one to learn from first.
-
-    Raises:
-        TypeError: they are no list of texts.
-        ValueError: one is empty or given twice.
-    """
+    """Return the names of rewards that agents may return by name, the one to learn from first."""
     given: Any = () if names is None else names
     if isinstance(given, (str, bytes)) or not all(isinstance(name, str) for name in given):
         raise TypeError(f"reward_dimensions must be a list of names, the one to learn from first; got {given!r}")

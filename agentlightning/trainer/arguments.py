@@ -1,4 +1,8 @@
-"""What the Trainer is called with: old names, unknown names, and values out of their range."""
+"""What the Trainer is called with: old names, unknown names, and values out of their range.
+
+Each check names the setting in a `TypeError` for something of another kind, and in a `ValueError` for a value that is
+out of its range or would have no effect; those that return a value return it in the form that the Trainer keeps.
+"""
 
 from __future__ import annotations
 
@@ -73,22 +77,14 @@ def resolve_alias(old_name: str, old: object, new_name: str, new: object) -> Any
 
 
 def same_setting(name: str, value: object, other_name: str, other: object) -> Any:
-    """Return the value of a setting that has two names.
-
-    Raises:
-        TypeError: both are given and differ.
-    """
+    """Return the value of a setting that has two names."""
     if value is not None and other is not None and value is not other and value != other:
         raise TypeError(f"{name} and {other_name} are two names of one setting and differ: {value!r}, {other!r}")
     return other if value is None else value
 
 
 def check_hooks(hooks: object) -> tuple[Hook, ...]:
-    """Return hooks as a tuple: of none, of one, of a sequence.
-
-    Raises:
-        TypeError: one is no `Hook`, says which; or a callback asks for something that it is not told.
-    """
+    """Return hooks as a tuple: of none, of one, of a sequence."""
     if hooks is None:
         return ()
     if isinstance(hooks, Hook):
@@ -107,11 +103,7 @@ def check_hooks(hooks: object) -> tuple[Hook, ...]:
 
 
 def check_resources(resources: object, setting: str = "initial_resources") -> NamedResources | None:
-    """Return resources by name.
-
-    Raises:
-        TypeError: it is no mapping of names to resources; says which entry.
-    """
+    """Return resources by name."""
     if resources is None:
         return None
     if not isinstance(resources, Mapping):
@@ -129,12 +121,7 @@ def check_resources(resources: object, setting: str = "initial_resources") -> Na
 
 
 def check_rollout_config(config: object) -> RolloutConfig | None:
-    """Return the limits of rollouts, out of a `RolloutConfig` or a dict of its fields.
-
-    Raises:
-        TypeError: it is neither, or has a field that there is not; names the nearest right one.
-        ValueError: a value is out of its range, or would have no effect beside the others.
-    """
+    """Return the limits of rollouts, out of a `RolloutConfig` or a dict of its fields."""
     if config is None:
         return None
     if isinstance(config, Mapping):
@@ -177,11 +164,7 @@ def check_rollout_config(config: object) -> RolloutConfig | None:
 
 
 def check_run_id(run_id: object) -> str | None:
-    """Return the name of a run.
-
-    Raises:
-        TypeError, ValueError: it is no text, or an empty one.
-    """
+    """Return the name of a run."""
     if run_id is not None and not isinstance(run_id, str):
         raise TypeError(f"run_id must be a text that names the run; got {run_id!r}")
     if run_id == "":
@@ -189,55 +172,15 @@ def check_run_id(run_id: object) -> str | None:
     return run_id
 
 
-def check_reward_fn(reward_fn: object) -> Any:
-    """Return what gives the reward for results that are none.
-
-    Raises:
-        TypeError: it cannot be called, or is a class.
-    """
-    if isinstance(reward_fn, type):
-        raise TypeError(f"reward_fn must be a function or an object that can be called; got the class {reward_fn!r}")
-    if reward_fn is not None and not callable(reward_fn):
-        raise TypeError(f"reward_fn must be callable, such as (output, task) -> float; got {reward_fn!r}")
-    return reward_fn
-
-
-def check_faults(policy_faults: object) -> dict[type[Exception], float] | None:
-    """Return which exceptions are the policy's fault, and what each earns.
-
-    Raises:
-        TypeError, ValueError: it is no mapping of exception classes to finite numbers.
-    """
-    if policy_faults is None:
-        return None
-    from agentlightning.runner.outcome import check_policy_faults
-
-    if not isinstance(policy_faults, Mapping):
-        raise TypeError(f"policy_faults must be a dict such as {{ValueError: 0.0}}; got {policy_faults!r}")
-    rewards = cast("Mapping[Any, Any]", policy_faults)
-    for kind, reward in rewards.items():
-        if isinstance(reward, bool) or not isinstance(reward, int | float):
-            raise TypeError(f"policy_faults[{kind!r}] must be a number, the reward of such a fault; got {reward!r}")
-    return check_policy_faults(rewards)
-
-
 def check_progress(progress: Any) -> Style:
-    """Return how progress is shown.
-
-    Raises:
-        ValueError: there is no such way.
-    """
+    """Return how progress is shown."""
     return check_choice("progress", progress, get_args(Style))
 
 
 def check_algorithm_uses(
     algorithm: Algorithm | None, given: Mapping[str, object], config: RolloutConfig | None, progress: Style
 ) -> None:
-    """Check that the algorithm makes use of what was given for it, and that the limits do not contradict it.
-
-    Raises:
-        ValueError: it does not; names the setting.
-    """
+    """Check that the algorithm makes use of what was given for it, and that the limits do not contradict it."""
     if algorithm is None:
         return
     unused = [name for name, value in given.items() if value is not None and name in algorithm.unused_parts()]
@@ -253,11 +196,7 @@ def check_algorithm_uses(
 
 
 def check_nothing_needs_an_algorithm(given: Mapping[str, object], strategy: ExecutionStrategy) -> None:
-    """Check that nothing was given that only an algorithm in this process could use.
-
-    Raises:
-        ValueError: something was; names it.
-    """
+    """Check that nothing was given that only an algorithm in this process could use."""
     unused = [name for name, value in given.items() if value is not None]
     if unused and getattr(strategy, "role", "both") != "runner":
         raise ValueError(
@@ -288,11 +227,7 @@ def _warn(text: str) -> None:
 
 
 def check_children_can_import(method: str | None, *parts: object) -> None:
-    """Check that nothing which is sent to a spawned child is defined where the child cannot import it: in a cell.
-
-    Raises:
-        TypeError: something is; names it and the ways out.
-    """
+    """Check that nothing which is sent to a spawned child is defined where the child cannot import it: in a cell."""
     if method in (None, "fork") or getattr(sys.modules["__main__"], "__file__", None) is not None:
         return
     for part in parts:

@@ -150,7 +150,7 @@ class AlgorithmSide:
         algorithm.set_store(view)
         algorithm.set_adapter(self.adapter)
         algorithm.set_rollout_config(self.rollout_config)
-        tracking = RunTracking(self.trackers, self.run_id, *self._recorded())
+        tracking = RunTracking(self.trackers, self.run_id, self._recorded)
         run_log = RunLog(complete(store), self.run_id, tell=tracking.tell)
         algorithm.set_run_log(run_log)
         if self.initial_resources is not None:
@@ -253,15 +253,15 @@ _READ_SECONDS = 2.0
 
 
 class RunTracking:
-    """Tells trackers of one run. Without any it does nothing."""
+    """Tells trackers of one run, of which `about` gives the algorithm's name and the settings. Without any it does
+    nothing."""
 
     def __init__(
-        self, trackers: Sequence[Tracker], run_id: str | None, algorithm: str | None, config: dict[str, Any]
+        self, trackers: Sequence[Tracker], run_id: str | None, about: Callable[[], tuple[str | None, dict[str, Any]]]
     ) -> None:
         self.result: Any = None
         """What the algorithm returned."""
-        self._trackers, self._run_id = trackers, run_id or ""
-        self._algorithm, self._config = algorithm, config
+        self._trackers, self._run_id, self._about = trackers, run_id or "", about
         self._feeds: Feeds | None = None
 
     def tell(self, records: Sequence[RunRecord]) -> None:
@@ -280,7 +280,7 @@ class RunTracking:
 
         run = await _run_of(run_log)
         resumed = run is not None and run.starts > 1
-        about = TrackedRun(self._run_id, self._algorithm, self._config, versions(), resumed=resumed)
+        about = TrackedRun(self._run_id, *self._about(), versions(), resumed=resumed)
         self._feeds = Feeds(self._trackers, about)
         try:
             yield

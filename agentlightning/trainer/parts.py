@@ -200,11 +200,7 @@ def _serving(spec: Any) -> Any:
 
 
 def check_serves(runner: Runner[Any]) -> None:
-    """Check that a runner serves the queue.
-
-    Raises:
-        TypeError: its class has no `iter` of its own; says what to derive from.
-    """
+    """Check that a runner serves the queue."""
     kind: Any = type(runner)
     if kind.iter is cast("Any", Runner).iter:
         from agentlightning.runner.agent import overrides_only_execute
@@ -225,9 +221,6 @@ def replicas(
     """Return `count` runners, the first one among them: built anew, or copied where the first was given as it is.
 
     The first alone where each runner has a process, or may have one and cannot be copied.
-
-    Raises:
-        TypeError: they share a process, and it was given as an instance and cannot be copied.
     """
     runners = [first]
     while len(runners) < count and share_process is not False:
@@ -248,11 +241,7 @@ def replicas(
 def check_settings_are_used(
     runner: Runner[Any], spec: object, settings: dict[str, object], tracer: Tracer | None
 ) -> None:
-    """Check that a runner that was given ready-made, or by a factory, has what the Trainer was told of it.
-
-    Raises:
-        ValueError: a setting would have no effect; names it.
-    """
+    """Check that a runner that was given ready-made, or by a factory, has what the Trainer was told of it."""
     ready_made = spec is runner or (callable(spec) and not isinstance(spec, type))
     named = () if ready_made else inspect.signature(type(runner)).parameters
     given = settings if tracer is None else {**settings, "tracer": tracer}
@@ -271,11 +260,7 @@ _PORT = LightningEnvVar.AGL_SERVER_PORT.value
 
 
 def named_store(text: str) -> LightningStore | None:
-    """Return the store that a string such as `sqlite:///run.db` names; None for an import path.
-
-    Raises:
-        ValueError: it is neither.
-    """
+    """Return the store that a string such as `sqlite:///run.db` names; None for an import path."""
     return store_from_spec(text) if is_store_spec(text) or "." not in text else None
 
 
@@ -284,9 +269,6 @@ def default_store(strategy: ExecutionStrategy) -> LightningStore:
 
     That is `AGENT_LIGHTNING_STORE_URL`; without it, where processes need a store that they share, the one at
     `AGL_SERVER_HOST` and `AGL_SERVER_PORT`, if one of them is set.
-
-    Raises:
-        ValueError: the variable holds no http address.
     """
     from agentlightning.store.memory import InMemoryLightningStore
 
@@ -331,9 +313,6 @@ def check_address_is_used(spec: object, strategy: ExecutionStrategy) -> None:
     """Check that settings of a server were not given to a strategy that serves no store.
 
     Where only the environment says so (`AGL_MANAGED_STORE=0`), as for a program that runs here and there, it warns.
-
-    Raises:
-        ValueError: they were, beside `managed_store=False`; names them.
     """
     if not isinstance(spec, dict) or getattr(strategy, "managed_store", True):
         return
@@ -348,11 +327,7 @@ def check_address_is_used(spec: object, strategy: ExecutionStrategy) -> None:
 
 
 def check_shared(store: LightningStore, strategy: ExecutionStrategy) -> None:
-    """Check that a store which is handed to several processes as it is holds the same data in all of them.
-
-    Raises:
-        ValueError: it does not.
-    """
+    """Check that a store which is handed to several processes as it is holds the same data in all of them."""
     if getattr(strategy, "managed_store", True) or strategy.runners_share_process:
         return
     capabilities = store.capabilities

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from agentlightning.algorithm.base import Algorithm
 from agentlightning.litagent.decorator import as_agent
 from agentlightning.litagent.litagent import LitAgent
-from agentlightning.trainer.arguments import check_algorithm_uses, check_reward_fn
+from agentlightning.trainer.arguments import check_algorithm_uses
 from agentlightning.trainer.init_utils import ComponentSpec
 from agentlightning.trainer.parts import TrainerParts, check_settings_are_used
 from agentlightning.trainer.registry import short_name
@@ -110,6 +110,8 @@ class TrainerShorthand(TrainerParts):
             algorithm: Any = twin.algorithm
             twin.algorithm = _with_iterations(algorithm, max_iterations)
         if reward_fn is not None:
+            from agentlightning.runner.results import check_reward_fn
+
             twin.reward_fn = check_reward_fn(reward_fn)
             twin.runner = twin._make_runner(twin._runner_spec)
             check_settings_are_used(twin.runner, twin._runner_spec, twin._runner_settings(), None)
@@ -119,22 +121,22 @@ class TrainerShorthand(TrainerParts):
             logger.warning("There is no val_dataset: the prompts are chosen by the tasks that the search learns from")
             val_dataset = dataset
 
-        async def fitted() -> Any:
-            return self._fit_as(twin, runner, dataset, val_dataset)
+        def fitted() -> Any:
+            trainer: Any = self
+            try:
+                twin.fit(runner, dataset, val_dataset=val_dataset)
+            finally:
+                trainer.result = twin.result
+            return twin.result
+
+        async def fitted_later() -> Any:
+            return fitted()
 
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            return self._fit_as(twin, runner, dataset, val_dataset)
-        return fitted()
-
-    def _fit_as(self, twin: Any, agent: Any, train: Any, val: Any) -> Any:
-        trainer: Any = self
-        try:
-            twin.fit(agent, train, val_dataset=val)
-        finally:
-            trainer.result = twin.result
-        return twin.result
+            return fitted()
+        return fitted_later()
 
 
 def _with_iterations(algorithm: Algorithm, count: int) -> Algorithm:

@@ -24,11 +24,9 @@ from agentlightning.trackers.tracker import Tracker
 from agentlightning.trainer.arguments import (
     check_algorithm_uses,
     check_children_can_import,
-    check_faults,
     check_nothing_needs_an_algorithm,
     check_progress,
     check_resources,
-    check_reward_fn,
     check_rollout_config,
     check_run_id,
     refuse_unknown,
@@ -37,7 +35,6 @@ from agentlightning.trainer.arguments import (
     same_setting,
     tell_of_old_settings,
 )
-from agentlightning.trainer.bundles import settings_of
 from agentlightning.trainer.datasets import as_dataset
 from agentlightning.trainer.follow import RunReport
 from agentlightning.trainer.init_utils import ComponentSpec
@@ -147,7 +144,8 @@ class Trainer(TrainerShorthand, TrainerLegacy, Generic[ResultT]):
         progress: Style = "auto",
         trackers: TrackerSpec | Sequence[TrackerSpec] = None,
     ) -> None:
-        from agentlightning.runner.results import check_dimensions
+        from agentlightning.runner.outcome import check_policy_faults
+        from agentlightning.runner.results import check_dimensions, check_reward_fn
 
         self.worker_id: int | None = None
         self.result: ResultT = cast("ResultT", None)
@@ -169,7 +167,7 @@ class Trainer(TrainerShorthand, TrainerLegacy, Generic[ResultT]):
         self.daemon = daemon
         self.reward_fn = check_reward_fn(reward_fn)
         self.reward_dimensions = check_dimensions(reward_dimensions)
-        self.policy_faults = check_faults(policy_faults)
+        self.policy_faults = None if policy_faults is None else check_policy_faults(policy_faults)
         self.rollout_config = check_rollout_config(rollout_config)
         self.run_id = check_run_id(run_id)
         self.progress: Style = check_progress(progress)
@@ -326,7 +324,7 @@ class Trainer(TrainerShorthand, TrainerLegacy, Generic[ResultT]):
         run_id: str | None,
     ) -> Any:
         from agentlightning.algorithm.evaluator import Evaluator
-        from agentlightning.trainer.bundles import AlgorithmSide, RunnerSide
+        from agentlightning.trainer.bundles import AlgorithmSide, RunnerSide, settings_of
 
         train, val = None, None
         if getattr(self.strategy, "role", "both") != "runner":  # there nobody would look at them

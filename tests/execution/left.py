@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -32,12 +32,14 @@ def assert_gone(processes: Iterable[psutil.Process | int]) -> None:
 
 
 class Program:
-    """A module of the tests in a session of its own, as a shell would start it."""
+    """A module of the tests in a session of its own, as a shell would start it; `prefix` is a command that runs it."""
 
-    def __init__(self, module: str, *arguments: str) -> None:
+    def __init__(
+        self, module: str, *arguments: str, prefix: Sequence[str] = (), env: Mapping[str, str] | None = None
+    ) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
-            cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+            [*prefix, sys.executable, "-m", module, *arguments], cwd=ROOT, env=None if env is None else dict(env),
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
         )  # fmt: skip
         self.lines: list[str] = []
         self.family: list[psutil.Process] = []

@@ -8,7 +8,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,41 +19,24 @@ import pytest
 from agentlightning.execution import stop_run
 from agentlightning.store import InMemoryLightningStore, LightningStoreClient, LightningStoreServer
 from agentlightning.utils.http.sockets import listen
-from tests.execution.left import LIMIT_SECONDS, ROOT, lives
+from tests.execution.left import LIMIT_SECONDS, Program, lives
 from tests.stubs.ports import free_port
 
 pytestmark = pytest.mark.slow
 REWARDS = "[0.1, 0.2, 0.3]"
 
 
-class Machine:
+class Machine(Program):
     """`machine_program.py` with the environment of one machine."""
 
     def __init__(self, role: str, port: int, *, prefix: tuple[str, ...] = (), **environment: str) -> None:
         own = {"AGL_CURRENT_ROLE": role, "AGL_SERVER_HOST": "127.0.0.1", "AGL_SERVER_PORT": str(port)}
-        self.process = subprocess.Popen(
-            [*prefix, sys.executable, "-m", "tests.execution.machine_program"],
-            cwd=ROOT,
-            env={**os.environ, **own, **environment},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        self.lines: list[str] = []
-
-    def until(self, words: str) -> str:
-        """Read what it prints until a line holds the words."""
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.append(line)
-            if words in line:
-                return line
-        raise AssertionError(f"it ended without saying {words!r}:\n{''.join(self.lines)}")
+        super().__init__("tests.execution.machine_program", prefix=prefix, env={**os.environ, **own, **environment})
 
     def end(self) -> tuple[int, str]:
         """Wait for its end; return its exit code and all that it printed."""
-        self.lines.append(self.process.communicate(timeout=LIMIT_SECONDS)[0])
-        return self.process.returncode, "".join(self.lines)
+        output = self.output()
+        return self.process.returncode, output
 
 
 @pytest.fixture
@@ -67,8 +49,7 @@ def start() -> Iterator[Callable[..., Machine]]:
 
     yield started
     for machine in machines:
-        machine.process.kill()
-        machine.process.communicate()
+        machine.close()
 
 
 def family(machine: Machine) -> list[psutil.Process]:

@@ -36,7 +36,7 @@ async def test_a_store_is_not_asked_for_open_work_once_the_run_is_stopped() -> N
         Interrupts(asyncio.get_running_loop()),
         INTERRUPTED,
         INTERRUPTED,
-        open_work=[OpenWork(Closed())],
+        open_work=OpenWork(Closed()),
     )
     assert await supervision.conduct(algorithm()) == "done"
 

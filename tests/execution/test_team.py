@@ -11,7 +11,7 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.execution.children import ChildExit
-from agentlightning.execution.team import EndAttempts
+from agentlightning.execution.team import end_attempts
 from agentlightning.runner.base import worker_label
 from agentlightning.store import InMemoryLightningStore, LightningStore
 from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
@@ -108,8 +108,8 @@ async def test_what_a_dead_worker_had_in_hand_is_queued_again_and_what_had_ended
         done = claims.pop()
         await store.update_attempt(done.rollout_id, done.attempt.attempt_id, status="succeeded", outcome="scored")
 
-        assert await EndAttempts(store)(exit_) == {claim.rollout_id for claim in claims}
-        assert await EndAttempts(store)(exit_) == frozenset()
+        assert await end_attempts(store, {exit_.worker_id}, exit_.describe()) == {claim.rollout_id for claim in claims}
+        assert await end_attempts(store, {exit_.worker_id}, exit_.describe()) == frozenset()
 
         for claim in claims:
             rollout = await store.get_rollout_by_id(claim.rollout_id)

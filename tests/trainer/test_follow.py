@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import pty
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
-from agentlightning.trainer.follow import RunReport, quantile
+from agentlightning.trainer.follow import RunReport, followed, quantile
 from agentlightning.types import RolloutEvent
 from tests.trainer.parts import run_tasks, tenth
 
@@ -109,6 +110,25 @@ def test_what_the_algorithm_raises_is_summed_up_too(caplog: pytest.LogCaptureFix
     with caplog.at_level(logging.INFO, "agentlightning"), pytest.raises(OverflowError):
         agl.Trainer(algorithm=broken, strategy="shm").fit(tenth)
     assert "1 rollouts in" in caplog.text
+
+
+async def test_what_ends_before_the_first_question_for_changes_is_answered_is_counted() -> None:
+    class Reticent(agl.InMemoryLightningStore):
+        async def query_events(self, *args: Any, timeout: float = 0.0, **kwargs: Any) -> Any:
+            if timeout:
+                await asyncio.Event().wait()
+            return await super().query_events(*args, **kwargs)
+
+    async def ended(task: int) -> None:
+        rollout = await store.start_rollout(task)
+        await store.update_attempt(rollout.rollout_id, rollout.attempt.attempt_id, status="succeeded")
+
+    report, store = RunReport("run a", "memory"), Reticent()
+    await ended(1)
+    async with followed(report, store, "plain", live=False):
+        await ended(2)
+        await ended(3)
+    assert len(report.ended) == 2, "the one before the body is not of this start"
 
 
 def test_a_store_that_tells_of_no_changes_is_no_hindrance(caplog: pytest.LogCaptureFixture) -> None:

@@ -14,6 +14,7 @@ import socket
 import threading
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, get_args
 from urllib.parse import urlsplit
@@ -26,27 +27,21 @@ from agentlightning.execution.address import DEFAULT_PORT, LOOPBACK, Address
 from agentlightning.execution.base import (
     AlgorithmBundle,
     ExecutionStrategy,
-    OpenWork,
     RunnerBundle,
     check_choice,
     check_count,
     check_port,
     check_seconds,
-    note_interrupt,
 )
 from agentlightning.execution.children import ChildTask
 from agentlightning.execution.ray.team import AskingEvent, RayActors
 from agentlightning.execution.roles import (
+    AlgorithmRole,
     RunnerTask,
-    algorithm_watchers,
-    outage_of,
-    own_connection,
-    served,
 )
-from agentlightning.execution.run_state import OpenedRun
 from agentlightning.execution.stall import DEFAULT_SECONDS, OnStall, StallPolicy
 from agentlightning.execution.supervisor import Patience, Supervision
-from agentlightning.execution.team import EndAttempts, ProcessTeam, part_not_pickled
+from agentlightning.execution.team import ProcessTeam, part_not_pickled
 from agentlightning.store.base import LightningStore
 from agentlightning.utils.concurrency.interrupts import Interrupts
 from agentlightning.utils.concurrency.loops import run
@@ -163,7 +158,6 @@ class RayExecutionStrategy(ExecutionStrategy):
             try:
                 return run(lambda interrupts: self._conduct(algorithm, runner, store, server, team, interrupts))
             finally:
-                note_interrupt(self, algorithm)
                 event.set()
                 actors.close()
 
@@ -176,28 +170,12 @@ class RayExecutionStrategy(ExecutionStrategy):
         team: ProcessTeam,
         interrupts: Interrupts,
     ) -> Any:
-        async with own_connection(server or store, outage_of(algorithm)) as connection:
-            opened_run = OpenedRun(algorithm)
-            if server is not None:
-                await opened_run.open(connection)
-            stall = StallPolicy(self.stall_timeout, self.on_stall)
-            supervision = Supervision(
-                team=team,
-                event=team.event,
-                interrupts=interrupts,
-                patience=Patience(self.graceful_timeout, *[self.terminate_timeout] * 3),
-                hasty=INTERRUPTED,
-                open_work=[OpenWork.of(algorithm, connection, runner)],
-                watchers=algorithm_watchers(opened_run, connection, team.event, stall),
-            )
-            team.settle = EndAttempts(connection)
-            async with served(server):
-                team.start()
-                async with opened_run.ending(connection, lambda: supervision.interrupted):
-                    try:
-                        return await supervision.conduct(opened_run(connection, team.event))
-                    finally:
-                        self.interrupted = supervision.interrupted
+        patience = Patience(self.graceful_timeout, *[self.terminate_timeout] * 3)
+        supervision = Supervision(team, team.event, interrupts, patience, INTERRUPTED)
+        supervision.on_interrupt = partial(self.note_interrupt, algorithm)
+        team.start()
+        role = AlgorithmRole(algorithm, StallPolicy(self.stall_timeout, self.on_stall))
+        return await role.conduct(supervision, store, server, runner=runner)
 
     def _address(self, cluster: Cluster) -> Address:
         port = DEFAULT_PORT if self.server_port is None else self.server_port

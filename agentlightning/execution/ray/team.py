@@ -142,11 +142,9 @@ class RayActors:
         timer.start()
 
     def filenos(self) -> list[int]:
-        """What to wait for."""
         return [self._reader.fileno()]
 
     def collect(self) -> list[ChildExit]:
-        """Return those actors that have ended, each once."""
         with contextlib.suppress(BlockingIOError):
             while self._reader.recv(4096):
                 continue
@@ -186,7 +184,6 @@ class RayActors:
             self._kill(actor, signum)
 
     def close(self) -> None:
-        """Kill what is left. May be called twice."""
         for actor in self._actors.values():
             actor.timer.cancel()
             self._kill(actor, signal.SIGKILL)

@@ -140,11 +140,7 @@ LEAST_OUTPUT_BYTES = 1024
 
 
 def check_command(command: Any) -> tuple[str, ...]:
-    """Return the program and its arguments.
-
-    Raises:
-        TypeError, ValueError: it is no list of texts.
-    """
+    """Return the program and its arguments."""
     if isinstance(command, (str, bytes)) or not isinstance(command, Sequence):
         example = command.split() if isinstance(command, str) else ["node", "agent.js"]
         raise TypeError(
@@ -163,22 +159,14 @@ def check_command(command: Any) -> tuple[str, ...]:
 
 
 def check_task(task: Any) -> TaskPlace:
-    """Return where the task goes.
-
-    Raises:
-        ValueError: it is no such place.
-    """
+    """Return where the task goes."""
     if task not in get_args(TaskPlace):
         raise ValueError(f"task must be one of {', '.join(get_args(TaskPlace))}; got {task!r}")
     return task
 
 
 def check_reward(reward: object) -> RewardSource | dict[int, float]:
-    """Return where the reward comes from.
-
-    Raises:
-        TypeError, ValueError: it is no source, and no mapping of exit codes to finite numbers.
-    """
+    """Return where the reward comes from."""
     if callable(reward):
         raise TypeError(
             f"reward={reward!r}: a function that scores goes to the Trainer as reward_fn=..., and here stands "
@@ -201,11 +189,7 @@ def check_reward(reward: object) -> RewardSource | dict[int, float]:
 
 
 def check_env(env: object) -> dict[str, str]:
-    """Return variables of the user's own.
-
-    Raises:
-        TypeError, ValueError: it is no mapping of names to texts, or names one that is set for each attempt.
-    """
+    """Return variables of the user's own."""
     if env is None:
         return {}
     if not isinstance(env, Mapping):
@@ -220,11 +204,7 @@ def check_env(env: object) -> dict[str, str]:
 
 
 def check_pass_env(names: object) -> tuple[str, ...]:
-    """Return names of variables to pass on.
-
-    Raises:
-        TypeError, ValueError: it is no list of names, or holds one that is set for each attempt.
-    """
+    """Return names of variables to pass on."""
     if isinstance(names, (str, bytes)) or not isinstance(names, Sequence):
         raise TypeError(f"pass_env must be a list of names of variables; got {names!r}")
     for name in cast("Sequence[Any]", names):
@@ -242,11 +222,7 @@ def _check_variable(setting: str, name: str) -> None:
 
 
 def check_limits(timeout_seconds: Any, stop_seconds: Any, max_output_bytes: Any) -> ProgramLimits:
-    """Return the bounds of a run.
-
-    Raises:
-        TypeError, ValueError: one is no number, or out of its range.
-    """
+    """Return the bounds of a run."""
     if timeout_seconds is not None:
         _check_seconds("timeout_seconds", timeout_seconds, zero=False)
     _check_seconds("stop_seconds", stop_seconds, zero=True)
@@ -278,11 +254,7 @@ class ProgramUser:
 
 
 def check_user(user: object) -> str | int | None:
-    """Return the setting.
-
-    Raises:
-        TypeError, ValueError: it is no name and no number of a user, or it is root.
-    """
+    """Return the setting."""
     if user is None:
         return None
     if isinstance(user, bool) or not isinstance(user, (str, int)):

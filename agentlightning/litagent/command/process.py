@@ -15,6 +15,7 @@ from typing_extensions import override
 from agentlightning.errors import AgentLightningError
 from agentlightning.field_help import explain_fields
 from agentlightning.litagent.command.keeper import KeptProgram, start_kept
+from agentlightning.litagent.litagent import AgentFault
 
 DRAIN_SECONDS = 0.5
 """How long output is still read after the program has ended, in case it left others behind that hold its pipes."""
@@ -27,12 +28,16 @@ class ProgramFailed(AgentLightningError, RuntimeError):
     """The program could not be started, or ended with an exit code that says it failed."""
 
 
-class ProgramTimedOut(AgentLightningError, TimeoutError):
+class ProgramTimedOut(AgentFault, TimeoutError):
     """The program ran past the time limit of its `CommandAgent`."""
 
+    reason = "timeout"
 
-class ProgramResultError(AgentLightningError, ValueError):
+
+class ProgramResultError(AgentFault, ValueError):
     """The program ended well and did not say its reward in the form that was agreed."""
+
+    reason = "invalid_result"
 
 
 @explain_fields

@@ -18,8 +18,7 @@ _MACHINERY = (
     "threading.py",
     "concurrency/loop_thread.py",
     "concurrency/loops.py",
-    "run/roles.py",
-    "run/run_end.py",
+    "execution/roles.py",
 )
 """Files, as they are shown, that say nothing of what is waited for."""
 
