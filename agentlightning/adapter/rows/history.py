@@ -60,9 +60,10 @@ class History:
         """
         if (number := self._prompts.get(_asked(conversation))) is not None:
             return self._compared(number, conversation)
-        last = next((line for line in reversed(conversation.lines) if line in self._answers), None)
+        lines = conversation.lines
+        last = next((at for at in reversed(range(len(lines))) if lines[at] in self._answers), None)
         if last is not None:
-            return self._best(self._answers[last][-_OF_ONE_ANSWER:], conversation, by_answer=True)
+            return self._best(self._answers[lines[last]][-_OF_ONE_ANSWER:], conversation, answered=last + 1)
         if (longest := self.longest(conversation)) is not None:
             return longest
         number = next((self._lines[line] for line in reversed(conversation.lines) if line in self._lines), None)
@@ -74,17 +75,19 @@ class History:
         best = self._best(numbers, conversation) if numbers else None
         return best if best is not None and best.common else None
 
-    def _best(self, numbers: Iterable[int], conversation: Conversation, *, by_answer: bool = False) -> Predecessor:
-        """Return the call that is continued, else the one with the longest common beginning; of several the latest."""
-        lines = frozenset(conversation.lines if by_answer else ())
+    def _best(self, numbers: Iterable[int], conversation: Conversation, *, answered: int = 0) -> Predecessor:
+        """Return the call with exactly the first `answered` lines, else the one with the longest common beginning; the
+        latest of several."""
+        lines = frozenset(conversation.lines if answered else ())
 
         def likeness(one: Predecessor) -> tuple[bool, int, bool, int]:
             before = one.conversation
             alike = (before.system, before.tools) == (conversation.system, conversation.tools)
-            return by_answer and one.is_continued, one.common, alike, len(lines.intersection(before.whole))
+            is_whole = one.is_continued and one.common == answered
+            return is_whole, one.common, alike, len(lines.intersection(before.whole))
 
-        found = [self._compared(number, conversation, by_answer) for number in numbers]
-        return max(reversed(found), key=likeness)
+        compared = [self._compared(number, conversation, answered > 0) for number in numbers]
+        return max(reversed(compared), key=likeness)
 
     def _compared(self, number: int, conversation: Conversation, by_answer: bool = False) -> Predecessor:
         call, before = self._calls[number]
