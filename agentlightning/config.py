@@ -33,7 +33,7 @@ def nullable_str(value: str) -> str | None:
 
 
 def lightning_cli(*classes: type[Any], argv: Sequence[str] | None = None) -> Any:
-    """Build one parser from the constructors of the classes, read `argv` (default: the process's), and return the objects.
+    """Build one parser from the constructors of the classes, read `argv` (default: the process's), return the objects.
 
     The options of a class are `--<class name in lower case>.<parameter>`, dashes and underscores alike; `--config FILE`
     reads them from YAML or JSON. Returns `()` without classes, the object for one class, else a tuple in order. Options

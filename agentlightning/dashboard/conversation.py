@@ -100,8 +100,8 @@ class _Shown:
         self._path: list[int] = []
 
     def add(self, number: int, prompt: list[Fields], reply: list[Fields]) -> tuple[int, int | None]:
-        """Return the number of messages of a prompt that were shown before, and the call from which it branches; None if
-        it continues the last one, or shares nothing with any."""
+        """Return the number of messages of a prompt that were shown before, and the call it branches from; None if it
+        continues the last one, or shares nothing with any."""
         same = next((at for at, (a, b) in enumerate(zip(prompt, self._before, strict=False)) if a != b), None)
         path = self._path[: min(len(prompt), len(self._before)) if same is None else same]
         messages, count, last = [*prompt, *reply], len(path), self._path[-1:]
