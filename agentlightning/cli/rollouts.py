@@ -306,21 +306,21 @@ async def _evidence(store: LightningStore, rollout_id: str, place: str) -> Evide
     from agentlightning.store.http.redaction import hidden
     from agentlightning.training.rollouts import evidence
 
-    rollout_data = await evidence(store, await existing_rollout(store, rollout_id, place))
-    return replace(rollout_data, rollout=hidden(rollout_data.rollout), attempts=hidden(rollout_data.attempts))
+    source = await evidence(store, await existing_rollout(store, rollout_id, place))
+    return replace(source, rollout=hidden(source.rollout), attempts=hidden(source.attempts))
 
 
-def _spans_of(rollout_data: Evidence, attempt_id: str | None) -> Sequence[Span]:
+def _spans_of(source: Evidence, attempt_id: str | None) -> Sequence[Span]:
     from agentlightning.errors import NotFoundError
 
-    ids = [attempt.attempt_id for attempt in rollout_data.attempts]
+    ids = [attempt.attempt_id for attempt in source.attempts]
     if attempt_id is None:
-        return rollout_data.counted
+        return source.counted
     if attempt_id not in ids:
         raise NotFoundError(
-            f"Rollout {rollout_data.rollout.rollout_id!r} has no attempt {attempt_id!r}; it has: {', '.join(ids) or 'none'}"
+            f"Rollout {source.rollout.rollout_id!r} has no attempt {attempt_id!r}; it has: {', '.join(ids) or 'none'}"
         )
-    return sorted((s for s in rollout_data.spans if s.attempt_id == attempt_id), key=lambda span: span.sequence_id)
+    return sorted((s for s in source.spans if s.attempt_id == attempt_id), key=lambda span: span.sequence_id)
 
 
 def _conversation(spans: Sequence[Span]) -> list[list[Message]]:

@@ -64,10 +64,10 @@ def store(
     backend: Backend | None = typer.Option(None, help="Kind of storage; memory is lost with the process."),
     mongo_uri: str | None = typer.Option(None, help="Database of --backend mongo."),
     keep_last: int | None = typer.Option(None, help="Number of ended rollouts to keep for each run."),
-    max_age: str | None = typer.Option(None, help="Age of ended rollouts to delete: seconds, or 90m, 12h, 7d."),
+    max_age: str | None = typer.Option(None, help="Age at which ended rollouts are deleted: seconds, or 90m, 12h, 7d."),
     max_bytes: str | None = typer.Option(None, help="Size of the spans to keep for each run: bytes, or 500MB, 2GB."),
     max_run_age: str | None = typer.Option(
-        None, help="Age of ended runs to delete with their records; same form as --max-age."
+        None, help="Age at which ended runs are deleted with their records; same form as --max-age."
     ),
     lease_seconds: float | None = typer.Option(
         None, help="Seconds without a heartbeat before a worker's claims are released; 30 by default."
