@@ -26,7 +26,7 @@ class HistoryRefusal(Value):
     reason: HistoryReason
     """Reason of the refusal."""
     message: str
-    """What was wrong, what was expected, what to do."""
+    """Text with the problem, the expected value and the remedy."""
 
 
 class HistoryImport(Value):

@@ -105,15 +105,15 @@ class Converter:
             return rollout, ""
         if not self.cancel_unfinished:
             raise NotCarriedOver("not_ended", f"it is {rollout.status}; --unfinished cancel takes it as cancelled")
-        result = rollout.model_copy(update={"status": "result", "end_time": rollout.start_time})
-        return result, "rollouts that had not ended: result"
+        result = rollout.model_copy(update={"status": "cancelled", "end_time": rollout.start_time})
+        return result, "rollouts that had not ended: cancelled"
 
     def _attempt(self, document: Document) -> tuple[Attempt, str]:
         attempt = Attempt.model_validate(document)
         last = attempt.start_time if attempt.last_heartbeat_time is None else attempt.last_heartbeat_time
         if attempt.status in ("preparing", "running"):
             update = {"status": "unresponsive", "outcome": "cancelled", "outcome_reason": "stopped", "end_time": last}
-            return attempt.model_copy(update=update), "attempts that had not update: unresponsive, outcome cancelled"
+            return attempt.model_copy(update=update), "attempts that had not ended: unresponsive, outcome cancelled"
         return (attempt.model_copy(update={"end_time": last}) if attempt.end_time is None else attempt), ""
 
     def _span(self, document: Document) -> tuple[Span, str]:

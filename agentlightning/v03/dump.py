@@ -74,7 +74,7 @@ class DumpSource:
 
 
 def _whole(file: Path) -> dict[str, list[Any]]:
-    hint = f"hint one object of lists, {{{', '.join(f'{kind}: [...]' for kind in KINDS)}}}, or a folder"
+    hint = f"expected one object of lists, {{{', '.join(f'{kind}: [...]' for kind in KINDS)}}}, or a folder"
     try:
         content: Any = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
