@@ -199,8 +199,8 @@ def _store(location: str) -> Iterator[CheckResult]:
     from agentlightning.cli.output import with_store
     from agentlightning.store.spec import public_form
 
-    async def ask(opened: LightningStore) -> LightningStoreStatistics:
-        return await opened.statistics()
+    async def ask(connection: LightningStore) -> LightningStoreStatistics:
+        return await connection.statistics()
 
     try:
         statistics = with_store(location, ask)

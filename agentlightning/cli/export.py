@@ -52,7 +52,7 @@ def trained_at(model: str, store: str) -> Trained:
 
     if Path(model).is_dir():
         return trained_in(model)
-    return with_store(store, lambda opened: trained_by(opened, model))
+    return with_store(store, lambda connection: trained_by(connection, model))
 
 
 def replay(
@@ -69,7 +69,7 @@ def replay(
     import agentlightning.engine.torch_setup  # noqa: F401 -- says what is not installed # pyright: ignore[reportUnusedImport]
     from agentlightning.training.replay import replay as run_replay
 
-    result = with_store(store, lambda opened: run_replay(opened, run, step, folder))
+    result = with_store(store, lambda connection: run_replay(connection, run, step, folder))
     say(f"step {step} of run {run}, from {result.source}: {result.updates} updates made again")
     for difference in result.differences:
         say(f"differs: {difference}")

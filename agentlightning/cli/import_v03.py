@@ -25,9 +25,9 @@ class Unfinished(StrEnum):
     """Treatment of rollouts that had not ended."""
 
     SKIP = "skip"
-    """They are skipped and counted."""
+    """Skip and count them."""
     CANCEL = "cancel"
-    """They are imported as cancelled."""
+    """Import them as cancelled."""
 
 
 _SOURCE = typer.Argument(

@@ -112,11 +112,11 @@ def with_store(place: str, ask: Callable[[LightningStore], Awaitable[T]]) -> T:
     async def run() -> T:
         spec = spec_of_place(place)
         patience = {"deadline": _PATIENCE_SECONDS} if spec.startswith("http") and "deadline=" not in spec else {}
-        opened = store_from_spec(spec, **patience)
+        connection = store_from_spec(spec, **patience)
         try:
-            return await ask(opened)
+            return await ask(connection)
         finally:
-            await opened.close()
+            await connection.close()
 
     return asyncio.run(run())
 

@@ -155,13 +155,13 @@ def _read(first: str, second: str, places: tuple[str, str]) -> tuple[_Side, _Sid
     if first == second and places[0] == places[1]:
         raise BadRequestError(f"Run {first!r} was given twice; name the other run, or its store with --other-store")
 
-    async def read(opened: LightningStore, run_id: str, place: str) -> _Side:
-        run = await existing_run(opened, run_id, place)
-        records = await opened.query_run_records(run.run_id, kind_in=["step", "evaluation"])
+    async def read(connection: LightningStore, run_id: str, place: str) -> _Side:
+        run = await existing_run(connection, run_id, place)
+        records = await connection.query_run_records(run.run_id, kind_in=["step", "evaluation"])
         return run, [clean_record(record) for record in records]
 
-    one = with_store(places[0], lambda opened: read(opened, first, places[0]))
-    return one, with_store(places[1], lambda opened: read(opened, second, places[1]))
+    one = with_store(places[0], lambda connection: read(connection, first, places[0]))
+    return one, with_store(places[1], lambda connection: read(connection, second, places[1]))
 
 
 def _limits(option: str, texts: Sequence[str]) -> dict[str, float]:
@@ -199,7 +199,7 @@ def _write_report(
     shown: list[Side] = []
     for (run, records), chosen, place, rollout_ids in zip(sides, pair, places, ids, strict=True):
         text = f"{chosen.name} after step {chosen.step}, {len(chosen.result.tasks)} tasks"
-        texts = with_store(place, lambda opened, rollout_ids=rollout_ids: transcripts(opened, rollout_ids))
+        texts = with_store(place, lambda connection, rollout_ids=rollout_ids: transcripts(connection, rollout_ids))
         shown.append(Side(run, records, text, texts))
     page = report(promotion, shown[0], shown[1], won, lost, judged=judged)
     try:

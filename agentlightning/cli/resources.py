@@ -35,7 +35,7 @@ def list_resources(
     from agentlightning.store.http.redaction import hidden
 
     newest = with_store(
-        store, lambda opened: opened.query_resources(sort_by="update_time", sort_order="desc", limit=limit)
+        store, lambda connection: connection.query_resources(sort_by="update_time", sort_order="desc", limit=limit)
     )
     updates: list[ResourcesUpdate] = [hidden(each) for each in newest]
     if as_json:
@@ -63,7 +63,7 @@ def show(
     from agentlightning.errors import NotFoundError
     from agentlightning.store.http.redaction import hidden
 
-    update = with_store(store, lambda opened: opened.get_resources_by_id(resources_id, version))
+    update = with_store(store, lambda connection: connection.get_resources_by_id(resources_id, version))
     if update is None:
         suffix = "" if version is None else f" in version {version}"
         raise NotFoundError(
@@ -97,7 +97,7 @@ def workers(
     from agentlightning.store.http.redaction import hidden
 
     all_workers = with_store(
-        store, lambda opened: opened.query_workers(sort_by="last_heartbeat_time", sort_order="desc")
+        store, lambda connection: connection.query_workers(sort_by="last_heartbeat_time", sort_order="desc")
     )
     real_workers = [worker for worker in all_workers if not worker.worker_id.startswith(CONTROL_PREFIX)]
     shown: list[Worker] = [hidden(worker) for worker in real_workers if run is None or worker.run_id == run][:limit]

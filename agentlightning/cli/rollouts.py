@@ -65,10 +65,10 @@ def pairs(
     """
     from agentlightning.training.preferences import preference_pairs, write_pairs
 
-    result = with_store(store, lambda opened: preference_pairs(opened, margin=margin))
+    result = with_store(store, lambda connection: preference_pairs(connection, margin=margin))
     write_pairs(result, out)
-    excluded = ", ".join(f"{count} {reason}" for reason, count in result.excluded.most_common()) or "nothing"
-    say(f"{out}: {len(result.pairs)} pairs; left out: {excluded}")
+    reasons = ", ".join(f"{count} {reason}" for reason, count in result.excluded.most_common()) or "nothing"
+    say(f"{out}: {len(result.pairs)} pairs; left out: {reasons}")
 
 
 # --- change ----------------------------------------------------------------------------------------------------------
@@ -80,7 +80,7 @@ def retry(ids: list[str] = _IDS, store: str = STORE) -> int:
 
     Exit code 1 if one has not ended. Example: agl rollouts retry ro-1a2b3c ro-4d5e6f --store http://127.0.0.1:4747
     """
-    return with_store(store, lambda opened: _set_each(opened, ids, store, "requeuing"))
+    return with_store(store, lambda connection: _set_each(connection, ids, store, "requeuing"))
 
 
 @app.command("cancel")
@@ -98,13 +98,13 @@ def cancel(
     if bool(ids) == (run is not None):
         raise BadRequestError("Say which rollouts: their ids, or --run RUN_ID for all of a run that are open; not both")
 
-    async def cancel_each(opened: LightningStore) -> int:
+    async def cancel_each(connection: LightningStore) -> int:
         from agentlightning.store.base import QUEUING, RUNNING
 
         if run is None:
-            return await _set_each(opened, ids, store, "cancelled")
-        page = await opened.query_rollouts(run_id=run, status_in=sorted(QUEUING | RUNNING))
-        return await _set_each(opened, [rollout.rollout_id for rollout in page], store, "cancelled")
+            return await _set_each(connection, ids, store, "cancelled")
+        page = await connection.query_rollouts(run_id=run, status_in=sorted(QUEUING | RUNNING))
+        return await _set_each(connection, [rollout.rollout_id for rollout in page], store, "cancelled")
 
     return with_store(store, cancel_each)
 
@@ -150,7 +150,7 @@ def export(
 
     Example: agl rollouts export --store run.db --status succeeded --format messages --out chats.jsonl
     """
-    count = with_store(store, lambda opened: _export(opened, out, form, status, run))
+    count = with_store(store, lambda connection: _export(connection, out, form, status, run))
     say(f"{count} lines", to_stderr=True)
 
 
@@ -204,7 +204,7 @@ def list_rollouts(
         list(
             with_store(
                 store,
-                lambda opened: opened.query_rollouts(
+                lambda connection: connection.query_rollouts(
                     **filters, rollout_id_contains=contains, sort_by="start_time", sort_order="desc", limit=limit
                 ),
             )
@@ -233,7 +233,7 @@ def show(
     """
     from agentlightning.store.http.redaction import hidden
 
-    rollout_data = with_store(store, lambda opened: _evidence(opened, rollout_id, store))
+    rollout_data = with_store(store, lambda connection: _evidence(connection, rollout_id, store))
     own = _spans_of(rollout_data, attempt)
     conversation = _conversation(own)
     if as_json:
@@ -277,7 +277,7 @@ def explain(rollout_id: str = _ID, store: str = STORE, as_json: bool = JSON) -> 
     from agentlightning.store.http.redaction import hidden
     from agentlightning.training.ledger import read_rollout
 
-    rollout_data = with_store(store, lambda opened: _evidence(opened, rollout_id, store))
+    rollout_data = with_store(store, lambda connection: _evidence(connection, rollout_id, store))
     record = read_rollout(rollout_data.rollout, rollout_data.attempts, rollout_data.spans)
     explanation = record.explain()
     cells = [tuple(map(hidden, each.cells())) for each in explanation.calls]

@@ -90,7 +90,7 @@ def stop(
 
     if (run_id is None) != unnamed:
         raise BadRequestError("Say which run: its RUN_ID (agl runs list shows them), or --unnamed; not both")
-    with_store(store, lambda opened: stop_run(opened, run_id, reason=reason))
+    with_store(store, lambda connection: stop_run(connection, run_id, reason=reason))
     say(f"told {name_of_run(run_id)} to stop")
 
 

@@ -62,7 +62,9 @@ def list_runs(
     from agentlightning.training.records import clean_run
 
     filters: dict[str, Any] = {"state_in": state or None, "run_id_contains": contains}
-    page = with_store(store, lambda opened: opened.query_runs(**filters, sort_order="desc", limit=limit, offset=offset))
+    page = with_store(
+        store, lambda connection: connection.query_runs(**filters, sort_order="desc", limit=limit, offset=offset)
+    )
     shown = [clean_run(run) for run in page]
     if as_json:
         show_json(shown)
@@ -91,13 +93,13 @@ def show(
     from agentlightning.evaluation.compare import flat
     from agentlightning.training.records import clean_record
 
-    async def ask(opened: LightningStore) -> tuple[Run, Any, list[RunRecord], list[RunRecord]]:
-        run = await existing_run(opened, run_id, store)
+    async def ask(connection: LightningStore) -> tuple[Run, Any, list[RunRecord], list[RunRecord]]:
+        run = await existing_run(connection, run_id, store)
         page: dict[str, Any] = {"limit": limit, "offset": offset}
-        steps = await opened.query_run_records(run.run_id, kind_in=["step"], sort_order="desc", **page)
+        steps = await connection.query_run_records(run.run_id, kind_in=["step"], sort_order="desc", **page)
         newest: dict[str, Any] = {"sort_order": "desc", "limit": PAGE}
-        others = await opened.query_run_records(run.run_id, kind_in=["evaluation", "checkpoint"], **newest)
-        alarms = await opened.query_run_records(run.run_id, kind_in=["alarm"], **newest)
+        others = await connection.query_run_records(run.run_id, kind_in=["evaluation", "checkpoint"], **newest)
+        alarms = await connection.query_run_records(run.run_id, kind_in=["alarm"], **newest)
         steps = steps.model_copy(update={"items": [clean_record(record) for record in steps]})
         return run, steps, [clean_record(record) for record in others], [clean_record(record) for record in alarms]
 
@@ -142,14 +144,14 @@ def ledger(
     """
     from agentlightning.cli.runs import show_calls, show_check, show_row
 
-    async def ask(opened: LightningStore) -> int:
-        run = await existing_run(opened, run_id, store)
+    async def ask(connection: LightningStore) -> int:
+        run = await existing_run(connection, run_id, store)
         if check:
-            return await show_check(opened, run.run_id, as_json=as_json)
+            return await show_check(connection, run.run_id, as_json=as_json)
         last_or_step = step if step is not None or rollout is not None else run.last_step
         if row is not None:
-            return await show_row(opened, run.run_id, last_or_step or 0, row, as_json=as_json)
-        counts = await show_calls(opened, run.run_id, last_or_step, rollout, limit, offset, as_json=as_json)
+            return await show_row(connection, run.run_id, last_or_step or 0, row, as_json=as_json)
+        counts = await show_calls(connection, run.run_id, last_or_step, rollout, limit, offset, as_json=as_json)
         if not as_json:
             say_rest(counts[0], offset, counts[1], "rollouts")
         return 0
@@ -172,8 +174,8 @@ def export(
     """
     from agentlightning.training.run_folder import export_run
 
-    async def ask(opened: LightningStore) -> dict[str, int]:
-        return await export_run(opened, await existing_run(opened, run_id, store), out)
+    async def ask(connection: LightningStore) -> dict[str, int]:
+        return await export_run(connection, await existing_run(connection, run_id, store), out)
 
     lines = with_store(store, ask)
     summary = ", ".join(f"{count} {kind}" for kind, count in sorted(lines.items())) or "no records"

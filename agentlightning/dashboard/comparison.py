@@ -180,18 +180,18 @@ async def rollouts_of_version(
     from agentlightning.types import RolloutFilter
 
     filters = RolloutFilter(resources_id=resources_id, resources_version=version, has_reward=True)
-    rewarded: list[tuple[AttemptedRollout, float | None]] = []
+    pairs: list[tuple[AttemptedRollout, float | None]] = []
     cursor: str | None = None
-    while len(rewarded) < MOST_ROLLOUTS:
+    while len(pairs) < MOST_ROLLOUTS:
         page = await store.query_rollout_summaries(filter=filters, limit=1000, cursor=cursor)
         rewards = {each.rollout_id: as_reward(each.reward) for each in page.items}
         if not rewards:
             break
         rollouts = await store.query_rollouts(rollout_id_in=list(rewards))
-        rewarded += [(each, rewards[each.rollout_id]) for each in rollouts if isinstance(each, AttemptedRollout)]
+        pairs += [(each, rewards[each.rollout_id]) for each in rollouts if isinstance(each, AttemptedRollout)]
         if (cursor := page.cursor) is None:
             break
-    return rewarded
+    return pairs
 
 
 async def _with_inputs(store: LightningStore, pairs: Sequence[TaskPair]) -> list[TaskPair]:

@@ -39,12 +39,12 @@ def conversation_of(evidence: Evidence, attempt_id: str, first: int | None = Non
     shown = _Shown()
     calls: list[ConversationCall] = []
     cutter = _Cutter()
-    for explained in reading.explain().calls:
-        if explained.call.ref.attempt_id != attempt_id:
+    for explanation in reading.explain().calls:
+        if explanation.call.ref.attempt_id != attempt_id:
             continue
-        prompt, replies = _said(explained.call)
-        start, branch = shown.add(explained.number, prompt, replies[:1])
-        calls.append(_call(explained, prompt[start:], replies, branch, end_time, cutter))
+        prompt, replies = _said(explanation.call)
+        start, branch = shown.add(explanation.number, prompt, replies[:1])
+        calls.append(_call(explanation, prompt[start:], replies, branch, end_time, cutter))
         if first is not None:
             calls[-1] = calls[-1].model_copy(update={"new_row": False, "why": None})
             if len(calls) == first:
@@ -53,36 +53,36 @@ def conversation_of(evidence: Evidence, attempt_id: str, first: int | None = Non
 
 
 def _call(
-    explained: ExplainedCall,
+    explanation: ExplainedCall,
     new: Sequence[Fields],
     replies: Sequence[Fields],
     branch: int | None,
     end_time: float | None,
     cutter: _Cutter,
 ) -> ConversationCall:
-    call = explained.call
+    call = explanation.call
     span = _first_span(call)
     start_time = None if span is None else span.start_time
     return ConversationCall(
-        number=explained.number,
+        number=explanation.number,
         call_id=call.call_id,
         state=call.state,
         late=call.stale or (end_time is not None and start_time is not None and start_time > end_time),
         cut_off=call.finish_reason in _CUT or call.state == "client_left",
         agent=call.agent,
-        model=explained.model,
+        model=explanation.model,
         start_time=start_time,
         end_time=None if span is None else span.end_time,
         messages_new=[_message(each, cutter) for each in new],
         branches_from=branch,
         reply=[_message({"role": "assistant", **each}, cutter) for each in replies],
         finish_reason=call.finish_reason,
-        error=explained.error,
-        prompt_tokens=explained.prompt_tokens,
-        completion_tokens=explained.completion_tokens,
+        error=explanation.error,
+        prompt_tokens=explanation.prompt_tokens,
+        completion_tokens=explanation.completion_tokens,
         weight_version=call.weight_version,
-        new_row=explained.begins is not None,
-        why=explained.reason or explained.begins,
+        new_row=explanation.begins is not None,
+        why=explanation.reason or explanation.begins,
     )
 
 
@@ -146,7 +146,7 @@ def _said(call: ModelCall) -> tuple[list[Fields], list[Fields]]:
 def _message(message: Mapping[str, object], cutter: _Cutter) -> ShownMessage:
     parts = [Part(type="reasoning", text=cutter.cut(text)) for text in _reasoning(message)]
     parts += _content(message.get("content"), cutter)
-    name, answered = message.get("name"), message.get("tool_call_id")
+    name, call_id = message.get("name"), message.get("tool_call_id")
     return ShownMessage(
         role=_role(message),
         content=parts,
@@ -154,7 +154,7 @@ def _message(message: Mapping[str, object], cutter: _Cutter) -> ShownMessage:
             ToolCall(id=_text_or_none(each.get("id")), name=_name(each), arguments=cutter.cut(_arguments(each)))
             for each in dicts_in(message.get("tool_calls"))
         ],
-        tool_call_id=_text_or_none(answered),
+        tool_call_id=_text_or_none(call_id),
         name=_text_or_none(name),
     )
 

@@ -39,27 +39,27 @@ def explanation_of(evidence: Evidence, record: RunRecord | None, attempt_id: str
     )
 
 
-def _call(explained: ExplainedCall, entries: dict[tuple[str, str], LedgerEntry]) -> CallExplanation:
-    call, spans = explained.call, explained.call.spans
+def _call(explanation: ExplainedCall, entries: dict[tuple[str, str], LedgerEntry]) -> CallExplanation:
+    call, spans = explanation.call, explanation.call.spans
     own = [] if spans is None else [spans.request, spans.record, spans.seen, *spans.also]
     return CallExplanation(
-        number=explained.number,
+        number=explanation.number,
         call_id=call.call_id,
         attempt_id=call.ref.attempt_id,
         agent=call.agent,
-        model=explained.model,
+        model=explanation.model,
         state=call.state,
         stale=call.stale,
-        prompt_tokens=explained.prompt_tokens,
-        completion_tokens=explained.completion_tokens,
-        has_tokens=explained.has_tokens,
-        seen_by=explained.seen_by,
-        matched_by=explained.matched_by,
-        row=explained.row,
-        begins=explained.begins,
-        reason=explained.reason,
-        what_to_try=None if explained.reason is None else advice_for(explained.reason),
-        error=explained.error,
+        prompt_tokens=explanation.prompt_tokens,
+        completion_tokens=explanation.completion_tokens,
+        has_tokens=explanation.has_tokens,
+        seen_by=explanation.seen_by,
+        matched_by=explanation.matched_by,
+        row=explanation.row,
+        begins=explanation.begins,
+        reason=explanation.reason,
+        what_to_try=None if explanation.reason is None else advice_for(explanation.reason),
+        error=explanation.error,
         weight_version=call.weight_version,
         span_ids=list(dict.fromkeys(span.span_id for span in own if span is not None)),
         ledger=entries.get((call.ref.attempt_id, call.call_id)),

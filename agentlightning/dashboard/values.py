@@ -16,7 +16,7 @@ class LedgerEntry(Value):
     reason: str | None
     """Reason of the exclusion; None for a trained call."""
     row: int | None
-    """Its row in the step; None for an excluded call."""
+    """Row of the call in the step; None for an excluded call."""
     advantage: float | None
     """The advantage that the loss used."""
     weight_version: int | None
@@ -67,7 +67,7 @@ class CallExplanation(Value):
     span_ids: list[str]
     """Ids of the spans that record it."""
     ledger: LedgerEntry | None
-    """Its use in the training loop; None if the run's ledger has no record of the rollout."""
+    """Use of the call in training; None if the run's ledger has no record of the rollout."""
 
 
 class RolloutExplanation(Value):
@@ -82,9 +82,9 @@ class RolloutExplanation(Value):
     verdict: str | None
     """Reason why no call of the rollout is trained; None if its calls may be."""
     reward: float | None
-    """Its final reward."""
+    """Final reward of that attempt."""
     error: AttemptError | None
-    """The exception that ended it."""
+    """The exception that ended that attempt."""
     calls: list[CallExplanation]
     """Calls of the requested attempts, in the order of arrival."""
     rows: int

@@ -105,7 +105,7 @@ class WarmStart:
         return measurement
 
     def _steps_at(self, learning_rate: float, steps: int, *, shown: float) -> None:
-        """Take training steps on fresh conversations, of which the share `shown` uses the tool."""
+        """Run training steps on fresh conversations; the share `shown` of them uses the tool."""
         for _ in range(steps):
             for group in self._optimizer.param_groups:
                 group["lr"] = learning_rate * min(1.0, (self._steps + 1) / 50)

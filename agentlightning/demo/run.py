@@ -164,8 +164,8 @@ def _warm_start(model: Path, tasks: list[Task], seed: int, out: TextIO) -> float
     start = time.monotonic()
     _say(out, "warm start: the policy imitates conversations until it uses the calculator now and then")
 
-    def tell(steps: int, measured: Measured) -> None:
-        uses, right = f"{measured.tool_use:.0%}", f"{measured.accuracy:.0%}"
+    def tell(steps: int, measurement: Measured) -> None:
+        uses, right = f"{measurement.tool_use:.0%}", f"{measurement.accuracy:.0%}"
         _say(out, f"  imitation step {steps:3d}: uses the calculator in {uses} of its own tasks, right in {right}")
 
     measurement = make_policy(model, tasks, seed=seed, on_progress=tell)

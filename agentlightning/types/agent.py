@@ -51,7 +51,7 @@ class Task(Value):
 
     @property
     def task_id(self) -> str:
-        """The same as `rollout_id`."""
+        """Same as `rollout_id`."""
         return self.rollout_id
 
 
@@ -68,15 +68,15 @@ class RolloutLegacy(Value):
     """Result of one task of the v0.1 protocol."""
 
     rollout_id: str
-    """The rollout that ended."""
+    """Id of the ended rollout."""
     task: Task | None = None
-    """The task that it carried out."""
+    """The task of the rollout."""
     final_reward: float | None = None
-    """Its reward; None if it has none."""
+    """Reward of the rollout; None if it has none."""
     triplets: list[Triplet] | None = None
-    """Its model calls as training data."""
+    """Model calls of the rollout as training data."""
     trace: list[dict[str, Any]] | None = None
-    """Its spans as JSON."""
+    """Spans of the rollout as JSON."""
     logs: list[str] | None = None
     """Lines that the agent logged."""
     metadata: dict[str, Any] = Field(default_factory=dict)

@@ -91,7 +91,7 @@ class AttemptError(Value):
     type: str
     """Qualified name of the exception class."""
     message: str
-    """Its text."""
+    """Text of the exception."""
     traceback: str | None = None
     """The last frames, trimmed to 8 KiB."""
 
@@ -141,7 +141,7 @@ class Attempt(_Signposted):
     error: AttemptError | None = None
     """The exception that ended it; None if none did."""
     reward: float | None = None
-    """Its final reward: the reward of the last span that has one, kept up to date by the store. Spans that arrive after
+    """Final reward: the reward of the last span that has one, kept up to date by the store. Spans that arrive after
     the end do not count; None if there is none, or if it is not a finite number."""
     rewards: dict[str, float] | None = None
     """The dimensions of the final reward by name, the primary one first; None if it has none."""
@@ -172,7 +172,7 @@ class Rollout(_Signposted):
     status: AnyRolloutStatus = "queuing"
     """Status of the rollout; `succeeded`, `failed` and `cancelled` are final."""
     config: RolloutConfig = Field(default_factory=RolloutConfig)
-    """Its limits and retries."""
+    """Limits and retries of the rollout."""
     metadata: dict[str, Any] | None = None
     """Any data that the program stores with the rollout."""
     run_id: str | None = None

@@ -37,7 +37,7 @@ class BestFigure(Value):
     name: str
     """Name of the figure, such as `held_out_sampled` or `mean_reward`."""
     value: float = Field(allow_inf_nan=False)
-    """Its value; a greater one is better."""
+    """Value of the figure; a greater one is better."""
     step: int = Field(**COUNT)
     """Step after which it was measured."""
 
@@ -102,7 +102,7 @@ class RolloutEvent(Value):
     run_id: str | None
     """The run it belongs to; None: it belongs to no run."""
     status: RolloutStatus
-    """Its current status."""
+    """Current status of the rollout."""
     mode: RolloutMode | None
     """Training, validation or test; None if it does not matter."""
     attempt_id: str | None
@@ -127,7 +127,7 @@ class RunEvent(Value):
     run_id: str
     """The run that changed; empty for the one without a name."""
     state: RunState
-    """Its current state."""
+    """Current state of the run."""
     last_step: int | None
     """Greatest step of its `step` records; None without any."""
     records: dict[RecordKind, int]

@@ -185,15 +185,15 @@ class SpanOutline(Value):
     """A span without its attributes, events and links, as a tree over time shows it."""
 
     rollout_id: str
-    """The rollout."""
+    """Id of the rollout."""
     attempt_id: str
-    """The attempt."""
+    """Id of the attempt."""
     sequence_id: int
-    """Its number among the spans of the rollout."""
+    """Number of the span within its rollout."""
     trace_id: str
-    """Its trace."""
+    """Id of the trace."""
     span_id: str
-    """Its id within the trace."""
+    """Id of the span within its trace."""
     parent_id: str | None = None
     """Id of its parent span; None at the top."""
     name: str
@@ -221,7 +221,7 @@ class SpanOutline(Value):
     weight_version: int | None = None
     """Version of the weights that generated the completion."""
     stale: bool = False
-    """It arrived for an attempt that had ended or was no longer the latest."""
+    """True if it arrived for an attempt that had ended or was no longer the latest."""
     attributes: int = 0
     """Number of attributes."""
 
@@ -232,6 +232,6 @@ class TokenText(Value):
     id: int
     """The token id."""
     text: str | None = None
-    """Its text; bytes that are not a whole character are written as `\\xe2`. None if the vocabulary has no such id."""
+    """Text of the token; bytes that are not a whole character are written as `\\xe2`. None if there is no such id."""
     partial: bool = False
-    """It has bytes that are only a part of a character."""
+    """True if it has bytes that are only a part of a character."""

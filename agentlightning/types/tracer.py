@@ -91,7 +91,7 @@ class Event(Value):
     name: str
     """Name of the event, such as `exception`."""
     attributes: Attributes
-    """Its details."""
+    """Details of the event."""
     timestamp: Seconds = None
     """Time of the event."""
     dropped_attributes: int = Field(default=0, **COUNT)
@@ -219,7 +219,7 @@ class Span(Value):
     end_time: Seconds
     """Time of the end; None if unknown."""
     context: SpanContext | None
-    """Its identity in the trace, in OpenTelemetry's form."""
+    """Identity of the span in its trace, in OpenTelemetry's form."""
     parent: SpanContext | None
     """Identity of the parent span; None for a root."""
     resource: OtelResource

@@ -46,7 +46,7 @@ class Violation:
     syscall: str | None = None
     """Name of the system call: `SYS_EXEC`."""
     arguments: str | None = None
-    """Its arguments as JSON, at most `LONGEST_TEXT` characters."""
+    """Arguments of the call as JSON, at most `LONGEST_TEXT` characters."""
 
     @classmethod
     def of_syscall(cls, reason: object, agent_id: object, tool: object, args: Mapping[str, object]) -> Violation:

@@ -146,10 +146,10 @@ class _WatchedExecutor:
         self._emit_entries = emit_entries
 
     async def prepare(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def spare(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     @property
     def threads(self) -> Threads:
@@ -174,7 +174,7 @@ class _WatchedExecutor:
         return output
 
     def close(self) -> None:
-        """Nothing to do; the runner closes the other executor."""
+        """Do nothing; the runner closes the other executor."""
 
 
 def fault_of(error: Exception, watch: AttemptWatch) -> PolicyFault | None:

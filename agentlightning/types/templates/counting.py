@@ -36,7 +36,7 @@ class Budget:
         self._end = time.thread_time() + MOST_SECONDS
 
     def charge(self, amount: int) -> None:
-        """Take an amount of work from the budget."""
+        """Subtract an amount of work from the budget."""
         self._remaining -= amount
         if self._remaining < 0:
             raise ValueError(
