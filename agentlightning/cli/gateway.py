@@ -139,7 +139,7 @@ def _names(proxy: LLMProxy) -> list[str]:
 
 def serve(
     model: str = MODEL,
-    store: str | None = typer.Option(None, help="Store of the calls and of a run's id; without it nothing is kept."),
+    store: str | None = typer.Option(None, help="Store of the calls, also for a run's id; without it nothing is kept."),
     name: str = typer.Option("policy", help="Name of the model for clients."),
     host: str = typer.Option("127.0.0.1", help="Address to listen on; beyond loopback AGL_TOKEN is needed."),
     port: int = typer.Option(0, help="Port; 0 chooses a free one."),

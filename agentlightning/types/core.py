@@ -40,7 +40,7 @@ AnyAttemptStatus = Annotated[AttemptStatus, aliases(pending="preparing", complet
 AnyWorkerStatus = Annotated[WorkerStatus, aliases(offline="unknown")]
 """A status or an alias of it, as accepted in requests. A store keeps and returns the status itself."""
 Outcome = Literal["scored", "policy_fault", "infrastructure_fault", "cancelled", "unscored"]
-"""Result of an attempt. Only `scored` and `policy_fault` are trained by default."""
+"""Outcome of an attempt. Only `scored` and `policy_fault` are trained by default."""
 
 
 class RolloutConfig(Value):
@@ -135,7 +135,7 @@ class Attempt(_Signposted):
     metadata: dict[str, Any] | None = None
     """Any data that the program stores with the attempt."""
     outcome: Outcome | None = None
-    """Result of the attempt; None while it runs."""
+    """Outcome of the attempt; None while it runs."""
     outcome_reason: str | None = None
     """A short word that refines the outcome: `no_reward`, `exception`, `lease_expired`, `runner_died`, `budget`, ..."""
     error: AttemptError | None = None

@@ -11,7 +11,7 @@ from agentlightning.field_help import Value
 HistoryKind = Literal["resources", "rollout", "attempt", "span"]
 """Kind of a piece of a history."""
 HistoryReason = Literal["not_ended", "different", "no_rollout", "no_attempt", "wrong_number", "evicted"]
-"""Reason for a refusal. `not_ended`: it still waits or runs; `different`: the store has another one of its id;
+"""Reason for a refusal. `not_ended`: it still waits or runs; `different`: the store has another one with its id;
 `no_rollout`, `no_attempt`: the store lacks what it belongs to; `wrong_number`: its number is not the next one;
 `evicted`: the spans of its attempt were dropped from memory."""
 

@@ -110,7 +110,7 @@ class RolloutEvent(Value):
     attempt_status: AttemptStatus | None
     """The status of the latest attempt; None if there is none."""
     outcome: Outcome | None
-    """Result of the latest attempt; None before its end."""
+    """Outcome of the latest attempt; None before its end."""
     worker_id: str | None
     """The worker of the latest attempt."""
     spans: int

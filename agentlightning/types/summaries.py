@@ -61,7 +61,7 @@ class RolloutSummary(Value):
     worker_id: str | None = None
     """The worker of the latest attempt."""
     outcome: Outcome | None = None
-    """Result of the latest attempt; None before its end."""
+    """Outcome of the latest attempt; None before its end."""
     outcome_reason: str | None = None
     """A short word that refines the outcome."""
     error_type: str | None = None
