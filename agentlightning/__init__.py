@@ -1,6 +1,6 @@
 """Train any AI agent, with almost no change to the agent. `import agentlightning as agl`.
 
-Names are imported on first use, so that the import is cheap and a runner never loads a training stack.
+Names are imported on first use, so that the import is fast and a runner never loads a training stack.
 """
 
 from agentlightning.lazy import attach_stub, explain_imports

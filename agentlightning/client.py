@@ -1,4 +1,4 @@
-"""The old home of the v0.1 client; see `agentlightning.legacy`."""
+"""The v0.1 client, for programs that import it from here; see `agentlightning.legacy`."""
 
 from agentlightning.legacy.client import AgentLightningClient, DevTaskLoader
 

@@ -1,7 +1,7 @@
 """`lightning_cli`: the constructors of classes as options of a command line, on jsonargparse.
 
-Words are read as people write them, beside what YAML knows: `none` and `nil` for None, `yes` and `t` for true, a list
-as words one after the other, an enum by its value. Parts of a Trainer are names, import paths or dicts, as in Python.
+Words that YAML does not know are read, too: `none` and `nil` for None, `yes` and `t` for true, a list as separate
+words, an enum by its value. Parts of a Trainer are names, import paths or dicts, as in Python.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ def nullable_str(value: str) -> str | None:
 
 
 def lightning_cli(*classes: type[Any], argv: Sequence[str] | None = None) -> Any:
-    """Build one parser from the constructors of the classes, read `argv` (the process's own by default), and make them.
+    """Build one parser from the constructors of the classes, read `argv` (default: the process's), return the objects.
 
     The options of a class are `--<class name in lower case>.<parameter>`, dashes and underscores alike; `--config FILE`
     reads them from YAML or JSON. Returns `()` without classes, the object for one class, else a tuple in order. Options
-    that the docstring of a class calls deprecated are understood, and not shown by `--help`.
+    that the docstring of a class calls deprecated are accepted, and not shown by `--help`.
     """
     if not classes:
         return ()
@@ -97,7 +97,7 @@ class _Option:
 
 
 def _members(annotation: object) -> Iterator[object]:
-    """Yield what a union is made of, however it is written; an annotation that is none yields itself."""
+    """Yield the members of a union in either notation; an annotation that is not a union yields itself."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         for member in typing.get_args(annotation):
             yield from _members(member)
@@ -113,7 +113,7 @@ class _Known(dict[str, Any]):
 
     def __missing__(self, name: str) -> Any:
         if name in self._module or hasattr(builtins, name):
-            raise KeyError(name)  # it is found there
+            raise KeyError(name)  # the lookup continues there
         return Any
 
 
@@ -124,10 +124,10 @@ def _add_class(parser: Any, cls: type[Any]) -> dict[str, _Option]:
     constructor: Any = inspect.unwrap(cls.__init__)
     try:
         hints: dict[str, object] = typing.get_type_hints(constructor, localns=_Known(constructor.__globals__))
-    except Exception:  # no type after all; jsonargparse has ways of its own for these
+    except Exception:  # not a type; jsonargparse reads these in its own way
         hints = dict(getattr(constructor, "__annotations__", {}))
-    known = {name: _Option.of(annotation) for name, annotation in hints.items() if name in parameters}
-    specs = [name for name, option in known.items() if option.is_spec]
+    options = {name: _Option.of(annotation) for name, annotation in hints.items() if name in parameters}
+    specs = [name for name, option in options.items() if option.is_spec]
     parser.add_class_arguments(cls, key, fail_untyped=False, skip=set(specs))
     for name in specs:
         default = parameters[name].default
@@ -140,14 +140,14 @@ def _add_class(parser: Any, cls: type[Any]) -> dict[str, _Option]:
     for action in parser._actions:
         if action.dest in {f"{key}.{name}" for name in hidden}:
             action.help = argparse.SUPPRESS
-    return {f"{key}.{name}": option for name, option in known.items()}
+    return {f"{key}.{name}": option for name, option in options.items()}
 
 
 # --- words -----------------------------------------------------------------------------------------------------------
 
 
 def _as_yaml(arguments: Sequence[str], options: dict[str, _Option]) -> Iterator[str]:
-    """Yield arguments with underscores in the names of options, and each value in the words of YAML."""
+    """Yield arguments with underscores in the names of options, and each value in YAML's form."""
     rest = list(arguments)
     while rest:
         argument = rest.pop(0)
@@ -177,8 +177,8 @@ def _value(option: _Option, words: list[str]) -> str:
     if option.is_bool and lower in _TRUE_WORDS | _FALSE_WORDS:
         return "true" if lower in _TRUE_WORDS else "false"
     if option.enum is not None and word not in option.enum.__members__:
-        named = [member.name for member in option.enum if str(member.value) == word]
-        return named[0] if named else word
+        names = [member.name for member in option.enum if str(member.value) == word]
+        return names[0] if names else word
     return word
 
 

@@ -1,6 +1,6 @@
 """The environment variables that the package reads or sets, with their meaning.
 
-`docs/reference/settings.md` is made of them.
+`docs/reference/settings.md` is generated from them.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class LightningEnvVar(Enum):
     AGL_MANAGED_STORE = "AGL_MANAGED_STORE"
     """bool, default true: the strategy wraps the store in its server and clients, or in the thread wrapper."""
     AGL_CURRENT_ROLE = "AGL_CURRENT_ROLE"
-    """`algorithm`, `runner` or `both` (default): which side of client-server this process is."""
+    """`algorithm`, `runner` or `both` (default): the side of client-server that this process runs."""
     AGL_SERVER_HOST = "AGL_SERVER_HOST"
-    """str, default 127.0.0.1: where the store server binds, and where runners connect. With `AGL_MANAGED_STORE=0`, this
-    and the port say where the store server of somebody else is."""
+    """str, default 127.0.0.1: address that the store server binds and runners connect to. With `AGL_MANAGED_STORE=0`,
+    this and the port are the address of an existing store server."""
     AGL_SERVER_PORT = "AGL_SERVER_PORT"
-    """int, default 4747: the port there; 0 takes a free one."""
+    """int, default 4747: the port of that address; 0 chooses a free one."""
     AGL_TOKEN = "AGL_TOKEN"
-    """str: the bearer token of store server and gateway; needed beyond loopback. Leaves the environment when read."""
+    """str: the bearer token of store server and gateway; required beyond loopback. Reading it removes the variable."""
     AGL_TOKEN_FILE = "AGL_TOKEN_FILE"
     """Path of a file with the token, readable by its owner alone, or of a pipe; instead of `AGL_TOKEN`."""
     AGL_INSECURE = "AGL_INSECURE"
@@ -46,15 +46,15 @@ class LightningEnvVar(Enum):
     AGL_RUN_ID = "AGL_RUN_ID"
     """str: the run that this process belongs to, for roles on several machines."""
     AGENT_LIGHTNING_STORE_URL = "AGENT_LIGHTNING_STORE_URL"
-    """str: address of a store server that an unmanaged strategy uses when no store is given; goes before host and
-    port. Commands read it in place of `--store`."""
+    """str: address of a store server that an unmanaged strategy uses when no store is given; overrides host and
+    port. Commands read it as the default of `--store`."""
     AGENT_LIGHTNING_OTLP_ENDPOINT = "AGENT_LIGHTNING_OTLP_ENDPOINT"
     """str: address of an OpenTelemetry collector that gets a copy of every span: `http://host:4318` for HTTP,
     `http://host:4317` for gRPC."""
     AGL_DEBUG = "AGL_DEBUG"
     """bool: commands show the traceback of an error, as `agl --debug` does."""
     AGL_LOG_JSON = "AGL_LOG_JSON"
-    """bool: commands log one JSON object a line, as `--log-json` does."""
+    """bool: commands log one JSON object per line, as `--log-json` does."""
 
 
 PROGRAM_VARIABLES: Final[dict[str, str]] = {
@@ -74,8 +74,8 @@ PROGRAM_VARIABLES: Final[dict[str, str]] = {
     "AGL_REWARD_FILE": "path of the file into which the program may write its reward as JSON",
     "TMPDIR": "the attempt's own folder, which is removed after it",
 }
-"""What a program that runs as an agent (`agl.CommandAgent`) finds set; those of a model if the resources have
-one."""
+"""Variables that are set for a program that runs as an agent (`agl.CommandAgent`); those of a model if the resources
+have one."""
 
 FOREIGN_VARIABLES: Final[dict[str, str]] = {
     "OPENAI_BASE_URL": "the model that `agl.Chat`, a judge or a search over prompts asks when the program names none; "
@@ -103,4 +103,4 @@ FOREIGN_VARIABLES: Final[dict[str, str]] = {
     "TRL_EXPERIMENTAL_SILENCE": "set to `1` while `agl.TRL` trains, and then as it was",
     "LITELLM_LOCAL_MODEL_COST_MAP": "set to `True`, unless it is set, so that importing LiteLLM fetches nothing",
 }
-"""Variables that others have defined and that we read, or set where nobody has."""
+"""Variables defined by others that we read, or set if they are not set."""

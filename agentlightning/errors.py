@@ -1,6 +1,6 @@
 """Error classes, each also the standard class it refines, so that a caller may catch `ValueError`.
 
-The policy, stated once: code of users raises plain Python errors, which the runner turns into an outcome of the
+The policy: code of users raises plain Python errors, which the runner turns into an outcome of the
 attempt (`runner/agent.py`). Our own errors say what was wrong, what was expected and what to do. Over HTTP the class
 travels by name (`error_type`) and the client raises the class that the store raised.
 """
@@ -12,25 +12,25 @@ from collections.abc import Iterable
 
 
 class AgentLightningError(Exception):
-    """Root of every error that this package defines."""
+    """Base class of every error that this package defines."""
 
     http_status: int = 500
 
 
 class NotFoundError(AgentLightningError, ValueError):
-    """The rollout, attempt, worker or resource that was named does not exist (HTTP 404)."""
+    """The named rollout, attempt, worker or resource does not exist (HTTP 404)."""
 
     http_status = 404
 
 
 class ConflictError(AgentLightningError, ValueError):
-    """The change is not allowed in the present state (HTTP 409)."""
+    """The change is not allowed in the current state (HTTP 409)."""
 
     http_status = 409
 
 
 class BadRequestError(AgentLightningError, ValueError):
-    """An argument has the right type and a wrong value (HTTP 400)."""
+    """An argument has the right type but a wrong value (HTTP 400)."""
 
     http_status = 400
 
@@ -42,19 +42,19 @@ class TokenReusedError(BadRequestError):
 
 
 class GoneError(AgentLightningError, RuntimeError):
-    """The thing existed and was dropped, for example spans that were evicted (HTTP 410)."""
+    """The object existed and was dropped, for example evicted spans (HTTP 410)."""
 
     http_status = 410
 
 
 class TooLargeError(AgentLightningError, ValueError):
-    """A body, batch or value is beyond its bound (HTTP 413)."""
+    """A body, batch or value exceeds its limit (HTTP 413)."""
 
     http_status = 413
 
 
 class BusyError(AgentLightningError, RuntimeError):
-    """A bounded queue is full; try again after `retry_after` seconds (HTTP 429)."""
+    """A bounded queue is full; retry after `retry_after` seconds (HTTP 429)."""
 
     http_status = 429
 
@@ -70,7 +70,7 @@ class UnauthorizedError(AgentLightningError, PermissionError):
 
 
 class StoreUnreachableError(AgentLightningError, ConnectionError):
-    """The store did not answer within the client's deadline; says what was tried."""
+    """The store did not answer within the client's deadline; the text describes the tries."""
 
     http_status = 503
 
@@ -82,12 +82,12 @@ class StoreWriteError(AgentLightningError, OSError):
 
 
 class DamagedRecordError(AgentLightningError, RuntimeError):
-    """A record of the store cannot be read; the text names it. A fault of the store's data, not of the request (HTTP
+    """A record of the store cannot be read; the text names it. The store's data is wrong, not the request (HTTP
     500)."""
 
 
 class PolicyFault(AgentLightningError):
-    """Raised by an agent to say: the policy did this wrong, and this is the reward it earns.
+    """Raised by an agent to report that the policy failed, with the reward for it.
 
     The attempt ends as `policy_fault` and is trained with exactly `reward`. Any other exception is an
     `infrastructure_fault` and is never trained.
@@ -102,21 +102,21 @@ class PolicyFault(AgentLightningError):
 
 
 class RewardError(AgentLightningError, ValueError, TypeError):
-    """What an agent's program emits is no reward.
+    """The value that an agent's program emits is not a reward.
 
-    Never a fault of the policy, as with `ServiceError`: it is the program that is wrong.
+    Never a policy fault, as with `ServiceError`: the program is wrong.
     """
 
 
 class ServiceError(AgentLightningError, RuntimeError):
-    """A model that the framework asks, such as a judge, gave no usable answer.
+    """A model that the framework calls, such as a judge, gave no usable answer.
 
-    Never a fault of the policy: the Trainer's `policy_faults` count for it only where they name it or a class below.
+    Never a policy fault, unless the Trainer's `policy_faults` name this class or a subclass.
     """
 
 
 class MissingExtraError(AgentLightningError, ImportError):
-    """A feature needs packages that are not installed; the text holds the one command that installs them."""
+    """A feature needs packages that are not installed; the text holds the command that installs them."""
 
     def __init__(self, feature: str, extra: str, missing: str) -> None:
         super().__init__(
@@ -126,7 +126,7 @@ class MissingExtraError(AgentLightningError, ImportError):
 
 
 class EngineError(AgentLightningError, RuntimeError):
-    """The process that serves a model does not start, ended by itself, or did not do what it was asked."""
+    """The process that serves a model does not start, ended by itself, or did not carry out a request."""
 
 
 class NonFiniteLossError(AgentLightningError, ArithmeticError):
@@ -134,27 +134,27 @@ class NonFiniteLossError(AgentLightningError, ArithmeticError):
 
 
 class OutOfMemoryError(AgentLightningError, MemoryError):
-    """A model, or one row of it, needs more memory than there is; the text holds the sum and what to change."""
+    """A model, or one row of it, needs more memory than is available; the text holds the numbers and what to change."""
 
 
 class RunnerDiedError(AgentLightningError, RuntimeError):
-    """Runner processes ended in an unexpected way; names worker, exit code and cause."""
+    """Runner processes ended unexpectedly; names worker, exit code and cause."""
 
 
 class LedgerError(AgentLightningError, RuntimeError):
-    """The training ledger does not add up: a model call is neither trained nor excluded, or is both."""
+    """The training ledger is inconsistent: a model call is neither trained nor excluded, or is both."""
 
 
 class NoTrainableCallError(AgentLightningError, ValueError):
-    """No model call of a rollout can be trained; says who saw which call, why each is left out, and what to try."""
+    """No model call of a rollout can be trained; describes who recorded each call, why it is excluded, what to try."""
 
 
 class NoScoredRolloutError(AgentLightningError, RuntimeError):
-    """A run that was to learn ended without one rollout to learn from; says how they ended and the first error."""
+    """A training run ended without one rollout to learn from; describes how they ended and the first error."""
 
 
 class TooMuchDriftError(AgentLightningError, RuntimeError):
-    """Too many prompts came back in other tokens than were recorded (`max_drift`); the text shows an example."""
+    """Too many prompts were tokenized differently from their recording (`max_drift`); the text shows an example."""
 
 
 WIRE_ERRORS: dict[str, type[AgentLightningError]] = {
@@ -173,17 +173,17 @@ WIRE_ERRORS: dict[str, type[AgentLightningError]] = {
         DamagedRecordError,
     )
 }
-"""Classes that a server names in its reply and a client raises again; one that refines another comes before it."""
+"""Classes that a server names in its reply and a client raises again; a subclass comes before its base class."""
 
 
 def closest_name(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
-    """Return the known name that is most like a wrong one; None if none is like it by `cutoff` (0 to 1) or more."""
+    """Return the known name that is closest to a wrong one; None if no similarity is at least `cutoff` (0 to 1)."""
     import difflib  # only for an error
 
     return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=cutoff)), None)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return the end of an error about an unknown name: the closest known one; empty if none is much like it."""
+    """Return the end of an error about an unknown name: the closest known one; empty if none is similar."""
     near = closest_name(name, known)
     return f"; did you mean {near!r}?" if near else ""

@@ -1,4 +1,4 @@
-"""The codes with which commands and processes end. `docs/reference/settings.md` is made of them."""
+"""Exit codes of commands and processes. `docs/reference/settings.md` is generated from them."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """What each code means; shells and service managers see nothing else of how a process ended."""
+    """Exit codes; shells and service managers see nothing else of how a process ended."""
 
     DONE = 0
-    """Done. Of a command that serves: it was ended by Ctrl+C or SIGTERM."""
+    """Done. A command that serves was ended by Ctrl+C or SIGTERM."""
     FAILED = 1
-    """Failed, or a verdict that is not the one hoped for (`agl demo`, `agl store check`, `agl doctor`)."""
+    """Failed, or a negative verdict (`agl demo`, `agl store check`, `agl doctor`)."""
     WRONG_INPUT = 2
-    """Wrong use or wrong input: the line says what was expected, and the nearest right word."""
+    """Wrong use or wrong input: the message says what was expected, and the closest valid word."""
     STORE_UNREACHABLE = 69
-    """`agl run`, `agl runner`: the store did not answer for too long (EX_UNAVAILABLE); try again later."""
+    """`agl run`, `agl runner`: the store did not answer for too long (EX_UNAVAILABLE); retry later."""
     UNFORESEEN = 70
-    """An error that nobody foresaw (EX_SOFTWARE): a bug, ours or of code of yours; `--debug` shows where."""
+    """An unexpected error (EX_SOFTWARE): a bug in this package or in your code; `--debug` shows where."""
     UNAUTHORIZED = 77
-    """`agl run`, `agl runner`: the store refuses the token (EX_NOPERM)."""
+    """`agl run`, `agl runner`: the store rejects the token (EX_NOPERM)."""
     INTERRUPTED = 130
     """Ended by Ctrl+C."""
     TERMINATED = 143

@@ -1,7 +1,7 @@
-"""The meaning of the fields of a value: the docstrings below them, in `help()` and in JSON Schema.
+"""Help for the fields of a value: the docstrings below them, in `help()` and in JSON Schema.
 
-The source is read when somebody asks, so that defining a value costs nothing. pydantic's `use_attribute_docstrings`
-reads it at every import: 50 ms for the values of `types`, half of what importing them takes.
+The source is read on demand, so that defining a value costs nothing. pydantic's `use_attribute_docstrings`
+reads it at every import: 50 ms for the values of `types`, half of the time to import them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _Class = TypeVar("_Class", bound=type)
 
 
 def explain_fields(cls: _Class) -> _Class:
-    """Let `help()` list the fields of a dataclass, each with the docstring below it. Stands above `@dataclass`."""
+    """Make `help()` list the fields of a dataclass, each with the docstring below it. Place it above `@dataclass`."""
     cls.__doc__ = _Help(cls.__doc__)  # pyright: ignore[reportAttributeAccessIssue] -- Python calls its `__get__`
     return cls
 
@@ -51,7 +51,7 @@ def field_docstrings(cls: type) -> dict[str, str]:
 
 
 class _Help:
-    """The `__doc__` of a dataclass: its docstring and then its fields, written when it is read."""
+    """The `__doc__` of a dataclass: its docstring and then its fields, built on access."""
 
     def __init__(self, summary: str | None) -> None:
         self.summary = summary
@@ -71,33 +71,33 @@ def _with_fields(cls: type, summary: str | None) -> str:
         elif field.default not in (PydanticUndefined, dataclasses.MISSING):
             default = f" = {field.default!r}"
         # the type as it is written in the source
-        written = next(known[name] for base in cls.__mro__ if name in (known := inspect.get_annotations(base)))
-        annotation = written if isinstance(written, str) else inspect.formatannotation(written)
+        notation = next(types[name] for base in cls.__mro__ if name in (types := inspect.get_annotations(base)))
+        annotation = notation if isinstance(notation, str) else inspect.formatannotation(notation)
         lines.append(f"    {name}: {annotation}{default}")
         lines.extend(f"        {line}" for line in docstrings.get(name, "").splitlines())
     return "\n".join([inspect.cleandoc(summary or ""), *(["", "Fields:", *lines] if lines else [])])
 
 
 def _summary(cls: type) -> str:
-    """Return the docstring as it is written; `PaginatedResult[Rollout]` has that of `PaginatedResult`."""
+    """Return the docstring of the class as written; `PaginatedResult[Rollout]` has that of `PaginatedResult`."""
     return next(text for base in cls.__mro__ if (text := vars(base).get("__doc__")))
 
 
-if TYPE_CHECKING:  # pydantic's own, by which checkers know the fields as arguments of the constructor
+if TYPE_CHECKING:  # pydantic's metaclass tells type checkers that the fields are constructor arguments
     from pydantic._internal._model_construction import ModelMetaclass as _ValueType
 else:
 
     class _ValueType(type(BaseModel)):
         @property
         def __doc__(cls) -> str:
-            """The docstring of the class and then its fields, written when it is read."""
+            """The docstring of the class and then its fields, built on access."""
             return _with_fields(cls, _summary(cls))
 
         @override
         def __dir__(cls) -> list[str]:
-            """Leave out for `help()` what every pydantic model has: what the class adds fits two screens.
+            """Hide from `help()` the members of every pydantic model, so that the class's own fit two screens.
 
-            `help()` asks through `inspect`; everybody else, such as `Mock(spec=...)`, gets all names.
+            `help()` calls it through `inspect`; every other caller, such as `Mock(spec=...)`, gets all names.
             """
             names = super().__dir__()
             if sys._getframe(1).f_globals.get("__name__") != "inspect":

@@ -1,8 +1,8 @@
-"""Names of a package that are imported on first use (PEP 562), and errors that say what replaced a name that is gone.
+"""Names of a package that are imported on first use (PEP 562), and errors that name the replacement of a removed name.
 
 A package that uses `attach_stub` lists its public names once, in the `__init__.pyi` beside its `__init__.py`: type
-checkers and editors read it as any stub, and so does this module when the first name is asked for. Imported with the
-package itself, so it needs nothing.
+checkers and editors read it like any stub, and this module reads it on the first access to a name. This module is
+imported with the package itself, so it imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ def attach_stub(
     """Return the `__getattr__` and `__dir__` of a package whose names are listed in its `__init__.pyi`.
 
     `from package.module import name as name` in the stub is a public name, `from package import module as module` a
-    public module, and `from . import module as module` a module that `from package import *` leaves out. `removed` says
-    of names of older releases what to use instead. `__getattr__` also answers `__all__`.
+    public module, and `from . import module as module` a module that `from package import *` excludes. `removed` maps
+    names of older releases to what to use instead. `__getattr__` also answers `__all__`.
 
     Raises (`__getattr__`):
-        AttributeError: the package has no such name; the text names what replaced it, or the nearest right one.
+        AttributeError: the package has no such name; the text names its replacement, or the closest valid name.
     """
-    gone = {name: f"{package}.{name} does not exist. {text}" for name, text in (removed or {}).items()}
-    explain_imports({f"{package}.{name}": text for name, text in gone.items()})
+    removed_texts = {name: f"{package}.{name} does not exist. {text}" for name, text in (removed or {}).items()}
+    explain_imports({f"{package}.{name}": text for name, text in removed_texts.items()})
 
     def __getattr__(name: str) -> Any:
         names, public = _names(package)
@@ -42,8 +42,8 @@ def attach_stub(
 
             near = difflib.get_close_matches(name, names, n=1)
             hint = f"; did you mean {near[0]!r}?" if near and not name.startswith("__") else ""
-            text = gone.get(name, f"module {package!r} has no attribute {name!r}{hint}")
-            raise AttributeError(text, name=name)  # set here, it keeps Python from a suggestion of its own
+            text = removed_texts.get(name, f"module {package!r} has no attribute {name!r}{hint}")
+            raise AttributeError(text, name=name)  # `name=` keeps Python from adding its own suggestion
         setattr(sys.modules[package], name, value)
         return value
 
@@ -56,7 +56,7 @@ def attach_stub(
 @cache
 def _names(package: str) -> tuple[dict[str, tuple[str, str | None]], list[str]]:
     """Return module and attribute of each name, None for a module itself, and the names that are public."""
-    import ast  # only when the first name is asked for, by when most programs have it
+    import ast  # on first access only, when most programs have loaded it
     import pkgutil
 
     stub = pkgutil.get_data(package, "__init__.pyi")
@@ -75,9 +75,9 @@ def _names(package: str) -> tuple[dict[str, tuple[str, str | None]], list[str]]:
 
 
 class _Explanations:
-    """A finder for `sys.meta_path`, asked last, that finds nothing and says of some names why they are not there.
+    """A finder on `sys.meta_path` that finds nothing and, for some names, explains why they do not exist.
 
-    `from package import name` asks it too, for a module of that name, and would throw away an AttributeError's text.
+    `from package import name` also calls it for a module of that name, and would drop an AttributeError's text.
     """
 
     def __init__(self) -> None:
@@ -85,14 +85,14 @@ class _Explanations:
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
         if fullname in self.texts:
-            raise ModuleNotFoundError(self.texts[fullname])  # by its `name`, Python would know it as one to pass over
+            raise ModuleNotFoundError(self.texts[fullname])  # without `name=`, which would make Python ignore it
 
 
 _explanations = _Explanations()
 
 
 def explain_imports(texts: Mapping[str, str]) -> None:
-    """Let an import of one of these names fail with the text that belongs to it."""
+    """Make an import of one of these names fail with its text."""
     _explanations.texts.update(texts)
     if _explanations not in sys.meta_path:
         sys.meta_path.append(_explanations)

@@ -1,7 +1,7 @@
 """Logging of this package: `setup` and `setup_module` choose handlers and formats. The root logger is never touched.
 
-Every line that is written within `log_context` ends with the ids of the run, the rollout and the attempt that it is
-about; as JSON it has them as fields.
+Every line that is logged within `log_context` ends with the ids of its run, rollout and attempt; JSON lines have
+them as fields.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from agentlightning.private_files import make_private, private_folder
 from agentlightning.terminal import json_text, one_line, shortened, some_lines
 
 DEFAULT_FORMAT = "%(asctime)s [%(levelname)s] (Process-%(process)d %(name)s)   %(message)s"
-"""Of plain lines."""
+"""Format of plain lines."""
 DATE_FORMAT = "%H:%M:%S"
-"""Of the time in plain lines."""
+"""Format of the time in plain lines."""
 BASE_LOGGER = "agentlightning"
 """The logger above all loggers of the package."""
 _WIDTH_WITHOUT_TERMINAL = 200
 MOST_CHARACTERS = 64 * 1024
-"""Length of a message, and of a traceback."""
+"""Longest message, and longest traceback, in characters."""
 MOST_ON_CONSOLE = 16 * 1024
-"""Characters of one line that a console is given."""
+"""Longest line on a console, in characters."""
 _MOST_COLOURED = 500
-"""Length of a message in colours; 0.03 s of the highlighter at worst, 8 s for 16,000 characters."""
+"""Longest coloured message: the highlighter takes at most 0.03 s for it, and 8 s for 16,000 characters."""
 _LEVELS = {name: getattr(logging, name) for name in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")}
 _ids: ContextVar[Mapping[str, str]] = ContextVar("agentlightning_log_ids")
 
@@ -45,9 +45,9 @@ _ids: ContextVar[Mapping[str, str]] = ContextVar("agentlightning_log_ids")
 def log_context(
     *, run_id: str | None = None, rollout_id: str | None = None, attempt_id: str | None = None
 ) -> Generator[None]:
-    """Name what is being worked on: lines that are logged within, also by what is called, carry these ids.
+    """Set the ids of the current work: lines that are logged within, also by called functions, carry these ids.
 
-    Contexts nest; an id that is None is that of the context outside.
+    Contexts nest; an id that is None is inherited from the outer context.
     """
     ids = {"run_id": run_id, "rollout_id": rollout_id, "attempt_id": attempt_id}
     token = _ids.set({**log_ids(), **{name: value for name, value in ids.items() if value is not None}})
@@ -58,7 +58,7 @@ def log_context(
 
 
 def log_ids() -> Mapping[str, str]:
-    """Return the ids of the open contexts: of `run_id`, `rollout_id` and `attempt_id` those that are known."""
+    """Return the ids of the open contexts: `run_id`, `rollout_id` and `attempt_id`, as far as they are set."""
     return _ids.get({})
 
 
@@ -82,17 +82,17 @@ def setup(
     Args:
         color: rich output on the console; a dict gives options of rich's handler.
         propagate: also give lines to the root logger's handlers.
-        disable_existing_loggers: silence every other logger that there is.
+        disable_existing_loggers: silence every other existing logger.
         capture_warnings: log Python's warnings, too.
         submodule_levels: level per logger name.
-        extra_handlers: get every line beside console and files.
+        extra_handlers: receive every line beside console and files.
         formatter: for handlers that have none.
         apply_to: further loggers that get the same handlers and level.
-        files: one log file, or one per logger name; folders are made.
+        files: one log file, or one per logger name; folders are created.
         json_lines: each line on the console and in the files is one JSON object, in plain text and without colours.
 
     Raises:
-        ValueError: an unknown level; or `json_lines` together with settings of another form.
+        ValueError: an unknown level; or `json_lines` together with settings of another format.
     """
     if json_lines and (formatter is not None or isinstance(color, dict)):
         raise ValueError("json_lines=True chooses the form of a line: leave formatter and the options in color out")
@@ -114,8 +114,8 @@ def setup(
         if number < base.level:
             base.warning("the level of %s is below that of %s; its handlers decide what is shown", name, base.name)
         logging.getLogger(name).setLevel(number)
-    named = {BASE_LOGGER: files} if isinstance(files, (str, Path)) else dict(files or {})
-    for name, path in named.items():
+    paths = {BASE_LOGGER: files} if isinstance(files, (str, Path)) else dict(files or {})
+    for name, path in paths.items():
         logger, file = logging.getLogger(name), Path(path)
         private_folder(file.parent)
         target = str(file.resolve())
@@ -180,9 +180,9 @@ def setup_module(
 
 
 setup_logging = setup
-"""`setup`, by the name that `agl` gives it."""
+"""Name of `setup` in `agl`."""
 setup_module_logging = setup_module
-"""`setup_module`, by the name that `agl` gives it."""
+"""Name of `setup_module` in `agl`."""
 
 
 def configure_logger(level: int = logging.INFO, name: str = BASE_LOGGER) -> logging.Logger:
@@ -207,7 +207,7 @@ def level_number(level: int | str) -> int:
 
 @functools.cache
 def _console_class() -> type[Any]:
-    """Return rich's handler with bounds: the time of its highlighter grows with the square of a text."""
+    """Return rich's handler with bounds: the time of its highlighter grows with the square of the text's length."""
     from rich.console import ConsoleRenderable
     from rich.logging import RichHandler
     from rich.text import Text
@@ -226,9 +226,9 @@ def _console_class() -> type[Any]:
 
 
 class PlainLines(logging.Formatter):
-    """A format of `logging`, and behind the message the ids that the line is about and does not name itself.
+    """A format of `logging` that appends the current ids to the message, unless the line names them itself.
 
-    What is logged is bounded, and holds nothing that a terminal obeys; values that are filled in stay on one line.
+    Lines are bounded and hold no terminal control characters; values that are filled in stay on one line.
     """
 
     @override
@@ -244,16 +244,16 @@ class PlainLines(logging.Formatter):
     @override
     def formatMessage(self, record: logging.LogRecord) -> str:
         text = super().formatMessage(record)
-        named = [f"{name.removesuffix('_id')} {value}" for name, value in log_ids().items() if value not in text]
-        return f"{text} ({', '.join(named)})" if named else text
+        labels = [f"{name.removesuffix('_id')} {value}" for name, value in log_ids().items() if value not in text]
+        return f"{text} ({', '.join(labels)})" if labels else text
 
 
 class _Message(PlainLines):
-    """The message that a console writes behind its own columns; gives way to a formatter of the user's."""
+    """The message that a console writes after its own columns; replaced by a formatter of the user's."""
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line: time (UTC), level, logger, process, message, the ids of `log_context`, an exception."""
+    """One JSON object per line: time (UTC), level, logger, process, message, the ids of `log_context`, an exception."""
 
     @override
     def format(self, record: logging.LogRecord) -> str:
@@ -271,7 +271,7 @@ class JsonLines(logging.Formatter):
 
 
 def message_of(record: logging.LogRecord) -> str:
-    """Return the message of a record with its values filled in, each as one line, and bounded."""
+    """Return the message of a record with its values filled in, each as one line, bounded."""
     text, args = str(record.msg), record.args
     if args:
         shown = (
@@ -279,13 +279,13 @@ def message_of(record: logging.LogRecord) -> str:
         )
         try:
             text %= shown
-        except (TypeError, ValueError):  # a number of another kind, which %d takes and a text does not
+        except (TypeError, ValueError):  # a type of number that %d takes and a text does not
             text = record.getMessage()
     return some_lines(shortened(text, MOST_CHARACTERS))
 
 
 def bounded_exception(text: str) -> str:
-    """Return the `text` of a traceback without control characters; of a long one the end, which tells the exception."""
+    """Return the `text` of a traceback without control characters; of a long one the end, which names the exception."""
     if len(text) > MOST_CHARACTERS:
         text = f"({len(text)} characters) ...{text[-MOST_CHARACTERS:]}"
     return some_lines(text)

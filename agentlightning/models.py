@@ -1,4 +1,4 @@
-"""`LLM` and `ProxyLLM` under the name of a module of its own; the same classes as in `agentlightning`."""
+"""`LLM` and `ProxyLLM` in a module of their own; the same classes as in `agentlightning`."""
 
 from agentlightning.types import LLM as LLM
 from agentlightning.types import ProxyLLM as ProxyLLM

@@ -1,7 +1,7 @@
-"""`operation`, for programs that import it from here; its home is `agentlightning.emitter.annotation`.
+"""`operation`, for programs that import it from here; it is defined in `agentlightning.emitter.annotation`.
 
-Importing a module sets it on its package, where `agl.operation` is the decorator. So the decorator stands for the
-module, with itself as the one name that is imported from it.
+Importing a module sets it on its package, where `agl.operation` is the decorator. So the decorator replaces the
+module, with itself as the one name to import from it.
 """
 
 import sys

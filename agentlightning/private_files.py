@@ -1,8 +1,8 @@
-"""Files and folders that only their owner may read, whatever the umask says.
+"""Files and folders that only their owner may read, regardless of the umask.
 
-What we write holds tasks, conversations and at times keys: files get mode 0600, folders that are made for them 0700. An
-existing file of ours loses what others may do with it, unless its group may write it: then somebody shares it with that
-group, which keeps its rights. Folders that exist stay as they are.
+Our files hold tasks, conversations and sometimes keys: they get mode 0600, and folders created for them 0700. An
+existing file of ours loses the permissions of others, unless its group may write it: then it is shared with that
+group, which keeps its rights. Existing folders keep their mode.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _GROUP_WRITES = 0o020
 
 
 def open_private(path: str | Path, mode: Literal["w", "a"]) -> IO[str]:
-    """Open a text file (UTF-8) for writing and close it to others; made if it is not there.
+    """Open a text file (UTF-8) for writing and restrict it to its owner; it is created if it is missing.
 
     Raises:
         OSError: as `open`.
@@ -30,11 +30,11 @@ def open_private(path: str | Path, mode: Literal["w", "a"]) -> IO[str]:
 
 
 def make_private(path: str | Path) -> None:
-    """Make an empty file if there is none, and close it to others. Never opens one that exists: closing it again would
-    release the locks that this process has on it.
+    """Create an empty file if it is missing, and restrict it to its owner. Never opens an existing one: closing it
+    would release the locks that this process has on it.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: it cannot be created.
     """
     place = os.path.realpath(path)
     try:
@@ -44,16 +44,16 @@ def make_private(path: str | Path) -> None:
 
 
 def tighten(path: str | Path) -> None:
-    """Close an existing file of ours to others; nothing if there is none."""
+    """Restrict an existing file of ours to its owner; do nothing if there is none."""
     with contextlib.suppress(FileNotFoundError):
         _tighten(os.stat(path), os.fspath(path))
 
 
 def private_folder(path: str | Path) -> Path:
-    """Make a folder and those above it that are missing, mode 0700, and return it.
+    """Create a folder and its missing parents with mode 0700, and return it.
 
     Raises:
-        OSError: it cannot be made, or is a file.
+        OSError: it cannot be created, or is a file.
     """
     folder = Path(path)
     for missing in reversed([place for place in (folder, *folder.parents) if not place.exists()]):
@@ -64,7 +64,7 @@ def private_folder(path: str | Path) -> Path:
 
 
 def _ours(status: os.stat_result) -> bool:
-    """True where files have no owner (Windows)."""
+    """Return whether this user owns the file; True where files have no owner (Windows)."""
     return not hasattr(os, "geteuid") or status.st_uid == os.geteuid()
 
 
@@ -74,7 +74,7 @@ def _opener(path: Any, flags: int) -> int:
 
 def _tighten(status: os.stat_result, file: int | str) -> None:
     mode = stat.S_IMODE(status.st_mode)
-    wanted = mode & (_SHARED if mode & _GROUP_WRITES else _OURS)
-    if mode != wanted and stat.S_ISREG(status.st_mode) and _ours(status):
+    new_mode = mode & (_SHARED if mode & _GROUP_WRITES else _OURS)
+    if mode != new_mode and stat.S_ISREG(status.st_mode) and _ours(status):
         with contextlib.suppress(PermissionError, NotImplementedError):  # a file system without modes
-            os.chmod(file, wanted)
+            os.chmod(file, new_mode)

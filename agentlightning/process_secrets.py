@@ -1,9 +1,9 @@
-"""Secrets of this process: taken out of its environment when they are first asked for, and kept in memory only.
+"""Secrets of this process: removed from its environment on first use, and kept in memory only.
 
-`/proc/PID/environ` shows the environment with which a process was started to every process of the same user, and what
-a process starts inherits its environment. So a secret leaves both, and a process that holds one is made not dumpable
+`/proc/PID/environ` shows the environment with which a process was started to every process of the same user, and
+child processes inherit it. So a secret is removed from both, and a process that holds one is made not dumpable
 (Linux): others of the same user can then read neither its environment nor its memory. Forked children inherit secret
-and protection. What is started by `exec` inherits neither; a child that needs the secrets is handed `Handed()`.
+and protection. Processes started by `exec` inherit neither; a child that needs the secrets is passed `Handed()`.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from collections.abc import Iterator
 logger = logging.getLogger(__name__)
 
 TOKEN = "AGL_TOKEN"
-"""The token that our servers ask for and our clients send."""
+"""The token that our servers require and our clients send."""
 _FILE = "_FILE"
 _MOST_BYTES = 4096
 _WAIT_SECONDS = 10.0
 _PR_SET_DUMPABLE = 4
 _ARGUMENTS, _ENVIRONMENT = slice(45, 47), slice(47, 49)
-"""Their first and last address among the fields of `/proc/self/stat` behind the name."""
+"""Slices of `/proc/self/stat` after the name: first and last address of the arguments, and of the environment."""
 
 _held: dict[str, str] = {}
 _lock = threading.Lock()
 
 
 def secret(name: str) -> str | None:
-    """Return a secret: what the variable `name`, or the file that `name`_FILE names, holds, or held when it was taken.
+    """Return a secret: the value of the variable `name` or of the file that `name`_FILE names, or the one read earlier.
 
-    Both variables leave the environment. A value that is set later replaces the one that is held.
+    Both variables are removed from the environment. A value that is set later replaces the stored one.
 
     Raises:
         ValueError: both are set; the file cannot be read, is empty or too long, or others may read it.
@@ -57,16 +57,16 @@ def secret(name: str) -> str | None:
 
 
 def server_token() -> str | None:
-    """Return the token that servers ask for and clients send; None when unset or empty.
+    """Return the token that servers require and clients send; None when unset or empty.
 
     Raises:
-        ValueError: as `secret`.
+        ValueError: same as `secret`.
     """
     return (secret(TOKEN) or "").strip() or None
 
 
 def hold(name: str, value: str) -> None:
-    """Keep a secret that came by another way, and protect the process."""
+    """Store a secret that was passed in another way, and protect the process."""
     with _lock:
         _held[name] = value
         _leave_environment(name)
@@ -75,7 +75,7 @@ def hold(name: str, value: str) -> None:
 
 
 def hide(text: str) -> None:
-    """Overwrite a secret where the command line of this process shows it to every user, and protect the process."""
+    """Overwrite a secret in the command line of this process, which every user can see, and protect the process."""
     data = text.encode()
     if not data:
         return
@@ -88,25 +88,25 @@ def hide(text: str) -> None:
 
 
 def discard(name: str) -> None:
-    """Take a variable out of the environment of a process that does not need it; what is held stays."""
+    """Remove a variable from the environment of a process that does not need it; a stored secret stays."""
     with _lock:
         _leave_environment(name)
 
 
 def forget() -> None:
-    """Forget every secret. What other objects have read of them stays with those."""
+    """Forget every secret. Copies that other objects have made remain."""
     with _lock:
         _held.clear()
 
 
 def held_values() -> frozenset[str]:
-    """Return the secrets that are held, for who hides them in what leaves this process."""
+    """Return the stored secrets, for code that hides them in the output of this process."""
     with _lock:
         return frozenset(value.strip() for value in _held.values())
 
 
 class Handed:
-    """The secrets of this process, on their way to a child that is being spawned: unpickling it there holds them."""
+    """The secrets of this process, to be passed to a spawned child: unpickling it there stores them."""
 
     def __reduce__(self) -> tuple[object, ...]:
         return _receive, (dict(_held),)
@@ -119,7 +119,7 @@ def _receive(secrets: dict[str, str]) -> Handed:
 
 
 def protect_early() -> None:
-    """Protect this process if it was started with the token; to be called before anything that takes long to import."""
+    """Protect this process if it was started with the token; call it before any slow import."""
     if TOKEN in os.environ:
         protect()
 
@@ -127,7 +127,7 @@ def protect_early() -> None:
 def protect() -> bool:
     """Make this process not dumpable: others of the same user cannot read its environment and memory, or trace it.
 
-    Returns False where the system has no such thing. The kernel then also writes no core dump of it, and debuggers and
+    Returns False where the system does not support it. The kernel then also writes no core dump, and debuggers and
     profilers that attach from outside need root.
     """
     if sys.platform != "linux":
@@ -146,7 +146,7 @@ def protect() -> bool:
 
 
 def _leave_environment(name: str) -> None:
-    """Remove the variable and that of its file, and overwrite them where the kernel shows those of the start."""
+    """Remove the variable and that of its file, and overwrite their initial values, which the kernel shows."""
     for variable in (name, name + _FILE):
         head = variable.encode() + b"="
         for address, entry in _initial(_ENVIRONMENT):
@@ -161,7 +161,7 @@ def _initial(which: slice) -> Iterator[tuple[int, bytes]]:
         with open("/proc/self/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
         start, end = map(int, fields[which])
-    except (OSError, ValueError, IndexError):  # no Linux, or a kernel that does not tell
+    except (OSError, ValueError, IndexError):  # not Linux, or a kernel that hides the addresses
         return
     if not 0 < start < end:
         return
@@ -175,9 +175,9 @@ def _initial(which: slice) -> Iterator[tuple[int, bytes]]:
 
 
 def read_secret(path: str, named: str) -> str:
-    """Return the secret in a file: a regular one that others cannot read, or a pipe that somebody writes to.
+    """Return the secret in a file: a regular one that others cannot read, or a pipe with a writer.
 
-    `named` is how messages name it. Never waits longer than ten seconds for the writer of a pipe.
+    `named` is its name in messages. Waits at most ten seconds for the writer of a pipe.
 
     Raises:
         ValueError: it cannot be read, is empty or too long, or others may read it.
@@ -191,9 +191,9 @@ def read_secret(path: str, named: str) -> str:
         is_file = stat.S_ISREG(status.st_mode)
         if not (is_file or stat.S_ISFIFO(status.st_mode)):
             raise ValueError(f"{named} is no file and no pipe")
-        has_owners = hasattr(os, "geteuid")  # else Windows, which has no modes either
+        has_owners = hasattr(os, "geteuid")  # false on Windows, which has no modes either
         ours = has_owners and status.st_uid == os.geteuid()
-        forbidden = status.st_mode & (0o077 if ours else 0o007)  # one that root hands to our group is meant for us
+        forbidden = status.st_mode & (0o077 if ours else 0o007)  # root may share a file with our group
         if is_file and has_owners and forbidden:
             mode = stat.S_IMODE(status.st_mode)
             raise ValueError(f"{named} may be read by other users (mode {mode:04o}); make it 0600: chmod 600 {path}")
@@ -208,14 +208,14 @@ def read_secret(path: str, named: str) -> str:
 
 
 def _whole(descriptor: int) -> bytes:
-    """Read to the end.
+    """Read a descriptor to its end.
 
     Raises:
         ValueError: there is too much, or it does not end in time.
     """
     until, read = time.monotonic() + _WAIT_SECONDS, b""
     while len(read) <= _MOST_BYTES:
-        if hasattr(os, "O_NONBLOCK"):  # Windows waits for sockets alone
+        if hasattr(os, "O_NONBLOCK"):  # Windows can select sockets only
             select.select([descriptor], [], [], max(until - time.monotonic(), 0.0))
         try:
             part = os.read(descriptor, _MOST_BYTES + 1 - len(read))

@@ -1,4 +1,4 @@
-"""`PromptTemplate` under the name of a module of its own; the same class as `agentlightning.PromptTemplate`."""
+"""`PromptTemplate` in a module of its own; the same class as `agentlightning.PromptTemplate`."""
 
 from agentlightning.types import PromptTemplate as PromptTemplate
 

@@ -1,4 +1,4 @@
-"""Span names and attribute keys: the words that tracers write and adapters read. Nothing else lives here."""
+"""Span names and attribute keys, which tracers write and adapters read. Nothing else lives here."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final, Literal
 from agentlightning.field_help import Value
 
 AGL_ANNOTATION = "agentlightning.annotation"
-"""Name of a span that says something of the rollout: a reward, tags, anything of the user's."""
+"""Name of a span with data about the rollout: a reward, tags, anything of the user's."""
 AGL_MESSAGE = "agentlightning.message"
 """Name of the span of a message, as `emit_message` writes it."""
 AGL_OBJECT = "agentlightning.object"
@@ -18,11 +18,11 @@ AGL_EXCEPTION = "agentlightning.exception"
 AGL_OPERATION = "agentlightning.operation"
 """Name of the span of a block or function that `operation` traces."""
 AGL_REWARD = "agentlightning.reward"
-"""Operation name of a function whose result is a reward; also name of the older system's span of a reward."""
+"""Operation name of a function whose result is a reward; also name of the older system's reward span."""
 AGL_VIRTUAL = "agentlightning.virtual"
-"""Name of a span that was given none, and of the root that a tree of several roots gets; never stored by a tracer."""
+"""Name of a span without a name, and of the root above several roots; never stored by a tracer."""
 AGL_SPANS_CUT = "agentlightning.spans_cut"
-"""The last span of an attempt that had more spans than are kept (20,000, and rewards): says how many are left out."""
+"""The last span of an attempt that exceeded the limit (20,000 spans, and rewards); counts the dropped spans."""
 
 REQUEST_SPAN: Final = "litellm_request"
 """Name of the gateway's span of a model call that holds the messages."""
@@ -34,14 +34,14 @@ CHANGED_TEXTS = "agentlightning.changed_texts"
 U+FFFD) or because they were longer than 8 Mi characters."""
 
 HIDDEN_KEYS = "agentlightning.hidden_keys"
-"""Attribute of a span: the places in whose texts something was hidden that has the shape of a key."""
+"""Attribute of a span: the keys in whose texts something was hidden that looks like an API key."""
 
 ATTEMPT_HEADER = "X-Agl-Attempt"
-"""Header in which the gateway tells the embedded engine, and no other, which call it is: `ROLLOUT/ATTEMPT/CALL`, each
+"""Header in which the gateway names the call to the embedded engine, and to no other: `ROLLOUT/ATTEMPT/CALL`, each
 quoted as in a URL."""
 
 CONTROL_PREFIX = "agl-control:"
-"""Ids of rows among the workers that no worker is behind: notes of runs. Lists leave them out unless asked for it."""
+"""Prefix of worker ids that belong to no worker: they hold notes of runs. Lists exclude them unless requested."""
 
 
 class LightningResourceAttributes(Enum):
@@ -50,11 +50,11 @@ class LightningResourceAttributes(Enum):
     ROLLOUT_ID = "agentlightning.rollout_id"
     """Id of the rollout that the span belongs to."""
     ATTEMPT_ID = "agentlightning.attempt_id"
-    """Id of its attempt."""
+    """Id of the attempt that the span belongs to."""
     SPAN_SEQUENCE_ID = "agentlightning.span_sequence_id"
     """Number of the span within its attempt, in the order in which spans began."""
     TRACER_NAME = "agentlightning.tracer.name"
-    """Name of the tracer that recorded it."""
+    """Name of the tracer that recorded the span."""
 
 
 class LightningSpanAttributes(Enum):
@@ -77,85 +77,85 @@ class LightningSpanAttributes(Enum):
     OPERATION_NAME = "agentlightning.operation.name"
     """Name of the block or function."""
     OPERATION_INPUT = "agentlightning.operation.input"
-    """Prefix of what it was given: `.<argument>`, as JSON."""
+    """Prefix of the arguments: `.<argument>`, as JSON."""
     OPERATION_OUTPUT = "agentlightning.operation.output"
-    """What it returned, as JSON."""
+    """The return value, as JSON."""
 
 
 class LightningCutAttributes(Enum):
-    """Keys on a span `AGL_SPANS_CUT`: counts of spans."""
+    """Keys on a span `AGL_SPANS_CUT`: numbers of spans."""
 
     KEPT = "agentlightning.spans_cut.kept"
-    """Spans of the attempt that are kept."""
+    """Number of spans of the attempt that are kept."""
     LEFT_OUT = "agentlightning.spans_cut.left_out"
-    """Spans of the attempt that are not."""
+    """Number of spans of the attempt that are dropped."""
 
 
 class LightningCallAttributes(Enum):
-    """Typed keys of one model call as the gateway saw it (on its `raw_gen_ai_request` span).
+    """Typed keys of one model call as the gateway recorded it (on its `raw_gen_ai_request` span).
 
     Token ids are lists of integers, log-probabilities lists of floats (natural logarithm, one per completion token).
     """
 
     CALL_ID = "agentlightning.call.id"
-    """Id of the call, by which ledger, rows and replays name it."""
+    """Id of the call, used by ledger, rows and replays."""
     PROMPT_TOKEN_IDS = "agentlightning.call.prompt_token_ids"
     """Token ids of the prompt, as the engine saw it."""
     COMPLETION_TOKEN_IDS = "agentlightning.call.completion_token_ids"
-    """Token ids that the engine drew."""
+    """Token ids that the engine sampled."""
     COMPLETION_LOGPROBS = "agentlightning.call.completion_logprobs"
-    """Log-probability of each token that was drawn."""
+    """Log-probability of each sampled token."""
     PROMPT_TOKENS = "agentlightning.call.prompt_tokens"
-    """How many, where the ids themselves are not kept."""
+    """Number of prompt tokens, where the ids themselves are not kept."""
     COMPLETION_TOKENS = "agentlightning.call.completion_tokens"
-    """How many, where the ids themselves are not kept."""
+    """Number of completion tokens, where the ids themselves are not kept."""
     FINISH_REASON = "agentlightning.call.finish_reason"
-    """Why the reply ended: `stop`, `length`, `tool_calls`, ..."""
+    """Reason for the end of the reply: `stop`, `length`, `tool_calls`, ..."""
     WEIGHT_VERSION = "agentlightning.call.weight_version"
-    """Version of the weights that drew the tokens."""
+    """Version of the weights that sampled the tokens."""
     HTTP_STATUS = "agentlightning.call.http_status"
-    """Status of the answer that the agent got."""
+    """HTTP status of the answer to the agent."""
     UPSTREAM_TRIES = "agentlightning.call.upstream_tries"
-    """Requests to the model that the call took."""
+    """Number of requests to the model for this call."""
     LATENCY_SECONDS = "agentlightning.call.latency_seconds"
     """Seconds from the request to the end of the answer."""
     DIALECT = "agentlightning.call.dialect"
     """Route that the agent called: chat/completions, messages, ..."""
     STREAMED = "agentlightning.call.streamed"
-    """Whether the agent asked for a stream."""
+    """True if the agent requested a stream."""
     FIRST_FRAME_SECONDS = "agentlightning.call.first_frame_seconds"
     """Seconds from the request to the first part of a stream."""
     CHOICES = "agentlightning.call.choices"
-    """How many replies the model gave to the request, if more than one; each is recorded as a call."""
+    """Number of replies to the request, if more than one; each is recorded as a call."""
     CHOICE = "agentlightning.call.choice"
-    """Which of several it is, from 0."""
+    """Index of the call among several replies, from 0."""
     MODEL = "agentlightning.call.model"
-    """Name in `model_list` of the model that was asked, where it is not `gen_ai.request.model`: because that is an
-    alias, or because its servers failed and a fallback was asked."""
+    """Name in `model_list` of the model that was called, where it is not `gen_ai.request.model`: because that is an
+    alias, or because its servers failed and a fallback was called."""
     POLICY = "agentlightning.call.policy"
     """Name of the policy that the call belongs to, where the gateway has policies."""
     POLICY_KIND = "agentlightning.call.policy_kind"
     """`trained`, `frozen` or `external`."""
     CONSTRAINED_BY = "agentlightning.call.constrained_by"
-    """Settings of the request under which tokens were drawn from another distribution than the model's own, of which
-    the log-probabilities are: `response_format`, `tool_choice`, `top_p`, ..."""
+    """Settings of the request that change the distribution of the tokens from the model's own, to which
+    the log-probabilities belong: `response_format`, `tool_choice`, `top_p`, ..."""
     LEFT_OUT_TOOLS = "agentlightning.call.left_out_tools"
-    """Types of the request's tools that only a vendor's server can run, and that the model was not shown: `web_search`,
+    """Types of the request's tools that only a vendor's server can run, and that the model did not get: `web_search`,
     `code_interpreter`, ..."""
     ROLE = "agentlightning.call.role"
-    """Of the agent, where its URL names one."""
+    """Role of the agent, where its URL names one."""
     CLIENT_SPAN = "agentlightning.call.client_span"
     """The span within which the agent's client made the request, as its header `traceparent` names it: the ids of trace
     and span in hexadecimal, with a hyphen between."""
     BODY_DIGEST = "agentlightning.call.body_digest"
-    """The same for requests of the attempt that had the same bytes: a hash with a key that the gateway's process does
-    not tell."""
+    """Equal for requests of the attempt with the same bytes: a hash with a secret key of the gateway's
+    process."""
     STATE = "agentlightning.call.state"
-    """How the call ended: `ok`, `no_tokens`, `no_generation`, `upstream_error`, `refused`, `client_left`."""
+    """Final state of the call: `ok`, `no_tokens`, `no_generation`, `upstream_error`, `refused`, `client_left`."""
     ERROR_CODE = "agentlightning.call.error_code"
-    """Of the gateway's own error, where there is no answer: `BUDGET_EXHAUSTED`, `model_not_found`, ..."""
+    """Code of the gateway's own error, where there is no answer: `BUDGET_EXHAUSTED`, `model_not_found`, ..."""
     NOT_KEPT = "agentlightning.call.not_kept"
-    """On `litellm_request`: how many attributes were left out because the record of the call was too large."""
+    """On `litellm_request`: number of attributes that were dropped because the record of the call was too large."""
 
 
 CONVENTIONAL_KEYS: Final[dict[str, str]] = {
@@ -186,11 +186,11 @@ CONVENTIONAL_KEYS: Final[dict[str, str]] = {
     "exception.stacktrace": "its traceback",
     "exception.escaped": "whether it left the block that it was raised in",
 }
-"""Keys that others have defined and that tracers, client libraries' traces and the gateway write; `<i>` counts from
+"""Keys defined by others that tracers, client libraries and the gateway write; `<i>` counts from
 0."""
 
 CallState = Literal["ok", "no_tokens", "no_generation", "upstream_error", "refused", "client_left"]
-"""How a call ended, as its span says it (`LightningCallAttributes.STATE`)."""
+"""Final state of a call, as its span has it (`LightningCallAttributes.STATE`)."""
 BUDGET_EXHAUSTED = "budget_exhausted"
 """Code of the refusal of a call whose rollout has used up its tokens or its money."""
 STALE = "agentlightning.stale"
@@ -203,7 +203,7 @@ class RewardAttributes(Enum):
     REWARD_NAME = "name"
     """Name of the dimension, such as `primary`."""
     REWARD_VALUE = "value"
-    """Its value, a finite number of at most 1e15 in size."""
+    """Value of the dimension, a finite number of at most 1e15 in size."""
 
 
 class RewardPydanticModel(Value):
@@ -219,15 +219,15 @@ class LinkAttributes(Enum):
     """Keys of one link, below `agentlightning.link.<i>`."""
 
     KEY_MATCH = "key_match"
-    """The attribute to compare."""
+    """Name of the attribute to compare."""
     VALUE_MATCH = "value_match"
-    """The value that it must have."""
+    """Required value of the attribute."""
 
 
 class LinkPydanticModel(Value):
-    """All spans whose attribute `key_match` equals `value_match` (`trace_id` and `span_id` are reserved keys)."""
+    """A link to all spans whose attribute `key_match` equals `value_match` (reserved: `trace_id` and `span_id`)."""
 
     key_match: str
-    """The attribute to compare."""
+    """Name of the attribute to compare."""
     value_match: str
-    """The value that it must have."""
+    """Required value of the attribute."""

@@ -1,4 +1,4 @@
-"""The old home of the v0.1 server; see `agentlightning.legacy`."""
+"""The v0.1 server, for programs that import it from here; see `agentlightning.legacy`."""
 
 from agentlightning.legacy.server import AgentLightningServer
 

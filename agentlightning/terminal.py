@@ -1,8 +1,8 @@
-"""Text that comes from data, made fit for a terminal: names, errors and tracebacks that others wrote.
+"""Make text from data safe for a terminal: names, errors and tracebacks that others wrote.
 
-A terminal obeys what it is sent: escape sequences write files, change titles and hide lines, overrides of direction
-make a name read as another one, a line break makes one entry two. Everything of that kind is shown as its
-escape instead.
+A terminal obeys its input: escape sequences write files, change titles and hide lines, direction overrides
+make a name look like another one, a line break makes one entry look like two. All of these are shown as their
+escapes instead.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ _IN_ONE_LINE = re.compile(f"[\t\n{_UNSAFE}]")
 
 
 def one_line(text: str) -> str:
-    """Return a text as one line without anything that a terminal obeys."""
+    """Return a text as one line without terminal control characters."""
     return text if text.isascii() and text.isprintable() else _IN_ONE_LINE.sub(_escape, text)
 
 
 def some_lines(text: str) -> str:
-    """Return a text of several lines, which stay, without anything else that a terminal obeys."""
+    """Return a text of several lines without other terminal control characters."""
     return text if text.isascii() and text.isprintable() else _IN_LINES.sub(_escape, text)
 
 
 def json_text(text: str) -> str:
-    """Return a JSON document in which such characters stand as JSON writes them; it means the same."""
+    """Return an equivalent JSON document in which such characters are escaped."""
     return text if text.isascii() and text.isprintable() else _IN_LINES.sub(_json_escape, text)
 
 
 def shortened(text: str, most: int) -> str:
-    """Return a text of at most about so many characters, which says how long it was."""
+    """Return a text of at most about `most` characters, which states its original length."""
     return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
 
 
 def cut(text: str, most: int) -> str:
-    """Return a text of at most so many characters; a longer one ends in `...`."""
+    """Return a text of at most `most` characters; a longer one ends in `...`."""
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 

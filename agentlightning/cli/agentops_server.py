@@ -1,4 +1,4 @@
-"""`agl agentops`: a local end point for programs that the AgentOps SDK traces. What they send goes to a store.
+"""`agl agentops`: a local endpoint for programs that the AgentOps SDK traces. Their data goes to a store.
 
 The SDK exchanges a key for a token, and sends OTLP, whose traces become rollouts.
 """
@@ -42,23 +42,23 @@ logger = logging.getLogger(__name__)
 TOKEN_PATH = "/v3/auth/token"
 LOGS_UPLOAD_PATH = "/v4/logs/upload/"
 PLACEHOLDER_KEY = "00000000-0000-0000-0000-000000000000"
-"""What the SDK takes for a key where none is needed."""
+"""Placeholder that the SDK accepts as a key if none is required."""
 
 _TOKEN_BODY_BYTES = 64 * 1024
 _SPANS_PER_TURN = 128
 _MOST_OPEN = 10_000
-"""Traces whose root span has not come; beyond it the oldest one is given up."""
+"""Largest number of traces without a root span; beyond it the oldest one is given up."""
 _Ids = tuple[str, str]
 
 
 def agentops(
-    store: str = typer.Option("sqlite:///agl.db", help="Where the spans are kept: a file or a store spec."),
+    store: str = typer.Option("sqlite:///agl.db", help="Store of the spans: a file or a store spec."),
     host: str = typer.Option("127.0.0.1", help="Address to listen on; beyond loopback AGL_TOKEN is needed."),
-    port: int = typer.Option(0, help="Port; 0 takes a free one."),
+    port: int = typer.Option(0, help="Port; 0 chooses a free one."),
     log_level: str = typer.Option("INFO", help="DEBUG, INFO, WARNING or ERROR."),
     log_json: bool = LOG_JSON,
 ) -> None:
-    """Take in what the AgentOps SDK sends, without its service and without an account. Ctrl+C ends it, exit code 0.
+    """Receive the data of the AgentOps SDK, without its service and without an account. Ctrl+C ends it, exit code 0.
 
     Prints the variables to set for the program. Each of its traces becomes one rollout, which ends with the trace;
     spans that name a rollout and an attempt of ours go there. With AGL_TOKEN set, that is the program's API key.
@@ -70,7 +70,7 @@ def agentops(
 
 
 async def serve(spec: str, host: str, port: int) -> None:
-    """Serve until SIGINT or SIGTERM; traces whose root span has not come by then end as failed."""
+    """Serve until SIGINT or SIGTERM; traces whose root span has not arrived by then end as failed."""
     store = store_from_spec(spec)
     traces = Traces(store)
     try:
@@ -90,15 +90,15 @@ def _lines(endpoint: str) -> list[str]:
 
 
 class Traces:
-    """The rollouts of traces that are under way; owned by the loop that serves."""
+    """The rollouts of open traces; owned by the loop that serves."""
 
     def __init__(self, store: LightningStore) -> None:
         self._store = store
         self._open: dict[bytes, asyncio.Task[_Ids]] = {}
 
     async def claim(self, request: ExportTraceServiceRequest) -> list[bytes]:
-        """Give each span that names no rollout the ids of its trace's; return the traces whose root span is there."""
-        ended: list[bytes] = []
+        """Set the ids of its trace's rollout on each span that names none; return the traces with a root span."""
+        trace_ids: list[bytes] = []
         for number, (is_named, span) in enumerate(_spans_of(request), 1):
             if number % _SPANS_PER_TURN == 0:
                 await asyncio.sleep(0)
@@ -108,17 +108,17 @@ class Traces:
             for key, value in ((ROLLOUT_ID, rollout_id), (ATTEMPT_ID, attempt_id)):
                 span.attributes.add(key=key).value.string_value = value
             if not span.parent_span_id:
-                ended.append(span.trace_id)
-        return ended
+                trace_ids.append(span.trace_id)
+        return trace_ids
 
     async def end(self, trace_id: bytes) -> None:
-        """End the rollout of a trace well. What comes for the trace after that begins another one."""
-        begun = self._open.pop(trace_id, None)
-        if begun is not None:
-            await self._store.update_attempt(*await begun, status="succeeded")
+        """End the rollout of a trace as succeeded. Later spans of the trace begin another one."""
+        task = self._open.pop(trace_id, None)
+        if task is not None:
+            await self._store.update_attempt(*await task, status="succeeded")
 
     async def close(self) -> None:
-        """End what is left as failed: the root span of these traces never came."""
+        """End the remaining traces as failed: their root spans never arrived."""
         for trace_id in list(self._open):
             await self._give_up(trace_id)
 
@@ -133,7 +133,7 @@ class Traces:
             self._open[trace_id] = asyncio.create_task(self._begin(trace_id, name))
         try:
             return await asyncio.shield(self._open[trace_id])
-        except Exception:  # the sender tries again, and so does the store
+        except Exception:  # the sender retries, and so does the store
             self._open.pop(trace_id, None)
             raise
 
@@ -145,27 +145,29 @@ class Traces:
 
 
 def agentops_routes(store: LightningStore, traces: Traces) -> list[Route]:
-    """Return the paths that the SDK knows."""
+    """Return the paths that the SDK uses."""
 
     async def token(request: Request) -> Response:
-        wanted = server_token()
-        with client_hold(request.scope) as hold:  # it comes without a token: what it sends is small or refused
+        expected = server_token()
+        with client_hold(request.scope) as hold:  # unauthenticated: the body is small or refused
             body = await read_body(request.scope, request.receive, hold, _TOKEN_BODY_BYTES)
         try:
-            asked: object = json.loads(body)
+            content: object = json.loads(body)
         except (ValueError, RecursionError) as error:
             raise BadRequestError(f"The body is no JSON: {error}; expected an object with api_key") from error
-        if not isinstance(asked, dict):
-            raise BadRequestError(f"The body is a JSON {type(asked).__name__}; expected an object with api_key")
-        key = cast("dict[str, object]", asked).get("api_key")
-        if wanted is not None and not same_token(str(key), wanted):
+        if not isinstance(content, dict):
+            raise BadRequestError(f"The body is a JSON {type(content).__name__}; expected an object with api_key")
+        key = cast("dict[str, object]", content).get("api_key")
+        if expected is not None and not same_token(str(key), expected):
             return JSONResponse({"error": "the API key is not the AGL_TOKEN of this server"}, status_code=401)
-        return JSONResponse({"token": wanted or PLACEHOLDER_KEY, "project_id": "local", "project_prem_status": "local"})
+        return JSONResponse(
+            {"token": expected or PLACEHOLDER_KEY, "project_id": "local", "project_prem_status": "local"}
+        )
 
     async def take(message: ExportTraceServiceRequest, rejections: Rejections) -> ExportTraceServiceResponse:
-        ended = await traces.claim(message)
+        trace_ids = await traces.claim(message)
         answer = await store_spans(store, message, rejections)
-        for trace_id in ended:
+        for trace_id in trace_ids:
             await traces.end(trace_id)
         return answer
 
@@ -185,11 +187,11 @@ def agentops_routes(store: LightningStore, traces: Traces) -> list[Route]:
 
 
 def _spans_of(request: ExportTraceServiceRequest) -> Iterator[tuple[bool, SpanMessage]]:
-    """Give each span, and whether its resource names a rollout."""
+    """Yield each span, and whether its resource names a rollout."""
     for group in request.resource_spans:
         is_named = _name_a_rollout(group.resource.attributes)
-        for scoped in group.scope_spans:
-            for span in scoped.spans:
+        for group_scope in group.scope_spans:
+            for span in group_scope.spans:
                 yield is_named, span
 
 

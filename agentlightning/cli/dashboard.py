@@ -1,4 +1,4 @@
-"""`agl dashboard`: the page of a run that has ended, of a database, or of a server that runs."""
+"""`agl dashboard`: the page of an ended run, of a database, or of a running server."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _PATIENCE_SECONDS = 5.0
 
 def dashboard(
     place: str = _PLACE,
-    port: int = typer.Option(0, min=0, max=65535, help="Port of the page; 0 takes a free one."),
-    browser: bool = typer.Option(True, "--browser/--no-browser", help="Open it, where there is a screen."),
+    port: int = typer.Option(0, min=0, max=65535, help="Port of the page; 0 chooses a free one."),
+    browser: bool = typer.Option(True, "--browser/--no-browser", help="Open it in a browser if there is a screen."),
 ) -> None:
-    """Open the page of a run that has ended, or of a server.
+    """Open the page of an ended run, or of a server.
 
-    A folder, a file or a database is served on this machine until Ctrl+C; a server is asked whether it has the page.
+    A folder, a file or a database is served on this machine until Ctrl+C; for a server, its own page is opened.
 
     Example: agl dashboard runs/20260101-120000
     """
@@ -65,13 +65,13 @@ async def _page_of(place: str) -> str:
         reason = str(error) or "it did not answer in time"
         raise BadRequestError(f"No server answers at {url}: {reason}. Start one with: agl store") from None
     if media != "text/html" or version is None:
-        what = "is no store server" if version is None else f"is of version {version} and has no page"
-        raise BadRequestError(f"The server at {url} {what}; open its data here: agl dashboard FILE or DATABASE")
+        problem = "is no store server" if version is None else f"is of version {version} and has no page"
+        raise BadRequestError(f"The server at {url} {problem}; open its data here: agl dashboard FILE or DATABASE")
     return url
 
 
-def _open(url: str, wanted: bool) -> None:
-    """Open the address in a browser, where somebody sits before a screen."""
+def _open(url: str, enabled: bool) -> None:
+    """Open the address in a browser, if this is a terminal with a screen."""
     screen = sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
-    if wanted and screen and sys.stdout.isatty():
+    if enabled and screen and sys.stdout.isatty():
         webbrowser.open(url)

@@ -9,21 +9,21 @@ import typer
 
 
 def demo(
-    tasks: Path | None = typer.Option(None, help='Your own tasks, one {"question": ..., "answer": ...} a line.'),
+    tasks: Path | None = typer.Option(None, help='Your own tasks, one {"question": ..., "answer": ...} per line.'),
     steps: int | None = typer.Option(None, help="Training steps."),
-    seed: int = typer.Option(0, help="Of tasks, model and training."),
+    seed: int = typer.Option(0, help="Seed of tasks, model and training."),
     out: Path | None = typer.Option(None, help="Folder of the run; runs/<time> by default."),
     runners: int = typer.Option(2, help="Runner processes."),
-    plain: bool = typer.Option(False, "--plain", help="Plain lines, also on a terminal."),
+    plain: bool = typer.Option(False, "--plain", help="Print plain lines, even on a terminal."),
 ) -> int:
     """An ordinary agent learns to use its calculator, within three minutes.
 
-    Exit code 0 only if it got better on the held-out tasks. Example: agl demo --seed 3 --out runs/third
+    Exit code 0 only if it improved on the held-out tasks. Example: agl demo --seed 3 --out runs/third
     """
     from agentlightning.demo.run import DemoOptions, run_demo
 
-    chosen = DemoOptions(
+    options = DemoOptions(
         tasks=tasks, seed=seed, out=out, runners=runners, progress="plain" if plain else "auto",
         **({} if steps is None else {"steps": steps}),
     )  # fmt: skip
-    return 0 if run_demo(chosen, sys.stdout).better else 1
+    return 0 if run_demo(options, sys.stdout).better else 1

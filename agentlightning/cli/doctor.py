@@ -1,4 +1,4 @@
-"""`agl doctor`: what is here, what is missing, and what would not work, before a run finds out.
+"""`agl doctor`: checks what is installed, what is missing, and what would not work, before a run fails.
 
 Each check is a function that yields results and changes nothing.
 """
@@ -38,7 +38,7 @@ _SHOWN = 3
 _REPAIR = f"uninstall both, then install {DISTRIBUTION} again"
 _MIB = 1024**2
 _SPARE_MIB = 500
-"""Free space below which a run is likely to end with a full disk."""
+"""Free MiB below which a run is likely to end with a full disk."""
 EXTRAS = {
     "grpo": ("torch", "transformers", "peft"),
     "tinker": ("tinker",),
@@ -60,7 +60,7 @@ EXTRAS = {
     "tensorboard": ("tensorboard",),
     "wandb": ("wandb",),
 }
-"""The modules that each extra of the package brings."""
+"""Modules that each extra of the package installs."""
 _SECRET = frozenset(("AGL_TOKEN",))
 VARIABLES = frozenset(
     (
@@ -68,12 +68,12 @@ VARIABLES = frozenset(
         *(name for name in PROGRAM_VARIABLES if name.startswith("AGL_")),
     )
 )
-"""Every variable of ours that somebody reads."""
+"""Our environment variables."""
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The result of one check. `absent` is something that a run may do without."""
+    """The result of one check. `absent` is something that a run can work without."""
 
     state: Literal["ok", "absent", "wrong"]
     what: str
@@ -82,14 +82,14 @@ class CheckResult:
 
 def doctor(
     store: str | None = typer.Option(
-        None, envvar="AGENT_LIGHTNING_STORE_URL", help="Also ask this store: a file, or http://host:4747."
+        None, envvar="AGENT_LIGHTNING_STORE_URL", help="Also check this store: a file, or http://host:4747."
     ),
-    port: int = typer.Option(4747, help="Port that a store server of this machine is to take."),
+    port: int = typer.Option(4747, help="Port for a store server on this machine."),
     as_json: bool = JSON,
 ) -> int:
-    """Look at this machine: Python, packages and extras, ports, folder, token, variables, GPUs, and a store.
+    """Check this machine: Python, packages and extras, ports, folder, token, variables, GPUs, and a store.
 
-    Exit code 1 if something is wrong; what is merely absent is no fault. Nothing is changed.
+    Exit code 1 if something is wrong; absent items are not errors. Nothing is changed.
 
     Example: agl doctor --store http://10.0.0.5:4747
     """
@@ -105,7 +105,7 @@ def doctor(
 
 
 def run_checks(store: str | None, port: int) -> list[CheckResult]:
-    """Run every check, in the order in which one repairs what they find."""
+    """Run every check, in the order in which their problems should be fixed."""
     checks = (
         *(_python, _extras, _folder, partial(_port, port), _token, _variables, _proxies, _gpus),
         *(() if store is None else (partial(_store, store),)),
@@ -180,9 +180,9 @@ def _variables() -> Iterator[CheckResult]:
 
 
 def _proxies() -> Iterator[CheckResult]:
-    set_ones = [name for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY") if os.environ.get(name)]
-    if set_ones:
-        yield CheckResult("ok", "proxy", f"{', '.join(set_ones)}; traffic within this machine does not use it")
+    names = [name for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY") if os.environ.get(name)]
+    if names:
+        yield CheckResult("ok", "proxy", f"{', '.join(names)}; traffic within this machine does not use it")
 
 
 def _gpus() -> Iterator[CheckResult]:
@@ -199,25 +199,25 @@ def _store(location: str) -> Iterator[CheckResult]:
     from agentlightning.cli.output import with_store
     from agentlightning.store.spec import public_form
 
-    async def ask(opened: LightningStore) -> LightningStoreStatistics:
-        return await opened.statistics()
+    async def ask(connection: LightningStore) -> LightningStoreStatistics:
+        return await connection.statistics()
 
     try:
         statistics = with_store(location, ask)
-    except Exception as error:  # the boundary: whatever keeps the store from answering is the result
+    except Exception as error:  # the boundary: any error of the store is the result
         yield CheckResult("wrong", f"store {public_form(location)}", str(error))
     else:
         kind, count = statistics.get("name"), statistics.get("total_rollouts", 0)
         yield CheckResult("ok", f"store {public_form(location)}", f"{kind}, {count} rollouts")
 
 
-# --- whether the files of this package are its own: another distribution may install into the same folder -----------
+# --- files of this package: another distribution may install into the same folder ------------------------------------
 
 
 def misplaced(package: Path, distributions: Iterable[Distribution]) -> Iterator[str]:
-    """Say what in the folder of the package is not of its distribution; nothing where all is well.
+    """Yield each problem with the files in the package's folder that its distribution did not install.
 
-    `package` is the folder that is imported. A checkout, which no distribution lists, has no files to compare.
+    `package` is the imported folder. A checkout, which no distribution lists, has no files to compare.
     """
     own: list[Distribution] = []
     for distribution in distributions:
@@ -236,26 +236,26 @@ def misplaced(package: Path, distributions: Iterable[Distribution]) -> Iterator[
 
 
 def _foreign_files(package: Path, distribution: Distribution) -> Iterator[str]:
-    listed = {Path(str(distribution.locate_file(file))): file for file in distribution.files or ()}
-    listed = {path: file for path, file in listed.items() if path.suffix == ".py" and PACKAGE in path.parts}
-    if not listed:
+    files = {Path(str(distribution.locate_file(file))): file for file in distribution.files or ()}
+    files = {path: file for path, file in files.items() if path.suffix == ".py" and PACKAGE in path.parts}
+    if not files:
         return
-    if package / "__init__.py" not in listed:
+    if package / "__init__.py" not in files:
         yield f"{package} is imported, and {DISTRIBUTION} {distribution.version} is installed elsewhere"
         return
     here = sorted(package.rglob("*.py"))
-    unlisted = [str(path.relative_to(package.parent)) for path in here if path not in listed]
-    if unlisted:
-        yield f"{_some(unlisted)} there, of no installed distribution; {_REPAIR}"
-    changed: list[str] = []
+    strangers = [str(path.relative_to(package.parent)) for path in here if path not in files]
+    if strangers:
+        yield f"{_some(strangers)} there, of no installed distribution; {_REPAIR}"
+    differing: list[str] = []
     for path in here:
-        installed = listed[path].hash if path in listed else None
-        if installed is not None and installed.mode == "sha256":
+        record = files[path].hash if path in files else None
+        if record is not None and record.mode == "sha256":
             digest = base64.urlsafe_b64encode(hashlib.sha256(path.read_bytes()).digest()).rstrip(b"=").decode()
-            if digest != installed.value:
-                changed.append(str(path.relative_to(package.parent)))
-    if changed:
-        yield f"{_some(changed)} there, not as {DISTRIBUTION} {distribution.version} has installed it; {_REPAIR}"
+            if digest != record.value:
+                differing.append(str(path.relative_to(package.parent)))
+    if differing:
+        yield f"{_some(differing)} there, not as {DISTRIBUTION} {distribution.version} has installed it; {_REPAIR}"
 
 
 def _some(files: list[str]) -> str:

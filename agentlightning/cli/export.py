@@ -1,4 +1,4 @@
-"""`agl export`: a trained model in the form that another program reads."""
+"""`agl export`: write a trained model in the format of another program."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 class Form(StrEnum):
-    """What is written."""
+    """Format of the written model."""
 
     MERGED = "merged"
-    """A transformers model, adapters added to its weights."""
+    """A transformers model, with adapters merged into its weights."""
     ADAPTER = "adapter"
-    """What peft reads."""
+    """An adapter in peft's format."""
     GGUF = "gguf"
     """One file of weights for llama.cpp and others, with the tokenizer beside it."""
 
@@ -34,45 +34,45 @@ def export(
     form: Form = typer.Option(Form.MERGED, "--format", help="merged, adapter, or gguf (Llama architecture)."),
     store: str = STORE,
 ) -> None:
-    """Write the model of a checkpoint in the form that another program reads. `--store` is asked for a run's id.
+    """Write the model of a checkpoint in the format of another program. `--store` is used to look up a run's id.
 
     Example: agl export runs/20260101-120000 --format gguf --out model
     """
     from agentlightning.training.model_export import export as write
 
-    trained = trained_at(model, store)
-    files = write(trained, form.value, out)
-    say(f"{trained.path} is written to {out}: {', '.join(files)}")
+    checkpoint = trained_at(model, store)
+    files = write(checkpoint, form.value, out)
+    say(f"{checkpoint.path} is written to {out}: {', '.join(files)}")
 
 
 def trained_at(model: str, store: str) -> Trained:
-    """Return the trained model that an argument names: in a folder, or of a run that the store knows."""
+    """Return the trained model that an argument names: in a folder, or of a run in the store."""
     import agentlightning.engine.torch_setup  # noqa: F401 -- says what is not installed # pyright: ignore[reportUnusedImport]
     from agentlightning.training.model_export import trained_by, trained_in
 
     if Path(model).is_dir():
         return trained_in(model)
-    return with_store(store, lambda opened: trained_by(opened, model))
+    return with_store(store, lambda connection: trained_by(connection, model))
 
 
 def replay(
     run: str = typer.Argument(metavar="RUN", help="Id of the run."),
-    step: int = typer.Option(min=1, help="The step to take again."),
+    step: int = typer.Option(min=1, help="The step to repeat."),
     store: str = STORE,
-    folder: Path | None = typer.Option(None, help="Folder of the run, if it was moved since."),
+    folder: Path | None = typer.Option(None, help="Folder of the run, if it was moved."),
 ) -> int:
-    """Take a step of a run again from the nearest checkpoint and the ledger, and compare weights, loss, gradient norm
-    and the log-probability of each token with what was recorded. Nothing is sampled or written.
+    """Repeat a step of a run from the nearest checkpoint and the ledger, and compare weights, loss, gradient norm
+    and the log-probability of each token with the record. Nothing is sampled or written.
 
     Exit code 1 if something differs. Example: agl replay run-1a2b3c --step 7 --store runs/20260101-120000
     """
     import agentlightning.engine.torch_setup  # noqa: F401 -- says what is not installed # pyright: ignore[reportUnusedImport]
-    from agentlightning.training.replay import replay as take_again
+    from agentlightning.training.replay import replay as run_replay
 
-    found = with_store(store, lambda opened: take_again(opened, run, step, folder))
-    say(f"step {step} of run {run}, from {found.source}: {found.updates} updates made again")
-    for difference in found.differences:
+    result = with_store(store, lambda connection: run_replay(connection, run, step, folder))
+    say(f"step {step} of run {run}, from {result.source}: {result.updates} updates made again")
+    for difference in result.differences:
         say(f"differs: {difference}")
-    if not found.differences:
-        say(f"the same, bit for bit: weights, loss, gradient norm, log-probabilities of {found.tokens} tokens")
-    return 1 if found.differences else 0
+    if not result.differences:
+        say(f"the same, bit for bit: weights, loss, gradient norm, log-probabilities of {result.tokens} tokens")
+    return 1 if result.differences else 0

@@ -1,4 +1,4 @@
-"""`agl gateway`: the gateway alone. Any program gets a base URL, and its model calls land in a store."""
+"""`agl gateway`: the gateway alone. Any program gets a base URL, and its model calls are recorded in a store."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _EXAMPLE = "agl gateway --upstream http://127.0.0.1:8000/v1 --model my-model"
 
 def gateway(
     upstream: str | None = typer.Option(None, help="A model server, for example http://127.0.0.1:8000/v1."),
-    model: str | None = typer.Option(None, help="The name that the server knows; agents ask for it, too."),
+    model: str | None = typer.Option(None, help="Name of the model on the server; agents use it, too."),
     api_key: str | None = typer.Option(None, help="Environment variable that holds the server's key, not the key."),
     config: Path | None = typer.Option(
         None,
         help="YAML or JSON with arguments of LLMProxy: model_list, fallbacks, aliases, policies, limits, health, ...",
     ),
-    store: str = typer.Option("sqlite:///agl.db", help="Where the calls are recorded: a file or a store spec."),
+    store: str = typer.Option("sqlite:///agl.db", help="Store of the calls: a file or a store spec."),
     host: str = typer.Option("127.0.0.1", help="Address to listen on; beyond loopback AGL_TOKEN is needed."),
-    port: int = typer.Option(0, help="Port; 0 takes a free one."),
+    port: int = typer.Option(0, help="Port; 0 chooses a free one."),
     record: Path | None = typer.Option(None, help="Write every answered call to this file, too."),
     replay: Path | None = typer.Option(None, help="Answer from this file instead of a model server."),
     journal: Path | None = typer.Option(
-        None, help="File of the calls in hand, for the next start after kill -9; beside a store file by default."
+        None, help="File of the pending calls, for the next start after kill -9; beside a store file by default."
     ),
     log_level: str = typer.Option("WARNING", help="DEBUG, INFO, WARNING or ERROR."),
     log_json: bool = LOG_JSON,
@@ -93,7 +93,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def journal_beside(spec: str, port: int) -> str | None:
-    """Return a file beside the store's, the same at the next start on this port; None if the store is no file."""
+    """Return a file beside the store's, the same at the next start on this port; None if the store is not a file."""
     from agentlightning.store.spec import spec_of
 
     store = spec_of(spec).partition("?")[0]
@@ -102,7 +102,7 @@ def journal_beside(spec: str, port: int) -> str | None:
 
 
 async def serve_gateway(spec: str, options: dict[str, Any], program: str) -> None:
-    """Serve until a signal ends it; what comes in is recorded for one attempt, which tells the `program`."""
+    """Serve until a signal ends it; calls are recorded for one attempt, whose input names the `program`."""
     from agentlightning.cli.serving import end_of_process
     from agentlightning.llm_proxy import LLMProxy
     from agentlightning.store.spec import spec_of, store_from_spec
@@ -139,13 +139,11 @@ def _names(proxy: LLMProxy) -> list[str]:
 
 def serve(
     model: str = MODEL,
-    store: str | None = typer.Option(
-        None, help="Where calls are recorded, and a run's id is looked up; without it nothing is kept."
-    ),
-    name: str = typer.Option("policy", help="The name that clients ask for."),
+    store: str | None = typer.Option(None, help="Store of the calls, also for a run's id; without it nothing is kept."),
+    name: str = typer.Option("policy", help="Name of the model for clients."),
     host: str = typer.Option("127.0.0.1", help="Address to listen on; beyond loopback AGL_TOKEN is needed."),
-    port: int = typer.Option(0, help="Port; 0 takes a free one."),
-    max_batch: int = typer.Option(32, min=1, help="Calls that are generated at once."),
+    port: int = typer.Option(0, help="Port; 0 chooses a free one."),
+    max_batch: int = typer.Option(32, min=1, help="Largest number of calls in a batch."),
     log_level: str = typer.Option("WARNING", help="DEBUG, INFO, WARNING or ERROR."),
     log_json: bool = LOG_JSON,
 ) -> None:
@@ -157,13 +155,13 @@ def serve(
     from agentlightning.utils.http.auth import check_bind, server_token
 
     check_bind(host, server_token())  # before a model is loaded
-    trained = trained_at(model, store or "agl.db")
+    checkpoint = trained_at(model, store or "agl.db")
     from agentlightning.engine.engine import InferenceEngine
 
-    engine = InferenceEngine(trained.load(), model_name=name, max_batch=max_batch)
+    engine = InferenceEngine(checkpoint.load(), model_name=name, max_batch=max_batch)
     engine.start()
     try:
-        say(f"{trained.path} is served as {name}")
+        say(f"{checkpoint.path} is served as {name}")
         parameters = {"model": name, "api_base": engine.base_url, "engine": "agentlightning"}
         options: dict[str, Any] = {"model_list": [{"model_name": name, "litellm_params": parameters}]}
         if store is not None:

@@ -1,4 +1,4 @@
-"""`agl import-v03`: what an installation of v0.3 has kept, taken over into a store."""
+"""`agl import-v03`: import the data of an installation of v0.3 into a store."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 class Unfinished(StrEnum):
-    """What becomes of rollouts that had not ended."""
+    """Treatment of rollouts that had not ended."""
 
     SKIP = "skip"
-    """They are not taken; each is counted."""
+    """Skip and count them."""
     CANCEL = "cancel"
-    """They are taken as cancelled."""
+    """Import them as cancelled."""
 
 
 _SOURCE = typer.Argument(
@@ -40,16 +40,16 @@ _LONGEST_MESSAGE = 300
 def import_v03(
     source: str = _SOURCE,
     store: str = STORE,
-    partition: str | None = typer.Option(None, help="Of several stores in one database: which; all takes each."),
-    run_id: str | None = typer.Option(None, help="Give everything to this run, so that it can be told from the rest."),
+    partition: str | None = typer.Option(None, help="Partition to read if a database has several; all reads each."),
+    run_id: str | None = typer.Option(None, help="Assign everything to this run, to distinguish it from the rest."),
     unfinished: Unfinished = typer.Option(Unfinished.SKIP, help="Rollouts that had not ended: skip or cancel."),
     dry_run: bool = typer.Option(False, "--dry-run", help="Read and convert everything, and write nothing."),
     as_json: bool = JSON,
 ) -> int:
-    """Take over rollouts, attempts, spans and resources of v0.3, as they were, and say what could not be.
+    """Import rollouts, attempts, spans and resources of v0.3 unchanged, and report what could not be imported.
 
-    The store may be new, and may hold other things. Nothing in the source is changed; stop its runs first. The command
-    may be given again: what is there already is left. Exit code 1 if a piece could not be taken over, other than
+    The store may be new, and may hold other data. The source is not changed; stop its runs first. The command
+    may be repeated: data that is present is skipped. Exit code 1 if a piece could not be imported, other than
     rollouts that had not ended.
 
     Example: agl import-v03 mongodb://127.0.0.1:27017/agentlightning --store agl.db
@@ -76,7 +76,7 @@ def import_v03(
 
 
 def _target(place: str) -> str:
-    """Return the spec of the store that is written to; a file may be new."""
+    """Return the spec of the destination store; a file may be new."""
     from agentlightning.store.spec import spec_of
 
     spec = spec_of(place)
@@ -92,7 +92,7 @@ async def _run(importing: Importing, spec: str | None) -> None:
 
     source: Source = importing.source
     try:
-        await source.check()  # before a new file is made
+        await source.check()  # before a new file is created
         if spec is None:
             await importing.run(None)
             return
@@ -106,7 +106,7 @@ async def _run(importing: Importing, spec: str | None) -> None:
 
 
 def _progress() -> Callable[[Report], None]:
-    """Return what says from time to time how far an import is."""
+    """Return a function that prints the progress of an import from time to time."""
     last = time.monotonic()
 
     def tell(report: Report) -> None:
@@ -119,14 +119,15 @@ def _progress() -> Callable[[Report], None]:
 
 
 def _show(report: Report, as_json: bool) -> None:
-    """Print what an import has done."""
-    missed = [
-        {"kind": kind, "reason": reason, **dataclasses.asdict(found)} for (kind, reason), found in report.missed.items()
+    """Print the result of an import."""
+    omissions = [
+        {"kind": kind, "reason": reason, **dataclasses.asdict(missed)}
+        for (kind, reason), missed in report.missed.items()
     ]
     if as_json:
         parts = {"dropped_fields": report.dropped, "changed": report.changed, "left_behind": report.others}
         tallies = {kind: dataclasses.asdict(tally) for kind, tally in report.tallies.items()}
-        whole = {"source": report.source, "whole": report.is_whole, **tallies, "not_carried_over": missed, **parts}
+        whole = {"source": report.source, "whole": report.is_whole, **tallies, "not_carried_over": omissions, **parts}
         show_json(whole)
         return
     lines = [
@@ -134,10 +135,10 @@ def _show(report: Report, as_json: bool) -> None:
         for kind, tally in report.tallies.items()
     ]
     show_table(["", "read", "new", "there already", "not carried over"], lines)
-    for (kind, reason), found in report.missed.items():
-        more = "" if found.count <= len(found.examples) else ", ..."
-        say(f"{found.count} {kind} not carried over ({reason}): {', '.join(found.examples)}{more}")
-        say(f"  {found.message[:_LONGEST_MESSAGE]}")
+    for (kind, reason), missed in report.missed.items():
+        more = "" if missed.count <= len(missed.examples) else ", ..."
+        say(f"{missed.count} {kind} not carried over ({reason}): {', '.join(missed.examples)}{more}")
+        say(f"  {missed.message[:_LONGEST_MESSAGE]}")
     for text, counts in (
         ("written differently", report.changed),
         ("fields without a place here", report.dropped),

@@ -1,6 +1,6 @@
-"""`agl`: exit codes, and how an error is shown.
+"""`agl`: its sub-commands, its exit codes, and the form of its errors.
 
-Exit codes are those of `ExitCode`; of the commands that serve, Ctrl+C is the ordinary end. An error is one line; with
+Exit codes are those of `ExitCode`; Ctrl+C is the normal end of the commands that serve. An error is one line; with
 `--debug` or `AGL_DEBUG=1` its traceback comes before it.
 """
 
@@ -27,7 +27,7 @@ from agentlightning.utils.version import VERSION
 
 @dataclass(frozen=True)
 class Command:
-    """One sub-command: its object as `module:name` below this package, its line and its panel on the help page."""
+    """One sub-command: its object as `module:name` below this package, its help line and its panel on the help page."""
 
     target: str
     help: str
@@ -37,7 +37,7 @@ class Command:
 _TRY, _RUN, _SERVE, _LOOK = "Try", "Run", "Serve", "Look"
 COMMANDS: dict[str, Command] = {
     "demo": Command("demo:demo", "An ordinary agent learns to use its calculator, within three minutes.", _TRY),
-    "doctor": Command("doctor:doctor", "Say what is installed, what is missing, and what would not work here.", _TRY),
+    "doctor": Command("doctor:doctor", "Check what is installed, what is missing, and what would not work here.", _TRY),
     "run": Command("run:app", "Run a Trainer from a file or from Python; stop a run.", _RUN),
     "export": Command("export:export", "Write a trained model merged, as an adapter, or as GGUF.", _RUN),
     "serve": Command("gateway:serve", "Serve a checkpoint as an OpenAI-style endpoint.", _SERVE),
@@ -45,23 +45,23 @@ COMMANDS: dict[str, Command] = {
     "store": Command("store:app", "Serve a store; copy, check and measure its data.", _SERVE),
     "gateway": Command("gateway:gateway", "Record the model calls of any program, without a Trainer.", _SERVE),
     "prometheus": Command("prometheus:prometheus", "Serve the metrics that several processes share.", _SERVE),
-    "agentops": Command("agentops_server:agentops", "Take in what the AgentOps SDK sends, and store it.", _SERVE),
+    "agentops": Command("agentops_server:agentops", "Receive the data of the AgentOps SDK, and store it.", _SERVE),
     "vllm": Command("vllm:vllm", "Run vLLM's own command line, with token ids in its replies.", _SERVE),
     "dashboard": Command("dashboard:dashboard", "Open the page of a run that has ended, or of a server.", _LOOK),
     "runs": Command("runs:app", "List, show, compare and export training runs and their ledgers.", _LOOK),
     "compare": Command("promotion:compare", "Compare two runs: the same as `agl runs compare`.", _LOOK),
-    "promote": Command("promotion:promote", "Say whether a run may take the place of another, for CI.", _LOOK),
+    "promote": Command("promotion:promote", "Check whether a run may replace another, for CI.", _LOOK),
     "rollouts": Command("rollouts:app", "List, show, explain, retry, cancel, export rollouts.", _LOOK),
-    "resources": Command("resources:app", "List and show what algorithms have published.", _LOOK),
-    "replay": Command("export:replay", "Take a step of a run again from its records, and compare.", _LOOK),
-    "workers": Command("resources:workers", "List the workers that a store knows.", _LOOK),
-    "import-v03": Command("import_v03:import_v03", "Take over what an installation of v0.3 has kept.", _LOOK),
+    "resources": Command("resources:app", "List and show the resources that algorithms publish.", _LOOK),
+    "replay": Command("export:replay", "Repeat a step of a run from its records, and compare.", _LOOK),
+    "workers": Command("resources:workers", "List the workers of a store.", _LOOK),
+    "import-v03": Command("import_v03:import_v03", "Import the data of an installation of v0.3.", _LOOK),
     "stats": Command("store:stats", "Show how much a store holds.", _LOOK),
 }
 
 
 class Commands(TyperGroup):
-    """The group of all sub-commands. Each is a line of help until it is called."""
+    """The group of all sub-commands. Each is only a line of help until it is called."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -78,7 +78,7 @@ class Commands(TyperGroup):
 
 
 WRONG_INPUT = (ValueError, TypeError, ImportError)
-"""Errors that the user can mend: exit code 2 and one line."""
+"""Errors that the user can fix: exit code 2 and one line."""
 FAILED = (RuntimeError, OSError, ArithmeticError)
 """Errors of the environment, not of this package: exit code 1 and one line."""
 
@@ -95,8 +95,8 @@ app = typer.Typer(
 )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(is_set: bool) -> None:
+    if is_set:
         say(f"agentlightning {VERSION}")
         raise typer.Exit
 
@@ -109,7 +109,7 @@ def _root(
 ) -> None:
     _debug.set(debug)
     if context.invoked_subcommand != "vllm":
-        server_token()  # leaves the environment
+        server_token()  # removes it from the environment
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -119,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = app(args=None if argv is None else list(argv), prog_name="agl", standalone_mode=False)
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
-    except BrokenPipeError:  # who read our output has read enough
+    except BrokenPipeError:  # the reader of our output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.FAILED
     except Exception as error:  # the boundary: an error becomes a line and an exit code
@@ -137,7 +137,7 @@ def main_of(command: str) -> Callable[..., int]:
 
 
 def _report(error: Exception) -> int:
-    """Show an error and return its exit code; one of the command line itself knows how it is shown."""
+    """Show an error and return its exit code; an error of the command line itself has its own output."""
     show, code = getattr(error, "show", None), getattr(error, "exit_code", None)
     if callable(show) and isinstance(code, int):
         show()
@@ -153,13 +153,13 @@ def _report(error: Exception) -> int:
 
 
 def load(name: str) -> Any:
-    """Import a sub-command and return it as typer runs it."""
+    """Import a sub-command and return it in typer's form."""
     module, _, attribute = COMMANDS[name].target.partition(":")
-    found: Any = getattr(importlib.import_module(f"agentlightning.cli.{module}"), attribute)
+    command: Any = getattr(importlib.import_module(f"agentlightning.cli.{module}"), attribute)
     holder = typer.Typer(add_completion=False)
-    if isinstance(found, typer.Typer):
-        holder.add_typer(found, name=name)
+    if isinstance(command, typer.Typer):
+        holder.add_typer(command, name=name)
     else:
-        settings: dict[str, Any] = getattr(found, "command_settings", {})
-        holder.command(name, **settings)(found)
+        settings: dict[str, Any] = getattr(command, "command_settings", {})
+        holder.command(name, **settings)(command)
     return typer.main.get_group(holder).commands[name]

@@ -1,8 +1,8 @@
-"""What commands print: a table for people, or one JSON document for programs; how they log. No colours in a pipe.
+"""Output of commands: a table for people, or one JSON document for programs; their logs. No colours in a pipe.
 
-A place that cannot be asked is a `BadRequestError`, a rollout that is not there a `NotFoundError`.
+A store that cannot be opened is a `BadRequestError`, a missing rollout a `NotFoundError`.
 
-Commands print through here: names, errors and tracebacks are text of others, and a terminal obeys what it is sent.
+Commands print through this module: names, errors and tracebacks are text of others, and a terminal obeys its input.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 JSON = typer.Option(False, "--json", help="Print one JSON document instead.")
 LOG_JSON = typer.Option(False, "--log-json", envvar="AGL_LOG_JSON", help="Log one JSON object a line.")
 _WIDTH_OF_FILES = 200
-"""Columns where the output is no terminal, so that no line of a table is broken."""
+"""Columns of an output that is not a terminal, so that no line of a table is broken."""
 
 
 def log_to_stderr(level: str, *, json_lines: bool) -> None:
-    """Set up the log of a command: in colour on a terminal, elsewhere a line for each event, which tools can read."""
+    """Set up the log of a command: in colour on a terminal, elsewhere one line per event, which tools can read."""
     from agentlightning.logging import setup
 
     setup(level, color=sys.stderr is not None and sys.stderr.isatty(), json_lines=json_lines)
 
 
 def show_json(value: object) -> None:
-    """Print a value as JSON, models included; what has no form there, as text."""
+    """Print a value as JSON, models included; values without a JSON form as text."""
     import json
 
     from pydantic_core import to_jsonable_python
@@ -44,9 +44,9 @@ def show_json(value: object) -> None:
 
 
 def say(text: str, *, lines: bool = False, to_stderr: bool = False) -> None:
-    """Print a text that may hold what others wrote, without what a terminal obeys: as one line, or as its `lines`.
+    """Print a text that may contain others' text, without terminal control characters: as one line, or as its `lines`.
 
-    Of several lines those after the first are indented, so that none can pass for a line of the command's own.
+    Lines after the first are indented, so that none can pass for a line of the command itself.
     """
     safe = some_lines(text).replace("\n", "\n  ") if lines else one_line(text)
     print(safe, file=sys.stderr if to_stderr else sys.stdout, flush=True)
@@ -60,7 +60,7 @@ def show_traceback(error: BaseException) -> None:
 
 
 def show_table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
-    """Print lines below a header; cells are folded on a terminal, and never elsewhere."""
+    """Print lines below a header; cells are folded on a terminal only."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -77,19 +77,19 @@ def show_table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
 
 
 def moment(seconds: float | None) -> str:
-    """Return a wall-clock time as people read it here; `-` for none."""
+    """Return a wall-clock time for people, in local time; `-` for None."""
     from datetime import datetime
 
     return "-" if seconds is None else datetime.fromtimestamp(seconds).isoformat(sep=" ", timespec="seconds")
 
 
 def number(value: float | None) -> str:
-    """Return a number in its shortest form; `-` for none."""
+    """Return a number in its shortest form; `-` for None."""
     return "-" if value is None else f"{value:g}"
 
 
 def shortened(value: object, columns: int = 60) -> str:
-    """Return a value as text of at most so many characters."""
+    """Return a value as text of at most `columns` characters."""
     return cut(str(value), columns)
 
 
@@ -99,24 +99,24 @@ STORE = typer.Option(
     "agl.db",
     "--store",
     envvar="AGENT_LIGHTNING_STORE_URL",
-    help="A file, the folder of a run, or where the store is: http://...:4747.",
+    help="A file, the folder of a run, or the address of a store: http://...:4747.",
 )
 _PATIENCE_SECONDS = 5.0
-"""For so long a server that does not answer is asked again."""
+"""Seconds for which requests to a server that does not answer are retried."""
 
 
 def with_store(place: str, ask: Callable[[LightningStore], Awaitable[T]]) -> T:
-    """Open the store that an option names, return what `ask` gives, and close it."""
+    """Open the store that an option names, return the result of `ask`, and close the store."""
     from agentlightning.store.spec import store_from_spec
 
     async def run() -> T:
         spec = spec_of_place(place)
         patience = {"deadline": _PATIENCE_SECONDS} if spec.startswith("http") and "deadline=" not in spec else {}
-        opened = store_from_spec(spec, **patience)
+        connection = store_from_spec(spec, **patience)
         try:
-            return await ask(opened)
+            return await ask(connection)
         finally:
-            await opened.close()
+            await connection.close()
 
     return asyncio.run(run())
 
@@ -136,7 +136,7 @@ def spec_of_place(place: str) -> str:
 
 
 async def existing_rollout(store: LightningStore, rollout_id: str, place: str) -> AttemptedRollout | Rollout:
-    """Return a rollout."""
+    """Return a rollout, or raise a `NotFoundError`."""
     from agentlightning.errors import NotFoundError
     from agentlightning.store.spec import public_form
 

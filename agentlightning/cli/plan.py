@@ -1,8 +1,8 @@
-"""What `agl run` runs: a Trainer with its agent and its datasets, out of a file or out of Python.
+"""The plan of `agl run`: a Trainer with its agent and its datasets, from a file or from Python.
 
-The file (YAML or JSON) has the keys of `Plan`; `trainer` holds the settings of `agl.Trainer`, each in the form that can
-be written down: parts as names, import paths or dicts, functions and hooks as `module:object`. What is wrong in it is a
-`BadRequestError` that names the key or the option, and the nearest right name.
+The file (YAML or JSON) has the keys of `Plan`; `trainer` holds the settings of `agl.Trainer` in written form:
+parts as names, import paths or dicts, functions and hooks as `module:object`. An error in it is a
+`BadRequestError` that names the key or the option, and the closest valid name.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Plan:
     dev: bool = False
 
     def checked(self) -> Plan:
-        """Return the plan with everything that it names in place of the names."""
+        """Return the plan with each name replaced by the object that it names."""
         if self.agent is None:
             raise BadRequestError("Say which agent runs: agent: module:object in the file, or --agent module:object")
         agent = load_target("agent", self.agent) if isinstance(self.agent, str) else self.agent
@@ -57,15 +57,15 @@ class Plan:
 
 
 def read_plan(path: Path, settings: Sequence[str]) -> Plan:
-    """Return the plan in a file; `settings` are texts `key=value` that go before it, `trainer.n_runners=4`."""
+    """Return the plan in a file; `settings` are texts `key=value` that override it, such as `trainer.n_runners=4`."""
     import yaml
 
-    found = read_mapping("the file", path)
+    data = read_mapping("the file", path)
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not equals:
             raise BadRequestError(f"--set {setting!r}: expected key=value, such as trainer.n_runners=4")
-        value, place = yaml.safe_load(text), found
+        value, place = yaml.safe_load(text), data
         *above, last = key.split(".")
         for part in above:
             below = place.setdefault(part, {})
@@ -73,27 +73,27 @@ def read_plan(path: Path, settings: Sequence[str]) -> Plan:
                 raise BadRequestError(f"--set {key}=...: {part!r} is {below!r} in the file, and has nothing below")
             place = cast("dict[str, Any]", below)
         place[last] = value
-    known = [each.name for each in fields(Plan)]
-    for key in found:
-        if key not in known:
-            hint = did_you_mean(key, known) or f"; known are {', '.join(known)}"
+    names = [each.name for each in fields(Plan)]
+    for key in data:
+        if key not in names:
+            hint = did_you_mean(key, names) or f"; known are {', '.join(names)}"
             raise BadRequestError(f"{path} has an unknown key {key!r}{hint}")
-    return Plan(**found)
+    return Plan(**data)
 
 
 def made_trainer(settings: object) -> Trainer[Any]:
-    """Return the Trainer with these settings; one that is made already is returned as it is."""
+    """Return the Trainer with these settings; an existing Trainer is returned unchanged."""
     from agentlightning.trainer import Trainer
 
     if isinstance(settings, Trainer):
         return cast("Trainer[Any]", settings)
     if settings is not None and not isinstance(settings, Mapping):
         raise BadRequestError(f"trainer must be a mapping with the settings of agl.Trainer; got {settings!r}")
-    given = dict(cast("Mapping[str, Any]", settings or {}))
+    arguments = dict(cast("Mapping[str, Any]", settings or {}))
     for key, read in _READERS.items():
-        if given.get(key) is not None:
-            given[key] = read(given[key])
-    return Trainer(**given)
+        if arguments.get(key) is not None:
+            arguments[key] = read(arguments[key])
+    return Trainer(**arguments)
 
 
 def _resources(value: object) -> NamedResources:
@@ -112,9 +112,9 @@ def _resources(value: object) -> NamedResources:
 
 
 def _hooks(value: object) -> list[object]:
-    named = list(cast("list[object]", value)) if isinstance(value, list) else [value]
-    found = [_object("trainer.hooks", each) for each in named]
-    return [each() if isinstance(each, type) else each for each in found]
+    values = list(cast("list[object]", value)) if isinstance(value, list) else [value]
+    hooks = [_object("trainer.hooks", each) for each in values]
+    return [each() if isinstance(each, type) else each for each in hooks]
 
 
 def _faults(value: object) -> dict[object, float]:
@@ -144,34 +144,34 @@ _READERS: dict[str, Callable[[object], object]] = {
     "reward_fn": partial(_object, "trainer.reward_fn"),
     "algorithm": _algorithm,
 }
-"""Settings of a Trainer that are no specs in their own right, and how their written form is read."""
+"""Settings of a Trainer that are not specs themselves, and the functions that read their written form."""
 
 
 _FORMS = "expected module:object or file.py:object, such as my_agent:run"
 
 
 def is_target(text: str) -> bool:
-    """True if a text names an object: it has a colon, and what follows it is a name."""
+    """Return True if a text names an object: it has a colon, followed by a name."""
     module, colon, path = text.rpartition(":")
     return bool(colon and module) and all(part.isidentifier() for part in path.split("."))
 
 
 def load_target(option: str, text: str) -> Any:
-    """Import the module (the working folder is looked at, too) and return the object."""
+    """Import the module (also from the working folder) and return the object."""
     if not is_target(text):
         raise BadRequestError(f"{option} {text!r}: {_FORMS}")
     name, _, path = text.rpartition(":")
-    found: Any = _module(option, name)
+    target: Any = _module(option, name)
     for part in path.split("."):
-        if not hasattr(found, part):
-            hint = did_you_mean(part, [known for known in dir(found) if not known.startswith("_")])
+        if not hasattr(target, part):
+            hint = did_you_mean(part, [name for name in dir(target) if not name.startswith("_")])
             raise BadRequestError(f"{option} {text!r}: {name} has no {part!r}{hint}")
-        found = getattr(found, part)
-    return found
+        target = getattr(target, part)
+    return target
 
 
 def _module(option: str, name: str) -> ModuleType:
-    """Import a module by name or file. A child process that is started anew finds it under the same name."""
+    """Import a module by name or file. A newly started child process finds it under the same name."""
     file = Path(name) if name.endswith(".py") else None
     if file is not None and not file.is_file():
         raise BadRequestError(f"{option}: there is no file {name!r}")
@@ -182,7 +182,7 @@ def _module(option: str, name: str) -> ModuleType:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module is there, and what it imports is not
+            raise  # the module exists, but one of its imports does not
         raise BadRequestError(f"{option}: there is no module {module_name!r} here or on the path; {_FORMS}") from None
     if file is not None and Path(module.__file__ or "").resolve() != file.resolve():
         raise BadRequestError(f"{option} {name!r}: another module is called {module_name!r} already; rename the file")
@@ -190,30 +190,30 @@ def _module(option: str, name: str) -> ModuleType:
 
 
 def read_mapping(option: str, path: Path, expected: str = "a mapping") -> dict[str, Any]:
-    """Return what a YAML or JSON file holds."""
+    """Return the contents of a YAML or JSON file."""
     import yaml
 
     try:
-        read: object = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content: object = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise BadRequestError(f"{option} {path}: {error.strerror}") from error
     except yaml.YAMLError as error:
         raise BadRequestError(f"{option} {path} is neither YAML nor JSON: {error}") from error
-    if not isinstance(read, dict):
-        raise BadRequestError(f"{option} {path} must hold {expected}; got {type(read).__name__}")
-    return {str(key): value for key, value in read.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType] -- foreign data
+    if not isinstance(content, dict):
+        raise BadRequestError(f"{option} {path} must hold {expected}; got {type(content).__name__}")
+    return {str(key): value for key, value in content.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType] -- foreign data
 
 
 def load_dataset(option: str, value: object) -> Any:
-    """Return a dataset: a list as it is, the tasks of a `.json` or `.jsonl` file, or the object that is named.
+    """Return a dataset: a list unchanged, the tasks of a `.json` or `.jsonl` file, or the named object.
 
     A function is called without arguments.
     """
     if not isinstance(value, str):
         return value
     if is_target(value) and not Path(value).is_file():
-        found = load_target(option, value)
-        return found() if callable(found) and not hasattr(found, "__getitem__") else found
+        dataset = load_target(option, value)
+        return dataset() if callable(dataset) and not hasattr(dataset, "__getitem__") else dataset
     path = Path(value)
     if not path.is_file():
         raise BadRequestError(
@@ -240,25 +240,25 @@ _NOT_OF_USERS = tuple(os.path.join(folder, "") for folder in (str(Path(__file__)
 def in_foreground(work: Callable[[], None]) -> int:
     """Run a training to its end and return the exit code.
 
-    0; 130 after Ctrl+C, 143 after SIGTERM; 69 when the store did not answer for too long, 77 when it refuses the token;
-    else 1. An error out of the user's own code is shown with its traceback, another one in one line.
+    0; 130 after Ctrl+C, 143 after SIGTERM; 69 when the store did not answer for too long, 77 when it rejects the token;
+    else 1. An error from the user's own code is shown with its traceback, other errors as one line.
     """
-    terminated = False
+    is_terminated = False
 
     def note(number: int, frame: FrameType | None) -> None:
-        nonlocal terminated
-        terminated = True
-        signal.raise_signal(signal.SIGINT)  # the strategies know one way to be interrupted
+        nonlocal is_terminated
+        is_terminated = True
+        signal.raise_signal(signal.SIGINT)  # the strategies handle one kind of interrupt
 
     before = signal.signal(signal.SIGTERM, note)
     ctrl_c = signal.getsignal(signal.SIGINT)
-    if ctrl_c is signal.SIG_IGN:  # a shell does that to what a script starts in the background
+    if ctrl_c is signal.SIG_IGN:  # a shell sets it for background processes of a script
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         work()
     except KeyboardInterrupt:
-        return TERMINATED if terminated else exit_code_of(KeyboardInterrupt())
-    except Exception as error:  # the boundary: whatever ended the training is told, and becomes an exit code
+        return TERMINATED if is_terminated else exit_code_of(KeyboardInterrupt())
+    except Exception as error:  # the boundary: any error that ended the training is shown, and becomes an exit code
         if not has_frame_of_users(error.__traceback__):
             raise_as_code(error)
         show_traceback(error)
@@ -281,7 +281,7 @@ def fit(plan: Plan) -> object:
 
 
 def raise_as_code(error: Exception) -> None:
-    """Raise an error of ours on; one with an exit code of its own is told here and ends the command with that."""
+    """Raise an error of ours again; one with its own exit code is shown here and ends the command with that code."""
     import typer
 
     code = exit_code_of(error)
@@ -292,7 +292,7 @@ def raise_as_code(error: Exception) -> None:
 
 
 def has_frame_of_users(trace: TracebackType | None) -> bool:
-    """True if an error passed through code that is neither this package's nor a library's."""
+    """Return True if an error passed through code that is neither this package's nor a library's."""
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
         if not file.startswith("<frozen") and not os.path.abspath(file).startswith(_NOT_OF_USERS):

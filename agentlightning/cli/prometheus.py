@@ -16,7 +16,7 @@ from agentlightning.private_files import private_folder
 
 def prometheus(
     host: str = typer.Option("127.0.0.1", help="Address to listen on; beyond loopback AGL_TOKEN is needed."),
-    port: int = typer.Option(4748, help="Port; 0 takes a free one."),
+    port: int = typer.Option(4748, help="Port; 0 chooses a free one."),
     metrics_path: str = typer.Option("/v1/prometheus", help="Path of the page."),
     log_level: str = typer.Option("INFO", help="DEBUG, INFO, WARNING or ERROR."),
     log_json: bool = LOG_JSON,
@@ -24,8 +24,8 @@ def prometheus(
 ) -> None:
     """Serve the metrics that processes share through the folder that PROMETHEUS_MULTIPROC_DIR names.
 
-    Set the variable for these processes and for this command; the folder is made if it is not there. One `agl store
-    --tracker prometheus` needs none of this: its own page is at /v1/prometheus. Ctrl+C ends it, exit code 0.
+    Set the variable for these processes and for this command; the folder is created if it is missing. One `agl store
+    --tracker prometheus` does not need this: its own page is at /v1/prometheus. Ctrl+C ends it, exit code 0.
 
     Example: PROMETHEUS_MULTIPROC_DIR=metrics agl prometheus --port 4748
     """

@@ -1,4 +1,4 @@
-"""`agl compare` (which is `agl runs compare`) and `agl promote`: two runs, side by side and before the gate."""
+"""`agl compare` (same as `agl runs compare`) and `agl promote`: two runs, side by side and before the gate."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from agentlightning.types.runs import Run, RunRecord
 
 _OTHER = typer.Argument(metavar="OTHER", help="The run to compare it with.")
-_BASELINE = typer.Argument(metavar="BASELINE", help="The run whose place it would take; - is the run without a name.")
-_CANDIDATE = typer.Argument(metavar="CANDIDATE", help="The run that would take it.")
-_OTHER_STORE = typer.Option(None, help="Where the other run is, if it is in another store.")
-_EVALUATION = typer.Option(None, help="Which evaluation of both; by default the one that shares most tasks.")
-_REPORT = typer.Option(None, help="Write a page with curves, figures and conversations to this file.")
-_SEED = typer.Option(0, help="Of the permutation test, where signs are drawn.")
+_BASELINE = typer.Argument(metavar="BASELINE", help="The run to be replaced; - is the run without a name.")
+_CANDIDATE = typer.Argument(metavar="CANDIDATE", help="The run that would replace it.")
+_OTHER_STORE = typer.Option(None, help="Store of the other run, if it is another one.")
+_EVALUATION = typer.Option(None, help="Name of the evaluation; by default the one that shares most tasks.")
+_REPORT = typer.Option(None, help="File for a page with curves, figures and conversations.")
+_SEED = typer.Option(0, help="Seed of the permutation test, if it samples signs.")
 
 
 def compare(
@@ -43,7 +43,7 @@ def compare(
     second: str = _OTHER,
     store: str = STORE,
     other_store: str | None = _OTHER_STORE,
-    figure: str | None = typer.Option(None, help="Which figure of the steps to show side by side."),
+    figure: str | None = typer.Option(None, help="Figure of the steps to show side by side."),
     report: Path | None = _REPORT,
     limit: int = LIMIT,
     offset: int = OFFSET,
@@ -62,18 +62,18 @@ def compare(
     places = store, other_store or store
     sides = _read(first, second, places)
     (one, records), (other, others) = sides
-    found = compare_runs(one, other, records, others)
-    if figure is not None and figure not in found.figures:
-        near = closest_name(figure, list(found.figures))
-        hint = f"did you mean {near!r}?" if near else f"both have: {', '.join(found.figures) or 'none'}"
+    comparison = compare_runs(one, other, records, others)
+    if figure is not None and figure not in comparison.figures:
+        near = closest_name(figure, list(comparison.figures))
+        hint = f"did you mean {near!r}?" if near else f"both have: {', '.join(comparison.figures) or 'none'}"
         raise BadRequestError(f"The steps of both runs have no figure {figure!r}; {hint}")
     if report is not None:
         pair = same_tasks(records, others, runs=(one.run_id, other.run_id))
         _write_report(report, judge_promotion(pair[0].result, pair[1].result), sides, pair, places, judged=False)
     if as_json:
-        show_json({"runs": [one, other], **vars(found)})
+        show_json({"runs": [one, other], **vars(comparison)})
         return
-    _show_comparison(one, other, found, figure, limit, offset)
+    _show_comparison(one, other, comparison, figure, limit, offset)
     if report is not None:
         say(f"written: {report}")
 
@@ -86,11 +86,11 @@ def promote(
     evaluation: str | None = _EVALUATION,
     min_difference: float = typer.Option(0.0, help="The mean reward must rise by more than this."),
     significance: float = typer.Option(0.05, help="The p-value of the paired test must be below this."),
-    slices: bool = typer.Option(True, help="No slice may be worse."),
+    slices: bool = typer.Option(True, help="Require that no slice is worse."),
     slice_significance: float = typer.Option(0.05, help="A slice is worse below this p-value, among all slices."),
-    max_slice_drop: float | None = typer.Option(None, help="Nor may the mean of a slice fall by more than this."),
-    max_missing: float = typer.Option(0.05, help="Share of samples that may lack a reward."),
-    floor: list[str] = typer.Option([], metavar="NAME=VALUE", help="Least mean of a dimension; may be repeated."),
+    max_slice_drop: float | None = typer.Option(None, help="Largest drop of the mean of a slice."),
+    max_missing: float = typer.Option(0.05, help="Largest share of samples without a reward."),
+    floor: list[str] = typer.Option([], metavar="NAME=VALUE", help="Smallest mean of a dimension; may be repeated."),
     ceiling: list[str] = typer.Option(
         [], metavar="NAME=VALUE", help="Greatest mean of a dimension, seconds or tokens; may be repeated."
     ),
@@ -98,7 +98,7 @@ def promote(
     report: Path | None = _REPORT,
     as_json: bool = JSON,
 ) -> int:
-    """Say whether the evaluation of a candidate lets it take the place of a run: better, p below 0.05, no slice worse.
+    """Check whether the evaluation of a candidate lets it replace a run: better, p below 0.05, no slice worse.
 
     Exit code 0 if it is promoted, 1 if not, with the reason of each rule; 2 for wrong input, such as runs without an
     evaluation of the same tasks.
@@ -122,25 +122,27 @@ def promote(
     sides = _read(first, second, places)
     (one, records), (other, others) = sides
     pair = same_tasks(records, others, name=evaluation, runs=(one.run_id, other.run_id))
-    found = judge_promotion(pair[0].result, pair[1].result, rules, seed=seed)
+    promotion = judge_promotion(pair[0].result, pair[1].result, rules, seed=seed)
     if report is not None:
-        _write_report(report, found, sides, pair, places, judged=True)
+        _write_report(report, promotion, sides, pair, places, judged=True)
     if as_json:
-        chosen = [
+        evaluations = [
             {"run": run, "evaluation": each.name, "step": each.step}
             for run, each in zip((one, other), pair, strict=True)
         ]
-        show_json({**found.as_json(), "evaluations": chosen, "report": None if report is None else str(report)})
+        show_json(
+            {**promotion.as_json(), "evaluations": evaluations, "report": None if report is None else str(report)}
+        )
     else:
         names = " and ".join(f"{each.name} of {name_of(run)}" for run, each in ((one, pair[0]), (other, pair[1])))
         say(f"compared: {names}")
-        say(str(found), lines=True)
+        say(str(promotion), lines=True)
         if report is not None:
             say(f"written: {report}")
-    return 0 if found.promoted else 1
+    return 0 if promotion.promoted else 1
 
 
-# --- what is read and written ----------------------------------------------------------------------------------------
+# --- input and output ------------------------------------------------------------------------------------------------
 
 _Side = tuple["Run", "list[RunRecord]"]
 
@@ -153,35 +155,35 @@ def _read(first: str, second: str, places: tuple[str, str]) -> tuple[_Side, _Sid
     if first == second and places[0] == places[1]:
         raise BadRequestError(f"Run {first!r} was given twice; name the other run, or its store with --other-store")
 
-    async def read(opened: LightningStore, run_id: str, place: str) -> _Side:
-        run = await existing_run(opened, run_id, place)
-        records = await opened.query_run_records(run.run_id, kind_in=["step", "evaluation"])
+    async def read(connection: LightningStore, run_id: str, place: str) -> _Side:
+        run = await existing_run(connection, run_id, place)
+        records = await connection.query_run_records(run.run_id, kind_in=["step", "evaluation"])
         return run, [clean_record(record) for record in records]
 
-    one = with_store(places[0], lambda opened: read(opened, first, places[0]))
-    return one, with_store(places[1], lambda opened: read(opened, second, places[1]))
+    one = with_store(places[0], lambda connection: read(connection, first, places[0]))
+    return one, with_store(places[1], lambda connection: read(connection, second, places[1]))
 
 
-def _limits(option: str, given: Sequence[str]) -> dict[str, float]:
+def _limits(option: str, texts: Sequence[str]) -> dict[str, float]:
     from agentlightning.errors import BadRequestError
 
-    found: dict[str, float] = {}
-    for text in given:
+    limits: dict[str, float] = {}
+    for text in texts:
         name, _, value = text.rpartition("=")
-        if name in found:
+        if name in limits:
             raise BadRequestError(f"{option} was given twice for {name!r}")
         try:
-            found[name] = float(value)
+            limits[name] = float(value)
         except ValueError:
             name = ""
         if not name:
             raise BadRequestError(f"{option} takes NAME=VALUE, such as accuracy=0.8; got {text!r}")
-    return found
+    return limits
 
 
 def _write_report(
     path: Path,
-    found: Promotion,
+    promotion: Promotion,
     sides: tuple[_Side, _Side],
     pair: tuple[RecordedEvaluation, RecordedEvaluation],
     places: tuple[str, str],
@@ -192,14 +194,14 @@ def _write_report(
     from agentlightning.evaluation.report import Side, changed_tasks, report, transcripts
     from agentlightning.private_files import open_private
 
-    won, lost = changed_tasks(found.pairs)
+    won, lost = changed_tasks(promotion.pairs)
     ids = [each.before.rollout_id for each in (*won, *lost)], [each.after.rollout_id for each in (*won, *lost)]
     shown: list[Side] = []
-    for (run, records), chosen, place, wanted in zip(sides, pair, places, ids, strict=True):
-        told = f"{chosen.name} after step {chosen.step}, {len(chosen.result.tasks)} tasks"
-        texts = with_store(place, lambda opened, wanted=wanted: transcripts(opened, wanted))
-        shown.append(Side(run, records, told, texts))
-    page = report(found, shown[0], shown[1], won, lost, judged=judged)
+    for (run, records), chosen, place, rollout_ids in zip(sides, pair, places, ids, strict=True):
+        text = f"{chosen.name} after step {chosen.step}, {len(chosen.result.tasks)} tasks"
+        texts = with_store(place, lambda connection, rollout_ids=rollout_ids: transcripts(connection, rollout_ids))
+        shown.append(Side(run, records, text, texts))
+    page = report(promotion, shown[0], shown[1], won, lost, judged=judged)
     try:
         with open_private(path, "w") as file:
             file.write(page)
@@ -207,27 +209,31 @@ def _write_report(
         raise BadRequestError(f"The report {str(path)!r} cannot be written: {error.strerror or error}") from error
 
 
-def _show_comparison(one: Run, other: Run, found: RunComparison, figure: str | None, limit: int, offset: int) -> None:
+def _show_comparison(
+    one: Run, other: Run, comparison: RunComparison, figure: str | None, limit: int, offset: int
+) -> None:
     names = name_of(one), name_of(other)
     for run in (one, other):
         figures = f"step {number(run.last_step)}, best {best_of(run)}"
         say(f"run {name_of(run)}: {run.algorithm or '-'}, {standing(run)}, {figures}")
-    if found.settings:
-        show_table(("setting", *names), [(n, figure_text(a), figure_text(b)) for n, (a, b) in found.settings.items()])
+    if comparison.settings:
+        show_table(
+            ("setting", *names), [(n, figure_text(a), figure_text(b)) for n, (a, b) in comparison.settings.items()]
+        )
     else:
         say("settings and versions are equal")
-    chosen = figure or next((name for name in (*FIRST, *found.figures) if name in found.figures), None)
-    if chosen is not None:
-        curve = found.figures[chosen]
+    name = figure or next((name for name in (*FIRST, *comparison.figures) if name in comparison.figures), None)
+    if name is not None:
+        curve = comparison.figures[name]
         shown = curve[offset : offset + limit]
-        show_table((f"step: {chosen}", *names), [(str(step), figure_text(a), figure_text(b)) for step, a, b in shown])
+        show_table((f"step: {name}", *names), [(str(step), figure_text(a), figure_text(b)) for step, a, b in shown])
         say_rest(len(shown), offset, len(curve), "steps")
-        rest = [name for name in found.figures if name != chosen]
+        rest = [name for name in comparison.figures if name != name]
         if rest:
             say(f"--figure shows another one: {', '.join(rest)}")
-    for each in found.evaluations:
+    for each in comparison.evaluations:
         values = " and ".join(figure_text(value) for value in each["values"])
         steps = " and ".join(map(str, each["steps"]))
         say(f"evaluation {each['name']} after steps {steps}: {values}; {each.get('text') or each['why_not_paired']}")
-    if found.why_no_evaluation:
-        say(f"no evaluation task by task: {found.why_no_evaluation}")
+    if comparison.why_no_evaluation:
+        say(f"no evaluation task by task: {comparison.why_no_evaluation}")

@@ -1,4 +1,4 @@
-"""`agl resources`: what algorithms have published for agents. API keys are never shown."""
+"""`agl resources`: the resources that algorithms have published for agents. API keys are never shown."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ app = typer.Typer(no_args_is_help=True)
 
 @app.callback()
 def resources() -> None:
-    """Look at the resources of a store: the models and prompts that agents were given.
+    """Look at the resources of a store: the models and prompts of the agents.
 
     Example: agl resources list --store run.db
     """
@@ -25,36 +25,36 @@ def resources() -> None:
 @app.command("list")
 def list_resources(
     store: str = STORE,
-    limit: int = typer.Option(100, min=1, help="At most so many, those that changed last."),
+    limit: int = typer.Option(100, min=1, help="Largest number of sets, the last changed first."),
     as_json: bool = JSON,
 ) -> None:
-    """Show the newest version of each set of resources, what changed last first.
+    """Show the newest version of each set of resources, the last changed first.
 
     Example: agl resources list --store http://127.0.0.1:4747
     """
     from agentlightning.store.http.redaction import hidden
 
     newest = with_store(
-        store, lambda opened: opened.query_resources(sort_by="update_time", sort_order="desc", limit=limit)
+        store, lambda connection: connection.query_resources(sort_by="update_time", sort_order="desc", limit=limit)
     )
-    found: list[ResourcesUpdate] = [hidden(each) for each in newest]
+    updates: list[ResourcesUpdate] = [hidden(each) for each in newest]
     if as_json:
-        show_json(found)
+        show_json(updates)
         return
     lines = [
         (each.resources_id, str(each.version), each.run_id or "-", moment(each.update_time), name, _summary(resource))
-        for each in found
+        for each in updates
         for name, resource in each.resources.items()
     ]
     show_table(("resources", "version", "run", "changed", "name", "what"), lines)
-    say(f"{len(found)} sets of resources")
+    say(f"{len(updates)} sets of resources")
 
 
 @app.command("show")
 def show(
-    resources_id: str = typer.Argument(metavar="ID", help="Which set."),
+    resources_id: str = typer.Argument(metavar="ID", help="Id of the set."),
     store: str = STORE,
-    version: int | None = typer.Option(None, help="Which version; the newest by default."),
+    version: int | None = typer.Option(None, help="Version of the set; the newest by default."),
 ) -> None:
     """Show one version of a set of resources as JSON, without API keys.
 
@@ -63,15 +63,17 @@ def show(
     from agentlightning.errors import NotFoundError
     from agentlightning.store.http.redaction import hidden
 
-    found = with_store(store, lambda opened: opened.get_resources_by_id(resources_id, version))
-    if found is None:
-        which = "" if version is None else f" in version {version}"
-        raise NotFoundError(f"There are no resources {resources_id!r}{which}; agl resources list shows those there are")
-    show_json(hidden(found))
+    update = with_store(store, lambda connection: connection.get_resources_by_id(resources_id, version))
+    if update is None:
+        suffix = "" if version is None else f" in version {version}"
+        raise NotFoundError(
+            f"There are no resources {resources_id!r}{suffix}; agl resources list shows those there are"
+        )
+    show_json(hidden(update))
 
 
 def _summary(resource: Resource) -> str:
-    """Return a resource as one line: its kind, then the model and where it is, or the start of the prompt."""
+    """Return a resource as one line: its kind, then the model and its address, or the start of the prompt."""
     from agentlightning.types import LLM, PromptTemplate
 
     if isinstance(resource, LLM):
@@ -84,24 +86,26 @@ def _summary(resource: Resource) -> str:
 def workers(
     store: str = STORE,
     run: str | None = typer.Option(None, help="Only those of this run."),
-    limit: int = typer.Option(100, min=1, help="At most so many, those heard of last."),
+    limit: int = typer.Option(100, min=1, help="Largest number of workers, the last heartbeats first."),
     as_json: bool = JSON,
 ) -> None:
-    """Show the workers that a store knows, those heard of last first.
+    """Show the workers of a store, those with the latest heartbeats first.
 
     Example: agl workers --store http://127.0.0.1:4747
     """
     from agentlightning.semconv import CONTROL_PREFIX
     from agentlightning.store.http.redaction import hidden
 
-    known = with_store(store, lambda opened: opened.query_workers(sort_by="last_heartbeat_time", sort_order="desc"))
-    players = [worker for worker in known if not worker.worker_id.startswith(CONTROL_PREFIX)]
-    found: list[Worker] = [hidden(worker) for worker in players if run is None or worker.run_id == run][:limit]
+    all_workers = with_store(
+        store, lambda connection: connection.query_workers(sort_by="last_heartbeat_time", sort_order="desc")
+    )
+    real_workers = [worker for worker in all_workers if not worker.worker_id.startswith(CONTROL_PREFIX)]
+    shown: list[Worker] = [hidden(worker) for worker in real_workers if run is None or worker.run_id == run][:limit]
     if as_json:
-        show_json(found)
+        show_json(shown)
         return
-    show_table(("worker", "status", "run", "heard of", "rollout", "attempt"), [_line(worker) for worker in found])
-    say(f"{len(found)} workers")
+    show_table(("worker", "status", "run", "heard of", "rollout", "attempt"), [_line(worker) for worker in shown])
+    say(f"{len(shown)} workers")
 
 
 def _line(worker: Worker) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""`agl rollouts`: look at what a store holds of rollouts, change them by hand, or take them elsewhere."""
+"""`agl rollouts`: show the rollouts of a store, change them by hand, or export them."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from agentlightning.training.rollouts import Evidence
     from agentlightning.types import Attempt, AttemptedRollout, Rollout, RolloutStatus, Span
 
-_ID = typer.Argument(metavar="ID", help="Which rollout.")
-_IDS = typer.Argument(metavar="ID...", help="Which rollouts.")
-_ANY_IDS = typer.Argument(None, metavar="ID...", help="Which rollouts.")
+_ID = typer.Argument(metavar="ID", help="Id of the rollout.")
+_IDS = typer.Argument(metavar="ID...", help="Ids of the rollouts.")
+_ANY_IDS = typer.Argument(None, metavar="ID...", help="Ids of the rollouts.")
 _PAGE = 100
 
 app = typer.Typer(no_args_is_help=True)
@@ -45,7 +45,7 @@ app = typer.Typer(no_args_is_help=True)
 
 @app.callback()
 def rollouts() -> None:
-    """Look at rollouts and at what became of their model calls; try them again, cancel them, export them.
+    """Show rollouts and the use of their model calls; retry, cancel and export them.
 
     Example: agl rollouts explain ro-1a2b3c --store runs/20260101-120000
     """
@@ -54,21 +54,21 @@ def rollouts() -> None:
 @app.command("pairs")
 def pairs(
     out: Path = typer.Option(..., help="New file of JSON Lines to write."),
-    margin: float = typer.Option(0.0, help="Best and worst rollout of a task differ by more than this."),
+    margin: float = typer.Option(0.0, help="Smallest difference between best and worst rollout, exclusive."),
     store: str = STORE,
 ) -> None:
     """Write the best rollout of each task against its worst, in TRL's format: prompt, chosen, rejected, tools.
 
-    Rollouts that failed or earned nothing are in no pair; how many were left out, and why, is said.
+    Rollouts that failed or have no reward are in no pair; the number of excluded ones is printed with the reasons.
 
     Example: agl rollouts pairs --out pairs.jsonl --margin 0.5 --store runs/20260101-120000
     """
     from agentlightning.training.preferences import preference_pairs, write_pairs
 
-    found = with_store(store, lambda opened: preference_pairs(opened, margin=margin))
-    write_pairs(found, out)
-    left_out = ", ".join(f"{count} {reason}" for reason, count in found.excluded.most_common()) or "nothing"
-    say(f"{out}: {len(found.pairs)} pairs; left out: {left_out}")
+    result = with_store(store, lambda connection: preference_pairs(connection, margin=margin))
+    write_pairs(result, out)
+    reasons = ", ".join(f"{count} {reason}" for reason, count in result.excluded.most_common()) or "nothing"
+    say(f"{out}: {len(result.pairs)} pairs; left out: {reasons}")
 
 
 # --- change ----------------------------------------------------------------------------------------------------------
@@ -80,7 +80,7 @@ def retry(ids: list[str] = _IDS, store: str = STORE) -> int:
 
     Exit code 1 if one has not ended. Example: agl rollouts retry ro-1a2b3c ro-4d5e6f --store http://127.0.0.1:4747
     """
-    return with_store(store, lambda opened: _set_each(opened, ids, store, "requeuing"))
+    return with_store(store, lambda connection: _set_each(connection, ids, store, "requeuing"))
 
 
 @app.command("cancel")
@@ -98,39 +98,39 @@ def cancel(
     if bool(ids) == (run is not None):
         raise BadRequestError("Say which rollouts: their ids, or --run RUN_ID for all of a run that are open; not both")
 
-    async def cancel_each(opened: LightningStore) -> int:
+    async def cancel_each(connection: LightningStore) -> int:
         from agentlightning.store.base import QUEUING, RUNNING
 
         if run is None:
-            return await _set_each(opened, ids, store, "cancelled")
-        page = await opened.query_rollouts(run_id=run, status_in=sorted(QUEUING | RUNNING))
-        return await _set_each(opened, [rollout.rollout_id for rollout in page], store, "cancelled")
+            return await _set_each(connection, ids, store, "cancelled")
+        page = await connection.query_rollouts(run_id=run, status_in=sorted(QUEUING | RUNNING))
+        return await _set_each(connection, [rollout.rollout_id for rollout in page], store, "cancelled")
 
     return with_store(store, cancel_each)
 
 
 async def _set_each(store: LightningStore, ids: list[str], place: str, status: RolloutStatus) -> int:
-    """Set the status of each rollout that allows it, tell what was done, and return the exit code."""
+    """Set the status of each rollout that allows it, print the changes, and return the exit code."""
     from agentlightning.store.base import is_finished
 
-    found = [await existing_rollout(store, rollout_id, place) for rollout_id in ids]
-    refused = 0
-    for rollout in found:
+    rollouts = [await existing_rollout(store, rollout_id, place) for rollout_id in ids]
+    refusals = 0
+    for rollout in rollouts:
         if is_finished(rollout) == (status == "requeuing"):
-            changed = await store.update_rollout(rollout.rollout_id, status=status)
-            say(f"{changed.rollout_id}: {rollout.status} -> {changed.status}")
+            update = await store.update_rollout(rollout.rollout_id, status=status)
+            say(f"{update.rollout_id}: {rollout.status} -> {update.status}")
         else:
-            refused += 1
+            refusals += 1
             why = "has ended already" if is_finished(rollout) else "has not ended; cancel it first"
             say(f"{rollout.rollout_id}: {rollout.status}, unchanged: it {why}", to_stderr=True)
-    return 1 if refused else 0
+    return 1 if refusals else 0
 
 
 # --- export ----------------------------------------------------------------------------------------------------------
 
 
 class Form(StrEnum):
-    """What a line of an export holds."""
+    """Content of a line of an export."""
 
     RECORDS = "records"
     """A rollout with its attempts and spans."""
@@ -142,30 +142,30 @@ class Form(StrEnum):
 def export(
     store: str = STORE,
     out: Path | None = typer.Option(None, help="File to write; the standard output by default."),
-    form: Form = typer.Option(Form.RECORDS, "--format", help="records: everything; messages: a chat for each call."),
-    status: list[str] = typer.Option([], help="Only those with this status; may be repeated."),
-    run: str | None = typer.Option(None, help="Only those of this run."),
+    form: Form = typer.Option(Form.RECORDS, "--format", help="records: everything; messages: one chat per call."),
+    status: list[str] = typer.Option([], help="Only rollouts with this status; may be repeated."),
+    run: str | None = typer.Option(None, help="Only rollouts of this run."),
 ) -> None:
-    """Write rollouts as JSON Lines, the oldest first. API keys are not in it.
+    """Write rollouts as JSON Lines, the oldest first, without API keys.
 
     Example: agl rollouts export --store run.db --status succeeded --format messages --out chats.jsonl
     """
-    written = with_store(store, lambda opened: _export(opened, out, form, status, run))
-    say(f"{written} lines", to_stderr=True)
+    count = with_store(store, lambda connection: _export(connection, out, form, status, run))
+    say(f"{count} lines", to_stderr=True)
 
 
 async def _export(store: LightningStore, out: Path | None, form: Form, status: list[str], run: str | None) -> int:
     from pydantic_core import to_jsonable_python
 
     filters = _filters(status, run)
-    written = 0
+    count = 0
     with nullcontext(sys.stdout) if out is None else open_private(out, "w") as file:
         async for page in pages_of(store.query_rollouts, **filters, sort_by="start_time", limit=_PAGE):
             for rollout in page:
                 for record in await _records(store, rollout, form):
                     file.write(json_text(json.dumps(to_jsonable_python(record), ensure_ascii=False)) + "\n")
-                    written += 1
-    return written
+                    count += 1
+    return count
 
 
 async def _records(store: LightningStore, rollout: Rollout, form: Form) -> list[dict[str, object]]:
@@ -173,24 +173,24 @@ async def _records(store: LightningStore, rollout: Rollout, form: Form) -> list[
     from agentlightning.store.http.redaction import hidden
     from agentlightning.training.rollouts import evidence
 
-    found = await evidence(store, rollout)
+    rollout_data = await evidence(store, rollout)
     if form is Form.RECORDS:
-        parts = {"rollout": found.rollout, "attempts": found.attempts, "spans": found.spans}
+        parts = {"rollout": rollout_data.rollout, "attempts": rollout_data.attempts, "spans": rollout_data.spans}
         return [{name: hidden(part) for name, part in parts.items()}]
-    about = {"rollout_id": rollout.rollout_id, "reward": found.reward}
-    return [{**about, **call} for call in TraceToMessages().adapt(found.counted)]
+    about = {"rollout_id": rollout.rollout_id, "reward": rollout_data.reward}
+    return [{**about, **call} for call in TraceToMessages().adapt(rollout_data.counted)]
 
 
-# --- look ------------------------------------------------------------------------------------------------------------
+# --- show ------------------------------------------------------------------------------------------------------------
 
 
 @app.command("list")
 def list_rollouts(
     store: str = STORE,
-    status: list[str] = typer.Option([], help="Only those with this status; may be repeated."),
-    contains: str | None = typer.Option(None, help="Only those whose id contains this."),
-    run: str | None = typer.Option(None, help="Only those of this run."),
-    limit: int = typer.Option(100, min=1, help="At most so many, the newest."),
+    status: list[str] = typer.Option([], help="Only rollouts with this status; may be repeated."),
+    contains: str | None = typer.Option(None, help="Only rollouts whose id contains this."),
+    run: str | None = typer.Option(None, help="Only rollouts of this run."),
+    limit: int = typer.Option(100, min=1, help="Largest number of rollouts, the newest first."),
     as_json: bool = JSON,
 ) -> None:
     """Show rollouts, the newest first.
@@ -200,52 +200,52 @@ def list_rollouts(
     from agentlightning.store.http.redaction import hidden
 
     filters = _filters(status, run)
-    found: list[AttemptedRollout | Rollout] = hidden(
+    shown: list[AttemptedRollout | Rollout] = hidden(
         list(
             with_store(
                 store,
-                lambda opened: opened.query_rollouts(
+                lambda connection: connection.query_rollouts(
                     **filters, rollout_id_contains=contains, sort_by="start_time", sort_order="desc", limit=limit
                 ),
             )
         )
     )
     if as_json:
-        show_json(found)
+        show_json(shown)
         return
     show_table(
-        ("rollout", "status", "mode", "attempts end", "run", "started", "input"), [_line(each) for each in found]
+        ("rollout", "status", "mode", "attempts end", "run", "started", "input"), [_line(each) for each in shown]
     )
-    say(f"{len(found)} rollouts")
+    say(f"{len(shown)} rollouts")
 
 
 @app.command("show")
 def show(
     rollout_id: str = _ID,
     store: str = STORE,
-    attempt: str | None = typer.Option(None, help="Of which attempt; the latest one by default."),
+    attempt: str | None = typer.Option(None, help="Id of the attempt; the latest one by default."),
     spans: bool = typer.Option(False, "--spans", help="List every span as well."),
     as_json: bool = JSON,
 ) -> None:
-    """Show a rollout: its task, its attempts, and what agent and model said to each other.
+    """Show a rollout: its task, its attempts, and the conversation of agent and model.
 
     Exit code 2 if there is no such rollout or attempt. Example: agl rollouts show ro-1a2b3c --store run.db
     """
     from agentlightning.store.http.redaction import hidden
 
-    found = with_store(store, lambda opened: _evidence(opened, rollout_id, store))
-    own = _spans_of(found, attempt)
+    rollout_data = with_store(store, lambda connection: _evidence(connection, rollout_id, store))
+    own = _spans_of(rollout_data, attempt)
     conversation = _conversation(own)
     if as_json:
-        head = {"rollout": found.rollout, "attempts": found.attempts, "reward": found.reward}
+        head = {"rollout": rollout_data.rollout, "attempts": rollout_data.attempts, "reward": rollout_data.reward}
         show_json({**head, "messages": conversation, **({"spans": hidden(own)} if spans else {})})
         return
-    for line in _story(found, found.reward):
+    for line in _story(rollout_data, rollout_data.reward):
         say(line, lines=True)
-    for each in found.attempts:
+    for each in rollout_data.attempts:
         if each.error is not None and each.error.traceback:
             say(f"--- {each.attempt_id} ended in\n{each.error.traceback.rstrip()}", lines=True)
-    say(f"task: {found.rollout.input}", lines=True)
+    say(f"task: {rollout_data.rollout.input}", lines=True)
     for index, messages in enumerate(conversation, start=1):
         say(f"--- model call {index}", lines=True)
         for message in messages:
@@ -267,7 +267,7 @@ def show(
 
 @app.command("explain")
 def explain(rollout_id: str = _ID, store: str = STORE, as_json: bool = JSON) -> None:
-    """Say for each model call of a rollout who saw it, and which row it went to or why it is in none.
+    """Explain for each model call of a rollout who recorded it, and its row or why it is in none.
 
     The reasons are those of the training ledger, for the default adapter. Exit code 2 if there is no such rollout.
 
@@ -277,17 +277,17 @@ def explain(rollout_id: str = _ID, store: str = STORE, as_json: bool = JSON) -> 
     from agentlightning.store.http.redaction import hidden
     from agentlightning.training.ledger import read_rollout
 
-    found = with_store(store, lambda opened: _evidence(opened, rollout_id, store))
-    record = read_rollout(found.rollout, found.attempts, found.spans)
+    rollout_data = with_store(store, lambda connection: _evidence(connection, rollout_id, store))
+    record = read_rollout(rollout_data.rollout, rollout_data.attempts, rollout_data.spans)
     explanation = record.explain()
     cells = [tuple(map(hidden, each.cells())) for each in explanation.calls]
     words: str = hidden(explanation.words())
     if as_json:
         calls = [dict(zip(HEADER, line, strict=True)) for line in cells]
-        head = {"rollout_id": rollout_id, "status": found.rollout.status, "reward": record.reward}
-        show_json({**head, "attempts": found.attempts, "calls": calls, "summary": words})
+        head = {"rollout_id": rollout_id, "status": rollout_data.rollout.status, "reward": record.reward}
+        show_json({**head, "attempts": rollout_data.attempts, "calls": calls, "summary": words})
         return
-    for line in _story(found, record.reward):
+    for line in _story(rollout_data, record.reward):
         say(line, lines=True)
     if cells:
         show_table(HEADER, cells)
@@ -298,33 +298,33 @@ def _filters(status: list[str], run: str | None) -> dict[str, Any]:
     return {"status_in": status or None} | ({} if run is None else {"run_id": run})
 
 
-# --- what is asked ---------------------------------------------------------------------------------------------------
+# --- queries ---------------------------------------------------------------------------------------------------------
 
 
 async def _evidence(store: LightningStore, rollout_id: str, place: str) -> Evidence:
-    """Return a rollout as it is shown, and the spans as they are, for those who read calls out of them."""
+    """Return a rollout with secrets hidden, and its spans unchanged, for functions that read calls from them."""
     from agentlightning.store.http.redaction import hidden
     from agentlightning.training.rollouts import evidence
 
-    found = await evidence(store, await existing_rollout(store, rollout_id, place))
-    return replace(found, rollout=hidden(found.rollout), attempts=hidden(found.attempts))
+    source = await evidence(store, await existing_rollout(store, rollout_id, place))
+    return replace(source, rollout=hidden(source.rollout), attempts=hidden(source.attempts))
 
 
-def _spans_of(found: Evidence, attempt_id: str | None) -> Sequence[Span]:
+def _spans_of(source: Evidence, attempt_id: str | None) -> Sequence[Span]:
     from agentlightning.errors import NotFoundError
 
-    known = [attempt.attempt_id for attempt in found.attempts]
+    ids = [attempt.attempt_id for attempt in source.attempts]
     if attempt_id is None:
-        return found.counted
-    if attempt_id not in known:
+        return source.counted
+    if attempt_id not in ids:
         raise NotFoundError(
-            f"Rollout {found.rollout.rollout_id!r} has no attempt {attempt_id!r}; it has: {', '.join(known) or 'none'}"
+            f"Rollout {source.rollout.rollout_id!r} has no attempt {attempt_id!r}; it has: {', '.join(ids) or 'none'}"
         )
-    return sorted((s for s in found.spans if s.attempt_id == attempt_id), key=lambda span: span.sequence_id)
+    return sorted((s for s in source.spans if s.attempt_id == attempt_id), key=lambda span: span.sequence_id)
 
 
 def _conversation(spans: Sequence[Span]) -> list[list[Message]]:
-    """Return for each model call, in order, the messages that the calls before it have not shown already."""
+    """Return for each model call, in order, the messages that earlier calls have not shown."""
     from agentlightning.adapter.messages import TraceToMessages
 
     shown: list[Message] = []
@@ -337,7 +337,7 @@ def _conversation(spans: Sequence[Span]) -> list[list[Message]]:
     return parts
 
 
-# --- what is shown ---------------------------------------------------------------------------------------------------
+# --- output ----------------------------------------------------------------------------------------------------------
 
 
 def _text(content: str | Sequence[Mapping[str, object]]) -> str:
@@ -346,21 +346,21 @@ def _text(content: str | Sequence[Mapping[str, object]]) -> str:
     return " ".join(str(part.get("text", f"[{part.get('type')}]")) for part in content)
 
 
-def _story(found: Evidence, reward: float | None) -> list[str]:
+def _story(rollout_data: Evidence, reward: float | None) -> list[str]:
     from agentlightning.tracer.scope import spans_left_out
 
-    rollout = found.rollout
+    rollout = rollout_data.rollout
     lines = [f"rollout {rollout.rollout_id}: {rollout.status}, mode {rollout.mode or '-'}, reward {number(reward)}"]
-    for attempt in found.attempts:
+    for attempt in rollout_data.attempts:
         error = f", {attempt.error.type}: {attempt.error.message}" if attempt.error else ""
         lines.append(f"attempt {attempt.attempt_id}: {_end_of(attempt)}{error}")
-        if missing := spans_left_out([span for span in found.spans if span.attempt_id == attempt.attempt_id]):
+        if missing := spans_left_out([span for span in rollout_data.spans if span.attempt_id == attempt.attempt_id]):
             lines.append(f"  {missing} spans of it are not kept: an attempt keeps 20,000 spans, and its rewards")
     return lines
 
 
 def _end_of(attempt: Attempt) -> str:
-    """Return how an attempt ended, or where it is."""
+    """Return the status, outcome and reason of an attempt."""
     return " ".join(filter(None, (attempt.status, attempt.outcome, attempt.outcome_reason)))
 
 

@@ -1,4 +1,4 @@
-"""`agl run`: run a Trainer that a file describes or that Python makes; `agl run stop` ends a run from elsewhere."""
+"""`agl run`: run a Trainer that a file describes or that Python creates; `agl run stop` ends a run from elsewhere."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def start(
     agent: str | None = typer.Option(None, help="The agent: module:object or file.py:object."),
     train: str | None = typer.Option(None, help="Tasks to train on: a .jsonl or .json file, or module:object."),
     val: str | None = typer.Option(None, help="Tasks to validate on, in the same forms."),
-    settings: list[str] = typer.Option([], "--set", help="A key of the file with its value; may be repeated."),
+    settings: list[str] = typer.Option([], "--set", help="A key of the file and its value; may be repeated."),
     dev: bool = typer.Option(False, "--dev", help="Try it quickly (Trainer.dev), with a fast algorithm."),
     log_level: str = typer.Option("INFO", help="DEBUG, INFO, WARNING or ERROR."),
     log_json: bool = LOG_JSON,
@@ -62,10 +62,10 @@ def start(
     from agentlightning.cli.plan import in_foreground
 
     log_to_stderr(log_level, json_lines=log_json)
-    given = {"agent": agent, "train_dataset": train, "val_dataset": val, "dev": dev or None}
+    options = {"agent": agent, "train_dataset": train, "val_dataset": val, "dev": dev or None}
 
     def work() -> None:
-        result = _result_of(target, settings, {name: value for name, value in given.items() if value is not None})
+        result = _result_of(target, settings, {name: value for name, value in options.items() if value is not None})
         if as_json:
             show_json({"result": result})
         elif result is not None:
@@ -76,12 +76,12 @@ def start(
 
 @app.command("stop")
 def stop(
-    run_id: str | None = typer.Argument(None, metavar="RUN_ID", help="Which run."),
+    run_id: str | None = typer.Argument(None, metavar="RUN_ID", help="Id of the run."),
     unnamed: bool = typer.Option(False, "--unnamed", help="The run without a name, of roles that had no AGL_RUN_ID."),
     store: str = STORE,
-    reason: str = typer.Option("agl run stop", help="What the processes of the run write into their logs."),
+    reason: str = typer.Option("agl run stop", help="Reason that the processes of the run log."),
 ) -> None:
-    """Tell a run to end: its algorithm, and its runners wherever they are. They look about once a second.
+    """Stop a run: its algorithm, and its runners on any machine. They check about once a second.
 
     Example: agl run stop run-1a2b3c --store http://127.0.0.1:4747
     """
@@ -90,12 +90,12 @@ def stop(
 
     if (run_id is None) != unnamed:
         raise BadRequestError("Say which run: its RUN_ID (agl runs list shows them), or --unnamed; not both")
-    with_store(store, lambda opened: stop_run(opened, run_id, reason=reason))
+    with_store(store, lambda connection: stop_run(connection, run_id, reason=reason))
     say(f"told {name_of_run(run_id)} to stop")
 
 
-def _result_of(target: str, settings: list[str], given: dict[str, object]) -> object:
-    """Run what the target names and return its result."""
+def _result_of(target: str, settings: list[str], overrides: dict[str, object]) -> object:
+    """Run the object that the target names and return its result."""
     from agentlightning.cli.plan import Plan, fit, is_target, load_target, read_plan
     from agentlightning.errors import BadRequestError
     from agentlightning.trainer import Trainer
@@ -103,19 +103,19 @@ def _result_of(target: str, settings: list[str], given: dict[str, object]) -> ob
     if Path(target).is_file() or not is_target(target):
         plan = read_plan(Path(target), settings)
     else:
-        found = load_target("TARGET", target)
+        target_object = load_target("TARGET", target)
         if settings:
             raise BadRequestError("--set changes keys of a file; TARGET is Python, which has its settings itself")
-        if not isinstance(found, Trainer):
-            if not callable(found):
+        if not isinstance(target_object, Trainer):
+            if not callable(target_object):
                 expected = "expected a Trainer, or a function to call"
-                raise BadRequestError(f"TARGET {target!r} is a {type(found).__name__}; {expected}")
-            if given:
-                options = ", ".join("--" + name.removesuffix("_dataset") for name in given)
+                raise BadRequestError(f"TARGET {target!r} is a {type(target_object).__name__}; {expected}")
+            if overrides:
+                options = ", ".join("--" + name.removesuffix("_dataset") for name in overrides)
                 raise BadRequestError(f"{options}: TARGET {target!r} is a function, which chooses these itself")
-            return found()
-        plan = Plan(trainer=found)
-    return fit(replace(plan, **given).checked())
+            return target_object()
+        plan = Plan(trainer=target_object)
+    return fit(replace(plan, **overrides).checked())
 
 
 def runner(
@@ -123,21 +123,21 @@ def runner(
     store: str = typer.Option(
         ..., envvar="AGENT_LIGHTNING_STORE_URL", help="The store of the run: http://algorithm-machine:4747."
     ),
-    run: str | None = typer.Option(None, envvar="AGL_RUN_ID", help="Its run id; without one, rollouts of no run."),
+    run: str | None = typer.Option(None, envvar="AGL_RUN_ID", help="Id of the run; without one, rollouts of no run."),
     token_file: Path | None = typer.Option(None, help="File with the store's token; AGL_TOKEN by default."),
     runners: int = typer.Option(1, min=1, help="Runner processes."),
-    concurrency: int = typer.Option(1, min=1, help="Rollouts at once in each of them."),
-    max_rollouts: int | None = typer.Option(None, min=1, help="End after so many rollouts of each process."),
-    outage: float = typer.Option(60.0, help="Give up when the store does not answer for so many seconds."),
+    concurrency: int = typer.Option(1, min=1, help="Concurrent rollouts in each process."),
+    max_rollouts: int | None = typer.Option(None, min=1, help="Number of rollouts after which a process ends."),
+    outage: float = typer.Option(60.0, help="Seconds without an answer of the store before giving up."),
     tracer: str | None = typer.Option(None, help="Import path of another tracer class."),
     log_level: str = typer.Option("INFO", help="DEBUG, INFO, WARNING or ERROR."),
     log_json: bool = LOG_JSON,
 ) -> int:
-    """Run the rollouts of a run on this machine until the run ends or is told to stop.
+    """Run the rollouts of a run on this machine until the run ends or is stopped.
 
-    It waits for a store that does not answer yet, and for one that is started anew. Exit codes: 0 the run has ended;
-    69 the store did not answer for --outage seconds; 77 it refuses the token; 130 Ctrl+C; 143 SIGTERM; 1 runners died
-    again and again. Each runner is a process of its own, started again when an agent ends it; what agents start ends
+    It waits for a store that does not answer yet, and for one that restarts. Exit codes: 0 the run has ended;
+    69 the store did not answer for --outage seconds; 77 it rejects the token; 130 Ctrl+C; 143 SIGTERM; 1 runners died
+    repeatedly. Each runner is a process of its own, restarted when an agent ends it; processes that agents start end
     with it.
 
     Example: agl runner my_agent:agent --store http://10.0.0.5:4747 --run nightly --runners 4
@@ -159,7 +159,7 @@ def runner(
         from agentlightning.store.spec import spec_of
         from agentlightning.trainer import Trainer
 
-        player = load_target("AGENT", agent)
+        agent_object = load_target("AGENT", agent)
         trainer = Trainer(
             strategy={"type": "cs", "role": "runner", "managed_store": False},
             store=spec_of(store),
@@ -168,6 +168,6 @@ def runner(
             tracer=tracer,
             runner={"concurrency": concurrency, "store_unreachable_timeout": outage},
         )
-        fit(Plan(trainer, agent=player() if isinstance(player, type) else player))
+        fit(Plan(trainer, agent=agent_object() if isinstance(agent_object, type) else agent_object))
 
     return in_foreground(work)

@@ -1,4 +1,4 @@
-"""What the commands that look at runs share: a run by its id, how it stands, and figures as text."""
+"""Shared by the commands that show runs: a run by its id, its state, and figures as text."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from agentlightning.types.runs import Run
 
 PAGE = 100
-RUN = typer.Argument(metavar="RUN", help="Which run; - is the run without a name.")
-LIMIT = typer.Option(PAGE, min=1, max=1000, help="At most so many rows.")
-OFFSET = typer.Option(0, min=0, help="Leave out so many rows before them.")
+RUN = typer.Argument(metavar="RUN", help="Id of the run; - is the run without a name.")
+LIMIT = typer.Option(PAGE, min=1, max=1000, help="Largest number of rows.")
+OFFSET = typer.Option(0, min=0, help="Number of rows to skip.")
 SILENT_SECONDS = 60.0
-"""A run whose algorithm has not been heard of for so long has probably died."""
+"""Seconds without a heartbeat after which a run's algorithm has probably died."""
 FIRST = (
     "mean_reward",
     "held_out",
@@ -28,19 +28,19 @@ FIRST = (
     "update.entropy",
     "update.grad_norm",
 )
-"""Figures of a step that are shown before others."""
+"""Figures of a step that are shown first."""
 
 
 async def existing_run(store: LightningStore, run_id: str, place: str) -> Run:
-    """Return a run."""
+    """Return a run, or raise a `NotFoundError`."""
     from agentlightning.errors import NotFoundError, closest_name
     from agentlightning.store.spec import public_form
     from agentlightning.training.records import clean_run
 
     run = await store.get_run_by_id("" if run_id == "-" else run_id)
     if run is None:
-        known = [run.run_id for run in await store.query_runs(sort_order="desc", limit=1000)]
-        near = closest_name(run_id, known)
+        run_ids = [run.run_id for run in await store.query_runs(sort_order="desc", limit=1000)]
+        near = closest_name(run_id, run_ids)
         hint = (
             f"did you mean {near!r}?" if near else f"agl runs list --store {public_form(place)} shows those there are"
         )
@@ -49,24 +49,24 @@ async def existing_run(store: LightningStore, run_id: str, place: str) -> Run:
 
 
 def name_of(run: Run) -> str:
-    """Return the name of a run as commands take it."""
+    """Return the name of a run as commands accept it."""
     return run.run_id or "-"
 
 
 def standing(run: Run) -> str:
-    """Return how a run stands; one whose algorithm is silent has probably died."""
+    """Return the state of a run as text; one without recent heartbeats has probably died."""
     import time
 
     if run.state != "running":
         return run.state
     if run.starts == 0:
         return "not started"
-    silent = time.time() - (run.last_heartbeat_time or run.start_time)
-    return "running" if silent < SILENT_SECONDS else f"running, silent for {span(silent)}"
+    seconds = time.time() - (run.last_heartbeat_time or run.start_time)
+    return "running" if seconds < SILENT_SECONDS else f"running, silent for {span(seconds)}"
 
 
 def span(seconds: float) -> str:
-    """Return a time in its largest unit."""
+    """Return a duration in its largest unit."""
     for unit, length in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"
@@ -86,7 +86,7 @@ def figure_text(value: object) -> str:
 
 
 def say_rest(shown: int, offset: int, total: int, what: str) -> None:
-    """Say how much there is, and how the rest is shown."""
+    """Print the number of items, and how to show the rest."""
     if offset + shown < total:
         say(f"{shown} of {total} {what}; --offset {offset + shown} shows the next ones")
     else:

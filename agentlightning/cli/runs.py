@@ -1,4 +1,4 @@
-"""`agl runs`: look at training runs, at what became of each model call, compare two runs, take one elsewhere."""
+"""`agl runs`: show training runs and the use of each model call, compare two runs, export one."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def runs() -> None:
 @app.command("list")
 def list_runs(
     store: str = STORE,
-    state: list[str] = typer.Option([], help="Only those that are so; may be repeated."),
-    contains: str | None = typer.Option(None, help="Only those whose id contains this."),
+    state: list[str] = typer.Option([], help="Only runs in this state; may be repeated."),
+    contains: str | None = typer.Option(None, help="Only runs whose id contains this."),
     limit: int = LIMIT,
     offset: int = OFFSET,
     as_json: bool = JSON,
@@ -62,14 +62,16 @@ def list_runs(
     from agentlightning.training.records import clean_run
 
     filters: dict[str, Any] = {"state_in": state or None, "run_id_contains": contains}
-    page = with_store(store, lambda opened: opened.query_runs(**filters, sort_order="desc", limit=limit, offset=offset))
-    found = [clean_run(run) for run in page]
+    page = with_store(
+        store, lambda connection: connection.query_runs(**filters, sort_order="desc", limit=limit, offset=offset)
+    )
+    shown = [clean_run(run) for run in page]
     if as_json:
-        show_json(found)
+        show_json(shown)
         return
     table = [
         (name_of(run), run.algorithm or "-", standing(run), number(run.last_step), best_of(run), moment(run.start_time))
-        for run in found
+        for run in shown
     ]
     show_table(("run", "algorithm", "state", "step", "best", "started"), table)
     say_rest(len(table), offset, page.total, "runs")
@@ -84,27 +86,27 @@ def show(
     offset: int = OFFSET,
     as_json: bool = JSON,
 ) -> None:
-    """Show a run: how it stands, its steps, evaluations and alarms, and its settings.
+    """Show a run: its state, its steps, evaluations and alarms, and its settings.
 
     Exit code 2 if there is no such run. Example: agl runs show run-1a2b3c --figure mean_reward --store run.db
     """
     from agentlightning.evaluation.compare import flat
     from agentlightning.training.records import clean_record
 
-    async def ask(opened: LightningStore) -> tuple[Run, Any, list[RunRecord], list[RunRecord]]:
-        run = await existing_run(opened, run_id, store)
+    async def ask(connection: LightningStore) -> tuple[Run, Any, list[RunRecord], list[RunRecord]]:
+        run = await existing_run(connection, run_id, store)
         page: dict[str, Any] = {"limit": limit, "offset": offset}
-        steps = await opened.query_run_records(run.run_id, kind_in=["step"], sort_order="desc", **page)
+        steps = await connection.query_run_records(run.run_id, kind_in=["step"], sort_order="desc", **page)
         newest: dict[str, Any] = {"sort_order": "desc", "limit": PAGE}
-        others = await opened.query_run_records(run.run_id, kind_in=["evaluation", "checkpoint"], **newest)
-        alarms = await opened.query_run_records(run.run_id, kind_in=["alarm"], **newest)
+        others = await connection.query_run_records(run.run_id, kind_in=["evaluation", "checkpoint"], **newest)
+        alarms = await connection.query_run_records(run.run_id, kind_in=["alarm"], **newest)
         steps = steps.model_copy(update={"items": [clean_record(record) for record in steps]})
         return run, steps, [clean_record(record) for record in others], [clean_record(record) for record in alarms]
 
     run, steps, others, alarms = with_store(store, ask)
     if as_json:
-        told = sorted([*others, *alarms], key=lambda record: record.step, reverse=True)
-        show_json({"run": run, "steps": list(steps), "others": told})
+        newest_first = sorted([*others, *alarms], key=lambda record: record.step, reverse=True)
+        show_json({"run": run, "steps": list(steps), "others": newest_first})
         return
     for line in _story(run):
         say(line)
@@ -115,8 +117,8 @@ def show(
         show_table(("step", *names), lines)
         say_rest(len(lines), offset, steps.total, "steps, the last ones")
     for record in reversed(others):
-        told = record.data.get("path") or record.data.get("value")
-        say(f"{record.kind} {record.name or '-'} after step {record.step}: {figure_text(told)}")
+        result = record.data.get("path") or record.data.get("value")
+        say(f"{record.kind} {record.name or '-'} after step {record.step}: {figure_text(result)}")
     for record in reversed(alarms):
         say(_alarm_line(record))
     show_table(("setting", "value"), [(name, figure_text(value)) for name, value in flat(run.config or {}).items()])
@@ -126,32 +128,32 @@ def show(
 def ledger(
     run_id: str = RUN,
     store: str = STORE,
-    step: int | None = typer.Option(None, min=0, help="Of which step; the last one by default."),
-    rollout: str | None = typer.Option(None, help="Only of this rollout, in all steps."),
+    step: int | None = typer.Option(None, min=0, help="Step of the ledger; the last one by default."),
+    rollout: str | None = typer.Option(None, help="Only this rollout, in all steps."),
     row: int | None = typer.Option(None, min=0, help="Show the tokens of this row of the step."),
     check: bool = typer.Option(False, "--check", help="Check that every model call of the run has exactly one ending."),
     limit: int = LIMIT,
     offset: int = OFFSET,
     as_json: bool = JSON,
 ) -> int:
-    """Show what became of each model call: the row in which it was trained, or why it was not.
+    """Show the use of each model call: the row in which it was trained, or why it was not.
 
-    With --check exit code 1 if the ledger does not add up. Exit code 2 if there is no such run, step or row.
+    With --check exit code 1 if the ledger is inconsistent. Exit code 2 if there is no such run, step or row.
 
     Example: agl runs ledger run-1a2b3c --step 3 --row 0 --store run.db
     """
     from agentlightning.cli.runs import show_calls, show_check, show_row
 
-    async def ask(opened: LightningStore) -> int:
-        run = await existing_run(opened, run_id, store)
+    async def ask(connection: LightningStore) -> int:
+        run = await existing_run(connection, run_id, store)
         if check:
-            return await show_check(opened, run.run_id, as_json=as_json)
-        wanted = step if step is not None or rollout is not None else run.last_step
+            return await show_check(connection, run.run_id, as_json=as_json)
+        last_or_step = step if step is not None or rollout is not None else run.last_step
         if row is not None:
-            return await show_row(opened, run.run_id, wanted or 0, row, as_json=as_json)
-        found = await show_calls(opened, run.run_id, wanted, rollout, limit, offset, as_json=as_json)
+            return await show_row(connection, run.run_id, last_or_step or 0, row, as_json=as_json)
+        counts = await show_calls(connection, run.run_id, last_or_step, rollout, limit, offset, as_json=as_json)
         if not as_json:
-            say_rest(found[0], offset, found[1], "rollouts")
+            say_rest(counts[0], offset, counts[1], "rollouts")
         return 0
 
     return with_store(store, ask)
@@ -166,29 +168,29 @@ def export(
     out: Path = typer.Option(..., help="An empty or new folder."),
     store: str = STORE,
 ) -> None:
-    """Write a run into a folder: run.json, and a file of JSON Lines for each kind of record. Secrets are hidden.
+    """Write a run into a folder: run.json, and a JSON Lines file for each kind of record. Secrets are hidden.
 
     Exit code 2 if there is no such run. Example: agl runs export run-1a2b3c --out exported --store run.db
     """
     from agentlightning.training.run_folder import export_run
 
-    async def ask(opened: LightningStore) -> dict[str, int]:
-        return await export_run(opened, await existing_run(opened, run_id, store), out)
+    async def ask(connection: LightningStore) -> dict[str, int]:
+        return await export_run(connection, await existing_run(connection, run_id, store), out)
 
     lines = with_store(store, ask)
-    told = ", ".join(f"{count} {kind}" for kind, count in sorted(lines.items())) or "no records"
-    say(f"{out}: {told}")
+    summary = ", ".join(f"{count} {kind}" for kind, count in sorted(lines.items())) or "no records"
+    say(f"{out}: {summary}")
 
 
-# --- what is shown ---------------------------------------------------------------------------------------------------
+# --- output ----------------------------------------------------------------------------------------------------------
 
 
 def _story(run: Run) -> list[str]:
     lines = [f"run {name_of(run)}: {run.algorithm or '-'}, {standing(run)}, started {run.starts} times"]
-    ended = (
+    end_text = (
         "" if run.end_time is None else f", ended {moment(run.end_time)} after {span(run.end_time - run.start_time)}"
     )
-    lines.append(f"begun {moment(run.start_time)}{ended}; last heard of {moment(run.last_heartbeat_time)}")
+    lines.append(f"begun {moment(run.start_time)}{end_text}; last heard of {moment(run.last_heartbeat_time)}")
     lines.append(f"step {number(run.last_step)}, best {best_of(run)}")
     if run.stop_reason is not None:
         lines.append(f"told to stop {moment(run.stop_time)}: {run.stop_reason}")
@@ -200,7 +202,7 @@ def _story(run: Run) -> list[str]:
 
 
 def _alarm_line(record: RunRecord) -> str:
-    """Return an alarm as a line: what began, what is over, what happened once."""
+    """Return an alarm as a line; its state is raised, over, or none."""
     data, state = record.data, record.data.get("state")
     line = f"alarm {record.name or '-'} after step {record.step}"
     if state == "over":
@@ -209,11 +211,11 @@ def _alarm_line(record: RunRecord) -> str:
     return f"{line}{', raised' if state == 'raised' else ''}: {figure_text(data.get('text'))}{hint}"
 
 
-def _figures(found: list[dict[str, Any]]) -> list[str]:
-    """Return the names of the figures to show: the usual ones first, then the numbers that are there."""
-    numbers = {n: None for each in found for n, value in each.items() if type(value) in (int, float)}
-    ordered = [name for name in FIRST if name in numbers]
-    return [*ordered, *(name for name in numbers if name not in ordered and name not in ("step", "steps"))][:_COLUMNS]
+def _figures(steps: list[dict[str, Any]]) -> list[str]:
+    """Return the names of the figures to show: the usual ones first, then the other numbers."""
+    numbers = {n: None for each in steps for n, value in each.items() if type(value) in (int, float)}
+    usual = [name for name in FIRST if name in numbers]
+    return [*usual, *(name for name in numbers if name not in usual and name not in ("step", "steps"))][:_COLUMNS]
 
 
 _PAGE = 100
@@ -225,29 +227,29 @@ _FIGURES = (
 
 
 async def show_check(store: LightningStore, run_id: str, *, as_json: bool) -> int:
-    """Check the ledger of a run, say what was found, and return the exit code."""
-    found = await check_ledger(store, run_id)
+    """Check the ledger of a run, print the result, and return the exit code."""
+    result = await check_ledger(store, run_id)
     if as_json:
-        show_json({"adds_up": found.adds_up, **vars(found)})
-        return 0 if found.adds_up else 1
-    excluded = ", ".join(f"{reason} {count}" for reason, count in found.excluded.most_common())
+        show_json({"adds_up": result.adds_up, **vars(result)})
+        return 0 if result.adds_up else 1
+    reasons = ", ".join(f"{reason} {count}" for reason, count in result.excluded.most_common())
     say(
-        f"{found.captured} model calls: {found.trained} trained ({found.trained_tokens} tokens), "
-        f"{found.excluded.total()} excluded{f' ({excluded})' if excluded else ''}; "
-        f"{found.evaluation_calls} more of evaluations; {found.rows} token rows"
+        f"{result.captured} model calls: {result.trained} trained ({result.trained_tokens} tokens), "
+        f"{result.excluded.total()} excluded{f' ({reasons})' if reasons else ''}; "
+        f"{result.evaluation_calls} more of evaluations; {result.rows} token rows"
     )
-    if found.without_span:
-        say(f"{found.without_span} recorded calls have no span any more")
-    for line in found.wrong:
+    if result.without_span:
+        say(f"{result.without_span} recorded calls have no span any more")
+    for line in result.wrong:
         say(f"wrong: {line}")
-    say("the ledger adds up" if found.adds_up else f"the ledger does not add up: {found.wrong_count} faults")
-    return 0 if found.adds_up else 1
+    say("the ledger adds up" if result.adds_up else f"the ledger does not add up: {result.wrong_count} faults")
+    return 0 if result.adds_up else 1
 
 
 async def show_calls(
     store: LightningStore, run_id: str, step: int | None, rollout: str | None, limit: int, offset: int, *, as_json: bool
 ) -> tuple[int, int]:
-    """Show the calls of a page of rollouts, and return how many rollouts are on it and how many there are."""
+    """Show the calls of a page of rollouts, and return the number of rollouts on it and in total."""
     page = await store.query_run_records(
         run_id, kind_in=["ledger"], step_from=step, step_to=step, name=rollout, limit=limit, offset=offset
     )
@@ -270,7 +272,7 @@ async def show_calls(
 
 
 async def show_row(store: LightningStore, run_id: str, step: int, row: int, *, as_json: bool) -> int:
-    """Show the tokens of a row with the numbers that the loss used; the call of each trained one."""
+    """Show the tokens of a row with the numbers that the loss used, and the call of each trained token."""
     rows: dict[int, tuple[LedgerEntry, dict[str, Any]]] = {}
     of_step: dict[str, Any] = {"run_id": run_id, "kind_in": ["ledger"], "step_from": step, "step_to": step}
     async for page in pages_of(store.query_run_records, **of_step, limit=_PAGE):
@@ -280,20 +282,20 @@ async def show_row(store: LightningStore, run_id: str, step: int, row: int, *, a
         if row in rows:
             break
     if row not in rows:
-        there = f"it has: {', '.join(map(str, sorted(rows)[:20]))}" if rows else "it has none (record_tokens)"
-        raise NotFoundError(f"Step {step} of run {run_id!r} recorded no tokens of row {row}; {there}")
-    entry, found = rows[row]
-    numbers = numbers_of(cast(Any, found))
-    texts: list[str] = await store.get_vocabulary(found.get("vocabulary") or "") or []
+        hint = f"it has: {', '.join(map(str, sorted(rows)[:20]))}" if rows else "it has none (record_tokens)"
+        raise NotFoundError(f"Step {step} of run {run_id!r} recorded no tokens of row {row}; {hint}")
+    entry, recorded_row = rows[row]
+    numbers = numbers_of(cast(Any, recorded_row))
+    texts: list[str] = await store.get_vocabulary(recorded_row.get("vocabulary") or "") or []
     calls = [call for call in entry.get("calls", ()) if call["row"] == row]
     owners: list[str] = [call["call_id"] for call in calls for _ in range(call["tokens"])]
-    trained = -1
+    trained_index = -1
     lines: list[dict[str, Any]] = []
     for place, (token, mask) in enumerate(zip(numbers["tokens"], numbers["mask"], strict=True)):
-        trained += mask
-        figures = {n: numbers[n][trained] for n in _FIGURES if n in numbers} if mask else {}
+        trained_index += mask
+        figures = {n: numbers[n][trained_index] for n in _FIGURES if n in numbers} if mask else {}
         text: str | None = texts[int(token)] if 0 <= token < len(texts) else None
-        call_id: str | None = owners[int(trained)] if mask and trained < len(owners) else None
+        call_id: str | None = owners[int(trained_index)] if mask and trained_index < len(owners) else None
         lines.append({"place": place, "token": token, "text": text, "call_id": call_id, **figures})
     if as_json:
         show_json({"step": step, "row": row, "rollout_id": entry.get("rollout_id"), "tokens": lines})

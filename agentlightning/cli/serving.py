@@ -1,6 +1,6 @@
-"""Serve until a signal ends it: the first one in good order, the second one at once.
+"""Serve until a signal ends it: the first signal shuts down in order, the second one at once.
 
-Commands with a few routes of their own serve them here, behind the checks that every server of ours has.
+Commands with a few routes of their own serve them here, behind the checks of every server of ours.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from agentlightning.utils.server_launcher import PythonServerLauncher, PythonSer
 
 HEALTH_PATH = "/health"
 _ECHO_SECONDS = 0.3
-"""A signal that follows so soon is the same one: `timeout`, for example, signals a child and then its group."""
+"""Seconds within which another signal is the same one: `timeout`, for example, signals a child and then its group."""
 
 
 def end_of_process() -> asyncio.Future[None]:
-    """Return what resolves at the first SIGINT or SIGTERM; the second one ends the process where it stands.
+    """Return a future that resolves at the first SIGINT or SIGTERM; the second one ends the process immediately.
 
-    The handlers stay when the loop is closed, so that an echo of the signal does not end a process that is ending. When
+    The handlers stay when the loop is closed, so that a repeated signal does not interrupt the shutdown. When
     the interpreter removes them, at its very end, both signals are ignored.
     """
     loop = asyncio.get_running_loop()
-    asked: asyncio.Future[None] = loop.create_future()
+    end: asyncio.Future[None] = loop.create_future()
     first: float | None = None
 
     def stop() -> None:
-        if not asked.done():
-            asked.set_result(None)
+        if not end.done():
+            end.set_result(None)
         say("stopping: requests in progress are answered first")
 
     def note(number: int, _frame: FrameType | None) -> None:
@@ -62,11 +62,11 @@ def end_of_process() -> asyncio.Future[None]:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, note)
     atexit.register(ignore)
-    return asked
+    return end
 
 
 def app_with_checks(routes: Sequence[Route], host: str, open_paths: Sequence[str] = ()) -> ASGIApp:
-    """Return an app of the routes and `/health`, which asks for the token everywhere but there and at `open_paths`.
+    """Return an app of the routes and `/health`, which requires the token except there and at `open_paths`.
 
     Raises:
         RuntimeError: `host` is beyond loopback and there is no token.
@@ -98,7 +98,7 @@ async def _health(request: Request) -> JSONResponse:
 
 @asynccontextmanager
 async def serving(app: ASGIApp, args: PythonServerLauncherArgs) -> AsyncGenerator[str]:
-    """Serve for the body; gives the address to tell others."""
+    """Serve during the body; yield the public address."""
     server = PythonServerLauncher(app, args)
     server.bind()
     await server.start()
@@ -111,7 +111,7 @@ async def serving(app: ASGIApp, args: PythonServerLauncherArgs) -> AsyncGenerato
 async def serve_until_signal(
     app: ASGIApp, args: PythonServerLauncherArgs, tell: Callable[[str], Sequence[str]]
 ) -> None:
-    """Serve until SIGINT or SIGTERM; `tell` gives the lines to print for an address."""
+    """Serve until SIGINT or SIGTERM; `tell` returns the lines to print for an address."""
     end = end_of_process()
     async with serving(app, args) as endpoint:
         for line in tell(endpoint):

@@ -1,4 +1,4 @@
-"""`agl store`: serve a store; its sub-commands look after one: `backup`, `check`, `stats`."""
+"""`agl store`: serve a store; its sub-commands maintain one: `backup`, `check`, `stats`."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from agentlightning.utils.metrics import MetricsBackend
 
 _SERVER_CHECK_SECONDS = 1.0
-"""Between two looks whether the server still runs, which tells nobody when it ends by itself."""
+"""Seconds between checks that the server still runs, since it does not report its own end."""
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 _BYTES = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 class Backend(StrEnum):
-    """Where the data is kept."""
+    """Storage of the data."""
 
     SQLITE = "sqlite"
     MEMORY = "memory"
@@ -36,7 +36,7 @@ class Backend(StrEnum):
 
 
 class Tracker(StrEnum):
-    """Where the metrics go."""
+    """Destination of the metrics."""
 
     PROMETHEUS = "prometheus"
     CONSOLE = "console"
@@ -55,26 +55,28 @@ _DEFAULT_SPECS = {
 def store(
     context: typer.Context,
     host: str = typer.Option("127.0.0.1", help="Address to listen on; beyond loopback AGL_TOKEN is needed."),
-    port: int = typer.Option(4747, help="Port; 0 takes a free one."),
+    port: int = typer.Option(4747, help="Port; 0 chooses a free one."),
     db: str | None = typer.Option(
         None,
-        help="Where the data lies: a file (agl.db by default, made if it is not there), memory, mongodb://host/db, "
+        help="Storage of the data: a file (agl.db by default, created if missing), memory, mongodb://host/db, "
         "postgresql://host/db.",
     ),
-    backend: Backend | None = typer.Option(None, help="The same by kind; memory is gone with the process."),
+    backend: Backend | None = typer.Option(None, help="Kind of storage; memory is lost with the process."),
     mongo_uri: str | None = typer.Option(None, help="Database of --backend mongo."),
-    keep_last: int | None = typer.Option(None, help="Of each run, keep so many rollouts that have ended."),
-    max_age: str | None = typer.Option(None, help="Delete rollouts so long after their end: seconds, or 90m, 12h, 7d."),
-    max_bytes: str | None = typer.Option(None, help="Of each run, keep so many bytes of spans: bytes, or 500MB, 2GB."),
+    keep_last: int | None = typer.Option(None, help="Number of ended rollouts to keep for each run."),
+    max_age: str | None = typer.Option(None, help="Age at which ended rollouts are deleted: seconds, or 90m, 12h, 7d."),
+    max_bytes: str | None = typer.Option(None, help="Size of the spans to keep for each run: bytes, or 500MB, 2GB."),
     max_run_age: str | None = typer.Option(
-        None, help="Delete runs with their records so long after their end; as --max-age."
+        None, help="Age at which ended runs are deleted with their records; same form as --max-age."
     ),
-    lease_seconds: float | None = typer.Option(None, help="Silence that costs a worker its claims; 30 by default."),
+    lease_seconds: float | None = typer.Option(
+        None, help="Seconds without a heartbeat before a worker's claims are released; 30 by default."
+    ),
     cors_origin: list[str] = typer.Option([], help="Origin whose pages may call the store; may be repeated."),
     allowed_host: list[str] = typer.Option(
         [], help="Further name under which clients may address this server; may be repeated."
     ),
-    tracker: list[Tracker] = typer.Option([], help="Collect metrics, for these; may be repeated."),
+    tracker: list[Tracker] = typer.Option([], help="Collect metrics for this destination; may be repeated."),
     log_level: str = typer.Option("INFO", help="DEBUG, INFO, WARNING or ERROR."),
     log_json: bool = LOG_JSON,
 ) -> None:
@@ -84,7 +86,7 @@ def store(
 
     Example: agl store --port 4747 --db run.db
     """
-    if (command := context.invoked_subcommand) is not None:  # an option before it would have no effect
+    if (command := context.invoked_subcommand) is not None:  # options before a sub-command have no effect
         for name in context.params:
             source = context.get_parameter_source(name)
             if source is not None and source.name == "COMMANDLINE":
@@ -114,7 +116,7 @@ def store(
 
 
 def store_spec(db: str | None, backend: Backend | None, mongo_uri: str | None) -> str:
-    """Return the spec of the store that the options mean."""
+    """Return the spec of the store that the options describe."""
     from agentlightning.store.spec import public_form, spec_of
 
     if mongo_uri is not None and db is not None:
@@ -135,20 +137,20 @@ def store_spec(db: str | None, backend: Backend | None, mongo_uri: str | None) -
 
 
 def read_seconds(option: str, text: str) -> float:
-    """Return the seconds that a text such as `90`, `90m` or `7d` means."""
+    """Return the number of seconds in a text such as `90`, `90m` or `7d`."""
     return _read_amount(option, text, _SECONDS, "seconds, or a number with one of s, m, h, d (90m)")
 
 
 def read_bytes(option: str, text: str) -> int:
-    """Return the bytes that a text such as `1000000`, `500MB` or `2GiB` means."""
+    """Return the number of bytes in a text such as `1000000`, `500MB` or `2GiB`."""
     return int(_read_amount(option, text, _BYTES, "bytes, or a number with one of kB, MB, GB, KiB, MiB, GiB (500MB)"))
 
 
 def _read_amount(option: str, text: str, units: Mapping[str, int], expected: str) -> float:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
-    if found is None or found[2] not in units:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
+    if match is None or match[2] not in units:
         raise BadRequestError(f"{option} {text!r}: expected {expected}")
-    return float(found[1]) * units[found[2]]
+    return float(match[1]) * units[match[2]]
 
 
 def _given(**settings: object) -> dict[str, Any]:
@@ -172,11 +174,11 @@ async def serve_store(
     options: Mapping[str, Any],
     on_page: Callable[[str], None] = lambda url: say(f"its page: {url}"),
 ) -> None:
-    """Serve until SIGINT or SIGTERM; `settings` are those of the store's class, `options` those of the server.
+    """Serve until SIGINT or SIGTERM; `settings` configure the store's class, `options` the server.
 
-    `on_page` is told the address of the page once it is there.
+    `on_page` is called with the address of the page once it is available.
 
-    At the end the port is free, requests in progress are answered (503 with `Retry-After` where they wait for
+    At the end the port is free, requests in progress are answered (503 with `Retry-After` if they wait for
     something), and everything that was answered is stored.
     """
     from agentlightning.cli.serving import end_of_process
@@ -202,12 +204,12 @@ async def serve_store(
         await store.close()
 
 
-# --- look after the data of a store, also while it is served ---------------------------------------------------------
+# --- maintenance of the data of a store, also while it is served ------------------------------------------------------
 
 _DB = typer.Option("agl.db", help="File of the store.")
 _COPY = typer.Argument(help="Name of the copy.")
 _PLACE = typer.Argument(
-    "agl.db", envvar="AGENT_LIGHTNING_STORE_URL", help="A file, or where the store is: http://127.0.0.1:4747."
+    "agl.db", envvar="AGENT_LIGHTNING_STORE_URL", help="A file, or the address of a store: http://127.0.0.1:4747."
 )
 _ELSEWHERE = {
     "mongodb": "mongodump --uri=URI copies a MongoDB database",
@@ -235,8 +237,8 @@ def backup(
 
 @app.command("check")
 def check(db: str = _DB, as_json: bool = JSON) -> int:
-    """Check a store, also while it is served: what the store itself relies on, and SQLite's structure of a file. In
-    MongoDB: whether every record can be read. Database servers check their structure.
+    """Check a store, also while it is served: the store's own rules, and SQLite's structure of a file. In
+    MongoDB: that every record can be read. Database servers check their own structure.
 
     Exit code 1 and a list when something is wrong. Example: agl store check --db run.db
     """
@@ -267,7 +269,7 @@ def check(db: str = _DB, as_json: bool = JSON) -> int:
 
 @app.command("stats")
 def stats(place: str = _PLACE, as_json: bool = JSON) -> None:
-    """Show how much a store holds. `agl stats` and `agl store stats` are the same.
+    """Show the size of a store. `agl stats` and `agl store stats` are the same.
 
     Example: agl store stats http://127.0.0.1:4747
     """
@@ -282,7 +284,7 @@ def stats(place: str = _PLACE, as_json: bool = JSON) -> None:
 
 
 async def _counts(store: LightningStore) -> tuple[LightningStoreStatistics, dict[str, int]]:
-    """Return the store's own counters, and how many rollouts have each status."""
+    """Return the store's own counters, and the number of rollouts by status."""
     from agentlightning.store.rules.lifecycle import ROLLOUT_STATUSES
 
     pages = {status: await store.query_rollouts(status_in=[status], limit=1) for status in ROLLOUT_STATUSES}

@@ -1,4 +1,4 @@
-"""`agl vllm`: vLLM's own command line. The gateway asks it for token ids, which it gives from a certain version on."""
+"""`agl vllm`: vLLM's own command line. The gateway requests token ids, which vLLM returns from a certain version on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agentlightning.cli.main import main_of
 from agentlightning.process_secrets import TOKEN, discard
 
 _FIRST_WITH_TOKEN_IDS = (0, 10, 2)
-"""The first vLLM that knows `return_token_ids` in a request, which the gateway sends."""
+"""The first vLLM that supports `return_token_ids` in a request, which the gateway sends."""
 
 
 def vllm(context: typer.Context) -> int:
@@ -37,7 +37,7 @@ def vllm(context: typer.Context) -> int:
             f"vllm {version} gives no token ids, so that nothing it says could be trained; "
             f"{first} or newer does: pip install --upgrade vllm"
         )
-    discard(TOKEN)  # an engine has no use for it, and is traced by its own workers
+    discard(TOKEN)  # an engine does not need it, and its own workers trace it
     vllm_main: Any = import_module("vllm.entrypoints.cli.main").main
     before, sys.argv = sys.argv, ["vllm", *context.args]
     try:

@@ -1,4 +1,4 @@
-"""Integrations with other projects, none of which is needed to import them."""
+"""Integrations with other projects, which need not be installed to import them."""
 
 from agentlightning.lazy import attach_stub
 

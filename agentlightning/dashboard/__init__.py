@@ -1,5 +1,5 @@
-"""The page of a store server: its built files, and what it shows beyond the store's own operations.
+"""The page of a store server: its built files, and its data beyond the store's own operations.
 
-The source of the page is in `dashboard/` at the root of the repository; `static/` here is what its build makes. A store
-server takes this package through the hook in `agentlightning/store/http/mounts.py`.
+The source of the page is in `dashboard/` at the root of the repository; `static/` here is its build output. A store
+server mounts this package through the hook in `agentlightning/store/http/mounts.py`.
 """

@@ -1,8 +1,8 @@
-"""What was said in one attempt: each model call in its place, with the messages that nobody has seen before it.
+"""The conversation of one attempt: each model call in order, with the messages that no earlier call has shown.
 
-A prompt usually repeats all that was said; shown is what it adds. Where it does not go on from the call before, it
-branches: from the call with which it has most messages in common. Texts are those of others: they are bounded here and
-shown as text by the page.
+A prompt usually repeats the whole conversation; only its new messages are shown. If it does not continue the call
+before, it branches from the call with which it shares the most messages. Texts come from others: they are bounded here
+and shown as plain text by the page.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from agentlightning.training.rollouts import Evidence
 from agentlightning.types import Span
 
 MOST_TEXT: Final = 200_000
-"""Characters of one text; the whole one is in its span."""
+"""Longest text in characters; the whole text is in its span."""
 _ROLES: Final = {"human": "user", "ai": "assistant", "model": "assistant", "function": "tool"}
 _CUT: Final = frozenset(("length", "max_tokens", "max_output_tokens", "MAX_TOKENS"))
 
 
-def conversation_of(found: Evidence, attempt_id: str, first: int | None = None) -> AttemptConversation:
+def conversation_of(evidence: Evidence, attempt_id: str, first: int | None = None) -> AttemptConversation:
     """Return the calls of one attempt in the order of arrival, late ones included.
 
-    With `first` so many at most: `found` has the spans of the beginning only.
+    With `first` at most that many: `evidence` then has the spans of the beginning only.
     """
-    reading = read_rollout(found.rollout, found.attempts, found.spans)
-    ended = next((a.end_time for a in found.attempts if a.attempt_id == attempt_id), None)
+    reading = read_rollout(evidence.rollout, evidence.attempts, evidence.spans)
+    end_time = next((a.end_time for a in evidence.attempts if a.attempt_id == attempt_id), None)
     shown = _Shown()
     calls: list[ConversationCall] = []
     cutter = _Cutter()
-    for told in reading.explain().calls:
-        if told.call.ref.attempt_id != attempt_id:
+    for explanation in reading.explain().calls:
+        if explanation.call.ref.attempt_id != attempt_id:
             continue
-        prompt, replies = _said(told.call)
-        start, branch = shown.add(told.number, prompt, replies[:1])
-        calls.append(_call(told, prompt[start:], replies, branch, ended, cutter))
+        prompt, replies = _said(explanation.call)
+        start, branch = shown.add(explanation.number, prompt, replies[:1])
+        calls.append(_call(explanation, prompt[start:], replies, branch, end_time, cutter))
         if first is not None:
             calls[-1] = calls[-1].model_copy(update={"new_row": False, "why": None})
             if len(calls) == first:
@@ -53,43 +53,43 @@ def conversation_of(found: Evidence, attempt_id: str, first: int | None = None) 
 
 
 def _call(
-    told: ExplainedCall,
+    explanation: ExplainedCall,
     new: Sequence[Fields],
     replies: Sequence[Fields],
     branch: int | None,
-    ended: float | None,
+    end_time: float | None,
     cutter: _Cutter,
 ) -> ConversationCall:
-    call = told.call
+    call = explanation.call
     span = _first_span(call)
-    began = None if span is None else span.start_time
+    start_time = None if span is None else span.start_time
     return ConversationCall(
-        number=told.number,
+        number=explanation.number,
         call_id=call.call_id,
         state=call.state,
-        late=call.stale or (ended is not None and began is not None and began > ended),
+        late=call.stale or (end_time is not None and start_time is not None and start_time > end_time),
         cut_off=call.finish_reason in _CUT or call.state == "client_left",
         agent=call.agent,
-        model=told.model,
-        start_time=began,
+        model=explanation.model,
+        start_time=start_time,
         end_time=None if span is None else span.end_time,
         messages_new=[_message(each, cutter) for each in new],
         branches_from=branch,
         reply=[_message({"role": "assistant", **each}, cutter) for each in replies],
         finish_reason=call.finish_reason,
-        error=told.error,
-        prompt_tokens=told.prompt_tokens,
-        completion_tokens=told.completion_tokens,
+        error=explanation.error,
+        prompt_tokens=explanation.prompt_tokens,
+        completion_tokens=explanation.completion_tokens,
         weight_version=call.weight_version,
-        new_row=told.begins is not None,
-        why=told.reason or told.begins,
+        new_row=explanation.begins is not None,
+        why=explanation.reason or explanation.begins,
     )
 
 
 class _Shown:
     """The messages that were shown, as a tree of the beginnings of conversations; 0 is the empty one.
 
-    Each message is looked up once, and one that the call before had at the same place is only compared with it.
+    Each message is looked up once, and one that the previous call had at the same position is only compared with it.
     """
 
     def __init__(self) -> None:
@@ -100,35 +100,35 @@ class _Shown:
         self._path: list[int] = []
 
     def add(self, number: int, prompt: list[Fields], reply: list[Fields]) -> tuple[int, int | None]:
-        """Return how many messages of a prompt were shown before, and from which call it branches; None if it goes on
-        from the last one, or has nothing in common with any."""
+        """Return the number of messages of a prompt that were shown before, and the call it branches from; None if it
+        continues the last one, or shares nothing with any."""
         same = next((at for at, (a, b) in enumerate(zip(prompt, self._before, strict=False)) if a != b), None)
         path = self._path[: min(len(prompt), len(self._before)) if same is None else same]
-        messages, known, last = [*prompt, *reply], len(path), self._path[-1:]
+        messages, count, last = [*prompt, *reply], len(path), self._path[-1:]
         for message in messages[len(path) :]:
             beginning = (path[-1] if path else 0, line_of(message))
-            if known == len(path) < len(prompt) and beginning in self._beginnings:
-                known += 1
+            if count == len(path) < len(prompt) and beginning in self._beginnings:
+                count += 1
             path.append(self._beginnings.setdefault(beginning, len(self._beginnings) + 1))
-        shared = path[known - 1] if known else 0
-        branch = self._ended.get(shared, self._latest.get(shared)) if known and [shared] != last else None
+        node = path[count - 1] if count else 0
+        branch = self._ended.get(node, self._latest.get(node)) if count and [node] != last else None
         self._latest.update(dict.fromkeys(path, number))
         self._ended[path[-1] if path else 0] = number
         self._before, self._path = messages, path
-        return known, branch
+        return count, branch
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
 def _first_span(call: ModelCall) -> Span | None:
-    """Return the span that tells when a call was made: the gateway's, else a tracer's."""
+    """Return the span with the time of a call: the gateway's, else a tracer's."""
     spans = call.spans
     return None if spans is None else spans.request or spans.record or spans.seen
 
 
 def _said(call: ModelCall) -> tuple[list[Fields], list[Fields]]:
-    """Return the messages of the prompt, and the answers; from the first span that kept any."""
+    """Return the messages of the prompt, and the answers, from the first span that has any."""
     spans = call.spans
     own = () if spans is None else (spans.request, spans.seen, *spans.also, spans.record)
     for span in own:
@@ -138,15 +138,15 @@ def _said(call: ModelCall) -> tuple[list[Fields], list[Fields]]:
         prompt = in_order(content.prompt)
         replies = [as_dict(each.get("message")) or each for each in in_order(content.completion)]
         if prompt or any(each.get("content") or each.get("tool_calls") for each in replies):
-            told = [each for each in replies if each.get("content") or each.get("tool_calls") or _reasoning(each)]
-            return prompt, told
+            answers = [each for each in replies if each.get("content") or each.get("tool_calls") or _reasoning(each)]
+            return prompt, answers
     return [], []
 
 
 def _message(message: Mapping[str, object], cutter: _Cutter) -> ShownMessage:
     parts = [Part(type="reasoning", text=cutter.cut(text)) for text in _reasoning(message)]
     parts += _content(message.get("content"), cutter)
-    name, answered = message.get("name"), message.get("tool_call_id")
+    name, call_id = message.get("name"), message.get("tool_call_id")
     return ShownMessage(
         role=_role(message),
         content=parts,
@@ -154,7 +154,7 @@ def _message(message: Mapping[str, object], cutter: _Cutter) -> ShownMessage:
             ToolCall(id=_text_or_none(each.get("id")), name=_name(each), arguments=cutter.cut(_arguments(each)))
             for each in dicts_in(message.get("tool_calls"))
         ],
-        tool_call_id=_text_or_none(answered),
+        tool_call_id=_text_or_none(call_id),
         name=_text_or_none(name),
     )
 
@@ -165,8 +165,8 @@ def _role(message: Mapping[str, object]) -> str:
 
 
 def _reasoning(message: Mapping[str, object]) -> list[str]:
-    found = (message.get(name) for name in ("reasoning_content", "reasoning", "thinking"))
-    return [text for text in found if isinstance(text, str) and text]
+    texts = (message.get(name) for name in ("reasoning_content", "reasoning", "thinking"))
+    return [text for text in texts if isinstance(text, str) and text]
 
 
 def _content(content: object, cutter: _Cutter) -> list[Part]:
@@ -188,8 +188,8 @@ def _part(part: object, cutter: _Cutter) -> Part:
     if isinstance(part, str):
         return Part(type="text", text=cutter.cut(part))
     if kind in ("thinking", "reasoning"):
-        told = fields.get("thinking") or fields.get("text") or fields.get("summary")
-        return Part(type="reasoning", text=cutter.cut(told if isinstance(told, str) else _json(told)))
+        reasoning = fields.get("thinking") or fields.get("text") or fields.get("summary")
+        return Part(type="reasoning", text=cutter.cut(reasoning if isinstance(reasoning, str) else _json(reasoning)))
     if "image" in kind:
         return _image(fields)
     text = fields.get("text")
@@ -199,7 +199,7 @@ def _part(part: object, cutter: _Cutter) -> Part:
 
 
 def _image(part: Mapping[str, object]) -> Part:
-    """Return what is known of an image without the image: its digest, size and kind."""
+    """Return the digest, size and kind of an image without its content."""
     source = as_dict(part.get("source"))
     url = as_dict(part.get("image_url")).get("url") or part.get("image_url") or source.get("data") or source.get("url")
     text = url if isinstance(url, str) else _json(part)
@@ -223,10 +223,10 @@ def _name(call: Mapping[str, object]) -> str:
 
 
 def _arguments(call: Mapping[str, object]) -> str:
-    told: Any = as_dict(call.get("function")).get("arguments", call.get("arguments"))
-    if told is None:
+    arguments: Any = as_dict(call.get("function")).get("arguments", call.get("arguments"))
+    if arguments is None:
         return ""
-    return told if isinstance(told, str) else _json(told)
+    return arguments if isinstance(arguments, str) else _json(arguments)
 
 
 def _json(value: object) -> str:

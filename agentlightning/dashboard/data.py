@@ -1,7 +1,7 @@
-"""The data that the page asks for beyond the store's own operations: GET, JSON, with the server's token if it has one.
+"""The page's data beyond the store's own operations: GET, JSON, with the server's token if it has one.
 
-Everything is read through the `LightningStore` interface, so any store will do. What takes long is done in a thread, a
-few at a time, so that the server goes on answering the runners.
+Everything is read through the `LightningStore` interface, so any store works. Slow work runs in a thread, a
+few requests at a time, so that the server keeps answering the runners.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from agentlightning.store.http.redaction import hidden
 from agentlightning.utils.version import VERSION
 
 _AT_ONCE: Final = 2
-"""Answers that are worked out at the same time; the others wait."""
+"""Number of answers that are computed at the same time; the others wait."""
 _BACKENDS: Final = {"InMemory": "memory", "SQLite": "sqlite", "Postgres": "postgres", "Mongo": "mongo"}
 
 
@@ -59,8 +59,8 @@ class Data:
     @staticmethod
     def _endpoint(answer: Callable[[Request], Awaitable[Value]]) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
-            told = await answer(request)
-            body = await asyncio.to_thread(lambda: hidden(told).model_dump_json().encode())
+            value = await answer(request)
+            body = await asyncio.to_thread(lambda: hidden(value).model_dump_json().encode())
             return Response(body, media_type="application/json", headers={"cache-control": "no-store"})
 
         return endpoint
@@ -71,9 +71,9 @@ class Data:
 
         rollout_id, attempt_id = request.path_params["rollout_id"], request.query_params.get("attempt_id")
         async with self._places:
-            found = await rollout_evidence(self._store(), rollout_id, attempt_id)
-            record = await ledger_record(self._store(), found.rollout.run_id, rollout_id)
-            return await asyncio.to_thread(explanation_of, found, record, attempt_id)
+            rollout = await rollout_evidence(self._store(), rollout_id, attempt_id)
+            record = await ledger_record(self._store(), rollout.rollout.run_id, rollout_id)
+            return await asyncio.to_thread(explanation_of, rollout, record, attempt_id)
 
     async def _span_tree(self, request: Request) -> Value:
         from agentlightning.dashboard.reading import known_attempt
@@ -93,10 +93,10 @@ class Data:
         limit = _whole(request, "limit", 0, MOST_PAIRS)
         async with self._places:
             attempt_id = await known_attempt(self._store(), rollout_id, attempt_id)
-            if limit and (begun := await first_evidence(self._store(), rollout_id, limit)) is not None:
-                return await asyncio.to_thread(conversation_of, begun, attempt_id, limit)
-            found = await rollout_evidence(self._store(), rollout_id, attempt_id)
-            return await asyncio.to_thread(conversation_of, found, attempt_id)
+            if limit and (beginning := await first_evidence(self._store(), rollout_id, limit)) is not None:
+                return await asyncio.to_thread(conversation_of, beginning, attempt_id, limit)
+            rollout = await rollout_evidence(self._store(), rollout_id, attempt_id)
+            return await asyncio.to_thread(conversation_of, rollout, attempt_id)
 
     async def _compare_sides(self, request: Request) -> Value:
         from agentlightning.dashboard.comparison import FORMS, compare

@@ -1,7 +1,7 @@
-"""The files of the page: one document at `/`, and what it loads from `/assets/`.
+"""The files of the page: one document at `/`, and its assets at `/assets/`.
 
 The page may run its own files only. Its Content-Security-Policy forbids inline scripts and other hosts; a number used
-once (nonce) lets the styles in that its components make. Addresses within the page stand behind `#`, so `/` is the only
+once (nonce) admits the styles that its components create. Addresses within the page follow `#`, so `/` is the only
 document.
 """
 
@@ -21,7 +21,7 @@ from starlette.routing import Route
 
 STATIC: Final = Path(__file__).parent / "static"
 NONCE: Final = "__CSP_NONCE__"
-"""Stands in the built document where the nonce goes."""
+"""Placeholder of the nonce in the built document."""
 _YEAR: Final = "public, max-age=31536000, immutable"
 _TEXT: Final = frozenset((".js", ".css", ".html", ".svg", ".json", ".txt"))
 _TYPES: Final = {".js": "text/javascript", ".css": "text/css", ".woff2": "font/woff2", ".svg": "image/svg+xml"}
@@ -64,7 +64,7 @@ PATHS: Final[dict[str, Any]] = {
         }
     },
 }
-"""What the description of the interface says of these paths."""
+"""OpenAPI description of these paths."""
 
 
 class _File(NamedTuple):
@@ -72,7 +72,7 @@ class _File(NamedTuple):
 
     body: bytes
     packed: bytes | None
-    """The same in gzip; None if that is no shorter."""
+    """The body in gzip; None if that is no shorter."""
     tag: str
     media_type: str
 
@@ -90,7 +90,7 @@ class Pages:
         return [Route("/", self._page, methods=methods), Route("/assets/{name}", self._asset, methods=methods)]
 
     def is_open(self, path: str) -> bool:
-        """True for the paths of the page, which hold no data."""
+        """Return True for the paths of the page, which hold no data."""
         return path == "/" or (path.startswith("/assets/") and path.count("/") == 2)
 
     @cached_property
@@ -102,7 +102,7 @@ class Pages:
 
     @cached_property
     def _names(self) -> frozenset[str]:
-        """The files that may be asked for; no other path of the machine can be."""
+        """Names of the files that may be requested; no other file can be read."""
         assets = self._folder / "assets"
         return frozenset(file.name for file in assets.iterdir() if file.is_file()) if assets.is_dir() else frozenset()
 
@@ -155,9 +155,9 @@ def policy(nonce: str) -> str:
     )
 
 
-def _takes_gzip(accepted: str) -> bool:
-    """True if an Accept-Encoding header takes gzip (RFC 9110, section 12.5.3)."""
-    for each in accepted.split(","):
+def _takes_gzip(header: str) -> bool:
+    """Return True if an Accept-Encoding header accepts gzip (RFC 9110, section 12.5.3)."""
+    for each in header.split(","):
         coding, _, rest = each.partition(";")
         if coding.strip().lower() in ("gzip", "*"):
             return rest.replace(" ", "").lower() not in ("q=0", "q=0.0", "q=0.00", "q=0.000")

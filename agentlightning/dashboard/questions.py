@@ -1,6 +1,6 @@
 """The paths of the page's data, as a table which `data.py` answers, and their description in OpenAPI.
 
-Needs nothing that takes long to import: the table is read when a server is made.
+Imports nothing slow: the table is read when a server is created.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple
 
 MOST_PAIRS: Final = 1000
-"""Of a page of tasks in a comparison."""
+"""Largest number of tasks on a page of a comparison."""
 
 
 class Question(NamedTuple):
@@ -16,12 +16,12 @@ class Question(NamedTuple):
 
     path: str
     name: str
-    """Of the operation in the description, and of the method of `Data` with an underscore before it."""
+    """Name of the operation in the description; the method of `Data` has an underscore before it."""
     summary: str
     answer: str
-    """Name of the value in `values.py`."""
+    """Name of the class in `values.py`."""
     query: tuple[str, ...] = ()
-    """Names of the query's parameters."""
+    """Names of the query parameters."""
 
 
 QUESTIONS: Final = (
@@ -57,24 +57,24 @@ QUESTIONS: Final = (
 
 
 def described() -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what OpenAPI says of the data: paths, and the values that they name."""
+    """Return the OpenAPI description of the data: paths, and the schemas that they refer to."""
     from pydantic.json_schema import models_json_schema
 
     from agentlightning.dashboard import values
     from agentlightning.store.http.operations import PREFIX
 
-    _, shared = models_json_schema(
+    _, schemas = models_json_schema(
         [(getattr(values, each.answer), "serialization") for each in QUESTIONS],
         ref_template="#/components/schemas/{model}",
     )
-    return {PREFIX + each.path: {"get": _entry(each)} for each in QUESTIONS}, shared.get("$defs", {})
+    return {PREFIX + each.path: {"get": _entry(each)} for each in QUESTIONS}, schemas.get("$defs", {})
 
 
 def _entry(question: Question) -> dict[str, Any]:
     from agentlightning.store.http.openapi import json_content, parameter, responses
 
-    named = [part[1:-1] for part in question.path.split("/") if part.startswith("{")]
-    parameters = [parameter(name, "path", {"type": "string"}, True) for name in named]
+    names = [part[1:-1] for part in question.path.split("/") if part.startswith("{")]
+    parameters = [parameter(name, "path", {"type": "string"}, True) for name in names]
     for name in question.query:
         schema: dict[str, Any] = {"type": "string"}
         if name in ("limit", "offset"):

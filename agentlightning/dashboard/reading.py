@@ -1,4 +1,4 @@
-"""Reads what an endpoint is about from the store, or says clearly that it is not there."""
+"""Reads the subject of a request from the store, or raises an error that says that it is missing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agentlightning.training.rollouts import Evidence, evidence
 from agentlightning.types import Attempt, Rollout, Run, RunRecord
 
 _SPANS_OF_CALL: Final = 3
-"""Two of the gateway and one of a tracer."""
+"""Largest usual number: two spans of the gateway and one of a tracer."""
 
 
 async def rollout_evidence(store: LightningStore, rollout_id: str, attempt_id: str | None = None) -> Evidence:
@@ -21,15 +21,15 @@ async def rollout_evidence(store: LightningStore, rollout_id: str, attempt_id: s
         NotFoundError: the store has no such rollout, or the rollout no such attempt.
         GoneError: its spans were evicted from memory.
     """
-    found = await evidence(store, await _known_rollout(store, rollout_id))
+    rollout_data = await evidence(store, await _known_rollout(store, rollout_id))
     if attempt_id is not None:
-        _check_known(rollout_id, attempt_id, found.attempts)
-    return found
+        _check_known(rollout_id, attempt_id, rollout_data.attempts)
+    return rollout_data
 
 
 async def first_evidence(store: LightningStore, rollout_id: str, calls: int) -> Evidence | None:
-    """Return a rollout with the first spans of its only attempt, enough for so many calls as a rule; None if it has
-    several attempts, or no further spans, so that all of it is to be read."""
+    """Return a rollout with the first spans of its only attempt, usually enough for `calls` calls; None if it has
+    several attempts, or no further spans, so that all of it should be read."""
     rollout, attempts = await _known_rollout(store, rollout_id), list(await store.query_attempts(rollout_id))
     if len(attempts) > 1:
         return None
@@ -43,7 +43,7 @@ async def known_attempt(store: LightningStore, rollout_id: str, attempt_id: str)
 
     Raises:
         NotFoundError: the store has no such rollout, or the rollout no such attempt.
-        BadRequestError: `latest` of a rollout without attempts.
+        BadRequestError: `latest` for a rollout without attempts.
     """
     await _known_rollout(store, rollout_id)
     attempts = await store.query_attempts(rollout_id)
@@ -65,11 +65,9 @@ async def _known_rollout(store: LightningStore, rollout_id: str) -> Rollout:
 
 
 def _check_known(rollout_id: str, attempt_id: str, attempts: Sequence[Attempt]) -> None:
-    known = [attempt.attempt_id for attempt in attempts]
-    if attempt_id not in known:
-        raise NotFoundError(
-            f"Rollout {rollout_id!r} has no attempt {attempt_id!r}; it has: {', '.join(known) or 'none'}"
-        )
+    ids = [attempt.attempt_id for attempt in attempts]
+    if attempt_id not in ids:
+        raise NotFoundError(f"Rollout {rollout_id!r} has no attempt {attempt_id!r}; it has: {', '.join(ids) or 'none'}")
 
 
 async def known_run(store: LightningStore, run_id: str) -> Run:
@@ -85,7 +83,7 @@ async def known_run(store: LightningStore, run_id: str) -> Run:
 
 
 async def ledger_record(store: LightningStore, run_id: str | None, rollout_id: str) -> RunRecord | None:
-    """Return what the ledger of a run says last of a rollout; None if it says nothing."""
+    """Return the last record of a rollout in the ledger of a run; None if there is none."""
     if run_id is None:
         return None
     records = await store.query_run_records(run_id, kind_in=["ledger"], name=rollout_id, sort_order="desc", limit=1)

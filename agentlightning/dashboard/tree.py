@@ -1,4 +1,4 @@
-"""The spans of an attempt as a tree, repaired as the adapter does: gateway calls stand where the agent made them."""
+"""The spans of an attempt as a tree, repaired like the adapter's: gateway calls are where the agent made them."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from agentlightning.semconv import AGL_VIRTUAL
 from agentlightning.types import Span
 
 DEEPEST = 150
-"""Levels of the answer: JSON is written and read by recursion. What lies deeper stands at this level."""
+"""Largest depth of the answer, since JSON is written and read by recursion. Deeper spans are placed at this level."""
 
 
 def tree_of(spans: Sequence[Span]) -> SpanTree:
-    """Return the tree of one attempt's spans; empty for none, and flat where no span has a place."""
+    """Return the tree of one attempt's spans; empty for none, and flat if no span has a valid place."""
     if not spans:
         return SpanTree(roots=[], problems=[])
     spans = _below_their_clients(spans)
     try:
         root = TraceTree.from_spans(spans)
         root.repair_hierarchy()
-    except ValueError as error:  # spans that are all below one another
+    except ValueError as error:  # every span has a parent: a cycle
         return SpanTree(roots=[_node(TraceTree(span.span_id, span), []) for span in spans], problems=[str(error)])
-    built: dict[int, SpanNode] = {}
+    nodes: dict[int, SpanNode] = {}
     depths: dict[int, int] = {id(root): 0}
     above: dict[int, int] = {}
     for node in root.walk():  # parents first
-        made = built[id(node)] = _node(node, [])
+        current = nodes[id(node)] = _node(node, [])
         for child in node.children:
             depth = depths[id(child)] = depths[id(node)] + 1
             above[id(child)] = id(node) if depth <= DEEPEST else above[id(node)]
         if node is not root:
-            built[above[id(node)]].children.append(made)
-    top = built[id(root)]
+            nodes[above[id(node)]].children.append(current)
+    top = nodes[id(root)]
     problems = [f"{problem.kind}: {problem.detail}" for problem in root.problems]
     if (deep := sum(depth > DEEPEST for depth in depths.values())) > 0:
         problems.append(f"too_deep: {deep} spans lie more than {DEEPEST} levels deep and are shown at that level")
@@ -43,7 +43,7 @@ def tree_of(spans: Sequence[Span]) -> SpanTree:
 
 
 def _below_their_clients(spans: Sequence[Span]) -> list[Span]:
-    """Return the spans with the gateway's record of a call below the span of the agent's client that made the call."""
+    """Return the spans with the gateway's record of a call as a child of the client span that made the call."""
     parents: dict[str, str] = {}
     for call in spans_by_call(spans):
         top = call.request or call.record

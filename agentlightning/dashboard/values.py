@@ -1,4 +1,4 @@
-"""What the page asks for beyond the store's own operations, as values: the answers of `data.py`."""
+"""Values of the page's data beyond the store's own operations: the answers of `data.py`."""
 
 from __future__ import annotations
 
@@ -9,97 +9,97 @@ from agentlightning.types import AttemptError, Outcome
 
 
 class LedgerEntry(Value):
-    """What the loop did with a call, as the ledger of the run has it."""
+    """The use of a call in training, as the ledger of the run has it."""
 
     ending: str
     """`trained` or `excluded`."""
     reason: str | None
-    """Why it is excluded; None for a trained one."""
+    """Reason of the exclusion; None for a trained call."""
     row: int | None
-    """Its row in the step; None for an excluded one."""
+    """Row of the call in the step; None for an excluded call."""
     advantage: float | None
     """The advantage that the loss used."""
     weight_version: int | None
-    """The weights that sampled it."""
+    """Version of the weights that sampled the call."""
     step: int
     """The training step."""
 
 
 class CallExplanation(Value):
-    """One model call: who saw it, how it ended, and what became of it."""
+    """One model call: its recordings, its state, and its use in training."""
 
     number: int
     """1 for the first call of the rollout, in the order of arrival."""
     call_id: str
     """Unique within its attempt."""
     attempt_id: str
-    """The attempt that made it."""
+    """Id of the attempt that made it."""
     agent: str | None
-    """Whose call it was, where that is known."""
+    """Agent that made the call; None if unknown."""
     model: str | None
-    """As the request named it."""
+    """Name of the model in the request."""
     state: str
-    """`ok`, or what is missing or went wrong."""
+    """`ok`, or the problem of the call."""
     stale: bool
-    """It came after its attempt had ended or lapsed."""
+    """True if it arrived after its attempt had ended or lapsed."""
     prompt_tokens: int | None
-    """How many; None if nobody told."""
+    """Number of prompt tokens; None if not reported."""
     completion_tokens: int | None
-    """How many; None if nobody told."""
+    """Number of completion tokens; None if not reported."""
     has_tokens: bool
-    """Both lists of token ids are known."""
+    """True if both lists of token ids are recorded."""
     seen_by: str
-    """`gateway`, `tracer` or `both`."""
+    """Recorder of the call: `gateway`, `tracer` or `both`."""
     matched_by: str | None
-    """How the recordings of the two were matched; None if only one saw it."""
+    """Method that matched the two recordings; None if there is only one."""
     row: int | None
-    """Number of its row among those of its attempt, 1 for the first; None if it is in none."""
+    """Number of its row within its attempt, 1 for the first; None if it is in no row."""
     begins: str | None
-    """Why it began that row; None if it continued one, or is in none."""
+    """Reason why it began that row; None if it continued one, or is in no row."""
     reason: str | None
-    """Why it is in no row."""
+    """Reason why it is in no row."""
     what_to_try: str | None
     """Advice for that reason."""
     error: str | None
-    """The error that the agent got."""
+    """The error that the agent received."""
     weight_version: int | None
-    """The weights that served it; None if nobody recorded them."""
+    """Version of the weights that served it; None if not recorded."""
     span_ids: list[str]
-    """The spans that record it."""
+    """Ids of the spans that record it."""
     ledger: LedgerEntry | None
-    """What the training loop did with it; None if the run's ledger has no record of the rollout."""
+    """Use of the call in training; None if the run's ledger has no record of the rollout."""
 
 
 class RolloutExplanation(Value):
-    """What became of every model call of a rollout."""
+    """The use of every model call of a rollout."""
 
     rollout_id: str
-    """The rollout."""
+    """Id of the rollout."""
     attempt_id: str | None
-    """The attempt that counts: the latest one; None if nobody claimed the rollout."""
+    """Id of the latest attempt; None if nobody claimed the rollout."""
     outcome: Outcome | None
-    """Of that attempt."""
+    """Outcome of that attempt."""
     verdict: str | None
-    """Why nothing of the rollout is trained; None if its calls may be."""
+    """Reason why no call of the rollout is trained; None if its calls may be."""
     reward: float | None
-    """Its final reward."""
+    """Final reward of that attempt."""
     error: AttemptError | None
-    """The exception that ended it."""
+    """The exception that ended that attempt."""
     calls: list[CallExplanation]
-    """Of the attempts that were asked for, in the order of arrival."""
+    """Calls of the requested attempts, in the order of arrival."""
     rows: int
-    """How many rows its calls make."""
+    """Number of rows that its calls make."""
     notes: list[str]
-    """What a person may want to know or try, one sentence each."""
+    """Explanations and advice, one sentence each."""
 
 
 class SpanNode(Value):
-    """A span in the tree of its attempt, with those below it."""
+    """A span in the tree of its attempt, with its children."""
 
     span_id: str
-    """The span; one that begins with `virtual` stands for a parent that was never recorded."""
+    """Id of the span; one that begins with `virtual` stands for a parent that was never recorded."""
     name: str
-    """Its name."""
+    """Name of the span."""
     start_time: float | None
     """Seconds since the epoch."""
     end_time: float | None
@@ -107,13 +107,13 @@ class SpanNode(Value):
     status_code: str
     """`UNSET`, `OK` or `ERROR`."""
     sequence_id: int
-    """Place in the order of arrival; 0 for a virtual one."""
+    """Position in the order of arrival; 0 for a virtual one."""
     agent: str | None
-    """The agent whose span it is."""
+    """Agent that the span belongs to."""
     reward: float | None
-    """The reward that it records."""
+    """Reward that the span records."""
     children: list[SpanNode]
-    """The spans below it."""
+    """The child spans."""
 
 
 class SpanTree(Value):
@@ -122,115 +122,115 @@ class SpanTree(Value):
     roots: list[SpanNode]
     """The spans without a parent."""
     problems: list[str]
-    """What was left out, and why."""
+    """Problems of the tree, such as excluded spans, with their reasons."""
 
 
 class Part(Value):
     """A piece of a message."""
 
     type: Literal["text", "reasoning", "image", "json"]
-    """What it is."""
+    """Kind of the piece."""
     text: str | None = None
-    """Of a text, a reasoning, or anything else as JSON; None for an image."""
+    """The text, the reasoning, or any other value as JSON; None for an image."""
     sha256: str | None = None
-    """Of an image: the digest of its bytes, or of its address."""
+    """Digest of an image's bytes, or of its address; None for other kinds."""
     bytes: int | None = None
-    """Of an image: its size, where its bytes were recorded."""
+    """Size of an image in bytes, if they were recorded."""
     media_type: str | None = None
-    """Of an image, such as `image/png`."""
+    """Media type of an image, such as `image/png`."""
 
 
 class ToolCall(Value):
-    """A tool that the model asked for."""
+    """A tool call of the model."""
 
     id: str | None
-    """Given by the model; the result names it."""
+    """Set by the model; the result refers to it."""
     name: str
-    """The tool."""
+    """Name of the tool."""
     arguments: str
-    """As the model wrote them, JSON if all went well."""
+    """Arguments as the model wrote them, usually JSON."""
 
 
 class ShownMessage(Value):
     """One message of a conversation."""
 
     role: str
-    """Who says it."""
+    """Role of the sender."""
     content: list[Part]
-    """What is said, in order."""
+    """Content of the message, in order."""
     tool_calls: list[ToolCall]
-    """The tools that are asked for."""
+    """Tool calls of the message."""
     tool_call_id: str | None
-    """Of a result: the tool call that it answers."""
+    """For a tool result: id of the tool call that it answers."""
     name: str | None
-    """Of a result: the tool, where it is named."""
+    """For a tool result: name of the tool, if given."""
 
 
 class ConversationCall(Value):
-    """A model call in its place in the conversation."""
+    """A model call at its place in the conversation."""
 
     number: int
     """1 for the first call of the rollout."""
     call_id: str
-    """As in the explanation."""
+    """Same id as in the explanation."""
     state: str
-    """`ok`, or what is missing or went wrong."""
+    """`ok`, or the problem of the call."""
     late: bool
-    """It arrived after its attempt had ended."""
+    """True if it arrived after its attempt had ended."""
     cut_off: bool
-    """The answer ended at the limit of tokens, or the connection ended first."""
+    """True if the answer ended at the token limit or was cut off by a lost connection."""
     agent: str | None
-    """Whose call it was."""
+    """Agent that made the call; None if unknown."""
     model: str | None
-    """As the request named it."""
+    """Name of the model in the request."""
     start_time: float | None
     """Seconds since the epoch."""
     end_time: float | None
     """Seconds since the epoch."""
     messages_new: list[ShownMessage]
-    """What the prompt has beyond what was shown before it."""
+    """Messages of the prompt that no earlier call has shown."""
     branches_from: int | None
-    """Number of the call up to whose messages the prompt agrees, if it does not go on from the call before it."""
+    """Number of the call whose messages the prompt shares, if it does not continue the call before it."""
     reply: list[ShownMessage]
-    """The answers; none if there was none."""
+    """The answers; empty if there was none."""
     finish_reason: str | None
-    """Why the answer ended."""
+    """Reason for the end of the answer."""
     error: str | None
-    """The error that the agent got."""
+    """The error that the agent received."""
     prompt_tokens: int | None
-    """How many."""
+    """Number of prompt tokens."""
     completion_tokens: int | None
-    """How many."""
+    """Number of completion tokens."""
     weight_version: int | None
-    """The weights that served it."""
+    """Version of the weights that served it."""
     new_row: bool
-    """A row of training begins with it."""
+    """True if a row of training begins with it."""
     why: str | None
-    """Why that row begins, or why the call is in none."""
+    """Reason why that row begins, or why the call is in no row."""
 
 
 class AttemptConversation(Value):
-    """What an agent and its models said in one attempt."""
+    """The conversation of an agent and its models in one attempt."""
 
     calls: list[ConversationCall]
-    """In the order of arrival."""
+    """The calls, in the order of arrival."""
     shortened: int
-    """Texts that were longer than the answer may be, and were cut."""
+    """Number of texts that were cut because they exceeded the limit."""
     whole: bool
-    """All calls are here; if not, the first ones, without what is known at the end only: why each began a row."""
+    """True if all calls are included; else only the first ones, without the reasons why rows begin."""
 
 
 class TaskPair(Value):
-    """A task that both sides of a comparison have a reward for."""
+    """A task with a reward on both sides of a comparison."""
 
     task: str
-    """Digest of the task, or its place."""
+    """Digest of the task, or its position."""
     input_preview: str
-    """The beginning of the task's input; empty where the store has no rollout of it any more."""
+    """The beginning of the task's input; empty if the store no longer has a rollout of it."""
     before_rollout_id: str | None
-    """A rollout of it on the first side."""
+    """A rollout of the task on the first side."""
     after_rollout_id: str | None
-    """A rollout of it on the second side."""
+    """A rollout of the task on the second side."""
     before: float
     """Reward on the first side, the mean of its samples."""
     after: float
@@ -241,27 +241,27 @@ class Comparison(Value):
     """The same tasks on two sides."""
 
     before: str
-    """The first side in words."""
+    """Description of the first side."""
     after: str
-    """The second side in words."""
+    """Description of the second side."""
     tasks: int
-    """Tasks with a reward on both sides."""
+    """Number of tasks with a reward on both sides."""
     gained: int
-    """Tasks whose reward is higher on the second side."""
+    """Number of tasks whose reward is higher on the second side."""
     lost: int
-    """Tasks whose reward is lower there."""
+    """Number of tasks whose reward is lower on the second side."""
     unchanged: int
-    """Tasks whose reward is the same."""
+    """Number of tasks whose reward is the same."""
     before_mean: float | None
     """Mean reward of the first side over these tasks."""
     after_mean: float | None
     """Mean reward of the second side."""
     difference: float | None
-    """The second minus the first."""
+    """Mean of the second side minus mean of the first."""
     interval: tuple[float, float] | None
     """95 % interval of the difference."""
     p_value: float
-    """Chance of a difference at least so far from 0 if nothing had changed."""
+    """Probability of a difference at least this far from 0 if nothing had changed."""
     test: str
     """The paired test of the p-value."""
     verdict: str
@@ -269,23 +269,23 @@ class Comparison(Value):
     pairs: list[TaskPair]
     """A page of the tasks, gained and lost first."""
     total: int
-    """All tasks that the pages have."""
+    """Number of tasks over all pages."""
 
 
 class ServerFacts(Value):
-    """What the server is."""
+    """Facts about the server."""
 
     version: str
-    """Of this package."""
+    """Version of this package."""
     python: str
-    """Of the interpreter."""
+    """Version of the interpreter."""
     backend: str
-    """What keeps the data: `memory`, `sqlite`, `postgres`, `mongo` or the class of a user's store."""
+    """Storage of the data: `memory`, `sqlite`, `postgres`, `mongo` or the class of a user's store."""
     persistent: bool
-    """Data outlive the server."""
+    """True if the data outlive the server."""
     started: float
-    """When the server was made, seconds since the epoch."""
+    """Start time of the server, in Unix seconds."""
     now: float
-    """The server's clock, seconds since the epoch."""
+    """Current time of the server, in Unix seconds."""
     statistics: dict[str, Any]
     """The store's own counters."""

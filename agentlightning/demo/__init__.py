@@ -1,1 +1,1 @@
-"""The demo: a tiny model, an ordinary agent, and the report of what it learned. May import torch."""
+"""The demo: a tiny model, an ordinary agent, and a report on its training. May import torch."""

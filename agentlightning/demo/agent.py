@@ -1,6 +1,6 @@
-"""The demo's agent: it asks a model, runs the calculator when the model wants it, and compares the answer.
+"""The demo's agent: it calls a model, runs the calculator if the model requests it, and compares the answer.
 
-Nothing in here knows about training, but for the reward that it returns.
+This module does not depend on training, except for the reward that the agent returns.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def calc_agent(task: Task, llm: LLM) -> float:
 
 
 def is_right(reply: str, answer: float | str) -> bool:
-    """Return whether the reply is the answer: the same number, or the same text in any case."""
+    """Return True if the reply is the answer: the same number, or the same text in any case."""
     text = reply.strip().rstrip(".")
     try:
         return float(text) == float(answer)

@@ -59,7 +59,7 @@ def _value(node: ast.expr) -> Fraction:
 
 
 def run_tool(name: str, arguments: str) -> str:
-    """Run the tool that a model asked for, with its arguments as JSON text; `"error"` for what cannot be run."""
+    """Run the tool call of a model, with its arguments as JSON text; return `"error"` if it cannot be run."""
     try:
         expression = json.loads(arguments)["expression"]
     except (ValueError, KeyError, TypeError):

@@ -1,10 +1,10 @@
-"""Warm start of the demo's policy: it imitates conversations until it has a right habit and a wrong one.
+"""Warm start of the demo's policy: it imitates conversations until it has a right and a wrong habit.
 
-Reinforcement learning can only prefer what the policy already does sometimes. So the model is first shown conversations
-that use the calculator, until it copies numbers, and then, while the learning rate falls, a mixture in which most
-conversations answer at once with the first number of the question, which is always wrong. So the wrong habit is what
-the model most often does and all that it does greedily; the calculator is left for about a quarter of what it samples.
-The model is measured on separate tasks, never on those that are trained on or held out later; time plays no part.
+Reinforcement learning can only reinforce what the policy already does sometimes. So the model first learns
+conversations that use the calculator, until it copies numbers. Then, while the learning rate falls, it learns a mixture
+in which most conversations answer at once with the first number of the question, which is always wrong. So the model
+answers wrongly most of the time and always when greedy; about a quarter of its samples use the calculator.
+The model is measured on separate tasks, never on training or held-out tasks; the result does not depend on time.
 """
 
 from __future__ import annotations
@@ -29,33 +29,33 @@ from agentlightning.engine.torch_setup import one_thread
 from agentlightning.training.learner.policy import Policy
 
 Progress = Callable[[int, Measured], None]
-"""Called with the steps so far and the measurement on tasks of the warm start, sampled at temperature 1."""
+"""Called with the number of steps and the measurement on tasks of the warm start, sampled at temperature 1."""
 
 
 def make_policy(
     folder: str | Path, tasks: Iterable[Task] = (), *, seed: int = 0, on_progress: Progress | None = None
 ) -> Measured:
-    """Make the demo's model, teach it (25 to 40 CPU seconds), write it with its tokenizer to the folder.
+    """Create the demo's model, train it (25 to 40 CPU seconds), and write it with its tokenizer to the folder.
 
     The same seed and tasks give the same weights on the same machine. `Policy.load(folder)` and transformers' own
     `from_pretrained` read the folder. Returns the measurement on tasks of the warm start.
 
     Args:
-        tasks: those to come; nothing but the words of their questions is used, for the vocabulary.
+        tasks: tasks of the demo; only the words of their questions are used, for the vocabulary.
 
     Raises:
-        RuntimeError: The accuracy wanted was not reached.
+        RuntimeError: The required accuracy was not reached.
     """
     tokenizer = make_tokenizer(task["question"] for task in tasks)
     model = make_model(tokenizer, seed)
     with one_thread():
-        measured = WarmStart(model, tokenizer, seed=seed, on_progress=on_progress).run()
+        measurement = WarmStart(model, tokenizer, seed=seed, on_progress=on_progress).run()
     Policy(model, tokenizer).save(folder)
-    return measured
+    return measurement
 
 
 class WarmStart:
-    """Teaches one model. The same seed gives the same weights."""
+    """Trains one model by imitation. The same seed gives the same weights."""
 
     def __init__(
         self,
@@ -78,34 +78,34 @@ class WarmStart:
         )
 
     def run(self) -> Measured:
-        """Teach until the model is a good start and return its last measurement.
+        """Train until the model is a good start, and return its last measurement.
 
         Raises:
-            RuntimeError: It does not become one within `IMITATION_MAX_STEPS` steps.
+            RuntimeError: The model is not a good start after `IMITATION_MAX_STEPS` steps.
         """
         while self._measure().accuracy_with_tool < settings.SKILL_BEFORE_SETTLING:
             self._steps_at(settings.IMITATION_LEARNING_RATE, 50, shown=1.0)
-        for left in range(settings.SETTLING_STEPS, 0, -1):
-            rate = settings.IMITATION_LEARNING_RATE * left / settings.SETTLING_STEPS
-            self._steps_at(rate, 1, shown=1.0 if left > settings.MIXTURE_STEPS else settings.SHARE_SHOWING_TOOL)
+        for remaining in range(settings.SETTLING_STEPS, 0, -1):
+            rate = settings.IMITATION_LEARNING_RATE * remaining / settings.SETTLING_STEPS
+            self._steps_at(rate, 1, shown=1.0 if remaining > settings.MIXTURE_STEPS else settings.SHARE_SHOWING_TOOL)
         low, high = settings.ACCURACY_AT_START
-        while not low <= (measured := self._measure()).accuracy <= high or self._greedy() > settings.GREEDY_AT_START:
+        while not low <= (measurement := self._measure()).accuracy <= high or self._greedy() > settings.GREEDY_AT_START:
             self._steps_at(settings.IMITATION_LEARNING_RATE / 10, 25, shown=settings.SHARE_SHOWING_TOOL)
-        return measured
+        return measurement
 
     def _greedy(self) -> float:
         return measure(self._model, self._tokenizer, self._own_tasks, temperature=0.0).accuracy
 
     def _measure(self) -> Measured:
-        measured = measure(self._model, self._tokenizer, self._own_tasks, seed=self._steps)
+        measurement = measure(self._model, self._tokenizer, self._own_tasks, seed=self._steps)
         if self._on_progress is not None:
-            self._on_progress(self._steps, measured)
+            self._on_progress(self._steps, measurement)
         if self._steps >= settings.IMITATION_MAX_STEPS:
-            raise RuntimeError(f"the warm start did not reach its accuracy within {self._steps} steps: {measured}")
-        return measured
+            raise RuntimeError(f"the warm start did not reach its accuracy within {self._steps} steps: {measurement}")
+        return measurement
 
     def _steps_at(self, learning_rate: float, steps: int, *, shown: float) -> None:
-        """Take steps, each on fresh conversations of which the share `shown` uses the tool."""
+        """Run training steps on fresh conversations; the share `shown` of them uses the tool."""
         for _ in range(steps):
             for group in self._optimizer.param_groups:
                 group["lr"] = learning_rate * min(1.0, (self._steps + 1) / 50)
@@ -154,7 +154,7 @@ def shown_messages(task: Task, expression: str) -> list[dict[str, Any]]:
 
 
 def guessed_messages(task: Task, expression: str) -> list[dict[str, Any]]:
-    """Return a conversation that answers at once with the first number of the expression; that is never right."""
+    """Return a conversation that answers at once with the first number of the expression, which is never right."""
     return [
         {"role": "user", "content": task["question"]},
         {"role": "assistant", "content": expression.split()[0]},

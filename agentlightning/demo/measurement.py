@@ -1,7 +1,7 @@
-"""Runs the demo's agent on a model in this process, to measure the warm start in a fraction of a second.
+"""Run the demo's agent on a model in this process, to measure the warm start in a fraction of a second.
 
-The result is that of `agent.calc_agent` through a server (a test compares them), for many tasks at a time. Training and
-the figures of the report do not use it: they go through the whole production path.
+The result equals that of `agent.calc_agent` through a server (a test compares them), for many tasks at a time. Training
+and the figures of the report do not use it: they use the whole production path.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Measured:
     """The measurement of a policy on some tasks.
 
     Attributes:
-        accuracy: share of the tasks answered right.
-        tool_use: share of the tasks where it called the tool.
-        accuracy_with_tool: share answered right of those; 0 without any.
+        accuracy: share of right answers.
+        tool_use: share of tasks with a tool call.
+        accuracy_with_tool: share of right answers among tasks with a tool call; 0 without any.
     """
 
     accuracy: float
@@ -72,8 +72,8 @@ def measure(
         ]
         generate(decoder, completions)
         for episode, completion in zip(open_episodes, completions, strict=True):
-            ended = completion.finish_reason == "stop"
-            reply = chat_format.reply(completion.token_ids[:-1] if ended else completion.token_ids, with_tools=True)
+            whole = completion.finish_reason == "stop"
+            reply = chat_format.reply(completion.token_ids[:-1] if whole else completion.token_ids, with_tools=True)
             message = message_body(reply)
             episode.turns += 1
             episode.messages.append(message)

@@ -1,7 +1,7 @@
-"""The demo's model and tokenizer: a tiny Llama that reads whole words, single digits and the parts of a tool call.
+"""The demo's model and tokenizer: a tiny Llama with whole words, single digits and the parts of a tool call as tokens.
 
-A token is a word with the spaces around it, one digit, or a fixed part of a tool call, so that a rollout is about 30
-tokens and copying a number is a few steps of attention. Encoding and decoding lose nothing but unknown words. The
+A token is a word with the spaces around it, one digit, or a fixed part of a tool call, so a rollout has about 30
+tokens and copying a number takes a few steps of attention. Encoding and decoding lose only unknown words. The
 tool-call syntax is the common one, `<tool_call>{"name": ..., "arguments": ...}</tool_call>`.
 """
 
@@ -55,9 +55,9 @@ CHAT_TEMPLATE: Final = (
 
 
 def make_tokenizer(questions: Iterable[str] = ()) -> PreTrainedTokenizerFast:
-    """Return the tokenizer: the words of the generator's phrases and the commonest ones of `questions`.
+    """Return the tokenizer: the words of the generator's phrases and the most common words of `questions`.
 
-    Words it does not know become `<unk>`; digits are always known, so numbers of any length work.
+    Unknown words become `<unk>`; digits are always known, so numbers of any length work.
     """
     splitter = pre_tokenizers.Split(Regex(_PIECES), behavior="isolated")
     phrases = [phrase.format(a=1, b=1) for several in PHRASES.values() for phrase in several]

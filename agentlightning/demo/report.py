@@ -1,4 +1,4 @@
-"""The report at the end of the demo: figures before and after on the same tasks, a test, two conversations, a curve."""
+"""The demo's final report: figures before and after on the same tasks, a test, two conversations, a curve."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def verdict(result: GRPOResult) -> PairedComparison:
 
 
 def report_lines(result: GRPOResult, comparison: PairedComparison) -> list[str]:
-    """Return the figures of the report, line by line."""
+    """Return the lines of the report's figures."""
     lines = ["", f"held-out tasks: {len(evaluation_of(result, 'sampled', False).rewards)}, the same before and after"]
     lines.append(f"{'':22}{'before':>9}{'after':>9}")
     for sampling in ("sampled", "greedy"):
@@ -44,7 +44,7 @@ def evaluation_of(result: GRPOResult, sampling: str, last: bool) -> Evaluation:
 
 
 async def conversations(store: LightningStore, result: GRPOResult, comparison: PairedComparison) -> list[str]:
-    """Return two conversations on one task, before and after; a task that was gained if there is one."""
+    """Return two conversations on one task, before and after training; a gained task if there is one."""
     before, after = evaluation_of(result, "sampled", False), evaluation_of(result, "sampled", True)
     pairs = list(zip(before.solved or [], after.solved or [], strict=True))
     index = next((i for i, pair in enumerate(pairs) if pair == (False, True)), 0)
@@ -58,7 +58,7 @@ async def conversations(store: LightningStore, result: GRPOResult, comparison: P
 
 
 def conversation_lines(spans: Sequence[Span]) -> list[str]:
-    """Return the messages of an attempt as its last model call saw them, with its answer."""
+    """Return the messages of an attempt's last model call, with its answer."""
     calls = TraceToMessages().adapt(spans)
     if not calls:
         return ["(no model call)"]

@@ -1,6 +1,6 @@
 """`agl demo`: an ordinary agent learns to use its calculator, on this machine, within three minutes.
 
-The whole production path runs: a store in SQLite served over HTTP, the gateway, runners in processes of their own, a
+The whole production path runs: a store in SQLite served over HTTP, the gateway, runners in their own processes, a
 real transformers model behind an OpenAI-compatible endpoint, GRPO on its weights.
 """
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _TOOL_TOKENS = 16
-"""Tokens of a result of the calculator, with the marks around it."""
+"""Largest number of tokens of a calculator result, with the special tokens around it."""
 _PACKAGES = ("torch", "transformers", "openai", "matplotlib")
 
 
@@ -38,11 +38,11 @@ class DemoOptions:
     """The options of the command line."""
 
     tasks: Path | None = None
-    """A JSONL file of the user's own tasks; None makes arithmetic ones."""
+    """A JSONL file of the user's own tasks; None generates arithmetic tasks."""
     steps: int = defaults.STEPS
     seed: int = 0
     out: Path | None = None
-    """The folder of the run; None makes `runs/<time>`."""
+    """Folder of the run; None creates `runs/<time>`."""
     runners: int = 2
     progress: Style = "auto"
 
@@ -68,12 +68,12 @@ def run_demo(options: DemoOptions, out: TextIO) -> DemoOutcome:
     Raises:
         MissingExtraError: the packages of the extra `demo` are not installed.
         BadRequestError: a task file, folder or setting is wrong; nothing was started.
-        KeyboardInterrupt: the user pressed Ctrl+C; everything has ended, the run's folder is left.
+        KeyboardInterrupt: the user pressed Ctrl+C; everything has ended, the run's folder remains.
     """
     for package in _PACKAGES:
         try:
             is_installed = importlib.util.find_spec(package) is not None
-        except ImportError:  # an import hook may refuse a package in this way
+        except ImportError:  # an import hook may reject a package in this way
             is_installed = False
         if not is_installed:
             raise MissingExtraError("agl demo", "demo", package)
@@ -84,7 +84,7 @@ def run_demo(options: DemoOptions, out: TextIO) -> DemoOutcome:
     folder: Path | None = None
     try:
         train, held_out = _users_tasks(options.tasks) if options.tasks else make_tasks(options.seed)
-        if options.out and options.out.is_dir() and any(options.out.iterdir()):  # so that no two runs are mixed
+        if options.out and options.out.is_dir() and any(options.out.iterdir()):  # so that two runs are never mixed
             text = f"The output folder {str(options.out)!r} is not empty. Choose another one, or leave --out away"
             raise BadRequestError(text)
         folder = check_writable(options.out) if options.out else new_run_folder()
@@ -98,7 +98,7 @@ def run_demo(options: DemoOptions, out: TextIO) -> DemoOutcome:
             held = ", ".join(names) or "nothing yet"
             _say(out, f"interrupted; the run lies in {folder} and holds: {held}")
         raise
-    except Exception:  # whatever ended the demo is in its log, and ends the command
+    except Exception:  # any error is logged, and ends the command
         if folder is not None:
             logger.exception("the demo failed")
             _say(out, f"failed; the traceback is in {folder / 'log.txt'}")
@@ -106,7 +106,7 @@ def run_demo(options: DemoOptions, out: TextIO) -> DemoOutcome:
 
 
 def _users_tasks(path: Path) -> tuple[list[Task], list[Task]]:
-    """Return the user's tasks to train on and held out; refuse a question that leaves no room for a conversation."""
+    """Return the user's training and held-out tasks; reject a question that leaves no room for a conversation."""
     train, held_out = load_tasks(path)
     from agentlightning.demo.model import make_tokenizer
 
@@ -158,19 +158,19 @@ def _run(options: DemoOptions, train: list[Task], held_out: list[Task], folder: 
 
 
 def _warm_start(model: Path, tasks: list[Task], seed: int, out: TextIO) -> float:
-    """Make the policy to begin with and return the seconds that it took."""
+    """Create the initial policy and return the seconds that it took."""
     from agentlightning.demo.imitation import make_policy
 
-    began = time.monotonic()
+    start = time.monotonic()
     _say(out, "warm start: the policy imitates conversations until it uses the calculator now and then")
 
-    def tell(steps: int, measured: Measured) -> None:
-        uses, right = f"{measured.tool_use:.0%}", f"{measured.accuracy:.0%}"
+    def tell(steps: int, measurement: Measured) -> None:
+        uses, right = f"{measurement.tool_use:.0%}", f"{measurement.accuracy:.0%}"
         _say(out, f"  imitation step {steps:3d}: uses the calculator in {uses} of its own tasks, right in {right}")
 
-    measured = make_policy(model, tasks, seed=seed, on_progress=tell)
-    seconds = time.monotonic() - began
-    _say(out, f"warm start took {seconds:.0f} s: right in {measured.accuracy:.0%} of tasks of its own")
+    measurement = make_policy(model, tasks, seed=seed, on_progress=tell)
+    seconds = time.monotonic() - start
+    _say(out, f"warm start took {seconds:.0f} s: right in {measurement.accuracy:.0%} of tasks of its own")
     return seconds
 
 

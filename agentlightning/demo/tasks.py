@@ -1,8 +1,8 @@
 """Tasks of the demo: arithmetic questions in words, from the generator or from a file of the user.
 
-A task is `{"question": str, "answer": int | float | str}`. The generator splits the facts (two numbers and what is
-done with them) into three parts by a fixed rule, so that the tasks to train, the held-out ones and those of the
-imitation before training never share a fact, whatever the seed.
+A task is `{"question": str, "answer": int | float | str}`. The generator splits the facts (two numbers and an
+operation) into three parts by a fixed rule, so that the training tasks, the held-out tasks and the imitation
+tasks never share a fact, for any seed.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ _MOST_TASKS: Final = 3000  # of a part, each of which has 5,000 facts or more
 def make_tasks(
     seed: int = 0, *, train: int = TRAIN_TASKS, held_out: int = HELD_OUT_TASKS
 ) -> tuple[list[Task], list[Task]]:
-    """Return `train` tasks to train on and `held_out` others; no fact is in both, none is there twice.
+    """Return `train` training tasks and `held_out` others; no fact is in both lists, or twice in one.
 
     Raises:
-        ValueError: More than 3,000 tasks are asked for on one side: the facts would run out.
+        ValueError: More than 3,000 tasks are requested on one side: there are not enough facts.
     """
     rng = random.Random(f"tasks {seed}")
     return _distinct_tasks("train", train, rng), _distinct_tasks("held_out", held_out, rng)
@@ -110,13 +110,13 @@ def _task(fact: Fact, rng: random.Random) -> Task:
 
 
 def load_tasks(path: str | Path, *, seed: int = 0) -> tuple[list[Task], list[Task]]:
-    """Read the user's tasks from a JSONL file and return those to train on and a fifth of them (256 at most) held out.
+    """Read the user's tasks from a JSONL file; return the training tasks, and a fifth (256 at most) as held-out tasks.
 
-    Equal questions go to the same side; which side is drawn with `seed`.
+    Equal questions go to the same side, which is chosen randomly with `seed`.
 
     Raises:
-        ValueError: The file is missing, empty, or has a line that is no task (the line is named, with an example of a
-            right one), or holds fewer than 16 different questions.
+        ValueError: The file is missing, empty, has a line that is not a task (the text has the line and an example of a
+            valid one), or holds fewer than 16 different questions.
     """
     tasks = list(_read_tasks(Path(path)))
     questions = list(dict.fromkeys(task["question"] for task in tasks))
@@ -154,8 +154,8 @@ def _read_tasks(path: Path) -> Iterator[Task]:
         fields = cast("dict[str, object]", value)
         for name in ("question", "answer"):
             if name not in fields:
-                found = ", ".join(fields) or "none"
-                raise ValueError(f"{where}: the field {name!r} is missing (found: {found}). {_WANTED}")
+                names = ", ".join(fields) or "none"
+                raise ValueError(f"{where}: the field {name!r} is missing (found: {names}). {_WANTED}")
         question, answer = fields["question"], fields["answer"]
         if not isinstance(question, str) or not question.strip():
             raise ValueError(f"{where}: 'question' must be a text that is not empty, not {question!r}. {_WANTED}")

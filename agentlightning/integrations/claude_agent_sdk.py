@@ -1,8 +1,8 @@
-"""Options with which the Claude Agent SDK runs its command against the model of an attempt, and against nothing else.
+"""Options with which the Claude Agent SDK runs its command against the model of an attempt, and nothing else.
 
-The command reads where to call from its environment, into which the SDK passes on that of the runner. So a key, a login
-or a cloud account that is set up on the machine is overruled here, as is everything by which one rollout could learn of
-another (settings, memories) or by which the command calls others or the model beside the agent's own calls.
+The command reads its address from its environment, which the SDK copies from the runner. So a key, a login
+or a cloud account of the machine is overridden here, as is everything by which one rollout could affect
+another (settings, memories) or by which the command makes calls beside the agent's own.
 """
 
 from __future__ import annotations
@@ -26,37 +26,37 @@ _CLOUDS = tuple(
     for cloud in ("ANTHROPIC_AWS", "ANTHROPIC_GOOGLE_CLOUD", "BEDROCK", "FOUNDRY", "GATEWAY", "MANTLE", "VERTEX")
 )
 _DEFAULTS: Mapping[str, str] = {
-    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",  # telemetry, updates, and the call that finds a session's title
-    "CLAUDE_CODE_DISABLE_AUTO_MEMORY": "1",  # notes of one rollout would be read by the next
+    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",  # telemetry, updates, and the call for a session's title
+    "CLAUDE_CODE_DISABLE_AUTO_MEMORY": "1",  # the next rollout would read the notes
     "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",  # a line with version and hash at the start of each prompt
     "ENABLE_TOOL_SEARCH": "false",  # tools that only Anthropic's servers load on demand
 }
-"""Variables that `env=` may set otherwise."""
+"""Default variables, which `env=` may override."""
 _EXTRA_BODY = "CLAUDE_CODE_EXTRA_BODY"
 
 
 def claude_agent_options(llm: LLM, **options: Any) -> Any:
     """Return `ClaudeAgentOptions` whose calls go to `llm`, with its key, model and sampling parameters.
 
-    Settings files and MCP servers of the machine are left out unless `setting_sources` and `strict_mcp_config` say
+    Settings files and MCP servers of the machine are excluded unless `setting_sources` and `strict_mcp_config` say
     otherwise.
 
     Args:
-        llm: the model that the agent was given.
-        options: further options of `ClaudeAgentOptions`; variables in `env` are added, and win over our defaults.
+        llm: the model of the agent.
+        options: further options of `ClaudeAgentOptions`; variables in `env` are added, and override our defaults.
 
     Raises:
         ImportError: claude-agent-sdk is not installed.
         ValueError: an option sets the model, the address or the key, which come from `llm`, or `env` holds a
-            `CLAUDE_CODE_EXTRA_BODY` that is no JSON object.
+            `CLAUDE_CODE_EXTRA_BODY` that is not a JSON object.
     """
     sdk = package_of("claude_agent_options", "claude_agent_sdk", "claude-agent-sdk")
     own: dict[str, str] = dict(options.pop("env", None) or {})
-    fixed = _address(llm)
-    taken = sorted(own.keys() & fixed.keys()) + [name for name in ("model",) if name in options]
-    if taken:
-        raise ValueError(f"{', '.join(taken)} cannot be set: they come from llm (model {llm.model!r})")
-    env = {**_DEFAULTS, **own, **fixed, **_around_proxies(llm, own)}
+    address = _address(llm)
+    conflicts = sorted(own.keys() & address.keys()) + [name for name in ("model",) if name in options]
+    if conflicts:
+        raise ValueError(f"{', '.join(conflicts)} cannot be set: they come from llm (model {llm.model!r})")
+    env = {**_DEFAULTS, **own, **address, **_around_proxies(llm, own)}
     if body := {**llm.sampling_parameters, **_extra_body(own)}:
         env[_EXTRA_BODY] = json.dumps(body)
     return sdk.ClaudeAgentOptions(
@@ -76,7 +76,7 @@ def _address(llm: LLM) -> dict[str, str]:
 
 
 def _around_proxies(llm: LLM, own: Mapping[str, str]) -> dict[str, str]:
-    """The command sends calls to any address, this machine's included, through a proxy that its environment names."""
+    """Return variables that exclude this address from proxies, which the command uses for any address."""
     host = urlsplit(llm.get_base_url()).hostname or ""
     values = {name: own.get(name, os.environ.get(name, "")) for name in ("NO_PROXY", "no_proxy")}
     return {name: ",".join(filter(None, (value, host))) for name, value in values.items()}

@@ -1,4 +1,4 @@
-"""DSPy: a language model that asks the gateway each time."""
+"""DSPy: a language model without a cache, which calls the gateway each time."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from agentlightning.types import LLM
 def dspy_lm(llm: LLM, **settings: Any) -> Any:
     """Return a `dspy.LM` for this attempt, without a cache.
 
-    DSPy keeps answers in memory and on disk by default, and an answer from there is no call of the model: rollouts of
-    one task would share one answer, and nothing of it could be trained. `settings` are those of `dspy.LM`, such as
-    `model_type="responses"`; they win over `llm.sampling_parameters`.
+    DSPy caches answers in memory and on disk by default, and a cached answer is not a model call: rollouts of
+    one task would share one answer, which could not be trained. `settings` are those of `dspy.LM`, such as
+    `model_type="responses"`; they override `llm.sampling_parameters`.
 
-    Use it for a block, `with dspy.context(lm=...)`, or give it to a module by `set_lm`: agents that run side by side in
+    Use it for a block, `with dspy.context(lm=...)`, or pass it to a module by `set_lm`: concurrent agents in
     one process must not share `dspy.configure`.
 
     Raises:
         ImportError: dspy is not installed.
-        ValueError: `settings` ask for a cache, or for another model, address or key.
+        ValueError: `settings` enable a cache, or set another model, address or key.
     """
     dspy = package_of("dspy_lm", "dspy", "dspy")
     if settings.pop("cache", False):
@@ -28,9 +28,9 @@ def dspy_lm(llm: LLM, **settings: Any) -> Any:
             "dspy_lm(cache=True) would answer from DSPy's cache, and such an answer is no call of the model: "
             "leave cache out. To try a program with a cache, make a dspy.LM yourself."
         )
-    if taken := sorted({"model", "api_base", "base_url", "api_key"} & set(settings)):
+    if conflicts := sorted({"model", "api_base", "base_url", "api_key"} & set(settings)):
         raise ValueError(
-            f"dspy_lm takes {', '.join(taken)} from the llm of the attempt: leave it out, or make a dspy.LM."
+            f"dspy_lm takes {', '.join(conflicts)} from the llm of the attempt: leave it out, or make a dspy.LM."
         )
     own = {"api_base": llm.get_base_url(), "api_key": llm.api_key or "none", "cache": False}
     return dspy.LM(f"openai/{llm.model}", **{**llm.sampling_parameters, **settings, **own})

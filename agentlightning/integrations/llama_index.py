@@ -1,4 +1,4 @@
-"""LlamaIndex: a language model that is asked over chat completions, with tools, at the temperature of the run."""
+"""LlamaIndex: a language model with chat completions and tools, at the temperature of the run."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from agentlightning.integrations.packages import package_of
 from agentlightning.types import LLM
 
 _FIELDS = ("temperature", "max_tokens")
-"""Sampling parameters that LlamaIndex has names for; all others travel in `additional_kwargs`."""
+"""Sampling parameters that are fields of LlamaIndex; all others go into `additional_kwargs`."""
 
 
 def llama_index_llm(llm: LLM, **settings: Any) -> Any:
-    """Return an `OpenAILike` for this attempt that chats and calls tools.
+    """Return an `OpenAILike` for this attempt that uses chat and tool calls.
 
-    Left to itself, `OpenAILike` asks over text completions, believes that the model has no tools, and sends
+    By default, `OpenAILike` uses text completions, assumes that the model has no tools, and sends
     `temperature=0.1`, with which the rollouts of a group hardly differ. Here the temperature is that of
     `llm.sampling_parameters`, else 1.0. `settings` are those of `OpenAILike`, such as `context_window` (tokens; 3900
-    unless told), and win.
+    by default), and take precedence.
 
     Raises:
         ImportError: llama-index-llms-openai-like is not installed.
-        ValueError: `settings` ask for another model, address or key.
+        ValueError: `settings` set another model, address or key.
     """
     module = package_of("llama_index_llm", "llama_index.llms.openai_like", "llama-index-llms-openai-like")
-    if taken := sorted({"model", "api_base", "api_key"} & set(settings)):
+    if conflicts := sorted({"model", "api_base", "api_key"} & set(settings)):
         raise ValueError(
-            f"llama_index_llm takes {', '.join(taken)} from the llm of the attempt: "
+            f"llama_index_llm takes {', '.join(conflicts)} from the llm of the attempt: "
             "leave it out, or make an OpenAILike yourself."
         )
     sampling = dict(llm.sampling_parameters)

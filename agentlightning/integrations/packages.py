@@ -1,4 +1,4 @@
-"""Importing the package of a framework, with a text that says what to install."""
+"""Import of a framework's package, with an error that says what to install."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 
 
 def package_of(function: str, module: str, install: str) -> Any:
-    """Return the module, imported.
+    """Import a module and return it.
 
     Raises:
-        ImportError: its package is not installed; the text names `function` and what to give to `pip install`.
+        ImportError: its package is not installed; the text names `function` and the argument of `pip install`.
     """
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not (module == error.name or module.startswith(f"{error.name}.")):
-            raise  # it is there, and misses something of its own
+            raise  # it is installed, but one of its own imports is missing
         raise ImportError(
             f"agl.integrations.{function} needs the package {module!r}, which is not installed: "
             f"pip install {install}. See docs/how-to/frameworks.",

@@ -1,6 +1,6 @@
-"""The v0.1 protocol, for scripts that still speak it: a server that gives out tasks, a client, and a runner.
+"""The v0.1 protocol, for scripts that still use it: a server that distributes tasks, a client, and a runner.
 
-Nothing else in this package uses it. Everything here is deprecated and says so once: a `Trainer` with a store does the
+Nothing else in this package uses it. Everything here is deprecated and warns once: a `Trainer` with a store does the
 same work, durably and with traces. `agentlightning.client`, `agentlightning.server` and `agentlightning.runner.legacy`
 are the old import paths.
 """

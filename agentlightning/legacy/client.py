@@ -22,15 +22,15 @@ from agentlightning.utils.http.auth import auth_headers, server_token
 logger = logging.getLogger(__name__)
 
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""Traffic to a server of ours takes no proxy of the environment."""
+"""Opener without the environment's proxies, for traffic to our servers."""
 _warned: set[str] = set()
 _LOCAL = "local"
 
 
 def warn_once(name: str, instead: str, *, depth: int = 1) -> None:
-    """Warn that `name` is deprecated, unless a warning was given before in this process.
+    """Warn that `name` is deprecated, unless this process has warned before.
 
-    `depth` is how many constructors of ours are between this function and the code of the user.
+    `depth` is the number of our constructors between this function and the code of the user.
     """
     if name not in _warned:
         _warned.add(name)
@@ -42,12 +42,12 @@ def warn_once(name: str, instead: str, *, depth: int = 1) -> None:
 class AgentLightningClient:
     """Deprecated: a client of `AgentLightningServer`. Use `LightningStoreClient`.
 
-    It asks the server at `endpoint` for a task every `poll_interval` seconds. A server that does not answer gives None,
-    and a warning in the log. Sends `AGL_TOKEN` if it is set.
+    It polls the server at `endpoint` for a task every `poll_interval` seconds. If the server does not answer, methods
+    return None and log a warning. Sends `AGL_TOKEN` if it is set.
     """
 
     _deprecated: ClassVar = ("AgentLightningClient", "use agl.Trainer, or agl.LightningStoreClient", 1)
-    """Name, what to use instead, and how many constructors are between the warning and the user."""
+    """Name, replacement, and the number of constructors between the warning and the user."""
 
     def __init__(self, endpoint: str, poll_interval: float = 5.0, timeout: float = 10.0) -> None:
         name, instead, depth = self._deprecated
@@ -56,7 +56,7 @@ class AgentLightningClient:
         self.poll_interval = poll_interval
         self.timeout = timeout
         self.task_count = 0
-        """Tasks that were received."""
+        """Number of received tasks."""
         self._resources: dict[str, ResourcesUpdate] = {}
 
     # --- tasks -----------------------------------------------------------------------------------------------------
@@ -81,7 +81,7 @@ class AgentLightningClient:
     # --- resources -------------------------------------------------------------------------------------------------
 
     def get_resources_by_id(self, resource_id: str) -> ResourcesUpdate | None:
-        """Return resources, asked for once per id; None if the server does not have them."""
+        """Return resources, requested once per id; None if the server does not have them."""
         if resource_id not in self._resources:
             answer = self._request(f"/resources/{resource_id}")
             if answer is None:
@@ -120,13 +120,13 @@ class AgentLightningClient:
         try:
             with _opener.open(request, timeout=self.timeout) as reply:
                 return json.load(reply)
-        except (OSError, ValueError) as error:  # the protocol says: None, and the caller goes on
+        except (OSError, ValueError) as error:  # by the protocol: return None, and the caller continues
             logger.warning("%s%s gave no answer: %s", self.endpoint, path, error)
             return None
 
 
 class DevTaskLoader(AgentLightningClient):
-    """Deprecated: gives its tasks in turn, for ever, and keeps the results in `rollouts`. Use `Trainer.dev`.
+    """Deprecated: returns its tasks in turn, forever, and stores the results in `rollouts`. Use `Trainer.dev`.
 
     `tasks` are inputs, or `Task`s, not both. `resources` are by name, or a `ResourcesUpdate`.
 
@@ -146,7 +146,7 @@ class DevTaskLoader(AgentLightningClient):
         if len(kinds) > 1:
             raise ValueError("DevTaskLoader takes tasks of one kind: all of them Task, or none; got both")
         self.rollouts: list[RolloutLegacy] = []
-        """Results, in the order in which they were posted."""
+        """Results, in the order of their posts."""
         if not isinstance(resources, ResourcesUpdate):
             now = time.time()
             resources = ResourcesUpdate(
@@ -171,7 +171,7 @@ class DevTaskLoader(AgentLightningClient):
         """Return the resources.
 
         Raises:
-            ValueError: they have another id.
+            ValueError: `resource_id` is another id.
         """
         if resource_id != self._local.resources_id:
             raise ValueError(f"There are no resources {resource_id!r}; this loader has {self._local.resources_id!r}")

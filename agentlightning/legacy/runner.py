@@ -23,9 +23,9 @@ logger = logging.getLogger(__name__)
 
 
 class LegacyAgentRunner(ParallelWorkerBase):
-    """Deprecated: the runner of the v0.1 protocol; use `LitAgentRunner`. The tracer is initialised by whoever gives it.
+    """Deprecated: the runner of the v0.1 protocol; use `LitAgentRunner`. The caller initialises the tracer.
 
-    `client` asks for tasks and `triplet_exporter` makes triplets out of the spans of an attempt.
+    `client` provides tasks and `triplet_exporter` converts the spans of an attempt to triplets.
     `iter` ends after `max_tasks` tasks.
     """
 
@@ -48,11 +48,11 @@ class LegacyAgentRunner(ParallelWorkerBase):
         self.max_tasks = max_tasks
 
     def run(self) -> bool:
-        """Run one task; False if there was none, or its resources are not there."""
+        """Run one task; return False if there was none, or its resources are missing."""
         return asyncio.run(self.run_async())
 
     def iter(self) -> int:
-        """Run tasks until `max_tasks` of them are done; return how many."""
+        """Run tasks until `max_tasks` of them are done; return their number."""
         return asyncio.run(self.iter_async())
 
     async def iter_async(self) -> int:
@@ -94,7 +94,7 @@ class LegacyAgentRunner(ParallelWorkerBase):
         if is_v0_1_rollout_api(method):
             arguments: tuple[object, ...] = (task.input, task.rollout_id, resources)
         else:
-            described = Rollout(
+            rollout = Rollout(
                 rollout_id=task.rollout_id,
                 input=task.input,
                 start_time=task.create_time or time.time(),
@@ -102,41 +102,41 @@ class LegacyAgentRunner(ParallelWorkerBase):
                 resources_id=task.resources_id,
                 status="running",
             )
-            arguments = (task.input, resources, described)
+            arguments = (task.input, resources, rollout)
         output = method(*arguments) if self.agent.is_async() else await asyncio.to_thread(method, *arguments)
         return await output if inspect.isawaitable(output) else output
 
     def _call_hook(self, hook: str, *about: object, **parts: object) -> None:
         try:
             getattr(self.agent, hook)(*about, **parts)
-        except Exception:  # a hook must not cost the rollout
+        except Exception:  # a failing hook must not fail the rollout
             logger.exception("%s of %s failed", hook, type(self.agent).__name__)
 
 
 def as_rollout(output: object, task: Task, spans: Sequence[Span], exporter: TraceAdapter[Any]) -> RolloutLegacy:
-    """Return a result: what the agent returned, and for the rest the trace; the reward is that of the last triplet.
+    """Return a result: the agent's return value, completed from the trace; the reward is that of the last triplet.
 
     Raises:
-        TypeError: `output` is none of a number, None, a `RolloutLegacy`, and lists of triplets, dicts or spans.
+        TypeError: `output` is not a number, None, a `RolloutLegacy`, or a list of triplets, dicts or spans.
     """
-    known: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     if isinstance(output, (int, float)):
-        known["final_reward"] = float(output)
+        fields["final_reward"] = float(output)
     elif isinstance(output, list) and output:
         items = cast("list[Any]", output)
         if all(isinstance(item, Triplet) for item in items):
-            known["triplets"] = items
+            fields["triplets"] = items
         elif all(isinstance(item, (dict, ReadableSpan, BaseModel)) for item in items):
-            known["trace"] = [_plain(item) for item in items]
+            fields["trace"] = [_plain(item) for item in items]
         else:
             raise TypeError(f"An agent of v0.1 may return a list of triplets, of dicts or of spans; got {items[:3]!r}")
     elif output is not None and not isinstance(output, (list, RolloutLegacy)):
         raise TypeError(f"An agent of v0.1 may return None, a number, a RolloutLegacy or a list; got {output!r}")
-    result = output if isinstance(output, RolloutLegacy) else RolloutLegacy(rollout_id=task.rollout_id, **known)
+    result = output if isinstance(output, RolloutLegacy) else RolloutLegacy(rollout_id=task.rollout_id, **fields)
     triplets = result.triplets
     if triplets is None and spans:
-        found: object = exporter.adapt(spans)
-        triplets = [triplet for triplet in found if isinstance(triplet, Triplet)] if isinstance(found, list) else None  # pyright: ignore[reportUnknownVariableType] -- an exporter of the user's
+        export: object = exporter.adapt(spans)
+        triplets = [triplet for triplet in export if isinstance(triplet, Triplet)] if isinstance(export, list) else None  # pyright: ignore[reportUnknownVariableType] -- an exporter of the user's
     rewards = [triplet.reward for triplet in triplets or () if triplet.reward is not None]
     return result.model_copy(
         update={

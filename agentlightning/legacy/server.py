@@ -31,14 +31,14 @@ from agentlightning.utils.http.byte_budget import client_hold, read_body
 from agentlightning.utils.server_launcher import PythonServerLauncher, PythonServerLauncherArgs
 
 _WAKE_SECONDS = 1.0
-"""A waiting caller is woken by every result, and looks again at least so often."""
+"""Longest time between two checks of a waiting caller, which every result wakes, too."""
 
 
 class AgentLightningServer:
     """Deprecated: gives tasks to v0.1 clients and collects their results. Use a `LightningStoreServer`.
 
     It listens on `host` and `port`; a task that no client reports within `task_timeout_seconds` is queued again. Its
-    methods belong to the loop that called `start`. Beyond loopback it needs `AGL_TOKEN`, as every server does.
+    methods belong to the loop that called `start`. Beyond loopback it requires `AGL_TOKEN`, like every server.
     """
 
     def __init__(self, host: str = "127.0.0.1", port: int = 8000, task_timeout_seconds: float = 300.0) -> None:
@@ -53,7 +53,7 @@ class AgentLightningServer:
         self._claimed: dict[str, Task] = {}
         self._completed: dict[str, RolloutLegacy] = {}
         self._resources: dict[str, ResourcesUpdate] = {}
-        """By id, in the order in which they were published."""
+        """Resources by id, in the order of publication."""
         self._result_posted = asyncio.Event()
         routes = [
             Route("/task", self._claim, methods=["GET"]),
@@ -68,11 +68,11 @@ class AgentLightningServer:
 
     @property
     def endpoint(self) -> str:
-        """URL to tell clients."""
+        """URL for clients."""
         return self._launcher.access_endpoint
 
     async def start(self) -> None:
-        """Serve in the running loop; returns when requests are answered."""
+        """Serve in the running loop; return once requests are answered."""
         self.loop = asyncio.get_running_loop()
         await self._launcher.start()
         self.startup_event.set()
@@ -128,27 +128,27 @@ class AgentLightningServer:
         return resources_id
 
     async def get_completed_rollout(self, rollout_id: str) -> RolloutLegacy | None:
-        """Return a result and forget it; None if it is not there yet."""
+        """Return a result and delete it; None if it is not available yet."""
         self._check_running()
         return self._completed.pop(rollout_id, None)
 
     async def poll_completed_rollout(self, rollout_id: str, timeout: float | None = None) -> RolloutLegacy | None:
-        """Wait for a result, at most `timeout` seconds, and forget it; None when time is up."""
+        """Wait for a result, at most `timeout` seconds, and delete it; None after the time-out."""
         end = None if timeout is None else time.monotonic() + timeout
         while (rollout := await self.get_completed_rollout(rollout_id)) is None:
-            left = _WAKE_SECONDS if end is None else min(_WAKE_SECONDS, end - time.monotonic())
-            if left <= 0:
+            remaining = _WAKE_SECONDS if end is None else min(_WAKE_SECONDS, end - time.monotonic())
+            if remaining <= 0:
                 return None
             self._result_posted.clear()
-            await asyncio.wait([task := asyncio.ensure_future(self._result_posted.wait())], timeout=left)
+            await asyncio.wait([task := asyncio.ensure_future(self._result_posted.wait())], timeout=remaining)
             task.cancel()
         return rollout
 
     async def retrieve_completed_rollouts(self) -> list[RolloutLegacy]:
-        """Return all results and forget them."""
+        """Return all results and delete them."""
         self._check_running()
-        completed, self._completed = self._completed, {}
-        return list(completed.values())
+        results, self._completed = self._completed, {}
+        return list(results.values())
 
     def _check_running(self) -> None:
         if not self.startup_event.is_set():
@@ -157,7 +157,7 @@ class AgentLightningServer:
     # --- for clients -----------------------------------------------------------------------------------------------
 
     async def _claim(self, request: Request) -> Response:
-        """Answer with the next task; claims without a result for longer than the time-out are queued again first."""
+        """Answer with the next task; expired claims are queued again first."""
         if not self.startup_event.is_set():
             return _refused(503, "The server has not started.")
         now = time.time()
@@ -167,21 +167,21 @@ class AgentLightningServer:
         if not self._waiting:
             return _model(TaskIfAny(is_available=False, task=None))
         task = self._waiting.popleft()
-        claimed = task.model_copy(update={"last_claim_time": now, "num_claims": (task.num_claims or 0) + 1})
-        self._claimed[task.rollout_id] = claimed
-        return _model(TaskIfAny(is_available=True, task=claimed))
+        claimed_task = task.model_copy(update={"last_claim_time": now, "num_claims": (task.num_claims or 0) + 1})
+        self._claimed[task.rollout_id] = claimed_task
+        return _model(TaskIfAny(is_available=True, task=claimed_task))
 
     async def _get_resources(self, request: Request) -> Response:
-        """Answer with the resources of an id; `latest` are those that were published last."""
+        """Answer with the resources of an id; `latest` are those published last."""
         if not self.startup_event.is_set():
             return _refused(503, "The server has not started.")
         resources_id = request.path_params["resources_id"]
         resources = self._resources.get(resources_id)
-        absent = f"Resources {resources_id!r} not found."
+        message = f"Resources {resources_id!r} not found."
         if resources_id == "latest":
             resources = next(reversed(self._resources.values()), None)
-            absent = "No resources have been set on the server."
-        return _refused(404, absent) if resources is None else _model(resources)
+            message = "No resources have been set on the server."
+        return _refused(404, message) if resources is None else _model(resources)
 
     async def _post_rollout(self, request: Request) -> Response:
         try:

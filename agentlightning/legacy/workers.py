@@ -1,6 +1,6 @@
-"""Workers of the v0.1 protocol: one in this process, or several in processes of their own.
+"""Workers of the v0.1 protocol: one in this process, or several in their own processes.
 
-`kill_recorded` ends the workers that this process has started and no others: no process is looked up by its name.
+`kill_recorded` ends only the workers that this process has started: no process is looked up by its name.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from agentlightning.tracer.base import Tracer
 logger = logging.getLogger(__name__)
 
 TERMINATE_SECONDS = 10.0
-"""Seconds that a worker may take to end after SIGTERM before it is killed."""
+"""Seconds between SIGTERM and the kill of a worker."""
 _recorded: list[BaseProcess] = []
-if hasattr(os, "register_at_fork"):  # a forked process has not started them, and may not end them
+if hasattr(os, "register_at_fork"):  # a forked process did not start them, and must not end them
     os.register_at_fork(after_in_child=_recorded.clear)
 
 
@@ -37,16 +37,16 @@ def serve(
     max_tasks: int | None = None,
     worker_id: int = 0,
 ) -> int:
-    """Run tasks of the client's server in this process until `max_tasks` are done, and return how many were."""
+    """Run tasks of the client's server in this process until `max_tasks` are done, and return their number."""
     with tracer.lifespan():
         return LegacyAgentRunner(agent, client, tracer, exporter, worker_id, max_tasks).iter()
 
 
 def serve_in_processes(count: int, agent: LitAgent[Any], *parts: Any) -> None:
-    """Run `serve` in so many processes until each has done its tasks; they end with this process.
+    """Run `serve` in `count` processes until each has done its tasks; they end with this process.
 
     Raises:
-        RunnerDiedError: a process ended in another way; the others were ended too.
+        RunnerDiedError: a process ended in another way; the others were ended, too.
     """
     context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     workers: list[BaseProcess] = []
@@ -69,7 +69,7 @@ def serve_in_processes(count: int, agent: LitAgent[Any], *parts: Any) -> None:
 
 
 def kill_recorded() -> int:
-    """End the workers that this process has started and that still live, and return how many there were."""
+    """End the live workers that this process has started, and return their number."""
     alive = [worker for worker in _recorded if worker.is_alive()]
     for worker in alive:
         worker.terminate()

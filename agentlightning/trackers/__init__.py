@@ -1,7 +1,7 @@
 """Experiment trackers: the records of a run in TensorBoard, Weights & Biases, MLflow, SwanLab, or one of your own.
 
-`Trainer(trackers=[...])` takes them. `tracker.py` has the protocol; `feed.py` keeps a slow or broken tracker from
-the run. What each needs: `pip install 'agl-framework[tensorboard]'`, `[wandb]`, `[mlflow]`, `[swanlab]`.
+`Trainer(trackers=[...])` takes them. `tracker.py` has the protocol; `feed.py` isolates the run from a slow or broken
+tracker. Packages: `pip install 'agl-framework[tensorboard]'`, `[wandb]`, `[mlflow]`, `[swanlab]`.
 """
 
 from agentlightning.lazy import attach_stub

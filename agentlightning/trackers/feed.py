@@ -1,4 +1,4 @@
-"""Keeps trackers from the run: each has a thread and a bounded queue, and its failures are counted."""
+"""Isolates the run from its trackers: each has a thread and a bounded queue, and its failures are counted."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from agentlightning.utils.masking import masked_text
 logger = logging.getLogger(__name__)
 
 MOST_WAITING = 1000
-"""Records that wait for a tracker; further ones are dropped."""
+"""Largest number of records that wait for a tracker; further ones are dropped."""
 _KINDS = frozenset(("step", "evaluation", "alarm", "checkpoint", "prompt"))
 
 
 class Feed:
-    """Passes the records of one run to one tracker. `tell` may be called by any thread and never waits."""
+    """Passes the records of one run to one tracker. `tell` may be called from any thread and never waits."""
 
     def __init__(self, tracker: Tracker, run: TrackedRun, *, most_waiting: int = MOST_WAITING) -> None:
         self.name = type(tracker).__name__
         self.failures = 0
-        """Calls of the tracker that raised."""
+        """Number of calls of the tracker that raised."""
         self.dropped = 0
-        """Records that it did not get."""
+        """Number of records that the tracker did not get."""
         self._tracker, self._run, self._most_waiting = tracker, run, most_waiting
         self._waiting = queue.SimpleQueue[RunRecord | RunEnding]()
         self._given_up = False
@@ -49,11 +49,11 @@ class Feed:
         self.dropped += 1
 
     def end(self, ending: RunEnding) -> None:
-        """Let the tracker finish after the records that wait. Returns at once."""
+        """Make the tracker finish after the waiting records. Returns at once."""
         self._waiting.put(ending)
 
     def join(self, seconds: float) -> bool:
-        """Wait for the tracker to have finished; False if it has not by then: the rest is lost."""
+        """Wait until the tracker has finished; return False if it has not in time: the remaining records are lost."""
         self._thread.join(max(0.0, seconds))
         if self._thread.is_alive():
             self._given_up = True
@@ -65,14 +65,14 @@ class Feed:
         return True
 
     def _feed(self) -> None:
-        started = self._try("start", partial(self._tracker.start, self._run))
+        is_started = self._try("start", partial(self._tracker.start, self._run))
         while not self._given_up:
             item = self._waiting.get()
             if isinstance(item, RunEnding):
-                if started:
+                if is_started:
                     self._try("finish", partial(self._tracker.finish, item))
                 return
-            if started:
+            if is_started:
                 self._try("record", partial(self._tracker.record, item))
             else:
                 self.dropped += 1
@@ -99,14 +99,14 @@ class Feeds:
         self._feeds = [Feed(tracker, run) for tracker in trackers]
 
     def tell(self, records: Sequence[RunRecord]) -> None:
-        """Pass on the records of the kinds that trackers take. Never waits."""
+        """Pass on the records of the kinds that trackers receive. Never waits."""
         for record in records:
             if record.kind in _KINDS:
                 for feed in self._feeds:
                     feed.tell(record)
 
     def end(self, ending: RunEnding, seconds: float) -> None:
-        """Let all finish, and wait so many seconds for them together."""
+        """Make all trackers finish, and wait at most `seconds` for all of them together."""
         until = time.monotonic() + seconds
         for feed in self._feeds:
             feed.end(ending)

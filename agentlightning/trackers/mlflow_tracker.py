@@ -10,7 +10,7 @@ from agentlightning.trackers.tracker import RunEnding, TrackedRun, flat, load, n
 from agentlightning.types.runs import RunRecord
 
 KEY_TAG = "agl.run_key"
-"""The tag by which a run is found again: its id, without signs that MLflow's search does not take."""
+"""Tag that identifies a run: its id, without characters that MLflow's search does not accept."""
 _PARAM_CHARACTERS = 500
 _TAG_CHARACTERS = 4000
 _AT_ONCE = 100
@@ -18,14 +18,14 @@ _STATES = {"succeeded": "FINISHED", "stopped": "FINISHED", "failed": "FAILED"}
 
 
 class MLflowTracker:
-    """An MLflow run per run, which is found again by the tag `agl.run_key`. Uses a client of its own: MLflow's active
-    run and default address stay as they are.
+    """An MLflow run per run, identified by the tag `agl.run_key`. Uses its own client: MLflow's active
+    run and default address stay unchanged.
 
     Args:
-        tracking_uri: such as `sqlite:///mlflow.db` or the address of a server; None is MLflow's own choice, by
+        tracking_uri: such as `sqlite:///mlflow.db` or the address of a server; None uses MLflow's default, such as
             `MLFLOW_TRACKING_URI`.
-        experiment: is made if there is none of this name.
-        artifact_location: of an experiment that is made; None is MLflow's own choice.
+        experiment: created if there is none of this name.
+        artifact_location: location for a new experiment; None uses MLflow's default.
 
     Raises:
         MissingExtraError: the package is not installed.
@@ -44,15 +44,15 @@ class MLflowTracker:
         self._run_id = ""
 
     def start(self, run: TrackedRun) -> None:
-        """Open the MLflow run, or go on with the one that has the run's id."""
+        """Open the MLflow run, or continue the one that has the run's id."""
         self._client = client = load("mlflow.tracking").MlflowClient(self.tracking_uri)
         if experiment := client.get_experiment_by_name(self.experiment):
             place = experiment.experiment_id
         else:
             place = client.create_experiment(self.experiment, artifact_location=self.artifact_location)
         key = safe_name(run.run_id)
-        if before := client.search_runs([place], f"tags.`{KEY_TAG}` = '{key}'", max_results=1):
-            self._run_id = before[0].info.run_id
+        if matches := client.search_runs([place], f"tags.`{KEY_TAG}` = '{key}'", max_results=1):
+            self._run_id = matches[0].info.run_id
             client.update_run(self._run_id, status="RUNNING")
         else:
             tags = {KEY_TAG: key, "agl.run_id": run.run_id, "agl.algorithm": run.algorithm or ""}
@@ -71,18 +71,18 @@ class MLflowTracker:
             self._client.set_tag(self._run_id, f"{record.kind}.{record.name or 'last'}", text[:_TAG_CHARACTERS])
 
     def finish(self, ending: RunEnding) -> None:
-        """Write how the run ended as tags, and end the MLflow run."""
+        """Write the ending of the run as tags, and end the MLflow run."""
         for name, value in ending.summary().items():
             self._client.set_tag(self._run_id, f"agl.{name}", str(value)[:_TAG_CHARACTERS])
         self._client.set_terminated(self._run_id, _STATES.get(ending.state, "KILLED"))
         self._client = None
 
     def _log_params(self, config: Mapping[str, Any]) -> None:
-        """Log the settings. MLflow changes no parameter: one that a later start changed is a tag."""
+        """Log the settings. MLflow cannot change a parameter: if a later start changed it, the new value is a tag."""
         param, present = load("mlflow.entities").Param, self._client.get_run(self._run_id).data.params
-        wanted = {name: str(value)[:_PARAM_CHARACTERS] for name, value in config.items()}
-        self._log("params", [param(name, value) for name, value in wanted.items() if name not in present])
-        for name, value in wanted.items():
+        values = {name: str(value)[:_PARAM_CHARACTERS] for name, value in config.items()}
+        self._log("params", [param(name, value) for name, value in values.items() if name not in present])
+        for name, value in values.items():
             if name in present and present[name] != value:
                 self._client.set_tag(self._run_id, f"changed.{name}", value)
 

@@ -10,14 +10,14 @@ from agentlightning.types.runs import RunRecord
 
 
 class SwanLabTracker:
-    """A SwanLab experiment per run, with the run's id. Online, one that goes on goes on there; offline, each start
+    """A SwanLab experiment per run, with the run's id. Online, a resumed run continues it; offline, each start
     writes a folder with that id. Host name, command line and git state are not recorded.
 
     Args:
-        project: of SwanLab.
+        project: name of the SwanLab project.
         workspace: user or organization; None is the account's own.
         mode: `online`, `local`, `offline` (files below `folder`) or `disabled`.
-        folder: where SwanLab writes.
+        folder: output folder of SwanLab.
 
     Raises:
         MissingExtraError: the package is not installed.
@@ -37,7 +37,7 @@ class SwanLabTracker:
         self._last_step = 0
 
     def start(self, run: TrackedRun) -> None:
-        """Open the experiment, or go on with it."""
+        """Open the experiment, or continue it."""
         swanlab = load("swanlab")
         Path(self.folder).mkdir(parents=True, exist_ok=True)
         self._last_step = 0
@@ -63,7 +63,7 @@ class SwanLabTracker:
             self._run.log_text(key=f"{record.kind}s/{record.name or 'last'}", data=text, step=record.step)
 
     def finish(self, ending: RunEnding) -> None:
-        """Write how the run ended, and close the experiment."""
+        """Write the ending of the run, and close the experiment."""
         run, self._run = self._run, None
         text = "\n".join(f"{name}: {value}" for name, value in ending.summary().items())
         run.log_text(key="ending", data=text, step=self._last_step)

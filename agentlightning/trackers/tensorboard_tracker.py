@@ -15,8 +15,8 @@ _PROTO = "tensorboard.compat.proto"
 
 
 class TensorBoardTracker:
-    """A folder of event files per run, below `log_dir`: `tensorboard --logdir runs/tensorboard` shows them. A run that
-    goes on writes a further file into its folder, and later points of the earlier ones are no longer shown.
+    """A folder of event files per run, below `log_dir`: `tensorboard --logdir runs/tensorboard` shows it. A resumed run
+    writes a further file into its folder, and later points of the earlier files are no longer shown.
 
     Raises:
         MissingExtraError: the package is not installed.
@@ -42,7 +42,7 @@ class TensorBoardTracker:
 
     def record(self, record: RunRecord) -> None:
         """Write numbers as scalars, alarms, checkpoints and prompts as text."""
-        if self._resumes and record.kind == "step":  # this step and later ones of earlier files do not count
+        if self._resumes and record.kind == "step":  # hides this step and later ones of earlier files
             self._resumes = False
             log = load(f"{_PROTO}.event_pb2").SessionLog
             self._event(record.step, None, session_log=log(status=log.START))
@@ -56,7 +56,7 @@ class TensorBoardTracker:
             self._writer.flush()
 
     def finish(self, ending: RunEnding) -> None:
-        """Write how the run ended, and close the file."""
+        """Write the ending of the run, and close the file."""
         text = "\n".join(f"- {name}: {value}" for name, value in ending.summary().items())
         self._text("ending", text, self._last_step)
         self._writer.close()

@@ -1,4 +1,4 @@
-"""The protocol of experiment trackers, and the functions that those of this package share."""
+"""The protocol of experiment trackers, and functions that this package's trackers share."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from agentlightning.types.runs import BestFigure, RunRecord, RunState
 @explain_fields
 @dataclass(frozen=True)
 class TrackedRun:
-    """A run that begins or goes on."""
+    """A run that begins or is resumed."""
 
     run_id: str
-    """The same at every start of the run."""
+    """Id of the run, the same at every start."""
     algorithm: str | None = None
     """Name of the algorithm's class or function."""
     config: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Settings by who takes them, as JSON data without secrets."""
+    """Settings, by the part that they configure, as JSON data without secrets."""
     versions: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Of Python and of the packages that matter."""
+    """Versions of Python and of the main packages."""
     resumed: bool = False
-    """True if the run was started before: a tracker goes on with what it began then."""
+    """True if the run was started before: a tracker then continues its earlier output."""
 
 
 @explain_fields
@@ -41,14 +41,14 @@ class RunEnding:
     state: RunState
     """`succeeded`, `failed`, `stopped` or `interrupted`."""
     error: str | None = None
-    """Class and text of what ended it, without secrets; None if nothing did."""
+    """Class and text of the error that ended it, without secrets; None if there was none."""
     best: BestFigure | None = None
     """The best result."""
     model_path: str | None = None
-    """The folder of the trained model; None for an algorithm that leaves none."""
+    """Folder of the trained model; None if the algorithm writes none."""
 
     def summary(self) -> dict[str, str | float | int]:
-        """Return what is known, by name."""
+        """Return the fields that are set, by name."""
         best: dict[str, str | float | int] = {}
         if self.best is not None:
             best = {"best": self.best.value, "best_name": self.best.name, "best_step": self.best.step}
@@ -58,39 +58,39 @@ class RunEnding:
 
 @runtime_checkable
 class Tracker(Protocol):
-    """Receives one run after another. All calls of a run come from a thread of its own; they may take as long as they
-    need, and may raise: training goes on."""
+    """Receives one run after another. All calls of a run come from one thread of its own; they may be slow
+    and may raise: training continues."""
 
     def start(self, run: TrackedRun) -> None:
-        """Begin a run, or go on with one."""
+        """Begin a run, or continue one."""
 
     def record(self, record: RunRecord) -> None:
-        """Take a record of the kinds `step`, `evaluation`, `alarm`, `checkpoint` and `prompt`, without secrets. One
-        that the run had already at an earlier start does not come again; a step that is taken anew does."""
+        """Receive a record of the kinds `step`, `evaluation`, `alarm`, `checkpoint` and `prompt`, without secrets.
+        Records of an earlier start are not sent again; a repeated step is."""
 
     def finish(self, ending: RunEnding) -> None:
-        """End the run. Comes once for every `start` that returned."""
+        """End the run. Called once for every `start` that returned."""
 
 
 # --- shared by trackers ----------------------------------------------------------------------------------------------
 
 
 def require(package: str, feature: str, extra: str) -> None:
-    """Return if a package is installed, without importing it.
+    """Check that a package is installed, without importing it.
 
     Raises:
-        MissingExtraError: it is not.
+        MissingExtraError: the package is not installed.
     """
     try:
         spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):
         spec = None
-    if spec is None or spec.origin is None:  # a folder such as ./wandb, which holds runs, is no package
+    if spec is None or spec.origin is None:  # a folder of runs, such as ./wandb, is not a package
         raise MissingExtraError(feature, extra, package)
 
 
 def load(module: str) -> Any:
-    """Return a module of a tracker's package; these packages have partial types at most."""
+    """Return a module of a tracker's package; these packages are at most partially typed."""
     return importlib.import_module(module)
 
 
@@ -104,10 +104,10 @@ def flat(data: Mapping[str, Any], parent: str = "") -> dict[str, Any]:
 
 
 def numbers_of(record: RunRecord) -> dict[str, float]:
-    """Return the finite numbers of a record, by the name under which trackers show them.
+    """Return the finite numbers of a record, by their names in trackers.
 
     A step: its figures, such as `mean_reward` and `update/loss`. An evaluation: `evaluation/NAME` and its other
-    numbers. An alarm: `alarm/NAME`, 1 where it is raised and 0 where it is over.
+    numbers. An alarm: `alarm/NAME`, 1 when it is raised and 0 when it is over.
     """
     if record.kind == "alarm":
         return {f"alarm/{record.name}": 0.0 if record.data.get("state") == "over" else 1.0}
@@ -139,7 +139,7 @@ def text_of(record: RunRecord) -> str | None:
 
 
 def safe_name(run_id: str, longest: int = 64) -> str:
-    """Return a run's id as one that services and file systems take; another id gives another name."""
+    """Return a run's id in a form that services and file systems accept; different ids give different names."""
     name = re.sub(r"[^A-Za-z0-9_-]", "-", run_id)[:longest]
     if name == run_id and name:
         return name

@@ -10,15 +10,15 @@ from agentlightning.types.runs import RunRecord
 
 
 class WandbTracker:
-    """A W&B run per run, with the run's id: one that goes on goes on there, and `wandb sync` joins what was written
-    offline. Output of the terminal, source code and git state are not uploaded unless `settings` says so.
+    """A W&B run per run, with the run's id: a resumed run continues it, and `wandb sync` joins files that were written
+    offline. Terminal output, source code and git state are not uploaded unless `settings` enables it.
 
     Args:
-        project: of W&B.
+        project: name of the W&B project.
         entity: user or team; None is the account's own.
-        mode: `online`, `offline` (files below `folder`) or `disabled`; None is W&B's own choice, by `WANDB_MODE`.
-        folder: where W&B writes; None is the working directory.
-        settings: of `wandb.Settings`, such as `{"console": "auto"}`.
+        mode: `online`, `offline` (files below `folder`) or `disabled`; None uses W&B's default, or `WANDB_MODE`.
+        folder: output folder of W&B; None is the working directory.
+        settings: settings of `wandb.Settings`, such as `{"console": "auto"}`.
 
     Raises:
         MissingExtraError: the package is not installed.
@@ -41,7 +41,7 @@ class WandbTracker:
         self._run: Any = None
 
     def start(self, run: TrackedRun) -> None:
-        """Open the W&B run, or go on with it."""
+        """Open the W&B run, or continue it."""
         wandb = load("wandb")
         if self.folder is not None:
             Path(self.folder).mkdir(parents=True, exist_ok=True)
@@ -53,7 +53,7 @@ class WandbTracker:
             id=safe_name(run.run_id),
             name=run.run_id,
             resume="allow",
-            reinit="create_new",  # a run of the program's own stays as it is
+            reinit="create_new",  # the program's own W&B run stays unchanged
             config={**run.config, "versions": dict(run.versions), "algorithm_name": run.algorithm},
             allow_val_change=True,
             settings=wandb.Settings(**self.settings),
@@ -62,7 +62,7 @@ class WandbTracker:
         self._run.define_metric("*", step_metric="step")
 
     def record(self, record: RunRecord) -> None:
-        """Log numbers against the run's own steps; an alarm that is raised is a W&B alert too."""
+        """Log numbers against the run's own steps; a raised alarm is also a W&B alert."""
         numbers, text = numbers_of(record), text_of(record)
         if numbers:
             self._run.log({**numbers, "step": record.step})
@@ -72,7 +72,7 @@ class WandbTracker:
             self._run.alert(title=f"{record.name} (step {record.step})", text=text)
 
     def finish(self, ending: RunEnding) -> None:
-        """Write how the run ended into the summary, and wait for W&B to have taken everything."""
+        """Write the ending of the run into the summary, and wait until W&B has received everything."""
         run, self._run = self._run, None
         for name, value in ending.summary().items():
             run.summary[f"ending/{name}"] = value

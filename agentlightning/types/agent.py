@@ -15,16 +15,16 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Triplet(Value):
-    """One model call as training data: what it was given, what it said, what it earned."""
+    """One model call as training data: its prompt, its response and its reward."""
 
     prompt: Any
-    """What the model was given, such as `{"token_ids": [...]}`."""
+    """Input of the model, such as `{"token_ids": [...]}`."""
     response: Any
-    """What the model answered, such as `{"token_ids": [...], "token_logprobs": [...]}`."""
+    """Output of the model, such as `{"token_ids": [...], "token_logprobs": [...]}`."""
     reward: float | None = None
-    """What the call earned; None if no reward belongs to it."""
+    """Reward of the call; None if no reward belongs to it."""
     metadata: dict[str, Any] = Field(default_factory=dict)
-    """Where the call comes from: ids, the name of the agent, the weight version."""
+    """Origin of the call: ids, the name of the agent, the weight version."""
 
 
 class Task(Value):
@@ -35,23 +35,23 @@ class Task(Value):
     rollout_id: str = Field(validation_alias=AliasChoices("rollout_id", "task_id"))
     """The rollout that carries out the task; also called `task_id`."""
     input: TaskInput
-    """What the agent is asked to do."""
+    """Input of the agent."""
     mode: AnyMode | None = None
     """Training, validation or test; None if it does not matter."""
     resources_id: str | None = None
     """The resources to work with; None is the latest."""
     create_time: float | None = None
-    """When the server took the task in, in seconds since the epoch."""
+    """Time at which the server received the task, in Unix seconds."""
     last_claim_time: float | None = None
-    """When a client last took it, in seconds since the epoch; None if none has."""
+    """Time of the last claim by a client, in Unix seconds; None if there was none."""
     num_claims: int | None = None
-    """How often it was taken."""
+    """Number of claims."""
     metadata: dict[str, Any] = Field(default_factory=dict)
-    """Whatever the program notes about the task."""
+    """Any data that the program stores with the task."""
 
     @property
     def task_id(self) -> str:
-        """The same as `rollout_id`."""
+        """Same as `rollout_id`."""
         return self.rollout_id
 
 
@@ -68,36 +68,36 @@ class RolloutLegacy(Value):
     """Result of one task of the v0.1 protocol."""
 
     rollout_id: str
-    """The rollout that ended."""
+    """Id of the ended rollout."""
     task: Task | None = None
-    """The task that it carried out."""
+    """The task of the rollout."""
     final_reward: float | None = None
-    """Its reward; None if it has none."""
+    """Reward of the rollout; None if it has none."""
     triplets: list[Triplet] | None = None
-    """Its model calls as training data."""
+    """Model calls of the rollout as training data."""
     trace: list[dict[str, Any]] | None = None
-    """Its spans as JSON."""
+    """Spans of the rollout as JSON."""
     logs: list[str] | None = None
     """Lines that the agent logged."""
     metadata: dict[str, Any] = Field(default_factory=dict)
-    """Whatever the agent notes about the rollout."""
+    """Any data that the agent stores with the rollout."""
 
 
 class GenericResponse(Value):
     """Answer of the v0.1 server."""
 
     status: str = "success"
-    """`success`, or what went wrong in a word."""
+    """`success`, or a short error name."""
     message: str | None = None
-    """The same for people."""
+    """Message for people."""
     data: dict[str, Any] | None = None
-    """What was asked for."""
+    """The requested data."""
 
 
 RolloutRawResult = None | float | list[ReadableSpan] | list[Span] | list[SpanCoreFields]
-"""What an agent may return."""
+"""Type of an agent's return value."""
 RolloutRawResultLegacy = None | float | list[Triplet] | list[dict[str, Any]] | list[ReadableSpan] | RolloutLegacy
-"""What an agent of v0.1 may return."""
+"""Type of the return value of a v0.1 agent."""
 
 
 class Dataset(Protocol[T_co]):
@@ -109,7 +109,7 @@ class Dataset(Protocol[T_co]):
 
 
 class ParallelWorkerBase:
-    """Life of a part that runs in several workers: init, init_worker, run, teardown_worker, teardown."""
+    """Base class of a part that runs in several workers: init, init_worker, run, teardown_worker, teardown."""
 
     worker_id: int | None
 
@@ -124,7 +124,7 @@ class ParallelWorkerBase:
         self.worker_id = worker_id
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Do the work."""
+        """Run the work of one worker."""
 
     def teardown_worker(self, worker_id: int, *args: Any, **kwargs: Any) -> None:
         """Undo `init_worker`."""

@@ -1,8 +1,8 @@
-"""Attempt keys: what an agent gets instead of a real API key. Pure functions over the server's token.
+"""Attempt keys, which an agent gets instead of a real API key. Pure functions over the server's token.
 
 A key names its attempt and carries a signature, so the gateway checks it without a look-up:
-`agl-<rollout id>.<attempt id>.<signature>`. It is good for the model calls of that attempt and for nothing else. Who
-has one can try tokens against its signature in peace, so each try is made to cost what a password's does.
+`agl-<rollout id>.<attempt id>.<signature>`. It is valid for the model calls of that attempt only. A holder of a key
+can test guesses of the token against its signature offline, so each guess costs as much as for a password.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def attempt_key(rollout_id: str, attempt_id: str, token: str | None = None) -> s
 
 @lru_cache(maxsize=8)
 def _signing_key(secret: str) -> bytes:
-    """Stretch a token, once in a process: 16 MiB and some 50 ms, for us and for whoever guesses.
+    """Stretch a token, once per process: 16 MiB and about 50 ms, for this process and for an attacker alike.
 
     Source: scrypt, RFC 7914, with N=2^14, r=8, p=1. The salt is fixed, since gateway and runners share the token alone.
     """
@@ -38,9 +38,9 @@ def _signing_key(secret: str) -> bytes:
 
 
 def judge_key(key: str | None, rollout_id: str, attempt_id: str, token: str | None = None) -> KeyVerdict:
-    """Say what a presented key is for this attempt; compares in constant time.
+    """Return how a presented key relates to this attempt; compares in constant time.
 
-    `placeholder` is anything that is no attempt key at all (absent, "dummy", a provider's key).
+    `placeholder` is any value that is not an attempt key (absent, "dummy", a provider's key).
     """
     if key is None or not key.startswith(PREFIX) or key.count(".") != 2:
         return "placeholder"

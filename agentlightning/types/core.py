@@ -1,7 +1,7 @@
 """The values that travel through the store: rollouts, attempts, workers and the requests that make them.
 
 Times are `float` seconds since the Unix epoch on the wall clock (`time.time()`), unless a field says otherwise.
-The agent-side names (`Triplet`, `Dataset`, `Hook`, ...) live in `types/agent.py` and are offered here too.
+The agent-side names (`Triplet`, `Dataset`, `Hook`, ...) live in `types/agent.py` and can be imported from here too.
 """
 
 from __future__ import annotations
@@ -17,64 +17,64 @@ from agentlightning.field_help import Value
 from agentlightning.types.mode import AnyMode, RolloutMode, aliases
 
 LARGEST = 2**53
-"""The largest integer that every JSON reader takes for itself."""
+"""The largest integer that every JSON reader reads exactly."""
 LONGEST = 1e10
-"""Seconds that a duration may have, about 300 years: a moment and a duration can be added."""
+"""Largest duration in seconds, about 300 years, so that a time and a duration can be added."""
 MOMENT: dict[str, Any] = {"ge": -62e9, "le": 253e9, "allow_inf_nan": False}
-"""Seconds since the epoch that a calendar has: the years 6 to 9987."""
+"""Seconds since the epoch that a calendar can represent: the years 6 to 9987."""
 DURATION: dict[str, Any] = {"ge": -LONGEST, "le": LONGEST, "allow_inf_nan": False}
-"""Seconds."""
+"""A duration in seconds."""
 COUNT: dict[str, Any] = {"ge": -LARGEST, "le": LARGEST}
-"""A number of things, or a number in an order."""
+"""A count, or a position in an order."""
 TaskInput = Any
-"""What the agent is asked to do: any JSON value."""
+"""Input of the agent: any JSON value."""
 
 RolloutStatus = Literal["queuing", "preparing", "running", "failed", "succeeded", "cancelled", "requeuing"]
-"""`requeuing`: it waits for another attempt. `failed`, `succeeded` and `cancelled` are ends."""
+"""`requeuing`: it waits for another attempt. `failed`, `succeeded` and `cancelled` are final."""
 AttemptStatus = Literal["preparing", "running", "failed", "succeeded", "unresponsive", "timeout"]
-"""`unresponsive`: its worker was silent for too long; `timeout`: it ran for too long."""
+"""`unresponsive`: its worker sent no heartbeat for too long; `timeout`: it ran for too long."""
 WorkerStatus = Literal["idle", "busy", "unknown"]
-"""`unknown`: the worker has not been heard of for too long."""
+"""`unknown`: the worker has sent no heartbeat for too long."""
 AnyRolloutStatus = Annotated[RolloutStatus, aliases(pending="queuing", completed="succeeded")]
 AnyAttemptStatus = Annotated[AttemptStatus, aliases(pending="preparing", completed="succeeded")]
 AnyWorkerStatus = Annotated[WorkerStatus, aliases(offline="unknown")]
-"""A status, or another word for it: what comes in. What a store keeps and answers is the status itself."""
+"""A status or an alias of it, as accepted in requests. A store keeps and returns the status itself."""
 Outcome = Literal["scored", "policy_fault", "infrastructure_fault", "cancelled", "unscored"]
-"""How an attempt ended. Only `scored` and `policy_fault` are trained by default."""
+"""Outcome of an attempt. Only `scored` and `policy_fault` are trained by default."""
 
 
 class RolloutConfig(Value):
-    """Limits and retries of one rollout. Unknown fields are refused."""
+    """Limits and retries of one rollout. Unknown fields are rejected."""
 
     model_config = ConfigDict(extra="forbid")
 
     timeout_seconds: float | None = Field(default=None, **DURATION)
     """Largest age of one attempt in seconds; None is no limit."""
     unresponsive_seconds: float | None = Field(default=None, **DURATION)
-    """Longest silence of one attempt in seconds; None is no limit."""
+    """Longest time without a heartbeat of one attempt in seconds; None is no limit."""
     max_attempts: int = Field(default=1, ge=1, le=LARGEST)
-    """Attempts in all, the first one included, for the conditions below."""
+    """Number of attempts, the first one included, for the conditions below."""
     retry_condition: list[AttemptStatus] = Field(default_factory=list[AttemptStatus])
     """Attempt statuses that may cause a retry; only failed, timeout and unresponsive have an effect."""
     infrastructure_retries: int = Field(default=3, ge=0, le=LARGEST)
-    """Further attempts, beside `max_attempts`, after a worker was lost (its lease ran out)."""
+    """Further attempts, beside `max_attempts`, after a worker was lost (its lease expired)."""
     retry_delay_seconds: float = Field(default=0.0, ge=0, le=LONGEST, allow_inf_nan=False)
-    """Pause before the first retry may be claimed."""
+    """Seconds before the first retry may be claimed."""
     retry_backoff: float = Field(default=2.0, ge=1, le=1000, allow_inf_nan=False)
-    """By how much the pause grows with each further retry."""
+    """Factor by which the delay grows with each further retry."""
     retry_delay_max_seconds: float = Field(default=300.0, ge=0, le=LONGEST, allow_inf_nan=False)
-    """Longest pause before a retry."""
+    """Longest delay before a retry in seconds."""
     mode: AnyMode | None = Field(default=None, exclude=True, repr=False)
-    """The same as the mode of the request or rollout that it is given with, to which it moves."""
+    """Mode of the request or rollout; moved there on validation."""
 
 
 def with_mode_of_config(
     mode: RolloutMode | None, config: RolloutConfig | None
 ) -> tuple[RolloutMode | None, RolloutConfig | None]:
-    """Return the mode of a rollout, which its config may say too, and the config without it.
+    """Return the mode of a rollout, which its config may also set, and the config without it.
 
     Raises:
-        BadRequestError: they say different ones.
+        BadRequestError: the two modes differ.
     """
     if config is None or config.mode is None:
         return mode, config
@@ -91,13 +91,13 @@ class AttemptError(Value):
     type: str
     """Qualified name of the exception class."""
     message: str
-    """Its text."""
+    """Text of the exception."""
     traceback: str | None = None
     """The last frames, trimmed to 8 KiB."""
 
 
 class _Signposted(Value):
-    """A value that says, when asked for something that is kept elsewhere, where that is."""
+    """A value that reports where a field is stored if it is not stored here."""
 
     _elsewhere: ClassVar[Mapping[str, str]] = {}
 
@@ -119,30 +119,30 @@ class Attempt(_Signposted):
     rollout_id: str
     """The rollout that it carries out."""
     attempt_id: str
-    """Given by the store."""
+    """Assigned by the store."""
     sequence_id: int = Field(**COUNT)
     """1 for the first attempt of the rollout."""
     start_time: float = Field(**MOMENT)
-    """When it was claimed."""
+    """Time of the claim."""
     end_time: float | None = Field(default=None, **MOMENT)
-    """When it ended; None while it runs."""
+    """Time of the end; None while it runs."""
     status: AnyAttemptStatus = "preparing"
-    """Where it stands; `failed` and `succeeded` are final."""
+    """Status of the attempt; `failed` and `succeeded` are final."""
     worker_id: str | None = None
     """The worker that claimed it; None if none is known."""
     last_heartbeat_time: float | None = Field(default=None, **MOMENT)
-    """Its last sign of life, a span or a heartbeat of its worker; None before the first."""
+    """Time of its last span or of its worker's last heartbeat; None before the first."""
     metadata: dict[str, Any] | None = None
-    """Whatever the program notes about the attempt."""
+    """Any data that the program stores with the attempt."""
     outcome: Outcome | None = None
-    """None while the attempt runs."""
+    """Outcome of the attempt; None while it runs."""
     outcome_reason: str | None = None
     """A short word that refines the outcome: `no_reward`, `exception`, `lease_expired`, `runner_died`, `budget`, ..."""
     error: AttemptError | None = None
     """The exception that ended it; None if none did."""
     reward: float | None = None
-    """Its final reward: that of the last span that carries one, which the store keeps up to date. Spans that came after
-    the end do not count; None if there is none, or if it is no finite number."""
+    """Final reward: the reward of the last span that has one, kept up to date by the store. Spans that arrive after
+    the end do not count; None if there is none, or if it is not a finite number."""
     rewards: dict[str, float] | None = None
     """The dimensions of the final reward by name, the primary one first; None if it has none."""
 
@@ -158,35 +158,35 @@ class Rollout(_Signposted):
     }
 
     rollout_id: str
-    """Given by the store."""
+    """Assigned by the store."""
     input: TaskInput
-    """What the agent is asked to do: any JSON value."""
+    """Input of the agent: any JSON value."""
     start_time: float = Field(**MOMENT)
-    """When it was enqueued or started."""
+    """Time of the enqueue or start."""
     end_time: float | None = Field(default=None, **MOMENT)
-    """When it ended; None before."""
+    """Time of the end; None before."""
     mode: AnyMode | None = None
     """Training, validation or test; None if it does not matter."""
     resources_id: str | None = None
-    """The resources that the agent gets, chosen at enqueue; None if none were published then."""
+    """The resources that the agent gets, chosen at enqueue; None if no resources were published then."""
     status: AnyRolloutStatus = "queuing"
-    """Where it stands; `succeeded`, `failed` and `cancelled` are ends."""
+    """Status of the rollout; `succeeded`, `failed` and `cancelled` are final."""
     config: RolloutConfig = Field(default_factory=RolloutConfig)
-    """Its limits and retries."""
+    """Limits and retries of the rollout."""
     metadata: dict[str, Any] | None = None
-    """Whatever the program notes about the rollout."""
+    """Any data that the program stores with the rollout."""
     run_id: str | None = None
-    """The run it belongs to; runners of a run claim its rollouts only. None is a run of its own."""
+    """The run it belongs to; runners of a run claim only its rollouts. None: it belongs to no run."""
     resources_version: int | None = Field(default=None, **COUNT)
     """The version of `resources_id` that it was created with."""
     priority: int = Field(default=0, **COUNT)
-    """Higher is claimed first; equal ones in the order in which they became claimable."""
+    """Higher is claimed first; equal priorities in the order in which they became claimable."""
     not_before: float | None = Field(default=None, **MOMENT)
-    """No claim before this moment; a retry with a pause sets it."""
+    """Earliest time of a claim; a retry with a delay sets it."""
 
     @property
     def id(self) -> str:
-        """The same as `rollout_id`."""
+        """Same as `rollout_id`."""
         return self.rollout_id
 
 
@@ -194,7 +194,7 @@ class AttemptedRollout(Rollout):
     """A rollout together with one of its attempts, usually the latest."""
 
     attempt: Attempt
-    """The attempt; its `rollout_id` is that of the rollout."""
+    """The attempt; has the same `rollout_id` as the rollout."""
 
     @model_validator(mode="after")
     def _same_rollout(self) -> Self:
@@ -225,20 +225,20 @@ class AttemptedRollout(Rollout):
         """The attempts of the rollout, where this is its only one.
 
         Raises:
-            AttributeError: there were others before, which the store has (`query_attempts`).
+            AttributeError: there were earlier attempts; read them with `query_attempts`.
         """
         if self.attempt.sequence_id > 1:
-            raise AttributeError  # of which `__getattr__` makes the one that says where they are
+            raise AttributeError  # `__getattr__` replaces it by one that says where to read them
         return [self.attempt]
 
 
 class EnqueueRolloutRequest(Value):
-    """One rollout to be enqueued. Unknown fields are refused."""
+    """One rollout to enqueue. Unknown fields are rejected."""
 
     model_config = ConfigDict(extra="forbid")
 
     input: TaskInput
-    """What the agent is asked to do: any JSON value. Left out beside a `task_id`, it is that."""
+    """Input of the agent: any JSON value. Defaults to `task_id` if that is set."""
     mode: AnyMode | None = None
     """Training, validation or test; None if it does not matter."""
     resources_id: str | None = None
@@ -246,52 +246,52 @@ class EnqueueRolloutRequest(Value):
     config: RolloutConfig | None = None
     """Limits and retries; None is the defaults of `RolloutConfig`."""
     metadata: dict[str, Any] | None = None
-    """Whatever the program notes about the rollout."""
+    """Any data that the program stores with the rollout."""
     run_id: str | None = None
-    """The run it belongs to; None is a run of its own."""
+    """The run it belongs to; None: it belongs to no run."""
     priority: int = Field(default=0, ge=-(2**31), lt=2**31)
-    """Higher is claimed first; equal ones in the order in which they became claimable."""
+    """Higher is claimed first; equal priorities in the order in which they became claimable."""
     not_before: float | None = Field(default=None, **MOMENT)
-    """Wall-clock seconds before which it may not be claimed."""
+    """Earliest time of a claim, in wall-clock seconds."""
 
     task_id: str | None = Field(default=None, exclude=True)
-    """A name of the task in the program's own words; kept in `metadata["task_id"]`."""
+    """The program's name of the task; stored in `metadata["task_id"]`."""
 
     @model_validator(mode="before")
     @classmethod
-    def _named_task(cls, given: Any) -> Any:
-        fields = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
-        return {"input": fields["task_id"], **fields} if fields.get("task_id") is not None else cast("object", given)
+    def _named_task(cls, data: Any) -> Any:
+        fields = cast("dict[str, Any]", data) if isinstance(data, dict) else {}
+        return {"input": fields["task_id"], **fields} if fields.get("task_id") is not None else cast("object", data)
 
     @model_validator(mode="after")
     def _moved(self) -> Self:
         if self.config is not None and self.config.mode is not None:
             self.mode, self.config = with_mode_of_config(self.mode, self.config)
         if self.task_id is not None:
-            known = (self.metadata or {}).get("task_id", self.task_id)
-            if known != self.task_id:
-                raise ValueError(f"task_id={self.task_id!r} and metadata['task_id']={known!r} differ; give one of them")
+            other = (self.metadata or {}).get("task_id", self.task_id)
+            if other != self.task_id:
+                raise ValueError(f"task_id={self.task_id!r} and metadata['task_id']={other!r} differ; give one of them")
             self.metadata = {**(self.metadata or {}), "task_id": self.task_id}
         return self
 
 
 class Worker(Value):
-    """What the store knows of one worker. Advisory: derived from claims and heartbeats."""
+    """A worker as the store sees it. Advisory: derived from claims and heartbeats."""
 
     worker_id: str
     """Chosen by the worker."""
     status: AnyWorkerStatus = "unknown"
-    """`busy` while it has an attempt; `unknown` once it is silent or its attempt lapsed."""
+    """`busy` while it has an attempt; `unknown` once its heartbeats stop or its attempt's lease expires."""
     heartbeat_stats: dict[str, Any] | None = None
-    """What it said of its machine at its last heartbeat; see `system_snapshot`."""
+    """Machine statistics of its last heartbeat; see `system_snapshot`."""
     last_heartbeat_time: float | None = None
-    """When it last sent a heartbeat; None if it never did."""
+    """Time of its last heartbeat; None if it never sent one."""
     last_dequeue_time: float | None = None
-    """When it last asked for a rollout; None if it never did."""
+    """Time of its last request for a rollout; None if it never sent one."""
     last_busy_time: float | None = None
-    """When it last became busy; None if it never was."""
+    """Time at which it last became busy; None if it never was."""
     last_idle_time: float | None = None
-    """When it last became idle; None if it never was."""
+    """Time at which it last became idle; None if it never was."""
     current_rollout_id: str | None = None
     """The rollout it works on; None if it is idle."""
     current_attempt_id: str | None = None
@@ -301,18 +301,18 @@ class Worker(Value):
 
 
 class RetentionPolicy(Value):
-    """How much of what has ended a store keeps, for each run apart. What has not ended is never removed."""
+    """Limits on the ended rollouts that a store keeps, per run. Unfinished rollouts are never removed."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     keep_last: int | None = Field(default=None, ge=0, le=LARGEST)
-    """Rollouts that ended last."""
+    """Number of the latest ended rollouts to keep."""
     max_age: float | None = Field(default=None, ge=0, le=LONGEST, allow_inf_nan=False)
-    """Seconds since their end."""
+    """Longest time since their end, in seconds."""
     max_bytes: int | None = Field(default=None, ge=0, le=LARGEST)
-    """Bytes of spans, of all rollouts of the run; the oldest ended ones go first."""
+    """Bytes of spans, over all rollouts of the run; the oldest ended ones are removed first."""
     max_run_age: float | None = Field(default=None, ge=0, le=LONGEST, allow_inf_nan=False)
-    """Seconds since the end of a run, after which it goes with its records and resources. None keeps runs for good."""
+    """Seconds since the end of a run, after which it is removed with its records and resources. None keeps all runs."""
 
 
 _DEFINED_HERE = [
@@ -351,7 +351,7 @@ _OFFERED_HERE = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "__all__":  # a checker would miss the names that are imported on first use
+    if name == "__all__":  # a type checker would report the names that are imported on first use
         return [*_DEFINED_HERE, *_OFFERED_HERE]
     if name in _OFFERED_HERE:
         return getattr(importlib.import_module("agentlightning.types"), name)

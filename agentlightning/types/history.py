@@ -9,24 +9,24 @@ from pydantic import Field
 from agentlightning.field_help import Value
 
 HistoryKind = Literal["resources", "rollout", "attempt", "span"]
-"""What a piece of a history is."""
+"""Kind of a piece of a history."""
 HistoryReason = Literal["not_ended", "different", "no_rollout", "no_attempt", "wrong_number", "evicted"]
-"""Why a piece was refused. `not_ended`: it still waits or runs; `different`: another one of its id is here;
-`no_rollout`, `no_attempt`: what it belongs to is not here; `wrong_number`: its number is not the next one;
+"""Reason for a refusal. `not_ended`: it still waits or runs; `different`: the store has another one with its id;
+`no_rollout`, `no_attempt`: the store lacks what it belongs to; `wrong_number`: its number is not the next one;
 `evicted`: the spans of its attempt were dropped from memory."""
 
 
 class HistoryRefusal(Value):
-    """A piece of a history that was not taken."""
+    """A piece of a history that was not imported."""
 
     kind: HistoryKind
-    """What it is."""
+    """Kind of the piece."""
     id: str
-    """Of resources: id and version, `rs-1/2`; of a span: rollout, attempt and span, with `/` between them."""
+    """For resources id and version, `rs-1/2`; for a span rollout, attempt and span, separated by `/`."""
     reason: HistoryReason
-    """Why."""
+    """Reason of the refusal."""
     message: str
-    """What was wrong, what was expected, what to do."""
+    """Text with the problem, the expected value and the remedy."""
 
 
 class HistoryImport(Value):
@@ -41,6 +41,6 @@ class HistoryImport(Value):
     spans: int = 0
     """Spans that are new."""
     present: int = 0
-    """Pieces that were there already."""
+    """Pieces that the store had already."""
     refused: list[HistoryRefusal] = Field(default_factory=list[HistoryRefusal])
-    """Pieces that were not taken; what does not depend on them was."""
+    """Pieces that were not imported; pieces that do not depend on them were."""

@@ -1,5 +1,5 @@
-"""Words of which a value is one: aliases that mean one of them, and `RolloutMode`, the three modes of a rollout, as a
-type for annotations and as names for programs."""
+"""Aliases of words, and `RolloutMode`, the three modes of a rollout, as a type for annotations and as names for
+programs."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from pydantic import BeforeValidator
 
 
 def aliases(**meanings: str) -> BeforeValidator:
-    """Return the part of an `Annotated` type that replaces an alias by the word that it means."""
+    """Return the part of an `Annotated` type that replaces an alias by its meaning."""
     return BeforeValidator(lambda word: meanings.get(word, word) if isinstance(word, str) else word)
 
 
 def meant(kind: Any, word: Any) -> Any:
-    """Return what an alias means in such a type; any other value as it is."""
+    """Return the meaning of an alias in such a type, or any other value unchanged."""
     return get_args(kind)[1].func(word) if get_origin(kind) is Annotated else word
 
 
 if TYPE_CHECKING:
     RolloutMode = Literal["train", "val", "test"]
-    """What a rollout is for: `train` is learned from, `val` measures on the way, `test` at the end."""
+    """Purpose of a rollout: `train` for training, `val` for validation during training, `test` for the final test."""
 else:
 
     def _with_names(literal: Any) -> Any:
-        """Return a `Literal` type that has each mode as an attribute, or the type as it is where Python refuses that.
+        """Return a `Literal` type that has each mode as an attribute, or the type unchanged where Python rejects that.
 
-        The class of such types is no interface of Python's. A later Python that has another one loses these names.
+        The class of such types is not a public interface of Python. A later Python with another one has no such names.
         """
         try:
 
-            class _Modes(type(literal), _root=True):  # `typing` asks whoever subclasses its forms to say so
+            class _Modes(type(literal), _root=True):  # `typing` requires it of subclasses of its forms
                 """The `Literal` type of the modes, with each mode as an attribute: `RolloutMode.TRAINING`."""
 
                 TRAIN: Final = "train"
@@ -54,16 +54,16 @@ else:
                 def __reduce__(self) -> str:
                     return "RolloutMode"
 
-            named = _Modes(Literal, get_args(literal))
-            named.__module__ = __name__  # where `pickle` finds it
-            same = (named, get_origin(named), get_args(named)) == (literal, get_origin(literal), get_args(literal))
-        except Exception:  # whatever a later Python raises: the package must be there without the names
+            modes = _Modes(Literal, get_args(literal))
+            modes.__module__ = __name__  # where `pickle` finds it
+            same = (modes, get_origin(modes), get_args(modes)) == (literal, get_origin(literal), get_args(literal))
+        except Exception:  # any error of a later Python: the package must import without the names
             return literal
-        return named if same else literal
+        return modes if same else literal
 
     RolloutMode = _with_names(Literal["train", "val", "test"])
 
 AnyMode = Annotated[RolloutMode, aliases(eval="val", inference="test")]
-"""A mode, or another word for it."""
+"""A mode, or an alias of one."""
 
 __all__ = ["AnyMode", "RolloutMode", "aliases", "meant"]

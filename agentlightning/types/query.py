@@ -1,4 +1,4 @@
-"""Filters, sorting and pages: how a list is asked for and what comes back."""
+"""Filters, sorting and pages of a list."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 Operator = Literal["eq", "in", "contains"]
-"""`eq`: the field has this value; `in`: one of these; `contains`: it is a text with this in it."""
+"""`eq`: the field has this value; `in`: it has one of these; `contains`: it is a text that contains this."""
 
 _TEXTS = ("trace_id", "span_id", "parent_id", "name", "resources_id")
 _ARGUMENTS: dict[tuple[str, Operator], str] = {
@@ -25,8 +25,8 @@ _ARGUMENTS: dict[tuple[str, Operator], str] = {
     **{(name, "contains"): f"{name}_contains" for name in (*_TEXTS, "rollout_id", "worker_id")},
     **{(name, operator): f"{name}_in" for name in ("status", "rollout_id") for operator in ("eq", "in")},
 }
-"""The argument of a store's query for each field that it can be asked for, by operator."""
-_STATUSES = (*get_args(RolloutStatus), *get_args(WorkerStatus))  # a value that cannot be hashed may be looked for
+"""Argument of a store's query for each field that a query can filter by, by operator."""
+_STATUSES = (*get_args(RolloutStatus), *get_args(WorkerStatus))  # a tuple, since the value may be unhashable
 _MEANT: dict[str, str] = {
     "queued": "queuing",
     "enqueued": "queuing",
@@ -38,32 +38,32 @@ _MEANT: dict[str, str] = {
     "error": "failed",
     "canceled": "cancelled",
 }
-"""Words that programs use for a status, and the status."""
+"""Words that programs use for a status, and the status that each means."""
 
 
 def status_hint(word: object) -> str:
-    """Return what to write in the place of a word that is no status, as the end of a sentence; empty if unknown."""
+    """Return a hint for a word that is not a status, as the end of a sentence; empty if the word is unknown."""
     meant = _MEANT.get(word.lower()) if isinstance(word, str) else None
     return f"; write {meant!r}" if meant else ""
 
 
 class FilterField(Value):
-    """A condition on one field of what is asked for."""
+    """A condition on one field."""
 
     model_config = ConfigDict(extra="forbid")
 
     name: str
     """The field, such as `status`."""
     operator: Operator = "eq"
-    """How it is compared."""
+    """Comparison operator."""
     value: Any
-    """What it is compared with; a list for `in`."""
+    """Value to compare with; a list for `in`."""
 
     @model_validator(mode="after")
     def _can_be_asked(self) -> Self:
         if (self.name, self.operator) not in _ARGUMENTS:
-            known = ", ".join(f"{name} {operator}" for name, operator in sorted(_ARGUMENTS))
-            raise BadRequestError(f"No query filters by {self.name!r} with {self.operator!r}; there are: {known}")
+            filters = ", ".join(f"{name} {operator}" for name, operator in sorted(_ARGUMENTS))
+            raise BadRequestError(f"No query filters by {self.name!r} with {self.operator!r}; there are: {filters}")
         if self.operator == "in" and (isinstance(self.value, str) or not isinstance(self.value, Sequence)):
             raise BadRequestError(f"{self.name} in: the value must be a list; got {self.value!r}")
         values = cast("Sequence[object]", self.value) if self.operator == "in" else [cast("object", self.value)]
@@ -75,7 +75,7 @@ class FilterField(Value):
 
 
 class SortOptions(Value):
-    """The field to sort by; ascending unless said otherwise. Also called `field` and `direction`."""
+    """The field to sort by; ascending by default. Also called `field` and `direction`."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -86,10 +86,10 @@ class SortOptions(Value):
 
 
 class FilterOptions(Value):
-    """Which items of a store are asked for, in what order, which page: `await store.query_rollouts(**filters)`.
+    """Filters, order and page of a query of a store: `await store.query_rollouts(**filters)`.
 
-    It unpacks into the arguments of a query; a field that this query does not know is a `TypeError` of the call, one
-    that it cannot sort by a `BadRequestError`. `store.list_rollouts(filters)` takes it as it is.
+    It unpacks into the arguments of a query. A filter that the query lacks is a `TypeError` of the call; a field that
+    it cannot sort by is a `BadRequestError`. `store.list_rollouts(filters)` takes it unchanged.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -97,11 +97,11 @@ class FilterOptions(Value):
     fields: Sequence[FilterField] = ()  # pyright: ignore[reportIncompatibleMethodOverride] -- a deprecated name of pydantic
     """The conditions."""
     filter_logic: Literal["and", "or"] = "and"
-    """Whether all of them must hold, or one."""
+    """`and`: all conditions must hold; `or`: at least one."""
     sort: SortOptions | None = None
-    """The order; None is that of the query."""
+    """The order; None is the default of the query."""
     offset: int = Field(default=0, ge=0)
-    """How many matches come before the page."""
+    """Number of matches before the page."""
     limit: int = Field(default=-1, ge=-1)
     """Largest number of items; -1 is all."""
 
@@ -138,13 +138,13 @@ class PaginatedResult(Value, Generic[T], Sequence[T]):  # pyright: ignore[report
     items: Sequence[T]
     """The items of this page."""
     limit: int
-    """Largest number of items asked for; -1 is all."""
+    """Largest number of items requested; -1 is all."""
     offset: int
-    """How many matches come before this page."""
+    """Number of matches before this page."""
     total: int
-    """Matches before paging; of a page behind a cursor those that there were when the first page was read."""
+    """Matches before paging; for a page after a cursor, the number at the time of the first page."""
     cursor: str | None = None
-    """To be given back for the page after this one; None at the end, and of a list that takes no cursor."""
+    """Cursor to pass for the next page; None at the end, and for a list without cursors."""
 
     @overload
     def __getitem__(self, index: int) -> T: ...
@@ -179,5 +179,5 @@ class PaginatedResult(Value, Generic[T], Sequence[T]):  # pyright: ignore[report
 
 
 AnyPage = PaginatedResult[Any]
-"""A page of anything. Held here: pydantic forgets a class that it made for a type once nobody has it, and makes it anew
-in 10 ms."""
+"""A page of anything. Stored here: pydantic discards an unused class that it made for a type, and takes 10 ms to make
+it again."""

@@ -1,4 +1,4 @@
-"""Resources: what the algorithm publishes and the agent receives. Language models and prompt templates."""
+"""Resources, which the algorithm publishes and the agent receives. Language models and prompt templates."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ logger = logging.getLogger(__name__)
 
 
 _own_classes: dict[str, dict[str, type[Resource]]] = {}
-"""Classes of resources by the kind under which they are stored, and there by their qualified name."""
+"""Classes of resources by the kind under which they are stored, then by their qualified name."""
 
 
 class Resource(Value):
-    """Base class of everything that can be published under a name, also of classes of your own.
+    """Base class of everything that can be published under a name, including your own classes.
 
-    A class of your own is stored as a `CustomResource` of its kind: its `resource_type` where it has one, else its
-    name. An agent is given it as its class, which a function agent names by an annotation; any other agent, where one
-    class of this kind alone is imported. One that derives from `LLM` or another class of ours is stored as that is.
+    Your own class is stored as a `CustomResource` of its kind: its `resource_type` if it has one, else its name. A
+    function agent gets it as the class that its annotation names; other agents do if exactly one class of the kind is
+    imported. A class that derives from `LLM` or another class of ours is stored like that one.
     """
 
     resource_type: Any = None
-    """The tag by which a stored resource is read back as its class; a class that says none gets its name."""
+    """The tag by which a stored resource is read back as its class; defaults to the name of the class."""
 
     @classmethod
     @override
@@ -60,11 +60,11 @@ class SamplingParameters(Resource):
     resource_type: Literal["sampling_parameters"] = "sampling_parameters"  # pyright: ignore[reportIncompatibleVariableOverride] -- narrowed tag
     """The tag by which it is read back."""
     temperature: float | None = Field(default=None, ge=0, allow_inf_nan=False)
-    """How much chance decides; None leaves it to the server."""
+    """Sampling temperature; None uses the server's default."""
     top_p: float | None = Field(default=None, ge=0, le=1)
-    """The share of probability that tokens are sampled from; None leaves it to the server."""
+    """The share of probability that tokens are sampled from; None uses the server's default."""
     max_tokens: int | None = Field(default=None, ge=1)
-    """Largest number of tokens of a reply; None leaves it to the server."""
+    """Largest number of tokens of a reply; None uses the server's default."""
 
     def keys(self) -> Sequence[str]:
         """Return the names of the parameters that are given."""
@@ -87,9 +87,9 @@ class LLM(Resource):
     endpoint: str
     """Base URL for the client; usually ends in /v1."""
     model: str
-    """The name to be sent with each request."""
+    """The model name sent with each request."""
     api_key: str | None = Field(default=None, repr=False)
-    """Comes back only from get-by-id and latest, with a runner's token; null elsewhere, and not in `repr`."""
+    """Returned only by get-by-id and latest, with a runner's token; null elsewhere, and not in `repr`."""
     sampling_parameters: Annotated[dict[str, Any], BeforeValidator(_as_dict)] = Field(default_factory=dict)
     """Parameters of the request, such as `temperature`, for the agent to pass on; or `SamplingParameters`."""
 
@@ -99,7 +99,7 @@ class LLM(Resource):
 
 
 class ProxyLLM(LLM):
-    """A model behind the gateway; each attempt calls it under a URL of its own."""
+    """A model behind the gateway; each attempt calls it under its own URL."""
 
     resource_type: Literal["proxy_llm"] = "proxy_llm"  # pyright: ignore[reportIncompatibleVariableOverride] -- narrowed tag
     """The tag by which it is read back."""
@@ -108,8 +108,8 @@ class ProxyLLM(LLM):
 
         def __getattribute__(self, name: str) -> Any:
             if name == "endpoint":
-                asking = str(sys._getframe(1).f_globals.get("__name__", ""))
-                if not asking.startswith("pydantic"):  # copying, dumping and comparing do not warn
+                caller = str(sys._getframe(1).f_globals.get("__name__", ""))
+                if not caller.startswith("pydantic"):  # copying, dumping and comparing do not warn
                     logger.warning(
                         "Accessing 'endpoint' directly on ProxyLLM is discouraged: "
                         "use get_base_url(rollout_id, attempt_id), so that the calls are attributed to the attempt"
@@ -121,7 +121,7 @@ class ProxyLLM(LLM):
         """Return the URL of one attempt, its ids escaped, or the bare endpoint when both ids are None.
 
         Raises:
-            ValueError: one id is None, or an id is no string or empty.
+            ValueError: only one id is None, or an id is empty or not a string.
         """
         endpoint = self.__dict__["endpoint"]
         if rollout_id is None and attempt_id is None:
@@ -150,7 +150,7 @@ class ProxyLLM(LLM):
         )
 
     def keyed_for(self, rollout: AttemptedRollout) -> ProxyLLM:
-        """Return a copy that gives this attempt its key also where the server's token is not known."""
+        """Return a copy that gives this attempt its key even in a process without the server's token."""
         if not server_token():
             return self
         return self.model_copy(update={"api_key": attempt_key(rollout.rollout_id, rollout.attempt.attempt_id)})
@@ -161,24 +161,24 @@ def _engine(name: str) -> str:
 
 
 class PromptTemplate(Resource):
-    """A prompt with named gaps."""
+    """A prompt with placeholders."""
 
     resource_type: Literal["prompt_template"] = "prompt_template"  # pyright: ignore[reportIncompatibleVariableOverride] -- narrowed tag
     """The tag by which it is read back."""
     template: str
-    """The text with its gaps: `{name}` for f-string, `{{ name }}` for jinja."""
+    """The text with its placeholders: `{name}` for f-string, `{{ name }}` for jinja."""
     engine: Annotated[Literal["jinja", "jinja2", "f-string", "poml"], AfterValidator(_engine)]
-    """How the gaps are filled; `jinja2` is another word for jinja. `format` does not know poml."""
+    """Template engine; `jinja2` is an alias of jinja. `format` does not support poml."""
 
     def format(self, **kwargs: Any) -> str:
-        """Fill the gaps: named gaps for f-string (see `templates/fstring.py`), a bounded sandbox for jinja
-        (`templates/jinja.py`). Templates come from whoever can publish resources: neither reads more of the process
-        than the values given here, and neither makes more than 16 Mi characters.
+        """Fill the placeholders: named ones for f-string (see `templates/fstring.py`), a bounded sandbox for jinja
+        (`templates/jinja.py`). Anyone who can publish resources writes templates, so neither engine reads more of the
+        process than the values given here, and neither produces more than 16 Mi characters.
 
         Raises:
-            KeyError: an f-string template names a gap that was not given.
-            jinja2.UndefinedError: a jinja template names a gap that was not given.
-            ValueError: the template asks for attributes, widths or work beyond the bounds; names the gap.
+            KeyError: an f-string template names a placeholder that was not given.
+            jinja2.UndefinedError: a jinja template names a placeholder that was not given.
+            ValueError: the template needs attributes, widths or work beyond the bounds; names the placeholder.
             NotImplementedError: the engine is poml.
         """
         if self.engine == "f-string":
@@ -196,18 +196,18 @@ class SystemPrompt(PromptTemplate):
     resource_type: Literal["system_prompt"] = "system_prompt"  # pyright: ignore[reportIncompatibleVariableOverride] -- narrowed tag
     """The tag by which it is read back."""
     engine: Annotated[Literal["jinja", "jinja2", "f-string", "poml"], AfterValidator(_engine)] = "f-string"
-    """How the gaps are filled."""
+    """Template engine."""
 
 
 class CustomResource(Resource):
-    """Settings of your own: a dictionary, or the fields of a class of your own. Read by key, `resource["top_k"]`."""
+    """Your own settings: a dictionary, or the fields of your own class. Read by key, `resource["top_k"]`."""
 
     resource_type: Literal["custom"] = "custom"  # pyright: ignore[reportIncompatibleVariableOverride] -- narrowed tag
     """The tag by which it is read back."""
     kind: str | None = None
-    """Which class of your own; None is a plain dictionary."""
+    """Name of your own class; None is a plain dictionary."""
     values: dict[str, Any]
-    """What it says, any JSON values."""
+    """The settings, any JSON values."""
 
     def __getitem__(self, name: str) -> Any:
         return self.values[name]
@@ -220,7 +220,7 @@ class CustomResource(Resource):
         return self.values.keys()
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return a value, `default` if there is none of this name."""
+        """Return a value, or `default` if there is none of this name."""
         return self.values.get(name, default)
 
 
@@ -228,19 +228,19 @@ ResourceUnion = Annotated[
     LLM | ProxyLLM | SamplingParameters | PromptTemplate | SystemPrompt | CustomResource,
     Field(discriminator="resource_type"),
 ]
-"""What a set of resources holds."""
+"""Type of a resource in a set."""
 NamedResources = dict[str, ResourceUnion]
-"""Resources by the name under which the agent asks for them."""
+"""Resources by the name under which the agent reads them."""
 
 _STORED = (LLM, SamplingParameters, PromptTemplate, CustomResource)
 _TAGS = ("llm", "proxy_llm", "sampling_parameters", "prompt_template", "system_prompt", "custom")
 
 
 def stored_form(name: str, resource: object) -> object:
-    """Return a resource as stores keep it: a class of the program's own and a dictionary as a `CustomResource`.
+    """Return a resource in the form that stores keep: your own classes and dictionaries become a `CustomResource`.
 
     Raises:
-        BadRequestError: a dictionary that has the fields of a resource of ours and not its tag.
+        BadRequestError: a dictionary has the fields of one of our resources but not its tag.
     """
     if isinstance(resource, Resource):
         if isinstance(resource, _STORED) and resource.resource_type in _TAGS:
@@ -251,8 +251,8 @@ def stored_form(name: str, resource: object) -> object:
     if not isinstance(resource, Mapping) or "resource_type" in values:
         return cast("object", resource)
     for kind in (LLM, PromptTemplate):
-        needed = {field for field, info in kind.model_fields.items() if info.is_required()}
-        if needed <= values.keys():
+        required = {field for field, info in kind.model_fields.items() if info.is_required()}
+        if required <= values.keys():
             tag = kind.model_fields["resource_type"].default
             raise BadRequestError(
                 f"Resource {name!r} has the fields of agl.{kind.__name__} and no resource_type: write "
@@ -262,23 +262,23 @@ def stored_form(name: str, resource: object) -> object:
 
 
 def stored_forms(resources: Mapping[str, object]) -> dict[str, object]:
-    """Return resources by name as stores keep them."""
+    """Return resources by name in the form that stores keep."""
     return {name: stored_form(name, resource) for name, resource in resources.items()}
 
 
 def agents_form(resource: Resource, wanted: type[Resource] | None = None) -> Resource:
-    """Return a stored resource as an agent gets it: of its own class if that is `wanted` or the only one of its kind.
+    """Return a stored resource as an agent gets it: in its own class if that is `wanted` or the only one of its kind.
 
     Raises:
-        ValueError: the class has other fields by now.
+        ValueError: the fields of the class have changed since.
     """
     if not isinstance(resource, CustomResource):
         return resource
-    known = _own_classes.get(resource.kind or "", {})
+    classes = _own_classes.get(resource.kind or "", {})
     if wanted is not None:
-        own = wanted if wanted in known.values() else None
+        own = wanted if wanted in classes.values() else None
     else:
-        own = next(iter(known.values())) if len(known) == 1 else None
+        own = next(iter(classes.values())) if len(classes) == 1 else None
     return resource if own is None else own.model_validate(resource.values)
 
 
@@ -288,12 +288,12 @@ class ResourcesUpdate(Value):
     resources_id: str
     """The name of the set."""
     create_time: float = Field(**MOMENT)
-    """When its first version was stored, in seconds since the epoch."""
+    """Time at which its first version was stored, in Unix seconds."""
     update_time: float = Field(**MOMENT)
-    """When this version was stored, in seconds since the epoch."""
+    """Time at which this version was stored, in Unix seconds."""
     version: int = Field(**COUNT)
     """1 for the first; each update adds one."""
     resources: NamedResources
     """The resources by name."""
     run_id: str | None = None
-    """The run that published it; None is none."""
+    """The run that published it; None if no run did."""

@@ -1,8 +1,8 @@
-"""Rollouts, spans and tokens in short: what a list of many shows of each, and for rollouts how it is asked for and
-figures over all of them.
+"""Rollouts, spans and tokens in short form, as lists of many show them; for rollouts also filters and aggregate
+figures.
 
-The reward of a rollout is that of its latest attempt. Its step, task and sample are what its metadata say under these
-names, where they are whole numbers (a task may be a text of at most 200 characters, too).
+The reward of a rollout is the reward of its latest attempt. Its step, task and sample come from its metadata under
+these names, where they are whole numbers (a task may also be a text of at most 200 characters).
 """
 
 from __future__ import annotations
@@ -18,50 +18,50 @@ from agentlightning.types.query import PaginatedResult
 from agentlightning.types.tracer import StatusCode
 
 SummarySort = Literal["start_time", "end_time", "duration", "reward", "step", "status", "attempts", "spans"]
-"""What summaries may be sorted by; `duration` is `end_time - start_time`."""
+"""Sort keys of summaries; `duration` is `end_time - start_time`."""
 AnySummarySort = Annotated[SummarySort, aliases(create_time="start_time")]
-"""The same, or another word for it."""
+"""A sort key, or an alias of one."""
 AggregateBy = Literal["step", "outcome", "status", "mode", "resources", "worker", "task", "none"]
-"""What rollouts may be grouped by; `none` is one group of all."""
+"""Keys that group rollouts; `none` is one group of all."""
 SpanKind = Literal["call", "reward", "tool", "agent", "message", "operation", "other"]
-"""What a span is of: a model call, a reward, a tool, an agent's turn, something that was emitted, or none of these."""
+"""Kind of a span: a model call, a reward, a tool, an agent's turn, an emitted message or operation, or another."""
 
 
 class RolloutSummary(Value):
     """A rollout and its latest attempt in short, without input, config and metadata."""
 
     rollout_id: str
-    """Given by the store."""
+    """Assigned by the store."""
     run_id: str | None = None
-    """The run it belongs to; None is a run of its own."""
+    """The run it belongs to; None: it belongs to no run."""
     status: RolloutStatus
-    """Where it stands."""
+    """Status of the rollout."""
     mode: RolloutMode | None = None
     """Training, validation or test; None if it does not matter."""
     step: int | None = None
     """The training step it was made for: `metadata["step"]`."""
     task: int | str | None = None
-    """Which task it carries out: `metadata["task"]`."""
+    """The task it carries out: `metadata["task"]`."""
     sample: int | None = None
-    """Which of several rollouts of the task it is: `metadata["sample"]`."""
+    """Index among the rollouts of the task: `metadata["sample"]`."""
     start_time: float
-    """When it was enqueued or started."""
+    """Time of the enqueue or start."""
     end_time: float | None = None
-    """When it ended; None before."""
+    """Time of the end; None before."""
     resources_id: str | None = None
     """The resources that the agent gets; None if none were published."""
     resources_version: int | None = None
-    """Their version."""
+    """The version of those resources."""
     attempts: int = 0
-    """How many attempts it has."""
+    """Number of attempts."""
     attempt_id: str | None = None
     """The latest attempt; None before the first."""
     attempt_status: AttemptStatus | None = None
-    """Where the latest attempt stands."""
+    """Status of the latest attempt."""
     worker_id: str | None = None
     """The worker of the latest attempt."""
     outcome: Outcome | None = None
-    """How the latest attempt ended; None before."""
+    """Outcome of the latest attempt; None before its end."""
     outcome_reason: str | None = None
     """A short word that refines the outcome."""
     error_type: str | None = None
@@ -69,11 +69,11 @@ class RolloutSummary(Value):
     reward: float | None = None
     """The final reward of the latest attempt."""
     rewards: dict[str, float] | None = None
-    """Its dimensions by name."""
+    """The dimensions of the reward by name."""
     spans: int = 0
     """Spans stored so far, those of every attempt."""
     input_preview: str = ""
-    """The first 200 characters of the input: of a text itself, of anything else its JSON."""
+    """The first 200 characters of the input: of a text itself, of any other value its JSON."""
 
 
 class SummaryPage(PaginatedResult[RolloutSummary]):
@@ -81,49 +81,49 @@ class SummaryPage(PaginatedResult[RolloutSummary]):
 
 
 class RolloutFilter(Value):
-    """Which rollouts are meant: those for which all fields hold that are given. Unknown fields are refused."""
+    """A filter of rollouts: a rollout matches if every field that is set holds. Unknown fields are rejected."""
 
     model_config = ConfigDict(extra="forbid")
 
     run_id: str | None = None
-    """Of this run; None or an empty text given: of no run. Not given: of any."""
+    """Run of the rollout; None or an empty text: rollouts of no run. If not set: any run."""
     status_in: list[AnyRolloutStatus] | None = None
-    """Whose status is one of these."""
+    """Any of these statuses."""
     mode_in: list[AnyMode] | None = None
-    """Whose mode is one of these."""
+    """Any of these modes."""
     outcome_in: list[Outcome] | None = None
-    """Whose outcome is one of these."""
+    """Any of these outcomes."""
     outcome_reason: str | None = None
-    """Whose outcome has this reason."""
+    """Reason of the outcome."""
     step_from: int | None = Field(default=None, **COUNT)
-    """Of this step or a later one."""
+    """Smallest step."""
     step_to: int | None = Field(default=None, **COUNT)
-    """Of this step or an earlier one."""
+    """Largest step."""
     task: int | str | None = None
-    """Of this task."""
+    """Task of the rollout."""
     reward_from: float | None = Field(default=None, allow_inf_nan=False)
-    """With this reward or a greater one."""
+    """Smallest reward."""
     reward_to: float | None = Field(default=None, allow_inf_nan=False)
-    """With this reward or a smaller one."""
+    """Greatest reward."""
     has_reward: bool | None = None
-    """With a reward, or (False) without one."""
+    """True: with a reward; False: without one."""
     worker_id: str | None = None
-    """Whose latest attempt is of this worker."""
+    """Worker of the latest attempt."""
     resources_id: str | None = None
-    """With these resources."""
+    """Id of the resources."""
     resources_version: int | None = Field(default=None, **COUNT)
-    """With this version of its resources."""
+    """Version of the resources."""
     input_contains: str | None = None
-    """With this text, whatever its case, in the first 2,000 characters of the input: of a text itself, of anything
-    else its JSON."""
+    """Text in the first 2,000 characters of the input, ignoring case: of a text itself, of any other value its
+    JSON."""
     rollout_id_contains: str | None = None
-    """With this text in its id."""
+    """Text in the id."""
     rollout_id_in: list[str] | None = None
-    """With one of these ids."""
+    """Any of these ids."""
     started_after: float | None = Field(default=None, allow_inf_nan=False)
-    """Enqueued or started at this moment or later."""
+    """Earliest time of the enqueue or start, inclusive."""
     started_before: float | None = Field(default=None, allow_inf_nan=False)
-    """Enqueued or started before this moment."""
+    """Latest time of the enqueue or start, exclusive."""
 
     @model_serializer(mode="wrap")
     def _given_only(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -131,14 +131,14 @@ class RolloutFilter(Value):
 
 
 class AggregateGroup(Value):
-    """Figures of the rollouts of one group. Those of rewards are null where none of them has a reward."""
+    """Figures of the rollouts of one group. Those of rewards are null if none of them has a reward."""
 
     key: int | str | None = None
-    """What they have in common; of resources `id@version`. None: they have none."""
+    """Common value of the group; for resources `id@version`. None: the rollouts have no value."""
     count: int
-    """How many rollouts."""
+    """Number of rollouts."""
     scored: int
-    """How many of them have a reward."""
+    """Number of rollouts with a reward."""
     mean: float | None = None
     """Mean reward."""
     stderr: float | None = None
@@ -158,80 +158,80 @@ class AggregateGroup(Value):
     p90: float | None = None
     """90 % of the rewards are not greater."""
     outcomes: dict[str, int] = Field(default_factory=dict[str, int])
-    """How many rollouts have each outcome; those without one are in none."""
+    """Number of rollouts by outcome; excludes those without one."""
     buckets: list[int] = Field(default_factory=list[int])
-    """How many rewards lie in each bucket (`RolloutAggregate.bucket_edges`)."""
+    """Number of rewards in each bucket (`RolloutAggregate.bucket_edges`)."""
     seconds_mean: float | None = None
-    """Mean seconds from start to end, of those that have ended; None if none has."""
+    """Mean seconds from start to end of the ended rollouts; None if none has ended."""
     first_time: float
-    """When the first of them started."""
+    """Earliest start time of the rollouts."""
     last_time: float
-    """When the last of them started."""
+    """Latest start time of the rollouts."""
 
 
 class RolloutAggregate(Value):
-    """Figures of rollouts in groups: numbers first, then texts, each in their order, then those without a key."""
+    """Figures of rollouts in groups: numeric keys first, then texts, each sorted, then those without a key."""
 
     by: AggregateBy
-    """What they are grouped by."""
+    """Key that groups the rollouts."""
     groups: list[AggregateGroup]
     """The groups that have rollouts."""
     bucket_edges: list[float] = Field(default_factory=list[float])
-    """Where the buckets begin, and where the last one ends: of equal width from the smallest to the greatest reward of
-    all groups; around a reward that is the same in all of them, 1 wide together. Empty without buckets or rewards."""
+    """Lower edges of the buckets and upper edge of the last: of equal width from the smallest to the greatest reward of
+    all groups; if all rewards are equal, around that value with a total width of 1. Empty without buckets."""
 
 
 class SpanOutline(Value):
-    """A span without its attributes, events and links: what a tree over time shows of it."""
+    """A span without its attributes, events and links, as a tree over time shows it."""
 
     rollout_id: str
-    """The rollout."""
+    """Id of the rollout."""
     attempt_id: str
-    """The attempt."""
+    """Id of the attempt."""
     sequence_id: int
-    """Its number among the spans of the rollout."""
+    """Number of the span within its rollout."""
     trace_id: str
-    """Its trace."""
+    """Id of the trace."""
     span_id: str
-    """Its id within the trace."""
+    """Id of the span within its trace."""
     parent_id: str | None = None
-    """The span it is below; None at the top."""
+    """Id of its parent span; None at the top."""
     name: str
-    """What it was named."""
+    """Name of the span."""
     kind: SpanKind
-    """What it is of."""
+    """Kind of the span."""
     start_time: float | None = None
-    """When it began."""
+    """Start time."""
     end_time: float | None = None
-    """When it ended; None while it has not."""
+    """Time of the end; None before."""
     status_code: StatusCode = "UNSET"
-    """How it ended, as OpenTelemetry says it."""
+    """Status code of OpenTelemetry."""
     status_description: str | None = None
-    """Why it failed: the first 200 characters."""
+    """Reason of the failure: the first 200 characters."""
     call_id: str | None = None
-    """Of the gateway's record of a model call: its id."""
+    """Id of the model call; only on the gateway's record of a call."""
     call_state: str | None = None
-    """How the call ended: see `semconv.CallState`."""
+    """Final state of the call: see `semconv.CallState`."""
     model: str | None = None
-    """The model that was asked."""
+    """The model that was called."""
     tokens_in: int | None = None
     """Tokens of the prompt."""
     tokens_out: int | None = None
     """Tokens of the completion."""
     weight_version: int | None = None
-    """Version of the weights that generated."""
+    """Version of the weights that generated the completion."""
     stale: bool = False
-    """It came for an attempt that was over, or no longer the latest."""
+    """True if it arrived for an attempt that had ended or was no longer the latest."""
     attributes: int = 0
-    """How many attributes it has."""
+    """Number of attributes."""
 
 
 class TokenText(Value):
-    """A token id and the text it stands for."""
+    """A token id and its text."""
 
     id: int
     """The token id."""
     text: str | None = None
-    """Its text; bytes that are no whole character are written as `\\xe2`. None if the vocabulary has no such id."""
+    """Text of the token; bytes that are not a whole character are written as `\\xe2`. None if there is no such id."""
     partial: bool = False
-    """It has bytes that are only a part of a character."""
+    """True if it has bytes that are only a part of a character."""

@@ -1,4 +1,4 @@
-"""Spans and their parts, and how they are made from OpenTelemetry's.
+"""Spans and their parts, and their conversion from OpenTelemetry's.
 
 Times on a span are `float` seconds since the Unix epoch; OpenTelemetry's integer nanoseconds are converted.
 """
@@ -22,7 +22,7 @@ from agentlightning.types.attributes import AttributeValue as AttributeValue
 from agentlightning.types.core import COUNT, MOMENT
 
 StatusCode = Literal["UNSET", "OK", "ERROR"]
-"""How a span ended."""
+"""Status code of an ended span."""
 TraceState = dict[str, str]
 """OpenTelemetry's `tracestate`, by key."""
 
@@ -34,11 +34,11 @@ def _seconds(value: object) -> object:
 
 
 Seconds = Annotated[float | None, BeforeValidator(_seconds)]
-"""Seconds since the epoch; a `datetime` is converted, and a time that no calendar has is not known."""
+"""Unix seconds; a `datetime` is converted, and a time that no calendar has becomes None."""
 
 
 def normalize_time(value: float | None) -> float | None:
-    """Seconds from seconds or nanoseconds: nothing and 0 give None, values above 1e12 are taken as nanoseconds."""
+    """Return seconds from seconds or nanoseconds: None and 0 give None, values above 1e12 are read as nanoseconds."""
     if not value:
         return None
     return value / 1e9 if value > 1e12 else float(value)
@@ -56,7 +56,7 @@ class SpanContext(Value):
     is_remote: bool
     """True if the context came from another process."""
     trace_state: TraceState
-    """W3C trace state: what vendors note beside the ids."""
+    """W3C trace state: vendors' data beside the ids."""
 
     @classmethod
     def from_opentelemetry(cls, src: Any) -> SpanContext:
@@ -74,9 +74,9 @@ class TraceStatus(Value):
     model_config = ConfigDict(extra="allow")
 
     status_code: StatusCode
-    """`ERROR` if the operation failed; `UNSET` if nobody has judged it."""
+    """`ERROR` if the operation failed; `UNSET` if no status was set."""
     description: str | None = None
-    """What went wrong; None if nothing did."""
+    """Description of the error; None if there was none."""
 
     @classmethod
     def from_opentelemetry(cls, src: Any) -> TraceStatus:
@@ -89,13 +89,13 @@ class Event(Value):
     model_config = ConfigDict(extra="allow")
 
     name: str
-    """What happened, such as `exception`."""
+    """Name of the event, such as `exception`."""
     attributes: Attributes
-    """Its details."""
+    """Details of the event."""
     timestamp: Seconds = None
-    """When it happened."""
+    """Time of the event."""
     dropped_attributes: int = Field(default=0, **COUNT)
-    """How many attributes were dropped where the event was made."""
+    """Number of attributes that were dropped where the event was made."""
 
     @classmethod
     def from_opentelemetry(cls, src: Any) -> Event:
@@ -113,13 +113,13 @@ class Link(Value):
     model_config = ConfigDict(extra="allow")
 
     context: SpanContext
-    """The span that is linked to."""
+    """The linked span."""
     attributes: Attributes | None = None
-    """What the link means; None if nothing is said."""
+    """Meaning of the link; None if there is none."""
     dropped_attributes: int = Field(default=0, **COUNT)
-    """How many attributes were dropped where the link was made."""
+    """Number of attributes that were dropped where the link was made."""
     flags: int | None = Field(default=None, **COUNT)
-    """As `Span.flags`, of the span that is linked to."""
+    """Same as `Span.flags`, for the linked span."""
 
     @classmethod
     def from_opentelemetry(cls, src: Any) -> Link:
@@ -132,10 +132,10 @@ class Link(Value):
 
 
 class OtelResource(Value):
-    """What produced the span: service, SDK, rollout and attempt."""
+    """Source of the span: service, SDK, rollout and attempt."""
 
     attributes: Attributes
-    """Such as `service.name`."""
+    """Attributes of the resource, such as `service.name`."""
     schema_url: str = ""
     """The semantic conventions that the attributes follow; empty if none are named."""
 
@@ -145,14 +145,14 @@ class OtelResource(Value):
 
 
 class DroppedCounts(Value):
-    """How many attributes, events and links of a span were dropped where it was made, because of its limits."""
+    """Numbers of attributes, events and links that were dropped where the span was made, because of its limits."""
 
     attributes: int = Field(default=0, **COUNT)
-    """How many attributes were dropped."""
+    """Number of dropped attributes."""
     events: int = Field(default=0, **COUNT)
-    """How many events were dropped."""
+    """Number of dropped events."""
     links: int = Field(default=0, **COUNT)
-    """How many links were dropped."""
+    """Number of dropped links."""
 
     @classmethod
     def from_opentelemetry(cls, src: object) -> DroppedCounts | None:
@@ -161,22 +161,22 @@ class DroppedCounts(Value):
 
 
 class SpanCoreFields(Value):
-    """A span before it has an identity: what emitters return and agents may return."""
+    """A span before it has an identity. Emitters return it and agents may return it."""
 
     name: str
-    """What the span stands for; `agentlightning.semconv` has the names that mean something here."""
+    """Name of the span; `agentlightning.semconv` has the names with a meaning."""
     status: TraceStatus
-    """Whether it went well."""
+    """Status of the span."""
     attributes: Attributes
-    """Its data."""
+    """Attributes of the span."""
     start_time: Seconds
-    """When it began; None is not known."""
+    """Start time; None if unknown."""
     end_time: Seconds
-    """When it ended; None is not known."""
+    """Time of the end; None if unknown."""
 
 
 class SpanRecordingContext(Protocol):
-    """What `Tracer.operation_context` hands out; the holder never ends the span itself."""
+    """The handle that `Tracer.operation_context` yields; the holder never ends the span itself."""
 
     def record_exception(self, exception: BaseException) -> None: ...
 
@@ -188,7 +188,7 @@ class SpanRecordingContext(Protocol):
 
 
 class Span(Value):
-    """One piece of evidence of what an attempt did. Unknown fields are kept."""
+    """A record of one operation of an attempt. Unknown fields are kept."""
 
     model_config = ConfigDict(extra="allow", ser_json_inf_nan="constants")
 
@@ -197,41 +197,41 @@ class Span(Value):
     attempt_id: str
     """The attempt that it belongs to."""
     sequence_id: int
-    """Order within the rollout; given by the store."""
+    """Order within the rollout; assigned by the store."""
     trace_id: str
     """32 lower-case hexadecimal characters."""
     span_id: str
     """16 lower-case hexadecimal characters."""
     parent_id: str | None
-    """The span within which it was made; None for a root."""
+    """Id of the parent span; None for a root."""
     name: str
-    """What the span stands for; `agentlightning.semconv` has the names that mean something here."""
+    """Name of the span; `agentlightning.semconv` has the names with a meaning."""
     status: TraceStatus
-    """Whether it went well."""
+    """Status of the span."""
     attributes: Attributes
-    """Its data; a nested value is flattened to keys with dots."""
+    """Attributes of the span; nested values are flattened to keys with dots."""
     events: list[Event]
-    """What happened at moments within it."""
+    """Events within the span."""
     links: list[Link]
     """Other spans that it refers to."""
     start_time: Seconds
-    """When it began; None is not known."""
+    """Start time; None if unknown."""
     end_time: Seconds
-    """When it ended; None is not known."""
+    """Time of the end; None if unknown."""
     context: SpanContext | None
-    """Its identity in the trace, as OpenTelemetry has it."""
+    """Identity of the span in its trace, in OpenTelemetry's form."""
     parent: SpanContext | None
-    """That of its parent; None for a root."""
+    """Identity of the parent span; None for a root."""
     resource: OtelResource
-    """What produced it."""
+    """Source of the span."""
     kind: str | None = None
     """OpenTelemetry span kind: INTERNAL, SERVER, CLIENT, PRODUCER or CONSUMER."""
     scope: dict[str, Any] | None = None
     """Instrumentation scope: name and version; attributes and schema_url if there are any."""
     dropped: DroppedCounts | None = None
-    """None if nothing was dropped."""
+    """Numbers of dropped parts; None if nothing was dropped."""
     flags: int | None = Field(default=None, **COUNT)
-    """OTLP flags: the low byte is the W3C trace flags; 0x100 says that 0x200 tells whether the parent is remote."""
+    """OTLP flags: the low byte is the W3C trace flags; 0x100 means that 0x200 shows whether the parent is remote."""
 
     @property
     def exception(self) -> Attributes | None:
@@ -240,7 +240,7 @@ class Span(Value):
 
     @classmethod
     def from_opentelemetry(cls, src: ReadableSpan, rollout_id: str, attempt_id: str, sequence_id: int) -> Span:
-        """Convert an ended OpenTelemetry span. Tolerates any object with the same attributes."""
+        """Convert an ended OpenTelemetry span. Accepts any object with the same attributes."""
         context = src.get_span_context()
         status = src.status
         scope = getattr(src, "instrumentation_scope", None)
@@ -287,7 +287,7 @@ class Span(Value):
         resource: OtelResource | None = None,
         status: TraceStatus | None = None,
     ) -> Span:
-        """Make a span out of its attributes; what is missing is random (ids), empty, or `OK` (status)."""
+        """Make a span from its attributes; missing ids are random, a missing status is `OK`, other fields are empty."""
         trace_id = trace_id or secrets.token_hex(16)
         span_id = span_id or secrets.token_hex(8)
         parent = (
@@ -321,7 +321,7 @@ class Span(Value):
         attempt_id: str | None = None,
         sequence_id: int | None = None,
     ) -> Span:
-        """Give `core`, a `SpanCoreFields`, an identity; a missing start becomes now."""
+        """Give `core`, a `SpanCoreFields`, an identity; a missing start time becomes the current time."""
         return cls.from_attributes(
             attributes=core.attributes,
             rollout_id=rollout_id,
@@ -349,7 +349,7 @@ def _scope(scope: object) -> dict[str, object] | None:
 
 
 def _count(src: object, name: str) -> int:
-    """Return a counter of an OpenTelemetry object; 0 where it has none."""
+    """Return a counter of an OpenTelemetry object; 0 if it has none."""
     count = getattr(src, name, 0)
     return count if isinstance(count, int) else 0
 
@@ -362,7 +362,7 @@ def _flags(context: object, parent: object) -> int | None:
 
 
 SpanLike = ReadableSpan | Span
-"""A span of OpenTelemetry's SDK, or ours."""
+"""A span of OpenTelemetry's SDK, or of this package."""
 
 
 class SpanNames(StrEnum):

@@ -1,7 +1,7 @@
 """Import of the data of v0.3 into a store: `agl import-v03`.
 
-`source.py` has the protocol of a source, which `mongo.py`, `server.py` and `dump.py` implement; `convert.py` makes the
-values of this package; `importing.py` writes and counts them.
+`source.py` has the protocol of a source, which `mongo.py`, `server.py` and `dump.py` implement; `convert.py` creates
+the values of this package; `importing.py` writes and counts them.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from agentlightning.v03.source import Source
 def open_source(place: str, partition: str | None = None) -> Source:
     """Return the source that a text names: a MongoDB URI, the address of a server, a file or a folder.
 
-    `partition` names one of several stores in a database of MongoDB; `all` takes all of them.
+    `partition` names one of several stores in a MongoDB database; `all` reads all of them.
 
     Raises:
-        BadRequestError: it names none of these, or a partition of what has none.
+        BadRequestError: it names none of these, or a partition of a source without partitions.
         MissingExtraError: the driver of MongoDB is not installed.
     """
     if place.startswith(("mongodb://", "mongodb+srv://")):

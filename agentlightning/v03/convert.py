@@ -1,4 +1,4 @@
-"""Documents of v0.3 as values of this package. What has no place here is counted, field by field."""
+"""Conversion of v0.3 documents to values of this package. Fields without an equivalent are counted."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _FIELDS: dict[Kind, tuple[str, ...]] = {
         *("last_heartbeat_time", "metadata"),
     ),
 }
-"""Fields that v0.3 wrote. A span keeps any further field."""
+"""Fields that v0.3 wrote. A span keeps any other field, too."""
 _KINDS_OF_RESOURCES = ("llm", "proxy_llm", "prompt_template")
 _LIMITS = ("timeout_seconds", "unresponsive_seconds", "max_attempts", "retry_condition")
 
 
 class NotCarriedOver(Exception):
-    """A document that becomes no value here: `reason` is a short word, the text says what was wrong."""
+    """A document without an equivalent value: `reason` is a short word, the text describes the problem."""
 
     def __init__(self, reason: str, text: str) -> None:
         super().__init__(text)
@@ -49,27 +49,27 @@ class Converted(NamedTuple):
 
     value: BaseModel
     size: int
-    """Bytes of JSON."""
+    """Size of the value's JSON, in bytes."""
     change: str
-    """The difference from the document in words; empty if there is none."""
+    """Description of the difference from the document; empty if there is none."""
 
 
 @dataclass
 class Converter:
-    """Converts documents, and counts the fields that have no place here."""
+    """Converts documents, and counts the fields without an equivalent."""
 
     run_id: str | None = None
-    """The run that everything is given to."""
+    """Run that all values are assigned to."""
     cancel_unfinished: bool = False
-    """Rollouts that had not ended are taken as cancelled; else they are not taken."""
+    """Convert unfinished rollouts to cancelled ones; False skips them."""
     dropped: Counter[str] = field(default_factory=Counter[str])
-    """Fields that have no place here, such as `rollouts.owner`, and in how many documents they stood."""
+    """Fields without an equivalent, such as `rollouts.owner`, with the number of documents that have them."""
 
     def convert(self, kind: Kind, document: Document) -> Converted:
-        """Return the value that a document means.
+        """Return the value of a document.
 
         Raises:
-            NotCarriedOver: it means none here.
+            NotCarriedOver: it has no equivalent here.
         """
         make: dict[Kind, Callable[[Document], tuple[BaseModel, str]]] = {
             "resources": self._resources,
@@ -91,8 +91,8 @@ class Converter:
         return {name: document[name] for name in fields if name in document}
 
     def _resources(self, document: Document) -> tuple[ResourcesUpdate, str]:
-        named = _mapping(document, "resources")
-        own = {name: _of_own_kind(resource) for name, resource in named.items()}
+        resources = _mapping(document, "resources")
+        own = {name: _of_own_kind(resource) for name, resource in resources.items()}
         fields = {**document, "resources": stored_forms(own), "run_id": self.run_id}
         return ResourcesUpdate.model_validate(fields), ""
 
@@ -105,22 +105,22 @@ class Converter:
             return rollout, ""
         if not self.cancel_unfinished:
             raise NotCarriedOver("not_ended", f"it is {rollout.status}; --unfinished cancel takes it as cancelled")
-        cancelled = rollout.model_copy(update={"status": "cancelled", "end_time": rollout.start_time})
-        return cancelled, "rollouts that had not ended: cancelled"
+        result = rollout.model_copy(update={"status": "cancelled", "end_time": rollout.start_time})
+        return result, "rollouts that had not ended: cancelled"
 
     def _attempt(self, document: Document) -> tuple[Attempt, str]:
         attempt = Attempt.model_validate(document)
         last = attempt.start_time if attempt.last_heartbeat_time is None else attempt.last_heartbeat_time
         if attempt.status in ("preparing", "running"):
-            ended = {"status": "unresponsive", "outcome": "cancelled", "outcome_reason": "stopped", "end_time": last}
-            return attempt.model_copy(update=ended), "attempts that had not ended: unresponsive, outcome cancelled"
+            update = {"status": "unresponsive", "outcome": "cancelled", "outcome_reason": "stopped", "end_time": last}
+            return attempt.model_copy(update=update), "attempts that had not ended: unresponsive, outcome cancelled"
         return (attempt.model_copy(update={"end_time": last}) if attempt.end_time is None else attempt), ""
 
     def _span(self, document: Document) -> tuple[Span, str]:
         attributes, change = document.get("attributes"), ""
-        if isinstance(attributes, dict) and None in attributes.values():  # its server wrote NaN as null
-            named = cast("dict[str, Any]", attributes)
-            document["attributes"] = {name: value for name, value in named.items() if value is not None}
+        if isinstance(attributes, dict) and None in attributes.values():  # the v0.3 server wrote NaN as null
+            values = cast("dict[str, Any]", attributes)
+            document["attributes"] = {name: value for name, value in values.items() if value is not None}
             change = "spans: attributes without a value left out"
         span = Span.model_validate(document)
         if span.sequence_id < 0:
@@ -129,7 +129,7 @@ class Converter:
 
 
 def _mapping(document: Document, name: str) -> Mapping[str, Any]:
-    """Return a field that is an object, and an empty one where it is missing or null."""
+    """Return a field that is an object; an empty one if it is missing or null."""
     value: Any = document.get(name)
     if value is not None and not isinstance(value, dict):
         raise ValueError(f"{name} is a {type(value).__name__}; expected an object")
@@ -137,7 +137,7 @@ def _mapping(document: Document, name: str) -> Mapping[str, Any]:
 
 
 def _of_own_kind(resource: Any) -> object:
-    """Return a resource; one of a class of the program's own by its values."""
+    """Return a resource; one of the program's own classes as its values."""
     if not isinstance(resource, dict):
         return resource
     values = cast("dict[str, Any]", resource)
@@ -149,18 +149,18 @@ def _of_own_kind(resource: Any) -> object:
 
 
 def plain_json(value: Any) -> Any:
-    """Return JSON data out of what BSON and its extended JSON hold: numbers, times, ids, bytes."""
+    """Return JSON data from values of BSON and its extended JSON: numbers, times, ids, bytes."""
     if value.__class__ in _PLAIN:
         return value
     if isinstance(value, dict):
-        named = cast("dict[str, Any]", value)
-        if len(named) == 1 and (key := next(iter(named))) in _EXTENDED:
-            return _EXTENDED[key](named[key])
-        return {str(key): plain_json(item) for key, item in named.items()}
+        entries = cast("dict[str, Any]", value)
+        if len(entries) == 1 and (key := next(iter(entries))) in _EXTENDED:
+            return _EXTENDED[key](entries[key])
+        return {str(key): plain_json(item) for key, item in entries.items()}
     if isinstance(value, (list, tuple)):
         return [plain_json(item) for item in cast("list[Any]", value)]
     if isinstance(value, int):
-        return int(value)  # of the driver's class for 64 bits
+        return int(value)  # converts the driver's 64-bit class
     if isinstance(value, datetime):
         return value.isoformat()
     if isinstance(value, bytes):
@@ -184,7 +184,7 @@ def _finite(value: Any) -> Any:
 
 
 def _first(error: Exception) -> str:
-    """Return the first thing that is wrong, without the value, which may be long or secret."""
+    """Return the first problem, without the value, which may be long or secret."""
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False, include_input=False)[0]
         return f"{'.'.join(str(part) for part in first['loc']) or 'it'}: {first['msg']}"

@@ -1,8 +1,8 @@
-"""JSON in files: what `mongoexport` writes, what the server of v0.3 answers, or one file with four lists.
+"""JSON files: output of `mongoexport`, answers of the v0.3 server, or one file with four lists.
 
 A folder holds `rollouts.json`, `attempts.json`, `spans.json` and `resources.json`, or several of a kind
-(`spans-1.json`), or `.jsonl`. A file is a list, an object with `items`, or one document a line. It is read piece by
-piece, so that it may be greater than the memory; a single file with all four lists is read whole.
+(`spans-1.json`), or `.jsonl`. A file is a list, an object with `items`, or one document per line. It is read in
+pieces, so it may be larger than the memory; a single file with all four lists is read whole.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class DumpSource:
         self._embedded = not self._files.get("attempts") and not (self._whole or {}).get("attempts")
 
     async def check(self) -> None:
-        """Return at once: it was checked when it was opened."""
+        """Do nothing: the source was checked when it was opened."""
 
     async def documents(self, kind: Kind) -> AsyncIterator[Document]:
-        """Yield documents; without a list of attempts, the attempt in each rollout is taken."""
+        """Yield documents; without a list of attempts, yield the attempt in each rollout."""
         if kind == "attempts" and self._embedded:
             for rollout in self._read("rollouts"):
                 if isinstance(attempt := rollout.get("attempt"), dict):
@@ -61,7 +61,7 @@ class DumpSource:
         return {name: len(cast("dict[str, list[Any]]", self._whole)[name]) for name in others}
 
     async def close(self) -> None:
-        """Return at once: no file is open."""
+        """Do nothing: no file is open."""
 
     def _read(self, kind: Kind) -> Iterator[Document]:
         if self._whole is not None:
@@ -74,18 +74,18 @@ class DumpSource:
 
 
 def _whole(file: Path) -> dict[str, list[Any]]:
-    expected = f"expected one object of lists, {{{', '.join(f'{kind}: [...]' for kind in KINDS)}}}, or a folder"
+    hint = f"expected one object of lists, {{{', '.join(f'{kind}: [...]' for kind in KINDS)}}}, or a folder"
     try:
-        read: Any = json.loads(file.read_text(encoding="utf-8"))
+        content: Any = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise BadRequestError(f"{file}: {error.strerror}") from None
     except ValueError as error:
-        raise BadRequestError(f"{file} is no JSON ({error}); {expected}") from None
-    lists = cast("dict[str, Any]", read) if isinstance(read, dict) else {}
+        raise BadRequestError(f"{file} is no JSON ({error}); {hint}") from None
+    lists = cast("dict[str, Any]", content) if isinstance(content, dict) else {}
     if not set(KINDS) & lists.keys() or not all(isinstance(lists.get(kind, []), list) for kind in KINDS):
         shape = f"an object of {', '.join(list(map(str, lists))[:8]) or 'nothing'}"
         raise BadRequestError(
-            f"{file} holds {shape if isinstance(read, dict) else f'a {type(read).__name__}'}; {expected}"
+            f"{file} holds {shape if isinstance(content, dict) else f'a {type(content).__name__}'}; {hint}"
         )
     return {name: value for name, value in lists.items() if isinstance(value, list)}
 
@@ -100,12 +100,12 @@ def _items(file: Path) -> Iterator[object]:
     """Yield the items of a list, of an object with `items`, or of lines, without reading all of them at once.
 
     Raises:
-        BadRequestError: it is no JSON; says after which item.
+        BadRequestError: it is not JSON; the text has the number of the last valid item.
     """
     number = 0
     try:
-        with file.open(encoding="utf-8-sig") as opened:
-            buffer, step, ended = opened.read(_CHUNK), _CHUNK, False
+        with file.open(encoding="utf-8-sig") as stream:
+            buffer, step, at_end = stream.read(_CHUNK), _CHUNK, False
             head = _LIST.match(buffer)
             place = 0 if head is None else head.end()
             while True:
@@ -115,9 +115,9 @@ def _items(file: Path) -> Iterator[object]:
                 try:
                     item, end = _decode(buffer, place)
                 except ValueError:
-                    if not ended:  # twice as much each time, so that a long item is not parsed too often
-                        more = opened.read(step)
-                        ended, step = not more, step * 2
+                    if not at_end:  # doubled each time, so that a long item is not parsed too often
+                        more = stream.read(step)
+                        at_end, step = not more, step * 2
                         buffer, place = buffer[place:] + more, 0
                         continue
                     if head is None and place == len(buffer):

@@ -1,6 +1,6 @@
-"""Writes the documents of a source into a store, each counted as new, present, or not carried over.
+"""Writes the documents of a source into a store, and counts each as new, present, or not carried over.
 
-An import that was cut off is begun again from the start: what is there already is left as it is.
+A repeated import starts from the beginning and skips data that is present.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _BATCH = 1000
 _BATCH_BYTES = 4 * 2**20
-"""Of JSON; a server takes 32 MiB at once."""
+"""Size of a batch in bytes of JSON; a server accepts 32 MiB at once."""
 _MOST_EXAMPLES = 3
 _NAMES: dict[str, Kind] = {"resources": "resources", "rollout": "rollouts", "attempt": "attempts", "span": "spans"}
 
@@ -34,9 +34,9 @@ class Tally:
     read: int = 0
     new: int = 0
     present: int = 0
-    """There already, from an earlier import."""
+    """Number of documents from an earlier import."""
     left: int = 0
-    """Not carried over."""
+    """Number of documents that were not carried over."""
 
 
 @dataclass
@@ -57,17 +57,17 @@ class Report:
     source: str
     tallies: dict[Kind, Tally] = field(default_factory=lambda: {kind: Tally() for kind in KINDS})
     missed: dict[tuple[Kind, str], Missed] = field(default_factory=dict[tuple[Kind, str], Missed])
-    """By kind and reason."""
+    """Pieces that were not carried over, by kind and reason."""
     dropped: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Fields that have no place here, and in how many documents they stood."""
+    """Fields without an equivalent, with the number of documents that have them."""
     changed: Counter[str] = field(default_factory=Counter[str])
-    """Changes, and the number of documents that have them."""
+    """Changes, with the number of documents that have them."""
     others: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Documents of the source that belong to no history, by kind."""
+    """Documents of the source that are not part of a history, by kind."""
 
     @property
     def is_whole(self) -> bool:
-        """True if everything is there now, but for rollouts that had not ended, and what belongs to them."""
+        """True if all data was imported, except rollouts that had not ended and the data that belongs to them."""
         expected = {"not_ended", "no_rollout"} if ("rollouts", "not_ended") in self.missed else set[str]()
         return all(reason in expected for _, reason in self.missed)
 
@@ -89,7 +89,7 @@ class _Piece(NamedTuple):
 
 
 class Importing:
-    """One import. `report` says at any time what it has done so far."""
+    """One import. `report` has the current counts at any time."""
 
     def __init__(self, source: Source, converter: Converter, tell: Callable[[Report], None] | None = None) -> None:
         """`tell` is called after each batch."""
@@ -103,11 +103,11 @@ class Importing:
         self._early: list[_Piece] = []
 
     async def run(self, store: LightningStore | None) -> Report:
-        """Read everything, write it into a store, and return what was done; without a store nothing is written.
+        """Read everything, write it into a store, and return the report; without a store nothing is written.
 
         Raises:
-            BadRequestError: the source does not hold what v0.3 wrote.
-            StoreUnreachableError: source or store do not answer. Begin again later: what was taken is kept.
+            BadRequestError: the source does not hold data of v0.3.
+            StoreUnreachableError: source or store do not answer. Start again later: the imported data is kept.
         """
         self._store, self.has_begun = store, True
         for kind in KINDS:
@@ -118,8 +118,8 @@ class Importing:
                 name = _name(kind, document)
                 try:
                     value, bytes_of_value, change = self._converter.convert(kind, document)
-                except NotCarriedOver as why:
-                    self.report.miss(kind, name, why.reason, str(why))
+                except NotCarriedOver as failure:
+                    self.report.miss(kind, name, failure.reason, str(failure))
                     continue
                 batch.append(_Piece(name, value, change))
                 size += bytes_of_value
@@ -132,7 +132,7 @@ class Importing:
         return self.report
 
     async def _write(self, kind: Kind, batch: Sequence[_Piece]) -> None:
-        """Write a batch; of one that is refused as a whole, the piece that is the cause is left out."""
+        """Write a batch; if it is refused as a whole, skip the piece that causes it."""
         if not batch:
             return
         if self._store is None:
@@ -142,7 +142,7 @@ class Importing:
             return
         values: dict[str, Any] = {kind: [piece.value for piece in batch]}
         try:
-            done = await self._store.import_history(**values)
+            result = await self._store.import_history(**values)
         except (TypeError, ValueError, TooLargeError) as error:  # BadRequestError, too
             if len(batch) == 1:
                 self.report.miss(kind, batch[0].name, "refused", str(error))
@@ -151,37 +151,37 @@ class Importing:
             await self._write(kind, batch[:middle])
             await self._write(kind, batch[middle:])
             return
-        self._count(kind, batch, done)
+        self._count(kind, batch, result)
         self._tell(self.report)
 
-    def _count(self, kind: Kind, batch: Sequence[_Piece], done: HistoryImport) -> None:
+    def _count(self, kind: Kind, batch: Sequence[_Piece], result: HistoryImport) -> None:
         tally = self.report.tallies[kind]
-        tally.new += getattr(done, kind)
-        tally.present += done.present
-        early = {each.id for each in done.refused if each.reason == "wrong_number"}
-        if early:  # its predecessor stands behind it in the source
+        tally.new += getattr(result, kind)
+        tally.present += result.present
+        early = {each.id for each in result.refused if each.reason == "wrong_number"}
+        if early:  # its predecessor follows it in the source
             self._early += [piece for piece in batch if getattr(piece.value, "attempt_id", "") in early]
-        left = {each.id for each in done.refused}
-        self.report.changed.update(piece.change for piece in batch if piece.change and piece.name not in left)
-        for refused in done.refused:
-            if refused.reason != "wrong_number":
-                self.report.miss(_NAMES[refused.kind], refused.id, refused.reason, refused.message)
+        refused_ids = {each.id for each in result.refused}
+        self.report.changed.update(piece.change for piece in batch if piece.change and piece.name not in refused_ids)
+        for refusal in result.refused:
+            if refusal.reason != "wrong_number":
+                self.report.miss(_NAMES[refusal.kind], refusal.id, refusal.reason, refusal.message)
 
     async def _write_early(self, kind: Kind) -> None:
-        """Try the attempts again that came before their predecessors, as long as that takes some in."""
+        """Retry the attempts that came before their predecessors, as long as some are imported."""
         while kind == "attempts" and self._early:
-            waiting, self._early = self._early, []
-            waiting.sort(key=lambda each: getattr(each.value, "sequence_id", 0))
-            for start in range(0, len(waiting), _BATCH):
-                await self._write(kind, waiting[start : start + _BATCH])
-            if len(self._early) == len(waiting):
+            pending, self._early = self._early, []
+            pending.sort(key=lambda each: getattr(each.value, "sequence_id", 0))
+            for start in range(0, len(pending), _BATCH):
+                await self._write(kind, pending[start : start + _BATCH])
+            if len(self._early) == len(pending):
                 for piece in self._early:
                     self.report.miss(kind, piece.name, "wrong_number", "an attempt of its rollout before it is missing")
                 self._early = []
 
 
 def _name(kind: Kind, document: Document) -> str:
-    """Return what people call a document, in the words of `HistoryRefusal`."""
+    """Return the name of a document for people, in the form of `HistoryRefusal`."""
     keys = {
         "resources": ("resources_id", "version"),
         "rollouts": ("rollout_id",),

@@ -53,10 +53,10 @@ class MongoSource:
         await asyncio.to_thread(self._client.close)
 
     async def _filter(self) -> dict[str, Any]:
-        """Return the filter of the partitions that are read.
+        """Return the filter of the partitions to read.
 
         Raises:
-            BadRequestError: there is none of this name, or there are several and none was named; lists them.
+            BadRequestError: there is none of this name, or there are several and none was named; the text lists them.
         """
         if self._partition_filter is None:
             partitions = await self._ask(self._partitions)
@@ -77,7 +77,7 @@ class MongoSource:
         return self._partition_filter
 
     def _partitions(self) -> dict[str, int]:
-        """Return the partitions, and how many rollouts each has; the greatest first."""
+        """Return the partitions with their numbers of rollouts, the largest first."""
         counts: dict[str, int] = {}
         for kind in KINDS:
             for name in self._database[kind].distinct("partition_id"):

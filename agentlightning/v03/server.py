@@ -1,4 +1,4 @@
-"""A server of v0.3, asked page by page. What it has dropped from memory it cannot tell; that is counted."""
+"""A server of v0.3, read page by page. Rollouts whose spans it has dropped from memory are counted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SORTED = {"rollouts": "start_time", "resources": "create_time"}
 
 
 class ServerSource:
-    """A server that was started with v0.3 and serves its store still. Its runs must have been stopped."""
+    """A running server of v0.3. Its runs must have been stopped."""
 
     def __init__(self, address: str) -> None:
         self._root = address.rstrip("/").removesuffix(_PREFIX)
@@ -49,9 +49,9 @@ class ServerSource:
             try:
                 async for document in pages:
                     yield document
-            except _Refused as refused:
-                if kind == "attempts" or "evicted" not in refused.text:
-                    raise BadRequestError(f"{refused}. Look into the log of that server") from None
+            except _Refused as refusal:
+                if kind == "attempts" or "evicted" not in refusal.text:
+                    raise BadRequestError(f"{refusal}. Look into the log of that server") from None
                 self._dropped += 1
 
     async def left_behind(self) -> Mapping[str, int]:
@@ -77,7 +77,7 @@ class ServerSource:
         """Return a page.
 
         Raises:
-            BadRequestError: the server is none of v0.3.
+            BadRequestError: it is not a server of v0.3.
             StoreUnreachableError: it does not answer.
             _Refused: it answers with an error.
         """

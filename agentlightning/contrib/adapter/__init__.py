@@ -1,4 +1,4 @@
-"""Adapters of other projects' records."""
+"""Adapters for other projects' records."""
 
 from agentlightning.lazy import attach_stub
 

@@ -1,6 +1,6 @@
-"""`FlightRecorderAdapter` turns the entries of a flight recorder into spans.
+"""`FlightRecorderAdapter` converts the entries of a flight recorder to spans.
 
-One system call writes one entry or two, and is one action:
+One system call writes one or two entries, and is one action:
 
 | system call                  | entries                                        | the action's verdict |
 | ---------------------------- | ---------------------------------------------- | -------------------- |
@@ -9,8 +9,8 @@ One system call writes one entry or two, and is one action:
 | another one that was allowed | `syscall_<NAME>` (pending)                     | `pending`            |
 | by an agent that was ended   | `syscall_<NAME>` (pending)                     | `pending`            |
 
-The kernel never completes the first entry. The second one belongs to the last open one of the same agent with the same
-call and arguments.
+The kernel never completes the first entry. The second one belongs to the last open entry of the same agent with the
+same call and arguments.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class FlightRecorderAdapter(Adapter[Iterable[Entry], list[Span]]):
     importing a log twice adds nothing.
 
     Args:
-        rollout_id: the rollout whose spans they become.
-        attempt_id: its attempt.
+        rollout_id: id of the rollout that the spans belong to.
+        attempt_id: id of the attempt.
 
     Raises (`adapt`):
-        ValueError: an entry is not one of a flight recorder; says which one.
+        ValueError: an entry is not one of a flight recorder; the text names it.
     """
 
     def __init__(self, *, rollout_id: str, attempt_id: str) -> None:
@@ -111,11 +111,11 @@ class _Action:
     """One action of an agent in a flight recorder."""
 
     entry: Entry
-    """The entry about its end."""
+    """The last entry of the action."""
     syscall: str | None
-    """`SYS_EXEC`; None if no kernel wrote the entry."""
+    """System call, such as `SYS_EXEC`; None if no kernel wrote the entry."""
     start: float
-    """Seconds since 1970."""
+    """Start time in Unix seconds."""
     seconds: float
     """Duration of the tool; 0 if it did not run."""
 
@@ -124,13 +124,13 @@ def _actions_of(entries: Iterable[Entry]) -> list[_Action]:
     """Return the actions of entries, in the order of time; the entries may be in any order.
 
     Raises:
-        ValueError: one is not an entry of a flight recorder; says which one, and its fault.
+        ValueError: an entry is not one of a flight recorder; the text names it and the problem.
     """
-    checked = sorted((_checked(index, entry) for index, entry in enumerate(entries)), key=_place)
+    timed_entries = sorted((_checked(index, entry) for index, entry in enumerate(entries)), key=_place)
     firsts: dict[str, list[int]] = {}
-    """Open first entries, by the key of the second one, which belongs to the last of them."""
+    """Open first entries, by the key of their second entry, which belongs to the last of them."""
     actions: list[_Action] = []
-    for start, entry in checked:
+    for start, entry in timed_entries:
         name = str(entry["tool_name"])
         if name.startswith(_PREFIX):
             syscall = name.removeprefix(_PREFIX)
@@ -149,10 +149,10 @@ def _actions_of(entries: Iterable[Entry]) -> list[_Action]:
 
 
 def _key_of_second(entry: Entry) -> tuple[str, str | None]:
-    """Return the key that the first entry has, and the system call if the entry names it."""
+    """Return the key of the first entry, and the system call if the entry names it."""
     arguments = _arguments(entry)
     fields = cast("Entry", arguments if isinstance(arguments, Mapping) else {})
-    if "_syscall" in fields:  # refused: it has the arguments of the system call
+    if "_syscall" in fields:  # refused: the entry has the arguments of the system call
         syscall = str(fields["_syscall"])
         return _key(entry, syscall, {k: v for k, v in fields.items() if k not in ("_syscall", "_ring")}), syscall
     call: dict[str, object] = {"tool": entry["tool_name"], "args": arguments}
@@ -160,7 +160,7 @@ def _key_of_second(entry: Entry) -> tuple[str, str | None]:
 
 
 def _key(entry: Entry, syscall: str, arguments: object) -> str:
-    if syscall == "SYS_EXEC" and isinstance(arguments, Mapping):  # the tool's entry has no more of it
+    if syscall == "SYS_EXEC" and isinstance(arguments, Mapping):  # the tool's entry has only these fields
         call = cast("Mapping[str, object]", arguments)
         arguments = {"tool": call.get("tool"), "args": call.get("args") or {}}
     return json.dumps([entry["agent_id"], syscall, arguments or {}], sort_keys=True, default=str)
@@ -176,9 +176,9 @@ def _arguments(entry: Entry) -> object:
         return arguments
 
 
-def _place(timed: tuple[float, Entry]) -> tuple[float, int]:
-    number = timed[1].get("id")
-    return timed[0], number if isinstance(number, int) else 0
+def _place(item: tuple[float, Entry]) -> tuple[float, int]:
+    number = item[1].get("id")
+    return item[0], number if isinstance(number, int) else 0
 
 
 def _checked(index: int, entry: object) -> tuple[float, Entry]:
@@ -186,19 +186,19 @@ def _checked(index: int, entry: object) -> tuple[float, Entry]:
         raise ValueError(
             f"entry {index} must be a dictionary, as get_log() of a flight recorder returns; got {entry!r}"
         )
-    known = cast("Entry", entry)
-    missing = [name for name in _NEEDED if known.get(name) is None]
+    fields = cast("Entry", entry)
+    missing = [name for name in _NEEDED if fields.get(name) is None]
     if missing:
         raise ValueError(f"entry {index} is no entry of a flight recorder: it has no {', '.join(missing)}")
-    stamp = known["timestamp"]
+    stamp = fields["timestamp"]
     try:
         time = datetime.fromisoformat(stamp)
     except (TypeError, ValueError):
         raise ValueError(
-            f"entry {index} ({known['trace_id']}): timestamp must be ISO 8601, such as "
+            f"entry {index} ({fields['trace_id']}): timestamp must be ISO 8601, such as "
             f"2026-11-24T03:54:55.846627+00:00; got {stamp!r}"
         ) from None
-    return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp(), known
+    return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp(), fields
 
 
 def _seconds(entry: Entry) -> float:

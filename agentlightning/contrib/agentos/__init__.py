@@ -1,4 +1,4 @@
-"""Agent-OS, and policy kernels like it, in training: the actions that they refuse, and those that they record.
+"""Agent-OS, and similar policy kernels, in training: the actions that they refuse, and those that they record.
 
 Made for `KernelSpace` of the package `agent-os-kernel`, which need not be installed: nothing of it is imported here.
 """

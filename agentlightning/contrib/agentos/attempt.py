@@ -1,7 +1,7 @@
-"""The violations of the attempt that runs, and its entries in flight recorders.
+"""The violations of the current attempt, and its entries in flight recorders.
 
 A context variable holds them; a thread or a job that copies no context belongs to the attempt in which it was started
-(`tracer/started.py`), also if it runs an event loop of its own, which it needs for `KernelSpace.syscall`.
+(`tracer/started.py`), even if it runs its own event loop, which it needs for `KernelSpace.syscall`.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ logger = logging.getLogger(__name__)
 VIOLATION_NAME = "policy_violation"
 """Name of the annotation that records a violation in the trace."""
 LONGEST_TEXT = 4096
-"""Characters of a reason, of arguments or of a result that are kept."""
+"""Largest number of characters of a stored reason, argument list or result."""
 _OF_THE_KERNEL = ("_syscall", "_ring")
-"""The arguments that `KernelSpace` adds to a system call before it asks the policy."""
+"""Arguments that `KernelSpace` adds to a system call for the policy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """An action that was refused. Secrets in its texts are hidden, as in the messages of errors."""
+    """A refused action. Secrets in its texts are hidden, as in error messages."""
 
     reason: str
     """The reason of the policy."""
     agent_id: str | None = None
-    """The agent, which is also the role by which the policy decides."""
+    """Id of the agent, which is also the role that the policy uses."""
     tool: str | None = None
-    """The tool, or the policy's name for the system call: `file_write`."""
+    """Name of the tool, or the policy's name for the system call: `file_write`."""
     syscall: str | None = None
-    """The system call: `SYS_EXEC`."""
+    """Name of the system call: `SYS_EXEC`."""
     arguments: str | None = None
-    """Its arguments as JSON, at most `LONGEST_TEXT` characters."""
+    """Arguments of the call as JSON, at most `LONGEST_TEXT` characters."""
 
     @classmethod
     def of_syscall(cls, reason: object, agent_id: object, tool: object, args: Mapping[str, object]) -> Violation:
@@ -55,7 +55,7 @@ class Violation:
         return cls(readable_reason(reason), str(agent_id), str(tool), str(args.get("_syscall")), arguments_text(own))
 
     def attributes(self) -> Attributes:
-        """Return the attributes of its annotation, without those that are not known."""
+        """Return the attributes of its annotation, without unknown ones."""
         values = {
             "name": VIOLATION_NAME,
             "violation": self.reason,
@@ -71,10 +71,10 @@ class Violation:
 
 
 class AttemptWatch:
-    """Counts the violations of one attempt. Any thread may add.
+    """Counts the violations of one attempt. Any thread may add some.
 
     Args:
-        emit: record each as an annotation of the trace.
+        emit: record each violation as an annotation of the trace.
         ends: the first violation ends the attempt.
         reward: the reward of the attempt if a violation ends it.
     """
@@ -89,7 +89,7 @@ class AttemptWatch:
         self._reward = reward
         self._counts: dict[Hashable, int] = {}
         self.entries: dict[Hashable, set[str]] = {}
-        """Recorder, and the ids of the entries that this attempt wrote."""
+        """Ids of the entries that this attempt wrote, by recorder."""
         self._lock = threading.Lock()
 
     @property
@@ -98,7 +98,7 @@ class AttemptWatch:
         return self.ends and self.first is not None
 
     def add(self, source: Hashable, violation: Violation) -> None:
-        """Count a violation that `source` found, and record it. Never raises: the action stays refused."""
+        """Count a violation that `source` reported, and record it. Never raises: the action stays refused."""
         with self._lock:
             self.first = self.first or violation
             self._counts[source] = self._counts.get(source, 0) + 1
@@ -112,12 +112,12 @@ class AttemptWatch:
             logger.warning("[Rollout %s] a policy violation is not in the trace: %s", self.rollout_id, error)
 
     def add_entry(self, recorder: Hashable, entry_id: str) -> None:
-        """Record that an entry of a recorder is this attempt's."""
+        """Record that an entry of a recorder belongs to this attempt."""
         with self._lock:
             self.entries.setdefault(recorder, set()).add(entry_id)
 
     def count(self, source: Hashable) -> int:
-        """Return the number of violations that `source` has found."""
+        """Return the number of violations that `source` has reported."""
         with self._lock:
             return self._counts.get(source, 0)
 
@@ -129,11 +129,11 @@ class AttemptWatch:
 
 _current: ContextVar[AttemptWatch | None] = ContextVar("agl_violations", default=None)
 _running: dict[tuple[str | None, str | None], AttemptWatch] = {}
-"""The watches of this process by rollout and attempt."""
+"""The watches of this process, by rollout and attempt."""
 
 
 def attempt_watch() -> AttemptWatch | None:
-    """Return the watch of the attempt of this context, thread or job; None outside of attempts that are watched."""
+    """Return the watch of the attempt of this context, thread or job; None outside of watched attempts."""
     watch = _current.get()
     if watch is None and (scope := _own_scope()) is not None:
         watch = _running.get((scope.rollout_id, scope.attempt_id))
@@ -141,7 +141,7 @@ def attempt_watch() -> AttemptWatch | None:
 
 
 def note(source: Hashable, violation: Violation) -> AttemptWatch | None:
-    """Add a violation to the attempt that it belongs to, and return the watch of that."""
+    """Add a violation to its attempt, and return the watch of that attempt."""
     watch = attempt_watch()
     if watch is not None:
         watch.add(source, violation)
@@ -170,7 +170,7 @@ def watched(watch: AttemptWatch) -> Generator[AttemptWatch]:
 
 
 def _own_scope() -> TraceScope | None:
-    """Return the scope of this context, or that in which this thread was started, whatever loop it runs."""
+    """Return the scope of this context, or the scope in which this thread was started, even if it runs another loop."""
     return current_scope() or origin.get()
 
 
@@ -183,16 +183,16 @@ def readable_reason(reason: object) -> str:
 
 
 def arguments_text(arguments: object) -> str:
-    """Return arguments as JSON without secrets; a value that JSON cannot hold is the name of its class."""
+    """Return arguments as JSON without secrets; a value that JSON cannot hold becomes the name of its class."""
     try:
-        known: Any = json.loads(json.dumps(arguments, default=_class_name, skipkeys=True))
+        value: Any = json.loads(json.dumps(arguments, default=_class_name, skipkeys=True))
     except (ValueError, RecursionError):  # an agent may pass a value that contains itself
-        known = _class_name(arguments)
-    return cut(json.dumps(masked(known), ensure_ascii=False), LONGEST_TEXT)
+        value = _class_name(arguments)
+    return cut(json.dumps(masked(value), ensure_ascii=False), LONGEST_TEXT)
 
 
 def without_secrets(text: str) -> str:
-    """Return a text, JSON or not, in which secrets are hidden, of at most `LONGEST_TEXT` characters."""
+    """Return a text, JSON or not, with secrets hidden, of at most `LONGEST_TEXT` characters."""
     try:
         value: object = json.loads(text)
     except (ValueError, RecursionError):

@@ -1,8 +1,8 @@
 """Watches the refusals of a kernel: between a `KernelSpace` and its policy engine, or by a callback.
 
-`KernelSpace` asks `policy_engine.check_violation(agent_role, tool_name, args)` before every system call and refuses the
-call for the reason that it returns: the agent is ended with `AgentKernelPanic` if the kernel knows it by
-`create_agent_context`, and gets a result with `error_code` -2 if not. Both ask the engine once. The kernel's
+`KernelSpace` calls `policy_engine.check_violation(agent_role, tool_name, args)` before every system call and refuses
+the call if it returns a reason: the agent ends with `AgentKernelPanic` if the kernel knows it by
+`create_agent_context`, else it gets a result with `error_code` -2. Both call the engine once. The kernel's
 `metrics.policy_violations` counts each refusal twice and is not read.
 """
 
@@ -27,14 +27,14 @@ class PolicyKernel(Protocol):
     """A kernel of another project that reports its refusals itself."""
 
     def on_violation(self, callback: Callable[[Any], None], /) -> object:
-        """Call `callback` with every action that is refused from here on."""
+        """Call `callback` with every action that is refused from now on."""
 
 
 class _Watch:
-    """Stands for a part of a kernel, which does what the watch does not."""
+    """A wrapper of a part of a kernel; it delegates everything that it does not define."""
 
     _watched: str
-    """The attribute that holds the part."""
+    """Name of the attribute that holds the part."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == self._watched:  # the object is being copied or unpickled
@@ -43,10 +43,10 @@ class _Watch:
 
 
 class PolicyWatch(_Watch):
-    """A policy engine that reports its refusals to the attempt; everything else is the engine's.
+    """A policy engine that reports its refusals to the attempt, and delegates everything else to the engine.
 
-    `KernelSpace(policy_engine=PolicyWatch(engine))`: for agents that make a kernel for each attempt, of which runner
-    and reward know only the watch. It can be pickled if the engine can.
+    `KernelSpace(policy_engine=PolicyWatch(engine))`: for agents that create a kernel for each attempt, while runner
+    and reward have only the watch. It can be pickled if the engine can.
 
     Raises:
         TypeError: the engine has no `check_violation`.
@@ -63,9 +63,9 @@ class PolicyWatch(_Watch):
         self.engine: Any = engine
 
     def check_violation(self, agent_role: str, tool_name: str, args: Mapping[str, object]) -> str | None:
-        """Return the reason for which the engine refuses an action, or None.
+        """Return the engine's reason to refuse an action, or None.
 
-        A question (`SYS_CHECKPOLICY`) is not an action: the kernel marks system calls, and only these count.
+        A query (`SYS_CHECKPOLICY`) is not an action: the kernel marks system calls, and only these count.
 
         Raises:
             PolicyFault: a violation has ended the attempt before; its agent may do nothing more.
@@ -80,7 +80,7 @@ class PolicyWatch(_Watch):
 
 
 class RecorderWatch(_Watch):
-    """A `FlightRecorder` that reports each entry to its attempt; everything else is the recorder's.
+    """A `FlightRecorder` that reports each entry to its attempt, and delegates everything else to the recorder.
 
     An entry has no field for the attempt, and its `agent_id` is the role that all attempts share.
 
@@ -112,7 +112,7 @@ class RecorderWatch(_Watch):
         """Return the entries that an attempt has written, the oldest first.
 
         Args:
-            since: start of the attempt in seconds since 1970; only later entries of a long log are read.
+            since: start of the attempt in Unix seconds; only later entries of a long log are read.
         """
         ids = watch.entries.get(self)
         if not ids:
@@ -126,7 +126,7 @@ class RecorderWatch(_Watch):
 
 
 class Kernels:
-    """The kernels of a runner or a reward. A copy is the same object: the agent's kernel has no copy.
+    """The kernels of a runner or a reward. A copy is the same object, because the agent's kernel is not copied.
 
     Puts a `PolicyWatch` before the engine of a `KernelSpace`, and a `RecorderWatch` before its recorder, once each.
 
@@ -134,7 +134,7 @@ class Kernels:
         kernel: a `KernelSpace`, a `PolicyWatch`, an object with `on_violation(callback)`, or a list of them.
 
     Raises:
-        TypeError: there is no kernel that reports violations.
+        TypeError: no kernel reports violations.
     """
 
     def __init__(self, kernel: object) -> None:
@@ -166,7 +166,7 @@ def _flat(kernel: object) -> Generator[object]:
 
 
 def _sources_of(kernel: object) -> tuple[Hashable, ...]:
-    """Return what reports the violations of a kernel; a `KernelSpace` gets its watches here."""
+    """Return the objects that report the violations of a kernel; a `KernelSpace` gets its watches here."""
     if isinstance(kernel, PolicyWatch):
         return (kernel,)
     if _is_kernel_space(kernel):
@@ -213,7 +213,7 @@ class _Callback:
 
 _lock = threading.Lock()
 _subscribed: set[_Callback] = set()
-"""They hold their kernels, so that no other one gets the same id."""
+"""Holds the kernels, so that no other kernel gets the same id."""
 
 
 def _note_of_callback(source: _Callback, violation: object) -> None:

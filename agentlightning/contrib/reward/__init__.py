@@ -1,4 +1,4 @@
-"""Reward functions out of other projects' verdicts."""
+"""Reward functions from other projects' verdicts."""
 
 from agentlightning.lazy import attach_stub
 

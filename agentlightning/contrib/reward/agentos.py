@@ -14,11 +14,11 @@ from agentlightning.emitter.reward_values import USABLE_REWARD, as_reward
 class PolicyReward:
     """Returns `reward_fn(output, task)`, or `clean` without one, minus `penalty` for each violation of the attempt.
 
-    For `Trainer(runner=AgentOSRunner(kernel), reward_fn=PolicyReward(kernel))`. As every `reward_fn` it is called if
+    For `Trainer(runner=AgentOSRunner(kernel), reward_fn=PolicyReward(kernel))`. Like every `reward_fn` it is called if
     the agent returns something other than its reward. Only violations of these kernels have a penalty.
 
     Args:
-        kernel: as of `AgentOSRunner`.
+        kernel: same as for `AgentOSRunner`.
 
     Raises:
         TypeError: the kernel does not report violations, or `reward_fn` cannot be called.
@@ -49,10 +49,10 @@ class PolicyReward:
         return self._kernels.kernel
 
     async def __call__(self, output: object, task: object) -> float:
-        """Return the reward of the attempt that is being judged.
+        """Return the reward of the current attempt.
 
         Raises:
-            RuntimeError: nobody counted violations: the runner is not an `AgentOSRunner`.
+            RuntimeError: violations are not counted: the runner is not an `AgentOSRunner`.
         """
         watch = attempt_watch()
         if watch is None:

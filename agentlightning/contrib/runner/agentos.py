@@ -8,7 +8,7 @@
 | was refused, with `fail_on_violation=True`, and then did anything | `policy_fault`           |
 | was left by the kernel's own panic (`kernel.panic(...)`)    | `infrastructure_fault`         |
 
-`policy_fault` earns `violation_reward`. `user_space_execution` hides other exceptions of the agent from its caller.
+A `policy_fault` gets the reward `violation_reward`. `user_space_execution` hides other exceptions of the agent.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ class AgentOSRunner(LitAgentRunner[T]):
     """A runner that counts the actions that the kernel refused during each attempt.
 
     Args:
-        kernel: a `KernelSpace` of agent-os-kernel; a `PolicyWatch` for kernels that the agent makes; a list of them; or
-            any object with `on_violation(callback)`.
-        tracer: None is `OtelTracer()`, or the Trainer's.
-        fail_on_violation: the first violation ends the attempt as a fault of the policy, whatever the agent returns;
+        kernel: a `KernelSpace` of agent-os-kernel; a `PolicyWatch` for kernels that the agent creates; a list of them;
+            or any object with `on_violation(callback)`.
+        tracer: None uses `OtelTracer()`, or the Trainer's.
+        fail_on_violation: the first violation ends the attempt as a policy fault, regardless of the agent's result;
             every later action is refused.
         emit_violations: record each violation as an annotation `policy_violation` in the trace.
         emit_entries: record the attempt's entries in the kernel's flight recorder as spans, at its end.
         violation_reward: the reward of an attempt that a violation ended.
-        settings: of `LitAgentRunner`. The others come from the Trainer.
+        settings: settings of `LitAgentRunner`. All others come from the Trainer.
 
     Raises:
         TypeError: the kernel does not report violations.
@@ -103,14 +103,14 @@ class AgentOSRunner(LitAgentRunner[T]):
         return self._kernels.kernel
 
     def take_from_trainer(self, **settings: Any) -> None:
-        """Take the settings of the Trainer that the constructor did not set."""
+        """Apply the settings of the Trainer that the constructor did not set."""
         for name, value in settings.items():
             if name not in self._own:
                 setattr(self, f"_{name}", check_policy_faults(value) if name == "policy_faults" else value)
 
     @override
     def init_worker(self, worker_id: int, store: LightningStore, **kwargs: Any) -> None:
-        """As of `LitAgentRunner`.
+        """Prepare the worker as `LitAgentRunner` does, and subscribe to the kernels.
 
         Raises:
             RuntimeError: the kernel came from another process with an open flight recorder.
@@ -137,7 +137,7 @@ class AgentOSRunner(LitAgentRunner[T]):
 
 
 class _WatchedExecutor:
-    """Calls the agent by another executor, and decides its outcome by the actions that its kernel refused."""
+    """Calls the agent by another executor, and sets its outcome by the actions that its kernel refused."""
 
     prepares = False
 
@@ -146,10 +146,10 @@ class _WatchedExecutor:
         self._emit_entries = emit_entries
 
     async def prepare(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def spare(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     @property
     def threads(self) -> Threads:
@@ -174,13 +174,13 @@ class _WatchedExecutor:
         return output
 
     def close(self) -> None:
-        """Nothing to do; the runner closes the other executor."""
+        """Do nothing; the runner closes the other executor."""
 
 
 def fault_of(error: Exception, watch: AttemptWatch) -> PolicyFault | None:
-    """Return the fault of the policy that caused an exception of the agent; None if it has another cause."""
+    """Return the policy fault that caused an exception of the agent; None if it has another cause."""
     panic = next((each for each in _causes(error) if _is_panic(each)), None)
-    if panic is not None and watch.first is None:  # ended by a signal of another kind: its budget, its trust
+    if panic is not None and watch.first is None:  # ended by another kind of signal: its budget, its trust
         note("panic", Violation(readable_reason(panic), str(getattr(panic, "agent_id", None))))
     if panic is not None or watch.is_over:
         return watch.fault()
@@ -190,7 +190,7 @@ def fault_of(error: Exception, watch: AttemptWatch) -> PolicyFault | None:
 
 
 def emit_entries(watch: AttemptWatch, start: float) -> None:
-    """Add the entries of the attempt in flight recorders to its trace. Never raises: its outcome stays."""
+    """Add the attempt's flight recorder entries to its trace. Never raises: the outcome stays."""
     scope = current_scope()
     if scope is None or not scope.delivers:
         return
@@ -198,7 +198,7 @@ def emit_entries(watch: AttemptWatch, start: float) -> None:
     for recorder in [each for each in watch.entries if isinstance(each, RecorderWatch)]:
         try:
             spans = adapter.adapt(recorder.entries_of(watch, start))
-        except Exception as error:  # of the recorder's disk, for example
+        except Exception as error:  # for example of the recorder's disk
             logger.warning("[Rollout %s] its flight recorder cannot be read: %s", watch.rollout_id, error)
             continue
         for span in spans:
@@ -207,12 +207,12 @@ def emit_entries(watch: AttemptWatch, start: float) -> None:
 
 def _causes(error: BaseException) -> Generator[BaseException]:
     """Yield an exception, those that it was raised from, and those that are grouped in it, each once."""
-    pending, seen = [error], set[int]()
+    pending, visited = [error], set[int]()
     while pending:
         each = pending.pop()
-        if id(each) in seen:
+        if id(each) in visited:
             continue
-        seen.add(id(each))
+        visited.add(id(each))
         yield each
         if isinstance(each, BaseExceptionGroup):
             pending.extend(cast("BaseExceptionGroup[BaseException]", each).exceptions)
@@ -221,6 +221,6 @@ def _causes(error: BaseException) -> Generator[BaseException]:
 
 
 def _is_panic(error: BaseException) -> bool:
-    """True for the `AgentKernelPanic` of an agent, not the kernel's own; by name: the package need not be installed."""
+    """Return True for the `AgentKernelPanic` of an agent, not of the kernel; by name, since it may not be installed."""
     classes = [cls for cls in type(error).__mro__ if cls.__module__.startswith("agent_control_plane.")]
     return any(cls.__name__ == "AgentKernelPanic" for cls in classes) and getattr(error, "agent_id", None) != "kernel"

@@ -1,4 +1,4 @@
-"""Counts the work of one rendering of a jinja template: its budget, and what is put into the template to charge it."""
+"""Count the work of one rendering of a jinja template: its budget, and the filters that charge it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from jinja2.visitor import NodeTransformer
 from agentlightning.types.templates.fstring import MOST_CHARACTERS
 
 MOST_WORK = 40_000_000
-"""Characters that one rendering may read, compare and make; an entry of a list counts `ENTRY`, a filter, test,
+"""Characters that one rendering may read, compare and write; an entry of a list counts `ENTRY`, a filter, test,
 comparison or method `CALL`, a step of a loop or a call of a macro `STEP`: 100,000 steps, about two seconds."""
 STEP, CALL, ENTRY = 400, 40, 32
 MOST_SECONDS = 20.0
-"""Processor seconds of one rendering, looked at with the charges: the last net, for what no count sees."""
+"""Processor seconds of one rendering, checked with the charges: a last limit, for work that no count covers."""
 _BETWEEN_LOOKS = 20_000
-"""Characters charged between two looks at the time: a look is a system call."""
+"""Characters charged between two checks of the time, each of which is a system call."""
 _TURN = "agentlightning_step"
 _JOINED = "agentlightning_concatenation"
 _COMPARED = "agentlightning_comparison"
@@ -29,52 +29,52 @@ _SLICED = "agentlightning_slice"
 
 
 class Budget:
-    """The work that is left to one rendering."""
+    """The remaining work of one rendering."""
 
     def __init__(self) -> None:
-        self._left = self._looks_at = MOST_WORK
+        self._remaining = self._looks_at = MOST_WORK
         self._end = time.thread_time() + MOST_SECONDS
 
     def charge(self, amount: int) -> None:
-        """Take an amount of work from the budget."""
-        self._left -= amount
-        if self._left < 0:
+        """Subtract an amount of work from the budget."""
+        self._remaining -= amount
+        if self._remaining < 0:
             raise ValueError(
                 f"The template asks for more work than {MOST_WORK} characters and steps; shorten its loops or values"
             )
-        if self._left > self._looks_at:
+        if self._remaining > self._looks_at:
             return
         if time.thread_time() > self._end:
             raise ValueError(f"The template takes longer than {MOST_SECONDS:g} s of processor time")
-        self._looks_at = self._left - _BETWEEN_LOOKS
+        self._looks_at = self._remaining - _BETWEEN_LOOKS
 
     def weight(self, value: object) -> int:
-        """Return how many characters and entries a value has, those of lists within lists each time they would print.
+        """Return the number of characters and entries of a value; lists within lists count each time they print.
 
         Raises:
-            ValueError: more than the budget.
+            ValueError: it is more than the budget.
         """
         total = 0
-        waiting: list[object] = [value]
-        while waiting:
-            part = waiting.pop()
+        pending: list[object] = [value]
+        while pending:
+            part = pending.pop()
             total += 1
             if isinstance(part, Namespace):
-                waiting.append(cast("dict[str, object]", object.__getattribute__(part, "_Namespace__attrs")))
+                pending.append(cast("dict[str, object]", object.__getattribute__(part, "_Namespace__attrs")))
             elif isinstance(part, (dict, list, tuple, set, frozenset, ItemsView, KeysView, ValuesView)):
                 total += len(cast("Sized", part)) * ENTRY
-                if total > self._left:
+                if total > self._remaining:
                     self.charge(total)
-                waiting.extend(cast("Iterable[object]", part))
+                pending.extend(cast("Iterable[object]", part))
                 if isinstance(part, dict):
-                    waiting.extend(cast("dict[object, object]", part).values())
+                    pending.extend(cast("dict[object, object]", part).values())
             elif isinstance(part, (str, bytes, bytearray)):
                 total += len(cast("Sized", part))
             elif isinstance(part, range):
                 total += len(part) * ENTRY
             elif isinstance(part, int):
                 total += part.bit_length() // 3
-            if total > self._left:
+            if total > self._remaining:
                 self.charge(total)
         return total
 
@@ -93,7 +93,7 @@ class Budget:
         return value
 
     def sought(self, value: object) -> object:
-        """Return what something is looked for in; a table is not read through for that."""
+        """Return the container of a membership test; a table is not charged, because it is not read through."""
         return cast("object", value) if isinstance(value, (dict, set, frozenset)) else self.compared(value)
 
     def sliced(self, value: object) -> object:
@@ -101,7 +101,7 @@ class Budget:
         return value
 
     def watched(self, values: Iterator[object]) -> Iterator[object]:
-        """Yield what a filter makes one by one, each charged when it is asked for."""
+        """Yield the output of a filter one by one, each charged on request."""
         for value in values:
             self.charge(ENTRY + self.weight(value))
             yield value
@@ -125,18 +125,18 @@ class Budget:
 
 
 def is_sequence(value: object) -> TypeGuard[Sized]:
-    """True for what `*` and `+` make longer."""
+    """Return True for values that `*` and `+` make longer."""
     return isinstance(value, (str, bytes, bytearray, list, tuple))
 
 
 def counting_filters(budget: Budget) -> dict[str, Callable[..., Any]]:
     """Return the filters that `CountingVisitor` writes into a template."""
-    counted = {_TURN: budget.step, _COMPARED: budget.compared, _SOUGHT: budget.sought, _SLICED: budget.sliced}
-    return {**{name: _passing_context(step) for name, step in counted.items()}, _JOINED: budget.joined}
+    filters = {_TURN: budget.step, _COMPARED: budget.compared, _SOUGHT: budget.sought, _SLICED: budget.sliced}
+    return {**{name: _passing_context(step) for name, step in filters.items()}, _JOINED: budget.joined}
 
 
 def _passing_context(step: Callable[[object], object]) -> Callable[..., Any]:
-    """Mark a filter as one that needs the context, which keeps Jinja from running it when it compiles."""
+    """Mark a filter as one that needs the context, which keeps Jinja from running it at compile time."""
 
     @pass_context
     def counted(context: Context, value: object) -> object:
@@ -146,7 +146,7 @@ def _passing_context(step: Callable[[object], object]) -> Callable[..., Any]:
 
 
 class CountingVisitor(NodeTransformer):
-    """Puts a step at the beginning of every body that may run again, and the guarded form in the place of `~`."""
+    """Insert a step at the beginning of every body that may run again, and replace `~` by its counting form."""
 
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
@@ -171,7 +171,7 @@ class CountingVisitor(NodeTransformer):
 
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
         self.generic_visit(node)
-        if isinstance(node.arg, nodes.Slice):  # compiled to Python's own, past the environment's `getitem`
+        if isinstance(node.arg, nodes.Slice):  # compiled to Python's slice, which skips the environment's `getitem`
             node.node = self._filter(node.node, _SLICED, node)
         return node
 

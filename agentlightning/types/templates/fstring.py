@@ -1,7 +1,7 @@
-"""Prompt templates of the engine `f-string`: named placeholders, and nothing that leads from a value to other objects.
+"""Prompt templates of the engine `f-string`: named placeholders, without access from a value to other objects.
 
 `str.format` walks attributes (`{x.__init__.__globals__}`) and fills any width (`{x:300000000}`). Whoever can publish a
-template would read the agent's process with the one and end it with the other, so the gaps are filled here:
+template could read the agent's process with the former and crash it with the latter, so the gaps are filled here:
 
 | in a gap                       | allowed                                                                             |
 | ------------------------------ | ----------------------------------------------------------------------------------- |
@@ -24,7 +24,7 @@ MOST_CHARACTERS = 16 * 1024 * 1024
 WIDEST = 1000
 """Largest width or precision."""
 LONGEST_SPECIFICATION = 256
-"""Characters of a format specification: a date's repeats what it says for each `%`."""
+"""Characters of a format specification: a date's repeats its output for each `%`."""
 _NUMBER = re.compile(r"\d+")
 _CONVERSIONS = {"r": repr, "s": str, "a": ascii}
 _SHOWN = 80
@@ -34,8 +34,8 @@ def fill(template: str, values: Mapping[str, object]) -> str:
     """Return the template with its gaps filled.
 
     Raises:
-        KeyError: a gap was not given.
-        ValueError: a gap asks for more than is allowed, or the result is longer than `MOST_CHARACTERS`; names the gap.
+        KeyError: the value of a gap was not given.
+        ValueError: a gap needs more than is allowed, or the result is longer than `MOST_CHARACTERS`; names the gap.
     """
     parts: list[str] = []
     length = 0
@@ -67,14 +67,14 @@ def _parts(template: str, values: Mapping[str, object]) -> Iterator[str]:
             raise ValueError(f"{place} has a gap in its format specification; write the width out")
         check_widths(spec, place)
         try:
-            filled = format(value, spec)
+            value_text = format(value, spec)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{place}: {error}") from error
-        yield filled
+        yield value_text
 
 
 def _value(gap: str, values: Mapping[str, object]) -> object:
-    """Return what a gap names: a value that was given, or an entry of one, however deep."""
+    """Return the value of a gap: a given value, or an entry of one at any depth."""
     name, bracket, rest = gap.partition("[")
     if "." in name or name.startswith("_") or not name or name.isdecimal():
         raise ValueError(
@@ -121,7 +121,7 @@ def check_widths(spec: str, where: str) -> None:
     """Check that no number in a format specification is larger than `WIDEST`.
 
     Raises:
-        ValueError: one is; begins with `where`.
+        ValueError: one is; its text begins with `where`.
     """
     for number in _NUMBER.finditer(spec):
         digits = number[0].lstrip("0")

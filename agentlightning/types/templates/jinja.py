@@ -1,12 +1,12 @@
-"""Prompt templates of the engine `jinja`: Jinja's sandbox, with bounds on what a template may make and how long.
+"""Prompt templates of the engine `jinja`: Jinja's sandbox, with bounds on a template's output and work.
 
 The sandbox keeps a template away from attributes that lead out of a value. It does not keep it from `'a' * 300000000`,
 `|center(300000000)`, lists within lists that print as gigabytes, or loops within loops. Here each rendering has a
-budget: characters that it reads and makes, and steps of its loops and macros, are counted before they are made (see
-`counting.py`). Of the methods of built-in values only those that cannot grow a value beyond what is counted are
-offered.
+budget: the characters that it reads and writes, and the steps of its loops and macros, are counted in advance (see
+`counting.py`). Of the methods of built-in values, only those that cannot grow a value beyond the counted size are
+available.
 
-A loop over what the caller gave, and a method of an object that the caller gave, run as the caller's own code would:
+A loop over the caller's values, and a method of the caller's object, run like the caller's own code:
 give a template plain values.
 """
 
@@ -29,25 +29,25 @@ from agentlightning.types.templates.fstring import MOST_CHARACTERS, check_widths
 MOST_TEMPLATE = 1024 * 1024
 """Characters of a template."""
 MOST_TOKENS = 50_000
-"""Names, numbers, signs and texts of a template: what its compilation costs."""
+"""Names, numbers, signs and texts of a template, which bound the cost of its compilation."""
 MOST_BITS = 4096
-"""Of an integer that a template computes."""
+"""Bits of an integer that a template computes."""
 _MOST_RANGE = 2**60
-"""Largest number of a range: beyond it numbers can be chosen whose hashes are all the same."""
+"""Largest number of a range: beyond it, numbers can be chosen that all have the same hash."""
 _WIDEST = 10_000
 _SLOW_CHARACTERS = 64 * 1024
 """Longest value for filters whose time grows faster than their input."""
 _WIDENING = frozenset(("center", "indent", "wordwrap", "batch", "slice", "round", "tojson", "ljust", "rjust", "zfill"))
 _SORTING = frozenset(("sort", "dictsort", "groupby"))
 _PRODUCT = frozenset(("rfind", "rindex", "rpartition", "rsplit", "strip", "lstrip", "rstrip", "trim"))
-"""They may compare every character of the value with every one of the argument."""
+"""Methods that may compare every character of the value with every one of the argument."""
 # fmt: off
 _COMPARING = frozenset((
     "in", "==", "eq", "equalto", "!=", "ne", ">", "gt", "greaterthan", ">=", "ge", "<", "lt", "lessthan", "<=", "le",
     "lower", "upper",
 ))
 # fmt: on
-"""Tests whose time grows with what they are given."""
+"""Tests whose time grows with their arguments."""
 _REMAINDERS = frozenset(("odd", "even", "divisibleby"))
 _SLOW = frozenset(("wordwrap", "urlize", "striptags", "xmlattr", "pprint"))
 _BUILTINS = (str, bytes, bytearray, int, float, complex, list, tuple, dict, set, frozenset, type)
@@ -68,9 +68,9 @@ def render(template: str, values: Mapping[str, object]) -> str:
     """Return the template rendered with these values.
 
     Raises:
-        jinja2.UndefinedError: it names something that was not given.
-        jinja2.TemplateError: it is no template, or reaches for what the sandbox keeps from it.
-        ValueError: it asks for more than the bounds of this module.
+        jinja2.UndefinedError: it names a value that was not given.
+        jinja2.TemplateError: it is not a template, or uses something that the sandbox forbids.
+        ValueError: it needs more than the bounds of this module.
     """
     if len(template) > MOST_TEMPLATE:
         raise ValueError(f"The template has {len(template)} characters; at most {MOST_TEMPLATE} are rendered")
@@ -80,7 +80,7 @@ def render(template: str, values: Mapping[str, object]) -> str:
         return environment.from_string(template).render(**values)
     except RecursionError as error:
         raise ValueError("The template is nested too deeply, or calls itself without end") from error
-    except MemoryError as error:  # also what Python's compiler says of deep nesting
+    except MemoryError as error:  # Python's compiler raises it for deep nesting, too
         raise ValueError("The template needs more memory than there is") from error
 
 
@@ -94,15 +94,15 @@ class _Bounded(ImmutableSandboxedEnvironment):
         self.budget = Budget()
         self.globals.pop("lipsum")
         self.filters.pop("attr")
-        guarded = {name: self._guarded(name, call) for name, call in self.filters.items()}
-        self.filters.update(guarded)
+        filters = {name: self._guarded(name, call) for name, call in self.filters.items()}
+        self.filters.update(filters)
         self.tests.update({name: self._guarded_test(name, call) for name, call in self.tests.items()})
         self.globals.update(range=cast("Any", _bounded_range))
         self.filters.update(counting_filters(self.budget))
         self.concat = self.budget.joined
         self.finalize = self.budget.weighed  # Jinja turns what this returns into text
 
-    # --- what a template may do --------------------------------------------------------------------------------------
+    # --- operations of a template ------------------------------------------------------------------------------------
 
     @override
     def call_binop(self, context: Context, operator: str, left: object, right: object) -> object:
@@ -136,7 +136,7 @@ class _Bounded(ImmutableSandboxedEnvironment):
         return super().getitem(obj, argument)
 
     def _refused(self, obj: object, attribute: str) -> object:
-        """Return an entry of that name, where a dict has one; else what raises when it is used."""
+        """Return the entry of that name if the object is a dict that has one, else a value that raises on use."""
         if isinstance(obj, dict) and attribute in obj:
             return cast("dict[str, object]", obj)[attribute]
         return self.unsafe_undefined(obj, attribute)
@@ -155,11 +155,11 @@ class _Bounded(ImmutableSandboxedEnvironment):
         return result
 
     def _guarded(self, name: str, call: Callable[..., object]) -> Callable[..., object]:
-        """Return a filter that is charged for what it is given and gives."""
-        skipped = 1 if hasattr(call, "jinja_pass_arg") else 0
+        """Return a filter whose input and output are charged."""
+        start = 1 if hasattr(call, "jinja_pass_arg") else 0
 
         def run(*args: object, **kwargs: object) -> object:
-            values = args[skipped:]
+            values = args[start:]
             weight = self.budget.spend(*values, *kwargs.values())
             if name in _SLOW and weight > _SLOW_CHARACTERS:
                 raise ValueError(f"The filter {name} takes values of at most {_SLOW_CHARACTERS} characters")
@@ -172,11 +172,11 @@ class _Bounded(ImmutableSandboxedEnvironment):
         return functools.update_wrapper(run, call)
 
     def _guarded_test(self, name: str, call: Callable[..., object]) -> Callable[..., object]:
-        """Return a test that is charged for what it compares."""
-        skipped = 1 if hasattr(call, "jinja_pass_arg") else 0
+        """Return a test whose compared values are charged."""
+        start = 1 if hasattr(call, "jinja_pass_arg") else 0
 
         def run(*args: object, **kwargs: object) -> object:
-            values = (*args[skipped:], *kwargs.values())
+            values = (*args[start:], *kwargs.values())
             if name == "in":
                 self.budget.compared(values[0])
                 for value in values[1:]:
@@ -186,13 +186,13 @@ class _Bounded(ImmutableSandboxedEnvironment):
             else:
                 self.budget.charge(CALL)
             if name in _REMAINDERS and isinstance(values[0], (str, bytes, bytearray)):
-                raise ValueError(f"The test {name} takes numbers")  # of a text, % fills in
+                raise ValueError(f"The test {name} takes numbers")  # on a text, % is string formatting
             return call(*args, **kwargs)
 
         return functools.update_wrapper(run, call)
 
     def _check_growth(self, name: str, value: object, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
-        """Charge what a filter or method may make beyond what it is given."""
+        """Charge the output of a filter or method beyond the size of its input."""
         values = (*args, *kwargs.values())
         numbers = [abs(number) for number in values if isinstance(number, int)]
         texts = [len(text) for text in values if isinstance(text, str)]
@@ -221,10 +221,10 @@ class _Bounded(ImmutableSandboxedEnvironment):
         elif name == "sum" and any(is_sequence(start) and not isinstance(start, str) for start in values):
             raise ValueError("The filter sum adds numbers; for lists use a loop")
 
-    # --- what is compiled --------------------------------------------------------------------------------------------
+    # --- compilation -------------------------------------------------------------------------------------------------
 
     def check_tokens(self, template: str) -> None:
-        """Check that the template has no more tokens than one may compile."""
+        """Check that the template does not have more tokens than may be compiled."""
         for count, _ in enumerate(self.lex(template)):
             if count > MOST_TOKENS:
                 raise ValueError(f"The template has more than {MOST_TOKENS} names, signs and texts")
@@ -242,7 +242,7 @@ def _bounded_range(*args: int) -> range:
 
 
 def _grows(obj: object, attribute: str) -> bool:
-    """True for a method of a built-in value that may make more than it was given."""
+    """Return True for a method of a built-in value that may make more than it was given."""
     if not isinstance(obj, _BUILTINS) or attribute in _METHODS:
         return False
     kinds: tuple[type[object], ...] = type(cast("object", obj)).__mro__
