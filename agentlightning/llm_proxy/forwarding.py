@@ -51,11 +51,11 @@ T = TypeVar("T")
 
 _AGENT, _SERVER = "The request", "The model server's reply"
 _OURS = ("hosted_vllm",)
-"""Providers, as entries of models name them, whose servers run no tools."""
+"""Prefixes of models in their entries whose servers run no tools."""
 _FRAMES_A_TURN = 64
-"""So many frames are handed on before other calls get a turn."""
+"""Number of frames passed on before other calls get a turn."""
 _COUNTED = {MESSAGES.route: "messages/count_tokens", RESPONSES.route: "responses/input_tokens"}
-"""By dialect: the route that counts, here and at a server that speaks the dialect itself."""
+"""Route that counts tokens, by dialect, here and at a server that speaks the dialect itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,19 +82,19 @@ class UpstreamRequest:
     """The request to the model servers for one call."""
 
     agent_request: Json
-    """As the agent made it."""
+    """The agent's original request."""
     wire: Dialect
-    """The dialect of the request to the server."""
+    """Dialect of the request to the server."""
     body: Json
     """The request in that dialect."""
     prompt: list[object]
     """The prompt in it, as messages."""
     endpoints: list[ModelEndpoint]
-    """Those that speak the dialect."""
+    """Endpoints that speak the dialect."""
     translated: TranslatedDialect | None = None
-    """The agent's dialect, where it is not the server's."""
+    """The agent's dialect, if it differs from the server's."""
     left_out_tools: tuple[str, ...] = ()
-    """Types of the agent's tools that the model is not shown."""
+    """Types of the agent's tools that are not shown to the model."""
 
 
 class Forwarder:
@@ -116,7 +116,7 @@ class Forwarder:
         self._call_file = call_file
 
     async def serve(self, exchange: Exchange, raw: bytes) -> AgentReply:
-        """Make the call; `exchange.call` says how it ended. The bytes that it takes beside `raw` are held, too.
+        """Make the call and store its outcome in `exchange.call`. The bytes that it takes beside `raw` are held, too.
 
         Raises:
             CallFailed: there is no reply, or a stream broke off.
@@ -126,7 +126,7 @@ class Forwarder:
         try:
             asked, prompt = await self._off_loop.run(len(raw), _read_request, dialect, raw, call.model_in_url)
         except CallFailed as refused:
-            if refused.param is not None and refused.code != "too_many_values":  # the record says which turn it was
+            if refused.param is not None and refused.code != "too_many_values":  # the record names the turn
                 await self.note_refused(exchange, raw)
             raise
         call.streamed = dialect.wants_stream(asked)
@@ -143,7 +143,7 @@ class Forwarder:
             if fallbacks and request.endpoints and self._upstream.balancer.all_rest(request.endpoints):
                 text = f"The model servers of {call.model!r} failed lately, and none is tried again yet"
                 failure = CallFailed(503, text, code="upstream_unusable", state="upstream_error")
-                fallbacks.append(call.model)  # better than to refuse the call
+                fallbacks.append(call.model)  # better than refusing the call
             else:
                 try:
                     return await self._ask(exchange, request, among_others=bool(fallbacks))
@@ -161,7 +161,7 @@ class Forwarder:
         """Return the request to the servers of the call's model."""
         call, dialect = exchange.call, exchange.dialect
         replays = self._call_file is not None and self._call_file.replays
-        if replays and call.model not in self._models().names:  # only the file knows it: no endpoint is needed
+        if replays and call.model not in self._models().names:  # only the file has it: no endpoint is needed
             wire, endpoints = _wires(dialect)[-1], list[ModelEndpoint]()
         else:
             wire, endpoints = _wire_and_endpoints(self._models(), dialect, call.model, call.rollout_id)
@@ -197,10 +197,10 @@ class Forwarder:
     async def _ask_fallbacks(
         self, exchange: Exchange, asked: Json, fallbacks: list[str], failure: CallFailed
     ) -> AgentReply:
-        """Ask other models in turn, each in a dialect of its servers, and return the reply of the first that gives one.
+        """Call other models in turn, each in a dialect of its servers, and return the first reply.
 
         Raises:
-            CallFailed: `failure`, that of the model asked for, if none does; or a reply that was begun broke off.
+            CallFailed: `failure`, that of the requested model, if none replies; or a reply that was begun broke off.
         """
         call = exchange.call
         own = call.model, call.policy, call.request, call.prompt, call.endpoint, call.engine
@@ -218,20 +218,20 @@ class Forwarder:
         raise failure
 
     async def note_refused(self, exchange: Exchange, raw: bytes) -> None:
-        """Note model and prompt of a request that is not served, by which its retry is recognised."""
+        """Record model and prompt of a request that is not served, by which its retry is recognised."""
         call, noting = exchange.call, (_refused_request, exchange.dialect, raw)
         call.request, call.prompt = await self._off_loop.run(len(raw), *noting)
 
     async def _record(self, call: GatewayCall, request: UpstreamRequest, reply: Json) -> None:
         if self._call_file is not None and self._call_file.records:
             if call.model != self._models().resolved(request.agent_request["model"]):
-                reply = without_tokens(reply)  # a replay is of the model asked for, whose tokens these are not
+                reply = without_tokens(reply)  # a replay is of the requested model, whose tokens these are not
             await self._off_loop.run(LARGE_BYTES, self._call_file.record, request.wire.route, request.body, reply)
 
     async def _answered(
         self, call: GatewayCall, request: UpstreamRequest, reply: Json, record: Json, said: Json | None, size: int
     ) -> None:
-        """Note the reply on the call; `said` is the reply in the agent's dialect, where it is translated."""
+        """Store the reply on the call; `said` is the reply in the agent's dialect, where it is translated."""
         first, *further = await self._off_loop.run(size, _tokens_of, request, reply)
         call.answered(record, first, further, generated=request.wire.generates)
         if call.turn is not None and call.turn.stores and said is not None:
@@ -249,7 +249,7 @@ class Forwarder:
         return StreamEnd(exchange.reply_stream, shown) if call.streamed else JsonReply(200, shown)
 
     async def _pass_stream(self, exchange: Exchange, request: UpstreamRequest, stream: UpstreamStream) -> StreamEnd:
-        """Pass the frames to the agent as they come and collect the reply from them."""
+        """Pass the frames to the agent as they arrive and collect the reply from them."""
         call, wire = exchange.call, request.wire
         reader = wire.read_stream(request.body)
         writer = None if request.translated is None else request.translated.write_stream(request.agent_request)
@@ -269,14 +269,14 @@ class Forwarder:
                     break
                 await exchange.reply_stream.write(shown)
                 if number % _FRAMES_A_TURN == 0:
-                    await asyncio.sleep(0)  # frames that are there already come without a pause
+                    await asyncio.sleep(0)  # frames that have already arrived are passed without a pause
             if not (reader.ended or reader.complete):
                 raise unusable("The model server ended its stream before the reply was complete")
             ended = await self._off_loop.run(call.bytes, end_stream, request, reader, writer, stream.hid_key)
             reply, record, end = ended
             if call.turn is not None:
                 record = {**record, "id": call.turn.name}
-        except BaseException:  # what came of the reply is kept, whatever ends it
+        except BaseException:  # the received part of the reply is kept, whatever ends it
             with suppress(Exception):  # the reply may break off because it cannot be read
                 partial = reader.reply()
                 call.broke_off(None if partial is None else wire.record_of(partial))
@@ -291,7 +291,7 @@ class Forwarder:
         """Return the tokens of a prompt in the form of the route's dialect.
 
         Raises:
-            CallFailed: 400 that names the field that is wrong; 501, the server does not count; its own refusal.
+            CallFailed: 400 that names the wrong field; 501, the server does not count; its own refusal.
         """
         dialect = MESSAGES if route == _COUNTED[MESSAGES.route] else RESPONSES
         asked = await self._off_loop.run(len(raw), _blamed_on(_AGENT)(dialect.read_count), raw)
@@ -331,10 +331,10 @@ class Forwarder:
 def _wire_and_endpoints(
     models: ModelTable, dialect: Dialect, model: str, rollout_id: str
 ) -> tuple[Dialect, list[ModelEndpoint]]:
-    """Return the dialect in which the rollout's first fitting endpoint is asked, and all that speak it.
+    """Return the dialect of the rollout's first suitable endpoint, and all endpoints that speak it.
 
     Raises:
-        CallFailed: 404, there is no such model; 400, none of its servers can be asked in this dialect.
+        CallFailed: 404, there is no such model; 400, none of its servers supports this dialect.
     """
     endpoints = models.endpoints(model, rollout_id)
     for endpoint in endpoints:
@@ -347,14 +347,14 @@ def _wire_and_endpoints(
 
 
 def _wires(dialect: Dialect) -> tuple[Dialect, ...]:
-    """Return the dialects in which servers can be asked for an agent that speaks this one; the best first."""
+    """Return the possible server dialects for an agent that speaks this one; the best first."""
     return (dialect, CHAT) if isinstance(dialect, TranslatedDialect) else (dialect,)
 
 
 def _blamed_on(who: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Turn an error of a function that reads a request or response into that call's failure, which names its sender.
 
-    No such error is known; the dialects refuse by name what they cannot read.
+    No such error is expected; the dialects refuse by name what they cannot read.
     """
 
     def blaming(read: Callable[P, T]) -> Callable[P, T]:
@@ -363,7 +363,7 @@ def _blamed_on(who: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
                 return read(*args, **kwargs)
             except CallFailed:
                 raise
-            except Exception as error:  # boundary: a fault in reading foreign data is answered and logged
+            except Exception as error:  # boundary: an error in reading foreign data is answered and logged
                 logger.exception("a part of a call could not be read: %s", who)
                 text = f"{who} cannot be read ({type(error).__name__})"
                 if who == _AGENT:
@@ -375,7 +375,7 @@ def _blamed_on(who: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     return blaming
 
 
-# --- pure steps, on a thread where they are long ---------------------------------------------------------------------
+# --- pure steps, on a thread for long inputs -------------------------------------------------------------------------
 
 
 @_blamed_on(_AGENT)
@@ -390,7 +390,7 @@ def _refused_request(dialect: Dialect, raw: bytes) -> tuple[Json | None, list[ob
     asked = read_json(raw)
     try:
         return (None, None) if asked is None else ({"model": str(asked.get("model"))}, dialect.prompt_of(asked))
-    except Exception:  # boundary: the request was refused, so anything may be wrong with it
+    except Exception:  # boundary: the request was refused, so any part of it may be wrong
         return None, None
 
 
@@ -428,7 +428,7 @@ def convert_reply(
 
 @_blamed_on(_SERVER)
 def convert_frame(reader: StreamReader, frame: bytes, writer: StreamWriter | None) -> bytes:
-    """Return what the agent gets for one frame."""
+    """Return the bytes for the agent for one frame."""
     shown = reader.feed(frame)
     if b"NaN" in shown or b"Infinity" in shown:  # which JSON does not have, but may stand in a text
         data = data_of(shown)
@@ -465,7 +465,7 @@ def read_reply(wire: Dialect, response: UpstreamResponse) -> Json:
     """Return the reply in a response.
 
     Raises:
-        CallFailed: 502, it is none of the dialect.
+        CallFailed: 502, it is not a reply of the dialect.
     """
     reply = wire.read_reply(response.body)
     if reply is None:

@@ -1,4 +1,4 @@
-"""Which policy a call belongs to: found by the agent's role, by the model that it asks for, or by its route.
+"""Assigns each call to a policy: by the agent's role, by the requested model, or by its route.
 
 Several agents of one rollout train different policies this way, and calls of a judge or of a bought model are never
 mistaken for those of the policy that learns. A call that fits no policy, and one whose role and model contradict each
@@ -25,7 +25,7 @@ PolicyKind = Literal["trained", "frozen", "external"]
 _ROLE = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _ROLE_FORM = "1 to 128 letters, digits, '-' and '_'"
 ServerTools = Literal["drop", "refuse"]
-"""What becomes of tools that only a vendor's server can run: the model is not shown them, or the call is refused."""
+"""Handling of tools that only a vendor's server can run: they are excluded, or the call is refused."""
 _LISTS = ("models", "roles", "routes")
 _FIELDS = ("kind", *_LISTS, "server_tools")
 
@@ -46,13 +46,13 @@ class PolicyConfig(TypedDict, total=False):
     routes: list[str]
     """Dialects, such as `embeddings`."""
     server_tools: ServerTools
-    """Of tools that only a vendor's server can run, such as `web_search`, in calls of our own models: `drop`, the
-    default, shows the model the others and names them on the call; `refuse` answers 400."""
+    """Handling of tools that only a vendor's server can run, such as `web_search`, in calls of our models: `drop`, the
+    default, excludes them and names them on the call; `refuse` answers 400."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallPolicy:
-    """One policy, checked."""
+    """One policy after validation."""
 
     name: str
     kind: PolicyKind
@@ -63,7 +63,7 @@ class CallPolicy:
 
 
 def read_policies(policies: object) -> list[CallPolicy]:
-    """Return what `LLMProxy(policies=...)` was given.
+    """Return the policies of `LLMProxy(policies=...)`.
 
     Raises:
         ValueError: an entry is malformed; names the entry, the field and what was expected.
@@ -115,13 +115,13 @@ class PolicyTable:
     """Read-only map from role, model and route to policy. Without policies no call has one, and a role is only a name.
 
     Raises:
-        ValueError: two policies name the same; says which.
+        ValueError: two policies name the same role, model or route; names it.
     """
 
     def __init__(self, policies: Sequence[CallPolicy] = ()) -> None:
         self._policies = list(policies)
         self.roles = self._index("roles", lambda policy: policy.roles)
-        """The policy of each role, in the order in which they are named."""
+        """The policy of each role, in the order of the policies."""
         self._models = self._index("models", lambda policy: policy.models)
         self._routes = self._index("routes", lambda policy: policy.routes)
         takes_all = [policy for policy in self._policies if not (policy.models or policy.roles or policy.routes)]
@@ -134,7 +134,7 @@ class PolicyTable:
 
     @property
     def all(self) -> list[CallPolicy]:
-        """Every policy, in the order in which they were given."""
+        """All policies, in the order of the configuration."""
         return list(self._policies)
 
     def _index(self, field: str, named: Callable[[CallPolicy], tuple[str, ...]]) -> dict[str, CallPolicy]:
@@ -148,10 +148,10 @@ class PolicyTable:
         return table
 
     def missing_models(self, served: Sequence[str]) -> str | None:
-        """Return what to say of models that trained policies name and that are not served yet; None if all are.
+        """Return a message about models that trained policies name and that are not served yet; None if all are.
 
         Raises:
-            ValueError: another policy names one that is not served; says what it may have meant.
+            ValueError: another policy names one that is not served; suggests similar names.
         """
         missing: str | None = None
         for model, policy in self._models.items():
@@ -167,7 +167,7 @@ class PolicyTable:
         """Return the policy of a role; None where there are no policies.
 
         Raises:
-            ValueError: no policy names it; says what it may have meant.
+            ValueError: no policy names it; suggests similar names.
         """
         if not self._policies:
             if not _ROLE.fullmatch(role):
@@ -206,7 +206,7 @@ class PolicyTable:
     def of_fallback(self, asked: CallPolicy | None, role: str | None, model: str) -> CallPolicy:
         """Return the policy of a call of `asked` that a fallback, `model`, answers.
 
-        Nothing is learned from it, unless the fallback is the model of a policy and no role names another one.
+        It is not trained, unless the fallback is the model of a policy and no role names another one.
         """
         own = self._models.get(model)
         if own is not None and (own is asked or role is None or own.kind != "trained"):
@@ -214,7 +214,7 @@ class PolicyTable:
         return asked if asked is not None and asked.kind != "trained" else CallPolicy(model, "frozen")
 
     def role_in_url(self, role: str) -> CallPolicy | None:
-        """Return the policy of a role that an agent's URL names; None where there are no policies.
+        """Return the policy of a role in an agent's URL; None where there are no policies.
 
         Raises:
             CallFailed: 404, no policy names it.

@@ -1,4 +1,4 @@
-"""Which attempt a request belongs to and what it asks for, by its URL; and its client's span, by its header."""
+"""Reads a request's attempt and route from its URL, and its client's span from its header."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ ROUTES: dict[str, tuple[str, ...]] = {
     f"{RESPONSE}/cancel": ("POST",),
     MODELS: ("GET",),
 }
-"""What is served below an attempt's URL, with or without `v1/` before it, and by which methods."""
+"""Routes below an attempt's URL, with or without `v1/` before them, and the methods of each."""
 
 _PLAIN = [route for route in ROUTES if not route.startswith(RESPONSE)]
-"""The routes that hold no name; in the others `<id>` stands for one."""
+"""Routes without a name in them; in the others `<id>` stands for a name."""
 _LONGEST_ROUTE = max(route.count("/") for route in ROUTES) + 1
-"""Segments."""
+"""Number of segments."""
 _PREFIXES = ("v1", "openai", "anthropic")
-"""What may stand before a route."""
+"""Segments that a URL may have before a route."""
 _GEMINI = re.compile(
     r"(?:.*/)?models/.+:(?:generateContent|streamGenerateContent|countTokens|embedContent|batchEmbedContents)"
 )
@@ -50,17 +50,17 @@ class CallAddress:
     attempt_id: str
     route: str
     role: str | None = None
-    """Which agent of the attempt makes the call, where the URL names one."""
+    """The agent of the attempt that makes the call, if the URL names one."""
     named: str | None = None
-    """The model or the response that is asked about."""
+    """The model or the response that the request is about."""
     model: str | None = None
-    """The one that is to answer, where the URL names it as Azure's do."""
+    """The model to call, if the URL names it as Azure's do."""
 
 
 def parse_address(raw_path: bytes, method: str) -> CallAddress:
     """Read `[/role/<role>]/rollout/R/attempt/A[/v1]/<route>`, where `models` and `responses` may have a name after it.
 
-    Each segment is percent-decoded by itself. Slashes too many are passed over, and so is what clients put before a
+    Each segment is percent-decoded by itself. Extra slashes are ignored, and so is what clients put before a
     route because they take the gateway for a vendor's own address: `v1` any number of times, `openai`, `anthropic`, and
     Azure's `openai/deployments/<model>`.
 

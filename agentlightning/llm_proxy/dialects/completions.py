@@ -1,4 +1,4 @@
-"""OpenAI's text completions, with the tokens asked for and taken out again.
+"""OpenAI's text completions: tokens are requested, and removed from the reply.
 
 vLLM and SGLang: `prompt_token_ids` and `token_ids` in each choice; log-probabilities as parallel lists.
 """
@@ -38,7 +38,7 @@ class Completions(Dialect):
     @override
     def added(self, request: Json, wanted: Mapping[str, object]) -> Json:
         asked = {name for name in wanted if request.get(name)}
-        if request.get("logprobs") is not None:  # 0 is a wish too: the token's own, and no others
+        if request.get("logprobs") is not None:  # 0 also asks for log-probabilities: the token's own, and no others
             asked.add("logprobs")
         return {name: value for name, value in wanted.items() if name not in asked}
 
@@ -48,7 +48,7 @@ class Completions(Dialect):
         prompt = choice.get("prompt_token_ids")
         if not prompt and (choice.get("index") == 0 or len(prompts(request.get("prompt"))) == 1):
             prompt = reply.get("prompt_token_ids")
-        if prompt is None:  # the agent sent it as ids, and the engine counts as many
+        if prompt is None:  # the agent sent it as ids, and the engine counts the same number
             sent = token_ids(request.get("prompt"))
             prompt = sent if sent and object_in(reply, "usage").get("prompt_tokens") == len(sent) else None
         return tokens_in(choice, prompt)

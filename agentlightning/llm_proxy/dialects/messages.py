@@ -1,17 +1,17 @@
 """Anthropic's messages. Each field of a request is read, or refused by its name, where it becomes a chat completion.
 
-A server that speaks the dialect gets the request as it is, gives no tokens, and its reply is read for the record. In a
-translated reply of one piece, arguments of a tool call that are no JSON object arrive as `{"invalid_json": "..."}`,
+A server that speaks the dialect gets the request unchanged, returns no tokens, and its reply is read for the record. In
+a translated reply of one piece, arguments of a tool call that are no JSON object become `{"invalid_json": "..."}`,
 since the block can hold nothing else; in a stream they pass as the model writes them.
 
 Sources: https://platform.claude.com/docs/en/api/messages, versions 2023-06-01 and 2026-10-21, and .../streaming. What
 is not one to one:
 
 - `temperature`, `top_p` and `top_k`, which the second version no longer has, are served in both.
-- Without effect, since it says nothing about the answer: `service_tier`, `speed`, `cache_control` wherever it stands,
+- Without effect, since it does not change the answer: `service_tier`, `speed`, `cache_control` in any place,
   `eager_input_streaming` of a tool, the `signature` of a thought, what the client library adds to a block that it has
   parsed (`parsed_output`). A header `anthropic-beta` only unlocks fields, each of which is judged here by itself.
-- Ignored, and said so once in the log: what bounds or compacts a context, which comes whole here (`context_management`,
+- Ignored, with one warning in the log: what bounds or compacts a context, always whole here (`context_management`,
   `compaction`), where and for whom a request is served (`inference_geo`, `workspace_id`, `user_profile_id`,
   `billing_policy`, `container` without skills), what follows a refusal (`fallbacks`, `fallback_credit_token`),
   `diagnostics`, `betas`, and `defer_loading` of a tool: all tools are shown at once, and a `tool_reference` is the
@@ -111,7 +111,7 @@ _FINISH_REASONS = {
 SAME = ("model", "max_tokens", "temperature", "top_p", "top_k", "stream")
 READ = ("messages", "system", "stop_sequences", "tools", "tool_choice", "thinking", "metadata", "output_config")
 THREAD_REFUSED = "thread_unsupported_request"
-"""The code with which clients go on by themselves, without a thread and with the whole conversation."""
+"""The error code on which clients continue without a thread, with the whole conversation."""
 WITHOUT_EFFECT = ("service_tier", "speed", "cache_control")
 HARMLESS: Harmless = {
     "context_management": ({"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}),
@@ -160,7 +160,7 @@ class Messages(TranslatedDialect):
 
     @override
     def to_chat(self, request: Json) -> Json:
-        """Return the request as a chat completion; a last message of the assistant is gone on with (vLLM, SGLang)."""
+        """Return the request as a chat completion; a last message of the assistant is continued (vLLM, SGLang)."""
         chat = _chat_request(request)
         if not chat["messages"] or chat["messages"][-1]["role"] != "assistant":
             return chat
@@ -221,7 +221,7 @@ class Messages(TranslatedDialect):
     @override
     def failure(self, failed: CallFailed) -> JsonReply:
         reply = super().failure(failed)
-        if failed.status == 501:  # the client library tries any 5xx again
+        if failed.status == 501:  # the client library retries any 5xx
             return json_reply(self.error_of(failed), 501, {**failed.headers, "x-should-retry": "false"})
         return reply
 
@@ -229,7 +229,7 @@ class Messages(TranslatedDialect):
     def error_of(self, failed: CallFailed) -> Json:
         kind = _ERRORS.get(failed.status) or ("api_error" if failed.status >= 500 else "invalid_request_error")
         words = read_json(failed.upstream_error) if failed.upstream_error else None
-        message = object_in(words or {}, "error").get("message")  # the server's own where it has one
+        message = object_in(words or {}, "error").get("message")  # the server's own, if it has one
         error: Json = {"type": kind, "message": message if isinstance(message, str) else failed.message}
         if failed.code == THREAD_REFUSED:
             error["details"] = {"error_code": failed.code}
@@ -248,7 +248,7 @@ class Messages(TranslatedDialect):
 
 
 def check_prefill(chat: Json, *, goes_on: bool) -> None:
-    """Let a chat pass that does not end with a message of the assistant, or whose engine goes on with it.
+    """Check that a chat does not end with a message of the assistant, or that its engine continues one.
 
     Raises:
         CallFailed: 400, the engine would answer that message.
@@ -371,7 +371,7 @@ def _add_to_turn(turn: AssistantTurn, content: object, where: str) -> None:
 
 
 def _user(content: object, where: str) -> tuple[list[Json], list[Json]]:
-    """Return the results of tools as messages of their own, and the parts of what else the user says."""
+    """Return the results of tools as messages of their own, and the parts of the user's other content."""
     if isinstance(content, str):
         return [], [{"type": "text", "text": content}]
     results: list[Json] = []
@@ -419,7 +419,7 @@ def _part(block: Json, place: str) -> Json:
 
 
 def _document(block: Json, place: str) -> str:
-    """Return a document of text, or a result of a search, as text: what it is called, then what it says."""
+    """Return a document of text, or a result of a search, as text: its title, then its content."""
     harmless: Harmless = {"citations": ({}, {"enabled": False})}
     if block["type"] == "search_result":
         refuse_unknown(block, (*_BLOCK, "content", "source", "title"), f"{place}.", harmless)
@@ -453,7 +453,7 @@ def _tool_choice(choice: Json) -> Json:
 
 
 def _thinking(thinking: Json) -> Json:
-    """Return what chat templates call it: Qwen and most others in one way, DeepSeek and Granite in the other."""
+    """Return the chat template's settings for it: Qwen and most others have one, DeepSeek and Granite another."""
     refuse_unknown(thinking, ("type", "budget_tokens", "display"), "thinking.")
     if (thinks := _THINKS.get(str(thinking.get("type")))) is None:
         raise untranslatable("thinking.type", f"{shown(thinking.get('type'))} is none of {', '.join(_THINKS)}")
@@ -479,7 +479,7 @@ def _user_of(metadata: Json) -> Json:
 
 
 _OBJECTS = {"tool_choice": _tool_choice, "thinking": _thinking, "output_config": _output, "metadata": _user_of}
-"""Fields that are objects, and what each becomes in a chat completion."""
+"""Fields that are objects, and the function that translates each to a chat completion."""
 
 
 # --- replies ---------------------------------------------------------------------------------------------------------
@@ -490,7 +490,7 @@ def _texts_of(blocks: list[Json], kind: str) -> str:
 
 
 class _MessageStream(EventReader):
-    """One stream of events, put together as it passes."""
+    """One stream of events, assembled as it passes."""
 
     errors = ("error",)
 
@@ -498,7 +498,7 @@ class _MessageStream(EventReader):
         self._message: Json = {}
         self._blocks: dict[int, Json] = {}
         self._texts: dict[int, dict[str, Text]] = {}
-        """What the blocks are filled with, by the field that grows."""
+        """Contents of the blocks, by the field that grows."""
 
     @override
     def collect(self, fields: Json) -> None:
@@ -540,13 +540,13 @@ class _MessageEvents(PartWriter):
 
     kinds: Mapping[str, str] = {"thought": "thinking", "content": "text", "refusal": "text"}
     _key = secrets.token_bytes(32)
-    """Makes the `signature` of a thought, a code that nobody needs to read, since clients send the thought back too."""
+    """Key for the `signature` of a thought, a code that nobody verifies, since clients send the thought back too."""
 
     def __init__(self, request: Json) -> None:
         super().__init__(request)
         self._content: list[Json] = []
         self._text = Text()
-        """Of the open block."""
+        """Text of the open block."""
 
     @override
     def begin(self) -> bytes:
@@ -599,9 +599,9 @@ class _MessageEvents(PartWriter):
         return event("content_block_delta", {**self._index, "delta": {"type": kind, name: text}})
 
     def _stop_reason(self) -> tuple[str, str | None]:
-        """Return why it stopped and, if it was one of the caller's sequences, which (vLLM and SGLang tell it).
+        """Return the stop reason and, if it was one of the caller's sequences, that sequence (from vLLM and SGLang).
 
-        Some engines say `stop` of a message that calls tools or refuses.
+        Some engines report `stop` for a message that calls tools or refuses.
         """
         finish_reason = self.choice.get("finish_reason")
         sequence = self.choice.get("stop_reason") or self.choice.get("matched_stop")
@@ -613,7 +613,7 @@ class _MessageEvents(PartWriter):
         return _REASONS.get(str(finish_reason), "end_turn"), None
 
     def _message(self, content: list[Json], reason: str | None, sequence: str | None, usage: object) -> Json:
-        fields = fields_of(usage)  # 0 where the server says nothing
+        fields = fields_of(usage)  # 0 where the server reports none
         cached = count_of(object_in(fields, "prompt_tokens_details").get("cached_tokens"))
         return {
             "id": text_of(self.head["id"]),

@@ -1,16 +1,16 @@
 """OpenAI's responses. Each field of a request is read, or refused by its name, where it becomes a chat completion.
 
-A server that speaks the dialect gets the request as it is, gives no tokens, and its reply is read for the record.
+A server that speaks the dialect gets the request unchanged, returns no tokens, and its reply is read for the record.
 
 Sources: https://platform.openai.com/docs/api-reference/responses and .../responses-streaming. What is not one to one:
 
-- What `previous_response_id` and an `item_reference` stand for is part of the input already (`responses_state`).
+- The contents of `previous_response_id` and `item_reference` are already part of the input (`responses_state`).
   A `conversation` and a stored `prompt` are refused: nothing outlives the attempt here.
-- Without effect, since it says nothing about the answer: `store`, `service_tier`, `metadata` (given back), what is said
-  of users and caches, `max_tool_calls` (of tools that OpenAI runs), `stream_options`, what `include`
+- Without effect, since it does not change the answer: `store`, `service_tier`, `metadata` (returned), what describes
+  users and caches, `max_tool_calls` (of tools that OpenAI runs), `stream_options`, what `include`
   adds to items that do not occur here, a summary of thoughts (they come whole), and of echoed items the `id`, `status`,
   `phase`, `annotations` and `logprobs` and what the client library has parsed of them (`parsed`, `parsed_arguments`).
-- Ignored, and said so once in the log: what shortens or compacts a context, which comes whole here (`truncation` that
+- Ignored, with one warning in the log: what shortens or compacts a context, always whole here (`truncation` that
   is `auto`, `context_management`, `image`), `access_programs`, `client_metadata`, and `defer_loading` of a tool: all
   tools are shown at once. `encrypted_content` is read where this gateway made it and the thought is not beside it.
 - A value that says what holds anyway (`truncation` that is `disabled`, a caller that is `direct`) is let pass, and so
@@ -220,7 +220,7 @@ class Responses(TranslatedDialect):
 
 
 class _AgentTool(NamedTuple):
-    """A tool as the agent knows it."""
+    """A tool as the agent names it."""
 
     name: str
     space: str | None = None
@@ -264,7 +264,7 @@ def _chat_request(request: Json) -> Json:
 
 
 def _functions(request: Json) -> list[Json]:
-    """Return the tools that the model is shown."""
+    """Return the tools shown to the model."""
     functions: list[Json] = []
     is_special: dict[str, bool] = {}
     for tool, place, space in _flat(_tools_of(request)):
@@ -287,12 +287,12 @@ def _functions(request: Json) -> list[Json]:
 
 
 def _flat_name(space: object, name: str) -> str:
-    """Return the name under which the model sees a function of a namespace; without one its own."""
+    """Return the model's name for a function of a namespace; without a namespace the function's own name."""
     return f"{space}{'' if space.endswith('__') else '__'}{name}" if isinstance(space, str) and space else name
 
 
 def _agent_tools(request: Json) -> dict[str, _AgentTool]:
-    """Return the tools that the model sees otherwise than the agent, by the names that the model sees."""
+    """Return the tools that the model sees under another name or form than the agent, by the model's names."""
     flat = _flat(_tools_of(request))
     tools = [_AgentTool(str(tool.get("name")), space, tool.get("type") == "custom") for tool, _, space in flat]
     return {_flat_name(tool.space, tool.name): tool for tool in tools if tool.space is not None or tool.is_custom}
@@ -339,7 +339,7 @@ def _flat(tools: list[tuple[Json, str]]) -> Iterator[tuple[Json, str, str | None
 
 
 def _tool_choice(choice: object, tools: list[Json]) -> Json:
-    """Return the fields that say which tools may be called; `tools` are those of the chat."""
+    """Return the fields for the tools that may be called; `tools` are those of the chat."""
     if isinstance(choice, str):
         return {"tool_choice": choice}
     named = as_object(choice, "tool_choice")
@@ -369,7 +369,7 @@ def _tool_choice(choice: object, tools: list[Json]) -> Json:
 
 
 def _messages(value: object) -> list[Json]:
-    """Return the input as chat messages: what the assistant thought, said and called in one turn is one message."""
+    """Return the input as chat messages: thoughts, text and calls of the assistant in one turn are one message."""
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
     messages: list[Json] = []
@@ -408,7 +408,7 @@ def _add_to_turn(turn: AssistantTurn, kind: str, item: Json, place: str) -> None
 
 
 def _thought(item: Json, place: str) -> str:
-    """Return a thought: from its content, else from what the gateway sealed, else from the summary."""
+    """Return a thought: from its content, else from the sealed text, else from the summary."""
     content, summary = ("".join(str(p.get("text") or "") for p in objects(item.get(n))) for n in ("content", "summary"))
     if content or not item.get("encrypted_content"):
         return content or summary
@@ -448,7 +448,7 @@ def _text(part: Json, place: str) -> str:
 
 
 def _other(item: Json, kind: object, place: str) -> Json:
-    """Return a message that is none of the assistant's."""
+    """Return a message that is not from the assistant."""
     if kind in ("function_call_output", "custom_tool_call_output"):
         refuse_unknown(item, (*_ECHO, "call_id", "output", "name"), f"{place}.", _DIRECT)
         content = _content(item.get("output"), f"{place}.output")
@@ -465,7 +465,7 @@ def _other(item: Json, kind: object, place: str) -> Json:
 
 
 def _content(value: object, place: str) -> str | list[Json]:
-    """Return parts of text as one text, others as they are."""
+    """Return parts of text as one text, other parts unchanged."""
     if isinstance(value, str):
         return value
     parts: list[Json] = []
@@ -510,21 +510,21 @@ def _reasoning(reasoning: Json) -> Json:
 
 _KEY = secrets.token_bytes(32)
 _CODE = 32
-"""Bytes of the code, in front of the text."""
+"""Bytes of the code before the text."""
 
 
 def sealed(text: str) -> str:
-    """Return `encrypted_content`: the text itself, with a code that only this process makes.
+    """Return `encrypted_content`: the text itself, with a code that only this process can make.
 
-    A client that keeps nothing else gives back exactly what the model thought. It hides nothing: the thought stands in
-    the clear beside it.
+    A client that keeps nothing else returns the exact thought of the model. It hides nothing: the thought is in
+    clear text beside it.
     """
     raw = text.encode("utf-8", "surrogatepass")
     return base64.urlsafe_b64encode(hmac.digest(_KEY, raw, "sha256") + raw).decode()
 
 
 def _unsealed(value: str) -> str | None:
-    """Return the text of an opaque form; None if this process did not make it."""
+    """Return the text of a sealed thought; None if this process did not make it."""
     try:
         raw = base64.b64decode(value.encode("ascii"), b"-_", validate=True)
     except (binascii.Error, ValueError):
@@ -543,7 +543,7 @@ def _texts_of(items: list[Json], kind: str, name: str) -> str:
 
 
 class _ResponseStream(EventReader):
-    """One stream of events. The last one holds the whole response; until then its items are kept as they are done."""
+    """One stream of events. The last one holds the whole response; until then completed items are kept."""
 
     errors = _FAILED
 
@@ -568,7 +568,7 @@ class _ResponseStream(EventReader):
 
 
 class _ResponseEvents(PartWriter):
-    """Writes the events of one response, and the response itself. One item follows the other, each added and done."""
+    """Writes the events of one response, and the response itself. Items follow one another, each added and done."""
 
     kinds: Mapping[str, str] = {"thought": "reasoning", "content": "message", "refusal": "refusal"}
     empty = "message"
@@ -579,9 +579,9 @@ class _ResponseEvents(PartWriter):
         self._events = 0
         self._items: list[Json] = []
         self._text = Text()
-        """Of the open item."""
+        """Text of the open item."""
         self._tool: _AgentTool | None = None
-        """The tool that the open item calls."""
+        """Tool that the open item calls."""
 
     @override
     def begin(self) -> bytes:
@@ -673,7 +673,7 @@ class _ResponseEvents(PartWriter):
             called: Json = {"call_id": self.call.id, "name": self._tool.name, **space}
             if not self._tool.is_custom:
                 return {**name, "type": "function_call", **called, "arguments": text, "status": status}
-            said = (read_json(text) or {}).get("input")  # arguments of another form pass as the model wrote them
+            said = (read_json(text) or {}).get("input")  # arguments of another form pass unchanged
             said = said if isinstance(said, str) else text
             return {**name, "type": "custom_tool_call", **called, "input": said, "status": status}
         parts = [self._part(text)] if text or (self.part == "message" and status != "in_progress") else []
@@ -711,7 +711,7 @@ class _ResponseEvents(PartWriter):
 
 
 def _usage_of(usage: Any) -> Json | None:
-    """Return the tokens used; None where the server says nothing."""
+    """Return the tokens used; None where the server does not report them."""
     if not is_object(usage):
         return None
     prompt, completion = count_of(usage.get("prompt_tokens")), count_of(usage.get("completion_tokens"))

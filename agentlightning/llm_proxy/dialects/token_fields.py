@@ -1,4 +1,4 @@
-"""Token ids and log-probabilities in a choice of a reply, in the spellings of the engines that give them.
+"""Token ids and log-probabilities in a choice of a reply, in the spellings of the engines that return them.
 
 - vLLM, and SGLang's completions: `token_ids` in the choice, the prompt's beside the choices or in each.
 - SGLang's chat: `token_ids`, else `meta_info.output_token_logprobs` with [log-probability, id, text] per token.
@@ -17,7 +17,7 @@ from agentlightning.llm_proxy.dialects.json_values import Json, entries_of, is_l
 
 _LARGEST_ID = 2**31 - 1
 _ROUNDED = 1e-3
-"""How far above 0 rounding may take a log-probability."""
+"""Largest excess above 0 of a rounded log-probability."""
 IDS = ("prompt_token_ids", "token_ids")
 
 
@@ -26,18 +26,18 @@ class CallTokens:
     """The tokens of prompt and completion, by the model server's own ids."""
 
     prompt_token_ids: list[int]
-    """Empty where the server never gives them."""
+    """Empty where the server never returns them."""
     completion_token_ids: list[int]
     logprobs: list[float] | None
-    """(len(completion_token_ids),) natural logarithm; None if the server gave none that fit."""
+    """(len(completion_token_ids),) natural logarithm; None if the server returned none that fit."""
     contradicts: bool = False
-    """The server gave log-probabilities for another number of tokens: some of either are missing."""
+    """True if the server returned log-probabilities for another number of tokens: some of either are missing."""
 
 
 def tokens_in(choice: Json, prompt_ids: object) -> CallTokens | None:
     """Return the tokens of a call; None unless the prompt's and the completion's are there.
 
-    Where the engine never gives those of a prompt, the completion's are returned with an empty prompt.
+    Where the engine never returns those of a prompt, the completion's are returned with an empty prompt.
     """
     prompt, completion = token_ids(prompt_ids), token_ids(choice.get("token_ids"))
     listed = object_in(choice, "meta_info").get("output_token_logprobs")
@@ -62,9 +62,9 @@ def token_ids(value: object) -> list[int] | None:
 
 
 def _logprobs(choice: Json, triples: list[list[Any]] | None, length: int) -> tuple[list[float] | None, bool]:
-    """Return as many numbers and False; None if one is not finite or no logarithm of a probability.
+    """Return the log-probabilities and False; None if one is not finite or not the logarithm of a probability.
 
-    None and True if the server gave another number of them.
+    None and True if the server returned another number of them.
     """
     fields = object_in(choice, "logprobs")
     content, values = fields.get("content"), fields.get("token_logprobs")
@@ -80,7 +80,7 @@ def _logprobs(choice: Json, triples: list[list[Any]] | None, length: int) -> tup
         return None, False
     try:
         numbers = list(map(float, numbers))
-    except OverflowError:  # an integer beyond every float
+    except OverflowError:  # an integer too large for a float
         return None, False
     fit = all(map(math.isfinite, numbers)) and max(numbers, default=0.0) <= _ROUNDED
     return (numbers if fit else None), False

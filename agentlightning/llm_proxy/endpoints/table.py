@@ -1,5 +1,5 @@
-"""The table of models: which endpoints serve which name, in which order one rollout tries them, and which other models
-are asked where all of them fail.
+"""The table of models: the endpoints of each name, the order in which a rollout tries them, and the fallback models
+for the case that all of them fail.
 
 Fallbacks and aliases are accepted as `LLMProxy` names them and as LiteLLM's router does.
 """
@@ -18,13 +18,13 @@ from agentlightning.llm_proxy.endpoints.models import ModelConfig, ModelEndpoint
 from agentlightning.llm_proxy.replies import CallFailed
 
 ANY_MODEL = "*"
-"""Has the fallbacks of all models that have none of their own."""
+"""Name for the fallbacks of all models that have none of their own."""
 Fallbacks = Mapping[str, Sequence[str]]
 _SETTINGS = {
     "router_settings": ("fallbacks", "default_fallbacks", "model_group_alias", "num_retries"),
     "litellm_settings": ("fallbacks", "default_fallbacks", "num_retries"),
 }
-"""What is read of a configuration of LiteLLM, beside its `model_list`."""
+"""Supported settings of a configuration of LiteLLM, beside its `model_list`."""
 _INSTEAD = {
     "timeout": "give 'timeout' in the entries of model_list",
     "request_timeout": "give 'timeout' in the entries of model_list",
@@ -77,9 +77,9 @@ class ModelTable:
         return self._aliases.get(model, model)
 
     def chain(self, model: str) -> list[str]:
-        """Return the model that a name stands for, then its fallbacks and theirs, in the order in which they are asked.
+        """Return the model that a name stands for, then its fallbacks and theirs, in the order of the calls.
 
-        Each is there once. Fallbacks that are not served are left out.
+        Each is listed once. Fallbacks that are not served are excluded.
         """
         waiting, chain = [self.resolved(model)], list[str]()
         while waiting:
@@ -90,7 +90,7 @@ class ModelTable:
         return chain
 
     def missing(self, later: Collection[str] = ()) -> str | None:
-        """Return what to say of a name in aliases or fallbacks that is no model; None if there is none.
+        """Return the message about a name in aliases or fallbacks that is no model; None if there is none.
 
         `later` are names of models that are served later.
         """
@@ -142,7 +142,7 @@ def _listed(name: str) -> Json:
 
 
 def _distance(rollout_id: str, endpoint: ModelEndpoint) -> float:
-    """Return how far an endpoint is from a rollout: an exponential variate whose rate is the weight."""
+    """Return the distance of an endpoint from a rollout: an exponential variate whose rate is the weight."""
     text = f"{rollout_id}\n{endpoint.api_base}\n{endpoint.model}"
     uniform = (int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) >> 11) / 2**53
     return -math.log1p(-uniform) / endpoint.weight
@@ -153,7 +153,7 @@ def _distance(rollout_id: str, endpoint: ModelEndpoint) -> float:
 
 @dataclass(frozen=True, slots=True)
 class LiteLLMSettings:
-    """What a configuration of LiteLLM says that holds here; None is what it does not say."""
+    """The supported settings of a configuration of LiteLLM; None is a missing setting."""
 
     model_list: Sequence[ModelConfig] | None = None
     num_retries: int | None = None
@@ -202,10 +202,10 @@ def read_aliases(place: str, value: object) -> dict[str, str]:
 
 
 def read_litellm_config(config: object) -> LiteLLMSettings:
-    """Return what a configuration of LiteLLM says of models, retries, fallbacks and aliases.
+    """Return the models, retries, fallbacks and aliases of a configuration of LiteLLM.
 
     Raises:
-        ValueError: it says something else; names it and says what to give instead.
+        ValueError: it has another setting; names it and its replacement.
     """
     place = "litellm_config"
     if not isinstance(config, Mapping):
