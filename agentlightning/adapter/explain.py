@@ -1,7 +1,7 @@
-"""What became of every model call of an attempt, in a form that a person can read.
+"""The outcome of every model call of an attempt, in readable form.
 
-One line per call: who saw it, how it ended, whether its tokens are known, which row it went to and why that row began,
-or why it is in none. The reasons are those of the training ledger (`training/ledger.py`), as far as spans tell
+One line per call: its recorders, its outcome, whether its tokens are present, its row and why that row began,
+or why it is in none. The reasons are those of the training ledger (`training/ledger.py`), as far as spans show
 them.
 """
 
@@ -23,7 +23,7 @@ from agentlightning.semconv import LightningCallAttributes
 
 HEADER: Final = ("call", "agent", "model", "state", "in", "out", "ids", "seen by", "row", "why")
 _MOST_SEAMS: Final = 3
-"""Seams that are shown with their tokens; the table names all."""
+"""Number of seams that are shown with their tokens; the table names all."""
 
 BASE_URL: Final = (
     "give the agent's client base_url=llm.endpoint "
@@ -66,32 +66,32 @@ _TO_TRY: Final[Mapping[str, str]] = {
 @explain_fields
 @dataclass(frozen=True, slots=True)
 class ExplainedCall:
-    """One model call: who saw it, how it ended, and what became of it."""
+    """One model call: its recorders, its outcome, and its place in the training rows."""
 
     number: int
-    """1 for the first call of the rollout, in the order of arrival."""
+    """Position in the order of arrival within the rollout, 1 for the first call."""
     call: ModelCall
     """The call as it was read from the spans."""
     row: int | None = None
-    """Number of its row among those of its attempt, 1 for the first."""
+    """Number of its row in its attempt, 1 for the first."""
     begins: RowCause | None = None
-    """Why it began that row; None if it continued one."""
+    """Reason why it began that row; None if it continued one."""
     reason: str | None = None
-    """Why it is in no row."""
+    """Reason why it is in no row."""
 
     @property
     def seen_by(self) -> SeenBy:
-        """Who recorded the call; the gateway for a call that was made from a triplet."""
+        """Recorders of the call; the gateway for a call that was made from a triplet."""
         return "gateway" if self.call.spans is None else self.call.spans.seen_by
 
     @property
     def matched_by(self) -> MatchedBy | None:
-        """How the spans of gateway and tracer were matched; None if only one of them saw the call."""
+        """How the spans of gateway and tracer were matched; None if only one of them recorded the call."""
         return None if self.call.spans is None else self.call.spans.matched_by
 
     @property
     def has_tokens(self) -> bool:
-        """Both lists of token ids are known."""
+        """True if both lists of token ids are present."""
         return self.call.has_tokens
 
     @property
@@ -101,7 +101,7 @@ class ExplainedCall:
 
     @property
     def prompt_tokens(self) -> int | None:
-        """How many; also where the ids themselves were not kept."""
+        """Number of prompt tokens; also where the ids themselves were not kept."""
         keys = (LightningCallAttributes.PROMPT_TOKENS.value, *_usage("prompt", "input"))
         return len(self.call.prompt_token_ids) or _count(self._first(*keys))
 
@@ -112,13 +112,13 @@ class ExplainedCall:
 
     @property
     def error(self) -> str | None:
-        """The error that the agent got for a failed call; None for others."""
+        """Error that the agent got for a failed call; None for others."""
         found = self.call.spans
         span = None if found is None else found.record or found.seen
         return None if span is None or span.status.status_code != "ERROR" else span.status.description
 
     def cells(self) -> tuple[str, ...]:
-        """Return the line of the table, in the order of `HEADER`."""
+        """Return the row of the table, in the order of `HEADER`."""
         seen = self.seen_by if self.matched_by in (None, "response_id") else f"{self.seen_by} (by {self.matched_by})"
         return (
             str(self.number),
@@ -147,14 +147,14 @@ CallWitness = ExplainedCall
 @explain_fields
 @dataclass(frozen=True)
 class Explanation:
-    """What became of the model calls of a rollout. `str` gives it as text."""
+    """The outcome of the model calls of a rollout. `str` returns it as text."""
 
     rollout_id: str
-    """The rollout whose calls these are."""
+    """Rollout that made these calls."""
     calls: list[ExplainedCall]
-    """Each call, in the order of arrival."""
+    """All calls, in the order of arrival."""
     seams: list[str] = field(default_factory=list[str])
-    """The first seams with their tokens and words."""
+    """The first seams with their tokens and text."""
 
     @property
     def trainable(self) -> list[ExplainedCall]:
@@ -162,11 +162,11 @@ class Explanation:
         return [each for each in self.calls if each.row is not None]
 
     def counts(self) -> dict[str, int]:
-        """Return how many calls are in no row, by reason, the most frequent first."""
+        """Return the number of calls in no row, by reason, the most frequent first."""
         return dict(Counter(each.reason for each in self.calls if each.reason is not None).most_common())
 
     def to_try(self) -> list[str]:
-        """Return what may help where a call is in no row, the most frequent trouble first."""
+        """Return advice for calls in no row, for the most frequent reason first."""
         if not self.calls:
             return [f"no model call was seen at all: {BASE_URL}", CACHE]
         advice: list[str] = []
@@ -188,14 +188,14 @@ class Explanation:
         """Return if at least one call is in a row.
 
         Raises:
-            NoTrainableCallError: none is; the text holds the table and what to try.
+            NoTrainableCallError: no call is in a row; the text holds the table and advice.
         """
         if not self.trainable:
             found = f"none of its {_calls(len(self.calls))} can be trained" if self.calls else "it has no model call"
             raise NoTrainableCallError(f"Rollout {self.rollout_id}: {found}.\n{self}")
 
     def words(self) -> str:
-        """Return what is said below the table: counts, the first seams, and what to try where nothing is trained."""
+        """Return the text below the table: counts, the first seams, and advice if nothing is trained."""
         left = ", ".join(f"{number} {reason}" for reason, number in self.counts().items())
         counts = f"{len(self.trainable)} of {_calls(len(self.calls))} in rows"
         parts = [f"{counts}; left out: {left}" if left else counts]
@@ -210,7 +210,7 @@ class Explanation:
 
 
 def advice_for(reason: str) -> str | None:
-    """Return what may help where a call is in no row for this reason; None where there is nothing to do."""
+    """Return advice for a call that is in no row for this reason; None where there is nothing to do."""
     return _TO_TRY.get(reason)
 
 
@@ -221,7 +221,7 @@ def explain_calls(
     reasons: Mapping[CallRef, str],
     decode: Decode | None = None,
 ) -> Explanation:
-    """Return the explanation of calls, given in the order of arrival: those in no row of `readings` have a reason."""
+    """Return the explanation of calls, in the order of arrival: those in no row of `readings` have a reason."""
     rows: dict[CallRef, int] = {}
     begins: dict[CallRef, RowCause] = {}
     seams: list[str] = []

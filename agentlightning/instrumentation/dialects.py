@@ -1,7 +1,7 @@
-"""What a client library asked and was answered, as span attributes: by route.
+"""Requests and replies of a client library as span attributes, by route.
 
-Each reply is first brought into the shape of a chat completion, whole or out of the events of a stream, so that
-adapters find every call in the same keys. Only what is listed is read: no header, no key, no field that nobody knows.
+Each reply is first converted to the shape of a chat completion, whole or from the events of a stream, so that
+adapters find every call in the same keys. Only listed fields are read: no header, no key, no unknown field.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MESSAGE: Final = ("role", "content", "name", "tool_call_id", "reasoning_content
 
 
 def request_attributes(dialect: Dialect, request: Mapping[str, Any], *, words: bool = True) -> Attributes:
-    """Return what was asked, as attributes of a span; without `words` neither messages nor tools."""
+    """Return a request as attributes of a span; without `words` neither messages nor tools."""
     found: Attributes = {
         "gen_ai.system": "openai",
         "gen_ai.operation.name": dialect.operation,
@@ -71,12 +71,12 @@ def _responses_messages(request: Mapping[str, Any]) -> Iterator[Mapping[str, Any
                 yield {"role": "assistant", "tool_calls": [_function_call(item)]}
             case "function_call_output":
                 yield {"role": "tool", "tool_call_id": item.get("call_id"), "content": item.get("output")}
-            case _:  # reasoning, and what only the server can read
+            case _:  # reasoning, and content that only the server can read
                 pass
 
 
 def _plain(content: object) -> object:
-    """Return parts that are all text as one text, anything else as it is."""
+    """Return parts that are all text as one text, anything else unchanged."""
     parts = [fields_of(part) for part in entries(content)]
     if parts and all(isinstance(part.get("text"), str) for part in parts):
         return "".join(part["text"] for part in parts)
@@ -91,7 +91,7 @@ def _function_call(item: Mapping[str, Any]) -> Json:
 
 
 def reply_attributes(dialect: Dialect, reply: object) -> Attributes:
-    """Return what was answered, as attributes of a span: of a whole reply, as a model of the library or its JSON."""
+    """Return a whole reply, as a model of the library or its JSON, as attributes of a span."""
     tokens = ReplyTokens()
     tokens.add(reply)
     return {**said_attributes(dialect.as_chat(fields_of(reply))), **tokens.attributes()}
@@ -166,7 +166,7 @@ class ReplyTokens:
         self._logprobs: list[object] = []
 
     def add(self, reply: object) -> None:
-        """Take a chunk, or a whole reply."""
+        """Add a chunk, or a whole reply."""
         fields = fields_of(reply)
         choice = fields_of(next(iter(entries(fields.get("choices"))), None))
         own = choice.get("provider_specific_fields")
@@ -179,7 +179,7 @@ class ReplyTokens:
         self._logprobs += entries(fields_of(choice.get("logprobs")).get("content"))
 
     def attributes(self) -> Attributes:
-        """Return what was found; nothing for what was not."""
+        """Return the attributes of the tokens, without missing ones."""
         found: Attributes = {}
         if self._prompt:
             found[PROMPT_IDS] = self._prompt
@@ -195,13 +195,13 @@ class ReplyTokens:
 
 @dataclass
 class ChatStream:
-    """Puts the chunks of a chat completion, or of a text completion, together."""
+    """Joins the chunks of a chat completion, or of a text completion."""
 
     chat: Json = field(default_factory=dict[str, Any])
     choices: dict[int, Json] = field(default_factory=dict[int, Json])
 
     def add(self, chunk: Mapping[str, Any]) -> None:
-        """Take a chunk."""
+        """Add a chunk."""
         self.chat.update({name: chunk[name] for name in ("id", "model", "usage") if chunk.get(name)})
         for given in map(fields_of, entries(chunk.get("choices"))):
             choice = self.choices.setdefault(given.get("index") or 0, {"message": {"role": "assistant"}, "calls": {}})
@@ -221,7 +221,7 @@ class ChatStream:
         made["function"]["arguments"] += function.get("arguments") or ""
 
     def as_chat(self) -> Json:
-        """Return what has come so far as a chat completion."""
+        """Return the text received so far as a chat completion."""
         choices: list[Json] = []
         for _, choice in sorted(self.choices.items()):
             calls = [call for _, call in sorted(choice["calls"].items())]
@@ -237,7 +237,7 @@ class ResponseStream:
     response: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def add(self, event: Mapping[str, Any]) -> None:
-        """Take an event."""
+        """Add an event."""
         self.response = fields_of(event.get("response")) or self.response
 
     def as_chat(self) -> Json:
@@ -265,7 +265,7 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
     "/completions": Dialect("text_completion", "completion", _one_prompt, _completion_as_chat, ChatStream),
     "/embeddings": Dialect("embeddings", "embedding", _one_prompt, _nothing_said, ChatStream),
 }
-"""By the end of the route, the longest first."""
+"""Dialects by the end of the route, the longest first."""
 
 
 def dialect_of(url: str) -> Dialect | None:
@@ -278,7 +278,7 @@ def dialect_of(url: str) -> Dialect | None:
 
 
 def fields_of(value: object) -> Mapping[str, Any]:
-    """Return a JSON object, or the fields of a model with those that the client library does not know."""
+    """Return a JSON object, or the fields of a model with those that the client library does not define."""
     if isinstance(value, Mapping):
         return cast(Mapping[str, Any], value)
     dump = getattr(value, "model_dump", None)

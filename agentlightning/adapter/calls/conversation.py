@@ -1,6 +1,6 @@
 """The messages of one model call, in a form in which two calls can be compared.
 
-Two messages are equal if they mean the same to a reader: white space at the ends, the formatting of JSON in the
+Two messages are equal if they mean the same to a reader. White space at the ends, the formatting of JSON in the
 arguments of tools, ids of tool calls and reasoning beside the answer do not count. `rows/seams.py` compares tokens.
 """
 
@@ -25,10 +25,10 @@ class Line(NamedTuple):
     role: str
     text: str
     calls: str = ""
-    """The tools that it calls with their arguments, as one text."""
+    """The tools that the message calls, with their arguments, as one text."""
 
     def describe(self) -> str:
-        """Return the message as text for people to read."""
+        """Return the message as readable text."""
         return f"{self.role}: {' '.join(part for part in (self.text, self.calls) if part)}"
 
 
@@ -39,16 +39,16 @@ class Conversation:
     system: str
     """The leading system messages."""
     tools: str
-    """The tools that were offered."""
+    """Definitions of the tools."""
     lines: tuple[Line, ...]
     """All other messages of the prompt."""
     answer: Line | None
     verbatim: bool
-    """The answer is plain text: nothing in it that a chat template renders in its own way."""
+    """True if the answer is plain text: it has no part that a chat template renders in its own way."""
 
     @property
     def request(self) -> tuple[str, tuple[Line, ...]]:
-        """What the model was asked. Tools are left out: the gateway and tracers write them too differently."""
+        """The messages of the prompt. Tools are excluded: the gateway and tracers write them too differently."""
         return self.system, self.lines
 
     @property
@@ -58,7 +58,7 @@ class Conversation:
 
 
 def conversation_of(*spans: Span | None) -> Conversation | None:
-    """Return the conversation that the first of the spans that has one records; None if none has.
+    """Return the conversation of the first span that records one; None if none does.
 
     A span whose texts were not kept has none.
     """
@@ -95,7 +95,7 @@ def _has_text(message: Mapping[str, object]) -> bool:
 
 
 def line_of(message: Mapping[str, object]) -> Line:
-    """Return a message in a form in which equal ones are equal."""
+    """Return a message in a normal form in which equal messages are equal."""
     role = str(message.get("role") or "")
     role = _ROLES.get(role, role)
     calls = [_call(call) for call in dicts_in(message.get("tool_calls"))]
@@ -111,7 +111,7 @@ def _call(call: Mapping[str, object]) -> str:
 
 
 def _in_one_spelling(text: str) -> str:
-    """Return JSON with its keys in order; another text as it is."""
+    """Return JSON with sorted keys; another text unchanged."""
     try:
         return json.dumps(json.loads(text), sort_keys=True, ensure_ascii=False)
     except (ValueError, RecursionError):

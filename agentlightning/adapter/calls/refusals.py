@@ -1,7 +1,7 @@
-"""Which calls of an attempt got no answer for good, so that its reward tells nothing of the policy.
+"""Finds the calls of an attempt that never got an answer, so that its reward says nothing about the policy.
 
-A framework may take a refusal in, return an empty text, and have the rollout scored 0 for it; a program may give up
-after its last retry. That is a fault of the surroundings, and a fault is not a low reward.
+A framework may accept a refusal, return an empty text, and have the rollout scored 0 for it; a program may give up
+after its last retry. That is a fault of the environment, and a fault is not a low reward.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from agentlightning.adapter.calls.conversation import Conversation, conversation
 from agentlightning.adapter.spans.tokens import body_digest, refused_for_budget
 
 REFUSED_CALL: Final = "refused_call"
-"""Reason of an attempt with such a call."""
+"""Reason of the exclusion of an attempt with such a call."""
 _WITHOUT_ANSWER: Final = frozenset(("refused", "upstream_error"))
 
 
 def refused_for_good(calls: Sequence[ModelCall]) -> list[ModelCall]:
-    """Return the calls of one attempt to which the gateway gave an error, and no answer to the same request later.
+    """Return the calls of one attempt that got an error from the gateway, and no answer to the same request later.
 
     An error is a refusal of the gateway (4xx), an error passed on from the model server, or a failure on the way (429,
-    5xx, a timeout of the gateway, a stream that broke off): these differ in what a retry may do, not in what the agent
-    got. So a 429 or 503 counts only if the program's retries, or its lack of them, left it without an answer. Not
+    5xx, a timeout of the gateway, a stream that broke off): these differ in the effect of a retry, not for the
+    agent. So a 429 or 503 counts only if the program's retries, or the lack of them, left it without an answer. Not
     counted: a call that was refused for its budget, which has a reason of its own, and one whose connection the program
     closed itself (`client_left`).
 
@@ -33,8 +33,8 @@ def refused_for_good(calls: Sequence[ModelCall]) -> list[ModelCall]:
 
     - fields beside the messages do not count (`response_format`, `tools`, `temperature`, `stream`, the model, the
       dialect), so the retry of a framework that takes out the field that was refused is one;
-    - system messages do not count, and the last message may go on after the text of the failed one, and further
-      messages may follow that are not the assistant's: the fallback may put its format into words there.
+    - system messages do not count, and the last message may continue after the text of the failed one, and further
+      messages may follow that are not the assistant's: the fallback may describe its format there.
 
     It must have been answered, and have ended after the failed call had begun. A failed call whose messages are not
     known (there was no room for its bytes, its body was no JSON, or the gateway keeps no texts) is recognised by the

@@ -1,8 +1,8 @@
-"""Tells which spans are model calls, and reads their text: messages, completions, request and response, images.
+"""Finds the spans of model calls, and reads their text: messages, completions, request and response, images.
 
 Attributes are flat with dotted keys (`gen_ai.prompt.0.role`, OpenLLMetry, AgentOps and the operations of this package);
-they are put together again here. Where there are none, `conventions.py` reads those of other instrumentations. A part
-that cannot be put together is left out; nothing raises. No token ids.
+they are nested again here. Where there are none, `conventions.py` reads those of other instrumentations. A part
+that cannot be nested is excluded; nothing raises. No token ids.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _INFERENCE_KIND: Final = "openinference.span.kind"
 
 
 class CallContent(NamedTuple):
-    """The readable side of one model call; None where the span does not tell."""
+    """Readable content of one model call; None where the span has none."""
 
     prompt: object
     """Messages: a list, or a dict where the span has keys beside the numbered ones."""
@@ -44,7 +44,7 @@ class CallContent(NamedTuple):
 
 
 def read_content(attributes: Mapping[str, object], events: Sequence[Event] = ()) -> CallContent:
-    """Return the content of one model call out of the attributes of its span, or else out of its events."""
+    """Return the content of one model call from the attributes of its span, or else from its events."""
     parts = nested_parts(attributes)
     inputs, output = parts.get(_INPUT) or {}, parts.get(_OUTPUT) or {}
     prompt = messages_of(parts.get("gen_ai.prompt")) or (messages_of(inputs.get("messages")) if inputs else None)
@@ -67,7 +67,7 @@ def in_order(messages: object) -> list[Fields]:
 
 
 def image_urls(messages: object) -> list[str]:
-    """Return the addresses of all images in a prompt, in order; anything that is no image is passed over."""
+    """Return the addresses of all images in a prompt, in order; anything else is ignored."""
     urls: list[str] = []
     for message in in_order(messages):
         content = message.get("content")
@@ -100,7 +100,7 @@ def nested_parts(attributes: Mapping[str, object]) -> dict[str, Fields]:
 
 @lru_cache(maxsize=65_536)  # the spans of a trace have the same keys in the same order: with fewer places none is hit
 def _place(key: str) -> tuple[str, tuple[str, ...], str] | None:
-    """Return the first parts of a key, those in the middle and the last one; None for a key that is not of interest."""
+    """Return the first parts of a key, those in the middle and the last one; None for a key that is not used."""
     root = next((root for root in (_GEN_AI, _OPERATION) if key.startswith(root)), None)
     if root is None:
         return None

@@ -1,4 +1,4 @@
-"""Reads the words of a model call in the conventions of several instrumentations, as messages of the chat API.
+"""Reads the text of a model call in the conventions of several instrumentations, as messages of the chat API.
 
 - GenAI conventions of OpenTelemetry: JSON lists in attributes (`gen_ai.input.messages`), the same on an event
   (`gen_ai.client.inference.operation.details`), and one event per message (`gen_ai.user.message`, `gen_ai.choice`);
@@ -6,7 +6,7 @@
 - Logfire: `request_data` and `response_data`;
 - Google's ADK before it followed the GenAI conventions: `gcp.vertex.agent.llm_request` and `llm_response`.
 
-A part that cannot be read is left out; nothing raises. https://opentelemetry.io/docs/specs/semconv/gen-ai/ and
+A part that cannot be read is excluded; nothing raises. https://opentelemetry.io/docs/specs/semconv/gen-ai/ and
 https://github.com/Arize-ai/openinference/tree/main/spec
 """
 
@@ -98,7 +98,7 @@ def _as_text(value: object) -> str:
 
 
 def _result_text(value: object) -> str:
-    """Return what a tool gave as text; a list of blocks as the text of the blocks."""
+    """Return the result of a tool as text; a list of blocks as the text of the blocks."""
     blocks = dicts_in(value)
     if blocks and all("text" in block or "json" in block for block in blocks):
         return "".join(str(block["text"]) if "text" in block else _as_text(block["json"]) for block in blocks)

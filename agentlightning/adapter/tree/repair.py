@@ -14,7 +14,7 @@ from agentlightning.adapter.tree.node import SpanNode
 from agentlightning.semconv import RAW_SPAN, REQUEST_SPAN
 
 _MOST_AROUND = 1024
-"""Spans around one that are looked at."""
+"""Number of spans examined around one."""
 
 
 def repair(root: SpanNode) -> None:

@@ -1,14 +1,14 @@
-"""Which model call earned which reward, for rewards that are emitted beside the calls.
+"""Assigns rewards to model calls, for rewards that are emitted beside the calls.
 
 Each reward goes to one call that has none yet, rewards in the order of their times:
 
-1. Links on the reward (`agentlightning.link.*`) name spans: the newest call at or below one of them. A link that meets
-   no call gives the reward to nobody; nothing is guessed.
-2. Otherwise the newest call that had ended when the reward was given, first among the calls below the reward's own
+1. Links on the reward (`agentlightning.link.*`) name spans: the newest call at or below one of them. If no call matches
+   a link, the reward is assigned to no call; nothing is guessed.
+2. Otherwise the newest call that had ended when the reward was emitted, first among the calls below the reward's own
    parent, then below its grandparent, and so on. Parents are those that the spans state, not those made by repair.
 3. Where clocks find none, a call that the gateway recorded is older than a reward with a larger sequence id.
 
-A reward that finds no call is lost, and reported. Departures from the described system: it knew neither links nor
+A reward without a matching call is lost, and reported. Departures from the described system: it had neither links nor
 scopes nor step 3, and lost rewards silently.
 """
 
@@ -29,13 +29,13 @@ from agentlightning.adapter.tree.selection import SelectedCall
 from agentlightning.types import Span
 
 _MOST_SCOPES = 256
-"""Ancestors of a span that are looked at, so that a chain of thousands of nested spans stays cheap."""
+"""Number of examined ancestors of a span, so that a chain of thousands of nested spans stays cheap."""
 Scope = str | None
 """The id of an ancestor; None is the whole trace."""
 
 
 class RewardMatchPolicy(StrEnum):
-    """How rewards without links find their call."""
+    """Rules that assign rewards without links to calls."""
 
     FIRST_SIBLING = "first_sibling"
     """The newest call among the earlier children of the same parent."""
@@ -51,7 +51,7 @@ class RewardMatches(NamedTuple):
 
 
 def match_rewards(root: SpanNode, calls: Sequence[SelectedCall], policy: RewardMatchPolicy) -> RewardMatches:
-    """Give every reward below `root` to one of the calls."""
+    """Assign every reward below `root` to one of the calls."""
     nodes = root.traverse()
     rewards = [node for node in nodes if reward_value(node.span) is not None and not is_stale(node.span)]
     matches = RewardMatches({}, [])
@@ -128,9 +128,9 @@ def _by_recency(
     recorded = Recorded((call.sequence_id, call.node.id) for call in calls if call.record is not None)
     timed = [(call.node.end_time, order, call) for order, call in enumerate(calls) if call.node.end_time is not None]
     ending = deque(sorted(timed, key=itemgetter(0, 1)))
-    by_arrival = all(call.record is not None for call in calls)  # as the calls themselves are ordered then
+    by_arrival = all(call.record is not None for call in calls)  # the order of the calls themselves
     ended: dict[Scope, list[tuple[float, int, str]]] = defaultdict(list)
-    """By scope the calls that have ended, the newest last."""
+    """Ended calls by scope, the newest last."""
     for reward in rewards:
         while ending and reward.start_time is not None and ending[0][0] <= reward.start_time:
             _, order, call = ending.popleft()
@@ -152,7 +152,7 @@ def _by_recency(
 
 
 def _scopes(nodes: Sequence[SpanNode], rewards: Sequence[SpanNode]) -> Callable[[SpanNode], list[Scope]]:
-    """Return what gives of each node the ancestors that a reward has, too: nearest first, the whole trace last."""
+    """Return a function from a node to the ancestors that it shares with rewards: nearest first, the trace last."""
     parents = {node.id: node.span.parent_id for node in nodes}
 
     def above(node: SpanNode) -> list[str]:
@@ -168,13 +168,13 @@ def _scopes(nodes: Sequence[SpanNode], rewards: Sequence[SpanNode]) -> Callable[
 
 
 class Recorded:
-    """The calls that the gateway recorded, by the numbers that it gave them."""
+    """The calls that the gateway recorded, by their sequence ids."""
 
     def __init__(self, numbered: Iterable[tuple[int, str]]) -> None:
         self._calls = sorted(numbered, key=itemgetter(0))
 
     def newest_before(self, number: int, earned: Collection[str]) -> str | None:
-        """Return the newest call with a smaller number that has earned nothing."""
+        """Return the newest call with a smaller number that has no reward."""
         at = bisect_left(self._calls, number, key=itemgetter(0)) - 1
         while at >= 0 and self._calls[at][1] in earned:
             del self._calls[at]

@@ -1,4 +1,4 @@
-"""Which collector gets a copy of the spans: `AGENT_LIGHTNING_OTLP_ENDPOINT`, with the variables of OpenTelemetry.
+"""The collector that gets a copy of the spans: `AGENT_LIGHTNING_OTLP_ENDPOINT`, with the variables of OpenTelemetry.
 
     http://host:4318              OTLP over HTTP, to http://host:4318/v1/traces
     https://host/base             OTLP over HTTP, to https://host/base/v1/traces
@@ -28,19 +28,19 @@ Protocol = Literal["grpc", "http/protobuf"]
 
 @dataclass(frozen=True)
 class Collector:
-    """An address that takes spans."""
+    """An address that accepts spans."""
 
     url: str
     """Whole, with its path, for HTTP; `host:port` for gRPC."""
     protocol: Protocol = "http/protobuf"
     secure: bool = False
-    """TLS; for HTTP the address says so itself."""
+    """True for TLS with gRPC; for HTTP the scheme of the address decides."""
     headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
-    """Sent with every request; may hold secrets."""
+    """Headers of every request; may hold secrets."""
 
     @property
     def shown(self) -> str:
-        """The address without what may be secret."""
+        """The address without its query, which may be secret."""
         return self.url.partition("?")[0]
 
 
@@ -48,7 +48,7 @@ def collector_of(environment: Mapping[str, str] = os.environ) -> Collector | Non
     """Return the collector that the environment names; None if it names none.
 
     Raises:
-        ValueError: the address is none, holds credentials, or the protocol or the headers cannot be understood.
+        ValueError: the address is invalid or holds credentials, or the protocol or the headers are invalid.
         MissingExtraError: the address is one for gRPC, which is not installed.
     """
     given = environment.get(ENDPOINT, "").strip()
@@ -113,7 +113,7 @@ def _headers(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _setting(environment: Mapping[str, str], what: str) -> tuple[str, str]:
-    """Return the variable that holds a setting of OpenTelemetry, and its text; that for traces goes first."""
+    """Return the variable that holds a setting of OpenTelemetry, and its text; that for traces has priority."""
     names = (f"OTEL_EXPORTER_OTLP_TRACES_{what}", f"OTEL_EXPORTER_OTLP_{what}")
     name = next((name for name in names if environment.get(name, "").strip()), names[1])
     return name, environment.get(name, "").strip()
