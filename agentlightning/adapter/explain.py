@@ -86,7 +86,7 @@ class ExplainedCall:
 
     @property
     def matched_by(self) -> MatchedBy | None:
-        """How the spans of gateway and tracer were matched; None if only one of them recorded the call."""
+        """Method that matched the spans of gateway and tracer; None if only one of them recorded the call."""
         return None if self.call.spans is None else self.call.spans.matched_by
 
     @property

@@ -56,7 +56,7 @@ class CallSpans:
     seen: Span | None = None
     """A tracer's span."""
     matched_by: MatchedBy | None = None
-    """How the first two were matched; None if there is only one of them."""
+    """Method that matched the first two; None if there is only one of them."""
     reading: CallReading | None = None
     """The call as read from `record`, or from `seen` if there is none; None before it was read."""
     also: list[Span] = field(default_factory=list[Span])
