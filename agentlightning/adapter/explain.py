@@ -113,13 +113,15 @@ class ExplainedCall:
     @property
     def error(self) -> str | None:
         """Error that the agent got for a failed call; None for others."""
-        found = self.call.spans
-        span = None if found is None else found.record or found.seen
+        spans = self.call.spans
+        span = None if spans is None else spans.record or spans.seen
         return None if span is None or span.status.status_code != "ERROR" else span.status.description
 
     def cells(self) -> tuple[str, ...]:
         """Return the row of the table, in the order of `HEADER`."""
-        seen = self.seen_by if self.matched_by in (None, "response_id") else f"{self.seen_by} (by {self.matched_by})"
+        recorders = (
+            self.seen_by if self.matched_by in (None, "response_id") else f"{self.seen_by} (by {self.matched_by})"
+        )
         return (
             str(self.number),
             self.call.agent or "-",
@@ -128,7 +130,7 @@ class ExplainedCall:
             _or_dash(self.prompt_tokens),
             _or_dash(self.completion_tokens),
             "yes" if self.has_tokens else "no",
-            seen,
+            recorders,
             _or_dash(self.row),
             self.reason or self.begins or "continues its row",
         )
@@ -136,8 +138,8 @@ class ExplainedCall:
     def _first(self, *keys: str) -> object:
         own = self.call.spans
         spans = () if own is None else (own.request, own.record, own.seen)
-        found = (span.attributes.get(key) for key in keys for span in spans if span is not None)
-        return next((value for value in found if value is not None), None)
+        values = (span.attributes.get(key) for key in keys for span in spans if span is not None)
+        return next((value for value in values if value is not None), None)
 
 
 CallWitness = ExplainedCall
@@ -177,11 +179,11 @@ class Explanation:
                 f"the agent's client did not use the gateway's base URL; {BASE_URL}"
             )
         hidden = {each.number for each in unseen}
-        left = [each for each in self.calls if each.reason is not None and each.number not in hidden]
-        for reason, number in Counter(each.reason for each in left).most_common():
-            error = next((each.error for each in left if each.reason == reason and each.error), None)
-            said = "" if error is None else f" (said: {error})"
-            advice.append(f"{_calls(number)} {reason}: {_TO_TRY.get(reason or '', 'see the ledger')}{said}")
+        remaining = [each for each in self.calls if each.reason is not None and each.number not in hidden]
+        for reason, number in Counter(each.reason for each in remaining).most_common():
+            error = next((each.error for each in remaining if each.reason == reason and each.error), None)
+            detail = "" if error is None else f" (said: {error})"
+            advice.append(f"{_calls(number)} {reason}: {_TO_TRY.get(reason or '', 'see the ledger')}{detail}")
         return advice
 
     def require_trainable(self) -> None:
@@ -191,14 +193,14 @@ class Explanation:
             NoTrainableCallError: no call is in a row; the text holds the table and advice.
         """
         if not self.trainable:
-            found = f"none of its {_calls(len(self.calls))} can be trained" if self.calls else "it has no model call"
-            raise NoTrainableCallError(f"Rollout {self.rollout_id}: {found}.\n{self}")
+            message = f"none of its {_calls(len(self.calls))} can be trained" if self.calls else "it has no model call"
+            raise NoTrainableCallError(f"Rollout {self.rollout_id}: {message}.\n{self}")
 
     def words(self) -> str:
         """Return the text below the table: counts, the first seams, and advice if nothing is trained."""
-        left = ", ".join(f"{number} {reason}" for reason, number in self.counts().items())
+        reasons = ", ".join(f"{number} {reason}" for reason, number in self.counts().items())
         counts = f"{len(self.trainable)} of {_calls(len(self.calls))} in rows"
-        parts = [f"{counts}; left out: {left}" if left else counts]
+        parts = [f"{counts}; left out: {reasons}" if reasons else counts]
         parts += self.seams
         if not self.trainable:
             parts += ["To try:", *(f"- {text}" for text in self.to_try())]
@@ -233,11 +235,11 @@ def explain_calls(
             begins[refs[0]] = start.cause
         for start in reading.seams[: _MOST_SEAMS - len(seams)]:
             seams.append(describe(start, calls, decode, names))
-    told = [
+    result = [
         ExplainedCall(number, call, rows.get(call.ref), begins.get(call.ref), reasons.get(call.ref))
         for number, call in enumerate(calls, start=1)
     ]
-    return Explanation(rollout_id, told, seams)
+    return Explanation(rollout_id, result, seams)
 
 
 def _usage(*names: str) -> list[str]:
@@ -258,5 +260,5 @@ def _calls(number: int) -> str:
 
 def _table(lines: Sequence[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    shown = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
-    return "\n".join(line.rstrip() for line in shown)
+    rows = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
+    return "\n".join(line.rstrip() for line in rows)

@@ -138,16 +138,16 @@ def _below(attributes: Mapping[str, object], prefix: str) -> object:
 def _assistant(fields: Mapping[str, object], elsewhere: Sequence[Mapping[str, object]]) -> Message:
     own = dicts_in(fields.get("tool_calls")) or dicts_in([fields.get("function_call")])
     calls: list[Fields] = []
-    for given in own or elsewhere:  # `{id, name, arguments}`, `{id, function: {...}}` or `tool.*` of a span
-        function, call = as_dict(given.get("function")), as_dict(given.get("call"))
-        name = given.get("name") or function.get("name")
+    for tool_call in own or elsewhere:  # `{id, name, arguments}`, `{id, function: {...}}` or `tool.*` of a span
+        function, call = as_dict(tool_call.get("function")), as_dict(tool_call.get("call"))
+        name = tool_call.get("name") or function.get("name")
         if not isinstance(name, str):
-            logger.warning("a tool call without a name was left out: %s", sorted(given))
+            logger.warning("a tool call without a name was left out: %s", sorted(tool_call))
             continue
-        spelt = (given.get("arguments"), function.get("arguments"), given.get("parameters"), "{}")
-        arguments = next(value for value in spelt if value is not None)
+        texts = (tool_call.get("arguments"), function.get("arguments"), tool_call.get("parameters"), "{}")
+        arguments = next(value for value in texts if value is not None)
         text = arguments if isinstance(arguments, str) else json.dumps(arguments)
-        id = str(given.get("id") or call.get("id") or "")
+        id = str(tool_call.get("id") or call.get("id") or "")
         calls.append({"id": id, "type": "function", "function": {"name": name, "arguments": text}})
     content = fields.get("content")
     if not calls:

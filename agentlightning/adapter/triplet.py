@@ -108,8 +108,8 @@ class TraceToTripletBase(TraceAdapter[list[Triplet]]):
 
     def _selection(self, reading: TripletReading, calls: Sequence[ModelCall]) -> CallSelection:
         by_name = calls_by_name(calls)
-        found = (call_of_triplet(triplet, by_name, self) for triplet in reading.triplets)
-        return CallSelection([call for call in found if call is not None], reading.problems)
+        matches = (call_of_triplet(triplet, by_name, self) for triplet in reading.triplets)
+        return CallSelection([call for call in matches if call is not None], reading.problems)
 
     def _of_the_work(
         self, source: Sequence[Span], calls: Sequence[ModelCall]
@@ -131,7 +131,7 @@ class TraceToTripletBase(TraceAdapter[list[Triplet]]):
         """
         calls = model_calls(source)
         attempts = dict.fromkeys(call.ref.attempt_id for call in calls)
-        named, readings, reasons = list[ModelCall](), list[SampleReading](), dict[CallRef, str]()
+        calls_with_agents, readings, reasons = list[ModelCall](), list[SampleReading](), dict[CallRef, str]()
         for attempt_id in attempts:
             own = [call for call in calls if call.ref.attempt_id == attempt_id]
             selection = self.select([span for span in source if span.attempt_id == attempt_id], own)
@@ -143,10 +143,10 @@ class TraceToTripletBase(TraceAdapter[list[Triplet]]):
             unknown = of_unknown_agents(own, selection.problems)
             left_out = [call for call in own if call.ref not in in_rows]
             reasons.update({call.ref: _why_left_out(call, self, call.ref in unknown) for call in left_out})
-            named.extend(own)
-        named.sort(key=lambda call: call.sequence_id)
+            calls_with_agents.extend(own)
+        calls_with_agents.sort(key=lambda call: call.sequence_id)
         rollout_id = source[0].rollout_id if source else "-"
-        return explain_calls(rollout_id, named, readings, reasons, decode)
+        return explain_calls(rollout_id, calls_with_agents, readings, reasons, decode)
 
 
 class TracerTraceToTriplet(TraceToTripletBase):

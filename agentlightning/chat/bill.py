@@ -64,9 +64,9 @@ class Limits:
         """
         if limits is None or isinstance(limits, Limits):
             return limits or cls()
-        known = [each.name for each in dataclasses.fields(cls)]
-        if not isinstance(limits, Mapping) or any(name not in known for name in limits):
-            raise BadRequestError(f"limits takes {', '.join(known)}, as agl.Limits(...) or a dict; got {limits!r}")
+        names = [each.name for each in dataclasses.fields(cls)]
+        if not isinstance(limits, Mapping) or any(name not in names for name in limits):
+            raise BadRequestError(f"limits takes {', '.join(names)}, as agl.Limits(...) or a dict; got {limits!r}")
         return cls(**limits)
 
 
@@ -116,9 +116,9 @@ class Bill:
     def add(self, *lines: BillLine) -> None:
         """Add to the lines of the same purpose and model."""
         for line in lines:
-            for own in self.lines:
-                if (own.purpose, own.model) == (line.purpose, line.model):
-                    own.add(line)
+            for existing in self.lines:
+                if (existing.purpose, existing.model) == (line.purpose, line.model):
+                    existing.add(line)
                     break
             else:
                 self.lines.append(dataclasses.replace(line))

@@ -146,18 +146,18 @@ class Budget:
             with self.lock:
                 self._check()
                 expected, most = self._needs(model, characters_of(messages), fields, price)
-                lacking = self._lacking(most if self._reserved else expected)
-                if lacking is None:
+                limit = self._lacking(most if self._reserved else expected)
+                if limit is None:
                     self._reserved[mark] = most
                     return mark
                 if not self._reserved:
-                    raise lacking
+                    raise limit
                 entry = asyncio.get_running_loop(), changed
                 self._waiting.append(entry)
-            left = self.seconds_left()
+            remaining = self.seconds_left()
             try:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(changed.wait(), None if left == math.inf else max(0.0, left))
+                    await asyncio.wait_for(changed.wait(), None if remaining == math.inf else max(0.0, remaining))
             finally:
                 with self.lock:
                     if entry in self._waiting:
@@ -169,23 +169,25 @@ class Budget:
             characters = self._seen[model].characters if model in self._seen else 0
             _, most = self._needs(model, characters, fields, price)
             used = {**self._used(), "calls": self.bill.requests}
-        left = math.inf
+        count = math.inf
         for name, amount in {"calls": 1, **most}.items():
             bound = getattr(self.limits, name)
             if bound is not None and amount:
-                left = min(left, (bound - used[name]) / amount)
-        return left
+                count = min(count, (bound - used[name]) / amount)
+        return count
 
     def _needs(
         self, model: str, characters: int, fields: Mapping[str, Any], price: Price | None
     ) -> tuple[Amounts, Amounts]:
         """Return the expected use of a call, and the most that is reserved for it."""
-        seen = self._seen.get(model)
-        ratio = 1 / CHARACTERS_PER_TOKEN if seen is None else max(1 / CHARACTERS_PER_TOKEN, seen.tokens_per_character)
-        longest = 0 if seen is None else seen.completion_tokens
+        largest = self._seen.get(model)
+        ratio = (
+            1 / CHARACTERS_PER_TOKEN if largest is None else max(1 / CHARACTERS_PER_TOKEN, largest.tokens_per_character)
+        )
+        longest = 0 if largest is None else largest.completion_tokens
         bounds = [bound for name in _BOUNDS if isinstance(bound := fields.get(name), (int, float))]
         replies = (min(bounds), min(bounds)) if bounds else (longest, max(UNBOUNDED, 4 * longest))
-        prompts = math.ceil(characters * ratio), math.ceil(characters * (1.0 if seen is None else ratio))
+        prompts = math.ceil(characters * ratio), math.ceil(characters * (1.0 if largest is None else ratio))
         expected, most = (
             {"tokens": prompt + reply, "cost": 0.0 if price is None else price.of(prompt, reply)}
             for prompt, reply in zip(prompts, replies, strict=True)
@@ -213,11 +215,11 @@ class Budget:
             self._sent -= line.requests
             self.bill.add(line)
             if line.calls:
-                seen = self._seen.setdefault(line.model, _Seen())
-                seen.completion_tokens = max(seen.completion_tokens, line.completion_tokens)
-                seen.characters = max(seen.characters, characters)
+                largest = self._seen.setdefault(line.model, _Seen())
+                largest.completion_tokens = max(largest.completion_tokens, line.completion_tokens)
+                largest.characters = max(largest.characters, characters)
                 if characters:
-                    seen.tokens_per_character = max(seen.tokens_per_character, line.prompt_tokens / characters)
+                    largest.tokens_per_character = max(largest.tokens_per_character, line.prompt_tokens / characters)
             self._reserved.pop(mark, None)
             waiting, self._waiting = self._waiting, []
         for loop, changed in waiting:

@@ -194,10 +194,10 @@ class Chat:
         Raises:
             BadRequestError: there is no source, or no model to call.
         """
-        asked = model or self.model or self.check_source().model
-        if asked is None:
+        model_name = model or self.model or self.check_source().model
+        if model_name is None:
             raise BadRequestError("Which model is to answer? Give ask(model=...) or Chat(model=...)")
-        return asked
+        return model_name
 
     def seconds_left(self) -> float:
         """Return the remaining seconds of the limit; infinite without one."""
@@ -206,8 +206,8 @@ class Chat:
     def calls_left(self, *models: str | None) -> float:
         """Return the number of calls to these models that fit into the limits, each as long as the longest so far."""
         fields = getattr(self.check_source(), "sampling", {})
-        asked = {self.model_asked(model) for model in models}
-        return min(self.budget.calls_left(model, fields, self.prices.get(model)) for model in asked)
+        names = {self.model_asked(model) for model in models}
+        return min(self.budget.calls_left(model, fields, self.prices.get(model)) for model in names)
 
     # --- calls ---------------------------------------------------------------------------------------------------
 
@@ -231,21 +231,21 @@ class Chat:
             LimitReached: a limit is used up.
             BadRequestError: there is no source or no model to call, or a limit on cost and no price of the model.
         """
-        source, asked = self.check_source(), self.model_asked(model)
+        source, model_name = self.check_source(), self.model_asked(model)
         if self.limits.cost is not None:
-            self.check_prices(asked)
+            self.check_prices(model_name)
         prompt = [{"role": "user", "content": messages}] if isinstance(messages, str) else [dict(m) for m in messages]
         temperature = self.temperature if temperature is None else temperature
         fields = {**(settings or {}), **({} if temperature is None else {"temperature": temperature})}
-        price, characters = self.prices.get(asked), characters_of(prompt)
-        line, began, mark = BillLine(purpose, asked, cost=None if price is None else 0.0), time.monotonic(), None
+        price, characters = self.prices.get(model_name), characters_of(prompt)
+        line, began, mark = BillLine(purpose, model_name, cost=None if price is None else 0.0), time.monotonic(), None
         with self.budget.lock:
             slots = self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.concurrency))
         try:
             async with slots:
-                sent = {**getattr(source, "sampling", {}), **fields}
-                mark = await self.budget.reserve(asked, prompt, sent, price)
-                answer = await self._with_retries(source, asked, prompt, fields, line)
+                request = {**getattr(source, "sampling", {}), **fields}
+                mark = await self.budget.reserve(model_name, prompt, request, price)
+                answer = await self._with_retries(source, model_name, prompt, fields, line)
             line.calls, line.failed_calls = 1, 0
             line.prompt_tokens = _tokens(answer.prompt_tokens, characters)
             line.completion_tokens = _tokens(answer.completion_tokens, len(answer.text))
@@ -257,7 +257,9 @@ class Chat:
             if bill is not None:
                 bill.add(line)
         tokens = line.prompt_tokens, line.completion_tokens
-        return ChatReply(answer.text, answer.model or asked, *tokens, line.cost, line.seconds, answer.finish_reason)
+        return ChatReply(
+            answer.text, answer.model or model_name, *tokens, line.cost, line.seconds, answer.finish_reason
+        )
 
     async def _with_retries(
         self, source: Source, model: str, messages: list[dict[str, Any]], fields: Mapping[str, Any], line: BillLine

@@ -119,8 +119,8 @@ class HttpSource:
         except (ValueError, RecursionError):
             reply = None
         if status != 200:
-            said = self._without_key(_error_text(reply) or raw.decode("utf-8", "replace"))
-            raise _refused(status, f"{self.endpoint} answered {status}: {said}", reply, wait)
+            error_text = self._without_key(_error_text(reply) or raw.decode("utf-8", "replace"))
+            raise _refused(status, f"{self.endpoint} answered {status}: {error_text}", reply, wait)
         return _read_reply(reply, self.endpoint)
 
     def _without_key(self, text: str) -> str:
@@ -180,10 +180,10 @@ class CallableSource:
         except (TypeError, ValueError):  # a builtin without a signature
             return await _called(self.function, name, messages)
         takes_all = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
-        taken = {key: value for key, value in offered.items() if takes_all or key in parameters}
+        arguments = {key: value for key, value in offered.items() if takes_all or key in parameters}
         if "messages" in parameters:
-            return await _called(self.function, name, messages=messages, **taken)
-        return await _called(self.function, name, messages, **taken)
+            return await _called(self.function, name, messages=messages, **arguments)
+        return await _called(self.function, name, messages, **arguments)
 
 
 async def _called(function: Callable[..., Any], name: str, *args: Any, **settings: Any) -> Answer:

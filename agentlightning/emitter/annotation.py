@@ -164,8 +164,8 @@ class OperationContext:
             tracer = get_active_tracer() if self._propagate else _DUMMY
             if tracer is None:
                 return None
-            given = any_attributes({INPUT: bound_arguments(signature, args, kwargs)})
-            return OpenOperation(tracer, {**attributes, **given})
+            input_attributes = any_attributes({INPUT: bound_arguments(signature, args, kwargs)})
+            return OpenOperation(tracer, {**attributes, **input_attributes})
 
         return cast(Callable[P, R], traced(fn, begin, OUTPUT))
 

@@ -49,6 +49,6 @@ def emit_exception(
     """
     if not isinstance(exception, BaseException):
         raise TypeError(f"Expected an exception, got: {type(exception).__name__}")
-    given = sanitize_attributes(flatten_attributes(attributes or {}))
-    payload = {**format_exception_attributes(exception), **given}
+    values = sanitize_attributes(flatten_attributes(attributes or {}))
+    payload = {**format_exception_attributes(exception), **values}
     send(get_active_tracer() if propagate else None, AGL_EXCEPTION, payload, OK, propagate)

@@ -104,8 +104,8 @@ def emit_reward(
     """
     payload: dict[str, object] = {REWARD: _dimensions(reward, primary_key, name)}
     _check_attributes({} if attributes is None else attributes)
-    named = target_attributes(target, target_id, source)
-    return emit_annotation({**payload, **named, **(attributes or {})}, propagate=propagate)
+    target_fields = target_attributes(target, target_id, source)
+    return emit_annotation({**payload, **target_fields, **(attributes or {})}, propagate=propagate)
 
 
 def _check_attributes(attributes: object) -> None:
@@ -183,13 +183,13 @@ def target_attributes(target: Target | None, target_id: str | None, source: str 
     if target == "step" and not target_id:
         context = trace_api.get_current_span().get_span_context()
         target_id = trace_api.format_span_id(context.span_id) if context.is_valid else None
-    given = {TARGET: target, TARGET_ID: target_id, SOURCE: source}
-    named: Attributes = {key: value for key, value in given.items() if value is not None}
+    values = {TARGET: target, TARGET_ID: target_id, SOURCE: source}
+    result: Attributes = {key: value for key, value in values.items() if value is not None}
     if target == "call" and target_id is not None:
-        named |= make_link_attributes({"gen_ai.response.id": target_id})
+        result |= make_link_attributes({"gen_ai.response.id": target_id})
     elif target == "step" and target_id is not None:
-        named |= make_link_attributes({"span_id": target_id})
-    return named
+        result |= make_link_attributes({"span_id": target_id})
+    return result
 
 
 # --- reading -----------------------------------------------------------------------------------------------------

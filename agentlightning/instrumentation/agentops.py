@@ -172,12 +172,12 @@ def _named(original: Original) -> Original:
     def on_chain_start(
         handler: object, serialized: Mapping[str, object] | None, inputs: object, **kwargs: object
     ) -> object:
-        known = dict(serialized or {})
+        fields = dict(serialized or {})
         name = kwargs.get("name")
         if isinstance(name, str) and name:
-            known.setdefault("name", name)
-        known.setdefault("id", str(kwargs.get("run_id") or known.get("name") or "unknown"))
-        return original(handler, known, inputs, **kwargs)
+            fields.setdefault("name", name)
+        fields.setdefault("id", str(kwargs.get("run_id") or fields.get("name") or "unknown"))
+        return original(handler, fields, inputs, **kwargs)
 
     return on_chain_start
 

@@ -145,9 +145,9 @@ def _naming(options: Any, span: trace_api.Span) -> Any:
     headers: dict[str, Any] = dict(options.headers or ())
     if any(name.lower() == "traceparent" for name in headers):
         return options
-    named: dict[str, str] = {}
-    _TRACE_CONTEXT.inject(named, trace_api.set_span_in_context(span))
-    return options.model_copy(update={"headers": {**headers, **named}})
+    span_headers: dict[str, str] = {}
+    _TRACE_CONTEXT.inject(span_headers, trace_api.set_span_in_context(span))
+    return options.model_copy(update={"headers": {**headers, **span_headers}})
 
 
 def _others_record(url: str, is_async: bool) -> bool:
@@ -212,10 +212,10 @@ class _Call:
         """Record that the call raised."""
 
         def described() -> Attributes:
-            shown = readable(error)
-            kind, message = full_qualified_name(type(shown)), without_keys(message_of(shown))
+            exception = readable(error)
+            kind, message = full_qualified_name(type(exception)), without_keys(message_of(exception))
             self.span.add_event("exception", {"exception.type": kind, "exception.message": message})
-            self.span.set_status(trace_api.StatusCode.ERROR, f"{type(shown).__name__}: {message}")
+            self.span.set_status(trace_api.StatusCode.ERROR, f"{type(exception).__name__}: {message}")
             return said_attributes(self._chunks.as_chat())
 
         self._end(described)
@@ -233,12 +233,12 @@ class _Call:
         self._ended = True
         self._scope.forget_open(self)
         try:
-            found = attributes()
+            values = attributes()
             if not self._words:
-                found = {
-                    key: value for key, value in found.items() if key not in TOKEN_FIELDS and not _WORDS.match(key)
+                values = {
+                    key: value for key, value in values.items() if key not in TOKEN_FIELDS and not _WORDS.match(key)
                 }
-            self.span.set_attributes(sanitize_attributes(dict(found)))
+            self.span.set_attributes(sanitize_attributes(dict(values)))
         except Exception as error:  # boundary, as above
             logger.debug("What became of a model call is not traced: %r", error)
         self.span.end()
@@ -338,7 +338,7 @@ def _is_stream(reply: Any) -> bool:
     return hasattr(reply, "_iterator") and hasattr(reply, "response") and hasattr(reply, "close")
 
 
-async def _then(awaited: Any, told: Callable[[Any], None]) -> Any:
+async def _then(awaited: Any, callback: Callable[[Any], None]) -> Any:
     value = await awaited
-    told(value)
+    callback(value)
     return value

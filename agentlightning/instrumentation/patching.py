@@ -60,8 +60,8 @@ class Patch:
                 self._end()
 
     def _begin(self) -> None:
-        found = [(*_owner(module, path), make) for module, path, make in self._replacements]
-        for owner, name, make in found:
+        targets = [(*_owner(module, path), make) for module, path, make in self._replacements]
+        for owner, name, make in targets:
             before: Any = inspect.getattr_static(owner, name) if name in vars(owner) else _INHERITED
             setattr(owner, name, make(getattr(owner, name)))
             self._undo.append((owner, name, before, _own(owner, name)))

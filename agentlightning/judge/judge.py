@@ -41,9 +41,9 @@ def chat_of(source: object, keep: object, settings: Mapping[str, Any]) -> Chat:
     """
     if keep not in get_args(Keep):
         raise BadRequestError(f"keep must be 'all' or 'counts'; got {keep!r}")
-    known = JudgeSettings.__annotations__
-    if unknown := [name for name in settings if name not in known]:
-        raise TypeError(f"A judge has no setting {', '.join(unknown)}; of its calls there are {', '.join(known)}")
+    names = JudgeSettings.__annotations__
+    if unknown := [name for name in settings if name not in names]:
+        raise TypeError(f"A judge has no setting {', '.join(unknown)}; of its calls there are {', '.join(names)}")
     own = {name: value for name, value in settings.items() if value is not None}
     if not isinstance(source, Chat):
         return Chat(source, **own)

@@ -93,8 +93,8 @@ class RankingReward:
         """
         if not 2 <= len(answers) <= MOST_ANSWERS:
             raise BadRequestError(f"A ranking needs 2 to {MOST_ANSWERS} answers; there are {len(answers)}")
-        shown = [marked("answer", answer) for answer in answers]
-        different = list(dict.fromkeys(shown))
+        texts = [marked("answer", answer) for answer in answers]
+        different = list(dict.fromkeys(texts))
         bill, notes = Bill(), list[dict[str, object]]()
         if len(different) == 1:
             return Ranking((0.5,) * len(answers), len(answers) * (len(answers) - 1) // 2, 0.0, bill)
@@ -103,7 +103,7 @@ class RankingReward:
         places = await all_of(*(self._places(task, different, order, bill, notes) for order in orders))
         means = [sum(own) / len(orders) for own in zip(*places, strict=True)]
         reward_of = {text: 1.0 - mean / (len(different) - 1) for text, mean in zip(different, means, strict=True)}
-        rewards = tuple(reward_of[text] for text in shown)
+        rewards = tuple(reward_of[text] for text in texts)
         pairs = list(itertools.combinations(range(len(different)), 2))
         unequal = sum(len({(place[i] > place[j], place[i] < place[j]) for place in places}) > 1 for i, j in pairs)
         ties = sum(one == other for one, other in itertools.combinations(rewards, 2))

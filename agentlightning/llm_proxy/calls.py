@@ -118,30 +118,32 @@ class GatewayCall:
         if self.error is not None or len(choices) < 2:
             return [self]
         prompts = self.prompts
-        of_each, rest = divmod(len(choices), len(prompts)) if len(prompts) > 1 else (0, 0)
-        made: list[GatewayCall] = []
+        per_prompt, rest = divmod(len(choices), len(prompts)) if len(prompts) > 1 else (0, 0)
+        calls: list[GatewayCall] = []
         for place, choice in enumerate(choices):
-            own: Json = {**reply, "choices": [choice]}
+            own_reply: Json = {**reply, "choices": [choice]}
             tokens, state, name = self.tokens, self.state, self.call_id
             if place:
-                own.pop("usage", None)
-                own["id"] = f"{own['id']}#{place}" if isinstance(own.get("id"), str) else own.get("id")
+                own_reply.pop("usage", None)
+                own_reply["id"] = (
+                    f"{own_reply['id']}#{place}" if isinstance(own_reply.get("id"), str) else own_reply.get("id")
+                )
                 tokens = self.further_tokens[place - 1] if place <= len(self.further_tokens) else None
                 state = state if state == "no_generation" else _state_of(tokens)
                 name = f"{name}-{place}"
             own_fields: Json = {
                 "call_id": name,
-                "reply": own,
+                "reply": own_reply,
                 "tokens": tokens,
                 "state": state,
                 "choice": (place, len(choices)),
             }
-            if of_each and not rest:  # those of the first prompt come first
+            if per_prompt and not rest:  # those of the first prompt come first
                 number = choice.get("index")
                 index = number if type(number) is int and 0 <= number < len(choices) else place
-                own_fields["prompt"] = [prompts[index // of_each]]
-            made.append(replace(self, **own_fields))
-        return made
+                own_fields["prompt"] = [prompts[index // per_prompt]]
+            calls.append(replace(self, **own_fields))
+        return calls
 
     def failed(self, failure: CallFailed) -> None:
         """Record that there is no reply, or that the rest of it is missing."""

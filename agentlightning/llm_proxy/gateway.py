@@ -176,11 +176,11 @@ class Gateway:
         store, seconds = self._store(), self._store_seconds
         for call in calls:
             call.failed(CallFailed(503, "The gateway's process ended during the call", state="upstream_error"))
-            lost = await keep(store, call, self._privacy, seconds)
-            if lost is None or is_final(lost):
+            loss = await keep(store, call, self._privacy, seconds)
+            if loss is None or is_final(loss):
                 self._journal.ended(call)
-            if lost is not None:
-                logger.error("%s: the record of a call that was cut short is not stored: %r", call.call_id, lost)
+            if loss is not None:
+                logger.error("%s: the record of a call that was cut short is not stored: %r", call.call_id, loss)
         if calls:
             logger.warning("%d calls were in hand when an earlier gateway process ended", len(calls))
 
@@ -236,11 +236,11 @@ class Gateway:
         try:
             async with until:
                 raw = await self._body_of(exchange)
-                gone = asyncio.ensure_future(wait_for_disconnect())  # nothing is read before the body has arrived
+                disconnect = asyncio.ensure_future(wait_for_disconnect())  # nothing is read before the body has arrived
                 try:
                     return await self._in_a_slot(exchange, raw)
                 finally:
-                    gone.cancel()
+                    disconnect.cancel()
         except TimeoutError:
             if not until.expired():
                 raise
@@ -282,21 +282,21 @@ class Gateway:
         call = exchange.call
         self._budgets.add(call, call.endpoint)
         call.body_digest = exchange.body.digest()
-        answered = call.error is None
-        lost = await keep(exchange.store, call, self._privacy, seconds or self._store_seconds, self._off_loop)
+        is_answered = call.error is None
+        loss = await keep(exchange.store, call, self._privacy, seconds or self._store_seconds, self._off_loop)
         if self._journal is not None:
             self._journal.ended(call)
         if call.turn is not None:
-            is_kept = lost is None and call.error is None
+            is_kept = loss is None and call.error is None
             call.turn.ended(self._forwarder.memory, call.to_remember if is_kept else None)
-        if lost is not None:
+        if loss is not None:
             self.ended["lost"] += 1
             text = "%s: call of attempt %s of rollout %s is lost, the store did not take its spans: %r"
-            logger.error(text, call.call_id, call.attempt_id, call.rollout_id, lost)
-            message = f"The call could not be recorded ({type(lost).__name__}), so its answer is withheld"
+            logger.error(text, call.call_id, call.attempt_id, call.rollout_id, loss)
+            message = f"The call could not be recorded ({type(loss).__name__}), so its answer is withheld"
             return exchange.failed(CallFailed(503, message, code="record_lost", retry_after=1.0))
         self.ended[call.state] += 1
-        if answered and call.error is not None:  # the record is bare, so the reply could not be accounted for
+        if is_answered and call.error is not None:  # the record is bare, so the reply could not be accounted for
             return exchange.failed(CallFailed(500, call.error, code="internal_error"))
         model = str((call.request or {}).get("model"))
         if call.state == "no_tokens" and call.is_for_training and model not in self._warned:

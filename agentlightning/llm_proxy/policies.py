@@ -72,7 +72,7 @@ def read_policies(policies: object) -> list[CallPolicy]:
         return []
     if not isinstance(policies, Mapping):
         raise ValueError(f"policies must map names to policies; got {type(policies).__name__}")
-    read: list[CallPolicy] = []
+    result: list[CallPolicy] = []
     for name, entry in cast("Mapping[object, object]", policies).items():
         if not isinstance(name, str) or not name:
             raise ValueError(f"policies: a policy's name must be a non-empty string; got {name!r}")
@@ -84,30 +84,30 @@ def read_policies(policies: object) -> list[CallPolicy]:
             if field not in _FIELDS:
                 raise ValueError(f"{place}.{field} is not supported{hint(str(field), _FIELDS)}")
         kind = cast(PolicyKind, _one_of(get_args(PolicyKind), fields.get("kind"), f"{place}.kind"))
-        given = fields.get("server_tools", "drop")
-        tools = cast(ServerTools, _one_of(get_args(ServerTools), given, f"{place}.server_tools"))
-        named: list[tuple[str, ...]] = []
+        server_tools = fields.get("server_tools", "drop")
+        tools = cast(ServerTools, _one_of(get_args(ServerTools), server_tools, f"{place}.server_tools"))
+        name_lists: list[tuple[str, ...]] = []
         for field in _LISTS:
             value = fields.get(field)
             names = tuple(cast("Sequence[Any]", value)) if isinstance(value, (list, tuple)) else ()
             if value is not None and not (names and all(isinstance(name, str) and name for name in names)):
                 raise ValueError(f"{place}.{field} must be a list of names; got {value!r}")
-            named.append(names)
-        models, roles, routes = named
+            name_lists.append(names)
+        models, roles, routes = name_lists
         for role in roles:
             if not _ROLE.fullmatch(role):
                 raise ValueError(f"{place}.roles: {role!r} is no role: {_ROLE_FORM}")
         for route in routes:
             if route not in DIALECTS:
                 raise ValueError(f"{place}.routes: there is no route {route!r}{hint(route, DIALECTS)}")
-        read.append(CallPolicy(name, kind, models, roles, routes, tools))
-    return read
+        result.append(CallPolicy(name, kind, models, roles, routes, tools))
+    return result
 
 
-def _one_of(known: tuple[str, ...], value: object, place: str) -> object:
-    if value not in known:
-        near = hint(str(value), known, lists=False)
-        raise ValueError(f"{place} must be one of {', '.join(known)}{near}; got {value!r}")
+def _one_of(choices: tuple[str, ...], value: object, place: str) -> object:
+    if value not in choices:
+        near = hint(str(value), choices, lists=False)
+        raise ValueError(f"{place} must be one of {', '.join(choices)}{near}; got {value!r}")
     return value
 
 
@@ -137,10 +137,10 @@ class PolicyTable:
         """All policies, in the order of the configuration."""
         return list(self._policies)
 
-    def _index(self, field: str, named: Callable[[CallPolicy], tuple[str, ...]]) -> dict[str, CallPolicy]:
+    def _index(self, field: str, names_of: Callable[[CallPolicy], tuple[str, ...]]) -> dict[str, CallPolicy]:
         table: dict[str, CallPolicy] = {}
         for policy in self._policies:
-            for value in named(policy):
+            for value in names_of(policy):
                 if value in table:
                     both = f"{table[value].name!r} and {policy.name!r}"
                     raise ValueError(f"policies: {both} both name {value!r} in {field}; a call belongs to one policy")

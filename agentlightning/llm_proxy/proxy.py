@@ -207,18 +207,18 @@ class LLMProxy(WeightChanges):
                 names the role, or its policy is served by other models.
         """
         policy = None if role is None else self._policies.of_role(role)
-        chosen = model_for(self._table.names, policy, None if model is None else self._table.resolved(model))
+        model_name = model_for(self._table.names, policy, None if model is None else self._table.resolved(model))
         gateway = self.server_launcher.access_endpoint
         if (rollout_id is None) != (attempt_id is None):
             raise ValueError("Either rollout_id and attempt_id must be provided, or neither.")
         endpoint = gateway if role is None else f"{gateway}/role/{role}"
         sampling = dict(sampling_parameters or {})
         if rollout_id is None or attempt_id is None:
-            return ProxyLLM(endpoint=endpoint, model=chosen, sampling_parameters=sampling)
+            return ProxyLLM(endpoint=endpoint, model=model_name, sampling_parameters=sampling)
         url = f"{endpoint}/rollout/{rollout_id}/attempt/{attempt_id}"
         token = server_token()
         key = attempt_key(rollout_id, attempt_id, token) if token else None
-        return LLM(endpoint=url, model=chosen, api_key=key, sampling_parameters=sampling)
+        return LLM(endpoint=url, model=model_name, api_key=key, sampling_parameters=sampling)
 
     @property
     def policies(self) -> list[CallPolicy]:
@@ -422,14 +422,14 @@ def model_for(served: Sequence[str], policy: CallPolicy | None, asked: str | Non
     Raises:
         ValueError: there is not exactly one, or the policy is served by others.
     """
-    named = () if policy is None else policy.models
-    if asked is not None and named and asked not in named:
+    policy_models = () if policy is None else policy.models
+    if asked is not None and policy_models and asked not in policy_models:
         assert policy is not None
-        raise ValueError(f"The policy {policy.name!r} is served by {', '.join(named)}, not by {asked!r}")
-    names = [asked] if asked else list(named or served)
+        raise ValueError(f"The policy {policy.name!r} is served by {', '.join(policy_models)}, not by {asked!r}")
+    names = [asked] if asked else list(policy_models or served)
     if not names:
         raise ValueError("No models found in model_list. Please specify the model.")
     if len(names) > 1:
-        where = f"the policy {policy.name!r}" if policy is not None and named else "model_list"
+        where = f"the policy {policy.name!r}" if policy is not None and policy_models else "model_list"
         raise ValueError(f"Multiple models found in {where}: {', '.join(names)}. Please specify the model.")
     return names[0]

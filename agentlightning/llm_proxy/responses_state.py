@@ -118,10 +118,10 @@ class _AttemptMemory:
                 self.size += _ITEM + len(item.raw)
                 self.by_id.setdefault(item.item_id, item)
             item.uses += 1
-        known = len(response.context)
-        kept = (tuple(shared[:known]), tuple(shared[known:]))
+        context_length = len(response.context)
+        parts = (tuple(shared[:context_length]), tuple(shared[context_length:]))
         name = response.response_id
-        self.responses[name] = StoredResponse(response.attempt, name, response.body, *kept)
+        self.responses[name] = StoredResponse(response.attempt, name, response.body, *parts)
         self.size += response.own_bytes
 
     def drop(self, response_id: str) -> None:
@@ -254,8 +254,8 @@ class Turn:
         """Return the response in the form in which it is remembered."""
         body = json_bytes({name: value for name, value in response.items() if name != "output"})
         value = self.request["input"] if self.pieces is None else self.pieces
-        said: Sequence[Item | Json] = [_message(value)] if isinstance(value, str) else value
-        context = tuple(piece if isinstance(piece, Item) else _item(piece) for piece in said)
+        items: Sequence[Item | Json] = [_message(value)] if isinstance(value, str) else value
+        context = tuple(piece if isinstance(piece, Item) else _item(piece) for piece in items)
         output = tuple(_item(item) for item in objects(response.get("output")))
         return StoredResponse(self.attempt, response["id"], body, context, output)
 
@@ -292,7 +292,7 @@ def begin(memory: ResponseMemory, attempt: AttemptName, request: Json, most_byte
             text = f"Previous response with id {shown(name)} not found ('previous_response_id'). {_NOT_REMEMBERED}"
             raise CallFailed(400, text, param="previous_response_id", code="previous_response_not_found")
         pieces += previous.items
-    known = {piece.item_id for piece in pieces if isinstance(piece, Item)}
+    item_ids = {piece.item_id for piece in pieces if isinstance(piece, Item)}
     value = request["input"]
     for index, entry in enumerate([_message(value)] if isinstance(value, str) else entries_of(value)):
         place = f"input[{index}]"
@@ -302,7 +302,7 @@ def begin(memory: ResponseMemory, attempt: AttemptName, request: Json, most_byte
             if (entry := memory.item(attempt, name)) is None:
                 raise CallFailed(404, f"Item with id {shown(name)} not found. {_NOT_REMEMBERED}", param="input")
         name = entry.item_id if isinstance(entry, Item) else fields_of(entry).get("id")
-        if isinstance(name, str) and name in known:
+        if isinstance(name, str) and name in item_ids:
             text = f"Duplicate item found with id {shown(name)} in {place}: it came with the previous response already"
             raise CallFailed(400, f"{text}. Remove it from your input and try again.", param="input")
         pieces.append(entry)
@@ -395,8 +395,12 @@ def input_items(response: StoredResponse, query: bytes) -> JsonReply:
     Raises:
         CallFailed: 400 that names the wrong parameter.
     """
-    items, asked = list(response.context), _query(query)
-    limit, order, after = asked.get("limit", str(_LISTED)), asked.get("order", "desc"), asked.get("after")
+    items, parameters = list(response.context), _query(query)
+    limit, order, after = (
+        parameters.get("limit", str(_LISTED)),
+        parameters.get("order", "desc"),
+        parameters.get("after"),
+    )
     if not limit.isdecimal() or len(limit) > 9 or not 1 <= int(limit) <= _MOST_LISTED:
         text = f"'limit' must be a number from 1 to {_MOST_LISTED}; got {shown(limit)}"
         raise CallFailed(400, text, param="limit", code="invalid_value")
@@ -432,7 +436,7 @@ def _listed(item: Item) -> Json:
         fields["type"] = "message"
         fields.setdefault("status", "completed")
         if isinstance(text := fields.get("content"), str):
-            said = fields.get("role") == "assistant"
-            part: Json = {"type": "output_text", "annotations": []} if said else {"type": "input_text"}
+            is_assistant = fields.get("role") == "assistant"
+            part: Json = {"type": "output_text", "annotations": []} if is_assistant else {"type": "input_text"}
             fields["content"] = [{**part, "text": text}]
     return fields

@@ -54,8 +54,8 @@ def _fitted(ended: ReadableSpan, fit: Fit) -> Any:
 
 def _part(part: Any, fit: Fit, *names: str) -> SimpleNamespace:
     dropped = getattr(part, "dropped_attributes", 0)
-    kept = {name: getattr(part, name) for name in names}
-    return SimpleNamespace(attributes=fit(part.attributes), dropped_attributes=dropped, **kept)
+    values = {name: getattr(part, name) for name in names}
+    return SimpleNamespace(attributes=fit(part.attributes), dropped_attributes=dropped, **values)
 
 
 def _fitting(attributes: Mapping[str, object] | None) -> dict[str, object]:

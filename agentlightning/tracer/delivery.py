@@ -145,12 +145,12 @@ def _rewritten(span: Span, text: Text, attributes: Attributes, marker: str, *, n
         changes["name"] = name
         changed.append("name")
     description = span.status.description
-    if description is not None and (kept := text(description)) is not description:
-        changes["status"] = span.status.model_copy(update={"description": kept})
+    if description is not None and (new_text := text(description)) is not description:
+        changes["status"] = span.status.model_copy(update={"description": new_text})
         changed.append("status.description")
     for part in ("events", "links"):
         parts = getattr(span, part)
-        found: list[Any] = []
+        new_parts: list[Any] = []
         for each in parts:
             new: dict[str, object] = {}
             name = getattr(each, "name", None)  # of an event
@@ -160,9 +160,9 @@ def _rewritten(span: Span, text: Text, attributes: Attributes, marker: str, *, n
             if (own := attributes(each.attributes or {})) is not None:
                 new["attributes"] = own[0]
                 changed += own[1]
-            found.append(each.model_copy(update=new) if new else each)
-        if any(new is not old for new, old in zip(found, parts, strict=True)):
-            changes[part] = found
+            new_parts.append(each.model_copy(update=new) if new else each)
+        if any(new is not old for new, old in zip(new_parts, parts, strict=True)):
+            changes[part] = new_parts
     if (resource := attributes(span.resource.attributes)) is not None:
         changes["resource"] = span.resource.model_copy(update={"attributes": resource[0]})
         changed += resource[1]

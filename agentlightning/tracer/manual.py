@@ -122,12 +122,14 @@ class ManualTracing(Tracer):
         number = sequence_id
         if opened.thread is not None:
             attempts = opened.ask(lambda store: store.query_attempts(opened.rollout_id))
-            known = {attempt.attempt_id: attempt.sequence_id for attempt in attempts}
-            attempt_id = attempt_id or next(reversed(known), None)
-            if attempt_id not in known:
-                has = f"it has {', '.join(known)}" if known else "it has none; await store.start_attempt(rollout_id)"
+            numbers = {attempt.attempt_id: attempt.sequence_id for attempt in attempts}
+            attempt_id = attempt_id or next(reversed(numbers), None)
+            if attempt_id not in numbers:
+                has = (
+                    f"it has {', '.join(numbers)}" if numbers else "it has none; await store.start_attempt(rollout_id)"
+                )
                 raise NotFoundError(f"Attempt {attempt_id} not found for rollout {opened.rollout_id}: {has}")
-            number = known[attempt_id]
+            number = numbers[attempt_id]
             if sequence_id not in (None, number):
                 raise BadRequestError(f"Attempt {attempt_id} has the sequence_id {number}, not {sequence_id}")
         if attempt_id is None:
@@ -147,9 +149,9 @@ class ManualTracing(Tracer):
             RuntimeError: no attempt is open.
         """
         opened, scope = self._attempt_open("emit_span")
-        given = {**opened.notes, **opened.attempt_notes, **_as_attributes(attributes or {})}
+        values = {**opened.notes, **opened.attempt_notes, **_as_attributes(attributes or {})}
         with entered(scope):
-            return self.create_span(name, attributes=given, status=status)
+            return self.create_span(name, attributes=values, status=status)
 
     def close_attempt(self) -> None:
         """Close the attempt and send its spans to the store. Blocks until they are there. It does not end the attempt.
@@ -205,11 +207,13 @@ class ManualTracing(Tracer):
         self._last = scope
         last_scope.set(scope)
 
-    def _agreed(self, name: str, own: str | None, given: str | None) -> str | None:
+    def _agreed(self, name: str, own: str | None, argument: str | None) -> str | None:
         """Return the id to use: the tracer may have one of its own, which must match."""
-        if own is not None and given is not None and own != given:
-            raise BadRequestError(f"This tracer was made with {name}={own!r}; got {given!r}. Make another one for it")
-        return own if given is None else given
+        if own is not None and argument is not None and own != argument:
+            raise BadRequestError(
+                f"This tracer was made with {name}={own!r}; got {argument!r}. Make another one for it"
+            )
+        return own if argument is None else argument
 
     def _rollout_open(self, what: str) -> _Opened:
         if self._opened is None:

@@ -191,8 +191,8 @@ class OtelTracer(ManualTracing):
         self._opened_scope(scope)
         failed, seconds = False, None
         try:
-            with self._root(name or rollout_id or "") as given:
-                yield given
+            with self._root(name or rollout_id or "") as value:
+                yield value
         except BaseException as error:  # a cancelled attempt has little time left
             failed = True
             seconds = None if isinstance(error, Exception) else CANCELLED_DELIVERY_SECONDS
@@ -294,7 +294,7 @@ class OtelTracer(ManualTracing):
                 DeprecationWarning,
                 stacklevel=4,
             )
-        asked = rollout_id is not None or attempt_id is not None
+        has_ids = rollout_id is not None or attempt_id is not None
         rollout_id = self._agreed("rollout_id", self.rollout_id, rollout_id)
         attempt_id = self._agreed("attempt_id", self.attempt_id, attempt_id)
         if (rollout_id is None) != (attempt_id is None):
@@ -302,7 +302,7 @@ class OtelTracer(ManualTracing):
         bound = self._store if store is None else complete(store)
         if rollout_id is None:
             return TraceScope(self)
-        if bound is None and not asked:  # the ids of the tracer whose spans are kept here
+        if bound is None and not has_ids:  # the ids of the tracer whose spans are kept here
             return TraceScope(self, None, rollout_id, attempt_id)
         if bound is None:
             raise ValueError("store is required to be initialized when rollout_id and attempt_id are provided")

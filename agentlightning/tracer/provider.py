@@ -89,7 +89,7 @@ def watch_global_provider() -> trace_api.TracerProvider:
                 trace_api._TRACER_PROVIDER = provider  # pyright: ignore[reportAttributeAccessIssue] -- the public setter is final
             else:  # an OpenTelemetry that keeps its provider elsewhere
                 trace_api.set_tracer_provider(provider)
-        if all(known is not provider for known in _watched):
+        if all(other is not provider for other in _watched):
             if (add := getattr(provider, "add_span_processor", None)) is not None:
                 add(_PROCESSOR)
             else:
@@ -100,7 +100,7 @@ def watch_global_provider() -> trace_api.TracerProvider:
                 )
             _watched.append(provider)
         elif _watched[-1] is not provider:
-            _watched.sort(key=lambda known: known is provider)
+            _watched.sort(key=lambda other: other is provider)
     return provider
 
 
@@ -153,10 +153,10 @@ def own_provider(tracer_name: str | None = None) -> TracerProvider:
     """Return the provider of our own spans; `tracer_name` is put on the resource of its spans."""
     with _lock:
         if tracer_name not in _own:
-            named = {} if tracer_name is None else {_TRACER_NAME: tracer_name}
+            attributes = {} if tracer_name is None else {_TRACER_NAME: tracer_name}
             provider = TracerProvider(
                 sampler=_EvidenceSampler(),
-                resource=Resource.create(named),
+                resource=Resource.create(attributes),
                 id_generator=_SameIds(),
                 span_limits=_limits(),
                 shutdown_on_exit=False,

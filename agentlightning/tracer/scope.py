@@ -216,9 +216,9 @@ class TraceScope:
             self.pieces.pop()
         piece = Piece(span, order)
         store, rollout_id, attempt_id, loop = self.store, self.rollout_id, self.attempt_id, self._loop
-        named = None if store is None or rollout_id is None or attempt_id is None else (store, rollout_id, attempt_id)
-        if reward and emitted and named is not None and loop is not None and not loop.is_closed():
-            piece.pending_id = self._ids.request(*named, loop)
+        address = None if store is None or rollout_id is None or attempt_id is None else (store, rollout_id, attempt_id)
+        if reward and emitted and address is not None and loop is not None and not loop.is_closed():
+            piece.pending_id = self._ids.request(*address, loop)
         self.pieces.append(piece)
 
     def _drop(self) -> None:
@@ -279,8 +279,10 @@ def ended_scope() -> TraceScope | None:
 
 def spans_left_out(spans: Sequence[Span]) -> int:
     """Return the number of spans that an attempt lacks because it had too many."""
-    found = [span.attributes.get(LightningCutAttributes.LEFT_OUT.value) for span in spans if span.name == AGL_SPANS_CUT]
-    return sum(count for count in found if isinstance(count, int))
+    counts = [
+        span.attributes.get(LightningCutAttributes.LEFT_OUT.value) for span in spans if span.name == AGL_SPANS_CUT
+    ]
+    return sum(count for count in counts if isinstance(count, int))
 
 
 @contextmanager

@@ -48,10 +48,10 @@ class SequenceIds:
             future = self._thread_of(store).call(lambda own: own.get_next_span_sequence_id(rollout_id, attempt_id))
         else:
             nothing = contextvars.Context()
-            asked = store.get_next_span_sequence_id(rollout_id, attempt_id)
+            coroutine = store.get_next_span_sequence_id(rollout_id, attempt_id)
             if here:
-                return nothing.run(_begin_now, asked)
-            future = nothing.run(asyncio.run_coroutine_threadsafe, asked, owner)
+                return nothing.run(_begin_now, coroutine)
+            future = nothing.run(asyncio.run_coroutine_threadsafe, coroutine, owner)
         if self._waits:
             seconds = LOOP_WAIT_SECONDS if here else THREAD_WAIT_SECONDS
             concurrent.futures.wait([future], seconds)
@@ -69,8 +69,8 @@ class SequenceIds:
 
     def _thread_of(self, store: LightningStore) -> StoreThread:
         with self._lock:
-            thread, known = self._store_thread, self._store is store
-            if thread is not None and known:
+            thread, is_current = self._store_thread, self._store is store
+            if thread is not None and is_current:
                 return thread
             new = self._store_thread = StoreThread(store, "agentlightning-sequence-ids")
             self._store = store
@@ -87,12 +87,12 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
         return None
 
 
-def _begin_now(asked: Asked) -> asyncio.Future[int]:
+def _begin_now(coroutine: Asked) -> asyncio.Future[int]:
     """Run a coroutine up to its first wait within this call, and the rest, if any, as a task."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[int] = loop.create_future()
     try:
-        waits_for = asked.send(None)
+        waits_for = coroutine.send(None)
     except StopIteration as done:
         answer.set_result(done.value)
     except Exception as error:  # raised again from the returned future
@@ -100,17 +100,17 @@ def _begin_now(asked: Asked) -> asyncio.Future[int]:
     else:
 
         async def rest() -> int:
-            return await _rest(asked, waits_for)
+            return await _rest(coroutine, waits_for)
 
         return loop.create_task(rest())
     return answer
 
 
 @types.coroutine
-def _rest(asked: Asked, waits_for: object) -> Generator[Any, Any, int]:
+def _rest(coroutine: Asked, waits_for: object) -> Generator[Any, Any, int]:
     """Run the rest of a coroutine that is already waiting."""
     try:
         yield waits_for
     except BaseException as error:  # cancellation is passed to the coroutine too
-        yield asked.throw(error)
-    return (yield from asked.__await__())
+        yield coroutine.throw(error)
+    return (yield from coroutine.__await__())

@@ -114,8 +114,8 @@ class WeaveTracer(OtelTracer):
             yield self._tracer()
             return
         inputs = {_ROLLOUT_ID: scope.rollout_id, _ATTEMPT_ID: scope.attempt_id}
-        given = {key: value for key, value in inputs.items() if value is not None}
-        call = client.create_call(name or self.project_name, given)
+        values = {key: value for key, value in inputs.items() if value is not None}
+        call = client.create_call(name or self.project_name, values)
         try:
             yield call
         except BaseException as error:  # also records cancellation and interrupts
@@ -130,12 +130,14 @@ class _Spans:
     def begun(self, call: Any, parent: object, current: bool) -> None:
         try:
             name = str(call.func_name)
-            given = {NAME: name, INPUT: _plain(call.inputs), **dict(call.attributes or {})}
-            given.pop("weave", None)  # Weave's own attributes
+            attributes = {NAME: name, INPUT: _plain(call.inputs), **dict(call.attributes or {})}
+            attributes.pop("weave", None)  # Weave's own attributes
             above: OtelSpanRecordingContext | None = getattr(parent, _RECORDING, None)
             context = trace_api.set_span_in_context(above.get_otel_span()) if above is not None else None
             tracer = own_provider(_TRACER_NAME).get_tracer(INSTRUMENTATION_NAME)
-            recording = OtelSpanRecordingContext(tracer.start_span(name, context, attributes=any_attributes(given)))
+            recording = OtelSpanRecordingContext(
+                tracer.start_span(name, context, attributes=any_attributes(attributes))
+            )
         except Exception as error:  # boundary: the arguments of a call are the program's
             logger.debug("A call of Weave was not traced: %r", error)
             return

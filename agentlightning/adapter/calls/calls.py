@@ -104,16 +104,16 @@ def model_calls(spans: Sequence[Span], problems: list[Problem] | None = None) ->
     The gateway's record of a call takes precedence over the tracer's; `matching.py` assigns spans to calls.
     Unreadable parts are added to `problems`.
     """
-    found = problems if problems is not None else []
+    problem_list = problems if problems is not None else []
     calls: list[ModelCall] = []
     for each in spans_by_call(spans):
         span = each.record or each.seen
         assert span is not None
-        reading = each.reading = read_call(span, found)
+        reading = each.reading = read_call(span, problem_list)
         for other in () if each.is_further_choice else each.certain:  # tokens that only the tracers recorded
             if other is span or (reading.prompt_token_ids and reading.logprobs):
                 continue
-            twin = read_call(other, found)
+            twin = read_call(other, problem_list)
             reading = reading._replace(
                 prompt_token_ids=reading.prompt_token_ids or twin.prompt_token_ids,
                 completion_token_ids=reading.completion_token_ids or twin.completion_token_ids,
@@ -144,14 +144,14 @@ def model_calls(spans: Sequence[Span], problems: list[Problem] | None = None) ->
 def of_unknown_agents(calls: Iterable[ModelCall], problems: Iterable[Problem]) -> set[CallRef]:
     """Return the calls that a filter by agent name excluded, because nothing proves which agent made them."""
     refused = {problem.span_id for problem in problems if problem.kind == "unknown_agent"}
-    told = ((call, call.spans.record or call.spans.seen) for call in calls if refused and call.spans is not None)
-    return {call.ref for call, span in told if span is not None and span.span_id in refused}
+    records = ((call, call.spans.record or call.spans.seen) for call in calls if refused and call.spans is not None)
+    return {call.ref for call, span in records if span is not None and span.span_id in refused}
 
 
 def call_id_of(triplet: Triplet) -> str | None:
     """Return the id of the call that a triplet was made from; None if its adapter did not store it."""
-    named = (triplet.metadata.get(key) for key in ("call_id", "response_id"))
-    return next((name for name in named if isinstance(name, str) and name), None)
+    ids = (triplet.metadata.get(key) for key in ("call_id", "response_id"))
+    return next((name for name in ids if isinstance(name, str) and name), None)
 
 
 def agent_of(triplet: Triplet) -> str | None:

@@ -62,8 +62,8 @@ def conversation_of(*spans: Span | None) -> Conversation | None:
 
     A span whose texts were not kept has none.
     """
-    read = (_read(span) for span in spans if span is not None)
-    return next((conversation for conversation in read if conversation is not None), None)
+    conversations = (_read(span) for span in spans if span is not None)
+    return next((conversation for conversation in conversations if conversation is not None), None)
 
 
 def _read(span: Span) -> Conversation | None:
@@ -75,13 +75,13 @@ def _read(span: Span) -> Conversation | None:
     leading = next((at for at, line in enumerate(lines) if line.role != "system"), len(lines))
     tools = [f"{key}={value}" for key, value in span.attributes.items() if key.startswith(_TOOLS)]
     answers = [as_dict(each.get("message")) or each for each in in_order(content.completion)]
-    answered = bool(answers) and _has_text(answers[0])
-    text = answers[0].get("content") if answered else None
+    has_answer = bool(answers) and _has_text(answers[0])
+    text = answers[0].get("content") if has_answer else None
     return Conversation(
         system="\n".join(line.text for line in lines[:leading]),
         tools="\n".join(sorted(tools)),
         lines=tuple(lines[leading:]),
-        answer=line_of({"role": "assistant", **answers[0]}) if answered else None,
+        answer=line_of({"role": "assistant", **answers[0]}) if has_answer else None,
         verbatim=isinstance(text, str)
         and text == text.strip()
         and "<" not in text
@@ -106,8 +106,8 @@ def line_of(message: Mapping[str, object]) -> Line:
 def _call(call: Mapping[str, object]) -> str:
     fields = as_dict(call.get("function")) or call
     arguments = fields.get("arguments")
-    spelt = arguments if isinstance(arguments, str) else json.dumps(arguments, default=str)
-    return f"{fields.get('name')}({_in_one_spelling(spelt)})"
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, default=str)
+    return f"{fields.get('name')}({_in_one_spelling(text)})"
 
 
 def _in_one_spelling(text: str) -> str:

@@ -113,7 +113,7 @@ def _says_helper(attributes: Mapping[str, object]) -> bool:
         if attributes.get(role) not in ("system", "developer"):
             break
         text = str(attributes.get(content))
-        if text.startswith(_SYSTEM_OPENINGS) or any(known in text for known in _SYSTEM):
+        if text.startswith(_SYSTEM_OPENINGS) or any(opening in text for opening in _SYSTEM):
             return True
     if _SECOND_ROLE not in attributes and first in ("quota", '[{"type": "text", "text": "quota"}]'):
         return attributes.get("gen_ai.request.max_tokens") == 1  # Claude Code: check of the remaining quota
@@ -124,4 +124,4 @@ def _says_helper(attributes: Mapping[str, object]) -> bool:
     if attributes.get(role) != "user":
         return False
     text = str(attributes.get(content))  # a cheap test first: it runs for every span
-    return any(known in text for known in _LAST_OPENINGS) and _OPENS_LAST.search(text) is not None
+    return any(opening in text for opening in _LAST_OPENINGS) and _OPENS_LAST.search(text) is not None

@@ -40,11 +40,11 @@ class Intervals:
 
     def around(self, inner: Interval, slack: float = SLACK_SECONDS) -> Iterator[int]:
         """Yield the indices of the intervals that hold `inner` within the slack, by their starts."""
-        begun = bisect_right(self._starts, inner.start + slack)
+        count = bisect_right(self._starts, inner.start + slack)
         waiting = [(1, 0, self._size)]
         while waiting:
             place, low, high = waiting.pop()
-            if low >= begun or self._latest[place] < inner.end - slack:
+            if low >= count or self._latest[place] < inner.end - slack:
                 continue
             if place >= self._size:
                 yield self._places[low]

@@ -119,8 +119,8 @@ def _of_attempt(spans: Sequence[Span], is_call: Callable[[Span], bool], keep_nes
         elif reply is not None:
             by_reply.setdefault(reply, call)
     calls, alone, nameless = [c for c in records.values() if not c.is_further_choice], list[CallSpans](), list[Span]()
-    seen = [span for span in spans if span.name not in (RAW_SPAN, REQUEST_SPAN) and is_call(span)]
-    for span in seen:
+    tracer_spans = [span for span in spans if span.name not in (RAW_SPAN, REQUEST_SPAN) and is_call(span)]
+    for span in tracer_spans:
         reply = response_id(span)
         if reply is None:
             nameless.append(span)
@@ -132,7 +132,7 @@ def _of_attempt(spans: Sequence[Span], is_call: Callable[[Span], bool], keep_nes
         else:
             twin.also.append(span)
     if nameless and not keep_nested:
-        nameless = _standing_for_calls(nameless, spans, seen)
+        nameless = _standing_for_calls(nameless, spans, tracer_spans)
     tellers: dict[int, str] = {}
     if clients := [(call, id) for call in calls if call.record and (id := client_span(call.record))]:
         alone, nameless, tellers = _matched_by_clients(clients, spans, by_reply.values(), alone, nameless)
@@ -185,15 +185,15 @@ def _standing_for_calls(nameless: Sequence[Span], spans: Iterable[Span], calls: 
     for inner, outer in around.items():
         if outer in own and inner in own and conversation_of(own[outer]) is None and conversation_of(own[inner]):
             wrappers.add(outer)
-    kept: list[Span] = []
+    result: list[Span] = []
     for id, span in own.items():
         outer, path = around[id], {id}
         while outer in wrappers and outer in own and outer not in path:
             path.add(outer)
             outer = around[outer]
         if outer is None and id not in wrappers:
-            kept.append(span)
-    return kept
+            result.append(span)
+    return result
 
 
 def _matched_by_clients(
@@ -212,30 +212,30 @@ def _matched_by_clients(
     owners = {span.span_id: call for call in by_reply for span in call.certain}
     owners |= {span.span_id: CallSpans(seen=span) for span in nameless}
     tellers: dict[int, str] = {}
-    taken: dict[int, tuple[CallSpans, CallSpans]] = {}
+    matches: dict[int, tuple[CallSpans, CallSpans]] = {}
     for call, (trace_id, span_id) in clients:
         assert call.record is not None
-        named = by_id.get(span_id)
-        if named is None or named.trace_id != trace_id:
+        call_span = by_id.get(span_id)
+        if call_span is None or call_span.trace_id != trace_id:
             continue
-        path = list(islice(_upwards(named, by_id), _MOST_BELOW_CALL))
-        call.client = next((span for span in path if span.span_id in owners), named)
+        path = list(islice(_upwards(call_span, by_id), _MOST_BELOW_CALL))
+        call.client = next((span for span in path if span.span_id in owners), call_span)
         own = owners.get(call.client.span_id)
         if own is None or own is call:
             continue
         tellers[id(call)] = _teller(call.client)
         of_other_replies = own.seen is not None and None not in (response_id(call.record), response_id(own.seen))
         if own.record is None and not of_other_replies:
-            taken[id(own)] = (call, own)
-    for call, own in taken.values():
+            matches[id(own)] = (call, own)
+    for call, own in matches.values():
         if call.seen is None:
             call.seen, call.matched_by = own.seen, "traceparent"
         else:
             call.also.extend(own.certain[:1])
         call.also.extend(own.also)
-    matched = {id(own.seen) for _, own in taken.values()}
-    left = [call for call in alone if id(call.seen) not in matched]
-    return left, [span for span in nameless if id(span) not in matched], tellers
+    matched = {id(own.seen) for _, own in matches.values()}
+    remaining = [call for call in alone if id(call.seen) not in matched]
+    return remaining, [span for span in nameless if id(span) not in matched], tellers
 
 
 def _upwards(span: Span | None, by_id: Mapping[str, Span]) -> Iterator[Span]:
@@ -270,8 +270,8 @@ class _Joining:
     def _take(self, calls: Sequence[CallSpans], items: Sequence[CallSpans], teller: str) -> None:
         spans = [item.seen for item in items if item.seen is not None]
         joined: set[int] = set()
-        found = pairs([self._of(call) for call in calls], [self._of(item) for item in items]) if calls else ()
-        for pair in found:
+        matches = pairs([self._of(call) for call in calls], [self._of(item) for item in items]) if calls else ()
+        for pair in matches:
             call, item = calls[pair.call], items[pair.span]
             joined.add(pair.span)
             self._tellers[id(call)].update(map(_teller, item.certain))
@@ -305,13 +305,13 @@ def _told_of(spans: Sequence[Span | None]) -> Told:
     """Return the account of the last of the spans; its text may be on another one."""
     span = spans[-1]
     assert span is not None
-    told = Told(failed=has_failed(span), reply=response_id(span))
+    account = Told(failed=has_failed(span), reply=response_id(span))
     if span.start_time is not None and span.end_time is not None:
         # a leaving agent ends its own span before the gateway notices: only the start of the record is reliable
         end = span.start_time if call_state(span) == "client_left" else span.end_time
-        told = told._replace(when=Interval(span.start_time, end))
+        account = account._replace(when=Interval(span.start_time, end))
     conversation = conversation_of(*spans)
     if conversation is None:
-        return told
+        return account
     answer = None if conversation.answer is None else hash(conversation.answer)
-    return told._replace(system=conversation.system, lines=hash(conversation.lines), answer=answer)
+    return account._replace(system=conversation.system, lines=hash(conversation.lines), answer=answer)

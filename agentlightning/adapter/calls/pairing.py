@@ -62,8 +62,8 @@ def pairs(calls: Sequence[Told], spans: Sequence[Told]) -> list[Pair]:
     pairing = _Pairing(calls, spans)
     for group in pairing.groups():
         pairing.pair_by_words(group)
-    pairing.pair_in_time(lambda told: told.when is not None and not told.failed)
-    pairing.pair_in_time(lambda told: told.when is not None)
+    pairing.pair_in_time(lambda account: account.when is not None and not account.failed)
+    pairing.pair_in_time(lambda account: account.when is not None)
     for group in pairing.groups():
         pairing.pair_in_order(group)
     return pairing.pairs
@@ -81,7 +81,7 @@ class _Pairing:
         self._calls, self._spans = calls, spans
         self._free_calls, self._free_spans = _by_start(calls), _by_start(spans)
         # a recorder without system messages is compared without them
-        with_system = all(any(told.system for told in side) for side in (calls, spans))
+        with_system = all(any(account.system for account in side) for side in (calls, spans))
         self._call_keys, self._span_keys = (_keys(side, with_system) for side in (calls, spans))
         self._other_answers = set[tuple[int, int]]()
         """Pairs with equal text and different answers."""
@@ -137,22 +137,22 @@ class _Pairing:
     def _by_answer(self, group: _Group) -> Iterable[_Group]:
         """Return the calls and spans of each answer; none if one of them may have any answer."""
         answers: dict[int, _Group] = defaultdict(lambda: _Group([], []))
-        for places, told, side in ((group.calls, self._calls, 0), (group.spans, self._spans, 1)):
+        for places, accounts, side in ((group.calls, self._calls, 0), (group.spans, self._spans, 1)):
             for at in places:
-                answer = told[at].answer
+                answer = accounts[at].answer
                 if answer is not None:
                     answers[answer][side].append(at)
-                elif not told[at].failed:
+                elif not accounts[at].failed:
                     return ()
         return answers.values()
 
     def pair_in_order(self, group: _Group) -> None:
         """Pair calls and spans of equal text that do not match in time, in the order of time; none is certain."""
         nameless = [at for at in group.spans if self._spans[at].reply is None]
-        meant, may_be_none = tuple(nameless[: _MOST_MEANT + 1]), len(group.calls) > len(nameless)
+        candidates, may_be_none = tuple(nameless[: _MOST_MEANT + 1]), len(group.calls) > len(nameless)
         for call, span in zip(group.calls, nameless, strict=False):
             if self._may_be(call, span):
-                self._add(Pair(call, span, "request", meant, may_be_none))
+                self._add(Pair(call, span, "request", candidates, may_be_none))
 
     def _free(self) -> tuple[dict[int, None], dict[int, None]]:
         return self._free_calls, self._free_spans
@@ -161,34 +161,34 @@ class _Pairing:
 
     def pair_in_time(self, counts: Callable[[Told], bool]) -> None:
         """Pair as many of the free calls selected by `counts` as possible, each with a span around it."""
-        own = {at: when for at in self._free_calls if counts(told := self._calls[at]) and (when := told.when)}
-        when = {at: outer for at in self._free_spans if counts(told := self._spans[at]) and (outer := told.when)}
+        own = {at: when for at in self._free_calls if counts(account := self._calls[at]) and (when := account.when)}
+        when = {at: outer for at in self._free_spans if counts(account := self._spans[at]) and (outer := account.when)}
         if not own or not when:
             return
         places, tree = list(when), Intervals(list(when.values()))
-        meant: dict[int, list[int]] = {}
+        candidates: dict[int, list[int]] = {}
         for call, inner in own.items():
             around = (places[at] for at in islice(tree.around(inner), _MOST_LOOKED_AT))
             if possible := list(islice((span for span in around if self._may_be(call, span)), _MOST_MEANT + 1)):
-                meant[call] = narrowed(inner, possible, when)
-        taken = self._taken(own, meant, when)
+                candidates[call] = narrowed(inner, possible, when)
+        assignment = self._taken(own, candidates, when)
         wanted_by: dict[int, list[int]] = defaultdict(list)
-        for call, spans in meant.items():
+        for call, spans in candidates.items():
             for span in spans:
                 wanted_by[span].append(call)
-        short = _short_of_spans(meant, taken, wanted_by)
-        crowded = any(len(spans) > _MOST_MEANT for spans in meant.values())
-        for call, span in taken.items():
+        short = _short_of_spans(candidates, assignment, wanted_by)
+        crowded = any(len(spans) > _MOST_MEANT for spans in candidates.values())
+        for call, span in assignment.items():
             no_words = self._call_keys[call] is None or self._span_keys[span] is None
             how: MatchedBy = "time" if no_words else "request"
-            if meant[call] == [span] and wanted_by[span] == [call] and not crowded:
+            if candidates[call] == [span] and wanted_by[span] == [call] and not crowded:
                 self._add(Pair(call, span, how))
             else:
-                may_be_none = call in short or len(meant[call]) > _MOST_MEANT
-                self._add(Pair(call, span, how, tuple(meant[call]), may_be_none))
+                may_be_none = call in short or len(candidates[call]) > _MOST_MEANT
+                self._add(Pair(call, span, how, tuple(candidates[call]), may_be_none))
 
     def _taken(
-        self, own: Mapping[int, Interval], meant: Mapping[int, list[int]], when: Mapping[int, Interval]
+        self, own: Mapping[int, Interval], candidates: Mapping[int, list[int]], when: Mapping[int, Interval]
     ) -> dict[int, int]:
         """Return the span for each call.
 
@@ -196,43 +196,43 @@ class _Pairing:
         span.
         """
         free: list[tuple[float, int]] = []
-        coming = sorted(((when[at].start - SLACK_SECONDS, at) for at in when), reverse=True)
-        taken: dict[int, int] = {}
-        for call in sorted(meant, key=lambda at: own[at].start):
-            while coming and coming[-1][0] <= own[call].start:
-                at = coming.pop()[1]
+        by_start = sorted(((when[at].start - SLACK_SECONDS, at) for at in when), reverse=True)
+        assignment: dict[int, int] = {}
+        for call in sorted(candidates, key=lambda at: own[at].start):
+            while by_start and by_start[-1][0] <= own[call].start:
+                at = by_start.pop()[1]
                 insort(free, (when[at].end + SLACK_SECONDS, at))
             first = bisect_left(free, (own[call].end, -1))
             for place in range(first, min(first + _MOST_LOOKED_AT, len(free))):
                 span = free[place][1]
-                if (len(meant[call]) > 1 or meant[call] == [span]) and self._may_be(call, span):
-                    taken[call] = span
+                if (len(candidates[call]) > 1 or candidates[call] == [span]) and self._may_be(call, span):
+                    assignment[call] = span
                     del free[place]
                     break
-        return taken
+        return assignment
 
 
-def _keys(told: Sequence[Told], with_system: bool) -> list[tuple[int, str] | None]:
+def _keys(accounts: Sequence[Told], with_system: bool) -> list[tuple[int, str] | None]:
     """Return the text of each account in a form in which equal ones are equal."""
-    return [None if each.lines is None else (each.lines, each.system if with_system else "") for each in told]
+    return [None if each.lines is None else (each.lines, each.system if with_system else "") for each in accounts]
 
 
-def _by_start(told: Sequence[Told]) -> dict[int, None]:
+def _by_start(accounts: Sequence[Told]) -> dict[int, None]:
     """Return the indices in the order of the start times, those without a time last."""
-    starts = [math.inf if each.when is None else each.when.start for each in told]
-    return dict.fromkeys(sorted(range(len(told)), key=lambda at: (starts[at], at)))
+    starts = [math.inf if each.when is None else each.when.start for each in accounts]
+    return dict.fromkeys(sorted(range(len(accounts)), key=lambda at: (starts[at], at)))
 
 
 def _short_of_spans(
-    meant: Mapping[int, list[int]], taken: Mapping[int, int], wanted_by: Mapping[int, list[int]]
+    candidates: Mapping[int, list[int]], assignment: Mapping[int, int], wanted_by: Mapping[int, list[int]]
 ) -> set[int]:
     """Return the calls that compete, directly or not, with a call for which no span remained."""
-    waiting = [call for call in meant if call not in taken]
-    short, seen = set(waiting), set[int]()
+    waiting = [call for call in candidates if call not in assignment]
+    short, spans = set(waiting), set[int]()
     while waiting:
-        for span in meant[waiting.pop()]:
-            if span not in seen:
-                seen.add(span)
+        for span in candidates[waiting.pop()]:
+            if span not in spans:
+                spans.add(span)
                 rivals = [call for call in wanted_by[span] if call not in short]
                 short.update(rivals)
                 waiting.extend(rivals)

@@ -43,8 +43,8 @@ def refused_for_good(calls: Sequence[ModelCall]) -> list[ModelCall]:
     failed = [call for call in calls if _got_an_error(call)]
     if not failed:
         return []
-    answered = [(call, _conversation(call)) for call in calls if call.state not in ("client_left", *_WITHOUT_ANSWER)]
-    return [call for call in failed if not _is_answered(call, answered)]
+    answers = [(call, _conversation(call)) for call in calls if call.state not in ("client_left", *_WITHOUT_ANSWER)]
+    return [call for call in failed if not _is_answered(call, answers)]
 
 
 def _got_an_error(call: ModelCall) -> bool:
@@ -52,12 +52,15 @@ def _got_an_error(call: ModelCall) -> bool:
     return record is not None and call.state in _WITHOUT_ANSWER and not refused_for_budget(record)
 
 
-def _is_answered(failed: ModelCall, answered: Sequence[tuple[ModelCall, Conversation | None]]) -> bool:
-    asked, digest = _conversation(failed), _digest(failed)
+def _is_answered(failed: ModelCall, answers: Sequence[tuple[ModelCall, Conversation | None]]) -> bool:
+    conversation, digest = _conversation(failed), _digest(failed)
     return any(
         _ended_after(call, failed)
-        and ((digest is not None and digest == _digest(call)) or (asked and again and _is_same_turn(asked, again)))
-        for call, again in answered
+        and (
+            (digest is not None and digest == _digest(call))
+            or (conversation and again and _is_same_turn(conversation, again))
+        )
+        for call, again in answers
     )
 
 
@@ -79,12 +82,12 @@ def _ended_after(call: ModelCall, failed: ModelCall) -> bool:
     return end is not None and start is not None and end >= start
 
 
-def _is_same_turn(asked: Conversation, again: Conversation) -> bool:
-    if not asked.lines:
-        return asked.system == again.system and not again.lines
-    count = len(asked.lines)
-    if len(again.lines) < count or again.lines[: count - 1] != asked.lines[:-1]:
+def _is_same_turn(request: Conversation, again: Conversation) -> bool:
+    if not request.lines:
+        return request.system == again.system and not again.lines
+    count = len(request.lines)
+    if len(again.lines) < count or again.lines[: count - 1] != request.lines[:-1]:
         return False
-    last, there = asked.lines[-1], again.lines[count - 1]
+    last, there = request.lines[-1], again.lines[count - 1]
     goes_on = (last.role, last.calls) == (there.role, there.calls) and there.text.startswith(last.text)
     return goes_on and all(line.role != "assistant" for line in again.lines[count:])

@@ -59,17 +59,17 @@ def _same_text(row: Sequence[int], prompt: Sequence[int], at: int, answer_from: 
     if start < answer_from <= at:
         start = answer_from
     seam = max(start, answer_from)
-    spelt = (decode(row[start:seam]) if start < seam else "") + decode(row[seam:])
-    said = _comparable(spelt).rstrip("\ufffd")  # the last character may be incomplete there
+    row_text = (decode(row[start:seam]) if start < seam else "") + decode(row[seam:])
+    expected = _comparable(row_text).rstrip("\ufffd")  # the last character may be incomplete there
     before = prompt[start - 1 : start] if start == answer_from else ()
     size = 2 * (len(row) - start) + _BEFORE
     while True:
         part = prompt[start : start + size]
-        sent = [_comparable(decode(part))]
+        candidates = [_comparable(decode(part))]
         if before:
-            sent.append(_comparable(decode([*before, *part]).removeprefix(decode(before))))
-        if len(sent[0]) > len(said) or start + size >= len(prompt):
-            return any(text.startswith(said) for text in sent)
+            candidates.append(_comparable(decode([*before, *part]).removeprefix(decode(before))))
+        if len(candidates[0]) > len(expected) or start + size >= len(prompt):
+            return any(text.startswith(expected) for text in candidates)
         size *= 2
 
 

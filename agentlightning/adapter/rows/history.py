@@ -83,8 +83,8 @@ class History:
             alike = (before.system, before.tools) == (conversation.system, conversation.tools)
             return by_answer and one.is_continued, one.common, alike, len(lines.intersection(before.whole))
 
-        found = [self._compared(number, conversation, by_answer) for number in numbers]
-        return max(reversed(found), key=likeness)
+        predecessors = [self._compared(number, conversation, by_answer) for number in numbers]
+        return max(reversed(predecessors), key=likeness)
 
     def _compared(self, number: int, conversation: Conversation, by_answer: bool = False) -> Predecessor:
         call, before = self._calls[number]

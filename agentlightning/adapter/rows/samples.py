@@ -130,11 +130,11 @@ def samples_from_calls(calls: Sequence[ModelCall], *, decode: Decode | None = No
                 reading.starts.append(seams.start(number, walk))
             reading.samples.append(row)
         assert call.logprobs is not None
-        added = call.prompt_token_ids[len(row.token_ids) :]  # mask 0; then the policy's answer, mask 1
-        row.token_ids.extend(added)
+        new_tokens = call.prompt_token_ids[len(row.token_ids) :]  # mask 0; then the policy's answer, mask 1
+        row.token_ids.extend(new_tokens)
         row.token_ids.extend(call.completion_token_ids)
-        row.mask.extend([0] * len(added) + [1] * len(call.completion_token_ids))
-        row.logprobs.extend([0.0] * len(added) + call.logprobs)
+        row.mask.extend([0] * len(new_tokens) + [1] * len(call.completion_token_ids))
+        row.logprobs.extend([0.0] * len(new_tokens) + call.logprobs)
         row.call_ids.append(call.call_id)
         row.turns.append((number, len(call.completion_token_ids)))
         row.weight_versions.append(UNKNOWN_WEIGHTS if call.weight_version is None else call.weight_version)

@@ -79,35 +79,35 @@ class Seams:
             self._known += 1
         conversation = self._read[number] = conversation_of_call(call)
         if conversation is not None:
-            found = self._history.predecessor(conversation)
-            if found is not None:
+            predecessor = self._history.predecessor(conversation)
+            if predecessor is not None:
                 # a prompt that continues its predecessor's while its text does not: the text was not kept
-                before = found.call.prompt_token_ids
+                before = predecessor.call.prompt_token_ids
                 goes_on = call.prompt_token_ids[: len(before)] == before
-                if not (goes_on and conversation.request == found.conversation.request):
-                    return self._by_words(call, conversation, found)
+                if not (goes_on and conversation.request == predecessor.conversation.request):
+                    return self._by_words(call, conversation, predecessor)
             elif len(self._history):
                 return RowStart(call.call_id, "other_agent")
         return self._by_tokens(call, walk)
 
-    def _by_words(self, call: ModelCall, conversation: Conversation, found: Predecessor) -> RowStart:
-        row, before = tokens_of(found.call), found.conversation
+    def _by_words(self, call: ModelCall, conversation: Conversation, predecessor: Predecessor) -> RowStart:
+        row, before = tokens_of(predecessor.call), predecessor.conversation
         at = shared_length(row, call.prompt_token_ids)
         same_instructions = (conversation.system, conversation.tools) == (before.system, before.tools)
         if same_instructions and conversation.lines == before.lines:
             cause: RowCause = "repeated_prompt"
-        elif same_instructions and found.is_continued and at == len(row):
-            cause = self._taken(call, conversation, found)
-        elif _are_others(call, found.call):
+        elif same_instructions and predecessor.is_continued and at == len(row):
+            cause = self._taken(call, conversation, predecessor)
+        elif _are_others(call, predecessor.call):
             cause = "other_agent"
-        elif same_instructions and found.is_continued:
+        elif same_instructions and predecessor.is_continued:
             cause = drift_cause(
                 row,
                 call.prompt_token_ids,
                 at,
-                answer_from=len(found.call.prompt_token_ids),
+                answer_from=len(predecessor.call.prompt_token_ids),
                 verbatim=before.verbatim,
-                cut_short=found.call.finish_reason == "length",
+                cut_short=predecessor.call.finish_reason == "length",
                 decode=self._decode,
             )
         elif not same_instructions:
@@ -115,20 +115,20 @@ class Seams:
             alike = 2 * _alike_ends(old, new) >= max(len(old), len(new))
             cause = "truncation" if _is_cut(old, new) else "edit" if alike else "other_agent"
         else:
-            cause = _other_lines(conversation, found)
-        return RowStart(call.call_id, cause, found.call.call_id, at)
+            cause = _other_lines(conversation, predecessor)
+        return RowStart(call.call_id, cause, predecessor.call.call_id, at)
 
-    def _taken(self, call: ModelCall, conversation: Conversation, found: Predecessor) -> RowCause:
+    def _taken(self, call: ModelCall, conversation: Conversation, predecessor: Predecessor) -> RowCause:
         """Return how two continuations differ: this call continues the row exactly, but another call already did."""
         sibling = self._history.longest(conversation)
         if sibling is not None:
             if conversation.lines == sibling.conversation.lines:
                 return "repeated_prompt"
-            found = sibling
-        old, new = found.conversation.whole[found.common :], conversation.lines[found.common :]
+            predecessor = sibling
+        old, new = predecessor.conversation.whole[predecessor.common :], conversation.lines[predecessor.common :]
         if old and new and old[0].role == new[0].role == "tool":
-            return _other_lines(conversation, found)
-        return "other_agent" if _are_others(call, found.call) else "branch"
+            return _other_lines(conversation, predecessor)
+        return "other_agent" if _are_others(call, predecessor.call) else "branch"
 
     def _by_tokens(self, call: ModelCall, walk: Walk[Any]) -> RowStart:
         if walk.beside is None:
@@ -184,11 +184,11 @@ def describe(
         if differing:
             old, new = differing[0]
         else:
-            said, sent = earlier.whole, conversation.lines
-            at = next((i for i, (a, b) in enumerate(zip(said, sent, strict=False)) if a != b), None)
+            old_lines, new_lines = earlier.whole, conversation.lines
+            at = next((i for i, (a, b) in enumerate(zip(old_lines, new_lines, strict=False)) if a != b), None)
             if at is None:  # all messages are there, in other tokens
-                at = max(0, min(len(said), len(sent)) - 1)
-            old, new = (each[at].describe() if at < len(each) else "nothing" for each in (said, sent))
+                at = max(0, min(len(old_lines), len(new_lines)) - 1)
+            old, new = (each[at].describe() if at < len(each) else "nothing" for each in (old_lines, new_lines))
         lines += [f"  was said: {_brief(old)}", f"  is sent:  {_brief(new)}"]
     return "\n".join(lines)
 
@@ -211,23 +211,27 @@ def _are_others(call: ModelCall, before: ModelCall) -> bool:
     return call.agent is not None and before.agent is not None and call.agent != before.agent
 
 
-def _other_lines(conversation: Conversation, found: Predecessor) -> RowCause:
+def _other_lines(conversation: Conversation, predecessor: Predecessor) -> RowCause:
     """Return the change in the lines after the common ones."""
-    old, new = found.conversation.whole[found.common :], conversation.lines[found.common :]
+    old, new = predecessor.conversation.whole[predecessor.common :], conversation.lines[predecessor.common :]
     if not new or _only_left_out(old, new) or (new[0].role == old[0].role and _is_cut(old[0].text, new[0].text)):
         return "truncation"
     if new[0].role == old[0].role == "tool":
         return "tool_result_changed"
-    made_from_it = found.by_answer or found.common >= len(found.conversation.lines) or (found.common and len(new) > 1)
+    made_from_it = (
+        predecessor.by_answer
+        or predecessor.common >= len(predecessor.conversation.lines)
+        or (predecessor.common and len(new) > 1)
+    )
     return "edit" if made_from_it else "other_agent"
 
 
 def _only_left_out(old: Sequence[Line], new: Sequence[Line]) -> bool:
     """True if the new lines are some of the old ones in their order, perhaps followed by further ones."""
-    known, at, kept, stranger = frozenset(old), 0, 0, False
+    old_lines, at, count, stranger = frozenset(old), 0, 0, False
     for line in new:
         try:
-            place = old.index(line, at) if line in known else None
+            place = old.index(line, at) if line in old_lines else None
         except ValueError:
             place = None
         if place is None:
@@ -235,16 +239,16 @@ def _only_left_out(old: Sequence[Line], new: Sequence[Line]) -> bool:
         elif stranger:
             return False
         else:
-            at, kept = place + 1, kept + 1
-    return kept > 0
+            at, count = place + 1, count + 1
+    return count > 0
 
 
 def _is_cut(old: str, new: str) -> bool:
     """True if the new text is the old one without its end, its beginning or its middle, apart from a short mark."""
     if not _LEAST_CUT <= len(new) < len(old):
         return False
-    kept = _alike_ends(old, new)
-    return kept == len(new) or (3 * kept >= 2 * len(new) and 4 * (len(old) - len(new)) >= len(new))
+    length = _alike_ends(old, new)
+    return length == len(new) or (3 * length >= 2 * len(new) and 4 * (len(old) - len(new)) >= len(new))
 
 
 def _alike_ends(left: str, right: str) -> int:

@@ -57,8 +57,8 @@ class AttributeReader:
         self.problems = problems
 
     def report(self, key: str, expected: str) -> None:
-        shown = reprlib.repr(self.attributes.get(key))
-        self.problems.append(Problem("bad_attribute", self.span_id, f"{key} is {shown}; expected {expected}"))
+        text = reprlib.repr(self.attributes.get(key))
+        self.problems.append(Problem("bad_attribute", self.span_id, f"{key} is {text}; expected {expected}"))
 
     def text(self, *keys: str) -> str | None:
         """Return the first non-empty text among the keys."""

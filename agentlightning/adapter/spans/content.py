@@ -74,8 +74,8 @@ def image_urls(messages: object) -> list[str]:
         if isinstance(content, str) and "image_url" not in content:
             continue
         parts = (part for part in dicts_in(decoded(content)) if part.get("type") == "image_url")
-        told = (as_dict(part.get("image_url")).get("url") for part in parts)
-        urls.extend(url for url in told if isinstance(url, str))
+        url_values = (as_dict(part.get("image_url")).get("url") for part in parts)
+        urls.extend(url for url in url_values if isinstance(url, str))
     return urls
 
 
@@ -129,15 +129,15 @@ def messages_of(part: Any) -> object:
         return part or None
     if "" not in part:
         return _listed(cast(Fields, part))
-    spelt = decoded(part[""]) if isinstance(part[""], str) else None
-    return spelt if is_list(spelt) else as_dict(spelt) or None
+    value = decoded(part[""]) if isinstance(part[""], str) else None
+    return value if is_list(value) else as_dict(value) or None
 
 
 def _without(part: Fields | None, names: Collection[str]) -> object:
     if not part:
         return None
-    left = {key: value for key, value in part.items() if key and key not in names}
-    return _listed(left) if left else None
+    remaining = {key: value for key, value in part.items() if key and key not in names}
+    return _listed(remaining) if remaining else None
 
 
 # --- which spans are model calls --------------------------------------------------------------------------------------
@@ -160,5 +160,5 @@ def response_id_in_output(attributes: Mapping[str, object]) -> str | None:
     if attributes.get(_INFERENCE_KIND) != "LLM":
         return None
     reply = as_dict(decoded(attributes.get("output.value")))
-    found = reply.get("id") or as_dict(reply.get("llm_output")).get("id")
-    return found if isinstance(found, str) and found else None
+    response_id = reply.get("id") or as_dict(reply.get("llm_output")).get("id")
+    return response_id if isinstance(response_id, str) and response_id else None

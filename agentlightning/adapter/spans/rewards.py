@@ -17,8 +17,8 @@ _PRIMARY: Final = LightningSpanAttributes.REWARD.value + ".0.value"
 
 def reward_value(span: Span) -> float | None:
     """Return the primary reward of a span; None if it has no usable one."""
-    told = span.attributes
-    stated = _PRIMARY in told or "agentops.task.output" in told or "agentops.entity.output" in told
+    attributes = span.attributes
+    stated = _PRIMARY in attributes or "agentops.task.output" in attributes or "agentops.entity.output" in attributes
     if stated or span.name == AGL_ANNOTATION:
         return as_reward(get_reward_value(span))
     return None  # after a cheap first test: most spans of a trace are no rewards

@@ -198,78 +198,78 @@ def has_failed(span: Span) -> bool:
 
 def read_call(span: Span, problems: list[Problem]) -> CallReading:
     """Return the model call that a span records; unusable attributes are added to `problems`."""
-    read = AttributeReader(span, problems)
+    reader = AttributeReader(span, problems)
     unusable = span.attributes.get(_STATE) == "no_tokens"
-    prompt = read.token_ids(*(_CLIENT_PROMPT_KEYS if unusable else _PROMPT_KEYS)) or []
+    prompt = reader.token_ids(*(_CLIENT_PROMPT_KEYS if unusable else _PROMPT_KEYS)) or []
     by_gateway = not _GATEWAY_KEYS.isdisjoint(span.attributes)
     typed = logprobs = finish_reason = weight_version = None
     choice: Fields = {}
     if by_gateway:
         if not unusable:
-            typed = read.token_ids(_COMPLETION, _VLLM + "response_token_ids")
-            logprobs = read.floats(_LOGPROBS)
-        finish_reason = read.text(_FINISH_REASON)
-        choices = read.attributes.get(_CHOICES)
+            typed = reader.token_ids(_COMPLETION, _VLLM + "response_token_ids")
+            logprobs = reader.floats(_LOGPROBS)
+        finish_reason = reader.text(_FINISH_REASON)
+        choices = reader.attributes.get(_CHOICES)
         may_have_several = isinstance(choices, str) and choices.count("index") > 1  # a cheap test: reading it is slow
-        told = typed and logprobs and finish_reason and not may_have_several
-        choice = {} if told else _first_choice(read)
-    content = _client_logprobs(read) if _CLIENT_LOGPROBS in span.attributes else None
-    finish_reason = finish_reason or _finish_reason(choice, read)
+        is_complete = typed and logprobs and finish_reason and not may_have_several
+        choice = {} if is_complete else _first_choice(reader)
+    content = _client_logprobs(reader) if _CLIENT_LOGPROBS in span.attributes else None
+    finish_reason = finish_reason or _finish_reason(choice, reader)
     if unusable:
         choice = {}
-    completion = typed or token_ids(choice.get("token_ids")) or read.token_ids(*_CLIENT_COMPLETION_KEYS) or []
+    completion = typed or token_ids(choice.get("token_ids")) or reader.token_ids(*_CLIENT_COMPLETION_KEYS) or []
     logprobs = logprobs or _logprobs(choice.get("logprobs")) or (content and _logprobs({"content": content}))
     state = None
     if by_gateway:
-        weight_version = read.integer(_WEIGHT_VERSION)
-        state = read.text(_STATE)
+        weight_version = reader.integer(_WEIGHT_VERSION)
+        state = reader.text(_STATE)
         if state is not None and state not in _STATES:
-            read.report(_STATE, "one of " + ", ".join(sorted(_STATES)))
+            reader.report(_STATE, "one of " + ", ".join(sorted(_STATES)))
     if state not in _STATES:
         state = "ok" if prompt and completion else "upstream_error" if has_failed(span) else "no_tokens"
     common = prompt, completion, logprobs, finish_reason, weight_version, cast(CallState, state), content
     if not by_gateway:
         return CallReading(None, response_id(span), *common)
     ids = gateway_call_id(span), response_id(span)
-    return CallReading(*ids, *common, read.text(_POLICY), read.text(_ROLE), _constrained_by(span))
+    return CallReading(*ids, *common, reader.text(_POLICY), reader.text(_ROLE), _constrained_by(span))
 
 
-def _client_logprobs(read: AttributeReader) -> list[Any] | None:
-    content = read.decoded(_CLIENT_LOGPROBS)
+def _client_logprobs(reader: AttributeReader) -> list[Any] | None:
+    content = reader.decoded(_CLIENT_LOGPROBS)
     if content is None:
         return None
     if is_list(content) and _logprobs({"content": content}) is not None:
         return list(content)
-    read.report(_CLIENT_LOGPROBS, "a list of objects with a finite logprob")
+    reader.report(_CLIENT_LOGPROBS, "a list of objects with a finite logprob")
     return None
 
 
 def _constrained_by(span: Span) -> tuple[str, ...]:
-    told = span.attributes.get(_CONSTRAINED_BY)
-    return tuple(name for name in told if isinstance(name, str)) if is_list(told) else ()
+    value = span.attributes.get(_CONSTRAINED_BY)
+    return tuple(name for name in value if isinstance(name, str)) if is_list(value) else ()
 
 
-def _first_choice(read: AttributeReader) -> Fields:
-    choices = read.decoded(_CHOICES)
+def _first_choice(reader: AttributeReader) -> Fields:
+    choices = reader.decoded(_CHOICES)
     if choices is None:
         return {}
     if not is_list(choices) or not all(isinstance(choice, dict) for choice in choices):
-        read.report(_CHOICES, "a list of choices")
+        reader.report(_CHOICES, "a list of choices")
         return {}
     if len(choices) > 1:
         detail = f"{len(choices) - 1} further choices of the call are not read"
-        read.problems.append(Problem("extra_choices", read.span_id, detail))
+        reader.problems.append(Problem("extra_choices", reader.span_id, detail))
     return choices[0] if choices else {}
 
 
-def _finish_reason(choice: Fields, read: AttributeReader) -> str | None:
+def _finish_reason(choice: Fields, reader: AttributeReader) -> str | None:
     reason = choice.get("finish_reason")
     if isinstance(reason, str) and reason:
         return reason
-    reasons = read.attributes.get("gen_ai.response.finish_reasons")
+    reasons = reader.attributes.get("gen_ai.response.finish_reasons")
     if is_list(reasons) and reasons and isinstance(reasons[0], str):
         return reasons[0]
-    return read.text(*_FINISH_REASON_KEYS)
+    return reader.text(*_FINISH_REASON_KEYS)
 
 
 def _logprobs(value: object) -> list[float] | None:

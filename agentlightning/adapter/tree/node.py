@@ -56,8 +56,8 @@ class SpanNode:
 
     def agent_name(self) -> str | None:
         """Return the agent's name for the span of an agent; None for other spans."""
-        named = next((name for name in self._agent_names() if _is_name(name)), None)
-        return self.name_of_langchain() if named is None and "metadata" in self.span.attributes else named
+        agent_name = next((name for name in self._agent_names() if _is_name(name)), None)
+        return self.name_of_langchain() if agent_name is None and "metadata" in self.span.attributes else agent_name
 
     def has_made_up_name(self) -> bool:
         """True for the span of an agent without a name, to which its framework gave a random id."""

@@ -63,8 +63,8 @@ class Owners:
             if not may_be_none and len(_names(owners)) == 1:
                 return owners[0]
         gateway = call.request or call.record
-        placed = nodes or [self._nodes[each.span_id] for each in (gateway,) if each and each.span_id in self._nodes]
-        owner = next((owner for node in placed if (owner := self._around(node)).names), self._nobody)
+        own_nodes = nodes or [self._nodes[each.span_id] for each in (gateway,) if each and each.span_id in self._nodes]
+        owner = next((owner for node in own_nodes if (owner := self._around(node)).names), self._nobody)
         unsure = [owner for spans, _ in call.unsure for owner in self._owners(spans)]
         return owner if nodes else owner._replace(names=owner.names | _names(unsure))
 

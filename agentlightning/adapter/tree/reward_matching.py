@@ -58,10 +58,10 @@ def match_rewards(root: SpanNode, calls: Sequence[SelectedCall], policy: RewardM
     if not rewards:
         return matches
     rewards.sort(key=lambda node: (math.inf if node.start_time is None else node.start_time, node.span.sequence_id))
-    wanted = {node.id: links(node.span) for node in rewards}
-    if linked := [node for node in rewards if wanted[node.id]]:
-        _by_links([(node, wanted[node.id]) for node in linked], nodes, calls, matches)
-    free = [node for node in rewards if not wanted[node.id]]
+    links_by_reward = {node.id: links(node.span) for node in rewards}
+    if linked := [node for node in rewards if links_by_reward[node.id]]:
+        _by_links([(node, links_by_reward[node.id]) for node in linked], nodes, calls, matches)
+    free = [node for node in rewards if not links_by_reward[node.id]]
     match = _by_siblings if policy is RewardMatchPolicy.FIRST_SIBLING else _by_recency
     match(nodes, free, calls, matches)
     return matches
@@ -82,15 +82,15 @@ def _by_links(
             tables[key] = defaultdict(list)
             for span, node in spans:
                 tables[key][_linked_value(span, key)].append((span, node))
-        named = {
+        targets = {
             node.id: node
             for span, node in tables[key].get(value, ())
-            if all(_linked_value(span, other) == wanted for other, wanted in others)
+            if all(_linked_value(span, other) == target_value for other, target_value in others)
         }
-        inner = (each.id for node in named.values() for each in node.walk())
-        meant = [by_node[id] for id in inner if id in by_node and id not in matches.earned]
-        if meant:
-            newest = max(meant, key=lambda call: (call.start_time, call.sequence_id))
+        inner = (each.id for node in targets.values() for each in node.walk())
+        candidates = [by_node[id] for id in inner if id in by_node and id not in matches.earned]
+        if candidates:
+            newest = max(candidates, key=lambda call: (call.start_time, call.sequence_id))
             matches.earned[newest.node.id] = reward.span
         else:
             matches.lost.append(reward.span)
@@ -163,8 +163,8 @@ def _scopes(nodes: Sequence[SpanNode], rewards: Sequence[SpanNode]) -> Callable[
             at = parents[at]
         return path
 
-    asked = {id for reward in rewards for id in above(reward)}
-    return lambda node: [*(id for id in above(node) if id in asked), None]
+    reward_scopes = {id for reward in rewards for id in above(reward)}
+    return lambda node: [*(id for id in above(node) if id in reward_scopes), None]
 
 
 class Recorded:

@@ -87,24 +87,24 @@ def select_calls(
     proves which agent made them, are added to `problems`.
     """
     pattern = re.compile(rules.llm_call_match)
-    placed = list(_in_reward(root))
-    order = {node.id: place for place, (node, _) in enumerate(placed)}
-    in_reward = {node.id for node, is_below in placed if is_below} if rules.exclude_llm_call_in_reward else set[str]()
-    spans = [node.span for node, _ in placed]
-    named = {name for name in {span.name for span in spans} if pattern.search(name)}
-    found = spans_by_call(
+    nodes = list(_in_reward(root))
+    order = {node.id: place for place, (node, _) in enumerate(nodes)}
+    in_reward = {node.id for node, is_below in nodes if is_below} if rules.exclude_llm_call_in_reward else set[str]()
+    spans = [node.span for node, _ in nodes]
+    names = {name for name in {span.name for span in spans} if pattern.search(name)}
+    calls = spans_by_call(
         spans,
-        lambda span: tells_of_call(span) or span.name in named,
+        lambda span: tells_of_call(span) or span.name in names,
         keep_nested=not rules.drop_unnamed_nested,
     )
     owners = Owners(root, by_time)
-    taken: list[tuple[bool, int, SelectedCall]] = []
-    for call in found:
+    entries: list[tuple[bool, int, SelectedCall]] = []
+    for call in calls:
         record, certain = call.record, call.certain
         own = certain if record is None else [record, *certain]
         if any(map(is_stale, own)) or (record is not None and generated_nothing(record)):
             continue
-        if record is None and named.isdisjoint([span.name for span in own]):
+        if record is None and names.isdisjoint([span.name for span in own]):
             continue
         if is_of_other_policy(record, rules.policy):
             continue
@@ -121,12 +121,12 @@ def select_calls(
             if not verdict:
                 continue
         is_seen = bool(certain) and not call.is_further_choice
-        shown = certain[0] if is_seen else call.request or record
-        assert shown is not None
-        place, agent = order[shown.span_id], owner.name or call_role(record) or ANY_AGENT
-        selected = SelectedCall(placed[place][0], agent, owner.branch, record, call.request)
-        taken.append((not is_seen, place, selected))
-    return [call for _, _, call in sorted(taken, key=itemgetter(0, 1))]
+        main_span = certain[0] if is_seen else call.request or record
+        assert main_span is not None
+        place, agent = order[main_span.span_id], owner.name or call_role(record) or ANY_AGENT
+        selected = SelectedCall(nodes[place][0], agent, owner.branch, record, call.request)
+        entries.append((not is_seen, place, selected))
+    return [call for _, _, call in sorted(entries, key=itemgetter(0, 1))]
 
 
 def _in_reward(root: SpanNode) -> Iterator[tuple[SpanNode, bool]]:

@@ -164,15 +164,15 @@ class TraceTree(SpanNode):
         if within_reward:
             return []
         before = frozenset(existing_llm_call_response_ids or ())
-        found: list[tuple[Any, str]] = []
+        calls: list[tuple[Any, str]] = []
         for call in select_calls(self, rules, self.problems, by_time=self.is_repaired):
             reply = response_id(call.span)
             if reply in before or (reply is None and within_llm_call and call.record is None):
                 continue
             if reply is not None and existing_llm_call_response_ids is not None:
                 existing_llm_call_response_ids.add(reply)
-            found.append((call.node, call.agent_name))
-        return found
+            calls.append((call.node, call.agent_name))
+        return calls
 
     def match_rewards(
         self, reward_match: RewardMatchPolicy | str, llm_calls: Sequence[Self]
@@ -262,16 +262,16 @@ class TraceTree(SpanNode):
         by_arrival = all(call.record is not None for call in calls)
         calls.sort(key=attrgetter(*(("sequence_id", "start_time") if by_arrival else ("start_time", "sequence_id"))))
         several = len({call.branch for call in calls}) > 1
-        answered: list[SelectedCall] = []
+        result: list[SelectedCall] = []
         for call in calls:
             if has_failed(call.span):
                 self.problems.append(Problem("failed_call", call.node.id, "the call gave the agent no answer"))
             elif has_tokens is not None and not has_tokens(call):
                 self.problems.append(Problem("empty_call", call.node.id, "the call has no token ids"))
             else:
-                answered.append(call)
-        matches = match_rewards(self, answered, reward_match)
-        for call in answered:
+                result.append(call)
+        matches = match_rewards(self, result, reward_match)
+        for call in result:
             call.reward = matches.earned.get(call.node.id)
         for span in matches.lost:
             self.problems.append(Problem("lost_reward", span.span_id, f"reward {reward_value(span)} found no call"))
@@ -279,7 +279,7 @@ class TraceTree(SpanNode):
             if is_unusable_reward(node.span):
                 detail = "the reward is no finite number, or more than 1e15 in size"
                 self.problems.append(Problem("bad_reward", node.id, detail))
-        return [(call, call.branch if several else None) for call in answered]
+        return [(call, call.branch if several else None) for call in result]
 
 
 def _has_tokens(call: SelectedCall) -> bool:
@@ -288,18 +288,18 @@ def _has_tokens(call: SelectedCall) -> bool:
 
 def known_metadata(call: CallReading, span: Span) -> Fields:
     """Return the recorded fields of a call beyond those of every triplet."""
-    known: Fields = {}
+    metadata: Fields = {}
     if (call_id := call.call_id or (span.span_id if call.response_id is None else None)) is not None:
-        known["call_id"] = call_id
+        metadata["call_id"] = call_id
     if call.finish_reason is not None:
-        known["finish_reason"] = call.finish_reason
+        metadata["finish_reason"] = call.finish_reason
     if call.weight_version is not None:
-        known["weight_version"] = call.weight_version
+        metadata["weight_version"] = call.weight_version
     if call.policy is not None:
-        known["policy"] = call.policy
+        metadata["policy"] = call.policy
     if call.call_id is not None and call.state != "ok":
-        known["state"] = call.state
-    return known
+        metadata["state"] = call.state
+    return metadata
 
 
 def put_reward(triplet: Triplet, span: Span | None) -> None:

@@ -83,16 +83,16 @@ def parse_address(raw_path: bytes, method: str) -> CallAddress:
         raise CallFailed(404, text, code="unsupported_api")
     rest = list(dropwhile(_PREFIXES.__contains__, segments[4:]))
     model, rest = _deployment(rest) if rest[:1] == ["deployments"] else (None, rest)
-    route, named = _route("/".join(rest))
+    route, resource = _route("/".join(rest))
     if route not in ROUTES:
-        served = ", ".join(f"{verb} {known}" for known, verbs in ROUTES.items() for verb in verbs)
+        served = ", ".join(f"{verb} {pattern}" for pattern, verbs in ROUTES.items() for verb in verbs)
         raise CallFailed(
             404, f"The gateway does not serve {route[:200]!r} for an attempt; it serves {served}", code="unknown_url"
         )
     if method not in ROUTES[route]:
-        wanted = " or ".join(ROUTES[route])
-        raise CallFailed(405, f"{route} is served by {wanted}, not by {method}", code="method_not_allowed")
-    return CallAddress(rollout_id, attempt_id, route, role, named, model)
+        methods = " or ".join(ROUTES[route])
+        raise CallFailed(405, f"{route} is served by {methods}, not by {method}", code="method_not_allowed")
+    return CallAddress(rollout_id, attempt_id, route, role, resource, model)
 
 
 def _deployment(rest: list[str]) -> tuple[str | None, list[str]]:
@@ -123,8 +123,8 @@ def dialect_of(raw_path: bytes) -> Dialect:
 
 def client_span(scope: Scope) -> str | None:
     """Return the ids of trace and span in the header `traceparent` (W3C Trace Context); None without a valid one."""
-    sent = [value for name, value in scope["headers"] if name == b"traceparent"]
-    valid = _TRACEPARENT.fullmatch(sent[0].strip()) if len(sent) == 1 else None
+    headers = [value for name, value in scope["headers"] if name == b"traceparent"]
+    valid = _TRACEPARENT.fullmatch(headers[0].strip()) if len(headers) == 1 else None
     return None if valid is None else valid[1].decode()
 
 

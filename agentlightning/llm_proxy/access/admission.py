@@ -80,8 +80,8 @@ class AttemptBook:
 
     def lets_pass(self, store: LightningStore, rollout_id: str, attempt_id: str) -> bool:
         """True if the store recently reported the attempt as active; else `check` asks it, or has the reason."""
-        seen = self._seen.get((rollout_id, attempt_id)) if store is self._store else None
-        return seen is not None and seen[1] is None and seen[0] > time.monotonic()
+        entry = self._seen.get((rollout_id, attempt_id)) if store is self._store else None
+        return entry is not None and entry[1] is None and entry[0] > time.monotonic()
 
     async def check(self, store: LightningStore, rollout_id: str, attempt_id: str) -> None:
         """Let the attempt pass or raise.
@@ -260,11 +260,11 @@ class Budgets:
         used = self._used.get(rollout_id)
         if used is None:
             return
-        for what, spent, bound in (("tokens", used.tokens, self._tokens), ("cost", used.cost, self._cost)):
-            if bound is not None and spent >= bound:
+        for unit, amount, bound in (("tokens", used.tokens, self._tokens), ("cost", used.cost, self._cost)):
+            if bound is not None and amount >= bound:
                 text = (
-                    f"The budget of rollout {rollout_id} is used up: {spent:g} of {bound:g} ({what}). No further call "
-                    f"of it is made ({BUDGET_EXHAUSTED}); GatewayLimits.{what}_per_rollout is the bound"
+                    f"The budget of rollout {rollout_id} is used up: {amount:g} of {bound:g} ({unit}). No further call "
+                    f"of it is made ({BUDGET_EXHAUSTED}); GatewayLimits.{unit}_per_rollout is the bound"
                 )
                 raise CallFailed(429, text, code=BUDGET_EXHAUSTED)
 

@@ -79,10 +79,10 @@ def closest(name: str, known: Iterable[str]) -> str | None:
 
 def hint(name: str, known: Iterable[str], *, lists: bool = True) -> str:
     """Return what an error about an unknown name adds: the known name closest to it, else (`lists`) all known names."""
-    known = list(known)
-    if near := closest(name, known):
+    names = list(known)
+    if near := closest(name, names):
         return f"; did you mean {near!r}?"
-    return f"; known: {', '.join(known)}" if known and lists else ""
+    return f"; known: {', '.join(names)}" if names and lists else ""
 
 
 def count_of(value: object) -> int:

@@ -88,13 +88,13 @@ class Dialect(ABC):
         """Return the headers in which a server of this dialect expects its key, and those that it always requires."""
         return {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
-    def added(self, request: Json, wanted: Mapping[str, object]) -> Json:
+    def added(self, request: Json, token_options: Mapping[str, object]) -> Json:
         """Return the fields asking for tokens that the gateway adds to this request."""
         return {}
 
-    def upstream_request(self, request: Json, model: str, wanted: Mapping[str, object]) -> bytes:
+    def upstream_request(self, request: Json, model: str, token_options: Mapping[str, object]) -> bytes:
         """Return the body for the server: the agent's, with the server's model name and the fields added."""
-        return json_bytes({**request, "model": model, **self.added(request, wanted)})
+        return json_bytes({**request, "model": model, **self.added(request, token_options)})
 
     def read_reply(self, raw: bytes) -> Json | None:
         """Return the server's reply; None if it is not one of this dialect, here one with choices."""
@@ -225,21 +225,21 @@ class TranslatedDialect(Dialect):
             CallFailed: as `prompt_to_chat`.
         """
         chat = self.prompt_to_chat(request)
-        shown = {name: chat[name] for name in ("messages", "tools", "chat_template_kwargs") if name in chat}
+        fields = {name: chat[name] for name in ("messages", "tools", "chat_template_kwargs") if name in chat}
         ended = bool(chat["messages"]) and chat["messages"][-1]["role"] == "assistant"
-        return {**shown, "add_generation_prompt": not ended}
+        return {**fields, "add_generation_prompt": not ended}
 
     @abstractmethod
     def write_stream(self, request: Json) -> StreamWriter:
         """Return the writer for one stream that answers this request."""
 
 
-def chat_record(reply: Json, said: Json, calls: list[Json], reason: object, usage: Json) -> Json:
+def chat_record(reply: Json, fields: Json, calls: list[Json], reason: object, usage: Json) -> Json:
     """Return a reply of a translated dialect in the shape of a chat completion, for the record.
 
-    `said` are fields of the message, those without a text excluded; `calls` have an `id`, a `name` and `arguments`.
+    `fields` are those of the message, those without a text excluded; `calls` have an `id`, a `name` and `arguments`.
     """
-    message: Json = {"role": "assistant", "content": None, **{name: text for name, text in said.items() if text}}
+    message: Json = {"role": "assistant", "content": None, **{name: text for name, text in fields.items() if text}}
     if calls:
         message["tool_calls"] = [{"id": call.pop("id"), "function": call} for call in calls]
     choice = {"index": 0, "message": message, "finish_reason": reason}

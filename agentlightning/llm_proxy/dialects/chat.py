@@ -50,10 +50,10 @@ class ChatCompletions(Dialect):
         return request["messages"]
 
     @override
-    def added(self, request: Json, wanted: Mapping[str, object]) -> Json:
+    def added(self, request: Json, token_options: Mapping[str, object]) -> Json:
         if request.get("logprobs"):  # the number of them is the agent's choice
-            wanted = {name: value for name, value in wanted.items() if name != "top_logprobs"}
-        return {name: value for name, value in wanted.items() if not request.get(name)}
+            token_options = {name: value for name, value in token_options.items() if name != "top_logprobs"}
+        return {name: value for name, value in token_options.items() if not request.get(name)}
 
     @override
     def tokens_of(self, reply: Json, request: Json) -> CallTokens | None:
@@ -138,9 +138,9 @@ class ChunkReader(StreamReader):
     """Reads the chunks of OpenAI's APIs up to `[DONE]`: pieces of `asked` choices; `whole` is the reply's `object`."""
 
     def __init__(
-        self, dialect: Dialect, request: Json, asked: int, choice: type[Choice] = Choice, whole: Json | None = None
+        self, dialect: Dialect, request: Json, count: int, choice: type[Choice] = Choice, whole: Json | None = None
     ) -> None:
-        self._dialect, self._request, self._asked = dialect, request, asked
+        self._dialect, self._request, self._asked = dialect, request, count
         self._choice, self._whole = choice, whole or {}
         self._reply: Json = {}
         self._choices: dict[int, Choice] = {}
@@ -169,8 +169,8 @@ class ChunkReader(StreamReader):
                 if index not in self._choices:
                     self._choices[index] = self._choice(index)
                 self._choices[index].collect(piece)
-        shown = self._dialect.visible(chunk, self._request)
-        return frame if shown == chunk else frame_of(json_bytes(shown))
+        visible = self._dialect.visible(chunk, self._request)
+        return frame if visible == chunk else frame_of(json_bytes(visible))
 
     @override
     def reply(self) -> Json | None:
@@ -231,17 +231,17 @@ class _ChatChoice(Choice):
 
 def choices_asked(request: Json) -> int:
     """Return the number of requested choices, at least one."""
-    asked = request.get("n")
-    return max(1, asked) if isinstance(asked, int) else 1
+    count = request.get("n")
+    return max(1, count) if isinstance(count, int) else 1
 
 
 def without(reply: Json, hidden: tuple[str, ...], in_choices: tuple[str, ...], *, keeps_logprobs: bool) -> Json:
     """Return a reply without the fields `hidden`, its choices without `in_choices` and with empty log-probabilities."""
     if not hidden and not in_choices and keeps_logprobs:
         return reply
-    shown = {name: value for name, value in reply.items() if name not in hidden}
+    visible = {name: value for name, value in reply.items() if name not in hidden}
     if is_list(choices := reply.get("choices")):
-        shown["choices"] = [
+        visible["choices"] = [
             {
                 name: value if keeps_logprobs or name != "logprobs" else None
                 for name, value in choice.items()
@@ -251,4 +251,4 @@ def without(reply: Json, hidden: tuple[str, ...], in_choices: tuple[str, ...], *
             else choice
             for choice in choices
         ]
-    return shown
+    return visible

@@ -77,14 +77,14 @@ def check_shape(request: Json) -> None:
         if len(value) > MOST_ITEMS:
             raise _too_much(name, shown(name), f"{len(value)} entries", MOST_ITEMS)
         for index, entry in enumerate(entries_of(value)):
-            for inner, held in fields_of(entry).items():
-                if held.__class__ is str:
-                    if inner in _NAMES and len(held) > LONGEST_NAME:
+            for inner, field_value in fields_of(entry).items():
+                if field_value.__class__ is str:
+                    if inner in _NAMES and len(field_value) > LONGEST_NAME:
                         where = f"{name}[{index}].{inner}"
-                        raise _too_much(where, shown(where), f"{len(held)} characters", LONGEST_NAME)
-                elif held.__class__ in _CONTAINERS and len(held) > MOST_ITEMS:
+                        raise _too_much(where, shown(where), f"{len(field_value)} characters", LONGEST_NAME)
+                elif field_value.__class__ in _CONTAINERS and len(field_value) > MOST_ITEMS:
                     where = f"{name}[{index}].{inner}"
-                    raise _too_much(where, shown(where), f"{len(held)} entries", MOST_ITEMS)
+                    raise _too_much(where, shown(where), f"{len(field_value)} entries", MOST_ITEMS)
     for name in ("model", "user"):
         if isinstance(value := request.get(name), str) and len(value) > LONGEST_NAME:
             raise _too_much(name, shown(name), f"{len(value)} characters", LONGEST_NAME)

@@ -179,17 +179,20 @@ class Messages(TranslatedDialect):
     @override
     def record_of(self, reply: Json) -> Json:
         blocks, usage = objects(reply.get("content")), object_in(reply, "usage")
-        said = {"content": _texts_of(blocks, "text"), "reasoning_content": _texts_of(blocks, "thinking")}
+        fields = {"content": _texts_of(blocks, "text"), "reasoning_content": _texts_of(blocks, "thinking")}
         calls: list[Json] = [
             {"id": block.get("id"), "name": block.get("name"), "arguments": block.get("input")}
             for block in blocks
             if block.get("type") == "tool_use"
         ]
-        read = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
-        prompt, completion = sum(count_of(usage.get(name)) for name in read), count_of(usage.get("output_tokens"))
+        count_names = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+        prompt, completion = (
+            sum(count_of(usage.get(name)) for name in count_names),
+            count_of(usage.get("output_tokens")),
+        )
         counts = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
         reason = reply.get("stop_reason")
-        return chat_record(reply, said, calls, _FINISH_REASONS.get(str(reason), reason), counts)
+        return chat_record(reply, fields, calls, _FINISH_REASONS.get(str(reason), reason), counts)
 
     @override
     def read_stream(self, request: Json) -> StreamReader:
@@ -197,8 +200,8 @@ class Messages(TranslatedDialect):
 
     @override
     def stream_of(self, reply: Json, request: Json) -> bytes:
-        begun: Json = {**reply, "content": [], "stop_reason": None, "stop_sequence": None}
-        events = [event("message_start", {"message": begun})]
+        start: Json = {**reply, "content": [], "stop_reason": None, "stop_sequence": None}
+        events = [event("message_start", {"message": start})]
         for index, block in enumerate(objects(reply.get("content"))):
             kind = block.get("type")
             empty: Json = block
@@ -312,10 +315,10 @@ def _text(block: Json, place: str) -> str:
     return text_in(block, "text", place)
 
 
-def _messages(listed: object) -> list[Json]:
+def _messages(value: object) -> list[Json]:
     """Return the messages of a chat: turns of the user or the assistant that follow each other are one turn."""
     messages: list[Json] = []
-    for role, turns in groupby(_turns(listed), key=lambda turn: turn[0]):
+    for role, turns in groupby(_turns(value), key=lambda turn: turn[0]):
         if role == "system":
             messages += [{"role": role, "content": _texts(content, f"{place}.content")} for _, content, place in turns]
         elif role == "assistant":
@@ -326,21 +329,21 @@ def _messages(listed: object) -> list[Json]:
         else:
             parts = list[Json]()
             for _, content, place in turns:
-                results, said = _user(content, f"{place}.content")
+                results, other_parts = _user(content, f"{place}.content")
                 if results and parts:
                     messages.append({"role": "user", "content": texts_joined(parts, "\n\n")})
                     parts = list[Json]()
                 messages += results
-                parts += said
+                parts += other_parts
             if parts:
                 messages.append({"role": "user", "content": texts_joined(parts, "\n\n")})
     return messages
 
 
-def _turns(listed: object) -> list[tuple[str, Any, str]]:
+def _turns(value: object) -> list[tuple[str, Any, str]]:
     """Return role, content and place of each message."""
     turns: list[tuple[str, Any, str]] = []
-    for message, place in as_objects(listed, "messages"):
+    for message, place in as_objects(value, "messages"):
         refuse_unknown(message, ("role", "content"), f"{place}.")
         role = message.get("role")
         if role not in ("user", "assistant", "system"):
@@ -381,13 +384,13 @@ def _user(content: object, where: str) -> tuple[list[Json], list[Json]]:
             parts.append(_part(block, place))
             continue
         refuse_unknown(block, (*_BLOCK, "tool_use_id", "content", "is_error"), f"{place}.")
-        said = "" if block.get("content") is None else block["content"]
-        if not isinstance(said, str):
-            said = texts_joined([_result(part, at) for part, at in as_objects(said, f"{place}.content")], "\n\n")
+        result = "" if block.get("content") is None else block["content"]
+        if not isinstance(result, str):
+            result = texts_joined([_result(part, at) for part, at in as_objects(result, f"{place}.content")], "\n\n")
         if block.get("is_error"):
-            is_text = isinstance(said, str)
-            said = f"Error: {said}" if is_text else [{"type": "text", "text": "Error:"}, *said]
-        results.append({"role": "tool", "tool_call_id": text_in(block, "tool_use_id", place), "content": said})
+            is_text = isinstance(result, str)
+            result = f"Error: {result}" if is_text else [{"type": "text", "text": "Error:"}, *result]
+        results.append({"role": "tool", "tool_call_id": text_in(block, "tool_use_id", place), "content": result})
     return results, parts
 
 
@@ -423,26 +426,26 @@ def _document(block: Json, place: str) -> str:
     harmless: Harmless = {"citations": ({}, {"enabled": False})}
     if block["type"] == "search_result":
         refuse_unknown(block, (*_BLOCK, "content", "source", "title"), f"{place}.", harmless)
-        said = _texts(block.get("content"), f"{place}.content")
-        return "\n\n".join([text_in(block, "title", place), text_in(block, "source", place), said])
+        text = _texts(block.get("content"), f"{place}.content")
+        return "\n\n".join([text_in(block, "title", place), text_in(block, "source", place), text])
     refuse_unknown(block, (*_BLOCK, "source", "title", "context"), f"{place}.", harmless)
-    named = [text_in(block, name, place) for name in some_of(block, ("title", "context"))]
+    titles = [text_in(block, name, place) for name in some_of(block, ("title", "context"))]
     where = f"{place}.source"
     source = as_object(block.get("source"), where)
     if source.get("type") == "text":
         refuse_unknown(source, ("type", "data"), f"{where}.", {"media_type": ("text/plain",)})
-        return "\n\n".join([*named, text_in(source, "data", where)])
+        return "\n\n".join([*titles, text_in(source, "data", where)])
     if source.get("type") == "content":
         refuse_unknown(source, ("type", "content"), f"{where}.")
-        return "\n\n".join([*named, _texts(source.get("content"), f"{where}.content")])
+        return "\n\n".join([*titles, _texts(source.get("content"), f"{where}.content")])
     why = f"a document from {shown(source.get('type'))} has no counterpart there; one of text or content has"
     raise untranslatable(f"{place}.type", why)
 
 
 def _tool_choice(choice: Json) -> Json:
     kind = choice.get("type")
-    named = ("name",) if kind == "tool" else ()
-    refuse_unknown(choice, ("type", "disable_parallel_tool_use", *named), "tool_choice.")
+    fields = ("name",) if kind == "tool" else ()
+    refuse_unknown(choice, ("type", "disable_parallel_tool_use", *fields), "tool_choice.")
     if kind == "tool":
         chat = named_function(text_in(choice, "name", "tool_choice"))
     elif isinstance(kind, str) and kind in _CHOICES:
@@ -464,11 +467,11 @@ def _output(config: Json) -> Json:
     refuse_unknown(config, ("effort", "format"), "output_config.")
     chat: Json = {} if config.get("effort") is None else {"reasoning_effort": config["effort"]}
     if config.get("format") is not None:
-        wanted = as_object(config["format"], "output_config.format")
-        refuse_unknown(wanted, ("type", "schema"), "output_config.format.")
-        if wanted.get("type") != "json_schema":
-            raise untranslatable("output_config.format.type", f"{shown(wanted.get('type'))} is not 'json_schema'")
-        schema = {"name": "output", "strict": True, "schema": wanted.get("schema")}
+        text_format = as_object(config["format"], "output_config.format")
+        refuse_unknown(text_format, ("type", "schema"), "output_config.format.")
+        if text_format.get("type") != "json_schema":
+            raise untranslatable("output_config.format.type", f"{shown(text_format.get('type'))} is not 'json_schema'")
+        schema = {"name": "output", "strict": True, "schema": text_format.get("schema")}
         chat["response_format"] = {"type": "json_schema", "json_schema": schema}
     return chat
 

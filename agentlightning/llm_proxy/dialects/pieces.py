@@ -178,8 +178,8 @@ class ToolCallStream:
         if number >= len(self._calls):
             return []
         call = self._calls[number]
-        known = bool((call.id and call.name) or call.waiting or ended)
-        if not known or (call.begun and not call.waiting):
+        is_ready = bool((call.id and call.name) or call.waiting or ended)
+        if not is_ready or (call.begun and not call.waiting):
             return []
         call.id = call.id or f"call_{self.reply_id}_{number}"
         piece = MessageToolCall(call.id, str(call.name), str(call.waiting))
@@ -255,10 +255,10 @@ class PartWriter(StreamWriter):
             delta = object_in(choice, "delta")
             texts = {"thought": thought_in(delta)}
             texts.update({name: text_of(delta.get(name)) for name in ("content", "refusal")})
-            for said, text in texts.items():
+            for kind, text in texts.items():
                 if text:
-                    self.said.add(said)
-                    events += [self._in_part(self.kinds[said]), self.fill(text)]
+                    self.said.add(kind)
+                    events += [self._in_part(self.kinds[kind]), self.fill(text)]
             events.append(self._pass_calls(self._calls.feed(delta)))
             if choice.get("finish_reason") is not None:
                 self.choice = choice

@@ -40,8 +40,10 @@ def tokens_in(choice: Json, prompt_ids: object) -> CallTokens | None:
     Where the engine never returns those of a prompt, the completion's are returned with an empty prompt.
     """
     prompt, completion = token_ids(prompt_ids), token_ids(choice.get("token_ids"))
-    listed = object_in(choice, "meta_info").get("output_token_logprobs")
-    triples = listed if is_list(listed) and all(len(entries_of(triple)) >= 2 for triple in listed) else None
+    raw_triples = object_in(choice, "meta_info").get("output_token_logprobs")
+    triples = (
+        raw_triples if is_list(raw_triples) and all(len(entries_of(triple)) >= 2 for triple in raw_triples) else None
+    )
     if completion is None and triples is not None:
         completion = token_ids([triple[1] for triple in triples])
     if completion is not None:

@@ -226,9 +226,9 @@ def with_choice(chat: Json, tools: list[tuple[str, str]]) -> Json:
         note_ignored(f"tools of type {kind}")
     choice = chat.get("tool_choice")
     names = [fields_of(tool.get("function")).get("name") for tool in objects(chat.get("tools"))]
-    named = fields_of(fields_of(choice).get("function")).get("name")
-    if (choice == "required" and not names) or (named is not None and named not in names):
-        raise no_such_choice(named if named is not None else choice, left_out)
+    function_name = fields_of(fields_of(choice).get("function")).get("name")
+    if (choice == "required" and not names) or (function_name is not None and function_name not in names):
+        raise no_such_choice(function_name if function_name is not None else choice, left_out)
     if names:
         return chat
     needless = ("tools", "tool_choice", "parallel_tool_calls")  # which servers refuse without tools

@@ -124,8 +124,8 @@ _OWNERS: Mapping[str, Engine] = {
 
 def engine_of_owners(owners: Iterable[object]) -> Engine:
     """Return the engine whose models have one of these owners."""
-    known = (_OWNERS[owner] for owner in owners if isinstance(owner, str) and owner in _OWNERS)
-    return next(known, OTHER)
+    engines = (_OWNERS[owner] for owner in owners if isinstance(owner, str) and owner in _OWNERS)
+    return next(engines, OTHER)
 
 
 # --- providers -------------------------------------------------------------------------------------------------------
@@ -166,15 +166,15 @@ def address_of(place: str, model: str, key: str | None) -> tuple[str, str, str |
         form = "https://<resource>.openai.azure.com/openai/v1"
         raise ValueError(f"{place}.api_base is missing: with 'azure/' it is the address of your resource, {form}")
     if provider not in ADDRESSES or not slash:
-        known = ", ".join(f"{name}/" for name in ADDRESSES)
+        names = ", ".join(f"{name}/" for name in ADDRESSES)
         raise ValueError(
-            f"{place}.api_base is missing; only a model that names one of these providers needs none: {known}. Others "
+            f"{place}.api_base is missing; only a model that names one of these providers needs none: {names}. Others "
             "are reached through LiteLLM: engine='litellm'"
         )
     variable = f"{provider.upper()}_API_KEY"
     key = key or os.environ.get(variable) or secret(variable)
-    if provider == "openai" and (own := os.environ.get("OPENAI_BASE_URL") or os.environ.get("OPENAI_API_BASE")):
-        return provider, own, key
+    if provider == "openai" and (base_url := os.environ.get("OPENAI_BASE_URL") or os.environ.get("OPENAI_API_BASE")):
+        return provider, base_url, key
     if key is None:
         raise ValueError(
             f"{place}.api_key is missing: {provider} at {ADDRESSES[provider]} asks for one; write "

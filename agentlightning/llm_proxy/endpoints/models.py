@@ -135,8 +135,8 @@ class ModelEndpoint:
         """Values that are for the server only: its key, its headers, and settings whose names mark them as secret."""
         headers = [value for name, value in self.headers if name not in _PUBLIC_HEADERS]
         credentials = [value.rpartition(" ")[2] for value in headers]  # without the scheme before them
-        named = _secrets_in([json.loads(self.options), json.loads(self.extra_body)])
-        return [value for value in (self.api_key, *headers, *credentials, *named) if value]
+        setting_values = _secrets_in([json.loads(self.options), json.loads(self.extra_body)])
+        return [value for value in (self.api_key, *headers, *credentials, *setting_values) if value]
 
     def seconds(self, *, streamed: bool) -> float | None:
         """Return the seconds for a reply, or for the first bytes of a stream; None is no bound."""
@@ -175,14 +175,14 @@ def read_entry(place: str, entry: object) -> tuple[str, ModelEndpoint]:
     model, address = _text(f"{place}.model", parameters.get("model")), parameters.get("api_base")
     if engine is None and is_reached_through_litellm(model, has_address=address is not None):
         engine = LITELLM_ENGINE
-    own = _litellm_fields if engine == LITELLM_ENGINE else _server_fields
-    return name, ModelEndpoint(**own(place, model, parameters), engine=engine, **_routing(place, parameters))
+    read_fields = _litellm_fields if engine == LITELLM_ENGINE else _server_fields
+    return name, ModelEndpoint(**read_fields(place, model, parameters), engine=engine, **_routing(place, parameters))
 
 
 def _server_fields(place: str, model: str, parameters: Mapping[str, object]) -> dict[str, Any]:
     """Return the fields of an endpoint that the gateway calls itself."""
     _refuse_unknown(place, parameters, _PARAMETERS)
-    provider = next((known for known in (*_PROVIDERS, _ANTHROPIC) if model.startswith(known)), None)
+    provider = next((prefix for prefix in (*_PROVIDERS, _ANTHROPIC) if model.startswith(prefix)), None)
     key, address = _key(f"{place}.api_key", parameters.get("api_key")), parameters.get("api_base")
     where = f"{place}.api_base"
     if address is None:
@@ -255,19 +255,19 @@ def _routing(place: str, parameters: Mapping[str, object]) -> dict[str, Any]:
 
 def _headers(place: str, value: object) -> Iterator[tuple[str, str]]:
     """Yield the headers of an entry. Errors never show their values."""
-    seen: set[str] = set()
+    names: set[str] = set()
     for name, entry in _mapping(place, value).items():
         lower = str(name).lower()
         if not _HEADER_NAME.fullmatch(lower):
             raise ValueError(f"{place}: {name!r} is no name of an HTTP header")
         if lower in _KEY_HEADERS:
             raise ValueError(f"{place}.{name} must not be set: give the server's key as api_key")
-        if lower in _OUR_HEADERS or lower in seen:
-            why = "is there twice" if lower in seen else "must not be set: the gateway sets it for each request"
+        if lower in _OUR_HEADERS or lower in names:
+            why = "is there twice" if lower in names else "must not be set: the gateway sets it for each request"
             raise ValueError(f"{place}.{name} {why}")
-        seen.add(lower)
+        names.add(lower)
         yield lower, _secret_text(f"{place}.{name}", entry, _HEADER_VALUE)
-    if seen.difference(_PUBLIC_HEADERS):
+    if names.difference(_PUBLIC_HEADERS):
         protect()
 
 

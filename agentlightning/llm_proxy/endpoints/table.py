@@ -167,21 +167,21 @@ def read_fallbacks(place: str, value: object) -> dict[str, tuple[str, ...]]:
     Raises:
         ValueError: they are malformed, or a model is its own fallback; names the place and what was expected.
     """
-    read: dict[str, tuple[str, ...]] = {}
+    fallbacks: dict[str, tuple[str, ...]] = {}
     for part in cast("list[object]", value) if isinstance(value, list) else [] if value is None else [value]:
         if not isinstance(part, Mapping):
             raise ValueError(f"{place} must be a dict such as {{'a': ['b']}}; got {part!r}")
-        for name, listed in cast("Mapping[object, object]", part).items():
-            targets = (listed,) if isinstance(listed, str) else listed
+        for name, models in cast("Mapping[object, object]", part).items():
+            targets = (models,) if isinstance(models, str) else models
             names = tuple(cast("Sequence[object]", targets)) if isinstance(targets, (list, tuple)) else ()
             if not names or not all(isinstance(each, str) and each for each in (name, *names)):
-                raise ValueError(f"{place}[{name!r}] must be a list of names of models; got {listed!r}")
-            if name in names or name in read or len(set(names)) < len(names):
+                raise ValueError(f"{place}[{name!r}] must be a list of names of models; got {models!r}")
+            if name in names or name in fallbacks or len(set(names)) < len(names):
                 why = "is its own fallback" if name in names else "names a model twice"
-                why = "is there twice" if name in read else why
-                raise ValueError(f"{place}[{name!r}] {why}: {listed!r}")
-            read[cast(str, name)] = cast("tuple[str, ...]", names)
-    return read
+                why = "is there twice" if name in fallbacks else why
+                raise ValueError(f"{place}[{name!r}] {why}: {models!r}")
+            fallbacks[cast(str, name)] = cast("tuple[str, ...]", names)
+    return fallbacks
 
 
 def read_aliases(place: str, value: object) -> dict[str, str]:
@@ -192,13 +192,13 @@ def read_aliases(place: str, value: object) -> dict[str, str]:
     """
     if value is not None and not isinstance(value, Mapping):
         raise ValueError(f"{place} must be a dict such as {{'gpt-4o': 'policy'}}; got {value!r}")
-    read = dict(cast("Mapping[Any, Any]", value or {}))
-    for alias, model in read.items():
+    aliases = dict(cast("Mapping[Any, Any]", value or {}))
+    for alias, model in aliases.items():
         if not (isinstance(alias, str) and alias and isinstance(model, str) and model):
             raise ValueError(f"{place}[{alias!r}] must be the name of a model; got {model!r}")
-        if model in read:
+        if model in aliases:
             raise ValueError(f"{place}[{alias!r}] must be the name of a model; {model!r} is an alias, too")
-    return read
+    return aliases
 
 
 def read_litellm_config(config: object) -> LiteLLMSettings:
@@ -214,8 +214,8 @@ def read_litellm_config(config: object) -> LiteLLMSettings:
     models, settings = sections.pop("model_list", None), dict[str, Any]()
     for section, entries in sections.items():
         if section not in _SETTINGS:
-            known = hint(str(section), ("model_list", *_SETTINGS))
-            raise ValueError(f"{place}[{section!r}] is not supported: this gateway does not run on LiteLLM{known}")
+            suggestion = hint(str(section), ("model_list", *_SETTINGS))
+            raise ValueError(f"{place}[{section!r}] is not supported: this gateway does not run on LiteLLM{suggestion}")
         if not isinstance(entries, Mapping):
             raise ValueError(f"{place}[{section!r}] must be a dict; got {entries!r}")
         for name, value in cast("Mapping[str, Any]", entries).items():
@@ -228,6 +228,8 @@ def read_litellm_config(config: object) -> LiteLLMSettings:
                 raise ValueError(f"{place} gives {name!r} twice: {settings[name]!r} and {value!r}")
     fallbacks: Any = settings.get("fallbacks")
     if (default := settings.get("default_fallbacks")) is not None:
-        named = cast("list[Any]", fallbacks if isinstance(fallbacks, list) else [fallbacks] if fallbacks else [])
-        fallbacks = [*named, {ANY_MODEL: default}]
+        fallback_parts = cast(
+            "list[Any]", fallbacks if isinstance(fallbacks, list) else [fallbacks] if fallbacks else []
+        )
+        fallbacks = [*fallback_parts, {ANY_MODEL: default}]
     return LiteLLMSettings(models, settings.get("num_retries"), fallbacks, settings.get("model_group_alias"))

@@ -103,8 +103,8 @@ class EndpointWatch:
         finally:
             self._asking.pop(endpoint, None)
         self._engines[endpoint] = engine
-        asked = ", ".join(engine.asks.get("chat/completions", {})) or "nothing"
-        logger.info("the model server %s is %s; for tokens it is asked by: %s", endpoint.label, engine.name, asked)
+        fields = ", ".join(engine.asks.get("chat/completions", {})) or "nothing"
+        logger.info("the model server %s is %s; for tokens it is asked by: %s", endpoint.label, engine.name, fields)
         return engine
 
     # --- health --------------------------------------------------------------------------------------------------

@@ -51,21 +51,21 @@ class Journal:
             raise ValueError(
                 f"journal={str(self.path)!r} belongs to a gateway that runs; give each one a file of its own"
             )
-        written = self.path.read_bytes()
-        begun: dict[str, GatewayCall] = {}
-        for line in written.splitlines():
+        data = self.path.read_bytes()
+        calls: dict[str, GatewayCall] = {}
+        for line in data.splitlines():
             try:
                 fields = fields_of(json.loads(line))
             except ValueError:  # a line that was cut short
                 continue
             if "ended" in fields:
-                begun.pop(fields["ended"], None)
+                calls.pop(fields["ended"], None)
             elif all(isinstance(fields.get(name), str) for name in _TEXTS) and fields["dialect"] in DIALECTS:
-                begun[fields["call_id"]] = GatewayCall(**fields)
-        self._file, self._in_hand = file, set(begun)
-        if written and not written.endswith(b"\n"):
+                calls[fields["call_id"]] = GatewayCall(**fields)
+        self._file, self._in_hand = file, set(calls)
+        if data and not data.endswith(b"\n"):
             self._append(b"\n")  # a line was cut short: the next one begins its own
-        return list(begun.values())
+        return list(calls.values())
 
     def begun(self, call: GatewayCall) -> None:
         """Write that a call is in progress; does nothing if the journal is not open."""

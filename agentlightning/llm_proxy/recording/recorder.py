@@ -63,21 +63,21 @@ class Privacy:
 
     def apply(self, spans: Sequence[Span]) -> list[Span]:
         """Return the spans that may leave the process. An error of the user's function passes: then nothing leaves."""
-        kept = list(spans)
+        result = list(spans)
         if self._keep != "all":
-            left_out, counted = (_TOKENS, _COUNTS) if self._keep == "counts" else ((), {})
+            left_out, counts = (_TOKENS, _COUNTS) if self._keep == "counts" else ((), {})
             for place, span in enumerate(spans):
                 attributes = {
                     key: value
                     for key, value in span.attributes.items()
                     if key not in left_out and (not key.startswith(_TEXT) or key.endswith(_SHORT))
                 }
-                for key, count in counted.items():
+                for key, count in counts.items():
                     if isinstance(ids := span.attributes.get(key), (list, tuple)):
                         attributes[count] = len(ids)
                 status = TraceStatus(status_code=span.status.status_code)
-                kept[place] = evolve(span, attributes=attributes, status=status)
-        return kept if self._redact is None else [self._redact(span) for span in kept]
+                result[place] = evolve(span, attributes=attributes, status=status)
+        return result if self._redact is None else [self._redact(span) for span in result]
 
 
 async def ask_store(question: Awaitable[T], seconds: float) -> T:

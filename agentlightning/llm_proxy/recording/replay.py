@@ -70,8 +70,8 @@ class CallFile:
             if self._path is not None:
                 return None
             near = self._nearest(route, request)
-        shown = f" Most like it: {_text(self._requests[near])[-_SHOWN:]!r}" if near else ""
-        text = f"This call is not on file, and replay= asks no model server: {_text(request)[-_SHOWN:]!r}.{shown}"
+        excerpt = f" Most like it: {_text(self._requests[near])[-_SHOWN:]!r}" if near else ""
+        text = f"This call is not on file, and replay= asks no model server: {_text(request)[-_SHOWN:]!r}.{excerpt}"
         raise CallFailed(404, text, code="replay_miss", state="upstream_error")
 
     def record(self, route: str, request: Json, reply: Json) -> None:
@@ -96,10 +96,10 @@ class CallFile:
 
     def _read(self, path: Path) -> None:
         try:
-            held = path.read_text(encoding="utf-8")
+            content = path.read_text(encoding="utf-8")
         except OSError as error:
             raise ValueError(f"replay={str(path)!r} cannot be read: {error}. Make one with record=") from error
-        lines = held.removesuffix("\n").split("\n") if held else []  # at no other line end: texts contain them
+        lines = content.removesuffix("\n").split("\n") if content else []  # at no other line end: texts contain them
         for number, line in enumerate(lines, 1):
             try:
                 call = json.loads(line)
@@ -116,17 +116,17 @@ class CallFile:
         matcher = difflib.SequenceMatcher(autojunk=False)
         matcher.set_seq2(_ends(_text(request)))
         best: tuple[float, str | None] = (0.0, None)
-        for key, known in self._requests.items():
-            if known["route"] == route and known.get("model") == request.get("model"):
-                matcher.set_seq1(_ends(_text(known)))
+        for key, other in self._requests.items():
+            if other["route"] == route and other.get("model") == request.get("model"):
+                matcher.set_seq1(_ends(_text(other)))
                 likeness = matcher.quick_ratio()
                 best = max(best, (likeness, key), key=lambda pair: pair[0])
         return best[1]
 
 
 def _key(route: str, request: Mapping[str, object]) -> str:
-    asked = {name: value for name, value in request.items() if name not in _WITHOUT_EFFECT}
-    text = json.dumps([route, asked], sort_keys=True, ensure_ascii=False)
+    fields = {name: value for name, value in request.items() if name not in _WITHOUT_EFFECT}
+    text = json.dumps([route, fields], sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
 
 
@@ -136,6 +136,6 @@ def _ends(text: str) -> str:
 
 
 def _text(request: Mapping[str, object]) -> str:
-    said = request.get("messages") or request.get("prompt") or request.get("input")
-    parts = said if is_list(said) else [said]
+    content = request.get("messages") or request.get("prompt") or request.get("input")
+    parts = content if is_list(content) else [content]
     return "\n".join(part if isinstance(part, str) else json.dumps(part, ensure_ascii=False) for part in parts)

@@ -91,25 +91,25 @@ def spans_of(call: GatewayCall, kept_bytes: int = KEPT_BYTES) -> list[Span]:
     They take at most `kept_bytes` as JSON, and a little more. A choice whose token ids find no room is `no_tokens`.
     """
     choices, ended = call.by_choice(), time.time()
-    asked: Attributes = {}
+    prompt_attributes: Attributes = {}
     asked_by: GatewayCall | None = None
     spans: list[Span] = []
     for choice in choices:
         if asked_by is None or choice.prompt is not asked_by.prompt:  # else long prompts are written for each
-            asked, asked_by = dict(_asked(choice)), choice
-        spans += _pair(choice, asked, kept_bytes // len(choices), ended)
+            prompt_attributes, asked_by = dict(_asked(choice)), choice
+        spans += _pair(choice, prompt_attributes, kept_bytes // len(choices), ended)
     return spans
 
 
-def _pair(call: GatewayCall, asked: Attributes, kept_bytes: int, ended: float) -> list[Span]:
+def _pair(call: GatewayCall, prompt_attributes: Attributes, kept_bytes: int, ended: float) -> list[Span]:
     trace_id = derive_id(call.call_id, 0, 32)
     parent_id, child_id = (derive_id(call.call_id, index, 16) for index in (1, 2))  # the same call, the same spans
-    request_attributes, raw_attributes = {**asked, **dict(_replied(call))}, dict(_raw_attributes(call))
+    request_attributes, raw_attributes = {**prompt_attributes, **dict(_replied(call))}, dict(_raw_attributes(call))
     if not surely_fit((request_attributes, raw_attributes), kept_bytes):
-        kept = _tokens_together(call, fitting({**request_attributes, **raw_attributes}, kept_bytes))
+        attributes = _tokens_together(call, fitting({**request_attributes, **raw_attributes}, kept_bytes))
         mine = (*request_attributes, NOT_KEPT)
-        request_attributes = {key: kept.pop(key) for key in mine if key in kept}
-        raw_attributes = kept
+        request_attributes = {key: attributes.pop(key) for key in mine if key in attributes}
+        raw_attributes = attributes
     request_span = _span(call, trace_id, parent_id, ended, request_attributes)
     below: dict[str, object] = {
         "name": RAW_SPAN,
@@ -161,30 +161,30 @@ def fitting(attributes: Attributes, budget: int) -> Attributes:
 
     The attributes of the outcome are short and always kept.
     """
-    kept, sizes = dict(attributes), {key: size_of(key, value) for key, value in attributes.items()}
+    result, sizes = dict(attributes), {key: size_of(key, value) for key, value in attributes.items()}
     total = sum(sizes.values())
     if total <= budget:
-        return kept
-    for key in sorted(kept, key=sizes.__getitem__, reverse=True):
-        if total > budget and isinstance(text := kept[key], str) and sizes[key] > _STAND_IN + 200:
-            kept[key] = stand_in(text.encode())
+        return result
+    for key in sorted(result, key=sizes.__getitem__, reverse=True):
+        if total > budget and isinstance(text := result[key], str) and sizes[key] > _STAND_IN + 200:
+            result[key] = stand_in(text.encode())
             total -= sizes[key]
-            sizes[key] = size_of(key, kept[key])
+            sizes[key] = size_of(key, result[key])
             total += sizes[key]
     left_out: list[str] = []
-    for key in [key for key in reversed(kept) if key.startswith(_MANY)] if total > budget else ():
+    for key in [key for key in reversed(result) if key.startswith(_MANY)] if total > budget else ():
         if total + _STAND_IN + len(NOT_KEPT) > budget:  # the last of very many texts: one attribute stands for them
             left_out.append(key)
             total -= sizes[key]
     if left_out:
-        raw = b"".join(to_json([key, kept.pop(key)]) for key in reversed(left_out))
-        kept[NOT_KEPT] = stand_in(raw, f"{len(left_out)} attributes, ")
-        total += size_of(NOT_KEPT, kept[NOT_KEPT])
-    for key in sorted((key for key in _TOKENS if key in kept), key=sizes.__getitem__, reverse=True):
+        raw = b"".join(to_json([key, result.pop(key)]) for key in reversed(left_out))
+        result[NOT_KEPT] = stand_in(raw, f"{len(left_out)} attributes, ")
+        total += size_of(NOT_KEPT, result[NOT_KEPT])
+    for key in sorted((key for key in _TOKENS if key in result), key=sizes.__getitem__, reverse=True):
         if total > budget:
-            del kept[key]
+            del result[key]
             total -= sizes[key]
-    return kept
+    return result
 
 
 def stand_in(raw: bytes, what: str = "") -> str:
@@ -293,11 +293,11 @@ def _replied(call: GatewayCall) -> _Pairs:
 
 def _message(key: str, message: object) -> _Pairs:
     fields = fields_of(message)
-    said = ("role", "content", "name", "tool_call_id", "reasoning_content", "reasoning", "refusal")
-    yield from _texts(key, fields, said)
+    names = ("role", "content", "name", "tool_call_id", "reasoning_content", "reasoning", "refusal")
+    yield from _texts(key, fields, names)
     for index, tool_call in enumerate(objects(fields.get("tool_calls"))):
-        named = {"id": tool_call.get("id"), **object_in(tool_call, "function")}
-        yield from _texts(f"{key}.tool_calls.{index}", named, ("id", "name", "arguments"))
+        function = {"id": tool_call.get("id"), **object_in(tool_call, "function")}
+        yield from _texts(f"{key}.tool_calls.{index}", function, ("id", "name", "arguments"))
 
 
 def _texts(key: str, fields: Json, names: Iterable[str]) -> _Pairs:
@@ -359,13 +359,13 @@ def _reply_text(reply: Json, tokens: CallTokens | None) -> _Pairs:
     checked = () if tokens is None else (tokens.prompt_token_ids, tokens.completion_token_ids)
     if prompt_ids:
         yield "llm.hosted_vllm.prompt_token_ids", _text(_literal(prompt_ids, checked))
-    shown = ("index", "token_ids", "finish_reason")
-    choices = [{name: choice[name] for name in shown if name in choice} for choice in reply["choices"]]
+    names = ("index", "token_ids", "finish_reason")
+    choices = [{name: choice[name] for name in names if name in choice} for choice in reply["choices"]]
     if choices:
         if tokens is not None and not choices[0].get("token_ids"):
             choices[0]["token_ids"] = tokens.completion_token_ids
-        written = (", ".join(f"{n!r}: {_literal(v, checked)}" for n, v in choice.items()) for choice in choices)
-        yield "llm.hosted_vllm.choices", _text(f"[{', '.join(f'{{{fields}}}' for fields in written)}]")
+        texts = (", ".join(f"{n!r}: {_literal(v, checked)}" for n, v in choice.items()) for choice in choices)
+        yield "llm.hosted_vllm.choices", _text(f"[{', '.join(f'{{{fields}}}' for fields in texts)}]")
         if isinstance(reason := reply["choices"][0].get("finish_reason"), str):
             yield LightningCallAttributes.FINISH_REASON.value, _text(reason)
 

@@ -89,8 +89,8 @@ class Upstream:
                 async with watch.watching() as self._watch:
                     yield
             finally:
-                for kept in self._kept.values():
-                    kept.close()
+                for connections in self._kept.values():
+                    connections.close()
                 self._kept.clear()
                 self.off_loop.close()
                 if self._used_litellm:
@@ -208,26 +208,26 @@ class Upstream:
         call.engine = engine = await self._watch.engine_of(endpoint)
         if call.dialect == MESSAGES.route and wire.route == ChatCompletions.route:
             check_prefill(call.request, goes_on=engine.continues_messages)
-        wanted = dict(engine.asks.get(wire.route, {}))
+        token_options = dict(engine.asks.get(wire.route, {}))
         for name in self._unsupported.get(endpoint, ()):
-            wanted.pop(name, None)
+            token_options.pop(name, None)
         request = call.request
         if call.streamed and wire.route == ChatCompletions.route and not engine.streams_chat_tokens:
             if call.is_for_training:  # requested in one piece; the agent still gets a stream
                 request = {name: value for name, value in request.items() if name not in ("stream", "stream_options")}
             else:
-                wanted = {}
+                token_options = {}
         refused: list[str] = []
         while True:
-            response = await self._try(call, wire, endpoint, request, wanted)
+            response = await self._try(call, wire, endpoint, request, token_options)
             if isinstance(response, UpstreamStream) or response.ok:
                 break
-            said = response.body[:_REFUSAL_BYTES] if response.status in (400, 422) else b""
-            added = sorted(wire.added(request, wanted), key=len, reverse=True)
-            culprit = next((name for name in added if name.encode() in said), None)
+            error_text = response.body[:_REFUSAL_BYTES] if response.status in (400, 422) else b""
+            added_fields = sorted(wire.added(request, token_options), key=len, reverse=True)
+            culprit = next((name for name in added_fields if name.encode() in error_text), None)
             if culprit is None:
                 return response
-            del wanted[culprit]
+            del token_options[culprit]
             refused.append(culprit)
         if refused:
             self._unsupported.setdefault(endpoint, set()).update(refused)
@@ -235,10 +235,15 @@ class Upstream:
         return response
 
     async def _try(
-        self, call: GatewayCall, wire: Dialect, endpoint: ModelEndpoint, request: Json, wanted: Mapping[str, object]
+        self,
+        call: GatewayCall,
+        wire: Dialect,
+        endpoint: ModelEndpoint,
+        request: Json,
+        token_options: Mapping[str, object],
     ) -> UpstreamResponse | UpstreamStream:
         """Call the server once, within the seconds of the endpoint's entry."""
-        body = await self.off_loop.run(call.bytes, wire.upstream_request, request, endpoint.model, wanted)
+        body = await self.off_loop.run(call.bytes, wire.upstream_request, request, endpoint.model, token_options)
         call.upstream_tries += 1
         seconds = endpoint.seconds(streamed=bool(request.get("stream")))
         limit = asyncio.timeout(seconds)
@@ -252,8 +257,8 @@ class Upstream:
                 if call.engine is EMBEDDED:
                     names = (call.rollout_id, call.attempt_id, call.call_id)
                     headers[ATTEMPT_HEADER] = "/".join(quote(name, safe="") for name in names)
-                if not call.streamed and (kept := self._connections(endpoint.api_base)) is not None:
-                    return await self._send_plain(kept, endpoint, f"/{wire.route}", body, headers)
+                if not call.streamed and (connections := self._connections(endpoint.api_base)) is not None:
+                    return await self._send_plain(connections, endpoint, f"/{wire.route}", body, headers)
                 url = f"{endpoint.api_base}/{wire.route}"
                 return await self._send(endpoint, url, body, headers, streamed=call.streamed)
         except TimeoutError:
@@ -296,21 +301,21 @@ class Upstream:
 
     def _connections(self, address: str) -> HttpConnections | None:
         """Return the connections to a server at a plain address; None if the general client is used."""
-        kept = self._kept.get(address)
+        connections = self._kept.get(address)
         is_plain = address.startswith("http://") and not {"?", "#"} & set(address)
-        if kept is None and is_plain and len(self._kept) < _MOST_KEPT:
-            kept = self._kept[address] = HttpConnections(
+        if connections is None and is_plain and len(self._kept) < _MOST_KEPT:
+            connections = self._kept[address] = HttpConnections(
                 address, connect_seconds=_CONNECT_SECONDS, idle_seconds=_IDLE_SECONDS, most_bytes=self._body_bytes
             )
-        return kept
+        return connections
 
     async def _send_plain(
-        self, kept: HttpConnections, endpoint: ModelEndpoint, path: str, body: bytes, headers: dict[str, str]
+        self, pool: HttpConnections, endpoint: ModelEndpoint, path: str, body: bytes, headers: dict[str, str]
     ) -> UpstreamResponse:
         """Request a reply in one piece, in a quarter of the time of the general client."""
         headers.pop("accept-encoding", None)  # the connections name it themselves
         try:
-            answer = await kept.request("POST", path, headers, body, _LONGEST_CALL)  # the call's own limit is shorter
+            answer = await pool.request("POST", path, headers, body, _LONGEST_CALL)  # the call's own limit is shorter
         except (NotConnectedError, TimeoutError) as error:  # the agent reads it: no address
             return UpstreamResponse(failure="unreachable", detail=type(error.__cause__ or error).__name__)
         except CutAnswerError as error:
@@ -348,8 +353,8 @@ def _call_failed(response: UpstreamResponse, call: GatewayCall, endpoint: ModelE
     if response.failure == "not_asked":
         return unusable(f"The model server of {model!r} was not asked: {response.detail}")
     if response.failure or not 400 <= response.status < 600:
-        said = _FAILURES.get(response.failure, "gave no usable reply")
-        text = f"The model server of {model!r} {said}: {response.outcome}; tries: {tries}"
+        reason = _FAILURES.get(response.failure, "gave no usable reply")
+        text = f"The model server of {model!r} {reason}: {response.outcome}; tries: {tries}"
         logger.warning("%s: %s (%s)", call.call_id, text, endpoint.label)
         status, code = (504, "timeout") if response.failure == "timeout" else (502, "upstream_unusable")
         others = response.others_may_serve

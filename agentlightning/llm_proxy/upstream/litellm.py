@@ -133,10 +133,10 @@ def _failed_response(error: Exception, endpoint: ModelEndpoint) -> UpstreamRespo
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
     """Yield the error and its causes, outermost first."""
-    seen: set[int] = set()
+    ids: set[int] = set()
     cause: BaseException | None = error
-    while cause is not None and id(cause) not in seen:
-        seen.add(id(cause))
+    while cause is not None and id(cause) not in ids:
+        ids.add(id(cause))
         yield cause
         cause = cause.__cause__ or cause.__context__
 
@@ -169,5 +169,5 @@ def _words(error: BaseException, endpoint: ModelEndpoint) -> str:
 
 
 def _without_secrets(body: bytes, endpoint: ModelEndpoint) -> bytes:
-    shown, _ = Secrets(endpoint.secrets).hide(body)
-    return shown.replace(endpoint.api_base.encode(), endpoint.label.encode()) if endpoint.api_base else shown
+    text, _ = Secrets(endpoint.secrets).hide(body)
+    return text.replace(endpoint.api_base.encode(), endpoint.label.encode()) if endpoint.api_base else text

@@ -52,16 +52,16 @@ class Secrets:
         """Return a body without the keys, and whether one was in it."""
         if not self.keys:
             return body, False
-        shown = body
+        result = body
         if b"\\u" in body or b"\\/" in body:  # other ways to write the same letters in JSON
             value = read_json(body)
             canonical = b"" if value is None else json_bytes(value)
-            shown = canonical if any(form in canonical for form in self._forms) else body
+            result = canonical if any(form in canonical for form in self._forms) else body
         hidden = False
         for form in self._forms:
-            if form in shown:
-                shown, hidden = shown.replace(form, HIDDEN.encode()), True
-        return shown, hidden
+            if form in result:
+                result, hidden = result.replace(form, HIDDEN.encode()), True
+        return result, hidden
 
     def find(self, text: str) -> tuple[int, int] | None:
         """Return the beginning and the end of the first key."""
@@ -71,8 +71,8 @@ class Secrets:
 
 def _forms(key: str) -> list[bytes]:
     escaped = json.dumps(key)[1:-1]
-    spelt = (escaped, json.dumps(escaped)[1:-1], key, quote(key, safe=""))
-    return [*(form.encode() for form in dict.fromkeys(spelt)), base64.b64encode(key.encode()).rstrip(b"=")]
+    forms = (escaped, json.dumps(escaped)[1:-1], key, quote(key, safe=""))
+    return [*(form.encode() for form in dict.fromkeys(forms)), base64.b64encode(key.encode()).rstrip(b"=")]
 
 
 def _begun(key: str, text: str) -> int:
@@ -157,16 +157,16 @@ class KeyWatch:
 
     def feed(self, raw: bytes) -> list[bytes]:
         """Take one frame and return those that can be passed on, possibly none."""
-        shown, hidden = self._secrets.hide(raw)
-        data = data_of(shown)
+        visible, hidden = self._secrets.hide(raw)
+        data = data_of(visible)
         if data is not None and (b"\\u" in raw or b"\\/" in raw):
             clean, inside = self._secrets.hide(data)
             if inside:
-                shown, hidden = shown.replace(data, clean), True
-                data = data_of(shown)
+                visible, hidden = visible.replace(data, clean), True
+                data = data_of(visible)
         self.hid_key |= hidden
         value = None if data is None else read_json(data)
-        frame = _Frame(shown, value, changed=hidden and value is not None)
+        frame = _Frame(visible, value, changed=hidden and value is not None)
         self._held.append(frame)
         if value is None:
             return self.end() if data is not None else self._free()
@@ -194,8 +194,8 @@ class KeyWatch:
         self._tails.clear()
         return self._free()
 
-    def _follow(self, said: _Text, frame: _Frame) -> None:
-        path, place, name = said.path, said.place, said.name
+    def _follow(self, entry: _Text, frame: _Frame) -> None:
+        path, place, name = entry.path, entry.place, entry.name
         tail = self._tails.get(path) or _Tail()
         while (place_of_key := self._secrets.find(tail.text + place[name])) is not None:
             begin, end = place_of_key
@@ -206,7 +206,7 @@ class KeyWatch:
             tail = _Tail()
         text = tail.text + place[name]
         length = max((_begun(key, text) for key in self._secrets.keys), default=0)
-        waits = length >= said.least
+        waits = length >= entry.least
         if not length or (not waits and path not in self._tails and len(self._tails) >= _MOST_FOLLOWED):
             self._tails.pop(path, None)
             return

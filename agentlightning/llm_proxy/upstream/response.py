@@ -95,12 +95,12 @@ class UpstreamStream(ABC):
         failure: CallFailed | None = None
         try:
             async for frame in self._raw_frames():
-                for shown in self._watch.feed(frame) if self._watches else (frame,):
-                    yield shown
+                for visible in self._watch.feed(frame) if self._watches else (frame,):
+                    yield visible
         except CallFailed as error:
             failure = error
-        for shown in self._watch.end():
-            yield shown
+        for visible in self._watch.end():
+            yield visible
         if failure is not None:
             raise failure
 

@@ -112,11 +112,11 @@ class Mirror:
         if thread is not None and thread is not threading.current_thread():
             thread.join(seconds)
         with self._changed:
-            left = len(self._queue) + self._in_flight
+            remaining = len(self._queue) + self._in_flight
             self._queue.clear()
             self._in_flight = 0
-        if left:
-            self._lose(left, f"the collector did not take them within {seconds:g} s at the end")
+        if remaining:
+            self._lose(remaining, f"the collector did not take them within {seconds:g} s at the end")
         counts = self.counts
         logger.info("Mirrored %d of %d spans to %s", counts.sent, counts.offered, self._name)
 
@@ -176,24 +176,24 @@ class Mirror:
             logger.debug("Mirroring %d spans to %s failed, will be tried again: %s", count, self._name, answer.why)
             if not self._may_try_again(answer, next(delays), last):
                 break
-        kept = count - min(answer.rejected, count) if answer.verdict == "taken" else 0
+        kept_count = count - min(answer.rejected, count) if answer.verdict == "taken" else 0
         with self._changed:
             if not self._in_flight:  # `close` has dropped them
                 return
             self._in_flight = 0
-            self._sent += kept
-        if kept < count:
-            self._lose(count - kept, answer.why or "the collector kept only a part of them")
+            self._sent += kept_count
+        if kept_count < count:
+            self._lose(count - kept_count, answer.why or "the collector kept only a part of them")
 
     def _may_try_again(self, answer: Answer, delay: float, last: bool) -> bool:
         """Wait as the collector asks, else with growing pauses; False if the mirror is closed and has no time left."""
-        asked = answer.retry_after
-        until = time.monotonic() + (delay if asked is None else asked)
+        pause = answer.retry_after
+        until = time.monotonic() + (delay if pause is None else pause)
         with self._changed:
             self._changed.wait_for(lambda: not self._is_open(), until - time.monotonic())
             if self._closed_at is None:
                 return True
-            if asked is None:
+            if pause is None:
                 return not last  # one more try, at once; an unreachable collector is not waited for
             if until >= self._closed_at:
                 return False

@@ -166,10 +166,10 @@ class GrpcSender:
             reply = self._export(body, timeout=timeout, metadata=self._metadata, compression=compression)
         except self._grpc.RpcError as error:
             code = cast(str, error.code().name)
-            asked = _retry_info(error)
+            delay = _retry_info(error)
             why = f"gRPC {code}: {_short(error.details() or '')}"
-            again = code in _RETRIED_CODES or (code == "RESOURCE_EXHAUSTED" and asked is not None)
-            return Answer("again" if again else "refused", why, retry_after=asked)
+            again = code in _RETRIED_CODES or (code == "RESOURCE_EXHAUSTED" and delay is not None)
+            return Answer("again" if again else "refused", why, retry_after=delay)
         return _taken(reply)
 
     def close(self) -> None:
