@@ -334,7 +334,7 @@ class LlmProxyTraceToTriplet(TraceToTripletBase):
         self, source: Sequence[Span], calls: Sequence[ModelCall], problems: list[Problem]
     ) -> list[tuple[ModelCall, Span | None]]:
         """Return the calls with tokens that the gateway recorded, each with the span of its reward."""
-        chosen = [
+        selection = [
             call
             for call in sorted(calls, key=lambda call: call.sequence_id)
             if call.spans is not None
@@ -342,7 +342,7 @@ class LlmProxyTraceToTriplet(TraceToTripletBase):
             and (call.spans.reading is not None and call.spans.reading.has_tokens)
             and not (call.stale or call.state in FAILED_STATES or is_call_of_other_policy(call, self.policy))
         ]
-        recorded, earned = Recorded((call.sequence_id, call.call_id) for call in chosen), dict[str, Span]()
+        recorded, earned = Recorded((call.sequence_id, call.call_id) for call in selection), dict[str, Span]()
         for span in sorted(source, key=lambda span: (span.sequence_id, span.start_time or 0.0)):
             if is_stale(span) or (value := reward_value(span)) is None:
                 continue
@@ -351,7 +351,7 @@ class LlmProxyTraceToTriplet(TraceToTripletBase):
                 problems.append(Problem("lost_reward", span.span_id, f"reward {value} found no call"))
             else:
                 earned[newest] = span
-        return [(call, earned.get(call.call_id)) for call in chosen]
+        return [(call, earned.get(call.call_id)) for call in selection]
 
 
 def _why_left_out(call: ModelCall, adapter: TraceToTripletBase, is_unknown: bool) -> str:

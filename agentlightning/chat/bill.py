@@ -125,9 +125,9 @@ class Bill:
 
     def merge(self, *others: Bill) -> Bill:
         """Return a bill with the figures of this one and of others."""
-        merged = Bill()
-        merged.add(*(line for bill in (self, *others) for line in bill.lines))
-        return merged
+        result = Bill()
+        result.add(*(line for bill in (self, *others) for line in bill.lines))
+        return result
 
     @property
     def calls(self) -> int:

@@ -142,7 +142,7 @@ class Budget:
         if self.limits.tokens is None and self.limits.cost is None:
             return mark
         while True:
-            changed = asyncio.Event()
+            event = asyncio.Event()
             with self.lock:
                 self._check()
                 expected, most = self._needs(model, characters_of(messages), fields, price)
@@ -152,12 +152,12 @@ class Budget:
                     return mark
                 if not self._reserved:
                     raise limit
-                entry = asyncio.get_running_loop(), changed
+                entry = asyncio.get_running_loop(), event
                 self._waiting.append(entry)
             remaining = self.seconds_left()
             try:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(changed.wait(), None if remaining == math.inf else max(0.0, remaining))
+                    await asyncio.wait_for(event.wait(), None if remaining == math.inf else max(0.0, remaining))
             finally:
                 with self.lock:
                     if entry in self._waiting:
@@ -222,9 +222,9 @@ class Budget:
                     largest.tokens_per_character = max(largest.tokens_per_character, line.prompt_tokens / characters)
             self._reserved.pop(mark, None)
             waiting, self._waiting = self._waiting, []
-        for loop, changed in waiting:
+        for loop, event in waiting:
             with contextlib.suppress(RuntimeError):  # its loop is closed
-                loop.call_soon_threadsafe(changed.set)
+                loop.call_soon_threadsafe(event.set)
 
 
 def characters_of(messages: Sequence[Mapping[str, Any]]) -> int:

@@ -292,8 +292,8 @@ class Chat:
             await asyncio.sleep(min(delay, max(0.0, self.seconds_left())))
 
 
-def _tokens(counted: int | None, characters: int) -> int:
-    return math.ceil(characters / CHARACTERS_PER_TOKEN) if counted is None else counted
+def _tokens(count: int | None, characters: int) -> int:
+    return math.ceil(characters / CHARACTERS_PER_TOKEN) if count is None else count
 
 
 def _check_prices(prices: Mapping[str, Sequence[float]] | None) -> dict[str, Price]:

@@ -187,7 +187,7 @@ _LANGCHAIN = Patch(
     (
         "agentops.instrumentation",
         "AGENTIC_LIBRARIES",
-        lambda known: {name: known[name] for name in known if name != "langgraph"},
+        lambda libraries: {name: libraries[name] for name in libraries if name != "langgraph"},
     ),
     ("agentops.instrumentation", "TARGET_PACKAGES", lambda names: names - {"langgraph"}),
 )

@@ -282,8 +282,8 @@ class Forwarder:
                     await asyncio.sleep(0)  # frames that have already arrived are passed without a pause
             if not (reader.ended or reader.complete):
                 raise unusable("The model server ended its stream before the reply was complete")
-            ended = await self._off_loop.run(call.bytes, end_stream, request, reader, writer, stream.hid_key)
-            reply, record, end = ended
+            stream_end = await self._off_loop.run(call.bytes, end_stream, request, reader, writer, stream.hid_key)
+            reply, record, end = stream_end
             if call.turn is not None:
                 record = {**record, "id": call.turn.name}
         except BaseException:  # the received part of the reply is kept, whatever ends it

@@ -41,12 +41,12 @@ class WeightGate:
             if len(self._waiting) >= self._limit:
                 text = f"The model's weights are changing and {self._limit} calls wait already"
                 raise CallFailed(503, text, code="weights_changing", retry_after=1.0)
-            opened = asyncio.get_running_loop().create_future()
-            self._waiting.add(opened)
+            future = asyncio.get_running_loop().create_future()
+            self._waiting.add(future)
             try:
-                await opened
+                await future
             finally:
-                self._waiting.discard(opened)
+                self._waiting.discard(future)
         self.in_flight += 1
         return self.version
 

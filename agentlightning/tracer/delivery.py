@@ -139,15 +139,15 @@ def span_without_keys(span: Span) -> Span:
 
 def _rewritten(span: Span, text: Text, attributes: Attributes, marker: str, *, names: bool) -> Span:
     """Apply both functions to all texts of a span (names only if requested) and list the changes under `marker`."""
-    changed: list[str] = []
+    keys: list[str] = []
     changes: dict[str, object] = {}
     if names and (name := text(span.name)) is not span.name:
         changes["name"] = name
-        changed.append("name")
+        keys.append("name")
     description = span.status.description
     if description is not None and (new_text := text(description)) is not description:
         changes["status"] = span.status.model_copy(update={"description": new_text})
-        changed.append("status.description")
+        keys.append("status.description")
     for part in ("events", "links"):
         parts = getattr(span, part)
         new_parts: list[Any] = []
@@ -156,21 +156,21 @@ def _rewritten(span: Span, text: Text, attributes: Attributes, marker: str, *, n
             name = getattr(each, "name", None)  # of an event
             if names and isinstance(name, str) and (fit := text(name)) is not name:
                 new["name"] = fit
-                changed.append("events.name")
+                keys.append("events.name")
             if (own := attributes(each.attributes or {})) is not None:
                 new["attributes"] = own[0]
-                changed += own[1]
+                keys += own[1]
             new_parts.append(each.model_copy(update=new) if new else each)
         if any(new is not old for new, old in zip(new_parts, parts, strict=True)):
             changes[part] = new_parts
     if (resource := attributes(span.resource.attributes)) is not None:
         changes["resource"] = span.resource.model_copy(update={"attributes": resource[0]})
-        changed += resource[1]
+        keys += resource[1]
     own = attributes(span.attributes)
     if own is not None:
-        changed += own[1]
-    if not changed:
+        keys += own[1]
+    if not keys:
         return span
     return span.model_copy(
-        update={**changes, "attributes": {**(span.attributes if own is None else own[0]), marker: changed}}
+        update={**changes, "attributes": {**(span.attributes if own is None else own[0]), marker: keys}}
     )

@@ -143,9 +143,9 @@ def model_calls(spans: Sequence[Span], problems: list[Problem] | None = None) ->
 
 def of_unknown_agents(calls: Iterable[ModelCall], problems: Iterable[Problem]) -> set[CallRef]:
     """Return the calls that a filter by agent name excluded, because nothing proves which agent made them."""
-    refused = {problem.span_id for problem in problems if problem.kind == "unknown_agent"}
-    records = ((call, call.spans.record or call.spans.seen) for call in calls if refused and call.spans is not None)
-    return {call.ref for call, span in records if span is not None and span.span_id in refused}
+    span_ids = {problem.span_id for problem in problems if problem.kind == "unknown_agent"}
+    records = ((call, call.spans.record or call.spans.seen) for call in calls if span_ids and call.spans is not None)
+    return {call.ref for call, span in records if span is not None and span.span_id in span_ids}
 
 
 def call_id_of(triplet: Triplet) -> str | None:

@@ -180,17 +180,17 @@ def _standing_for_calls(nameless: Sequence[Span], spans: Iterable[Span], calls: 
         return nearest
 
     own = {span.span_id: span for span in nameless}
-    around = {id: call_above(span) for id, span in by_id.items()}
-    wrappers = {outer for inner, outer in around.items() if outer is not None and inner not in own}
-    for inner, outer in around.items():
+    nearest_calls = {id: call_above(span) for id, span in by_id.items()}
+    wrappers = {outer for inner, outer in nearest_calls.items() if outer is not None and inner not in own}
+    for inner, outer in nearest_calls.items():
         if outer in own and inner in own and conversation_of(own[outer]) is None and conversation_of(own[inner]):
             wrappers.add(outer)
     result: list[Span] = []
     for id, span in own.items():
-        outer, path = around[id], {id}
+        outer, path = nearest_calls[id], {id}
         while outer in wrappers and outer in own and outer not in path:
             path.add(outer)
-            outer = around[outer]
+            outer = nearest_calls[outer]
         if outer is None and id not in wrappers:
             result.append(span)
     return result
@@ -233,9 +233,9 @@ def _matched_by_clients(
         else:
             call.also.extend(own.certain[:1])
         call.also.extend(own.also)
-    matched = {id(own.seen) for _, own in matches.values()}
-    remaining = [call for call in alone if id(call.seen) not in matched]
-    return remaining, [span for span in nameless if id(span) not in matched], tellers
+    matched_ids = {id(own.seen) for _, own in matches.values()}
+    remaining = [call for call in alone if id(call.seen) not in matched_ids]
+    return remaining, [span for span in nameless if id(span) not in matched_ids], tellers
 
 
 def _upwards(span: Span | None, by_id: Mapping[str, Span]) -> Iterator[Span]:
@@ -269,11 +269,11 @@ class _Joining:
 
     def _take(self, calls: Sequence[CallSpans], items: Sequence[CallSpans], teller: str) -> None:
         spans = [item.seen for item in items if item.seen is not None]
-        joined: set[int] = set()
+        joined_ids: set[int] = set()
         matches = pairs([self._of(call) for call in calls], [self._of(item) for item in items]) if calls else ()
         for pair in matches:
             call, item = calls[pair.call], items[pair.span]
-            joined.add(pair.span)
+            joined_ids.add(pair.span)
             self._tellers[id(call)].update(map(_teller, item.certain))
             if pair.meant:
                 call.unsure.append(Unsure(tuple(spans[at] for at in pair.meant), pair.may_be_none))
@@ -284,7 +284,7 @@ class _Joining:
             elif not pair.meant:
                 call.also.insert(0, spans[pair.span])
         for at, item in enumerate(items):
-            if at not in joined:
+            if at not in joined_ids:
                 self.calls.append(item)
                 self._tellers[id(item)] = set(map(_teller, item.certain))
 

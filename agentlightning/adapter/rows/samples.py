@@ -104,9 +104,9 @@ def samples_from_calls(calls: Sequence[ModelCall], *, decode: Decode | None = No
     attempts = sorted({f"{call.ref.rollout_id}/{call.ref.attempt_id}" for call in calls})
     if len(attempts) > 1:
         raise ValueError(f"rows are made of the calls of one attempt; got calls of {', '.join(attempts)}")
-    repeated = [ref.call_id for ref, count in Counter(call.ref for call in calls).items() if count > 1]
-    if repeated:
-        raise ValueError(f"calls of {attempts[0]} were given more than once: {', '.join(repeated)}")
+    duplicates = [ref.call_id for ref, count in Counter(call.ref for call in calls).items() if count > 1]
+    if duplicates:
+        raise ValueError(f"calls of {attempts[0]} were given more than once: {', '.join(duplicates)}")
     reading, usable = SampleReading([], []), list[ModelCall]()
     for call in calls:
         if reason := unusable(call):

@@ -129,16 +129,16 @@ def _by_recency(
     timed = [(call.node.end_time, order, call) for order, call in enumerate(calls) if call.node.end_time is not None]
     ending = deque(sorted(timed, key=itemgetter(0, 1)))
     by_arrival = all(call.record is not None for call in calls)  # the order of the calls themselves
-    ended: dict[Scope, list[tuple[float, int, str]]] = defaultdict(list)
+    ended_calls: dict[Scope, list[tuple[float, int, str]]] = defaultdict(list)
     """Ended calls by scope, the newest last."""
     for reward in rewards:
         while ending and reward.start_time is not None and ending[0][0] <= reward.start_time:
             _, order, call = ending.popleft()
             age = call.sequence_id if by_arrival else call.start_time
             for scope in scopes_around(call.node):
-                insort(ended[scope], (age, order, call.node.id))
+                insort(ended_calls[scope], (age, order, call.node.id))
         winner = None
-        for newest in (ended[scope] for scope in scopes_around(reward)):
+        for newest in (ended_calls[scope] for scope in scopes_around(reward)):
             while newest and newest[-1][2] in matches.earned:
                 newest.pop()
             if newest:

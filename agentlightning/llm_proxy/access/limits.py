@@ -73,8 +73,8 @@ def closest(name: str, known: Iterable[str]) -> str | None:
     """Return the known name that is most similar to a misspelt one; None if none is similar enough."""
     if len(name) > LONGEST_COMPARED:
         return None
-    compared = [other for other in islice(known, MOST_COMPARED) if len(other) <= LONGEST_COMPARED]
-    return closest_name(name, compared)
+    names = [other for other in islice(known, MOST_COMPARED) if len(other) <= LONGEST_COMPARED]
+    return closest_name(name, names)
 
 
 def hint(name: str, known: Iterable[str], *, lists: bool = True) -> str:

@@ -226,8 +226,8 @@ class TranslatedDialect(Dialect):
         """
         chat = self.prompt_to_chat(request)
         fields = {name: chat[name] for name in ("messages", "tools", "chat_template_kwargs") if name in chat}
-        ended = bool(chat["messages"]) and chat["messages"][-1]["role"] == "assistant"
-        return {**fields, "add_generation_prompt": not ended}
+        is_prefill = bool(chat["messages"]) and chat["messages"][-1]["role"] == "assistant"
+        return {**fields, "add_generation_prompt": not is_prefill}
 
     @abstractmethod
     def write_stream(self, request: Json) -> StreamWriter:

@@ -148,32 +148,32 @@ def check_size(raw: bytes, bounds: JsonBounds) -> None:
     """
     if len(raw) <= bounds.surely:
         return
-    opened = raw.count(b"{") + raw.count(b"[")
+    containers = raw.count(b"{") + raw.count(b"[")
     if (  # even with the contents of its strings the text is within the bounds, as most are
-        opened <= bounds.containers
-        and opened + raw.count(b",") <= bounds.values
+        containers <= bounds.containers
+        and containers + raw.count(b",") <= bounds.values
         and raw.count(b":") <= bounds.keys
         and raw.count(b'"') <= 2 * bounds.texts
     ):
         return
-    counted = _Count()
-    for _ in counted.slices(raw):
-        for holds, bound, what in (
-            (counted.containers, bounds.containers, "objects and lists"),
-            (counted.keys, bounds.keys, "keys"),
-            (counted.values, bounds.values, "values"),
-            (counted.texts, bounds.texts, "keys and texts"),
+    counter = _Count()
+    for _ in counter.slices(raw):
+        for amount, bound, what in (
+            (counter.containers, bounds.containers, "objects and lists"),
+            (counter.keys, bounds.keys, "keys"),
+            (counter.values, bounds.values, "values"),
+            (counter.texts, bounds.texts, "keys and texts"),
         ):
-            if holds > bound:
+            if amount > bound:
                 raise TooMuchJsonError(f"it holds more than {bound} {what}")
 
 
 def expanded_bytes(raw: bytes) -> int:
     """Return about how many bytes the value of a JSON text takes beside the characters of its texts."""
-    counted = _Count()
-    for _ in counted.slices(raw):
+    counter = _Count()
+    for _ in counter.slices(raw):
         pass
-    return counted.values * _VALUE + counted.containers * _CONTAINER + counted.texts * _TEXT
+    return counter.values * _VALUE + counter.containers * _CONTAINER + counter.texts * _TEXT
 
 
 class _Count:
@@ -193,9 +193,9 @@ class _Count:
             pieces = part.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
             outside = b" ".join(pieces[quotes % 2 :: 2])
             quotes += len(pieces) - 1
-            opened = outside.count(b"{") + outside.count(b"[")
-            self.containers += opened
-            self.values += opened + outside.count(b",")
+            containers = outside.count(b"{") + outside.count(b"[")
+            self.containers += containers
+            self.values += containers + outside.count(b",")
             self.keys += outside.count(b":")
             self.texts = quotes // 2
             yield

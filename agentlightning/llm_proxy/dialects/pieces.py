@@ -161,24 +161,24 @@ class ToolCallStream:
                 raise unusable(text)
             call.arguments.add(arguments)
             call.waiting.add(arguments)
-        passed = self._taken(self._current, False)
+        pieces = self._taken(self._current, False)
         while self._current + 1 < len(self._calls) and self._calls[self._current].arguments.whole:
             self._current += 1
-            passed += self._taken(self._current, False)
-        return passed
+            pieces += self._taken(self._current, False)
+        return pieces
 
     def end(self) -> list[tuple[int, MessageToolCall]]:
         """Return the waiting pieces: all calls have ended."""
-        passed = [piece for number in range(self._current, len(self._calls)) for piece in self._taken(number, True)]
+        pieces = [piece for number in range(self._current, len(self._calls)) for piece in self._taken(number, True)]
         self._current = len(self._calls)
-        return passed
+        return pieces
 
-    def _taken(self, number: int, ended: bool) -> list[tuple[int, MessageToolCall]]:
+    def _taken(self, number: int, at_end: bool) -> list[tuple[int, MessageToolCall]]:
         """Return the waiting pieces of one call; none before its name has arrived."""
         if number >= len(self._calls):
             return []
         call = self._calls[number]
-        is_ready = bool((call.id and call.name) or call.waiting or ended)
+        is_ready = bool((call.id and call.name) or call.waiting or at_end)
         if not is_ready or (call.begun and not call.waiting):
             return []
         call.id = call.id or f"call_{self.reply_id}_{number}"

@@ -186,14 +186,14 @@ def _server_fields(place: str, model: str, parameters: Mapping[str, object]) -> 
     key, address = _key(f"{place}.api_key", parameters.get("api_key")), parameters.get("api_base")
     where = f"{place}.api_base"
     if address is None:
-        named, address, key = address_of(place, model, key)
-        provider, where = f"{named}/", f"{where} (from the environment)"
+        provider_name, address, key = address_of(place, model, key)
+        provider, where = f"{provider_name}/", f"{where} (from the environment)"
         key = _key(f"{place}.api_key (from the environment)", key)
-    dialects, listed = (MESSAGES.route,) if provider == _ANTHROPIC else _WIRE_ROUTES, parameters.get("dialects")
-    if listed is not None:
-        dialects = tuple(cast("Sequence[Any]", listed)) if isinstance(listed, (list, tuple)) else ()
+    dialects, dialect_list = (MESSAGES.route,) if provider == _ANTHROPIC else _WIRE_ROUTES, parameters.get("dialects")
+    if dialect_list is not None:
+        dialects = tuple(cast("Sequence[Any]", dialect_list)) if isinstance(dialect_list, (list, tuple)) else ()
         if not dialects or any(name not in _ROUTES for name in dialects):
-            raise ValueError(f"{place}.dialects must be a list out of {', '.join(_ROUTES)}; got {listed!r}")
+            raise ValueError(f"{place}.dialects must be a list out of {', '.join(_ROUTES)}; got {dialect_list!r}")
     return {
         "model": model.removeprefix(provider or ""),
         "api_base": _url(where, address),
@@ -359,10 +359,10 @@ def _secret_text(place: str, value: object, form: re.Pattern[str]) -> str:
     text = _text(place, value)
     if text.startswith(_ENVIRONMENT):
         variable = text.removeprefix(_ENVIRONMENT)
-        held = secret(variable)
-        if not held:
+        content = secret(variable)
+        if not content:
             raise ValueError(f"{place} names the environment variable {variable}, which is not set")
-        place, text = f"{place} (the environment variable {variable})", held
+        place, text = f"{place} (the environment variable {variable})", content
     if not form.fullmatch(text):
         space = "a space" if form is _PRINTABLE else "a space at an end"
         raise ValueError(
@@ -371,7 +371,7 @@ def _secret_text(place: str, value: object, form: re.Pattern[str]) -> str:
     return text
 
 
-def _refuse_unknown(place: str, fields: Mapping[str, object], known: Sequence[str]) -> None:
+def _refuse_unknown(place: str, fields: Mapping[str, object], names: Sequence[str]) -> None:
     for name in fields:
-        if name not in known:
-            raise ValueError(f"{place}.{name} is not supported{hint(name, known)}")
+        if name not in names:
+            raise ValueError(f"{place}.{name} is not supported{hint(name, names)}")

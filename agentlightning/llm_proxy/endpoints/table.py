@@ -94,14 +94,14 @@ class ModelTable:
 
         `later` are names of models that are served later.
         """
-        known = [*self._endpoints, *later]
+        names = [*self._endpoints, *later]
         for alias, model in self._aliases.items():
-            if model not in known:
-                return f"aliases[{alias!r}]: there is no model {model!r} in model_list{hint(model, known)}"
+            if model not in names:
+                return f"aliases[{alias!r}]: there is no model {model!r} in model_list{hint(model, names)}"
         for name, targets in self._fallbacks.items():
             for each in (name, *targets):
-                if each not in known and each != ANY_MODEL:
-                    return f"fallbacks[{name!r}]: there is no model {each!r} in model_list{hint(each, known)}"
+                if each not in names and each != ANY_MODEL:
+                    return f"fallbacks[{name!r}]: there is no model {each!r} in model_list{hint(each, names)}"
         return None
 
     def endpoints(self, model: str, rollout_id: str) -> list[ModelEndpoint]:
@@ -115,10 +115,10 @@ class ModelTable:
         """
         endpoints = self._endpoints.get(self.resolved(model))
         if endpoints is None:
-            known = ", ".join(self._endpoints) or "none yet: LLMProxy.update_model_list adds them"
+            served = ", ".join(self._endpoints) or "none yet: LLMProxy.update_model_list adds them"
             near = closest(model, [*self._endpoints, *self._aliases])
-            meant = f" Did you mean {near!r}?" if near else ""
-            text = f"There is no model {shown(model)}.{meant} Models of this gateway: {known}"
+            suggestion = f" Did you mean {near!r}?" if near else ""
+            text = f"There is no model {shown(model)}.{suggestion} Models of this gateway: {served}"
             raise CallFailed(404, text, code="model_not_found", param="model")
         return endpoints if len(endpoints) == 1 else sorted(endpoints, key=lambda each: _distance(rollout_id, each))
 

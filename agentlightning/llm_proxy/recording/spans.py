@@ -90,27 +90,27 @@ def spans_of(call: GatewayCall, kept_bytes: int = KEPT_BYTES) -> list[Span]:
 
     They take at most `kept_bytes` as JSON, and a little more. A choice whose token ids find no room is `no_tokens`.
     """
-    choices, ended = call.by_choice(), time.time()
+    choices, end_time = call.by_choice(), time.time()
     prompt_attributes: Attributes = {}
     asked_by: GatewayCall | None = None
     spans: list[Span] = []
     for choice in choices:
         if asked_by is None or choice.prompt is not asked_by.prompt:  # else long prompts are written for each
             prompt_attributes, asked_by = dict(_asked(choice)), choice
-        spans += _pair(choice, prompt_attributes, kept_bytes // len(choices), ended)
+        spans += _pair(choice, prompt_attributes, kept_bytes // len(choices), end_time)
     return spans
 
 
-def _pair(call: GatewayCall, prompt_attributes: Attributes, kept_bytes: int, ended: float) -> list[Span]:
+def _pair(call: GatewayCall, prompt_attributes: Attributes, kept_bytes: int, end_time: float) -> list[Span]:
     trace_id = derive_id(call.call_id, 0, 32)
     parent_id, child_id = (derive_id(call.call_id, index, 16) for index in (1, 2))  # the same call, the same spans
     request_attributes, raw_attributes = {**prompt_attributes, **dict(_replied(call))}, dict(_raw_attributes(call))
     if not surely_fit((request_attributes, raw_attributes), kept_bytes):
         attributes = _tokens_together(call, fitting({**request_attributes, **raw_attributes}, kept_bytes))
-        mine = (*request_attributes, NOT_KEPT)
-        request_attributes = {key: attributes.pop(key) for key in mine if key in attributes}
+        request_keys = (*request_attributes, NOT_KEPT)
+        request_attributes = {key: attributes.pop(key) for key in request_keys if key in attributes}
         raw_attributes = attributes
-    request_span = _span(call, trace_id, parent_id, ended, request_attributes)
+    request_span = _span(call, trace_id, parent_id, end_time, request_attributes)
     below: dict[str, object] = {
         "name": RAW_SPAN,
         "span_id": child_id,
@@ -192,21 +192,21 @@ def stand_in(raw: bytes, what: str = "") -> str:
     return f"[not kept: {what}{len(raw)} bytes, sha256 {hashlib.sha256(raw).hexdigest()}]"
 
 
-def _tokens_together(call: GatewayCall, kept: Attributes) -> Attributes:
+def _tokens_together(call: GatewayCall, attributes: Attributes) -> Attributes:
     """Return the attributes with all tokens or none: ids without the others cannot be trained on."""
     tokens, keys = call.tokens, LightningCallAttributes
     if tokens is not None and not all(
-        key in kept for key in (_TOKENS[:2] if tokens.prompt_token_ids else _TOKENS[1:2])
+        key in attributes for key in (_TOKENS[:2] if tokens.prompt_token_ids else _TOKENS[1:2])
     ):
-        kept = {key: value for key, value in kept.items() if key not in _TOKENS}
-        kept[keys.PROMPT_TOKENS.value] = len(tokens.prompt_token_ids)
-        kept[keys.COMPLETION_TOKENS.value] = len(tokens.completion_token_ids)
+        attributes = {key: value for key, value in attributes.items() if key not in _TOKENS}
+        attributes[keys.PROMPT_TOKENS.value] = len(tokens.prompt_token_ids)
+        attributes[keys.COMPLETION_TOKENS.value] = len(tokens.completion_token_ids)
         if call.state == "ok":
-            kept[keys.STATE.value] = "no_tokens"
-    return kept
+            attributes[keys.STATE.value] = "no_tokens"
+    return attributes
 
 
-def _span(call: GatewayCall, trace_id: str, span_id: str, ended: float, attributes: Attributes) -> Span:
+def _span(call: GatewayCall, trace_id: str, span_id: str, end_time: float, attributes: Attributes) -> Span:
     status = {"status_code": "ERROR" if call.error else "OK", "description": call.error}
     resource = {
         _ROLLOUT_ID: call.rollout_id,
@@ -226,7 +226,7 @@ def _span(call: GatewayCall, trace_id: str, span_id: str, ended: float, attribut
         "events": [],
         "links": [],
         "start_time": call.arrived_at,
-        "end_time": ended,
+        "end_time": end_time,
         "context": _context(trace_id, span_id),
         "parent": None,
         "resource": made(OtelResource, {"attributes": resource, "schema_url": ""}),

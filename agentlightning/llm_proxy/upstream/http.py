@@ -217,7 +217,7 @@ class Upstream:
                 request = {name: value for name, value in request.items() if name not in ("stream", "stream_options")}
             else:
                 token_options = {}
-        refused: list[str] = []
+        refused_fields: list[str] = []
         while True:
             response = await self._try(call, wire, endpoint, request, token_options)
             if isinstance(response, UpstreamStream) or response.ok:
@@ -228,10 +228,12 @@ class Upstream:
             if culprit is None:
                 return response
             del token_options[culprit]
-            refused.append(culprit)
-        if refused:
-            self._unsupported.setdefault(endpoint, set()).update(refused)
-            logger.warning("the model server %s refuses the field %r; not asked for again", endpoint.label, refused[-1])
+            refused_fields.append(culprit)
+        if refused_fields:
+            self._unsupported.setdefault(endpoint, set()).update(refused_fields)
+            logger.warning(
+                "the model server %s refuses the field %r; not asked for again", endpoint.label, refused_fields[-1]
+            )
         return response
 
     async def _try(

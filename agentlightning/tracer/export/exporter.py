@@ -89,7 +89,7 @@ class Mirror:
                 if len(self._queue) < self._most_spans and self._bytes + size <= self._most_bytes and self._is_open():
                     self._queue.append((span, size))
                     self._bytes += size
-            refused = len(sized) - (len(self._queue) - before)
+            excess = len(sized) - (len(self._queue) - before)
             if self._thread is None and self._queue:
                 thread = threading.Thread(target=self._run, name="agentlightning-mirror", daemon=True)
                 try:
@@ -99,8 +99,8 @@ class Mirror:
                 else:
                     self._thread = thread
             self._changed.notify_all()
-        if refused:
-            self._lose(refused, f"{self._most_spans} spans or {self._most_bytes} bytes wait already")
+        if excess:
+            self._lose(excess, f"{self._most_spans} spans or {self._most_bytes} bytes wait already")
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
         """Send the waiting spans, for at most `seconds`, and end the thread; the rest is lost. May be called twice."""
@@ -169,8 +169,10 @@ class Mirror:
         delays = backoff_delays(_FIRST_PAUSE, _LONGEST_PAUSE)
         while True:
             last = not self._is_open()
-            closed = self._closed_at
-            answer = self._sender.send(body, _TRY_SECONDS if closed is None else max(0.05, closed - time.monotonic()))
+            deadline = self._closed_at
+            answer = self._sender.send(
+                body, _TRY_SECONDS if deadline is None else max(0.05, deadline - time.monotonic())
+            )
             if answer.verdict != "again":
                 break
             logger.debug("Mirroring %d spans to %s failed, will be tried again: %s", count, self._name, answer.why)
