@@ -85,7 +85,7 @@ class TraceToTripletBase(TraceAdapter[list[Triplet]]):
     policy: str | None = None
     """Policy of the selected calls; None is every call, except those of policies that are not trained."""
     ignore: Ignore | None = None
-    """Selects helper calls to exclude, beside those of known programs (`calls/helpers.py`): a regular
+    """Selects helper calls to exclude, in addition to those of known programs (`calls/helpers.py`): a regular
     expression that is searched in the prompt (`role: content`, a line per message), or a function of the call."""
 
     def is_helper(self, call: ModelCall) -> bool:

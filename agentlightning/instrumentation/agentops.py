@@ -4,7 +4,7 @@ Unless `enable_agentops_service()` was called before, `agentops.init` connects t
 metrics, no upload of the program's output. Its decorators, sessions and instrumentors work unchanged; their spans go
 to the tracer provider of the program.
 
-Beside LangChain, chains keep their names and graphs are traced once: LangChain gives the name of a chain as a keyword
+With LangChain, chains keep their names and graphs are traced once: LangChain gives the name of a chain as a keyword
 argument, where AgentOps does not look, so that every chain would be `unknown_chain` and adapters would find no agent.
 LangGraph runs through the same callbacks, so its own instrumentor would record every node twice.
 """

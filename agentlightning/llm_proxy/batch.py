@@ -42,7 +42,7 @@ async def ask_batch(
             async with free:
                 rollout = await store.start_rollout(entry, metadata={"batch_query": True})
                 ids = rollout.rollout_id, rollout.attempt.attempt_id
-                try:  # the rollout ends with the answer, however it comes
+                try:  # the rollout ends with the answer, whatever it is
                     answer = await _ask(session, llm_of(*ids, model or request.get("model")), request)
                 except BaseException as error:
                     cause = AttemptError(type=type(error).__name__, message=str(error), traceback="")

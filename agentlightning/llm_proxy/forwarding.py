@@ -1,6 +1,6 @@
 """One model call from the agent's bytes to the model server's reply: plain, streamed, or translated on the way.
 
-Frames of a stream go to the agent as they come. Only the last one is held back until the call has been recorded.
+Frames of a stream go to the agent as they arrive. Only the last one is held back until the call has been recorded.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _COUNTED = {MESSAGES.route: "messages/count_tokens", RESPONSES.route: "responses
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A call with its request, whose body is still to be read, the byte budget of both, and the way back."""
+    """A call with its request, whose body is still to be read, the byte budget of both, and the reply stream."""
 
     store: LightningStore
     call: GatewayCall

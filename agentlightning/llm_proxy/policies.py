@@ -1,10 +1,10 @@
 """Assigns each call to a policy: by the agent's role, by the requested model, or by its route.
 
 Several agents of one rollout train different policies this way, and calls of a judge or of a bought model are never
-mistaken for those of the policy that learns. A call that fits no policy, and one whose role and model contradict each
+mistaken for those of the trained policy. A call that fits no policy, and one whose role and model contradict each
 other, is refused: its tokens would be counted for the wrong policy.
 
-Policies are given in Python or in a file; each error in them names its place.
+Policies are configured in Python or in a file; each error names its place.
 """
 
 from __future__ import annotations

@@ -60,14 +60,14 @@ class LLMProxy(WeightChanges):
         launcher_args: in place of port, host and launch_mode.
         litellm_config: what a configuration of LiteLLM says of `model_list`, and in `router_settings` or
             `litellm_settings` of `fallbacks`, `default_fallbacks`, `model_group_alias` and `num_retries`. Anything else
-            is refused, with what to give instead; so are `middlewares`, `callbacks` and several `num_workers`.
+            is refused, with a replacement; so are `middlewares`, `callbacks` and several `num_workers`.
         limits: every bound of the gateway.
         keep: what is kept of a call: `all`, `tokens` (no text) or `counts` (no token ids either).
-        redact: is given each span of a call before it leaves the process and returns what may leave. If it fails, the
+        redact: converts each span of a call before it leaves the process. If it fails, the
             call is answered with an error and nothing leaves.
         record: a file to which every answered call is added, whole.
         replay: a file made by `record`, from which calls are answered without a model server. With the same file for
-            both, what is not on file is asked and added.
+            both, missing calls are made and added.
         replay_match: `strict` replays the same request only, `nearest` the most similar one.
         journal: a file of the calls in progress; the next gateway with it records those that `kill -9` cut short.
         policies: which calls belong to which policy, by name; see `PolicyConfig`. None: calls belong to no policy.

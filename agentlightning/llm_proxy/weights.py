@@ -78,7 +78,7 @@ class WeightGate:
             self._drained.discard(drained)
 
     async def resume(self, version: int | None = None) -> None:
-        """Let the waiting calls pass, under `version` if it is given; may be called twice."""
+        """Release the waiting calls, under `version` if it is not None; may be called twice."""
         if version is not None:
             self.version = version
         self._paused = False
@@ -111,7 +111,7 @@ class WeightChanges:
         await self._on_gate_loop(lambda: self._gate.drain(timeout))
 
     async def resume(self) -> None:
-        """Let the waiting calls pass."""
+        """Release the waiting calls."""
         await self._on_gate_loop(self._gate.resume)
 
     @asynccontextmanager

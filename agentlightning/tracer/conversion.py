@@ -72,7 +72,7 @@ def any_attributes(values: Mapping[str, object]) -> Attributes:
     """Flatten and sanitise values; values that cannot be flattened are kept as JSON text. Never raises."""
     try:
         return sanitize_attributes(flatten_attributes(values))
-    except Exception:  # keys that are no strings, cycles, a broken __str__: the user's program goes on
+    except Exception:  # keys that are no strings, cycles, a broken __str__: the user's program continues
         return {key: _one(value) for key, value in values.items()}
 
 

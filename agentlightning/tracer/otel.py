@@ -206,7 +206,7 @@ class OtelTracer(ManualTracing):
             except TraceDeliveryError as error:
                 if not failed:
                     raise
-                logger.error("%s", error)  # the body's own exception goes on
+                logger.error("%s", error)  # the body's own exception is raised
 
     @override
     def get_last_trace(self) -> list[Span]:

@@ -10,7 +10,7 @@ Spans are collected without touching the store, and delivered together when the 
 
 **Numbers.** All spans get their number (`sequence_id`) from the store, in start order: those of the agent at delivery,
 so after the model calls that the gateway has numbered at their arrival. A reward gets its number when it is emitted,
-so it lies behind the calls that it judges and before those that follow; `emit_reward` waits for it, within a bound
+so it comes after the calls that it judges and before those that follow; `emit_reward` waits for it, within a bound
 (`tracer/sequence_ids.py`). No other emission waits for anything.
 """
 

@@ -1,4 +1,4 @@
-"""Sequence ids of rewards: requested from the store at the moment of emission, so that a reward lies between the model
+"""Sequence ids of rewards: requested from the store at the moment of emission, so that a reward is between the model
 calls before and after it (see `tracer/scope.py` for the one meaning of `sequence_id`)."""
 
 from __future__ import annotations

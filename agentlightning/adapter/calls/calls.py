@@ -95,7 +95,7 @@ class CallSelection(NamedTuple):
     calls: list[ModelCall]
     """In the adapter's order, with the agents that it names."""
     problems: list[Problem]
-    """Excluded parts of the trace, beside unreadable parts of a call."""
+    """Excluded parts of the trace, except unreadable parts of a call."""
 
 
 def model_calls(spans: Sequence[Span], problems: list[Problem] | None = None) -> list[ModelCall]:

@@ -1,4 +1,4 @@
-"""Helper calls: model calls of a program beside its task, such as for a title of the session or a summary of it.
+"""Helper calls: model calls of a program outside its task, such as for a title of the session or a summary of it.
 
 Such a call is no turn of the agent's work. It is excluded from training (`helper`), makes no row, and earns no reward.
 Programs known to make them are recognised by texts in their code, and nothing else is guessed; a rule of the

@@ -31,7 +31,7 @@ def refused_for_good(calls: Sequence[ModelCall]) -> list[ModelCall]:
     same conversation. A call is one of these if its messages are those of the failed
     one in order, in role, text and tool calls, where
 
-    - fields beside the messages do not count (`response_format`, `tools`, `temperature`, `stream`, the model, the
+    - fields other than the messages do not count (`response_format`, `tools`, `temperature`, `stream`, the model, the
       dialect), so the retry of a framework that takes out the field that was refused is one;
     - system messages do not count, and the last message may continue after the text of the failed one, and further
       messages may follow that are not the assistant's: the fallback may describe its format there.

@@ -53,7 +53,7 @@ class History:
             self._answers.setdefault(conversation.answer, []).append(number)
 
     def predecessor(self, conversation: Conversation) -> Predecessor | None:
-        """Return the call from whose conversation a prompt was made; None if it shares nothing with any.
+        """Return the call from whose conversation a prompt was made; None if it shares no line with any.
 
         That is one with the same prompt, else the call that gave the last answer in the prompt; without one the call
         with the longest common beginning, or with any line in common.

@@ -25,7 +25,7 @@ _REQUEST_MESSAGES: Final = frozenset(("messages",))
 _TOKEN_FIELDS: Final = frozenset(("choices", "prompt_token_ids", "response_token_ids"))
 _NUMERALS: Final = tuple(map(str, range(1000)))
 CALL_NAME: Final = re.compile(r"openai\.chat\.completion")
-"""Names of spans that are model calls, whatever their attributes say."""
+"""Names of spans that are model calls, regardless of their attributes."""
 _CALL_OPERATIONS: Final = frozenset(("chat", "text_completion", "generate_content"))
 _CALL_TYPES: Final = frozenset(("chat", "completion"))
 _INFERENCE_KIND: Final = "openinference.span.kind"

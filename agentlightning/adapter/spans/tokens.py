@@ -76,7 +76,7 @@ _GATEWAY_KEYS: Final = frozenset(
         *(_POLICY, _ROLE, _CONSTRAINED_BY, _CALL_ID),
     )
 )
-"""Keys that `read_call` reads beside the prompt and those of clients; most spans of tracers have none of them."""
+"""Keys read by `read_call` in addition to the prompt and those of clients; most tracer spans have none of them."""
 
 
 class CallReading(NamedTuple):

@@ -1,6 +1,6 @@
-"""Assigns rewards to model calls, for rewards that are emitted beside the calls.
+"""Assigns rewards to model calls, for rewards that are separate spans.
 
-Each reward goes to one call that has none yet, rewards in the order of their times:
+Each reward is assigned to one call that has none yet, in the order of the rewards' times:
 
 1. Links on the reward (`agentlightning.link.*`) name spans: the newest call at or below one of them. If no call matches
    a link, the reward is assigned to no call; nothing is guessed.

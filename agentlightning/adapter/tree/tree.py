@@ -1,6 +1,6 @@
 """Spans as a tree, and the tree as triplets: one triplet per model call, each with its tokens, its agent, its reward.
 
-What differs from the described system (each for a reason given in the contract's list of weak points):
+Departures from the described system (the contract's list of weak points has the reasons):
 
 - Triplets come in the order in which the calls were made, not in tree order: by the number that the gateway assigned at
   arrival where every call has one, else by start time. Calls of parallel branches have different values of

@@ -61,7 +61,7 @@ def parse_address(raw_path: bytes, method: str) -> CallAddress:
     """Read `[/role/<role>]/rollout/R/attempt/A[/v1]/<route>`, where `models` and `responses` may have a name after it.
 
     Each segment is percent-decoded by itself. Extra slashes are ignored, and so is what clients put before a
-    route because they take the gateway for a vendor's own address: `v1` any number of times, `openai`, `anthropic`, and
+    route because they take the gateway for a vendor's own server: `v1` any number of times, `openai`, `anthropic`, and
     Azure's `openai/deployments/<model>`.
 
     Raises:
@@ -96,7 +96,7 @@ def parse_address(raw_path: bytes, method: str) -> CallAddress:
 
 
 def _deployment(rest: list[str]) -> tuple[str | None, list[str]]:
-    """Return the model in `deployments/<model>/<route>`, whose name may have slashes, and what is behind it."""
+    """Return the model in `deployments/<model>/<route>`, whose name may have slashes, and the rest of the path."""
     for place in range(max(2, len(rest) - _LONGEST_ROUTE), len(rest)):
         if "/".join(rest[place:]) in ROUTES:
             return "/".join(rest[1:place]), rest[place:]
@@ -115,7 +115,7 @@ def _route(path: str) -> tuple[str, str | None]:
 
 
 def dialect_of(raw_path: bytes) -> Dialect:
-    """Return the dialect of the route in a path; chat completions if there is none."""
+    """Return the dialect of the route in a path; chat completions for an unknown route."""
     path = re.sub("/+", "/", unquote_to_bytes(raw_path).decode("latin-1") + "/")
     fitting = (dialect for route, dialect in DIALECTS.items() if f"/{route}/" in path)
     return max(fitting, key=lambda dialect: len(dialect.route), default=CHAT)

@@ -36,7 +36,7 @@ _ENDED_ROLLOUT = ("failed", "succeeded", "cancelled")
 def check_key(scope: Scope, address: CallAddress, token: str | None) -> None:
     """Admit the attempt's own key and the server's token; without a server's token any placeholder, or no key, too.
 
-    A client may send several, such as a placeholder of its own beside the key that it was given: one right key passes.
+    A client may send several, such as a placeholder of its own in addition to its own key: one valid key is enough.
 
     Raises:
         CallFailed: 401 without a usable key, 403 with the key of another attempt or a forged one.
@@ -84,7 +84,7 @@ class AttemptBook:
         return entry is not None and entry[1] is None and entry[0] > time.monotonic()
 
     async def check(self, store: LightningStore, rollout_id: str, attempt_id: str) -> None:
-        """Let the attempt pass or raise.
+        """Check that the attempt is active.
 
         Raises:
             CallFailed: 404 for an unknown rollout or attempt, 403 with the reason for one that is over.
@@ -177,7 +177,7 @@ class Slots:
                 await room
         except BaseException as error:
             self._forget(attempt, room)
-            if room.done() and not room.cancelled() and room.exception() is None:  # given before the wait ended
+            if room.done() and not room.cancelled() and room.exception() is None:  # granted before the wait ended
                 self._release(attempt)
             if not isinstance(error, TimeoutError):
                 raise
@@ -252,10 +252,10 @@ class Budgets:
         self._used: OrderedDict[str, Used] = OrderedDict()
 
     def check(self, rollout_id: str) -> None:
-        """Let the rollout make another call or raise.
+        """Check that the rollout may make another call.
 
         Raises:
-            CallFailed: 429, its budget is used up; says how much it used and what the bound is.
+            CallFailed: 429, its budget is used up; has the used amount and the bound.
         """
         used = self._used.get(rollout_id)
         if used is None:

@@ -1,5 +1,5 @@
 """The bounds of the gateway: bytes, calls, seconds, and the shape of requests. Beyond them a call is refused, never
-queued without end. What is linear and long is done beside the serving loop (`off_loop`).
+queued without end. Long linear work runs on threads (`off_loop`).
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from agentlightning.llm_proxy.replies import CallFailed, JsonReply, json_reply, 
 from agentlightning.llm_proxy.sse import data_of, frame_of
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
-"""Types of OpenAI's errors by their status, beside those of all other 4xx and 5xx."""
+"""Types of OpenAI's errors by their status, except those of all other 4xx and 5xx."""
 
 
 class Dialect(ABC):

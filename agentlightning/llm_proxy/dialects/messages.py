@@ -2,27 +2,27 @@
 
 A server that speaks the dialect gets the request unchanged, returns no tokens, and its reply is read for the record. In
 a translated reply of one piece, arguments of a tool call that are no JSON object become `{"invalid_json": "..."}`,
-since the block can hold nothing else; in a stream they pass as the model writes them.
+since the block can hold nothing else; in a stream they pass unchanged.
 
-Sources: https://platform.claude.com/docs/en/api/messages, versions 2023-06-01 and 2026-10-21, and .../streaming. What
-is not one to one:
+Sources: https://platform.claude.com/docs/en/api/messages, versions 2023-06-01 and 2026-10-21, and .../streaming.
+Differences:
 
 - `temperature`, `top_p` and `top_k`, which the second version no longer has, are served in both.
 - Without effect, since it does not change the answer: `service_tier`, `speed`, `cache_control` in any place,
   `eager_input_streaming` of a tool, the `signature` of a thought, what the client library adds to a block that it has
-  parsed (`parsed_output`). A header `anthropic-beta` only unlocks fields, each of which is judged here by itself.
+  parsed (`parsed_output`). A header `anthropic-beta` only unlocks fields, each of which is handled here by itself.
 - Ignored, with one warning in the log: what bounds or compacts a context, always whole here (`context_management`,
   `compaction`), where and for whom a request is served (`inference_geo`, `workspace_id`, `user_profile_id`,
   `billing_policy`, `container` without skills), what follows a refusal (`fallbacks`, `fallback_credit_token`),
   `diagnostics`, `betas`, and `defer_loading` of a tool: all tools are shown at once, and a `tool_reference` is the
-  tool's name. `redacted_thinking` of another server cannot be read and is left out.
-- Tools that only Anthropic's server can run (`server_tools`) are not shown to the model, which is said once in the log.
-- A value that says what holds anyway (a caller that is `direct`, a tool that is `custom`) is let pass.
+  tool's name. `redacted_thinking` of another server cannot be read and is excluded.
+- Tools that only Anthropic's server can run (`server_tools`) are not shown to the model, with one warning in the log.
+- A value that asks for the default behaviour (a caller that is `direct`, a tool that is `custom`) is accepted.
 - A thinking budget is bounded by `max_tokens` alone, and `display` hides no thoughts.
 - An error flag of a tool's result becomes the word "Error:" before its text.
-- A tool's result may hold images, which not every model server takes in that place; it says so itself.
+- A tool's result may hold images, which not every model server accepts there; it returns its own error.
 - A `document` of text and a `search_result` become text, their title first; without citations (`enabled` is false).
-- A last message of the assistant (prefill) is gone on with by engines that can (vLLM, SGLang), else refused.
+- A last message of the assistant (prefill) is continued by engines that support it (vLLM, SGLang), else refused.
 - Turns of one role that follow each other become one, as Anthropic combines them.
 """
 

@@ -2,7 +2,7 @@
 
 A server that speaks the dialect gets the request unchanged, returns no tokens, and its reply is read for the record.
 
-Sources: https://platform.openai.com/docs/api-reference/responses and .../responses-streaming. What is not one to one:
+Sources: https://platform.openai.com/docs/api-reference/responses and .../responses-streaming. Differences:
 
 - The contents of `previous_response_id` and `item_reference` are already part of the input (`responses_state`).
   A `conversation` and a stored `prompt` are refused: nothing outlives the attempt here.
@@ -12,19 +12,19 @@ Sources: https://platform.openai.com/docs/api-reference/responses and .../respon
   `phase`, `annotations` and `logprobs` and what the client library has parsed of them (`parsed`, `parsed_arguments`).
 - Ignored, with one warning in the log: what shortens or compacts a context, always whole here (`truncation` that
   is `auto`, `context_management`, `image`), `access_programs`, `client_metadata`, and `defer_loading` of a tool: all
-  tools are shown at once. `encrypted_content` is read where this gateway made it and the thought is not beside it.
-- A value that says what holds anyway (`truncation` that is `disabled`, a caller that is `direct`) is let pass, and so
-  is a wish for parallel calls where there are no tools.
+  tools are shown at once. `encrypted_content` is read if this gateway made it and the item has no plain thought.
+- A value that asks for the default behaviour (`truncation` that is `disabled`, a caller that is `direct`) is accepted,
+  and so is a request for parallel calls where there are no tools.
 - `developer` messages become `system` messages, which every chat template knows.
-- Tools that only a vendor's server can run (`server_tools`) are not shown to the model, which is said once in the log.
-  The functions of a `namespace` are shown one by one, as `<namespace>__<name>`; a call of one comes back with both;
+- Tools that only a vendor's server can run (`server_tools`) are not shown to the model, with one warning in the log.
+  The functions of a `namespace` are shown one by one, as `<namespace>__<name>`; a call of one is returned with both;
   the `description` of a `namespace` is not shown.
-- A `custom` tool, to which free text is said, is a function with one string, `input`; its grammar stands in the
-  description of that and is not enforced. A call comes back as a `custom_tool_call`; in a stream its text comes in one
+- A `custom` tool, which takes free text, is a function with one string, `input`; its grammar is in the
+  description of that and is not enforced. A call is returned as a `custom_tool_call`; in a stream its text comes in one
   piece when the call is whole.
-- Tools of an `additional_tools` item are tools of the request; of several with one name the last one counts.
-- Of `allowed_tools` the model sees no others: most servers do not know that choice.
-- A tool's result may hold images, which not every model server takes in that place; it says so itself.
+- Tools of an `additional_tools` item are tools of the request; the last one with a name counts.
+- With `allowed_tools` the model sees no other tools: most servers do not support that choice.
+- A tool's result may hold images, which not every model server accepts there; it returns its own error.
 """
 
 from __future__ import annotations

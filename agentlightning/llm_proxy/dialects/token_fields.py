@@ -4,7 +4,7 @@
 - SGLang's chat: `token_ids`, else `meta_info.output_token_logprobs` with [log-probability, id, text] per token.
 - llama.cpp: `logprobs.content` with an `id` in each entry; nothing of the prompt.
 
-Log-probabilities stand in `logprobs`: a list of entries (`content`) or parallel lists (`token_logprobs`).
+Log-probabilities are in `logprobs`: a list of entries (`content`) or parallel lists (`token_logprobs`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The parts that translations of requests into chat completions share: each field is read, or refused by its name.
 
 Tools that only a vendor's server can run, or that a vendor's models alone know, are not shown to a model of ours. A
-`tool_choice` of such a tool, or of any tool where none is left, is refused: no reply could hold the call. Tools that an
+`tool_choice` of such a tool, or of any tool where none remains, is refused: no reply could hold the call. Tools that an
 agent runs itself, though only a vendor's models know them (`bash_20250124`), are none of these.
 """
 

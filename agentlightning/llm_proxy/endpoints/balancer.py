@@ -5,7 +5,7 @@ A rollout stays where its prompts are cached. An endpoint that fails several tim
 doubles (a circuit breaker: Nygard, Release It!, chapter 5); then one call tries it. Meanwhile its health is
 checked at intervals, so that few calls fail first: known engines are asked by `GET /health` below
 their root, which they answer with 503 when they cannot serve; others by `GET /models`. Any answer below 500 counts, and
-neither costs tokens. An endpoint that does not answer these routes comes back by the circuit breaker alone.
+neither costs tokens. An endpoint that does not answer these routes is brought back by the circuit breaker alone.
 """
 
 from __future__ import annotations

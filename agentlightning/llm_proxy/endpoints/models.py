@@ -72,22 +72,22 @@ class ModelConfig(TypedDict):
     """Name that agents ask for. Several entries with the same name share its rollouts."""
     litellm_params: dict[str, Any]
     """`model` (with or without `hosted_vllm/` or `openai/` before it), `api_base`, and `api_key` if the server wants
-    one (`os.environ/NAME` takes it out of the environment). The address may be left out where the model names a
+    one (`os.environ/NAME` takes it out of the environment). The address may be omitted if the model names a
     provider of `engines.ADDRESSES`, as in `openai/gpt-4o`; `input_cost_per_token` and `output_cost_per_token` for a
-    budget in money. `dialects` lists what the server speaks, if that is not chat/completions, completions and
-    embeddings: what agents say in a listed dialect is passed on as it is. Responses and messages that are not listed
-    are translated for a server of chat/completions, which gives their tokens. `anthropic/` before the model stands for
-    a server of messages only. `engine`, one of `engines.ENGINES`, says what serves it; without it the server is
-    asked. `unreachable_seconds` is how long a call is tried again while the server cannot be reached, for one that is
-    started again by whoever watches it. `litellm` as the engine reaches a provider that the gateway does not speak to
-    through the package LiteLLM (extra `litellm`): `model` is LiteLLM's name, `api_base` may be left out, and fields not
+    budget in money. `dialects` lists those of the server, if they are not chat/completions, completions and
+    embeddings: requests in a listed dialect are passed on unchanged. Responses and messages that are not listed
+    are translated for a server of chat/completions, which returns tokens. `anthropic/` before the model stands for
+    a server of messages only. `engine`, one of `engines.ENGINES`, names the engine; without it the server is
+    asked. `unreachable_seconds` is how long a call is retried while the server cannot be reached, for a server that
+    a supervisor restarts. `litellm` as the engine reaches a provider that the gateway does not speak to
+    through the package LiteLLM (extra `litellm`): `model` is LiteLLM's name, `api_base` may be omitted, and fields not
     named here are LiteLLM's own. It is chosen without being named for a provider that the program has registered with
     LiteLLM, and where there is no address and only LiteLLM knows the provider.
 
     As in LiteLLM's router: `timeout` is the most seconds for one reply, or for the first bytes of a stream, which
     `stream_timeout` bounds apart; then the next endpoint is asked. `weight` is the share of new rollouts, 1 by default.
     `max_tokens` holds for requests that name no limit. `extra_headers` go out with every request (`os.environ/NAME` as
-    a value, too), and the fields of `extra_body` take the place of the request's."""
+    a value, too), and the fields of `extra_body` replace the request's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ _SETTINGS = {
     "router_settings": ("fallbacks", "default_fallbacks", "model_group_alias", "num_retries"),
     "litellm_settings": ("fallbacks", "default_fallbacks", "num_retries"),
 }
-"""Supported settings of a configuration of LiteLLM, beside its `model_list`."""
+"""Supported settings of a configuration of LiteLLM, in addition to its `model_list`."""
 _INSTEAD = {
     "timeout": "give 'timeout' in the entries of model_list",
     "request_timeout": "give 'timeout' in the entries of model_list",
@@ -107,7 +107,7 @@ class ModelTable:
     def endpoints(self, model: str, rollout_id: str) -> list[ModelEndpoint]:
         """Return the endpoints of a model, the rollout's own first: the same rollout always gets the same order.
 
-        Weighted rendezvous hashing: when an endpoint comes or goes, only the rollouts that it serves move. Source: C.
+        Weighted rendezvous hashing: when an endpoint is added or removed, only its rollouts move. Source: C.
         Schindelhauer, G. Schomaker, Weighted distributed hash tables (SPAA 2005), logarithmic method.
 
         Raises:
@@ -126,7 +126,7 @@ class ModelTable:
         """Return the models and aliases, or one, in a form that the clients of OpenAI's and of Anthropic's API read.
 
         Raises:
-            CallFailed: 404, there is no model of this name; says what it may have meant.
+            CallFailed: 404, there is no model of this name; suggests similar names.
         """
         if name is not None:
             self.endpoints(name, "")

@@ -1,4 +1,4 @@
-"""Requests of the gateway to servers beside calls: the engine of each endpoint, and its health."""
+"""Requests of the gateway to servers other than calls: the engine of each endpoint, and its health."""
 
 from __future__ import annotations
 

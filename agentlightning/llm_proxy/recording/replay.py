@@ -1,6 +1,6 @@
 """Recorded model calls: written as they happen, replayed without a model server.
 
-One JSON object a line: the route, the request as it went to the server (without what the gateway adds), and the whole
+One JSON object a line: the route, the request to the server (without what the gateway adds), and the whole
 reply with its tokens. The next run replays the file of one run call by call.
 """
 

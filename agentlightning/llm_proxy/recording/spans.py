@@ -2,8 +2,8 @@
 
 With several choices, each is recorded like a call of its own, since each can be trained on.
 
-The names, and the text form of the second, are those that readers of the older system expect; the typed attributes
-beside them (`semconv.LightningCallAttributes`) are what ours read. Headers, keys and fields that are not listed here
+The names, and the text form of the second, are those that readers of the older system expect; our readers use the
+typed attributes (`semconv.LightningCallAttributes`). Headers, keys and fields that are not listed here
 enter no span.
 
 Parts of a call that are too large for its record become their SHA-256 and size; the record itself is kept. What counts
@@ -88,7 +88,7 @@ _GRAMMARS: Final = (
 def spans_of(call: GatewayCall, kept_bytes: int = KEPT_BYTES) -> list[Span]:
     """Return the spans of a call that has ended: two for each choice, parent first; all have the call's number.
 
-    They take at most `kept_bytes` as JSON, and a little more. A choice whose token ids find no room is `no_tokens`.
+    They take at most `kept_bytes` as JSON, and a little more. A choice whose token ids do not fit is `no_tokens`.
     """
     choices, end_time = call.by_choice(), time.time()
     prompt_attributes: Attributes = {}

@@ -1,7 +1,7 @@
 """Calls to model servers: one session, failover, and retries of requests that may be repeated.
 
 Retried, before anything is returned to the agent: a server that cannot be reached, and 429, 502, 503 and 504, at most
-`max(num_retries, 3)` times; 500 and the timeout of an entry only when `num_retries` says so; a connection that is cut
+`max(num_retries, 3)` times; 500 and the timeout of an entry only if `num_retries` allows it; a connection that is cut
 after the request went out once (it may have been a stale one). Where a model has several servers, each of these moves
 on to the next one until each was asked. Everything else, such as 400, is the agent's to see unchanged. Pauses grow, are
 jittered, honour `Retry-After`, and never outlast the call.

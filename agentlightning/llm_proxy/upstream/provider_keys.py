@@ -33,7 +33,7 @@ _TELLS_NOTHING = 4
 _WHOLE = ("role", "type", "id")
 """Fields below a delta that are whole values."""
 _CONSTANT = ("object", "model", "finish_reason", "stop_reason")
-"""Values that a server repeats or that come once: no frame waits for what follows them."""
+"""Values that a server repeats or sends once: no frame waits for their continuation."""
 _GROWING, _WHOLE_VALUE, _CONSTANT_VALUE = 1, _TELLS_NOTHING + 1, 2**31
 _MOST_FOLLOWED = 4096
 """Number of texts whose end is remembered though no frame waits for them."""
