@@ -1,8 +1,8 @@
 """Values of a reward: a finite number of at most 1e15 in size, or several by name, of which one is trained on. None is
 no reward.
 
-The same rule holds for emitted and returned rewards, for `reward_fn`, policy faults and exit codes, and for spans that
-read back.
+The same rule holds for emitted and returned rewards, for `reward_fn`, policy faults and exit codes, and for spans
+that are read back.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class LLMProxy(WeightChanges):
         launcher_args: in place of port, host and launch_mode.
         litellm_config: what a configuration of LiteLLM says of `model_list`, and in `router_settings` or
             `litellm_settings` of `fallbacks`, `default_fallbacks`, `model_group_alias` and `num_retries`. Anything else
-            is refused, with a replacement; so are `middlewares`, `callbacks` and several `num_workers`.
+            is refused, and the error names a replacement; so are `middlewares`, `callbacks` and several `num_workers`.
         limits: every bound of the gateway.
         keep: what is kept of a call: `all`, `tokens` (no text) or `counts` (no token ids either).
         redact: converts each span of a call before it leaves the process. If it fails, the

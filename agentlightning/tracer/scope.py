@@ -4,7 +4,7 @@ A context variable carries the scope, so asyncio tasks and threads that copy the
 rollouts one process runs. A span whose parent is open belongs to its parent's scope. A plain thread, which copies
 nothing, is in the scope in which it was started (`tracer/started.py`); one that was started outside of all is in the
 scope of its current OpenTelemetry span, else in the only open scope of the process if there is exactly one. A closed
-closed scope stays closed: later spans of a remaining task or thread are refused, and go to no other scope.
+scope stays closed: later spans of a remaining task or thread are refused, and go to no other scope.
 
 Spans are collected without touching the store, and delivered together when the scope ends (`tracer/delivery.py`).
 
