@@ -1,4 +1,4 @@
-"""Adapters turn stored spans into what algorithms learn from: model calls, triplets, token rows, messages. Each is
+"""Adapters convert stored spans into the input of algorithms: model calls, triplets, token rows, messages. Each is
 loaded on first use."""
 
 from agentlightning.lazy import attach_stub

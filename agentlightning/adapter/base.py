@@ -1,4 +1,4 @@
-"""Base classes of adapters, which turn what was recorded into what an algorithm learns from."""
+"""Base classes of adapters, which convert recorded spans into the input of an algorithm."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ To = TypeVar("To")
 
 
 class Adapter(Generic[From, To]):
-    """Turns one kind of value into another; subclasses implement `adapt`."""
+    """Converts one kind of value into another; subclasses implement `adapt`."""
 
     def __call__(self, source: From, /) -> To:
-        """The same as `adapt`."""
+        """Return the result of `adapt`."""
         return self.adapt(source)
 
     def adapt(self, source: From, /) -> To:
@@ -32,15 +32,15 @@ class TraceAdapter(Adapter[Sequence[Span], To]):
 
 
 class OtelTraceAdapter(Adapter[Sequence[ReadableSpan], To]):
-    """An adapter over OpenTelemetry's own spans."""
+    """An adapter for OpenTelemetry's own spans."""
 
 
 @contextmanager
 def garbage_collection_paused() -> Generator[None]:
     """Pause Python's cycle collector for the block; memory is still freed by reference counts.
 
-    Reading 10,000 calls makes millions of references without cycles, and the collector walks all of them again and
-    again: half of the time. Of several threads that use it at once, the one that found the collector running starts it.
+    Reading 10,000 calls makes millions of references without cycles, and the collector scans all of them many times:
+    half of the time. If several threads use it at once, the one that paused the collector restarts it.
     """
     running = gc.isenabled()
     gc.disable()

@@ -1,7 +1,7 @@
-"""What became of every model call of an attempt, in a form that a person can read.
+"""The outcome of every model call of an attempt, in readable form.
 
-One line per call: who saw it, how it ended, whether its tokens are known, which row it went to and why that row began,
-or why it is in none. The reasons are those of the training ledger (`training/ledger.py`), as far as spans tell
+One line per call: its recorders, its outcome, whether its tokens are present, its row and why that row began,
+or why it is in none. The reasons are those of the training ledger (`training/ledger.py`), as far as spans show
 them.
 """
 
@@ -23,7 +23,7 @@ from agentlightning.semconv import LightningCallAttributes
 
 HEADER: Final = ("call", "agent", "model", "state", "in", "out", "ids", "seen by", "row", "why")
 _MOST_SEAMS: Final = 3
-"""Seams that are shown with their tokens; the table names all."""
+"""Number of seams that are shown with their tokens; the table names all."""
 
 BASE_URL: Final = (
     "give the agent's client base_url=llm.endpoint "
@@ -66,32 +66,32 @@ _TO_TRY: Final[Mapping[str, str]] = {
 @explain_fields
 @dataclass(frozen=True, slots=True)
 class ExplainedCall:
-    """One model call: who saw it, how it ended, and what became of it."""
+    """One model call: its recorders, its outcome, and its place in the training rows."""
 
     number: int
-    """1 for the first call of the rollout, in the order of arrival."""
+    """Position in the order of arrival within the rollout, 1 for the first call."""
     call: ModelCall
     """The call as it was read from the spans."""
     row: int | None = None
-    """Number of its row among those of its attempt, 1 for the first."""
+    """Number of its row in its attempt, 1 for the first."""
     begins: RowCause | None = None
-    """Why it began that row; None if it continued one."""
+    """Reason why it began that row; None if it continued one."""
     reason: str | None = None
-    """Why it is in no row."""
+    """Reason why it is in no row."""
 
     @property
     def seen_by(self) -> SeenBy:
-        """Who recorded the call; the gateway for a call that was made from a triplet."""
+        """Recorders of the call; the gateway for a call that was made from a triplet."""
         return "gateway" if self.call.spans is None else self.call.spans.seen_by
 
     @property
     def matched_by(self) -> MatchedBy | None:
-        """How the spans of gateway and tracer were matched; None if only one of them saw the call."""
+        """Method that matched the spans of gateway and tracer; None if only one of them recorded the call."""
         return None if self.call.spans is None else self.call.spans.matched_by
 
     @property
     def has_tokens(self) -> bool:
-        """Both lists of token ids are known."""
+        """True if both lists of token ids are present."""
         return self.call.has_tokens
 
     @property
@@ -101,7 +101,7 @@ class ExplainedCall:
 
     @property
     def prompt_tokens(self) -> int | None:
-        """How many; also where the ids themselves were not kept."""
+        """Number of prompt tokens; also where the ids themselves were not kept."""
         keys = (LightningCallAttributes.PROMPT_TOKENS.value, *_usage("prompt", "input"))
         return len(self.call.prompt_token_ids) or _count(self._first(*keys))
 
@@ -112,14 +112,16 @@ class ExplainedCall:
 
     @property
     def error(self) -> str | None:
-        """The error that the agent got for a failed call; None for others."""
-        found = self.call.spans
-        span = None if found is None else found.record or found.seen
+        """Error that the agent got for a failed call; None for others."""
+        spans = self.call.spans
+        span = None if spans is None else spans.record or spans.seen
         return None if span is None or span.status.status_code != "ERROR" else span.status.description
 
     def cells(self) -> tuple[str, ...]:
-        """Return the line of the table, in the order of `HEADER`."""
-        seen = self.seen_by if self.matched_by in (None, "response_id") else f"{self.seen_by} (by {self.matched_by})"
+        """Return the row of the table, in the order of `HEADER`."""
+        recorders = (
+            self.seen_by if self.matched_by in (None, "response_id") else f"{self.seen_by} (by {self.matched_by})"
+        )
         return (
             str(self.number),
             self.call.agent or "-",
@@ -128,7 +130,7 @@ class ExplainedCall:
             _or_dash(self.prompt_tokens),
             _or_dash(self.completion_tokens),
             "yes" if self.has_tokens else "no",
-            seen,
+            recorders,
             _or_dash(self.row),
             self.reason or self.begins or "continues its row",
         )
@@ -136,8 +138,8 @@ class ExplainedCall:
     def _first(self, *keys: str) -> object:
         own = self.call.spans
         spans = () if own is None else (own.request, own.record, own.seen)
-        found = (span.attributes.get(key) for key in keys for span in spans if span is not None)
-        return next((value for value in found if value is not None), None)
+        values = (span.attributes.get(key) for key in keys for span in spans if span is not None)
+        return next((value for value in values if value is not None), None)
 
 
 CallWitness = ExplainedCall
@@ -147,14 +149,14 @@ CallWitness = ExplainedCall
 @explain_fields
 @dataclass(frozen=True)
 class Explanation:
-    """What became of the model calls of a rollout. `str` gives it as text."""
+    """The outcome of the model calls of a rollout. `str` returns it as text."""
 
     rollout_id: str
-    """The rollout whose calls these are."""
+    """Rollout that made these calls."""
     calls: list[ExplainedCall]
-    """Each call, in the order of arrival."""
+    """All calls, in the order of arrival."""
     seams: list[str] = field(default_factory=list[str])
-    """The first seams with their tokens and words."""
+    """The first seams with their tokens and text."""
 
     @property
     def trainable(self) -> list[ExplainedCall]:
@@ -162,11 +164,11 @@ class Explanation:
         return [each for each in self.calls if each.row is not None]
 
     def counts(self) -> dict[str, int]:
-        """Return how many calls are in no row, by reason, the most frequent first."""
+        """Return the number of calls in no row, by reason, the most frequent first."""
         return dict(Counter(each.reason for each in self.calls if each.reason is not None).most_common())
 
     def to_try(self) -> list[str]:
-        """Return what may help where a call is in no row, the most frequent trouble first."""
+        """Return advice for calls in no row, for the most frequent reason first."""
         if not self.calls:
             return [f"no model call was seen at all: {BASE_URL}", CACHE]
         advice: list[str] = []
@@ -177,28 +179,28 @@ class Explanation:
                 f"the agent's client did not use the gateway's base URL; {BASE_URL}"
             )
         hidden = {each.number for each in unseen}
-        left = [each for each in self.calls if each.reason is not None and each.number not in hidden]
-        for reason, number in Counter(each.reason for each in left).most_common():
-            error = next((each.error for each in left if each.reason == reason and each.error), None)
-            said = "" if error is None else f" (said: {error})"
-            advice.append(f"{_calls(number)} {reason}: {_TO_TRY.get(reason or '', 'see the ledger')}{said}")
+        remaining = [each for each in self.calls if each.reason is not None and each.number not in hidden]
+        for reason, number in Counter(each.reason for each in remaining).most_common():
+            error = next((each.error for each in remaining if each.reason == reason and each.error), None)
+            detail = "" if error is None else f" (said: {error})"
+            advice.append(f"{_calls(number)} {reason}: {_TO_TRY.get(reason or '', 'see the ledger')}{detail}")
         return advice
 
     def require_trainable(self) -> None:
         """Return if at least one call is in a row.
 
         Raises:
-            NoTrainableCallError: none is; the text holds the table and what to try.
+            NoTrainableCallError: no call is in a row; the text holds the table and advice.
         """
         if not self.trainable:
-            found = f"none of its {_calls(len(self.calls))} can be trained" if self.calls else "it has no model call"
-            raise NoTrainableCallError(f"Rollout {self.rollout_id}: {found}.\n{self}")
+            message = f"none of its {_calls(len(self.calls))} can be trained" if self.calls else "it has no model call"
+            raise NoTrainableCallError(f"Rollout {self.rollout_id}: {message}.\n{self}")
 
     def words(self) -> str:
-        """Return what is said below the table: counts, the first seams, and what to try where nothing is trained."""
-        left = ", ".join(f"{number} {reason}" for reason, number in self.counts().items())
+        """Return the text below the table: counts, the first seams, and advice if nothing is trained."""
+        reasons = ", ".join(f"{number} {reason}" for reason, number in self.counts().items())
         counts = f"{len(self.trainable)} of {_calls(len(self.calls))} in rows"
-        parts = [f"{counts}; left out: {left}" if left else counts]
+        parts = [f"{counts}; left out: {reasons}" if reasons else counts]
         parts += self.seams
         if not self.trainable:
             parts += ["To try:", *(f"- {text}" for text in self.to_try())]
@@ -210,7 +212,7 @@ class Explanation:
 
 
 def advice_for(reason: str) -> str | None:
-    """Return what may help where a call is in no row for this reason; None where there is nothing to do."""
+    """Return advice for a call that is in no row for this reason; None where there is nothing to do."""
     return _TO_TRY.get(reason)
 
 
@@ -221,7 +223,7 @@ def explain_calls(
     reasons: Mapping[CallRef, str],
     decode: Decode | None = None,
 ) -> Explanation:
-    """Return the explanation of calls, given in the order of arrival: those in no row of `readings` have a reason."""
+    """Return the explanation of calls, in the order of arrival: those in no row of `readings` have a reason."""
     rows: dict[CallRef, int] = {}
     begins: dict[CallRef, RowCause] = {}
     seams: list[str] = []
@@ -233,11 +235,11 @@ def explain_calls(
             begins[refs[0]] = start.cause
         for start in reading.seams[: _MOST_SEAMS - len(seams)]:
             seams.append(describe(start, calls, decode, names))
-    told = [
+    result = [
         ExplainedCall(number, call, rows.get(call.ref), begins.get(call.ref), reasons.get(call.ref))
         for number, call in enumerate(calls, start=1)
     ]
-    return Explanation(rollout_id, told, seams)
+    return Explanation(rollout_id, result, seams)
 
 
 def _usage(*names: str) -> list[str]:
@@ -258,5 +260,5 @@ def _calls(number: int) -> str:
 
 def _table(lines: Sequence[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    shown = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
-    return "\n".join(line.rstrip() for line in shown)
+    rows = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
+    return "\n".join(line.rstrip() for line in rows)

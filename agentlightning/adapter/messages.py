@@ -1,10 +1,10 @@
-"""Spans as OpenAI chat messages with their tools: what prompt optimisers read. Needs no `openai` package.
+"""Spans as OpenAI chat messages with their tools, the input of prompt optimisers. Needs no `openai` package.
 
 Departures from the described system, which raised on most of these: a message without a known role, or a tool call
-without a name, is left out and logged; an assistant's text is kept beside its tool calls; a function without parameters
-has none; tool calls are read from the completion itself before child spans are asked; content that spells a list of
-parts is that list; the gateway's spans of a call that the tracer saw too are not told twice; other instrumentations are
-understood (`spans/content.py`).
+without a name, is excluded and logged; an assistant's text is kept beside its tool calls; a function without parameters
+has none; tool calls are read from the completion itself before child spans are read; content that spells a list of
+parts is that list; the gateway's spans of a call that a tracer also recorded are not repeated; other instrumentations
+are understood (`spans/content.py`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Message = Fields
 
 
 def _telling(call: CallSpans) -> Span | None:
-    """Return the span that tells of a call: a tracer's if it kept the words, else the gateway's."""
+    """Return the span with the text of a call: a tracer's if it kept the text, else the gateway's."""
     spans = [call.seen, *call.also, call.request, call.record]
     return next(
         (span for span in spans if span is not None and conversation_of(span) is not None), spans[0] or spans[-2]
@@ -45,19 +45,19 @@ def _telling(call: CallSpans) -> Span | None:
 
 
 class OpenAIMessages(TypedDict):
-    """One model call: the conversation with its answer, and the tools that were offered."""
+    """One model call: the conversation with its answer, and the available tools."""
 
     messages: list[Message]
     tools: list[Fields] | None
 
 
 class TraceToMessages(TraceAdapter[list[OpenAIMessages]]):
-    """One record per span that tells of a model call, in the order given.
+    """Returns one record per span of a model call, in the order of the spans.
 
     Override `get_tool_calls` to find tool calls elsewhere, or `convert_to_openai_messages` for another form.
 
     Args:
-        policy: Only calls of this policy of the gateway. None is every call, but for those of policies that are frozen
+        policy: Only calls of this policy of the gateway. None is every call, except those of policies that are frozen
             or external.
     """
 
@@ -90,7 +90,7 @@ class TraceToMessages(TraceAdapter[list[OpenAIMessages]]):
         return self.convert_to_openai_messages(records)
 
     def get_tool_calls(self, completion: Span, all_spans: Sequence[Span], /) -> Iterable[Fields]:
-        """Yield the tool calls that children of the span `completion`, among `all_spans`, tell of."""
+        """Yield the tool calls recorded in children of the span `completion`, among `all_spans`."""
         for span in all_spans:
             if span.parent_id == completion.span_id and (tool := as_dict(_below(span.attributes, "tool"))):
                 yield tool
@@ -138,16 +138,16 @@ def _below(attributes: Mapping[str, object], prefix: str) -> object:
 def _assistant(fields: Mapping[str, object], elsewhere: Sequence[Mapping[str, object]]) -> Message:
     own = dicts_in(fields.get("tool_calls")) or dicts_in([fields.get("function_call")])
     calls: list[Fields] = []
-    for given in own or elsewhere:  # `{id, name, arguments}`, `{id, function: {...}}` or `tool.*` of a span
-        function, call = as_dict(given.get("function")), as_dict(given.get("call"))
-        name = given.get("name") or function.get("name")
+    for tool_call in own or elsewhere:  # `{id, name, arguments}`, `{id, function: {...}}` or `tool.*` of a span
+        function, call = as_dict(tool_call.get("function")), as_dict(tool_call.get("call"))
+        name = tool_call.get("name") or function.get("name")
         if not isinstance(name, str):
-            logger.warning("a tool call without a name was left out: %s", sorted(given))
+            logger.warning("a tool call without a name was left out: %s", sorted(tool_call))
             continue
-        spelt = (given.get("arguments"), function.get("arguments"), given.get("parameters"), "{}")
-        arguments = next(value for value in spelt if value is not None)
+        texts = (tool_call.get("arguments"), function.get("arguments"), tool_call.get("parameters"), "{}")
+        arguments = next(value for value in texts if value is not None)
         text = arguments if isinstance(arguments, str) else json.dumps(arguments)
-        id = str(given.get("id") or call.get("id") or "")
+        id = str(tool_call.get("id") or call.get("id") or "")
         calls.append({"id": id, "type": "function", "function": {"name": name, "arguments": text}})
     content = fields.get("content")
     if not calls:
@@ -156,7 +156,7 @@ def _assistant(fields: Mapping[str, object], elsewhere: Sequence[Mapping[str, ob
 
 
 def _content(content: object) -> object:
-    """Return text as it is, unless it spells a list of typed parts."""
+    """Return text unchanged, unless it spells a list of typed parts."""
     if isinstance(content, str) and content.startswith("[") and "type" in content:
         parts = decoded(content)
         if is_list(parts) and parts and all(isinstance(part, dict) and "type" in part for part in parts):

@@ -53,39 +53,39 @@ class Transition(Value):
     """One step of a trajectory in the form of the v0.1 protocol; nothing in this package makes one."""
 
     state: list[int]
-    """Token ids that the model was given."""
+    """Token ids of the prompt."""
     action: list[int]
-    """Token ids that it produced."""
+    """Token ids of the completion."""
     response_id: str | None = None
-    """The id of the model's reply; None if it had none."""
+    """Id of the model's reply; None if it had none."""
     agent_name: str = ""
-    """The agent that made the call."""
+    """Agent that made the call."""
     reward: float | None = None
-    """What the step earned; None if nobody said."""
+    """Reward of the step; None if there is none."""
 
 
 @explain_fields
 @dataclass(frozen=True, slots=True)
 class TripletReading:
-    """Triplets, and what of the trace did not make it into one."""
+    """Triplets, and the excluded parts of the trace."""
 
     triplets: list[Triplet]
     """The model calls as training data."""
     problems: list[Problem] = field(default_factory=list[Problem])
-    """What was left out, and why."""
+    """Excluded parts, and the reasons."""
 
 
 class TraceToTripletBase(TraceAdapter[list[Triplet]]):
-    """An adapter whose result can be trained on: it selects model calls, orders them and gives them their rewards.
+    """An adapter whose result can be trained on: it selects model calls, orders them and assigns their rewards.
 
     Each triplet names its call in `metadata`, by `call_id` or `response_id`, so that the training ledger can account
     for it.
     """
 
     policy: str | None = None
-    """The policy whose calls are selected; None is every call, but for those of policies that are not trained."""
+    """Policy of the selected calls; None is every call, except those of policies that are not trained."""
     ignore: Ignore | None = None
-    """Which calls are helpers and are left out, beside those of known programs (`calls/helpers.py`): a regular
+    """Selects helper calls to exclude, in addition to those of known programs (`calls/helpers.py`): a regular
     expression that is searched in the prompt (`role: content`, a line per message), or a function of the call."""
 
     def is_helper(self, call: ModelCall) -> bool:
@@ -93,13 +93,13 @@ class TraceToTripletBase(TraceAdapter[list[Triplet]]):
         return helper_rule(self.ignore)(call)
 
     def read(self, source: Sequence[Span], /) -> TripletReading:
-        """Return what `adapt` returns, together with a list of what was left out."""
+        """Return the result of `adapt`, together with a list of the excluded parts."""
         return TripletReading(self.adapt(source))
 
     def select(self, source: Sequence[Span], calls: Sequence[ModelCall], /) -> CallSelection:
         """Return those of the calls that the adapter selects. Calls and spans are of one attempt.
 
-        The triplets that `read` gives decide.
+        The triplets of `read` decide.
 
         Raises:
             LedgerError: a triplet has tokens and names no call, or its tokens are not those of the call.
@@ -108,8 +108,8 @@ class TraceToTripletBase(TraceAdapter[list[Triplet]]):
 
     def _selection(self, reading: TripletReading, calls: Sequence[ModelCall]) -> CallSelection:
         by_name = calls_by_name(calls)
-        found = (call_of_triplet(triplet, by_name, self) for triplet in reading.triplets)
-        return CallSelection([call for call in found if call is not None], reading.problems)
+        matches = (call_of_triplet(triplet, by_name, self) for triplet in reading.triplets)
+        return CallSelection([call for call in matches if call is not None], reading.problems)
 
     def _of_the_work(
         self, source: Sequence[Span], calls: Sequence[ModelCall]
@@ -121,17 +121,17 @@ class TraceToTripletBase(TraceAdapter[list[Triplet]]):
         return without_calls(source, helpers), [call for call in calls if call.ref not in refs]
 
     def explain(self, source: Sequence[Span], /, *, decode: Decode | None = None) -> Explanation:
-        """Return what became of every model call in the spans of a rollout; print it to read it.
+        """Return the outcome of every model call in the spans of a rollout; print it to read it.
 
-        `decode` turns token ids into their text; it tells a drift of the template from one of the tokenizer for
-        certain. Whether the attempt's outcome and reward allow training is not asked here: `agl rollouts explain` does.
+        `decode` converts token ids to their text; it separates a drift of the template from one of the tokenizer with
+        certainty. Whether the attempt's outcome and reward allow training is checked by `agl rollouts explain` only.
 
         Raises:
             LedgerError: as for `select`.
         """
         calls = model_calls(source)
         attempts = dict.fromkeys(call.ref.attempt_id for call in calls)
-        named, readings, reasons = list[ModelCall](), list[SampleReading](), dict[CallRef, str]()
+        calls_with_agents, readings, reasons = list[ModelCall](), list[SampleReading](), dict[CallRef, str]()
         for attempt_id in attempts:
             own = [call for call in calls if call.ref.attempt_id == attempt_id]
             selection = self.select([span for span in source if span.attempt_id == attempt_id], own)
@@ -143,30 +143,30 @@ class TraceToTripletBase(TraceAdapter[list[Triplet]]):
             unknown = of_unknown_agents(own, selection.problems)
             left_out = [call for call in own if call.ref not in in_rows]
             reasons.update({call.ref: _why_left_out(call, self, call.ref in unknown) for call in left_out})
-            named.extend(own)
-        named.sort(key=lambda call: call.sequence_id)
+            calls_with_agents.extend(own)
+        calls_with_agents.sort(key=lambda call: call.sequence_id)
         rollout_id = source[0].rollout_id if source else "-"
-        return explain_calls(rollout_id, named, readings, reasons, decode)
+        return explain_calls(rollout_id, calls_with_agents, readings, reasons, decode)
 
 
 class TracerTraceToTriplet(TraceToTripletBase):
-    """Triplets out of the tree of all spans of an attempt; the default adapter.
+    """Makes triplets from the tree of all spans of an attempt; the default adapter.
 
     It reads the spans of tracers and the records of the gateway, and makes one triplet of the two spans of one call.
-    The rules and what differs from the described system: `tree.py`, `repair.py`, `selection.py`, `reward_matching.py`.
+    Rules and departures from the described system: `tree.py`, `repair.py`, `selection.py`, `reward_matching.py`.
 
     Args:
-        repair_hierarchy: Put spans without their parent where their times say they belong.
+        repair_hierarchy: Move spans without their parent to the place that their times suggest.
         llm_call_match: Regular expression for the names of the tracer's spans that are model calls.
-        agent_match: Regular expression for names of agents and roles; only their calls count. A call that may be of
-            several agents counts if all of them match; else it is refused as `unknown_agent`. None is every call.
-        exclude_llm_call_in_reward: Leave out calls made to compute a reward.
-        reward_match: How rewards without a link find their call.
-        policy: Only calls of this policy of the gateway. None is every call, but for those of policies that are frozen
+        agent_match: Regular expression for names of agents and roles; only their calls count. A call with several
+            possible agents counts if all of them match; else it is excluded as `unknown_agent`. None is every call.
+        exclude_llm_call_in_reward: Exclude calls made to compute a reward.
+        reward_match: Rule that assigns rewards without a link to calls.
+        policy: Only calls of this policy of the gateway. None is every call, except those of policies that are frozen
             or external.
-        ignore: Leave out helper calls (titles, summaries): a regular expression that is searched in the prompt's text,
-            or a function of the `ModelCall`. Those of known programs are left out without it.
-        _skip_empty_token_spans: Leave out calls without token ids before rewards are matched.
+        ignore: Exclude helper calls (titles, summaries): a regular expression that is searched in the prompt's text,
+            or a function of the `ModelCall`. Those of known programs are always excluded.
+        _skip_empty_token_spans: Exclude calls without token ids before rewards are matched.
 
     Raises:
         ValueError: one of the expressions is not valid, there is no such `reward_match`, or `policy` is no name.
@@ -205,7 +205,7 @@ class TracerTraceToTriplet(TraceToTripletBase):
         return reading.triplets
 
     def read(self, source: Sequence[Span] | Sequence[ReadableSpan], /) -> TripletReading:
-        """Return what `adapt` returns, together with a list of what was left out."""
+        """Return the result of `adapt`, together with a list of the excluded parts."""
         with garbage_collection_paused():
             spans = [_stored(span) for span in source]
             work = without_helpers(spans, self.ignore)
@@ -224,7 +224,7 @@ class TracerTraceToTriplet(TraceToTripletBase):
 
     def select(self, source: Sequence[Span], calls: Sequence[ModelCall], /) -> CallSelection:
         """Return those of the calls that the adapter selects, without making triplets of them."""
-        if type(self).read is not TracerTraceToTriplet.read:  # a subclass chooses among the triplets
+        if type(self).read is not TracerTraceToTriplet.read:  # a subclass selects among the triplets
             return super().select(source, calls)
         source, calls = self._of_the_work(source, calls)
         if not source:
@@ -247,7 +247,7 @@ class TracerTraceToTriplet(TraceToTripletBase):
         return CallSelection(selected, tree.problems)
 
     def _tell_of_unknown(self, problems: Sequence[Problem]) -> None:
-        """Warn once of calls that were refused because nothing proves whose they are."""
+        """Warn once of calls that were excluded because nothing proves which agent made them."""
         first = next((problem for problem in problems if problem.kind == "unknown_agent"), None)
         if first is not None and not self._told_of_unknown:
             self._told_of_unknown = True
@@ -265,7 +265,7 @@ class TracerTraceToTriplet(TraceToTripletBase):
         filename: str = "trace_tree",
         interested_span_match: str | None = None,
     ) -> TraceTree:
-        """Draw the tree that the triplets are made from into `filename.png`, and return it."""
+        """Draw the tree of the triplets into `filename.png`, and return it."""
         spans = [_stored(span) for span in source]
         tree = self._tree(without_helpers(spans, self.ignore) or spans)
         tree.visualize(filename, interested_span_match)
@@ -279,14 +279,14 @@ class TracerTraceToTriplet(TraceToTripletBase):
 
 
 class LlmProxyTraceToTriplet(TraceToTripletBase):
-    """Triplets out of the gateway's spans alone, by their sequence ids: neither tree nor clocks are used.
+    """Makes triplets from the gateway's spans alone, by their sequence ids: neither tree nor clocks are used.
 
-    Only calls with token ids count. A reward goes to the newest call without one whose sequence id is smaller. Beside
-    what the described system gave, a triplet holds log-probabilities, finish reason, weight version and call id where
-    the span has them; late and failed calls are left out, and lost rewards are listed by `read`.
+    Only calls with token ids count. A reward is assigned to the newest call without one whose sequence id is smaller.
+    Beyond those of the described system, a triplet has log-probabilities, finish reason, weight version and call id if
+    the span has them; late and failed calls are excluded, and lost rewards are listed by `read`.
 
     Args:
-        policy: Only calls of this policy of the gateway. None is every call, but for those of policies that are frozen
+        policy: Only calls of this policy of the gateway. None is every call, except those of policies that are frozen
             or external.
         ignore: As for `TracerTraceToTriplet`.
     """
@@ -302,7 +302,7 @@ class LlmProxyTraceToTriplet(TraceToTripletBase):
         return reading.triplets
 
     def read(self, source: Sequence[Span], /) -> TripletReading:
-        """Return what `adapt` returns, together with a list of what was left out."""
+        """Return the result of `adapt`, together with a list of the excluded parts."""
         source, problems = without_helpers(source, self.ignore), list[Problem]()
         with garbage_collection_paused():
             calls = model_calls([span for span in source if span.name in (RAW_SPAN, REQUEST_SPAN)], problems)
@@ -324,7 +324,7 @@ class LlmProxyTraceToTriplet(TraceToTripletBase):
 
     def select(self, source: Sequence[Span], calls: Sequence[ModelCall], /) -> CallSelection:
         """Return those of the calls that the adapter selects, without reading their spans again."""
-        if type(self).read is not LlmProxyTraceToTriplet.read:  # a subclass chooses among the triplets
+        if type(self).read is not LlmProxyTraceToTriplet.read:  # a subclass selects among the triplets
             return super().select(source, calls)
         source, calls = self._of_the_work(source, calls)
         problems: list[Problem] = []
@@ -334,7 +334,7 @@ class LlmProxyTraceToTriplet(TraceToTripletBase):
         self, source: Sequence[Span], calls: Sequence[ModelCall], problems: list[Problem]
     ) -> list[tuple[ModelCall, Span | None]]:
         """Return the calls with tokens that the gateway recorded, each with the span of its reward."""
-        chosen = [
+        selection = [
             call
             for call in sorted(calls, key=lambda call: call.sequence_id)
             if call.spans is not None
@@ -342,7 +342,7 @@ class LlmProxyTraceToTriplet(TraceToTripletBase):
             and (call.spans.reading is not None and call.spans.reading.has_tokens)
             and not (call.stale or call.state in FAILED_STATES or is_call_of_other_policy(call, self.policy))
         ]
-        recorded, earned = Recorded((call.sequence_id, call.call_id) for call in chosen), dict[str, Span]()
+        recorded, earned = Recorded((call.sequence_id, call.call_id) for call in selection), dict[str, Span]()
         for span in sorted(source, key=lambda span: (span.sequence_id, span.start_time or 0.0)):
             if is_stale(span) or (value := reward_value(span)) is None:
                 continue
@@ -351,7 +351,7 @@ class LlmProxyTraceToTriplet(TraceToTripletBase):
                 problems.append(Problem("lost_reward", span.span_id, f"reward {value} found no call"))
             else:
                 earned[newest] = span
-        return [(call, earned.get(call.call_id)) for call in chosen]
+        return [(call, earned.get(call.call_id)) for call in selection]
 
 
 def _why_left_out(call: ModelCall, adapter: TraceToTripletBase, is_unknown: bool) -> str:
@@ -368,17 +368,17 @@ def _why_left_out(call: ModelCall, adapter: TraceToTripletBase, is_unknown: bool
 
 
 def _checked_ignore(ignore: Ignore | None) -> Ignore | None:
-    """Return which calls are helpers, if they can be told by it.
+    """Return the rule for helper calls after a check.
 
     Raises:
-        ValueError: they cannot.
+        ValueError: it is not a valid rule.
     """
     helper_rule(ignore)
     return ignore
 
 
 def _log_problems(problems: Sequence[Problem], source: Sequence[Span] | Sequence[ReadableSpan]) -> None:
-    """Say in one line per trace that something was left out; `read` gives the list."""
+    """Log one line per trace with excluded parts; `read` returns the list."""
     if problems:
         first = problems[0]
         logger.warning(

@@ -1,2 +1,2 @@
-"""Model calls that the framework itself makes: of a critic, an editor, a judge. Not those of agents, which the tracer
-sees and the gateway records."""
+"""Model calls that the framework itself makes: of a critic, an editor, a judge. Those of agents are traced, and
+recorded by the gateway."""

@@ -15,7 +15,7 @@ from agentlightning.field_help import explain_fields
 
 
 class LimitReached(ServiceError):
-    """A limit on model calls is used up: no further call is made."""
+    """A limit on model calls is reached: no further call is made."""
 
     def __init__(self, what: str, spent: float, bound: float, needed: float = 0.0) -> None:
         need = f", and the next call may need {needed:g}" if needed else ""
@@ -32,22 +32,22 @@ class LimitReached(ServiceError):
 @explain_fields
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The most that model calls may use in all; None has no bound.
+    """Limits on the use of model calls in total; None has no bound.
 
     Raises:
         BadRequestError: a bound is no number above 0.
     """
 
     calls: int | None = None
-    """Requests, those that are made again too."""
+    """Number of requests, retries included."""
     tokens: int | None = None
-    """Of prompts and completions. A call is made if it fits beside those under way, by the length of its prompt and its
+    """Tokens of prompts and completions. A call is made if it fits beside those in flight, by its prompt and its
     `max_tokens`. Without `max_tokens` it runs alone unless a reply of 8192 tokens, or four times the longest so far,
-    fits as well; the limit is then passed at most by what the last reply is longer than any before."""
+    fits as well; the limit is then exceeded at most by the excess of the last reply over the longest one before."""
     seconds: float | None = None
-    """From the first call on, or from `Chat.start`."""
+    """Seconds from the first call on, or from `Chat.start`."""
     cost: float | None = None
-    """In the currency of the prices, kept as `tokens` is. Each model that is asked needs a price."""
+    """Cost in the currency of the prices, checked like `tokens`. Each model that is called needs a price."""
 
     def __post_init__(self) -> None:
         for name, bound in dataclasses.asdict(self).items():
@@ -57,16 +57,16 @@ class Limits:
 
     @classmethod
     def of(cls, limits: Limits | Mapping[str, Any] | None) -> Limits:
-        """Return limits that may be given as a dict of its fields.
+        """Return limits from a dict of its fields, an object of this class, or None.
 
         Raises:
-            BadRequestError: it is neither, or has a field that there is not.
+            BadRequestError: it is none of these, or has an unknown field.
         """
         if limits is None or isinstance(limits, Limits):
             return limits or cls()
-        known = [each.name for each in dataclasses.fields(cls)]
-        if not isinstance(limits, Mapping) or any(name not in known for name in limits):
-            raise BadRequestError(f"limits takes {', '.join(known)}, as agl.Limits(...) or a dict; got {limits!r}")
+        names = [each.name for each in dataclasses.fields(cls)]
+        if not isinstance(limits, Mapping) or any(name not in names for name in limits):
+            raise BadRequestError(f"limits takes {', '.join(names)}, as agl.Limits(...) or a dict; got {limits!r}")
         return cls(**limits)
 
 
@@ -76,26 +76,26 @@ class BillLine:
     """The calls for one purpose to one model."""
 
     purpose: str
-    """Such as `critique`."""
+    """Purpose of the calls, such as `critique`."""
     model: str
-    """As it was asked for; empty where none was named."""
+    """Name of the model in the request; empty if there was none."""
     calls: int = 0
-    """Calls that were answered."""
+    """Number of answered calls."""
     failed_calls: int = 0
-    """Calls that ended without an answer."""
+    """Number of calls that ended without an answer."""
     retries: int = 0
-    """Further requests for one and the same call."""
+    """Number of further requests for the same calls."""
     prompt_tokens: int = 0
-    """As the server counts; a quarter of the characters where it does not. So are those of the completion."""
+    """Prompt tokens, as the server counts; else a quarter of the characters. So are those of the completion."""
     completion_tokens: int = 0
     seconds: float = 0.0
-    """Of all calls together, waiting and retries included."""
+    """Seconds of all calls together, waiting and retries included."""
     cost: float | None = 0.0
-    """In the currency of the prices; None if the model has no price."""
+    """Cost in the currency of the prices; None if the model has no price."""
 
     @property
     def requests(self) -> int:
-        """All requests that were sent."""
+        """Number of all requests that were sent."""
         return self.calls + self.failed_calls + self.retries
 
     def add(self, other: BillLine) -> None:
@@ -111,42 +111,42 @@ class Bill:
     """The use of calls. Its owner adds to it; `Chat` guards its own."""
 
     lines: list[BillLine] = field(default_factory=list[BillLine])
-    """One for each purpose and model, in the order of their first call."""
+    """One line for each purpose and model, in the order of their first call."""
 
     def add(self, *lines: BillLine) -> None:
         """Add to the lines of the same purpose and model."""
         for line in lines:
-            for own in self.lines:
-                if (own.purpose, own.model) == (line.purpose, line.model):
-                    own.add(line)
+            for existing in self.lines:
+                if (existing.purpose, existing.model) == (line.purpose, line.model):
+                    existing.add(line)
                     break
             else:
                 self.lines.append(dataclasses.replace(line))
 
     def merge(self, *others: Bill) -> Bill:
         """Return a bill with the figures of this one and of others."""
-        merged = Bill()
-        merged.add(*(line for bill in (self, *others) for line in bill.lines))
-        return merged
+        result = Bill()
+        result.add(*(line for bill in (self, *others) for line in bill.lines))
+        return result
 
     @property
     def calls(self) -> int:
-        """Calls that were answered."""
+        """Number of answered calls."""
         return sum(line.calls for line in self.lines)
 
     @property
     def failed_calls(self) -> int:
-        """Calls that ended without an answer."""
+        """Number of calls that ended without an answer."""
         return sum(line.failed_calls for line in self.lines)
 
     @property
     def retries(self) -> int:
-        """Further requests for one and the same call."""
+        """Number of further requests for the same calls."""
         return sum(line.retries for line in self.lines)
 
     @property
     def requests(self) -> int:
-        """All requests that were sent, which `Limits.calls` bounds."""
+        """Number of all requests that were sent, which `Limits.calls` bounds."""
         return sum(line.requests for line in self.lines)
 
     @property
@@ -159,17 +159,17 @@ class Bill:
 
     @property
     def tokens(self) -> int:
-        """Of prompts and completions."""
+        """Number of tokens of prompts and completions."""
         return self.prompt_tokens + self.completion_tokens
 
     @property
     def seconds(self) -> float:
-        """Of all calls together."""
+        """Seconds of all calls together."""
         return sum(line.seconds for line in self.lines)
 
     @property
     def cost(self) -> float | None:
-        """In the currency of the prices; None if a model that was called has no price."""
+        """Cost in the currency of the prices; None if a called model has no price."""
         costs = [line.cost for line in self.lines]
         return None if None in costs else sum(cost for cost in costs if cost is not None)
 
@@ -179,7 +179,7 @@ class Bill:
 
     @classmethod
     def from_json(cls, lines: Iterable[Mapping[str, Any]]) -> Bill:
-        """Return the bill that `as_json` was called on."""
+        """Return the bill from the result of its `as_json`."""
         return cls([BillLine(**line) for line in lines])
 
     @override

@@ -1,9 +1,9 @@
 """The budget of model calls: limits, the bill, and the reservations of calls in flight.
 
 A limit on tokens or money holds for calls that run at the same time, because each reserves what it needs before it is
-sent: its prompt by its length, and of the reply `max_tokens` where the request names it. Without `max_tokens` it needs
+sent: its prompt by its length, and for the reply `max_tokens` if the request has it. Without `max_tokens` it needs
 as much as the longest reply of the model so far, but may need far more. So it runs beside others only where `UNBOUNDED`
-tokens, or four times that reply, fit as well, and else alone: a limit is passed by one call at most. A call that does
+tokens, or four times that reply, fit as well, and else alone: a limit is exceeded by one call at most. A call that does
 not fit waits for calls in flight; without any in flight the limit is reached.
 """
 
@@ -21,11 +21,11 @@ from typing import Any, Final
 from agentlightning.chat.bill import Bill, BillLine, LimitReached, Limits
 
 CHARACTERS_PER_TOKEN: Final = 4
-"""Of a prompt, where no server has counted."""
+"""Characters of a prompt token, if no server has counted them."""
 UNBOUNDED: Final = 8192
 """Tokens of a reply without `max_tokens`, unless the model has written one of more than a quarter of them."""
 _ROUNDING: Final = 1 + 1e-9
-"""Of sums of money, so that a sum equal to the bound is not beyond it."""
+"""Tolerance for sums of money, so that a sum equal to the bound does not exceed it."""
 _BOUNDS: Final = ("max_tokens", "max_completion_tokens")
 """Fields of a request that bound its reply, in tokens."""
 
@@ -43,7 +43,7 @@ class Price:
 
 
 Amounts = dict[str, float]
-"""By the names of `Limits`."""
+"""Amounts by the names of `Limits`."""
 
 
 @dataclass(slots=True)
@@ -53,12 +53,12 @@ class _Seen:
     tokens_per_character: float = 0.0
     completion_tokens: int = 0
     characters: int = 0
-    """Of the longest prompt."""
+    """Characters of the longest prompt."""
 
 
 class Budget:
     """Keeps calls within limits. Serves any number of event loops and threads; a copy by pickle has a bill of its own,
-    with the same figures, and counts time anew."""
+    with the same figures, and restarts the time."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -68,7 +68,7 @@ class Budget:
     def _reset(self) -> None:
         self.lock = threading.Lock()
         self._began: float | None = None
-        self._sent = 0  # requests of calls that are not over
+        self._sent = 0  # requests of calls that have not ended
         self._reserved: dict[object, Amounts] = {}
         self._seen: dict[str, _Seen] = {}
         self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
@@ -83,19 +83,19 @@ class Budget:
     # --- limits --------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Let the time begin, if it has not."""
+        """Start the time, if it has not started."""
         with self.lock:
             self._began = time.monotonic() if self._began is None else self._began
 
     def seconds_left(self) -> float:
-        """Return how much time the limit leaves; infinite without one."""
+        """Return the remaining seconds of the limit; infinite without one."""
         return math.inf if self.limits.seconds is None else self.limits.seconds - self._elapsed()
 
     def check(self) -> None:
         """Check that a call may be made.
 
         Raises:
-            LimitReached: nothing is left; says of what.
+            LimitReached: a limit is used up; names it.
         """
         with self.lock:
             self._check()
@@ -104,7 +104,7 @@ class Budget:
         """Count a request that is about to be sent.
 
         Raises:
-            LimitReached: nothing is left; says of what.
+            LimitReached: a limit is used up; names it.
         """
         self.start()
         with self.lock:
@@ -133,7 +133,7 @@ class Budget:
         fields: Mapping[str, Any],
         price: Price | None,
     ) -> object:
-        """Return a reservation for a call; waits for calls in flight if it does not fit.
+        """Return a reservation for a call; wait for calls in flight if it does not fit.
 
         Raises:
             LimitReached: it does not fit, and no call is in flight.
@@ -142,50 +142,52 @@ class Budget:
         if self.limits.tokens is None and self.limits.cost is None:
             return mark
         while True:
-            changed = asyncio.Event()
+            event = asyncio.Event()
             with self.lock:
                 self._check()
                 expected, most = self._needs(model, characters_of(messages), fields, price)
-                lacking = self._lacking(most if self._reserved else expected)
-                if lacking is None:
+                limit = self._lacking(most if self._reserved else expected)
+                if limit is None:
                     self._reserved[mark] = most
                     return mark
                 if not self._reserved:
-                    raise lacking
-                entry = asyncio.get_running_loop(), changed
+                    raise limit
+                entry = asyncio.get_running_loop(), event
                 self._waiting.append(entry)
-            left = self.seconds_left()
+            remaining = self.seconds_left()
             try:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(changed.wait(), None if left == math.inf else max(0.0, left))
+                    await asyncio.wait_for(event.wait(), None if remaining == math.inf else max(0.0, remaining))
             finally:
                 with self.lock:
                     if entry in self._waiting:
                         self._waiting.remove(entry)
 
     def calls_left(self, model: str, fields: Mapping[str, Any], price: Price | None) -> float:
-        """Return for how many calls to a model the limits leave enough, each with its longest prompt and reply."""
+        """Return the number of calls to a model that fit into the limits, each with its longest prompt and reply."""
         with self.lock:
             characters = self._seen[model].characters if model in self._seen else 0
             _, most = self._needs(model, characters, fields, price)
             used = {**self._used(), "calls": self.bill.requests}
-        left = math.inf
+        count = math.inf
         for name, amount in {"calls": 1, **most}.items():
             bound = getattr(self.limits, name)
             if bound is not None and amount:
-                left = min(left, (bound - used[name]) / amount)
-        return left
+                count = min(count, (bound - used[name]) / amount)
+        return count
 
     def _needs(
         self, model: str, characters: int, fields: Mapping[str, Any], price: Price | None
     ) -> tuple[Amounts, Amounts]:
         """Return the expected use of a call, and the most that is reserved for it."""
-        seen = self._seen.get(model)
-        ratio = 1 / CHARACTERS_PER_TOKEN if seen is None else max(1 / CHARACTERS_PER_TOKEN, seen.tokens_per_character)
-        longest = 0 if seen is None else seen.completion_tokens
+        largest = self._seen.get(model)
+        ratio = (
+            1 / CHARACTERS_PER_TOKEN if largest is None else max(1 / CHARACTERS_PER_TOKEN, largest.tokens_per_character)
+        )
+        longest = 0 if largest is None else largest.completion_tokens
         bounds = [bound for name in _BOUNDS if isinstance(bound := fields.get(name), (int, float))]
         replies = (min(bounds), min(bounds)) if bounds else (longest, max(UNBOUNDED, 4 * longest))
-        prompts = math.ceil(characters * ratio), math.ceil(characters * (1.0 if seen is None else ratio))
+        prompts = math.ceil(characters * ratio), math.ceil(characters * (1.0 if largest is None else ratio))
         expected, most = (
             {"tokens": prompt + reply, "cost": 0.0 if price is None else price.of(prompt, reply)}
             for prompt, reply in zip(prompts, replies, strict=True)
@@ -202,27 +204,27 @@ class Budget:
         return None
 
     def settle(self, mark: object | None, line: BillLine, characters: int) -> None:
-        """Enter a call that is over on the bill, and release its reservation, so that waiting calls try again.
+        """Add a call that has ended to the bill, and release its reservation, so that waiting calls try again.
 
         Args:
             mark: its reservation; None if it had none.
             line: its figures; `count_request` was called for each of its requests.
-            characters: of its prompt.
+            characters: length of its prompt.
         """
         with self.lock:
             self._sent -= line.requests
             self.bill.add(line)
             if line.calls:
-                seen = self._seen.setdefault(line.model, _Seen())
-                seen.completion_tokens = max(seen.completion_tokens, line.completion_tokens)
-                seen.characters = max(seen.characters, characters)
+                largest = self._seen.setdefault(line.model, _Seen())
+                largest.completion_tokens = max(largest.completion_tokens, line.completion_tokens)
+                largest.characters = max(largest.characters, characters)
                 if characters:
-                    seen.tokens_per_character = max(seen.tokens_per_character, line.prompt_tokens / characters)
+                    largest.tokens_per_character = max(largest.tokens_per_character, line.prompt_tokens / characters)
             self._reserved.pop(mark, None)
             waiting, self._waiting = self._waiting, []
-        for loop, changed in waiting:
+        for loop, event in waiting:
             with contextlib.suppress(RuntimeError):  # its loop is closed
-                loop.call_soon_threadsafe(changed.set)
+                loop.call_soon_threadsafe(event.set)
 
 
 def characters_of(messages: Sequence[Mapping[str, Any]]) -> int:

@@ -1,4 +1,4 @@
-"""`Chat` asks a model, with retries, limits and a bill."""
+"""`Chat` calls a model, with retries, limits and a bill."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _NO_SOURCE = (
 
 
 class ChatError(ServiceError):
-    """A model call was not answered, after all retries where those may help."""
+    """A model call was not answered, after all useful retries."""
 
 
 @explain_fields
@@ -43,37 +43,37 @@ class ChatReply:
     """The reply of a model, and its cost."""
 
     text: str
-    """The message; empty if the model said nothing."""
+    """Text of the message; empty if the model returned none."""
     model: str
-    """As the server names it, else as it was asked for."""
+    """Name of the model from the server, else from the request."""
     prompt_tokens: int
-    """As the server counts; a quarter of the characters where it does not."""
+    """Number of prompt tokens, as the server counts; else a quarter of the characters."""
     completion_tokens: int
-    """Counted likewise."""
+    """Number of completion tokens, counted likewise."""
     cost: float | None
-    """In the currency of the prices; None if the model has no price."""
+    """Cost in the currency of the prices; None if the model has no price."""
     seconds: float
-    """Until the answer was there, waiting and retries included."""
+    """Seconds until the answer arrived, waiting and retries included."""
     finish_reason: str | None = None
-    """As the server says: `length` is a text that was cut."""
+    """Finish reason from the server: `length` is a text that was cut."""
 
 
 class Chat:
-    """Asks a model: for critics, editors and judges, whose calls are none of the agent's.
+    """Calls a model: for critics, editors and judges, whose calls are not the agent's.
 
     May be used from any number of event loops and threads, and be pickled; nothing is kept open. Its bill and its
     limits are those of this object in this process.
 
     Args:
-        source: of the answers. None is the server that `OPENAI_API_KEY` and `OPENAI_BASE_URL` name; else an `LLM`, a
+        source: the model server. None is the one that `OPENAI_API_KEY` and `OPENAI_BASE_URL` name; else an `LLM`, a
             client object with `chat.completions.create` (sync or async), or a callable `(messages, **settings)` that
             returns a text or an OpenAI-shaped reply (sync or async).
-        model: asked where a call names none; None is that of the `LLM`.
-        temperature: sent where a call names none; None leaves it to the server.
-        concurrency: calls at the same time, per event loop.
+        model: the model of calls that name none; None is that of the `LLM`.
+        temperature: the temperature of calls that name none; None leaves it to the server.
+        concurrency: number of concurrent calls, per event loop.
         retries: further requests after a failure that may pass: no answer, 408, 409, 425, 429, 500 and above. They wait
             as `Retry-After` says, else with a growing pause.
-        timeout_seconds: of one request.
+        timeout_seconds: seconds of one request.
         limits: see `Limits`; also a dict of its fields.
         prices: by model, `(prompt, completion)` of a million tokens each.
 
@@ -125,20 +125,20 @@ class Chat:
 
     @property
     def bill(self) -> Bill:
-        """The use of its calls so far."""
+        """Use of its calls so far."""
         return self.budget.bill
 
     @property
     def limits(self) -> Limits:
-        """The limits on its calls."""
+        """Limits on its calls."""
         return self.budget.limits
 
     # --- limits --------------------------------------------------------------------------------------------------
 
     def start(self, spent: Bill | None = None, *, run: str = "") -> None:
-        """Let the time of the limits begin, and add what earlier processes have `spent` of them.
+        """Start the time of the limits, and add the use by earlier processes, `spent`.
 
-        What was spent on a `run` with a name is added at its first start only: later starts are on this bill already.
+        The use of a `run` with a name is added at its first start only: later starts are already on this bill.
         """
         self.budget.start()
         with self.budget.lock:
@@ -148,7 +148,7 @@ class Chat:
                 self._runs.add(run)
 
     def at(self, source: object) -> Chat:
-        """Return a chat that asks another source, with the settings, the limits and the bill of this one."""
+        """Return a chat for another source, with the settings, the limits and the bill of this one."""
         self.start()
         other = copy.copy(self)  # shares the budget
         other.source, other._slots = source_of(source), self._slots
@@ -158,7 +158,7 @@ class Chat:
         """Check that a call may be made.
 
         Raises:
-            LimitReached: nothing is left; says of what.
+            LimitReached: a limit is used up; names it.
         """
         self.budget.check()
 
@@ -192,22 +192,22 @@ class Chat:
         """Return the model of a call that names this one, or none.
 
         Raises:
-            BadRequestError: there is no source, or no model to ask.
+            BadRequestError: there is no source, or no model to call.
         """
-        asked = model or self.model or self.check_source().model
-        if asked is None:
+        model_name = model or self.model or self.check_source().model
+        if model_name is None:
             raise BadRequestError("Which model is to answer? Give ask(model=...) or Chat(model=...)")
-        return asked
+        return model_name
 
     def seconds_left(self) -> float:
-        """Return how much time the limit leaves; infinite without one."""
+        """Return the remaining seconds of the limit; infinite without one."""
         return self.budget.seconds_left()
 
     def calls_left(self, *models: str | None) -> float:
-        """Return for how many calls to these models the limits leave enough, each as long as the longest so far."""
+        """Return the number of calls to these models that fit into the limits, each as long as the longest so far."""
         fields = getattr(self.check_source(), "sampling", {})
-        asked = {self.model_asked(model) for model in models}
-        return min(self.budget.calls_left(model, fields, self.prices.get(model)) for model in asked)
+        names = {self.model_asked(model) for model in models}
+        return min(self.budget.calls_left(model, fields, self.prices.get(model)) for model in names)
 
     # --- calls ---------------------------------------------------------------------------------------------------
 
@@ -221,31 +221,31 @@ class Chat:
         settings: Mapping[str, Any] | None = None,
         bill: Bill | None = None,
     ) -> ChatReply:
-        """Return what the model says to the messages; a text is one message of the user.
+        """Return the model's reply to the messages; a text is one message of the user.
 
-        `settings` are further fields of the request, such as `max_tokens`. What the call uses is counted in `bill` too,
+        `settings` are further fields of the request, such as `max_tokens`. The use of the call is also added to `bill`,
         under `purpose`.
 
         Raises:
-            ChatError: it was not answered; says what the last answer was.
+            ChatError: it was not answered; has the last answer of the server.
             LimitReached: a limit is used up.
-            BadRequestError: there is no source or no model to ask, or a limit on cost and no price of the model.
+            BadRequestError: there is no source or no model to call, or a limit on cost and no price of the model.
         """
-        source, asked = self.check_source(), self.model_asked(model)
+        source, model_name = self.check_source(), self.model_asked(model)
         if self.limits.cost is not None:
-            self.check_prices(asked)
+            self.check_prices(model_name)
         prompt = [{"role": "user", "content": messages}] if isinstance(messages, str) else [dict(m) for m in messages]
         temperature = self.temperature if temperature is None else temperature
         fields = {**(settings or {}), **({} if temperature is None else {"temperature": temperature})}
-        price, characters = self.prices.get(asked), characters_of(prompt)
-        line, began, mark = BillLine(purpose, asked, cost=None if price is None else 0.0), time.monotonic(), None
+        price, characters = self.prices.get(model_name), characters_of(prompt)
+        line, began, mark = BillLine(purpose, model_name, cost=None if price is None else 0.0), time.monotonic(), None
         with self.budget.lock:
             slots = self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.concurrency))
         try:
             async with slots:
-                sent = {**getattr(source, "sampling", {}), **fields}
-                mark = await self.budget.reserve(asked, prompt, sent, price)
-                answer = await self._with_retries(source, asked, prompt, fields, line)
+                request = {**getattr(source, "sampling", {}), **fields}
+                mark = await self.budget.reserve(model_name, prompt, request, price)
+                answer = await self._with_retries(source, model_name, prompt, fields, line)
             line.calls, line.failed_calls = 1, 0
             line.prompt_tokens = _tokens(answer.prompt_tokens, characters)
             line.completion_tokens = _tokens(answer.completion_tokens, len(answer.text))
@@ -257,14 +257,16 @@ class Chat:
             if bill is not None:
                 bill.add(line)
         tokens = line.prompt_tokens, line.completion_tokens
-        return ChatReply(answer.text, answer.model or asked, *tokens, line.cost, line.seconds, answer.finish_reason)
+        return ChatReply(
+            answer.text, answer.model or model_name, *tokens, line.cost, line.seconds, answer.finish_reason
+        )
 
     async def _with_retries(
         self, source: Source, model: str, messages: list[dict[str, Any]], fields: Mapping[str, Any], line: BillLine
     ) -> Answer:
         """Return the answer; until then the line counts the call as failed, and each further request as a retry."""
         while True:
-            if (pause := self._paused_until - time.monotonic()) > 0:  # the server asked its clients to wait
+            if (pause := self._paused_until - time.monotonic()) > 0:  # the server requested a pause
                 await asyncio.sleep(min(pause, max(0.0, self.seconds_left())))
             self.budget.count_request()
             line.retries += line.failed_calls
@@ -290,8 +292,8 @@ class Chat:
             await asyncio.sleep(min(delay, max(0.0, self.seconds_left())))
 
 
-def _tokens(counted: int | None, characters: int) -> int:
-    return math.ceil(characters / CHARACTERS_PER_TOKEN) if counted is None else counted
+def _tokens(count: int | None, characters: int) -> int:
+    return math.ceil(characters / CHARACTERS_PER_TOKEN) if count is None else count
 
 
 def _check_prices(prices: Mapping[str, Sequence[float]] | None) -> dict[str, Price]:

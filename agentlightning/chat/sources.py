@@ -1,6 +1,6 @@
-"""Sources of answers: an OpenAI-compatible endpoint over HTTP, a client object of the user's, or any callable.
+"""Sources of answers: an OpenAI-compatible endpoint over HTTP, a client object of the user, or any callable.
 
-Each source makes one request and returns an `Answer`, or raises a `CallFault` that says whether a further request
+Each source makes one request and returns an `Answer`, or raises a `CallFault` that states whether a further request
 may help. Retries, limits and the bill are `chat.py`'s.
 """
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     import aiohttp
 
 _REPLY_BYTES = 16 * 1024 * 1024
-"""Longest reply of a server."""
+"""Bytes of the longest reply of a server."""
 _ERROR_CHARACTERS = 400
-"""Of what a server says of a failure."""
+"""Characters of a server's error text."""
 _AGAIN = frozenset((408, 409, 425, 429))
 """Statuses below 500 after which the same request may succeed."""
 _LOOPBACK = ("127.", "localhost", "::1")
 _UNREACHED = frozenset(("APIConnectionError", "APITimeoutError", "ClientError", "TransportError"))
-"""Classes of the OpenAI, LiteLLM, Anthropic, aiohttp and httpx packages for a server that gave no answer."""
+"""Classes of the OpenAI, LiteLLM, Anthropic, aiohttp and httpx packages for a server that sent no answer."""
 
 
 class CallFault(Exception):
@@ -42,12 +42,12 @@ class CallFault(Exception):
         self.final = final
         """True if the same request cannot succeed."""
         self.retry_after = retry_after
-        """Seconds that the server asks its clients to wait."""
+        """Seconds to wait before a retry, as requested by the server."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The reply to a request; None where the source does not say."""
+    """The reply to a request; None for a field that the source lacks."""
 
     text: str
     model: str | None = None
@@ -60,7 +60,7 @@ def source_of(source: object) -> Source:
     """Return the source for an `LLM`, a client object or a callable.
 
     Raises:
-        BadRequestError, TypeError: it is none of these; says what is.
+        BadRequestError, TypeError: it is none of these; lists them.
     """
     if isinstance(source, ProxyLLM):
         raise BadRequestError(
@@ -88,7 +88,7 @@ def source_of(source: object) -> Source:
 
 @dataclass(frozen=True)
 class HttpSource:
-    """An OpenAI-compatible endpoint. One connection per request: nothing is kept open, so any loop may ask."""
+    """An OpenAI-compatible endpoint. One connection per request: nothing is kept open, so any loop may call it."""
 
     endpoint: str
     api_key: str | None = field(repr=False)
@@ -96,7 +96,7 @@ class HttpSource:
     sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     async def ask(self, model: str, messages: list[dict[str, Any]], settings: Mapping[str, Any]) -> Answer:
-        import aiohttp  # a web stack, for who asks
+        import aiohttp  # a web stack, for users of it only
 
         url = f"{self.endpoint.rstrip('/')}/chat/completions"
         body = {**self.sampling, **settings, "model": model, "messages": messages}
@@ -119,8 +119,8 @@ class HttpSource:
         except (ValueError, RecursionError):
             reply = None
         if status != 200:
-            said = self._without_key(_error_text(reply) or raw.decode("utf-8", "replace"))
-            raise _refused(status, f"{self.endpoint} answered {status}: {said}", reply, wait)
+            error_text = self._without_key(_error_text(reply) or raw.decode("utf-8", "replace"))
+            raise _refused(status, f"{self.endpoint} answered {status}: {error_text}", reply, wait)
         return _read_reply(reply, self.endpoint)
 
     def _without_key(self, text: str) -> str:
@@ -137,7 +137,7 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
 
 
 def _refused(status: int, text: str, reply: object, wait: str | None) -> CallFault:
-    """Return the fault of a status that is no success."""
+    """Return the fault of an error status."""
     can_help = status >= 500 or status in _AGAIN
     if status == 429 and "insufficient_quota" in json.dumps(reply, default=str):  # OpenAI: the account is empty
         can_help = False
@@ -167,7 +167,7 @@ class ClientSource:
 
 @dataclass(frozen=True)
 class CallableSource:
-    """A function of the user's: `(messages, **settings)`, of which it is given what its signature takes."""
+    """A function of the user: `(messages, **settings)`, called with the settings that its signature accepts."""
 
     function: Callable[..., Any]
     model: str | None = ""
@@ -180,14 +180,14 @@ class CallableSource:
         except (TypeError, ValueError):  # a builtin without a signature
             return await _called(self.function, name, messages)
         takes_all = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
-        taken = {key: value for key, value in offered.items() if takes_all or key in parameters}
+        arguments = {key: value for key, value in offered.items() if takes_all or key in parameters}
         if "messages" in parameters:
-            return await _called(self.function, name, messages=messages, **taken)
-        return await _called(self.function, name, messages, **taken)
+            return await _called(self.function, name, messages=messages, **arguments)
+        return await _called(self.function, name, messages, **arguments)
 
 
 async def _called(function: Callable[..., Any], name: str, *args: Any, **settings: Any) -> Answer:
-    """Call a function, a plain one on a thread, which goes on alone if the caller is cancelled."""
+    """Call a function, a plain one on a thread, which continues alone if the caller is cancelled."""
     try:
         if inspect.iscoroutinefunction(inspect.unwrap(function)):
             reply = await function(*args, **settings)
@@ -196,7 +196,7 @@ async def _called(function: Callable[..., Any], name: str, *args: Any, **setting
             reply = await reply if inspect.isawaitable(reply) else reply
     except CallFault:
         raise
-    except Exception as error:  # boundary: code of the user's and of clients
+    except Exception as error:  # boundary: code of the user and of clients
         raise _fault_of(error, name) from error
     if isinstance(reply, str):
         return Answer(reply)
@@ -205,7 +205,7 @@ async def _called(function: Callable[..., Any], name: str, *args: Any, **setting
 
 
 def _fault_of(error: Exception, name: str) -> CallFault:
-    """Return what an exception of a client means; one that is no failure of a server is final."""
+    """Return the fault of a client's exception; one that is no failure of a server is final."""
     status = getattr(error, "status_code", None) or getattr(error, "status", None)
     text = cut(f"{name} failed: {type(error).__name__}: {error}", _ERROR_CHARACTERS)
     if isinstance(status, int):
@@ -216,17 +216,17 @@ def _fault_of(error: Exception, name: str) -> CallFault:
 
 
 Source = HttpSource | ClientSource | CallableSource
-"""Each has the model of calls that name none, and `ask`, which returns an answer or raises a `CallFault`."""
+"""Has the default model of calls, and `ask`, which returns an answer or raises a `CallFault`."""
 
 
 # --- replies ---------------------------------------------------------------------------------------------------------
 
 
 def _read_reply(reply: object, who: str) -> Answer:
-    """Return what an OpenAI-shaped reply says, a dict or an object with the same attributes.
+    """Return the answer in an OpenAI-shaped reply, a dict or an object with the same attributes.
 
     Raises:
-        CallFault: it is none.
+        CallFault: it has another shape.
     """
     choices = _part(reply, "choices")
     first = cast("Sequence[Any]", choices)[0] if isinstance(choices, (list, tuple)) and choices else None

@@ -1,4 +1,4 @@
-"""Emitters: what an agent says about its own rollout, and how it is read back."""
+"""Emitters: annotations, messages, objects and rewards of an agent's rollout, and their readers."""
 
 from agentlightning.emitter.annotation import OperationContext, emit_annotation, operation
 from agentlightning.emitter.message import emit_exception, emit_message, get_message_value

@@ -1,4 +1,4 @@
-"""Annotations: spans that say something about a rollout; and `operation`, which makes one span of a function call, a
+"""Annotations: spans with attributes of a rollout; and `operation`, which makes one span of a function call, a
 generator or a block and changes nothing else about it."""
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def send(
     """Create the span by the active tracer, or by one that sends nothing; `AGL_EMITTER_DEBUG` logs it.
 
     Raises:
-        RuntimeError: the span shall be sent and no tracer is active; or what emits it was left behind by a rollout.
+        RuntimeError: the span is to be sent and no tracer is active; or its emitter outlived its rollout.
     """
     what = name.rpartition(".")[2]
     tracer = active if propagate else _DUMMY
@@ -63,7 +63,7 @@ def send(
 
 
 def emit_annotation(annotation: Mapping[str, object], propagate: bool = True) -> SpanCoreFields:
-    """Attach attributes to the rollout, as a span of its own. Nested values are flattened.
+    """Attach attributes to the rollout, as their own span. Nested values are flattened.
 
     Raises:
         ValueError: a leaf is no string, number, boolean or list of one of these.
@@ -114,7 +114,7 @@ class OperationContext:
             self._ended = operation
 
     def set_input(self, *args: object, **kwargs: object) -> None:
-        """Record what the operation was given.
+        """Record the input of the operation.
 
         Raises:
             RuntimeError: outside of the block.
@@ -122,7 +122,7 @@ class OperationContext:
         self._record({f"{INPUT}.args": list(args), **{f"{INPUT}.{key}": value for key, value in kwargs.items()}})
 
     def set_output(self, output: object) -> None:
-        """Record what the operation gave.
+        """Record the output of the operation.
 
         Raises:
             RuntimeError: outside of the block.
@@ -130,7 +130,7 @@ class OperationContext:
         self._record({OUTPUT: output})
 
     def span(self) -> SpanCoreFields:
-        """Return the span of the block that has ended last.
+        """Return the span of the block that ended last.
 
         Raises:
             RuntimeError: the block has not ended.
@@ -153,7 +153,7 @@ class OperationContext:
         operation.record(values)
 
     def __call__(self, fn: Callable[P, R]) -> Callable[P, R]:
-        """Return `fn` such that each call is one span, with its arguments and result."""
+        """Return `fn` wrapped such that each call is one span, with its arguments and result."""
         if isinstance(fn, (staticmethod, classmethod)):
             inner = cast(Any, fn)
             return cast(Callable[P, R], type(inner)(self(inner.__func__)))
@@ -164,8 +164,8 @@ class OperationContext:
             tracer = get_active_tracer() if self._propagate else _DUMMY
             if tracer is None:
                 return None
-            given = any_attributes({INPUT: bound_arguments(signature, args, kwargs)})
-            return OpenOperation(tracer, {**attributes, **given})
+            input_attributes = any_attributes({INPUT: bound_arguments(signature, args, kwargs)})
+            return OpenOperation(tracer, {**attributes, **input_attributes})
 
         return cast(Callable[P, R], traced(fn, begin, OUTPUT))
 

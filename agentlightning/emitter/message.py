@@ -1,4 +1,4 @@
-"""Messages, and exceptions that were caught: what an agent leaves on its trace for people to read."""
+"""Messages and caught exceptions that an agent adds to its trace for people to read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BODY = LightningSpanAttributes.MESSAGE_BODY.value
 
 
 def emit_message(message: str, attributes: Mapping[str, object] | None = None, propagate: bool = True) -> None:
-    """Leave a text on the trace.
+    """Add a text to the trace.
 
     Raises:
         TypeError: it is no string.
@@ -41,7 +41,7 @@ def get_message_value(span: SpanLike) -> str | None:
 def emit_exception(
     exception: BaseException, attributes: Mapping[str, object] | None = None, propagate: bool = True
 ) -> None:
-    """Leave type, message and stack trace of an exception on the trace. The span itself has status OK.
+    """Add type, message and stack trace of an exception to the trace. The span itself has status OK.
 
     Raises:
         TypeError: it is no exception.
@@ -49,6 +49,6 @@ def emit_exception(
     """
     if not isinstance(exception, BaseException):
         raise TypeError(f"Expected an exception, got: {type(exception).__name__}")
-    given = sanitize_attributes(flatten_attributes(attributes or {}))
-    payload = {**format_exception_attributes(exception), **given}
+    values = sanitize_attributes(flatten_attributes(attributes or {}))
+    payload = {**format_exception_attributes(exception), **values}
     send(get_active_tracer() if propagate else None, AGL_EXCEPTION, payload, OK, propagate)

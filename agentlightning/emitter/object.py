@@ -1,4 +1,4 @@
-"""Objects: values that an agent leaves on its trace. What is no scalar must be a JSON value."""
+"""Objects: values that an agent adds to its trace. A value that is no scalar must be a JSON value."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FROM_LITERAL: Mapping[str, Callable[[str], object]] = {
 def emit_object(
     object: object, attributes: Mapping[str, object] | None = None, propagate: bool = True
 ) -> SpanCoreFields:
-    """Leave a value on the trace.
+    """Add a value to the trace.
 
     Raises:
         RuntimeError: JSON cannot hold it; or no tracer is active and `propagate` is true.
@@ -54,7 +54,7 @@ def encode_object(object: object) -> dict[str, str]:
 
 
 def get_object_value(span: SpanLike) -> Any:
-    """Return the value of an object span; None if it has none. Tuples come back as lists.
+    """Return the value of an object span; None if it has none. Tuples are returned as lists.
 
     Raises:
         RuntimeError: the text is no JSON, or the literal is of an unknown type.

@@ -1,14 +1,14 @@
 """Rewards: emit them, and read them back from spans.
 
-A reward is an annotation with one or several dimensions; the first is the primary one. What reads a span is in
-`utils/rewards.py`, below the store, and offered here too. Attributes beside the primary dimension say what is rewarded
-and who gave the reward:
+A reward is an annotation with one or several dimensions; the first is the primary one. The readers of spans are in
+`utils/rewards.py`, below the store, and exported here too. Attributes beside the primary dimension name the target
+and the source of the reward:
 
     agentlightning.reward.0.target      call, step, agent or rollout
-    agentlightning.reward.0.target_id   which: the id of a reply, the id of an operation's span, the name of an agent
-    agentlightning.reward.0.source      who gave it: a judge, a test, a user
+    agentlightning.reward.0.target_id   id of the target: of a reply, of an operation's span, or the name of an agent
+    agentlightning.reward.0.source      origin of the reward: a judge, a test, a user
 
-They stand inside the dimension, so that a reader that does not know them still reads the reward.
+They are part of the dimension, so that a reader that does not support them still reads the reward.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 
 PRIMARY = "primary"
 Target = Literal["call", "step", "agent", "rollout"]
-"""One model call, the work of one operation, everything that one agent did, the whole rollout."""
+"""One model call, one operation, all work of one agent, or the whole rollout."""
 
 _PRIMARY = LightningSpanAttributes.REWARD.value + ".0"
 TARGET, TARGET_ID, SOURCE = f"{_PRIMARY}.target", f"{_PRIMARY}.target_id", f"{_PRIMARY}.source"
@@ -66,14 +66,14 @@ S = TypeVar("S", bound=SpanLike)
 @explain_fields
 @dataclass(frozen=True)
 class RewardTarget:
-    """What a reward names as its target and its giver; None where it does not say."""
+    """The target and the source of a reward; None for a missing part."""
 
     target: Target | None
-    """What is rewarded: `call`, `step`, `agent` or `rollout`."""
+    """Kind of the target: `call`, `step`, `agent` or `rollout`."""
     target_id: str | None
-    """Which one: the id of the model's reply, the span id of the step, or the name of the agent."""
+    """Identifier of the target: the id of the model's reply, the span id of the step, or the name of the agent."""
     source: str | None
-    """Who gave the reward."""
+    """Origin of the reward, such as a judge or a test."""
 
 
 def emit_reward(
@@ -87,14 +87,14 @@ def emit_reward(
     source: str | None = None,
     propagate: bool = True,
 ) -> SpanCoreFields:
-    """Say what the rollout, or its latest step, has earned. The last reward of an attempt is its final one.
+    """Emit the reward of the rollout, or of its latest step. The last reward of an attempt is its final one.
 
-    A dictionary is a reward of several dimensions, of which `primary_key` names the one to learn from. `name` labels a
+    A dictionary is a reward of several dimensions, of which `primary_key` names the one to train on. `name` labels a
     scalar (default `primary`).
 
-    `target` says what is judged: a `call` (`target_id` is the id of the reply), a `step` (an operation; by default the
+    `target` is what is judged: a `call` (`target_id` is the id of the reply), a `step` (an operation; by default the
     one that is open), an `agent` (by name) or the `rollout`. Calls and steps are linked, which adapters follow; links
-    of your own in `attributes` (`make_link_attributes({...})`) go before these. `source` says who judged.
+    of your own in `attributes` (`make_link_attributes({...})`) go before these. `source` names the judge.
 
     Raises:
         RewardError: (a TypeError and a ValueError) the reward is neither a number nor a dictionary; NaN, infinite, or
@@ -104,8 +104,8 @@ def emit_reward(
     """
     payload: dict[str, object] = {REWARD: _dimensions(reward, primary_key, name)}
     _check_attributes({} if attributes is None else attributes)
-    named = target_attributes(target, target_id, source)
-    return emit_annotation({**payload, **named, **(attributes or {})}, propagate=propagate)
+    target_fields = target_attributes(target, target_id, source)
+    return emit_annotation({**payload, **target_fields, **(attributes or {})}, propagate=propagate)
 
 
 def _check_attributes(attributes: object) -> None:
@@ -160,7 +160,7 @@ def _checked_name(name: object) -> str:
 
 
 def target_attributes(target: Target | None, target_id: str | None, source: str | None) -> Attributes:
-    """Return the attributes that name a target and a giver, with the link that leads adapters to a call or step.
+    """Return the attributes of a target and a source, with the link from which adapters find the call or step.
 
     A step without an id is that of the operation that is open here, if there is one.
 
@@ -183,13 +183,13 @@ def target_attributes(target: Target | None, target_id: str | None, source: str 
     if target == "step" and not target_id:
         context = trace_api.get_current_span().get_span_context()
         target_id = trace_api.format_span_id(context.span_id) if context.is_valid else None
-    given = {TARGET: target, TARGET_ID: target_id, SOURCE: source}
-    named: Attributes = {key: value for key, value in given.items() if value is not None}
+    values = {TARGET: target, TARGET_ID: target_id, SOURCE: source}
+    result: Attributes = {key: value for key, value in values.items() if value is not None}
     if target == "call" and target_id is not None:
-        named |= make_link_attributes({"gen_ai.response.id": target_id})
+        result |= make_link_attributes({"gen_ai.response.id": target_id})
     elif target == "step" and target_id is not None:
-        named |= make_link_attributes({"span_id": target_id})
-    return named
+        result |= make_link_attributes({"span_id": target_id})
+    return result
 
 
 # --- reading -----------------------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ def find_reward_spans(spans: Sequence[S]) -> list[S]:
 
 
 def get_reward_target(span: SpanLike) -> RewardTarget:
-    """Return what the reward on a span names; all None if it names nothing, or nothing that is known."""
+    """Return the target of the reward on a span; all None if there is none, or none that is supported."""
     attributes = cast(Mapping[str, Any], span.attributes or {})
     target = attributes.get(TARGET)
     return RewardTarget(
@@ -219,7 +219,7 @@ def _text(value: object) -> str | None:
 
 
 def reward(fn: F) -> F:
-    """Deprecated: emit what the decorated function returns as a reward. Call `emit_reward` instead."""
+    """Emit the return value of the decorated function as a reward. Deprecated: call `emit_reward` instead."""
     warnings.warn("The decorator `reward` is deprecated; call emit_reward(...)", DeprecationWarning, stacklevel=2)
     from inspect import iscoroutinefunction
 

@@ -1,8 +1,8 @@
-"""What a reward is: a finite number of at most 1e15 in size, or several by name, of which one is learnt from. None is
+"""Values of a reward: a finite number of at most 1e15 in size, or several by name, of which one is trained on. None is
 no reward.
 
-The one rule for what agents emit and return, for `reward_fn`, policy faults and exit codes, and for spans that are
-read back.
+The same rule holds for emitted and returned rewards, for `reward_fn`, policy faults and exit codes, and for spans
+that are read back.
 """
 
 from __future__ import annotations
@@ -44,6 +44,6 @@ def are_dimensions(value: object) -> TypeGuard[Mapping[str, Any]]:
 
 
 def primary_dimension(values: Mapping[str, Any], declared: Sequence[str] = ()) -> str | None:
-    """Return the name of the dimension to learn from, None if it is not there: the first of those that were declared,
+    """Return the name of the dimension to train on, None if it is not there: the first of those that were declared,
     else `reward` or `primary`."""
     return next((name for name in declared[:1] or _PRIMARY_NAMES if name in values), None)

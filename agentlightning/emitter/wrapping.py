@@ -1,4 +1,4 @@
-"""What `operation` needs to wrap a function: the span of one call, spans around all kinds of calls, and arguments as
+"""Parts of `operation` for functions: the span of one call, spans around all kinds of calls, and arguments as
 attributes."""
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class OpenOperation:
                 tell_emitted(logger, AGL_OPERATION, self.span().attributes)
 
     def record(self, values: dict[str, object]) -> None:
-        """Put values on the span, whatever they are."""
+        """Put values of any type on the span."""
         assert self._recording is not None
         self._recording.record_attributes(any_attributes(values))
 
     def suspend(self) -> None:
-        """Let the span not be the current one for a while, if its tracer can do that."""
+        """Suspend the span as the current one, if its tracer supports that."""
         getattr(self._recording, "suspend", _nothing)()
 
     def resume(self) -> None:
@@ -66,7 +66,7 @@ class OpenOperation:
 
 
 def _nothing() -> None:
-    """What a tracer of somebody's own does, whose recordings cannot be suspended."""
+    """Do nothing: a custom tracer's recordings cannot be suspended."""
 
 
 Begin = Callable[[tuple[object, ...], dict[str, object]], OpenOperation | None]
@@ -74,9 +74,9 @@ Begin = Callable[[tuple[object, ...], dict[str, object]], OpenOperation | None]
 
 
 def traced(fn: Callable[..., Any], begin: Begin, output: str) -> Any:
-    """Wrap a function, coroutine function, generator or async generator; the span lasts as long as what it does.
+    """Wrap a function, coroutine function, generator or async generator; the span lasts as long as its execution.
 
-    The result of a function goes on the span under the key `output`; what a generator yields does not.
+    The result of a function is put on the span under the key `output`; yielded values are not.
     """
     if _is(inspect.iscoroutinefunction, fn):
 
@@ -150,7 +150,7 @@ def traced(fn: Callable[..., Any], begin: Begin, output: str) -> Any:
 
 
 def _is(kind: Callable[[Any], bool], fn: object) -> bool:
-    """True if a function, or the `__call__` of an object that can be called, is of this kind."""
+    """True if a function, or the `__call__` of a callable object, is of this kind."""
     return kind(fn) or (not inspect.isroutine(fn) and kind(inspect.getattr_static(fn, "__call__", None)))
 
 

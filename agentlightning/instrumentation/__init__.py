@@ -1,7 +1,7 @@
-"""Patches of vendor packages: what it takes to use them with the network off, and to keep what they would drop.
+"""Patches of vendor packages: to use them with the network off, and to keep token ids that they would drop.
 
 One module per vendor; importing one imports nothing of the vendor before something is patched. Patches may be applied
-any number of times, are counted, and the last one to be taken back restores the package. vLLM is not patched: every
+any number of times, are counted, and the last one to be undone restores the package. vLLM is not patched: every
 version from 0.10.2 on returns token ids by itself, and the gateway asks for them.
 """
 
@@ -41,7 +41,7 @@ def instrument_all() -> list[str]:
 
 
 def uninstrument_all() -> None:
-    """Take back what `instrument_all` did."""
+    """Undo `instrument_all`."""
     for _, installed, _, restore in reversed(_VENDORS):
         if installed:
             restore()

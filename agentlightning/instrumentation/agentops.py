@@ -1,10 +1,10 @@
 """AgentOps without its service, and with the token ids that it would drop.
 
-Unless `enable_agentops_service()` was called before, `agentops.init` reaches nothing: no log-in, no exporter, no
-metrics, no upload of what the program prints. Its decorators, sessions and instrumentors work as ever; their spans go
+Unless `enable_agentops_service()` was called before, `agentops.init` connects to nothing: no log-in, no exporter, no
+metrics, no upload of the program's output. Its decorators, sessions and instrumentors work unchanged; their spans go
 to the tracer provider of the program.
 
-Beside LangChain, chains keep their names and graphs are traced once: LangChain gives the name of a chain as a keyword
+With LangChain, chains keep their names and graphs are traced once: LangChain gives the name of a chain as a keyword
 argument, where AgentOps does not look, so that every chain would be `unknown_chain` and adapters would find no agent.
 LangGraph runs through the same callbacks, so its own instrumentor would record every node twice.
 """
@@ -30,18 +30,18 @@ _service_enabled = False
 
 
 def enable_agentops_service(enabled: bool = True) -> None:
-    """Let AgentOps send to its service, with a key, or not. Exporters are made by the first `agentops.init`."""
+    """Allow AgentOps to send to its service, with a key, or not. Exporters are created by the first `agentops.init`."""
     global _service_enabled
     _service_enabled = enabled
 
 
 def agentops_service_enabled() -> bool:
-    """Return whether AgentOps may reach its service."""
+    """Return True if AgentOps may reach its service."""
     return _service_enabled
 
 
 def instrument_agentops() -> bool:
-    """Apply the patches; False, with an error in the log, if this AgentOps has not what they need."""
+    """Apply the patches; False, with an error in the log, if this version of AgentOps does not support them."""
     if not _applied(_OFFLINE, "AgentOps is not patched, it may reach its service"):
         return False
     if not _applied(_REPLIES, "AgentOps is not patched, its spans would have no token ids"):
@@ -51,18 +51,18 @@ def instrument_agentops() -> bool:
 
 
 def uninstrument_agentops() -> None:
-    """Take back what one `instrument_agentops` did."""
+    """Undo one `instrument_agentops`."""
     _REPLIES.restore()
     _OFFLINE.restore()
 
 
 def instrument_agentops_langchain() -> bool:
-    """Patch the LangChain handler of AgentOps; False, with an error in the log, if it has not what the patch needs."""
+    """Patch the LangChain handler of AgentOps; False, with an error in the log, if it does not support the patch."""
     return _applied(_LANGCHAIN, "The LangChain handler of AgentOps is not patched")
 
 
 def uninstrument_agentops_langchain() -> None:
-    """Take back what one `instrument_agentops_langchain` did."""
+    """Undo one `instrument_agentops_langchain`."""
     _LANGCHAIN.restore()
 
 
@@ -79,7 +79,7 @@ def _applied(patch: Patch, failure: str) -> bool:
 
 
 def _without_setup(original: Original) -> Original:
-    """AgentOps makes a provider, exporters and a meter here, and replaces `print`."""
+    """Replace the set-up, in which AgentOps makes a provider, exporters and a meter, and replaces `print`."""
 
     @functools.wraps(original)
     def setup_telemetry(*args: object, **kwargs: object) -> object:
@@ -100,7 +100,7 @@ def _without_log_in(original: Original) -> Original:
 
 
 def _without_requests(original: Original) -> object:
-    """The client for everything else; a class method of AgentOps."""
+    """Replace the client for everything else; a class method of AgentOps."""
 
     async def async_request(cls: Any, *args: object, **kwargs: object) -> object:
         return await original(*args, **kwargs) if _service_enabled else {}
@@ -119,7 +119,7 @@ _OFFLINE = Patch(
 
 
 def _with_tokens(original: Original) -> Original:
-    """What AgentOps makes of a call and its reply."""
+    """Add token ids to AgentOps's attributes of a call and its reply."""
 
     @functools.wraps(original)
     def handle_chat_attributes(
@@ -172,12 +172,12 @@ def _named(original: Original) -> Original:
     def on_chain_start(
         handler: object, serialized: Mapping[str, object] | None, inputs: object, **kwargs: object
     ) -> object:
-        known = dict(serialized or {})
+        fields = dict(serialized or {})
         name = kwargs.get("name")
         if isinstance(name, str) and name:
-            known.setdefault("name", name)
-        known.setdefault("id", str(kwargs.get("run_id") or known.get("name") or "unknown"))
-        return original(handler, known, inputs, **kwargs)
+            fields.setdefault("name", name)
+        fields.setdefault("id", str(kwargs.get("run_id") or fields.get("name") or "unknown"))
+        return original(handler, fields, inputs, **kwargs)
 
     return on_chain_start
 
@@ -187,7 +187,7 @@ _LANGCHAIN = Patch(
     (
         "agentops.instrumentation",
         "AGENTIC_LIBRARIES",
-        lambda known: {name: known[name] for name in known if name != "langgraph"},
+        lambda libraries: {name: libraries[name] for name in libraries if name != "langgraph"},
     ),
     ("agentops.instrumentation", "TARGET_PACKAGES", lambda names: names - {"langgraph"}),
 )

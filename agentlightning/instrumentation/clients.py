@@ -2,16 +2,16 @@
 
 Every method of the library (plain, streamed, asynchronous, parsed, `with_raw_response`, the helpers for streams)
 goes through one method of the client, `request`; that is what is replaced, in the classes `OpenAI` and
-`AsyncOpenAI` and what inherits from them. The request and the reply are passed on untouched and looked at, but for
+`AsyncOpenAI` and their subclasses. The request and the reply are passed on unchanged and read, except for
 one header: a request to the gateway names the span within which it is made (`traceparent`), by which both records of
-the call are matched whatever becomes of it. Nothing here raises into the program. Outside of an open trace context a
-call costs one look at a context variable.
+the call are matched in every case. Nothing here raises into the program. Outside of an open trace context a
+call costs one read of a context variable.
 
 A span ends with the reply: of a stream, with its last chunk, or when the program closes it or the trace ends; a stream
-that was left early has the text that came, and no tokens, since there may be more of them. A call that another
+that was left early has the text received so far, and no tokens, since there may be more of them. A call that another
 instrumentation records already (OpenInference, OpenTelemetry, AgentOps, Logfire) has no second span. One through the
-gateway, which keeps its words and tokens as it was told to, has a span without either: it says within which span of the
-program the call was made. Not seen: bodies
+gateway, which keeps text and tokens according to its settings, has a span without either: it shows within which span of
+the program the call was made. Not covered: bodies
 that a program reads from `with_streaming_response` by itself. The library of Anthropic makes spans of its own accord.
 """
 
@@ -61,24 +61,24 @@ _OTHERS_PATCH: Final = {
     "/responses": ("openai.resources.responses", "Responses"),
     "/completions": ("openai.resources.completions", "Completions"),
 }
-"""By the end of the route: module and class whose `create` other instrumentations wrap."""
+"""Module and class whose `create` other instrumentations wrap, by the end of the route."""
 _TRACE_CONTEXT: Final = TraceContextTextMapPropagator()
 _GATEWAY: Final = re.compile(r"/rollout/[^/]+/attempt/[^/]+")
 _WORDS: Final = re.compile(r"gen_ai\.(?:prompt|completion)\.\d+\.(?!finish_reason)")
 
 
 def instrument_clients() -> None:
-    """Trace the clients from here on; the package is not imported for it, and patched when the program does."""
+    """Trace the clients from now on; the package is not imported for it, and patched when the program imports it."""
     _OPENAI.apply()
 
 
 def uninstrument_clients() -> None:
-    """Take back what one `instrument_clients` did."""
+    """Undo one `instrument_clients`."""
     _OPENAI.restore()
 
 
 def _traced(original: Original) -> Original:
-    if _is_wrapped(original):  # OpenInference is there already, and makes the span
+    if _is_wrapped(original):  # OpenInference is active already, and makes the span
         return original
 
     @functools.wraps(original)
@@ -117,7 +117,7 @@ _OPENAI: Final = OnImport(
 
 
 def _begun(client: object, options: Any) -> tuple[_Call | None, Any]:
-    """Return the call that begins here, None for what is to have no span, and the options of the request to make."""
+    """Return the call that begins here, None for a call without a span, and the options of the request to make."""
     scope = current_scope()
     if scope is None or not _OPENAI.in_use:
         return None, options
@@ -135,7 +135,7 @@ def _begun(client: object, options: Any) -> tuple[_Call | None, Any]:
         if not span.is_recording():
             return None, options
         return _Call(span, dialect, scope, words), options if words else _naming(options, span)
-    except Exception as error:  # boundary: tracing never changes what becomes of a program
+    except Exception as error:  # boundary: tracing never changes the behaviour of a program
         logger.debug("A model call is not traced: %r", error)
         return None, options
 
@@ -145,9 +145,9 @@ def _naming(options: Any, span: trace_api.Span) -> Any:
     headers: dict[str, Any] = dict(options.headers or ())
     if any(name.lower() == "traceparent" for name in headers):
         return options
-    named: dict[str, str] = {}
-    _TRACE_CONTEXT.inject(named, trace_api.set_span_in_context(span))
-    return options.model_copy(update={"headers": {**headers, **named}})
+    span_headers: dict[str, str] = {}
+    _TRACE_CONTEXT.inject(span_headers, trace_api.set_span_in_context(span))
+    return options.model_copy(update={"headers": {**headers, **span_headers}})
 
 
 def _others_record(url: str, is_async: bool) -> bool:
@@ -168,7 +168,7 @@ def _others_record(url: str, is_async: bool) -> bool:
 
 
 def _is_wrapped(function: object) -> bool:
-    """True for a function in the place of which `wrapt` has put another, as instrumentations do."""
+    """True for a function that `wrapt` has replaced, as instrumentations do."""
     return "wrapt" in type(function).__module__ or "FunctionWrapper" in type(function).__name__
 
 
@@ -178,14 +178,14 @@ class _Call:
     def __init__(self, span: trace_api.Span, dialect: Dialect, scope: TraceScope, words: bool) -> None:
         self.span, self._dialect, self._scope, self._words = span, dialect, scope, words
         self._known = False
-        """Nothing more of a stream is to be read."""
+        """True if nothing more of a stream is to be read."""
         self._chunks = dialect.stream()
         self._tokens = ReplyTokens()
         self._ended = False
 
     @contextmanager
     def current(self) -> Generator[None]:
-        """Make the span the current one for the request; what it raises ends the span."""
+        """Make the span the current one for the request; its exception ends the span."""
         try:
             with trace_api.use_span(self.span, record_exception=False, set_status_on_exception=False):
                 yield
@@ -196,7 +196,7 @@ class _Call:
     # --- how it ends ---------------------------------------------------------------------------------------------
 
     def replied(self, reply: Any) -> None:
-        """Take the reply of the client: whole, raw, or a stream that is still to come."""
+        """Process the reply of the client: whole, raw, or a stream that is still to come."""
         try:
             if (raw := getattr(reply, "http_response", None)) is not None:
                 self._replied_raw(reply, raw)
@@ -209,19 +209,19 @@ class _Call:
             self._end(dict)
 
     def failed(self, error: BaseException) -> None:
-        """Note that the call raised."""
+        """Record that the call raised."""
 
         def described() -> Attributes:
-            shown = readable(error)
-            kind, message = full_qualified_name(type(shown)), without_keys(message_of(shown))
+            exception = readable(error)
+            kind, message = full_qualified_name(type(exception)), without_keys(message_of(exception))
             self.span.add_event("exception", {"exception.type": kind, "exception.message": message})
-            self.span.set_status(trace_api.StatusCode.ERROR, f"{type(shown).__name__}: {message}")
+            self.span.set_status(trace_api.StatusCode.ERROR, f"{type(exception).__name__}: {message}")
             return said_attributes(self._chunks.as_chat())
 
         self._end(described)
 
     def left(self) -> None:
-        """Note that a stream was left before its end: its text so far is kept, its tokens are not all there."""
+        """Record that a stream was left before its end: its text so far is kept, its tokens are incomplete."""
         self._end(lambda: said_attributes(self._chunks.as_chat()))
 
     def _streamed(self) -> None:
@@ -233,12 +233,12 @@ class _Call:
         self._ended = True
         self._scope.forget_open(self)
         try:
-            found = attributes()
+            values = attributes()
             if not self._words:
-                found = {
-                    key: value for key, value in found.items() if key not in TOKEN_FIELDS and not _WORDS.match(key)
+                values = {
+                    key: value for key, value in values.items() if key not in TOKEN_FIELDS and not _WORDS.match(key)
                 }
-            self.span.set_attributes(sanitize_attributes(dict(found)))
+            self.span.set_attributes(sanitize_attributes(dict(values)))
         except Exception as error:  # boundary, as above
             logger.debug("What became of a model call is not traced: %r", error)
         self.span.end()
@@ -246,7 +246,7 @@ class _Call:
     # --- raw replies ---------------------------------------------------------------------------------------------
 
     def _replied_raw(self, reply: Any, raw: Any) -> None:
-        """A raw reply has the JSON in it; one of a stream is watched once the program parses it."""
+        """Process a raw reply, which has the JSON in it; one of a stream is watched once the program parses it."""
         if getattr(raw, "is_closed", False):
             self._end(lambda: reply_attributes(self._dialect, json.loads(raw.content)))
             return
@@ -265,7 +265,7 @@ class _Call:
         reply.parse = parse
 
     def parsed(self, reply: Any) -> None:
-        """Take what a raw reply was parsed to; called again it does nothing."""
+        """Process the parsed value of a raw reply; does nothing when called again."""
         if not self._ended and not getattr(reply, "_agentlightning_watched", False):
             self.replied(reply)
 
@@ -338,7 +338,7 @@ def _is_stream(reply: Any) -> bool:
     return hasattr(reply, "_iterator") and hasattr(reply, "response") and hasattr(reply, "close")
 
 
-async def _then(awaited: Any, told: Callable[[Any], None]) -> Any:
+async def _then(awaited: Any, callback: Callable[[Any], None]) -> Any:
     value = await awaited
-    told(value)
+    callback(value)
     return value

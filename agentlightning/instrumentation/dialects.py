@@ -1,7 +1,7 @@
-"""What a client library asked and was answered, as span attributes: by route.
+"""Requests and replies of a client library as span attributes, by route.
 
-Each reply is first brought into the shape of a chat completion, whole or out of the events of a stream, so that
-adapters find every call in the same keys. Only what is listed is read: no header, no key, no field that nobody knows.
+Each reply is first converted to the shape of a chat completion, whole or from the events of a stream, so that
+adapters find every call in the same keys. Only listed fields are read: no header, no key, no unknown field.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _MESSAGE: Final = ("role", "content", "name", "tool_call_id", "reasoning_content
 
 
 def request_attributes(dialect: Dialect, request: Mapping[str, Any], *, words: bool = True) -> Attributes:
-    """Return what was asked, as attributes of a span; without `words` neither messages nor tools."""
-    found: Attributes = {
+    """Return a request as attributes of a span; without `words` neither messages nor tools."""
+    result: Attributes = {
         "gen_ai.system": "openai",
         "gen_ai.operation.name": dialect.operation,
         "llm.request.type": dialect.kind,
@@ -35,17 +35,17 @@ def request_attributes(dialect: Dialect, request: Mapping[str, Any], *, words: b
     }
     for name in _PARAMETERS:
         if isinstance(value := request.get(name), (str, int, float, bool)):
-            found[f"gen_ai.request.{name}"] = value
+            result[f"gen_ai.request.{name}"] = value
     if not words:
-        return found
+        return result
     for index, message in enumerate(dialect.messages(request)):
-        found.update(_message_attributes(f"gen_ai.prompt.{index}", message))
+        result.update(_message_attributes(f"gen_ai.prompt.{index}", message))
     for index, tool in enumerate(entries(request.get("tools"))):
-        given = fields_of(tool)
-        function = fields_of(given.get("function")) or given
+        definition = fields_of(tool)
+        function = fields_of(definition.get("function")) or definition
         names = ("name", "description", "parameters")
-        found.update(_texts(f"llm.request.functions.{index}", function, names))
-    return found
+        result.update(_texts(f"llm.request.functions.{index}", function, names))
+    return result
 
 
 def _chat_messages(request: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -53,17 +53,17 @@ def _chat_messages(request: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _one_prompt(request: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    given: Any = request.get("prompt", request.get("input"))
-    texts = entries(given)
-    texts = texts if texts and all(isinstance(text, str) for text in texts) else [given]
+    prompt: Any = request.get("prompt", request.get("input"))
+    texts = entries(prompt)
+    texts = texts if texts and all(isinstance(text, str) for text in texts) else [prompt]
     return [{"role": "user", "content": text} for text in texts]
 
 
 def _responses_messages(request: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     if request.get("instructions"):
         yield {"role": "system", "content": request["instructions"]}
-    given = request.get("input")
-    for item in [{"role": "user", "content": given}] if isinstance(given, str) else map(fields_of, entries(given)):
+    value = request.get("input")
+    for item in [{"role": "user", "content": value}] if isinstance(value, str) else map(fields_of, entries(value)):
         match item.get("type", "message"):
             case "message":
                 yield {"role": item.get("role"), "content": _plain(item.get("content"))}
@@ -71,12 +71,12 @@ def _responses_messages(request: Mapping[str, Any]) -> Iterator[Mapping[str, Any
                 yield {"role": "assistant", "tool_calls": [_function_call(item)]}
             case "function_call_output":
                 yield {"role": "tool", "tool_call_id": item.get("call_id"), "content": item.get("output")}
-            case _:  # reasoning, and what only the server can read
+            case _:  # reasoning, and content that only the server can read
                 pass
 
 
 def _plain(content: object) -> object:
-    """Return parts that are all text as one text, anything else as it is."""
+    """Return parts that are all text as one text, anything else unchanged."""
     parts = [fields_of(part) for part in entries(content)]
     if parts and all(isinstance(part.get("text"), str) for part in parts):
         return "".join(part["text"] for part in parts)
@@ -91,7 +91,7 @@ def _function_call(item: Mapping[str, Any]) -> Json:
 
 
 def reply_attributes(dialect: Dialect, reply: object) -> Attributes:
-    """Return what was answered, as attributes of a span: of a whole reply, as a model of the library or its JSON."""
+    """Return a whole reply, as a model of the library or its JSON, as attributes of a span."""
     tokens = ReplyTokens()
     tokens.add(reply)
     return {**said_attributes(dialect.as_chat(fields_of(reply))), **tokens.attributes()}
@@ -99,24 +99,24 @@ def reply_attributes(dialect: Dialect, reply: object) -> Attributes:
 
 def said_attributes(chat: Mapping[str, Any]) -> Attributes:
     """Return a chat completion as attributes of a span, without its tokens."""
-    found: Attributes = {}
+    result: Attributes = {}
     reasons: list[str] = []
     for index, choice in enumerate(map(fields_of, entries(chat.get("choices")))):
-        found.update(_message_attributes(f"gen_ai.completion.{index}", fields_of(choice.get("message"))))
+        result.update(_message_attributes(f"gen_ai.completion.{index}", fields_of(choice.get("message"))))
         if isinstance(reason := choice.get("finish_reason"), str):
-            found[f"gen_ai.completion.{index}.finish_reason"] = reason
+            result[f"gen_ai.completion.{index}.finish_reason"] = reason
             reasons.append(reason)
     if reasons:
-        found["gen_ai.response.finish_reasons"] = reasons
+        result["gen_ai.response.finish_reasons"] = reasons
     for name in ("id", "model"):
         if isinstance(value := chat.get(name), str):
-            found[f"gen_ai.response.{name}"] = value
+            result[f"gen_ai.response.{name}"] = value
     usage = fields_of(chat.get("usage"))
     counts: list[Any] = [usage.get(a, usage.get(b)) for a, b in (("prompt_tokens", "input_tokens"), _ANSWERED)]
     for name, value in zip(("prompt_tokens", "completion_tokens"), counts, strict=True):
         if type(value) is int:
-            found[f"gen_ai.usage.{name}"] = value
-    return found
+            result[f"gen_ai.usage.{name}"] = value
+    return result
 
 
 _ANSWERED: Final = ("completion_tokens", "output_tokens")
@@ -128,8 +128,8 @@ def _same(reply: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _completion_as_chat(reply: Mapping[str, Any]) -> Json:
     choices = [fields_of(choice) for choice in entries(reply.get("choices"))]
-    said = [{**c, "message": {"role": "assistant", "content": c.get("text")}} for c in choices]
-    return {**reply, "choices": said}
+    new_choices = [{**c, "message": {"role": "assistant", "content": c.get("text")}} for c in choices]
+    return {**reply, "choices": new_choices}
 
 
 def _response_as_chat(reply: Mapping[str, Any]) -> Json:
@@ -166,7 +166,7 @@ class ReplyTokens:
         self._logprobs: list[object] = []
 
     def add(self, reply: object) -> None:
-        """Take a chunk, or a whole reply."""
+        """Add a chunk, or a whole reply."""
         fields = fields_of(reply)
         choice = fields_of(next(iter(entries(fields.get("choices"))), None))
         own = choice.get("provider_specific_fields")
@@ -179,15 +179,15 @@ class ReplyTokens:
         self._logprobs += entries(fields_of(choice.get("logprobs")).get("content"))
 
     def attributes(self) -> Attributes:
-        """Return what was found; nothing for what was not."""
-        found: Attributes = {}
+        """Return the attributes of the tokens, without missing ones."""
+        result: Attributes = {}
         if self._prompt:
-            found[PROMPT_IDS] = self._prompt
+            result[PROMPT_IDS] = self._prompt
         if self._response:
-            found[RESPONSE_IDS] = self._response
+            result[RESPONSE_IDS] = self._response
         if self._logprobs:
-            found[LOGPROBS] = json.dumps(self._logprobs, default=str)
-        return found
+            result[LOGPROBS] = json.dumps(self._logprobs, default=str)
+        return result
 
 
 # --- the reply as a stream -------------------------------------------------------------------------------------------
@@ -195,33 +195,33 @@ class ReplyTokens:
 
 @dataclass
 class ChatStream:
-    """Puts the chunks of a chat completion, or of a text completion, together."""
+    """Joins the chunks of a chat completion, or of a text completion."""
 
     chat: Json = field(default_factory=dict[str, Any])
     choices: dict[int, Json] = field(default_factory=dict[int, Json])
 
     def add(self, chunk: Mapping[str, Any]) -> None:
-        """Take a chunk."""
+        """Add a chunk."""
         self.chat.update({name: chunk[name] for name in ("id", "model", "usage") if chunk.get(name)})
-        for given in map(fields_of, entries(chunk.get("choices"))):
-            choice = self.choices.setdefault(given.get("index") or 0, {"message": {"role": "assistant"}, "calls": {}})
-            delta, message = fields_of(given.get("delta")) or {"content": given.get("text")}, choice["message"]
+        for piece in map(fields_of, entries(chunk.get("choices"))):
+            choice = self.choices.setdefault(piece.get("index") or 0, {"message": {"role": "assistant"}, "calls": {}})
+            delta, message = fields_of(piece.get("delta")) or {"content": piece.get("text")}, choice["message"]
             for name in ("content", "reasoning_content", "refusal"):
                 if isinstance(text := delta.get(name), str):
                     message[name] = message.get(name, "") + text
             for call in map(fields_of, entries(delta.get("tool_calls"))):
                 self._add_call(choice["calls"], call)
-            choice["finish_reason"] = given.get("finish_reason") or choice.get("finish_reason")
+            choice["finish_reason"] = piece.get("finish_reason") or choice.get("finish_reason")
 
     def _add_call(self, calls: dict[int, Json], call: Mapping[str, Any]) -> None:
         function = fields_of(call.get("function"))
-        made = calls.setdefault(call.get("index") or 0, {"id": None, "function": {"name": "", "arguments": ""}})
-        made["id"] = call.get("id") or made["id"]
-        made["function"]["name"] = function.get("name") or made["function"]["name"]
-        made["function"]["arguments"] += function.get("arguments") or ""
+        entry = calls.setdefault(call.get("index") or 0, {"id": None, "function": {"name": "", "arguments": ""}})
+        entry["id"] = call.get("id") or entry["id"]
+        entry["function"]["name"] = function.get("name") or entry["function"]["name"]
+        entry["function"]["arguments"] += function.get("arguments") or ""
 
     def as_chat(self) -> Json:
-        """Return what has come so far as a chat completion."""
+        """Return the text received so far as a chat completion."""
         choices: list[Json] = []
         for _, choice in sorted(self.choices.items()):
             calls = [call for _, call in sorted(choice["calls"].items())]
@@ -237,7 +237,7 @@ class ResponseStream:
     response: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def add(self, event: Mapping[str, Any]) -> None:
-        """Take an event."""
+        """Add an event."""
         self.response = fields_of(event.get("response")) or self.response
 
     def as_chat(self) -> Json:
@@ -265,7 +265,7 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
     "/completions": Dialect("text_completion", "completion", _one_prompt, _completion_as_chat, ChatStream),
     "/embeddings": Dialect("embeddings", "embedding", _one_prompt, _nothing_said, ChatStream),
 }
-"""By the end of the route, the longest first."""
+"""Dialects by the end of the route, the longest first."""
 
 
 def dialect_of(url: str) -> Dialect | None:
@@ -278,7 +278,7 @@ def dialect_of(url: str) -> Dialect | None:
 
 
 def fields_of(value: object) -> Mapping[str, Any]:
-    """Return a JSON object, or the fields of a model with those that the client library does not know."""
+    """Return a JSON object, or the fields of a model with those that the client library does not define."""
     if isinstance(value, Mapping):
         return cast(Mapping[str, Any], value)
     dump = getattr(value, "model_dump", None)
@@ -306,12 +306,12 @@ def _ids(value: object) -> list[int]:
 def _message_attributes(key: str, message: Mapping[str, Any]) -> Iterator[tuple[str, AttributeValue]]:
     yield from _texts(key, message, _MESSAGE)
     for index, call in enumerate(map(fields_of, entries(message.get("tool_calls")))):
-        named = {"id": call.get("id"), **fields_of(call.get("function"))}
-        yield from _texts(f"{key}.tool_calls.{index}", named, ("id", "name", "arguments"))
+        function = {"id": call.get("id"), **fields_of(call.get("function"))}
+        yield from _texts(f"{key}.tool_calls.{index}", function, ("id", "name", "arguments"))
 
 
-def _texts(key: str, given: Mapping[str, Any], names: tuple[str, ...]) -> Iterator[tuple[str, AttributeValue]]:
-    return ((f"{key}.{name}", _text(given[name])) for name in names if given.get(name) is not None)
+def _texts(key: str, fields: Mapping[str, Any], names: tuple[str, ...]) -> Iterator[tuple[str, AttributeValue]]:
+    return ((f"{key}.{name}", _text(fields[name])) for name in names if fields.get(name) is not None)
 
 
 def _text(value: object) -> str:

@@ -21,14 +21,14 @@ from typing_extensions import override
 logger = logging.getLogger(__name__)
 
 Original = Callable[..., Any]
-"""A function of a vendor, and what takes its place."""
+"""A function of a vendor, or its replacement."""
 Replacement = tuple[str, str, Callable[[Any], object]]
-"""Module, dotted attribute in it, and what makes the new value out of the present one."""
+"""Module, dotted attribute in it, and a function from the present value to the new one."""
 _INHERITED = object()
 
 
 class Patch:
-    """A set of replacements. Applied by the first `apply`, taken back by as many `restore`; any thread may call."""
+    """A set of replacements. Applied by the first `apply`, undone by as many `restore`; any thread may call."""
 
     def __init__(self, *replacements: Replacement) -> None:
         self._replacements = replacements
@@ -42,10 +42,10 @@ class Patch:
         return self._users > 0
 
     def apply(self) -> None:
-        """Replace; nothing is replaced if one of the attributes is not there.
+        """Replace the attributes; nothing is replaced if one of them is missing.
 
         Raises:
-            ImportError, AttributeError: the package has not what it had when the patch was written.
+            ImportError, AttributeError: the package lacks an attribute of the patch.
         """
         with self._lock:
             if self._users == 0:
@@ -53,15 +53,15 @@ class Patch:
             self._users += 1
 
     def restore(self) -> None:
-        """Give up one use; does nothing without one. What somebody else has replaced since stays as it is."""
+        """Release one use; does nothing without one. Attributes that were replaced again since stay as they are."""
         with self._lock:
             self._users = max(0, self._users - 1)
             if self._users == 0:
                 self._end()
 
     def _begin(self) -> None:
-        found = [(*_owner(module, path), make) for module, path, make in self._replacements]
-        for owner, name, make in found:
+        targets = [(*_owner(module, path), make) for module, path, make in self._replacements]
+        for owner, name, make in targets:
             before: Any = inspect.getattr_static(owner, name) if name in vars(owner) else _INHERITED
             setattr(owner, name, make(getattr(owner, name)))
             self._undo.append((owner, name, before, _own(owner, name)))
@@ -92,7 +92,7 @@ class OnImport(Patch):
             return
         try:
             super()._begin()
-        except (ImportError, AttributeError) as error:  # a version that is made otherwise: the program works as ever
+        except (ImportError, AttributeError) as error:  # an unsupported version: the program works without the patch
             logger.warning("The calls of %s are not traced: %s", self._module, error)
 
     @override
@@ -110,7 +110,7 @@ class OnImport(Patch):
 
 
 class _Finder(MetaPathFinder):
-    """Finds one module as everybody else would, and tells when it has been loaded."""
+    """Finds one module like the other finders, and reports when it has been loaded."""
 
     def __init__(self, module: str, loaded: Callable[[], None]) -> None:
         self._module, self._loaded = module, loaded

@@ -1,6 +1,6 @@
 """Weave without Weights & Biases: a client whose calls are reported to a listener and sent nowhere.
 
-`@weave.op`, sessions and the integrations of Weave ask the global client to begin and to finish calls. While the patch
+`@weave.op`, sessions and the integrations of Weave call the global client to begin and to finish calls. While the patch
 is applied that client is ours, also for a program that calls `weave.init` itself; it keeps Weave's own bookkeeping
 (call stack, summaries, handlers) and needs no log-in, no server and no thread. Queries of Weave's service fail with an
 error that says so. Error reports to Weave's maker stay off for the rest of the process.
@@ -34,7 +34,7 @@ class CallListener(Protocol):
 
 
 class _Installed:
-    """The one client of ours, and how many have asked for it."""
+    """Our client, and its number of users."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -46,12 +46,12 @@ _installed = _Installed()
 
 
 def instrument_weave(project: str, listener: CallListener) -> Any:
-    """Make a client that reports to `listener` the global one, patch the libraries that Weave knows, and return it.
+    """Replace the global client by one that reports to `listener`, patch the libraries that Weave knows and return it.
 
-    Weave has one client per process: where ours is there already it is returned, with the listener that it has.
+    Weave has one client per process: if ours is already there it is returned, with its existing listener.
 
     Raises:
-        ImportError, AttributeError: this Weave has not what the patch needs; nothing is changed then.
+        ImportError, AttributeError: this version of Weave does not support the patch; nothing is changed then.
     """
     with _installed.lock:
         if _installed.client is None:
@@ -74,8 +74,8 @@ def instrument_weave(project: str, listener: CallListener) -> Any:
 
 
 def uninstrument_weave() -> None:
-    """Give up one use; the last one puts the client back that was there before. Libraries stay patched, which without a
-    client is nothing.
+    """Release one use; the last one restores the previous client. Libraries stay patched, which has no effect without a
+    client.
 
     Raises:
         RuntimeError: Weave is not instrumented.
@@ -93,12 +93,12 @@ def uninstrument_weave() -> None:
 
 def _set_client(client: object) -> None:
     context: Any = importlib.import_module("weave.trace.context.weave_client_context")
-    context.set_weave_client_global(None)  # it takes another one only when there is none
+    context.set_weave_client_global(None)  # another one is set only when there is none
     context.set_weave_client_global(client)
 
 
 def _keep_client(original: Original) -> Original:
-    """`weave.init` of the program: the client is there already."""
+    """Replace `weave.init` for the program: the client is there already."""
 
     @functools.wraps(original)
     def init_weave(project_name: str = _FALLBACK_PROJECT, *args: object, **kwargs: object) -> object:
@@ -111,11 +111,11 @@ def _keep_client(original: Original) -> Original:
 
 
 def _keep_going(original: Original) -> Original:
-    """`weave.finish` of the program: the client is not the program's to end."""
+    """Replace `weave.finish` for the program: the client is not the program's to end."""
 
     @functools.wraps(original)
     def finish() -> None:
-        """Nothing is left to be sent."""
+        """Do nothing: there is nothing left to send."""
 
     return finish
 
@@ -130,7 +130,7 @@ _PATCH = Patch(
 
 
 class _NoServer:
-    """Stands where Weave's connection would be."""
+    """Replaces Weave's connection."""
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
@@ -139,7 +139,7 @@ class _NoServer:
 
 
 class _NoWork:
-    """Stands where Weave's threads would be: what is to be sent is dropped, what is to be found out is done at once."""
+    """Replaces Weave's threads: uploads are dropped, lookups are done at once."""
 
     num_outstanding_futures = 0
 
@@ -158,7 +158,7 @@ class _NoWork:
 
 @functools.cache
 def _local_client_class() -> Any:
-    """Return the class of our client; it can only be made when Weave is there."""
+    """Return the class of our client; it can only be created when Weave is installed."""
     weave_client: Any = importlib.import_module("weave.trace.weave_client")
     call_context: Any = importlib.import_module("weave.trace.context.call_context")
     refs: Any = importlib.import_module("weave.trace.refs")

@@ -1,1 +1,1 @@
-"""Rewards by a model that judges: one answer by a rubric, one against another, or the answers of a group by rank."""
+"""Rewards by a model that judges: one answer by a rubric, one compared with another, or a group of answers by rank."""

@@ -1,4 +1,4 @@
-"""`JudgeReward`: a `reward_fn` that asks a model how good an answer is.
+"""`JudgeReward`: a `reward_fn` that calls a model to score an answer.
 
 Source: the forms of a judgement (a score by a rubric, a comparison of two answers) and the swap of their order against
 the bias for a position are those of "Judging LLM-as-a-Judge with MT-Bench and Chatbot Arena" (arXiv:2306.05685).
@@ -41,9 +41,9 @@ def chat_of(source: object, keep: object, settings: Mapping[str, Any]) -> Chat:
     """
     if keep not in get_args(Keep):
         raise BadRequestError(f"keep must be 'all' or 'counts'; got {keep!r}")
-    known = JudgeSettings.__annotations__
-    if unknown := [name for name in settings if name not in known]:
-        raise TypeError(f"A judge has no setting {', '.join(unknown)}; of its calls there are {', '.join(known)}")
+    names = JudgeSettings.__annotations__
+    if unknown := [name for name in settings if name not in names]:
+        raise TypeError(f"A judge has no setting {', '.join(unknown)}; of its calls there are {', '.join(names)}")
     own = {name: value for name, value in settings.items() if value is not None}
     if not isinstance(source, Chat):
         return Chat(source, **own)
@@ -53,13 +53,13 @@ def chat_of(source: object, keep: object, settings: Mapping[str, Any]) -> Chat:
 
 
 class JudgeReward:
-    """Scores what an agent returns by asking a model: `agl.Trainer(reward_fn=agl.JudgeReward(model="gpt-5-mini"))`.
+    """Scores an agent's output with a model: `agl.Trainer(reward_fn=agl.JudgeReward(model="gpt-5-mini"))`.
 
-    Gives a reward from 0 to 1: the judge's score on `scale`, moved there. With `against`, the answer is compared with
+    Returns a reward from 0 to 1: the judge's score on `scale`, rescaled. With `against`, the answer is compared with
     another one: 1 for better, 0.5 for equally good, 0 for worse, the mean of both orders in which the two are shown.
 
     The judge's question, reply, tokens and cost are an annotation of the rollout; its calls are not the agent's and are
-    not trained. A judge that does not answer, or whose verdict cannot be read twice, is a fault of the infrastructure:
+    not trained. A judge that does not answer, or returns an unreadable verdict twice, is a fault of the infrastructure:
     the rollout has no reward, rather than a low one.
 
     May be pickled; each runner has its own bill and its own limits.
@@ -106,14 +106,14 @@ class JudgeReward:
 
     @property
     def bill(self) -> Bill:
-        """The tokens and the cost of its calls in this process."""
+        """Tokens and cost of its calls in this process."""
         return self.chat.bill
 
     async def __call__(self, output: object, task: object) -> float:
-        """Return the reward of what an agent returned for a task, from 0 to 1.
+        """Return the reward of an agent's output for a task, from 0 to 1.
 
         Raises:
-            JudgeError: the task lacks a field, there is nobody to ask, or the verdict cannot be read.
+            JudgeError: the task lacks a field, there is no model to call, or the verdict cannot be read.
             ChatError, LimitReached: the judge does not answer.
         """
         try:

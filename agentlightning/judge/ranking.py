@@ -1,4 +1,4 @@
-"""`RankingReward`: the rewards of a group of answers to one task, by the rank that a model gives them.
+"""`RankingReward`: the rewards of a group of answers to one task, from a model's ranking.
 
 Source: a mean rank over several orders of the answers, so that a place in the list earns nothing, as in "Large Language
 Models are not Fair Evaluators" (arXiv:2305.17926, section 3.2); ties share their places (fractional ranking).
@@ -27,13 +27,13 @@ class Ranking:
     """Answers to one task, ranked."""
 
     rewards: tuple[float, ...]
-    """From 0 for the worst to 1 for the best, in the order of the answers; equal ones share their places."""
+    """Rewards from 0 for the worst to 1 for the best, in the order of the answers; equal ones share their places."""
     ties: int
-    """Pairs of answers with the same reward."""
+    """Number of pairs of answers with the same reward."""
     position_bias: float
     """Share of the pairs that were judged differently when the order of the answers was another; 0 to 1."""
     bill: Bill
-    """The tokens and the cost of the judge's calls."""
+    """Tokens and cost of the judge's calls."""
     questions: tuple[Mapping[str, object], ...] = ()
     """Each question with its reply, model, tokens, seconds and cost, as an annotation holds them."""
 
@@ -41,7 +41,7 @@ class Ranking:
 class RankingReward:
     """Ranks answers to the same task: `await agl.RankingReward(model="gpt-5-mini").rank(task, answers)`.
 
-    Each question shows all answers; the second shows them in the opposite order, further ones in orders that are drawn.
+    Each question shows all answers; the second shows them in the opposite order, further ones in random orders.
     An answer's reward is the mean of its places, from 0 to 1. Equal answers are shown once and earn the same.
 
     Args:
@@ -77,7 +77,7 @@ class RankingReward:
 
     @property
     def bill(self) -> Bill:
-        """The tokens and the cost of its calls in this process."""
+        """Tokens and cost of its calls in this process."""
         return self.chat.bill
 
     def __repr__(self) -> str:
@@ -93,8 +93,8 @@ class RankingReward:
         """
         if not 2 <= len(answers) <= MOST_ANSWERS:
             raise BadRequestError(f"A ranking needs 2 to {MOST_ANSWERS} answers; there are {len(answers)}")
-        shown = [marked("answer", answer) for answer in answers]
-        different = list(dict.fromkeys(shown))
+        texts = [marked("answer", answer) for answer in answers]
+        different = list(dict.fromkeys(texts))
         bill, notes = Bill(), list[dict[str, object]]()
         if len(different) == 1:
             return Ranking((0.5,) * len(answers), len(answers) * (len(answers) - 1) // 2, 0.0, bill)
@@ -103,7 +103,7 @@ class RankingReward:
         places = await all_of(*(self._places(task, different, order, bill, notes) for order in orders))
         means = [sum(own) / len(orders) for own in zip(*places, strict=True)]
         reward_of = {text: 1.0 - mean / (len(different) - 1) for text, mean in zip(different, means, strict=True)}
-        rewards = tuple(reward_of[text] for text in shown)
+        rewards = tuple(reward_of[text] for text in texts)
         pairs = list(itertools.combinations(range(len(different)), 2))
         unequal = sum(len({(place[i] > place[j], place[i] < place[j]) for place in places}) > 1 for i, j in pairs)
         ties = sum(one == other for one, other in itertools.combinations(rewards, 2))

@@ -1,6 +1,6 @@
 """The gateway between agents and model servers; every call becomes two spans of its attempt before it is answered.
 
-Each name is imported on first use: it comes with a web stack.
+Each name is imported on first use, since the imports load a web stack.
 """
 
 from agentlightning.lazy import attach_stub

@@ -1,4 +1,4 @@
-"""The calls of `LLMProxy.batch_query`: an algorithm asks the model itself, for a whole batch at once."""
+"""The calls of `LLMProxy.batch_query`: an algorithm calls the model itself, for a whole batch at once."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ async def ask_batch(
 ) -> list[Json]:
     """Make each call in a rollout of its entry, some at once, and return the chat completions in order.
 
-    `llm_of` gives the LLM of a rollout, an attempt and a model; `timeout` holds for one call, in seconds.
+    `llm_of` returns the LLM of a rollout, an attempt and a model; `timeout` holds for one call, in seconds.
 
     Raises:
-        RuntimeError, TimeoutError: calls failed, or took too long; says how many, and the first failure.
+        RuntimeError, TimeoutError: calls failed, or took too long; has their number and the first failure.
     """
     free = asyncio.Semaphore(CONCURRENT_QUERIES)
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout)) as session:
@@ -42,7 +42,7 @@ async def ask_batch(
             async with free:
                 rollout = await store.start_rollout(entry, metadata={"batch_query": True})
                 ids = rollout.rollout_id, rollout.attempt.attempt_id
-                try:  # the rollout ends with the answer, however it comes
+                try:  # the rollout ends with the answer, whatever it is
                     answer = await _ask(session, llm_of(*ids, model or request.get("model")), request)
                 except BaseException as error:
                     cause = AttemptError(type=type(error).__name__, message=str(error), traceback="")
@@ -72,10 +72,10 @@ async def _ask(session: aiohttp.ClientSession, llm: LLM, request: Json) -> Json:
 
 
 def read_entry(index: int, entry: Any) -> Json:
-    """Return the body of the request that an entry stands for.
+    """Return the body of the request for an entry.
 
     Raises:
-        BadRequestError: it stands for none.
+        BadRequestError: the entry is not a valid request.
     """
     if isinstance(entry, str):
         return {"messages": [{"role": "user", "content": entry}]}

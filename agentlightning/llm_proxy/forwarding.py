@@ -1,6 +1,6 @@
 """One model call from the agent's bytes to the model server's reply: plain, streamed, or translated on the way.
 
-Frames of a stream go to the agent as they come. Only the last one is held back until the call has been recorded.
+Frames of a stream go to the agent as they arrive. Only the last one is held back until the call has been recorded.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ T = TypeVar("T")
 
 _AGENT, _SERVER = "The request", "The model server's reply"
 _OURS = ("hosted_vllm",)
-"""Providers, as entries of models name them, whose servers run no tools."""
+"""Prefixes of models in their entries whose servers run no tools."""
 _FRAMES_A_TURN = 64
-"""So many frames are handed on before other calls get a turn."""
+"""Number of frames passed on before other calls get a turn."""
 _COUNTED = {MESSAGES.route: "messages/count_tokens", RESPONSES.route: "responses/input_tokens"}
-"""By dialect: the route that counts, here and at a server that speaks the dialect itself."""
+"""Route that counts tokens, by dialect, here and at a server that speaks the dialect itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A call with its request, whose body is still to be read, the byte budget of both, and the way back."""
+    """A call with its request, whose body is still to be read, the byte budget of both, and the reply stream."""
 
     store: LightningStore
     call: GatewayCall
@@ -82,19 +82,19 @@ class UpstreamRequest:
     """The request to the model servers for one call."""
 
     agent_request: Json
-    """As the agent made it."""
+    """The agent's original request."""
     wire: Dialect
-    """The dialect of the request to the server."""
+    """Dialect of the request to the server."""
     body: Json
     """The request in that dialect."""
     prompt: list[object]
     """The prompt in it, as messages."""
     endpoints: list[ModelEndpoint]
-    """Those that speak the dialect."""
+    """Endpoints that speak the dialect."""
     translated: TranslatedDialect | None = None
-    """The agent's dialect, where it is not the server's."""
+    """The agent's dialect, if it differs from the server's."""
     left_out_tools: tuple[str, ...] = ()
-    """Types of the agent's tools that the model is not shown."""
+    """Types of the agent's tools that are not shown to the model."""
 
 
 class Forwarder:
@@ -116,7 +116,7 @@ class Forwarder:
         self._call_file = call_file
 
     async def serve(self, exchange: Exchange, raw: bytes) -> AgentReply:
-        """Make the call; `exchange.call` says how it ended. The bytes that it takes beside `raw` are held, too.
+        """Make the call and store its outcome in `exchange.call`. The bytes that it takes beside `raw` are held, too.
 
         Raises:
             CallFailed: there is no reply, or a stream broke off.
@@ -124,16 +124,16 @@ class Forwarder:
         call, dialect = exchange.call, exchange.dialect
         call.bytes = len(raw)
         try:
-            asked, prompt = await self._off_loop.run(len(raw), _read_request, dialect, raw, call.model_in_url)
+            agent_request, prompt = await self._off_loop.run(len(raw), _read_request, dialect, raw, call.model_in_url)
         except CallFailed as refused:
-            if refused.param is not None and refused.code != "too_many_values":  # the record says which turn it was
+            if refused.param is not None and refused.code != "too_many_values":  # the record names the turn
                 await self.note_refused(exchange, raw)
             raise
-        call.streamed = dialect.wants_stream(asked)
-        call.request, call.prompt = asked, prompt
-        call.model, *fallbacks = self._models().chain(asked["model"])
+        call.streamed = dialect.wants_stream(agent_request)
+        call.request, call.prompt = agent_request, prompt
+        call.model, *fallbacks = self._models().chain(agent_request["model"])
         call.policy = self._policies.of_call(call.role, call.model, dialect.route)
-        request = await self._prepare(exchange, asked)
+        request = await self._prepare(exchange, agent_request)
         if self._call_file is not None and self._call_file.replays:
             on_file = await self._off_loop.run(LARGE_BYTES, self._call_file.reply_to, request.wire.route, request.body)
             if on_file is not None:
@@ -143,7 +143,7 @@ class Forwarder:
             if fallbacks and request.endpoints and self._upstream.balancer.all_rest(request.endpoints):
                 text = f"The model servers of {call.model!r} failed lately, and none is tried again yet"
                 failure = CallFailed(503, text, code="upstream_unusable", state="upstream_error")
-                fallbacks.append(call.model)  # better than to refuse the call
+                fallbacks.append(call.model)  # better than refusing the call
             else:
                 try:
                     return await self._ask(exchange, request, among_others=bool(fallbacks))
@@ -153,28 +153,30 @@ class Forwarder:
                     failure = error
                     text = "%s: the model servers of %r failed; asking %s instead"
                     logger.warning(text, call.call_id, call.model, ", ".join(fallbacks))
-            return await self._ask_fallbacks(exchange, asked, fallbacks, failure)
+            return await self._ask_fallbacks(exchange, agent_request, fallbacks, failure)
         finally:
             self._gate.leave()
 
-    async def _prepare(self, exchange: Exchange, asked: Json) -> UpstreamRequest:
+    async def _prepare(self, exchange: Exchange, agent_request: Json) -> UpstreamRequest:
         """Return the request to the servers of the call's model."""
         call, dialect = exchange.call, exchange.dialect
         replays = self._call_file is not None and self._call_file.replays
-        if replays and call.model not in self._models().names:  # only the file knows it: no endpoint is needed
+        if replays and call.model not in self._models().names:  # only the file has it: no endpoint is needed
             wire, endpoints = _wires(dialect)[-1], list[ModelEndpoint]()
         else:
             wire, endpoints = _wire_and_endpoints(self._models(), dialect, call.model, call.rollout_id)
         if dialect is RESPONSES and wire is CHAT:
             if call.turn is None:
                 attempt = (call.rollout_id, call.attempt_id)
-                call.turn = begin(self.memory, attempt, asked, self._limits.body_bytes)
+                call.turn = begin(self.memory, attempt, agent_request, self._limits.body_bytes)
                 await call.turn.hold_value(exchange.hold, self._off_loop)
                 call.bytes += call.turn.size
-            asked = await self._off_loop.run(call.bytes, call.turn.expanded)
+            agent_request = await self._off_loop.run(call.bytes, call.turn.expanded)
         else:
             call.turn = None
-        request = await self._off_loop.run(call.bytes, _upstream_request, dialect, wire, endpoints, asked, call.policy)
+        request = await self._off_loop.run(
+            call.bytes, _upstream_request, dialect, wire, endpoints, agent_request, call.policy
+        )
         call.left_out_tools = request.left_out_tools
         call.request, call.prompt = request.body, request.prompt
         return request
@@ -195,47 +197,55 @@ class Forwarder:
             return await self._whole_reply(exchange, request, reply, response.body)
 
     async def _ask_fallbacks(
-        self, exchange: Exchange, asked: Json, fallbacks: list[str], failure: CallFailed
+        self, exchange: Exchange, agent_request: Json, fallbacks: list[str], failure: CallFailed
     ) -> AgentReply:
-        """Ask other models in turn, each in a dialect of its servers, and return the reply of the first that gives one.
+        """Call other models in turn, each in a dialect of its servers, and return the first reply.
 
         Raises:
-            CallFailed: `failure`, that of the model asked for, if none does; or a reply that was begun broke off.
+            CallFailed: `failure`, that of the requested model, if none replies; or a reply that was begun broke off.
         """
         call = exchange.call
-        own = call.model, call.policy, call.request, call.prompt, call.endpoint, call.engine
+        original = call.model, call.policy, call.request, call.prompt, call.endpoint, call.engine
         for model in fallbacks:
             call.model = model
-            call.policy = own[1] if model == own[0] else self._policies.of_fallback(own[1], call.role, model)
+            call.policy = (
+                original[1] if model == original[0] else self._policies.of_fallback(original[1], call.role, model)
+            )
             try:
-                request = await self._prepare(exchange, asked)
-                return await self._ask(exchange, request, among_others=model == own[0] or model != fallbacks[-1])
+                request = await self._prepare(exchange, agent_request)
+                return await self._ask(exchange, request, among_others=model == original[0] or model != fallbacks[-1])
             except CallFailed as error:
-                if exchange.reply_stream.begun or model == own[0]:
+                if exchange.reply_stream.begun or model == original[0]:
                     raise
                 failure.message += f"; the fallback {model!r} failed, too ({error.status})"
-        call.model, call.policy, call.request, call.prompt, call.endpoint, call.engine = own
+        call.model, call.policy, call.request, call.prompt, call.endpoint, call.engine = original
         raise failure
 
     async def note_refused(self, exchange: Exchange, raw: bytes) -> None:
-        """Note model and prompt of a request that is not served, by which its retry is recognised."""
+        """Record model and prompt of a request that is not served, by which its retry is recognised."""
         call, noting = exchange.call, (_refused_request, exchange.dialect, raw)
         call.request, call.prompt = await self._off_loop.run(len(raw), *noting)
 
     async def _record(self, call: GatewayCall, request: UpstreamRequest, reply: Json) -> None:
         if self._call_file is not None and self._call_file.records:
             if call.model != self._models().resolved(request.agent_request["model"]):
-                reply = without_tokens(reply)  # a replay is of the model asked for, whose tokens these are not
+                reply = without_tokens(reply)  # a replay is of the requested model, whose tokens these are not
             await self._off_loop.run(LARGE_BYTES, self._call_file.record, request.wire.route, request.body, reply)
 
     async def _answered(
-        self, call: GatewayCall, request: UpstreamRequest, reply: Json, record: Json, said: Json | None, size: int
+        self,
+        call: GatewayCall,
+        request: UpstreamRequest,
+        reply: Json,
+        record: Json,
+        translation: Json | None,
+        size: int,
     ) -> None:
-        """Note the reply on the call; `said` is the reply in the agent's dialect, where it is translated."""
+        """Store the reply on the call; `translation` is the reply in the agent's dialect, where it is translated."""
         first, *further = await self._off_loop.run(size, _tokens_of, request, reply)
         call.answered(record, first, further, generated=request.wire.generates)
-        if call.turn is not None and call.turn.stores and said is not None:
-            call.to_remember = await self._off_loop.run(call.bytes, call.turn.to_remember, said)
+        if call.turn is not None and call.turn.stores and translation is not None:
+            call.to_remember = await self._off_loop.run(call.bytes, call.turn.to_remember, translation)
 
     async def _whole_reply(self, exchange: Exchange, request: UpstreamRequest, reply: Json, body: bytes) -> AgentReply:
         """Return the agent's reply for a response in one piece; `body` is the JSON of `reply`."""
@@ -244,12 +254,12 @@ class Forwarder:
         if call.turn is not None:
             reply = {**reply, "id": call.turn.named(self.memory, reply.get("id"))}
         converted = await self._off_loop.run(size, convert_reply, request, reply, body, call.streamed)
-        record, shown, said = converted
-        await self._answered(call, request, reply, record, said, size)
-        return StreamEnd(exchange.reply_stream, shown) if call.streamed else JsonReply(200, shown)
+        record, data, translation = converted
+        await self._answered(call, request, reply, record, translation, size)
+        return StreamEnd(exchange.reply_stream, data) if call.streamed else JsonReply(200, data)
 
     async def _pass_stream(self, exchange: Exchange, request: UpstreamRequest, stream: UpstreamStream) -> StreamEnd:
-        """Pass the frames to the agent as they come and collect the reply from them."""
+        """Pass the frames to the agent as they arrive and collect the reply from them."""
         call, wire = exchange.call, request.wire
         reader = wire.read_stream(request.body)
         writer = None if request.translated is None else request.translated.write_stream(request.agent_request)
@@ -261,22 +271,22 @@ class Forwarder:
                 number, call.bytes = number + 1, call.bytes + len(frame)
                 if number > MOST_FRAMES:
                     raise stream.broken(f"a stream of more than {MOST_FRAMES} frames")
-                shown = await self._off_loop.run(len(frame), convert_frame, reader, frame, writer)
+                data = await self._off_loop.run(len(frame), convert_frame, reader, frame, writer)
                 if call.first_frame_at is None:
                     call.first_frame_at = time.time()
                 if reader.ended:
-                    last = shown
+                    last = data
                     break
-                await exchange.reply_stream.write(shown)
+                await exchange.reply_stream.write(data)
                 if number % _FRAMES_A_TURN == 0:
-                    await asyncio.sleep(0)  # frames that are there already come without a pause
+                    await asyncio.sleep(0)  # frames that have already arrived are passed without a pause
             if not (reader.ended or reader.complete):
                 raise unusable("The model server ended its stream before the reply was complete")
-            ended = await self._off_loop.run(call.bytes, end_stream, request, reader, writer, stream.hid_key)
-            reply, record, end = ended
+            stream_end = await self._off_loop.run(call.bytes, end_stream, request, reader, writer, stream.hid_key)
+            reply, record, end = stream_end
             if call.turn is not None:
                 record = {**record, "id": call.turn.name}
-        except BaseException:  # what came of the reply is kept, whatever ends it
+        except BaseException:  # the received part of the reply is kept, whatever ends it
             with suppress(Exception):  # the reply may break off because it cannot be read
                 partial = reader.reply()
                 call.broke_off(None if partial is None else wire.record_of(partial))
@@ -291,23 +301,23 @@ class Forwarder:
         """Return the tokens of a prompt in the form of the route's dialect.
 
         Raises:
-            CallFailed: 400 that names the field that is wrong; 501, the server does not count; its own refusal.
+            CallFailed: 400 that names the wrong field; 501, the server does not count; its own refusal.
         """
         dialect = MESSAGES if route == _COUNTED[MESSAGES.route] else RESPONSES
-        asked = await self._off_loop.run(len(raw), _blamed_on(_AGENT)(dialect.read_count), raw)
-        wire, endpoints = _wire_and_endpoints(self._models(), dialect, asked["model"], attempt[0])
+        request = await self._off_loop.run(len(raw), _blamed_on(_AGENT)(dialect.read_count), raw)
+        wire, endpoints = _wire_and_endpoints(self._models(), dialect, request["model"], attempt[0])
         size = len(raw)
         if wire is not dialect:
             if dialect is RESPONSES:
-                turn = begin(self.memory, attempt, asked, self._limits.body_bytes)
+                turn = begin(self.memory, attempt, request, self._limits.body_bytes)
                 await turn.hold_value(hold, self._off_loop)
                 size += turn.size
-                asked = await self._off_loop.run(size, turn.expanded)
-            asked = await self._off_loop.run(size, _blamed_on(_AGENT)(dialect.count_to_chat), asked)
+                request = await self._off_loop.run(size, turn.expanded)
+            request = await self._off_loop.run(size, _blamed_on(_AGENT)(dialect.count_to_chat), request)
         while True:
             endpoint = endpoints.pop(0)
             try:
-                body = await self._off_loop.run(size, wire.upstream_request, asked, endpoint.model, {})
+                body = await self._off_loop.run(size, wire.upstream_request, request, endpoint.model, {})
                 return await self._count_at(endpoint, wire, body, route)
             except CallFailed as failure:
                 if failure.status != 502 or not endpoints:
@@ -331,10 +341,10 @@ class Forwarder:
 def _wire_and_endpoints(
     models: ModelTable, dialect: Dialect, model: str, rollout_id: str
 ) -> tuple[Dialect, list[ModelEndpoint]]:
-    """Return the dialect in which the rollout's first fitting endpoint is asked, and all that speak it.
+    """Return the dialect of the rollout's first suitable endpoint, and all endpoints that speak it.
 
     Raises:
-        CallFailed: 404, there is no such model; 400, none of its servers can be asked in this dialect.
+        CallFailed: 404, there is no such model; 400, none of its servers supports this dialect.
     """
     endpoints = models.endpoints(model, rollout_id)
     for endpoint in endpoints:
@@ -347,14 +357,14 @@ def _wire_and_endpoints(
 
 
 def _wires(dialect: Dialect) -> tuple[Dialect, ...]:
-    """Return the dialects in which servers can be asked for an agent that speaks this one; the best first."""
+    """Return the possible server dialects for an agent that speaks this one; the best first."""
     return (dialect, CHAT) if isinstance(dialect, TranslatedDialect) else (dialect,)
 
 
 def _blamed_on(who: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Turn an error of a function that reads a request or response into that call's failure, which names its sender.
 
-    No such error is known; the dialects refuse by name what they cannot read.
+    No such error is expected; the dialects refuse by name what they cannot read.
     """
 
     def blaming(read: Callable[P, T]) -> Callable[P, T]:
@@ -363,7 +373,7 @@ def _blamed_on(who: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
                 return read(*args, **kwargs)
             except CallFailed:
                 raise
-            except Exception as error:  # boundary: a fault in reading foreign data is answered and logged
+            except Exception as error:  # boundary: an error in reading foreign data is answered and logged
                 logger.exception("a part of a call could not be read: %s", who)
                 text = f"{who} cannot be read ({type(error).__name__})"
                 if who == _AGENT:
@@ -375,39 +385,39 @@ def _blamed_on(who: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     return blaming
 
 
-# --- pure steps, on a thread where they are long ---------------------------------------------------------------------
+# --- pure steps, on a thread for long inputs -------------------------------------------------------------------------
 
 
 @_blamed_on(_AGENT)
 def _read_request(dialect: Dialect, raw: bytes, model: str | None) -> tuple[Json, list[object]]:
     """Return an agent's request and the prompt in it, as messages."""
-    asked = dialect.read_request(raw, model)
-    return asked, dialect.prompt_of(asked)
+    request = dialect.read_request(raw, model)
+    return request, dialect.prompt_of(request)
 
 
 def _refused_request(dialect: Dialect, raw: bytes) -> tuple[Json | None, list[object] | None]:
     """Return model and prompt of a request that cannot be served, for its record; None where they are unusable."""
-    asked = read_json(raw)
+    request = read_json(raw)
     try:
-        return (None, None) if asked is None else ({"model": str(asked.get("model"))}, dialect.prompt_of(asked))
-    except Exception:  # boundary: the request was refused, so anything may be wrong with it
+        return (None, None) if request is None else ({"model": str(request.get("model"))}, dialect.prompt_of(request))
+    except Exception:  # boundary: the request was refused, so any part of it may be wrong
         return None, None
 
 
 @_blamed_on(_AGENT)
 def _upstream_request(
-    dialect: Dialect, wire: Dialect, endpoints: list[ModelEndpoint], asked: Json, policy: CallPolicy | None
+    dialect: Dialect, wire: Dialect, endpoints: list[ModelEndpoint], agent_request: Json, policy: CallPolicy | None
 ) -> UpstreamRequest:
     """Return the request for these endpoints, which speak `wire`."""
     agents = dialect if isinstance(dialect, TranslatedDialect) and wire is CHAT else None
     bought = policy is not None and policy.kind == "external"
     if agents is None and (wire is not CHAT or bought or any(e.provider not in _OURS for e in endpoints)):
-        return UpstreamRequest(asked, wire, asked, wire.prompt_of(asked), endpoints)
+        return UpstreamRequest(agent_request, wire, agent_request, wire.prompt_of(agent_request), endpoints)
     if policy is not None and policy.server_tools == "refuse":
-        refuse_server_tools(asked)
-    left_out = tuple(sorted({kind for kind, _ in server_tools(asked)}))
-    chat = without_server_tools(asked) if agents is None else agents.to_chat(asked)
-    return UpstreamRequest(asked, wire, chat, wire.prompt_of(chat), endpoints, agents, left_out)
+        refuse_server_tools(agent_request)
+    left_out = tuple(sorted({kind for kind, _ in server_tools(agent_request)}))
+    chat = without_server_tools(agent_request) if agents is None else agents.to_chat(agent_request)
+    return UpstreamRequest(agent_request, wire, chat, wire.prompt_of(chat), endpoints, agents, left_out)
 
 
 @_blamed_on(_SERVER)
@@ -418,26 +428,26 @@ def convert_reply(
     wire = request.wire
     record = wire.record_of(reply)
     if request.translated is not None:
-        events, said = translated(reply, request.translated, request.agent_request)
-        return record, events if streamed else json_bytes(said), said
+        events, translation = translated(reply, request.translated, request.agent_request)
+        return record, events if streamed else json_bytes(translation), translation
     if streamed:
         return record, wire.stream_of(reply, request.body), None
-    shown = wire.visible(reply, request.body)
-    return record, body if shown == reply and is_strict(body) else json_bytes(shown), None
+    visible = wire.visible(reply, request.body)
+    return record, body if visible == reply and is_strict(body) else json_bytes(visible), None
 
 
 @_blamed_on(_SERVER)
 def convert_frame(reader: StreamReader, frame: bytes, writer: StreamWriter | None) -> bytes:
-    """Return what the agent gets for one frame."""
-    shown = reader.feed(frame)
-    if b"NaN" in shown or b"Infinity" in shown:  # which JSON does not have, but may stand in a text
-        data = data_of(shown)
+    """Return the bytes for the agent for one frame."""
+    output = reader.feed(frame)
+    if b"NaN" in output or b"Infinity" in output:  # which JSON does not have, but may stand in a text
+        data = data_of(output)
         value = None if data is None else read_json(data)
         if data is not None and value is not None and not is_strict(data):
-            shown = with_data(shown, json_bytes(value))
+            output = with_data(output, json_bytes(value))
     if writer is None or reader.ended:
-        return shown
-    data = data_of(shown)
+        return output
+    data = data_of(output)
     chunk = None if data is None or data.strip() == DONE else read_json(data)
     return b"" if chunk is None else writer.feed(chunk)
 
@@ -465,7 +475,7 @@ def read_reply(wire: Dialect, response: UpstreamResponse) -> Json:
     """Return the reply in a response.
 
     Raises:
-        CallFailed: 502, it is none of the dialect.
+        CallFailed: 502, it is not a reply of the dialect.
     """
     reply = wire.read_reply(response.body)
     if reply is None:

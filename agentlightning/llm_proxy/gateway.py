@@ -1,7 +1,7 @@
 """The gateway as an ASGI app: it identifies the attempt, admits the call, forwards it, records it and replies.
 
 A call that passed the checks of address, key and attempt has a number from the store and ends as two spans of its
-attempt, however it ends; only then is it answered. A request that fails the checks is no call of an attempt and leaves
+attempt, in every case; only then is it answered. A request that fails the checks is no call of an attempt and leaves
 no span.
 """
 
@@ -81,15 +81,15 @@ class Gateway:
         self._slots = Slots(limits.calls, limits.calls_per_attempt, limits.waiting_calls, limits.call_seconds)
         self._warned: set[str] = set()
         self.ended: Counter[str] = Counter()
-        """Recorded calls by state, and `lost` and `rejected` ones (without a span)."""
+        """Number of recorded calls by state, and of `lost` and `rejected` ones (without a span)."""
 
     @property
     def in_hand(self) -> int:
-        """Calls in progress: arrived and not answered."""
+        """Number of calls in progress: arrived and not answered."""
         return self._slots.taken
 
     def in_hand_outside(self, rollouts: Collection[str]) -> int:
-        """Return how many of them are of no rollout among `rollouts`."""
+        """Return the number of calls in progress of rollouts outside `rollouts`."""
         return self._slots.taken_outside(rollouts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -98,7 +98,7 @@ class Gateway:
         except CallFailed as failure:
             self.ended["rejected"] += 1
             reply = dialect_of(scope["raw_path"]).failure(failure)
-        except Exception:  # boundary: a fault of ours outside a call is logged, counted and answered
+        except Exception:  # boundary: a bug of ours outside a call is logged, counted and answered
             logger.exception("the gateway failed in %s", scope["method"])
             self.ended["rejected"] += 1
             reply = dialect_of(scope["raw_path"]).failure(_internal_error())
@@ -136,8 +136,8 @@ class Gateway:
             return await self._conclude(exchange, await self._make_call(exchange))
 
     async def _answer_without_a_call(self, address: CallAddress, scope: Scope, receive: Receive) -> JsonReply | None:
-        """Answer what no model is called for, so that nothing is recorded. None if the agent left."""
-        if address.role is not None:  # for a model call the record says so
+        """Answer a request that needs no model call, so that nothing is recorded. None if the agent left."""
+        if address.role is not None:  # for a model call the record has the reason
             self._policies.role_in_url(address.role)
         if address.route == MODELS:
             return json_reply(self._models().listing(address.named))
@@ -171,16 +171,16 @@ class Gateway:
                 hold.add_value(size - hold.size)
 
     async def record_cut_short(self, calls: Sequence[GatewayCall]) -> None:
-        """Record calls that an earlier process had in hand when it ended: their agents got no reply from it."""
+        """Record calls that were in progress when an earlier process ended: their agents got no reply from it."""
         assert self._journal is not None
         store, seconds = self._store(), self._store_seconds
         for call in calls:
             call.failed(CallFailed(503, "The gateway's process ended during the call", state="upstream_error"))
-            lost = await keep(store, call, self._privacy, seconds)
-            if lost is None or is_final(lost):
+            loss = await keep(store, call, self._privacy, seconds)
+            if loss is None or is_final(loss):
                 self._journal.ended(call)
-            if lost is not None:
-                logger.error("%s: the record of a call that was cut short is not stored: %r", call.call_id, lost)
+            if loss is not None:
+                logger.error("%s: the record of a call that was cut short is not stored: %r", call.call_id, loss)
         if calls:
             logger.warning("%d calls were in hand when an earlier gateway process ended", len(calls))
 
@@ -201,7 +201,7 @@ class Gateway:
                 raise CallFailed(504, text, code="timeout") from None
 
     async def _make_call(self, exchange: Exchange) -> AgentReply | None:
-        """Make the call and return the reply for the agent; the call says how it ended."""
+        """Make the call and return the reply for the agent; the outcome is stored in the call."""
         call = exchange.call
         try:
             self._budgets.check(call.rollout_id)
@@ -215,7 +215,7 @@ class Gateway:
             call.failed(CallFailed(503, "The gateway stopped during the call", state="upstream_error"))
             await self._conclude(exchange, None, seconds=0.5)
             raise
-        except Exception:  # boundary: a fault of ours is logged and recorded as one
+        except Exception:  # boundary: a bug of ours is logged and recorded as one
             logger.exception("%s: the gateway failed in a call of attempt %s", call.call_id, call.attempt_id)
             failure = _internal_error()
         call.failed(failure)
@@ -231,16 +231,16 @@ class Gateway:
                 pass
             has_left = True
             if not until.expired():
-                until.reschedule(0.0)  # the call ends as if its time were up, its connection to the server too
+                until.reschedule(0.0)  # the call ends as after a timeout, and so does its connection to the server
 
         try:
             async with until:
                 raw = await self._body_of(exchange)
-                gone = asyncio.ensure_future(wait_for_disconnect())  # nothing is read before the body is there
+                disconnect = asyncio.ensure_future(wait_for_disconnect())  # nothing is read before the body has arrived
                 try:
                     return await self._in_a_slot(exchange, raw)
                 finally:
-                    gone.cancel()
+                    disconnect.cancel()
         except TimeoutError:
             if not until.expired():
                 raise
@@ -260,13 +260,13 @@ class Gateway:
                 await self._hold_value(raw, exchange.hold)
                 return await self._forwarder.serve(exchange, raw)
         except CallFailed as refused:
-            if refused.code == "too_many_calls" and call.request is None:  # the record says which turn it was
+            if refused.code == "too_many_calls" and call.request is None:  # the record names the turn
                 await self._hold_value(raw, exchange.hold)
                 await self._forwarder.note_refused(exchange, raw)
             raise
 
     async def _body_of(self, exchange: Exchange) -> bytes:
-        """Return the body. One for which there is no room is received to its end, for its digest, and refused."""
+        """Return the body. If there is no room for it, it is received to its end, for its digest, and refused."""
         try:
             return await body_of(exchange.scope, exchange.body.receive, exchange.hold, self._limits.body_bytes)
         except CallFailed as refused:
@@ -282,21 +282,21 @@ class Gateway:
         call = exchange.call
         self._budgets.add(call, call.endpoint)
         call.body_digest = exchange.body.digest()
-        answered = call.error is None
-        lost = await keep(exchange.store, call, self._privacy, seconds or self._store_seconds, self._off_loop)
+        is_answered = call.error is None
+        loss = await keep(exchange.store, call, self._privacy, seconds or self._store_seconds, self._off_loop)
         if self._journal is not None:
             self._journal.ended(call)
         if call.turn is not None:
-            is_kept = lost is None and call.error is None
+            is_kept = loss is None and call.error is None
             call.turn.ended(self._forwarder.memory, call.to_remember if is_kept else None)
-        if lost is not None:
+        if loss is not None:
             self.ended["lost"] += 1
             text = "%s: call of attempt %s of rollout %s is lost, the store did not take its spans: %r"
-            logger.error(text, call.call_id, call.attempt_id, call.rollout_id, lost)
-            message = f"The call could not be recorded ({type(lost).__name__}), so its answer is withheld"
+            logger.error(text, call.call_id, call.attempt_id, call.rollout_id, loss)
+            message = f"The call could not be recorded ({type(loss).__name__}), so its answer is withheld"
             return exchange.failed(CallFailed(503, message, code="record_lost", retry_after=1.0))
         self.ended[call.state] += 1
-        if answered and call.error is not None:  # the record is bare, so the reply could not be accounted for
+        if is_answered and call.error is not None:  # the record is bare, so the reply could not be accounted for
             return exchange.failed(CallFailed(500, call.error, code="internal_error"))
         model = str((call.request or {}).get("model"))
         if call.state == "no_tokens" and call.is_for_training and model not in self._warned:

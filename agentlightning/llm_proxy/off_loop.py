@@ -1,7 +1,7 @@
-"""Runs long work on threads beside the serving loop, so that other calls go on; small work runs on the loop at once.
+"""Runs long work on threads beside the serving loop, so that other calls continue; small work runs on the loop at once.
 
-The interpreter runs one thread at a time, so this makes nothing faster; but it changes threads every few milliseconds,
-and the work is made of parts that are shorter than that or a single pass over some megabytes.
+The interpreter runs one thread at a time, so this makes nothing faster. But it changes threads every few milliseconds,
+and the work consists of parts that are shorter than that, or of a single pass over some megabytes.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 LARGE_BYTES: Final = 128 * 1024
-"""From this size on the work is done on a thread; it takes about a millisecond."""
+"""Size in bytes from which work is done on a thread; work of this size takes about a millisecond."""
 _THREADS: Final = 2
-"""How many large bodies are worked on at a time; others wait and are not decoded yet."""
+"""Number of large bodies processed at a time; others wait and are not decoded yet."""
 HUGE_BYTES: Final = 1024 * 1024
-"""Of bodies from this size on a process works on one at a time."""
+"""Size in bytes from which a process handles one body at a time."""
 _turn = threading.Lock()
-"""Held while a huge body is worked on."""
+"""Held while a huge body is processed."""
 
 
 class OffLoop:
-    """Threads for long work. Owned by the serving loop; begun when they are needed, ended by `close`.
+    """Threads for long work. Owned by the serving loop; started when needed, ended by `close`.
 
-    A function that is run here returns a value and changes nothing: whoever waits may have left before it ends.
+    A function that is run here returns a value and changes nothing: the waiting caller may have left before it ends.
     """
 
     def __init__(self) -> None:
         self._threads: ThreadPoolExecutor | None = None
         self._huge: ThreadPoolExecutor | None = None
         self.handed_over = 0
-        """Functions that were run on a thread so far."""
+        """Number of functions run on a thread so far."""
 
     async def run(self, size: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return what the function returns; `size` is the number of bytes that it goes through."""
+        """Return the function's result; `size` is the number of bytes that it processes."""
         if size < LARGE_BYTES:
             return function(*args, **kwargs)
         if self._threads is None or self._huge is None:
@@ -56,7 +56,7 @@ class OffLoop:
         return await asyncio.get_running_loop().run_in_executor(threads, work)
 
     def close(self) -> None:
-        """End the threads when what they do is done; waits for nothing. May be called twice."""
+        """End the threads when their current work is done; waits for nothing. May be called twice."""
         pools, self._threads, self._huge = (self._threads, self._huge), None, None
         for threads in pools:
             if threads is not None:
@@ -64,7 +64,7 @@ class OffLoop:
 
 
 def _forget_turn() -> None:
-    """Begin anew: in a forked child, which has none of its parent's threads."""
+    """Start anew: in a forked child, which has none of its parent's threads."""
     global _turn
     _turn = threading.Lock()
 

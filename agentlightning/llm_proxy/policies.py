@@ -1,10 +1,10 @@
-"""Which policy a call belongs to: found by the agent's role, by the model that it asks for, or by its route.
+"""Assigns each call to a policy: by the agent's role, by the requested model, or by its route.
 
 Several agents of one rollout train different policies this way, and calls of a judge or of a bought model are never
-mistaken for those of the policy that learns. A call that fits no policy, and one whose role and model contradict each
+mistaken for those of the trained policy. A call that fits no policy, and one whose role and model contradict each
 other, is refused: its tokens would be counted for the wrong policy.
 
-Policies are given in Python or in a file; each error in them names its place.
+Policies are configured in Python or in a file; each error names its place.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PolicyKind = Literal["trained", "frozen", "external"]
 _ROLE = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _ROLE_FORM = "1 to 128 letters, digits, '-' and '_'"
 ServerTools = Literal["drop", "refuse"]
-"""What becomes of tools that only a vendor's server can run: the model is not shown them, or the call is refused."""
+"""Handling of tools that only a vendor's server can run: they are excluded, or the call is refused."""
 _LISTS = ("models", "roles", "routes")
 _FIELDS = ("kind", *_LISTS, "server_tools")
 
@@ -46,13 +46,13 @@ class PolicyConfig(TypedDict, total=False):
     routes: list[str]
     """Dialects, such as `embeddings`."""
     server_tools: ServerTools
-    """Of tools that only a vendor's server can run, such as `web_search`, in calls of our own models: `drop`, the
-    default, shows the model the others and names them on the call; `refuse` answers 400."""
+    """Handling of tools that only a vendor's server can run, such as `web_search`, in calls of our models: `drop`, the
+    default, excludes them and names them on the call; `refuse` answers 400."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallPolicy:
-    """One policy, checked."""
+    """One policy after validation."""
 
     name: str
     kind: PolicyKind
@@ -63,7 +63,7 @@ class CallPolicy:
 
 
 def read_policies(policies: object) -> list[CallPolicy]:
-    """Return what `LLMProxy(policies=...)` was given.
+    """Return the policies of `LLMProxy(policies=...)`.
 
     Raises:
         ValueError: an entry is malformed; names the entry, the field and what was expected.
@@ -72,7 +72,7 @@ def read_policies(policies: object) -> list[CallPolicy]:
         return []
     if not isinstance(policies, Mapping):
         raise ValueError(f"policies must map names to policies; got {type(policies).__name__}")
-    read: list[CallPolicy] = []
+    result: list[CallPolicy] = []
     for name, entry in cast("Mapping[object, object]", policies).items():
         if not isinstance(name, str) or not name:
             raise ValueError(f"policies: a policy's name must be a non-empty string; got {name!r}")
@@ -84,30 +84,30 @@ def read_policies(policies: object) -> list[CallPolicy]:
             if field not in _FIELDS:
                 raise ValueError(f"{place}.{field} is not supported{hint(str(field), _FIELDS)}")
         kind = cast(PolicyKind, _one_of(get_args(PolicyKind), fields.get("kind"), f"{place}.kind"))
-        given = fields.get("server_tools", "drop")
-        tools = cast(ServerTools, _one_of(get_args(ServerTools), given, f"{place}.server_tools"))
-        named: list[tuple[str, ...]] = []
+        server_tools = fields.get("server_tools", "drop")
+        tools = cast(ServerTools, _one_of(get_args(ServerTools), server_tools, f"{place}.server_tools"))
+        name_lists: list[tuple[str, ...]] = []
         for field in _LISTS:
             value = fields.get(field)
             names = tuple(cast("Sequence[Any]", value)) if isinstance(value, (list, tuple)) else ()
             if value is not None and not (names and all(isinstance(name, str) and name for name in names)):
                 raise ValueError(f"{place}.{field} must be a list of names; got {value!r}")
-            named.append(names)
-        models, roles, routes = named
+            name_lists.append(names)
+        models, roles, routes = name_lists
         for role in roles:
             if not _ROLE.fullmatch(role):
                 raise ValueError(f"{place}.roles: {role!r} is no role: {_ROLE_FORM}")
         for route in routes:
             if route not in DIALECTS:
                 raise ValueError(f"{place}.routes: there is no route {route!r}{hint(route, DIALECTS)}")
-        read.append(CallPolicy(name, kind, models, roles, routes, tools))
-    return read
+        result.append(CallPolicy(name, kind, models, roles, routes, tools))
+    return result
 
 
-def _one_of(known: tuple[str, ...], value: object, place: str) -> object:
-    if value not in known:
-        near = hint(str(value), known, lists=False)
-        raise ValueError(f"{place} must be one of {', '.join(known)}{near}; got {value!r}")
+def _one_of(choices: tuple[str, ...], value: object, place: str) -> object:
+    if value not in choices:
+        near = hint(str(value), choices, lists=False)
+        raise ValueError(f"{place} must be one of {', '.join(choices)}{near}; got {value!r}")
     return value
 
 
@@ -115,13 +115,13 @@ class PolicyTable:
     """Read-only map from role, model and route to policy. Without policies no call has one, and a role is only a name.
 
     Raises:
-        ValueError: two policies name the same; says which.
+        ValueError: two policies name the same role, model or route; names it.
     """
 
     def __init__(self, policies: Sequence[CallPolicy] = ()) -> None:
         self._policies = list(policies)
         self.roles = self._index("roles", lambda policy: policy.roles)
-        """The policy of each role, in the order in which they are named."""
+        """The policy of each role, in the order of the policies."""
         self._models = self._index("models", lambda policy: policy.models)
         self._routes = self._index("routes", lambda policy: policy.routes)
         takes_all = [policy for policy in self._policies if not (policy.models or policy.roles or policy.routes)]
@@ -134,13 +134,13 @@ class PolicyTable:
 
     @property
     def all(self) -> list[CallPolicy]:
-        """Every policy, in the order in which they were given."""
+        """All policies, in the order of the configuration."""
         return list(self._policies)
 
-    def _index(self, field: str, named: Callable[[CallPolicy], tuple[str, ...]]) -> dict[str, CallPolicy]:
+    def _index(self, field: str, names_of: Callable[[CallPolicy], tuple[str, ...]]) -> dict[str, CallPolicy]:
         table: dict[str, CallPolicy] = {}
         for policy in self._policies:
-            for value in named(policy):
+            for value in names_of(policy):
                 if value in table:
                     both = f"{table[value].name!r} and {policy.name!r}"
                     raise ValueError(f"policies: {both} both name {value!r} in {field}; a call belongs to one policy")
@@ -148,10 +148,10 @@ class PolicyTable:
         return table
 
     def missing_models(self, served: Sequence[str]) -> str | None:
-        """Return what to say of models that trained policies name and that are not served yet; None if all are.
+        """Return a message about models that trained policies name and that are not served yet; None if all are.
 
         Raises:
-            ValueError: another policy names one that is not served; says what it may have meant.
+            ValueError: another policy names one that is not served; suggests similar names.
         """
         missing: str | None = None
         for model, policy in self._models.items():
@@ -167,7 +167,7 @@ class PolicyTable:
         """Return the policy of a role; None where there are no policies.
 
         Raises:
-            ValueError: no policy names it; says what it may have meant.
+            ValueError: no policy names it; suggests similar names.
         """
         if not self._policies:
             if not _ROLE.fullmatch(role):
@@ -206,7 +206,7 @@ class PolicyTable:
     def of_fallback(self, asked: CallPolicy | None, role: str | None, model: str) -> CallPolicy:
         """Return the policy of a call of `asked` that a fallback, `model`, answers.
 
-        Nothing is learned from it, unless the fallback is the model of a policy and no role names another one.
+        It is not trained, unless the fallback is the model of a policy and no role names another one.
         """
         own = self._models.get(model)
         if own is not None and (own is asked or role is None or own.kind != "trained"):
@@ -214,7 +214,7 @@ class PolicyTable:
         return asked if asked is not None and asked.kind != "trained" else CallPolicy(model, "frozen")
 
     def role_in_url(self, role: str) -> CallPolicy | None:
-        """Return the policy of a role that an agent's URL names; None where there are no policies.
+        """Return the policy of a role in an agent's URL; None where there are no policies.
 
         Raises:
             CallFailed: 404, no policy names it.

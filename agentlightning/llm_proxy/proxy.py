@@ -52,22 +52,22 @@ class LLMProxy(WeightChanges):
 
     Args:
         port: None takes a free one, which then stays the same.
-        model_list: one entry per endpoint; see `ModelConfig`. May be empty and given later.
-        store: where calls are recorded; may be given later, by `set_store`.
+        model_list: one entry per endpoint; see `ModelConfig`. May be empty at first.
+        store: records the calls; may be set later with `set_store`.
         host: None is 127.0.0.1. Another address needs `AGL_TOKEN` (or `AGL_INSECURE=1`).
         num_retries: further tries after a 500 of a model server. Servers that cannot be reached and 429, 502, 503 and
-            504 are tried again `max(num_retries, 3)` times in any case.
+            504 are retried `max(num_retries, 3)` times in any case.
         launcher_args: in place of port, host and launch_mode.
         litellm_config: what a configuration of LiteLLM says of `model_list`, and in `router_settings` or
             `litellm_settings` of `fallbacks`, `default_fallbacks`, `model_group_alias` and `num_retries`. Anything else
-            is refused, with what to give instead; so are `middlewares`, `callbacks` and several `num_workers`.
+            is refused, and the error names a replacement; so are `middlewares`, `callbacks` and several `num_workers`.
         limits: every bound of the gateway.
         keep: what is kept of a call: `all`, `tokens` (no text) or `counts` (no token ids either).
-        redact: is given each span of a call before it leaves the process and returns what may leave. If it fails, the
+        redact: converts each span of a call before it leaves the process. If it fails, the
             call is answered with an error and nothing leaves.
         record: a file to which every answered call is added, whole.
         replay: a file made by `record`, from which calls are answered without a model server. With the same file for
-            both, what is not on file is asked and added.
+            both, missing calls are made and added.
         replay_match: `strict` replays the same request only, `nearest` the most similar one.
         journal: a file of the calls in progress; the next gateway with it records those that `kill -9` cut short.
         policies: which calls belong to which policy, by name; see `PolicyConfig`. None: calls belong to no policy.
@@ -132,7 +132,7 @@ class LLMProxy(WeightChanges):
         self._whole: tuple[LightningStore, LightningStore] | None = None
         self.limits = limits or GatewayLimits()
         self.store_unreachable_timeout = OUTAGE_SECONDS
-        """Seconds for which the store may be away if the limits do not say; a Trainer sets that of its runner."""
+        """Seconds for which the store may be unreachable if the limits set none; a Trainer sets that of its runner."""
         self._health = health or HealthChecks()
         self._privacy = Privacy(keep, redact)
         self._call_file = None if record is None and replay is None else CallFile(record, replay, replay_match)
@@ -158,15 +158,15 @@ class LLMProxy(WeightChanges):
             self._policies.missing_models(self._table.names)
             self._check_names()
 
-    # --- what it serves, and for whom ------------------------------------------------------------------------------
+    # --- models, policies and resources ----------------------------------------------------------------------------
 
     @property
     def model_list(self) -> list[ModelConfig]:
-        """The entries that are served; `update_model_list` changes them."""
+        """The served entries; `update_model_list` changes them."""
         return list(self._model_list)
 
     def update_model_list(self, model_list: Sequence[ModelConfig]) -> None:
-        """Serve these models from the next call on, also while running; calls in progress end where they are.
+        """Serve these models from the next call on, also while running; calls in progress end at their servers.
 
         Raises:
             ValueError: an entry is malformed; then nothing changes.
@@ -207,31 +207,31 @@ class LLMProxy(WeightChanges):
                 names the role, or its policy is served by other models.
         """
         policy = None if role is None else self._policies.of_role(role)
-        chosen = model_for(self._table.names, policy, None if model is None else self._table.resolved(model))
+        model_name = model_for(self._table.names, policy, None if model is None else self._table.resolved(model))
         gateway = self.server_launcher.access_endpoint
         if (rollout_id is None) != (attempt_id is None):
             raise ValueError("Either rollout_id and attempt_id must be provided, or neither.")
         endpoint = gateway if role is None else f"{gateway}/role/{role}"
         sampling = dict(sampling_parameters or {})
         if rollout_id is None or attempt_id is None:
-            return ProxyLLM(endpoint=endpoint, model=chosen, sampling_parameters=sampling)
+            return ProxyLLM(endpoint=endpoint, model=model_name, sampling_parameters=sampling)
         url = f"{endpoint}/rollout/{rollout_id}/attempt/{attempt_id}"
         token = server_token()
         key = attempt_key(rollout_id, attempt_id, token) if token else None
-        return LLM(endpoint=url, model=chosen, api_key=key, sampling_parameters=sampling)
+        return LLM(endpoint=url, model=model_name, api_key=key, sampling_parameters=sampling)
 
     @property
     def policies(self) -> list[CallPolicy]:
-        """The policies that calls belong to."""
+        """Policies that calls belong to."""
         return self._policies.all
 
     @property
     def roles(self) -> list[str]:
-        """The roles that policies name."""
+        """Roles of the policies."""
         return list(self._policies.roles)
 
     def as_resources(self, sampling_parameters: dict[str, Any] | None = None) -> NamedResources:
-        """Return one `ProxyLLM` per role, under the role's name: what an agent of several roles is given.
+        """Return one `ProxyLLM` per role, under the role's name: the resources of an agent with several roles.
 
         Raises:
             ValueError: no policy names a role, or a role has not exactly one model.
@@ -250,14 +250,14 @@ class LLMProxy(WeightChanges):
 
         An entry is a text, a list of messages, or the dict of a request with `messages`. Each is asked in a rollout of
         its own, whose call is recorded like any other and which ends `unscored`. `model` is needed where several are
-        served; `timeout` holds for one call, in seconds. A gateway that does not run is started for the time.
+        served; `timeout` holds for one call, in seconds. A gateway that does not run is started for the batch.
 
         To run the agent on a batch, enqueue rollouts: `get_store().enqueue_rollout(task)`.
 
         Raises:
             BadRequestError: an entry is none of these; names it. Nothing was asked.
             ValueError: there is no store, or the model is not clear.
-            RuntimeError: calls were refused, which is known when all have ended; says how many, and the first refusal.
+            RuntimeError: calls were refused; raised when all have ended, with their number and the first refusal.
             TimeoutError: the same, for calls that took too long.
         """
         requests = [read_entry(index, entry) for index, entry in enumerate(batch)]
@@ -274,14 +274,14 @@ class LLMProxy(WeightChanges):
             if starts:
                 await self.stop()
 
-    # --- life ------------------------------------------------------------------------------------------------------
+    # --- start and stop --------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Serve; returns when calls are accepted.
+        """Start serving; return when calls are accepted.
 
         Raises:
             ValueError: there is no store, or a policy, an alias or a fallback names a model that is not served.
-            ValueError, MissingExtraError: `AGENT_LIGHTNING_OTLP_ENDPOINT` cannot be followed.
+            ValueError, MissingExtraError: `AGENT_LIGHTNING_OTLP_ENDPOINT` is invalid, or its exporter is not installed.
             RuntimeError: already running, the store cannot be called from the serving loop, the port is taken, or the
                 address is not loopback and there is no token.
         """
@@ -364,10 +364,10 @@ class LLMProxy(WeightChanges):
         }
 
     def calls_in_hand(self, *, outside: Collection[str] = ()) -> int:
-        """Return how many calls arrived and are not answered, those of the rollouts `outside` left out."""
+        """Return the number of calls that arrived and are not answered, without those of the rollouts in `outside`."""
         return self._gateway.in_hand_outside(outside) if self._gateway else 0
 
-    # --- inside ----------------------------------------------------------------------------------------------------
+    # --- private ---------------------------------------------------------------------------------------------------
 
     def _check_names(self) -> None:
         """Refuse aliases and fallbacks of models that are not served, except those that an algorithm adds."""
@@ -401,10 +401,10 @@ class LLMProxy(WeightChanges):
 
 
 def check_capability(store: LightningStore, launch_mode: LaunchMode) -> None:
-    """Let a store pass that can be called from the serving loop.
+    """Check that a store can be called from the serving loop.
 
     Raises:
-        RuntimeError: it cannot; says how to make it so.
+        RuntimeError: it cannot; names the remedy.
     """
     capabilities, name = store.capabilities, type(store).__name__
     if launch_mode == "thread" and not capabilities.get("thread_safe"):
@@ -417,19 +417,19 @@ def check_capability(store: LightningStore, launch_mode: LaunchMode) -> None:
 
 
 def model_for(served: Sequence[str], policy: CallPolicy | None, asked: str | None) -> str:
-    """Return the model that an agent asks for: the one asked for here, else its policy's, else the only one served.
+    """Return the model for an agent: the one requested here, else its policy's, else the only one served.
 
     Raises:
         ValueError: there is not exactly one, or the policy is served by others.
     """
-    named = () if policy is None else policy.models
-    if asked is not None and named and asked not in named:
+    policy_models = () if policy is None else policy.models
+    if asked is not None and policy_models and asked not in policy_models:
         assert policy is not None
-        raise ValueError(f"The policy {policy.name!r} is served by {', '.join(named)}, not by {asked!r}")
-    names = [asked] if asked else list(named or served)
+        raise ValueError(f"The policy {policy.name!r} is served by {', '.join(policy_models)}, not by {asked!r}")
+    names = [asked] if asked else list(policy_models or served)
     if not names:
         raise ValueError("No models found in model_list. Please specify the model.")
     if len(names) > 1:
-        where = f"the policy {policy.name!r}" if policy is not None and named else "model_list"
+        where = f"the policy {policy.name!r}" if policy is not None and policy_models else "model_list"
         raise ValueError(f"Multiple models found in {where}: {', '.join(names)}. Please specify the model.")
     return names[0]

@@ -50,7 +50,7 @@ class ReplyStream:
         self._send = send
         self.begun = False
         self.frames = 0
-        """Sent so far."""
+        """Number of frames sent so far."""
 
     async def write(self, data: bytes) -> None:
         """Send a part of a stream, whole frames, and its head before the first one."""
@@ -103,16 +103,16 @@ class CallFailed(Exception):
         self.code = code
         self.param = param if param is None or len(param) <= LONGEST_NAME else f"{param[:LONGEST_NAME]}..."
         self.retry_after = retry_after
-        """Seconds."""
+        """Seconds after which the client may retry."""
         self.state: CallState = state
         self.upstream_error = upstream_error
         """The model server's error body, a JSON object, for an agent that speaks the server's dialect."""
         self.others_may_serve = others_may_serve
-        """The model servers failed, not the request; nothing of a reply has come."""
+        """True if the model servers failed, not the request, and no part of a reply has arrived."""
 
     @property
     def headers(self) -> dict[str, str]:
-        """HTTP headers that go with it."""
+        """HTTP headers of the failure."""
         if self.retry_after is None or not math.isfinite(self.retry_after):
             return {}
         return {"retry-after": str(max(1, math.ceil(self.retry_after)))}
@@ -136,7 +136,7 @@ def busy() -> Generator[None, None, None]:
 
 
 def unusable(message: str) -> CallFailed:
-    """Return the failure of a model server whose response cannot be used (502)."""
+    """Return the failure for an unusable response of a model server (502)."""
     return CallFailed(502, message, code="upstream_unusable", state="upstream_error")
 
 

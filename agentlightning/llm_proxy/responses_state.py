@@ -1,10 +1,10 @@
-"""The responses and items that attempts may refer to by their id: in memory, bounded, and nowhere else.
+"""The responses and items that attempts may refer to by their id: in memory, bounded, and never on disk.
 
-Each attempt has a memory of its own, so an id of another attempt is unknown whoever guesses it. Items are kept as JSON
+Each attempt has its own memory, so an id of another attempt is always unknown. Items are kept as JSON
 and shared between the responses of an attempt: a conversation that is sent again as a whole with each call is kept
-once. What goes beyond the bounds is forgotten, the response that was not used for longest first.
+once. When the bounds are exceeded, the least recently used response is forgotten first.
 
-As at OpenAI, `previous_response_id` puts what was said so far before the input, without the instructions of then; an
+As at OpenAI, `previous_response_id` puts the earlier conversation before the input, without its instructions; an
 `item_reference` stands for the item; `store: false` leaves nothing behind. Sources:
 https://platform.openai.com/docs/guides/conversation-state, https://platform.openai.com/docs/api-reference/responses/get.
 """
@@ -42,9 +42,9 @@ from agentlightning.utils.id import generate_id
 logger = logging.getLogger(__name__)
 
 AttemptName = tuple[str, str]
-"""Rollout and attempt."""
+"""Ids of the rollout and the attempt."""
 _ITEM, _RESPONSE, _PLACE = 256, 512, 8
-"""Bytes that an item, a response and the mention of an item take beside their JSON."""
+"""Bytes that an item, a response and a reference to an item take beside their JSON."""
 _NOT_REMEMBERED = (
     "This gateway remembers the responses of an attempt in memory only: what was made with 'store' false, for another "
     "attempt, before the gateway was restarted, or so long ago that it went beyond GatewayLimits.remembered_responses "
@@ -64,24 +64,24 @@ _MOST_LISTED, _LISTED = 100, 20
 
 @dataclass(slots=True, eq=False)
 class Item:
-    """One item of a conversation. It never changes, but for how many responses of the memory mention it."""
+    """One item of a conversation. It never changes, except for its number of references from remembered responses."""
 
     item_id: str
     raw: bytes
-    """JSON, as it was said."""
+    """The item as JSON."""
     uses: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """A response with all that was said before it, so that it can be continued after others are forgotten."""
+    """A response with the conversation before it, so that it can be continued after others are forgotten."""
 
     attempt: AttemptName
     response_id: str
     body: bytes
     """JSON of the response without its output."""
     context: tuple[Item, ...]
-    """The whole input of the call: what came before it, then what the request added."""
+    """The whole input of the call: the earlier conversation, then the items of the request."""
     output: tuple[Item, ...]
 
     @property
@@ -91,24 +91,24 @@ class StoredResponse:
 
     @property
     def own_bytes(self) -> int:
-        """What it takes without its items."""
+        """Bytes of the response without its items."""
         return _RESPONSE + len(self.body) + _PLACE * (len(self.context) + len(self.output))
 
     @property
     def all_bytes(self) -> int:
-        """What it takes with its items, as if it shared none."""
+        """Bytes of the response with its items, as if it shared none."""
         return self.own_bytes + sum(len(item.raw) for item in self.items)
 
 
 @dataclass(slots=True)
 class _AttemptMemory:
-    """What one attempt may refer to."""
+    """Responses and items that one attempt may refer to."""
 
     responses: OrderedDict[str, StoredResponse] = field(default_factory=OrderedDict[str, StoredResponse])
-    """By their id; the one that was used last stands at the end."""
+    """Responses by their id; the last used one is at the end."""
     by_raw: dict[bytes, Item] = field(default_factory=dict[bytes, Item])
     by_id: dict[str, Item] = field(default_factory=dict[str, Item])
-    """The first that was said with the id."""
+    """Items by their id; the first one with an id is kept."""
     size: int = 0
 
     def add(self, response: StoredResponse) -> None:
@@ -118,10 +118,10 @@ class _AttemptMemory:
                 self.size += _ITEM + len(item.raw)
                 self.by_id.setdefault(item.item_id, item)
             item.uses += 1
-        known = len(response.context)
-        kept = (tuple(shared[:known]), tuple(shared[known:]))
+        context_length = len(response.context)
+        parts = (tuple(shared[:context_length]), tuple(shared[context_length:]))
         name = response.response_id
-        self.responses[name] = StoredResponse(response.attempt, name, response.body, *kept)
+        self.responses[name] = StoredResponse(response.attempt, name, response.body, *parts)
         self.size += response.own_bytes
 
     def drop(self, response_id: str) -> None:
@@ -142,11 +142,11 @@ class ResponseMemory:
     def __init__(self, limits: GatewayLimits) -> None:
         self._limits = limits
         self._attempts: OrderedDict[AttemptName, _AttemptMemory] = OrderedDict()
-        """The one that was used last stands at the end."""
+        """Memory of each attempt; the last used one is at the end."""
         self._reserved: set[tuple[AttemptName, str]] = set()
-        """Ids of responses that are being made."""
+        """Ids of responses in progress."""
         self.size = 0
-        """Bytes that are remembered of all attempts."""
+        """Remembered bytes of all attempts."""
 
     def response(self, attempt: AttemptName, response_id: str) -> StoredResponse | None:
         """Return a response of this attempt; None if it is not remembered."""
@@ -162,7 +162,7 @@ class ResponseMemory:
         return None if memory is None else memory.by_id.get(item_id)
 
     def reserve(self, attempt: AttemptName, response_id: str) -> bool:
-        """Keep an id for a response that is being made; False if the attempt has one of that id."""
+        """Reserve an id for a response in progress; False if the attempt already has that id."""
         memory = self._attempts.get(attempt)
         if (attempt, response_id) in self._reserved or (memory is not None and response_id in memory.responses):
             return False
@@ -170,11 +170,11 @@ class ResponseMemory:
         return True
 
     def release(self, attempt: AttemptName, response_id: str) -> None:
-        """Give up an id that was reserved."""
+        """Release a reserved id."""
         self._reserved.discard((attempt, response_id))
 
     def add(self, response: StoredResponse) -> None:
-        """Remember a response, and forget others where that goes beyond the bounds."""
+        """Remember a response, and forget others if that exceeds the bounds."""
         attempt, limits = response.attempt, self._limits
         memory = self._attempts.setdefault(attempt, _AttemptMemory())
         self._attempts.move_to_end(attempt)
@@ -190,7 +190,7 @@ class ResponseMemory:
             logger.warning("a response of attempt %s is larger than what is remembered", attempt[1])
 
     def delete(self, attempt: AttemptName, response_id: str) -> bool:
-        """Forget a response; its items stay as long as others mention them. False if it is not remembered."""
+        """Forget a response; its items stay as long as others refer to them. False if it is not remembered."""
         memory = self._of(attempt)
         if memory is None or response_id not in memory.responses:
             return False
@@ -211,32 +211,32 @@ class ResponseMemory:
         return self._attempts.get(attempt)
 
 
-# --- a request and what it leans on ----------------------------------------------------------------------------------
+# --- a request and its references ------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class Turn:
-    """One request, its references found. Begun on the serving loop; the rest is done wherever there is time."""
+    """One request with its references resolved. Begun on the serving loop; the rest may run on any thread."""
 
     attempt: AttemptName
     request: Json
     pieces: list[Item | Json] | None
-    """The whole input where a part of it was remembered; None where the request says all itself."""
+    """The whole input if a part of it was remembered; None if the request is complete."""
     stores: bool
     size: int
-    """Bytes of what was remembered."""
+    """Bytes of the remembered part."""
     name: str | None = None
-    """The id of the response, once it is known."""
+    """The id of the response, once it is set."""
 
     def expanded(self) -> Json:
-        """Return the request with everything that is said in its `input`."""
+        """Return the request with the whole conversation in its `input`."""
         if self.pieces is None:
             return self.request
         items = [json.loads(piece.raw) if isinstance(piece, Item) else piece for piece in self.pieces]
         return {**self.request, "input": items}
 
     async def hold_value(self, hold: Hold, off_loop: OffLoop) -> None:
-        """Reserve the bytes that what was remembered takes, decoded too where it is large.
+        """Reserve the bytes of the remembered part, and those of its decoded form if it is large.
 
         Raises:
             CallFailed: 429, the attempt or the process holds too many bytes.
@@ -251,16 +251,16 @@ class Turn:
         return sum(expanded_bytes(piece.raw) for piece in self.pieces or () if isinstance(piece, Item))
 
     def to_remember(self, response: Json) -> StoredResponse:
-        """Return what is remembered of the response."""
+        """Return the response in the form in which it is remembered."""
         body = json_bytes({name: value for name, value in response.items() if name != "output"})
         value = self.request["input"] if self.pieces is None else self.pieces
-        said: Sequence[Item | Json] = [_message(value)] if isinstance(value, str) else value
-        context = tuple(piece if isinstance(piece, Item) else _item(piece) for piece in said)
+        items: Sequence[Item | Json] = [_message(value)] if isinstance(value, str) else value
+        context = tuple(piece if isinstance(piece, Item) else _item(piece) for piece in items)
         output = tuple(_item(item) for item in objects(response.get("output")))
         return StoredResponse(self.attempt, response["id"], body, context, output)
 
     def named(self, memory: ResponseMemory, upstream_id: object) -> str:
-        """Return the id of the response: the model server's where that is one and no other response has it."""
+        """Return the id of the response: the model server's, if it is valid and no other response has it."""
         if self.name is None:
             fits = isinstance(upstream_id, str) and _NAME.fullmatch(upstream_id) is not None
             name = str(upstream_id) if fits else f"resp_{generate_id(48)}"
@@ -270,8 +270,8 @@ class Turn:
         return self.name
 
     def ended(self, memory: ResponseMemory, remembered: StoredResponse | None) -> None:
-        """Give up the id that was kept for the response, and remember the response if there is one."""
-        if self.stores and self.name is not None:  # else the id may be kept for another call
+        """Release the id that was reserved for the response, and remember the response if there is one."""
+        if self.stores and self.name is not None:  # else the id may be reserved for another call
             memory.release(self.attempt, self.name)
         if remembered is not None:
             memory.add(remembered)
@@ -281,7 +281,7 @@ def begin(memory: ResponseMemory, attempt: AttemptName, request: Json, most_byte
     """Return the turn of a request.
 
     Raises:
-        CallFailed: 400, an id is none, the response is not remembered, an item is there twice; 404, the item is not
+        CallFailed: 400, an id is invalid, the response is not remembered, an item is there twice; 404, the item is not
             remembered; 413, together they are larger than `most_bytes`.
     """
     pieces: list[Item | Json] = []
@@ -292,7 +292,7 @@ def begin(memory: ResponseMemory, attempt: AttemptName, request: Json, most_byte
             text = f"Previous response with id {shown(name)} not found ('previous_response_id'). {_NOT_REMEMBERED}"
             raise CallFailed(400, text, param="previous_response_id", code="previous_response_not_found")
         pieces += previous.items
-    known = {piece.item_id for piece in pieces if isinstance(piece, Item)}
+    item_ids = {piece.item_id for piece in pieces if isinstance(piece, Item)}
     value = request["input"]
     for index, entry in enumerate([_message(value)] if isinstance(value, str) else entries_of(value)):
         place = f"input[{index}]"
@@ -302,7 +302,7 @@ def begin(memory: ResponseMemory, attempt: AttemptName, request: Json, most_byte
             if (entry := memory.item(attempt, name)) is None:
                 raise CallFailed(404, f"Item with id {shown(name)} not found. {_NOT_REMEMBERED}", param="input")
         name = entry.item_id if isinstance(entry, Item) else fields_of(entry).get("id")
-        if isinstance(name, str) and name in known:
+        if isinstance(name, str) and name in item_ids:
             text = f"Duplicate item found with id {shown(name)} in {place}: it came with the previous response already"
             raise CallFailed(400, f"{text}. Remove it from your input and try again.", param="input")
         pieces.append(entry)
@@ -317,7 +317,7 @@ def begin(memory: ResponseMemory, attempt: AttemptName, request: Json, most_byte
 
 
 def _is_reference(entry: object) -> bool:
-    """True for an item that stands for another one; its type may be left out."""
+    """True for an item that refers to another one; its type may be missing."""
     return is_object(entry) and (
         entry.get("type") == "item_reference" or (entry.get("type") is None and "id" in entry and "role" not in entry)
     )
@@ -328,7 +328,7 @@ def _message(text: str) -> Json:
 
 
 def _item(fields: Json) -> Item:
-    """Return an item to remember; one without an id has one made of what it says."""
+    """Return an item to remember; one without an id gets one derived from its contents."""
     raw, name = json_bytes(fields), fields.get("id")
     if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME:
         prefix = _PREFIXES.get(str(fields.get("type") or "message"), "item")
@@ -337,7 +337,7 @@ def _item(fields: Json) -> Item:
 
 
 class NamedStream(StreamWriter):
-    """Writes a response whose id is not in every case the model server's."""
+    """Writes a response whose id may differ from the model server's."""
 
     def __init__(self, writer: StreamWriter, turn: Turn, memory: ResponseMemory) -> None:
         self._writer, self._turn, self._memory = writer, turn, memory
@@ -353,7 +353,7 @@ class NamedStream(StreamWriter):
         return events
 
 
-# --- asking for remembered responses ---------------------------------------------------------------------------------
+# --- requests for remembered responses -------------------------------------------------------------------------------
 
 
 def remembered(memory: ResponseMemory, attempt: AttemptName, response_id: str, method: str) -> StoredResponse:
@@ -375,7 +375,7 @@ def retrieved(response: StoredResponse, query: bytes) -> JsonReply:
     """Return a response.
 
     Raises:
-        CallFailed: 400, it is asked for as a stream.
+        CallFailed: 400, the request asks for a stream.
     """
     if _query(query).get("stream") == "true":
         text = "'stream' cannot be served: only a response that is made in the background can be streamed again"
@@ -384,19 +384,23 @@ def retrieved(response: StoredResponse, query: bytes) -> JsonReply:
 
 
 def deleted(memory: ResponseMemory, response: StoredResponse) -> JsonReply:
-    """Forget a response; those that went on from it stay."""
+    """Forget a response; those that continue it stay."""
     memory.delete(response.attempt, response.response_id)
     return json_reply({"id": response.response_id, "object": "response", "deleted": True})
 
 
 def input_items(response: StoredResponse, query: bytes) -> JsonReply:
-    """Return a page of what was said before a response, the newest first unless `order` is `asc`.
+    """Return a page of the conversation before a response, the newest first unless `order` is `asc`.
 
     Raises:
-        CallFailed: 400 that names the parameter that is wrong.
+        CallFailed: 400 that names the wrong parameter.
     """
-    items, asked = list(response.context), _query(query)
-    limit, order, after = asked.get("limit", str(_LISTED)), asked.get("order", "desc"), asked.get("after")
+    items, parameters = list(response.context), _query(query)
+    limit, order, after = (
+        parameters.get("limit", str(_LISTED)),
+        parameters.get("order", "desc"),
+        parameters.get("after"),
+    )
     if not limit.isdecimal() or len(limit) > 9 or not 1 <= int(limit) <= _MOST_LISTED:
         text = f"'limit' must be a number from 1 to {_MOST_LISTED}; got {shown(limit)}"
         raise CallFailed(400, text, param="limit", code="invalid_value")
@@ -426,13 +430,13 @@ def _query(query: bytes) -> dict[str, str]:
 
 
 def _listed(item: Item) -> Json:
-    """Return an item as a list shows it: with its id, and texts as parts."""
+    """Return an item in the form of a list: with its id, and texts as parts."""
     fields: Json = {**json.loads(item.raw), "id": item.item_id}
     if fields.get("type") in (None, "message"):
         fields["type"] = "message"
         fields.setdefault("status", "completed")
         if isinstance(text := fields.get("content"), str):
-            said = fields.get("role") == "assistant"
-            part: Json = {"type": "output_text", "annotations": []} if said else {"type": "input_text"}
+            is_assistant = fields.get("role") == "assistant"
+            part: Json = {"type": "output_text", "annotations": []} if is_assistant else {"type": "input_text"}
             fields["content"] = [{**part, "text": text}]
     return fields

@@ -11,11 +11,11 @@ _END = re.compile(rb"\r\n\r\n|\n\n|\r\r|\n\r\n")
 
 
 class FrameTooLarge(ValueError):
-    """A frame is beyond its bound."""
+    """A frame is larger than its bound."""
 
 
 class Frames:
-    """Collects bytes as they come and gives whole frames, each with the empty line that ends it."""
+    """Collects bytes as they arrive and returns whole frames, each with the empty line that ends it."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -40,7 +40,7 @@ class Frames:
         return frames
 
     def rest(self) -> bytes:
-        """Return what came after the last frame."""
+        """Return the bytes after the last frame."""
         return bytes(self._buffer)
 
 

@@ -1,4 +1,4 @@
-"""Changes of weights: the gate that stamps each call with its weight version, and how the gateway's owner drives it."""
+"""Changes of weights: the gate that stamps each call with its weight version, and the methods that control it."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class WeightGate:
 
     @property
     def waiting(self) -> int:
-        """Calls that wait for the gate to open."""
+        """Number of calls that wait for the gate to open."""
         return len(self._waiting)
 
     async def enter(self) -> int:
-        """Wait until the gate is open and return the weight version that will serve the call; then owe a `leave`.
+        """Wait until the gate is open and return the weight version that will serve the call. Requires a later `leave`.
 
         Raises:
             CallFailed: 503, too many calls wait already.
@@ -41,12 +41,12 @@ class WeightGate:
             if len(self._waiting) >= self._limit:
                 text = f"The model's weights are changing and {self._limit} calls wait already"
                 raise CallFailed(503, text, code="weights_changing", retry_after=1.0)
-            opened = asyncio.get_running_loop().create_future()
-            self._waiting.add(opened)
+            future = asyncio.get_running_loop().create_future()
+            self._waiting.add(future)
             try:
-                await opened
+                await future
             finally:
-                self._waiting.discard(opened)
+                self._waiting.discard(future)
         self.in_flight += 1
         return self.version
 
@@ -64,7 +64,7 @@ class WeightGate:
         """Wait until no call is at a model server; `timeout` in seconds.
 
         Raises:
-            TimeoutError: calls still run; says how many.
+            TimeoutError: calls still run; has their number.
         """
         if not self.in_flight:
             return
@@ -78,7 +78,7 @@ class WeightGate:
             self._drained.discard(drained)
 
     async def resume(self, version: int | None = None) -> None:
-        """Let the waiting calls pass, under `version` if it is given; may be called twice."""
+        """Release the waiting calls, under `version` if it is not None; may be called twice."""
         if version is not None:
             self.version = version
         self._paused = False
@@ -91,7 +91,7 @@ class WeightChanges:
     def __init__(self, gate: WeightGate) -> None:
         self._gate = gate
         self._loop: asyncio.AbstractEventLoop | None = None
-        """The one that serves, while it does."""
+        """The serving loop, while there is one."""
 
     @property
     def weight_version(self) -> int:
@@ -106,12 +106,12 @@ class WeightChanges:
         """Wait until no call is at a model server.
 
         Raises:
-            TimeoutError: calls still run after `timeout` seconds; says how many.
+            TimeoutError: calls still run after `timeout` seconds; has their number.
         """
         await self._on_gate_loop(lambda: self._gate.drain(timeout))
 
     async def resume(self) -> None:
-        """Let the waiting calls pass."""
+        """Release the waiting calls."""
         await self._on_gate_loop(self._gate.resume)
 
     @asynccontextmanager
@@ -133,7 +133,7 @@ class WeightChanges:
             await self._on_gate_loop(lambda: self._gate.resume(changed))
 
     async def _on_gate_loop(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run `work` on the loop that owns the gate; right here while nothing serves."""
+        """Run `work` on the loop that owns the gate; on the current loop while nothing serves."""
         loop = self._loop
         if loop is None or loop is asyncio.get_running_loop():
             return await work()

@@ -1,4 +1,4 @@
-"""Tracers: what runs inside a trace context becomes spans. Each is loaded on first use."""
+"""Tracers: they record the code inside a trace context as spans. Each is loaded on first use."""
 
 from agentlightning.lazy import attach_stub
 

@@ -1,4 +1,4 @@
-"""AgentOpsTracer: what the instrumentors of AgentOps see, collected per attempt. Needs the extra `agentops`.
+"""AgentOpsTracer: the spans of AgentOps's instrumentors, collected per attempt. Needs the extra `agentops`.
 
 The client of AgentOps is started without its service (`instrumentation/agentops.py`), so it needs neither account nor
 network; `agentlightning.instrumentation.agentops.enable_agentops_service()`, called first, lets it send there as well.
@@ -68,11 +68,11 @@ class AgentOpsTracer(OtelTracer):
                 logger.warning("AgentOpsTracer(%s=False): the program takes care of that itself", name)
 
     def instrument(self, worker_id: int) -> None:
-        """Patch the vendor packages; to be overridden by who wants other patches."""
+        """Patch the vendor packages; override it for other patches."""
         instrument_all()
 
     def uninstrument(self, worker_id: int) -> None:
-        """Take back what `instrument` did."""
+        """Undo `instrument`."""
         uninstrument_all()
 
     @override
@@ -116,7 +116,7 @@ class AgentOpsTracer(OtelTracer):
 
     @override
     def get_langchain_handler(self, tags: list[str] | None = None) -> Any:
-        """Return a callback handler of AgentOps for LangChain, whose spans stand below the open context."""
+        """Return a callback handler of AgentOps for LangChain, whose spans are below the open context."""
         module: Any = importlib.import_module("agentops.integration.callbacks.langchain")
         handler = module.LangchainCallbackHandler(api_key=_PLACEHOLDER_KEY, tags=tags, auto_session=False)
         handler.session_span = trace_api.get_current_span()
@@ -134,7 +134,7 @@ class AgentOpsTracer(OtelTracer):
         session.resume()
         try:
             yield tracer
-        except BaseException as error:  # cancellation and interrupts are part of what happened
+        except BaseException as error:  # also records cancellation and interrupts
             session.record_exception(error)
             raise
         finally:

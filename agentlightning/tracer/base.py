@@ -1,4 +1,4 @@
-"""Tracer: the contract of every tracer, and which tracer is active in this context."""
+"""Tracer: the contract of every tracer, and the active tracer of a context."""
 
 from __future__ import annotations
 
@@ -34,27 +34,27 @@ T = TypeVar("T")
 
 
 class TraceAdapter:
-    """An observer of traces, given to a tracer by `add_observer`; override `on_trace_end`.
+    """An observer of traces, added to a tracer by `add_observer`; override `on_trace_end`.
 
-    What turns spans into training data is another one, `agl.TraceAdapter`.
+    `agl.TraceAdapter` is another class: it converts spans to training data.
     """
 
     store: LightningStore
     """The store of the trace."""
 
     def on_trace_end(self, span: Span) -> None:
-        """Take a span of a trace that has ended, for each span once, in the order in which they ended. Must not block.
+        """Process a span of a trace that has ended, once per span, in the order in which they ended. Must not block.
 
-        What it raises is logged.
+        Its exceptions are logged.
         """
 
     def __getstate__(self) -> dict[str, object]:
-        """Leave out the store, which belongs to a process."""
+        """Exclude the store, which belongs to a process."""
         return {name: value for name, value in self.__dict__.items() if name != "store"}
 
 
 class Tracer(ParallelWorkerBase):
-    """Turns what runs inside `trace_context` into spans.
+    """Records the code inside `trace_context` as spans.
 
     One object serves one worker; several rollouts may be open at once in different tasks or threads. Nothing is
     started before `init_worker`, so a tracer may be pickled, and made before a fork.
@@ -63,16 +63,16 @@ class Tracer(ParallelWorkerBase):
     _store: LightningStore | None = None
     _observers: tuple[TraceAdapter, ...] = ()
     store_unreachable_timeout: float = OUTAGE_SECONDS
-    """Seconds for which the spans of an attempt are kept while the store is away; a runner sets its own."""
+    """Seconds for which the spans of an attempt are kept while the store is unreachable; a runner sets its own."""
 
     @override
     def init_worker(self, worker_id: int, store: LightningStore | None = None) -> None:
-        """Remember the worker and its store; subclasses install their backend here."""
+        """Store the worker id and its store; subclasses install their backend here."""
         super().init_worker(worker_id)
         self._store = None if store is None else complete(store)
 
     def add_observer(self, observer: TraceAdapter) -> None:
-        """Have an observer see the spans of each trace that ends, once the store has them."""
+        """Add an observer that gets the spans of each trace that ends, once the store has them."""
         self._observers = (*self._observers, observer)
 
     def trace_context(
@@ -85,7 +85,7 @@ class Tracer(ParallelWorkerBase):
     ) -> AbstractAsyncContextManager[Any]:
         """Return an async context manager around one attempt; its spans are in the store when it has ended.
 
-        Without ids the spans are only kept for `get_last_trace`. `store` is deprecated: give it to `init_worker`.
+        Without ids the spans are only kept for `get_last_trace`. `store` is deprecated: pass it to `init_worker`.
 
         Raises:
             ValueError: one id without the other, ids without a store, or a context is open here already.
@@ -104,7 +104,7 @@ class Tracer(ParallelWorkerBase):
         timestamp: float | None = None,
         status: TraceStatus | None = None,
     ) -> SpanCoreFields:
-        """Record a span that begins and ends at `timestamp` (seconds; now by default) and return what it says."""
+        """Record a span that begins and ends at `timestamp` (seconds; now by default) and return its fields."""
         raise NotImplementedError(f"{type(self).__name__} cannot create spans")
 
     def operation_context(
@@ -162,7 +162,7 @@ class Tracer(ParallelWorkerBase):
 
     @contextmanager
     def lifespan(self, store: LightningStore | None = None) -> Generator[None]:
-        """Initialise the tracer as worker 0 for the body; undoes only the steps that succeeded."""
+        """Initialise the tracer as worker 0 for the body; undo only the steps that succeeded."""
         self.init()
         try:
             self.init_worker(0, store)
@@ -178,7 +178,7 @@ class Tracer(ParallelWorkerBase):
 
 
 def get_active_tracer() -> Tracer | None:
-    """Return the tracer of the open context, None outside of one."""
+    """Return the tracer of the open context; None outside of one."""
     scope = current_scope()
     return cast("Tracer | None", scope.tracer) if scope is not None else None
 
@@ -193,7 +193,7 @@ def set_active_tracer(tracer: Tracer) -> None:
 
 
 def clear_active_tracer() -> None:
-    """End what `set_active_tracer` or an open context began here; does nothing where nothing is active."""
+    """Deactivate the tracer of `set_active_tracer` or of an open context; does nothing if there is none."""
     scope = current_scope()
     if scope is not None:
         scope.close()
@@ -202,7 +202,7 @@ def clear_active_tracer() -> None:
 def with_active_tracer_context(
     trace_context: Callable[P, AbstractAsyncContextManager[T]],
 ) -> Callable[P, AbstractAsyncContextManager[T]]:
-    """Decorate a tracer's `trace_context` so that the tracer is active inside, and inactive after, come what may."""
+    """Decorate a tracer's `trace_context` so that the tracer is active inside, and always inactive afterwards."""
 
     @wraps(trace_context)
     @asynccontextmanager

@@ -1,7 +1,7 @@
-"""What a program or an instrumentation puts on spans, as values that a stored span can hold. Never raises.
+"""Converts attributes of a program or an instrumentation to values that a stored span can hold. Never raises.
 
-OpenTelemetry takes attributes that a stored span cannot hold: None, maps, mixed lists, bytes, enumerations. None is
-left out, because no reader could tell it from a text; an enumeration becomes its value, the rest JSON text."""
+OpenTelemetry accepts attributes that a stored span cannot hold: None, maps, mixed lists, bytes, enumerations. None is
+excluded, because no reader could tell it from a text; an enumeration becomes its value, the rest JSON text."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ Fit = Callable[[Mapping[str, object] | None], dict[str, object]]
 
 
 def span_of(ended: ReadableSpan, rollout_id: str, attempt_id: str, sequence_id: int) -> Span:
-    """Return the span; of one that is beyond reading, its name, times and place."""
-    with contextlib.suppress(Exception):  # what does not fit is found below
+    """Return the span; if it is unreadable, its name, times and place only."""
+    with contextlib.suppress(Exception):  # unsuitable values are converted below
         if _PLAIN.issuperset(map(type, (ended.attributes or {}).values())):
             return Span.from_opentelemetry(ended, rollout_id, attempt_id, sequence_id)
     try:
         return Span.from_opentelemetry(_fitted(ended, _fitting), rollout_id, attempt_id, sequence_id)
-    except Exception as error:  # boundary: one span of somebody's must not cost an attempt its evidence
+    except Exception as error:  # boundary: one unreadable span must not cost an attempt its evidence
         logger.warning("[Rollout %s] the attributes of span %r are lost: %r", rollout_id, ended.name, error)
         return Span.from_opentelemetry(_fitted(ended, lambda _: {}), rollout_id, attempt_id, sequence_id)
 
 
 def _fitted(ended: ReadableSpan, fit: Fit) -> Any:
-    """Return an object like the span whose attributes, and those of its parts, have been through `fit`."""
+    """Return an object like the span whose attributes, and those of its parts, were converted by `fit`."""
     context = ended.get_span_context()
     return SimpleNamespace(
         **{name: getattr(ended, name, None) for name in _COPIED},
@@ -54,8 +54,8 @@ def _fitted(ended: ReadableSpan, fit: Fit) -> Any:
 
 def _part(part: Any, fit: Fit, *names: str) -> SimpleNamespace:
     dropped = getattr(part, "dropped_attributes", 0)
-    kept = {name: getattr(part, name) for name in names}
-    return SimpleNamespace(attributes=fit(part.attributes), dropped_attributes=dropped, **kept)
+    values = {name: getattr(part, name) for name in names}
+    return SimpleNamespace(attributes=fit(part.attributes), dropped_attributes=dropped, **values)
 
 
 def _fitting(attributes: Mapping[str, object] | None) -> dict[str, object]:
@@ -69,10 +69,10 @@ def _value(value: object) -> object:
 
 
 def any_attributes(values: Mapping[str, object]) -> Attributes:
-    """Flatten and sanitise values; what cannot be flattened is kept as JSON text. Never raises."""
+    """Flatten and sanitise values; values that cannot be flattened are kept as JSON text. Never raises."""
     try:
         return sanitize_attributes(flatten_attributes(values))
-    except Exception:  # keys that are no strings, cycles, a broken __str__: the user's program goes on
+    except Exception:  # keys that are no strings, cycles, a broken __str__: the user's program continues
         return {key: _one(value) for key, value in values.items()}
 
 

@@ -1,7 +1,7 @@
 """Delivery: the spans of a scope go to the store in one batch, with retries and a deadline; the mirror gets a copy.
 
-Before that, texts that no store can hold are mended, keys that are known by their shape are hidden, and the span says
-where.
+Before that, texts that no store can hold are repaired, keys with a known format are hidden, and the span lists
+the places.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ logger = logging.getLogger(__name__)
 
 _METRICS_SECONDS = 5.0
 BATCH = 512
-"""Spans per request: keeps a request below the store's bound on bodies."""
+"""Number of spans per request: keeps a request below the store's bound on bodies."""
 Text = Callable[[str], str]
-"""Returns a text as it is to be; the same object if nothing changes."""
+"""Converts a text; returns the same object if nothing changes."""
 Attributes = Callable[[Mapping[str, object]], tuple[dict[str, object], list[str]] | None]
-"""The same for attributes, with the keys where something changed; None if nothing does."""
+"""Converts attributes, and returns them with the changed keys; None if nothing changes."""
 
 
 class TraceDeliveryError(AgentLightningError, RuntimeError):
@@ -38,13 +38,13 @@ class TraceDeliveryError(AgentLightningError, RuntimeError):
     def __init__(self, message: str, *, unanswered: bool = False) -> None:
         super().__init__(message)
         self.unanswered = unanswered
-        """The store was away for too long; otherwise it refused them."""
+        """True if the store was unreachable for too long; otherwise it refused them."""
 
 
 async def deliver(scope: TraceScope, seconds: float) -> None:
-    """Store the spans of a closed scope, in start order, and take over the numbers that the store gave them.
+    """Store the spans of a closed scope, in start order, and add the numbers that the store assigned to them.
 
-    Repeating it after a failure is safe: the store knows spans by their ids.
+    Repeating it after a failure is safe: the store identifies spans by their ids.
 
     Raises:
         TraceDeliveryError: the store refused them, or did not answer for `seconds`.
@@ -52,7 +52,7 @@ async def deliver(scope: TraceScope, seconds: float) -> None:
     pieces = sorted(scope.pieces, key=lambda piece: piece.start_order)
     if not pieces or scope.store is None:
         return
-    waiting = [  # the numbers that rewards have requested; where none came the store gives one
+    waiting = [  # the numbers requested for rewards; the store assigns the missing ones
         (piece, asyncio.wrap_future(id) if isinstance(id, concurrent.futures.Future) else id)
         for piece in pieces
         if (id := piece.pending_id) is not None
@@ -77,7 +77,7 @@ async def deliver(scope: TraceScope, seconds: float) -> None:
 
 
 async def _show_observers(scope: TraceScope, store: LightningStore) -> None:
-    """Hand the spans to the observers of the tracer; return when the metrics that they record are in the store."""
+    """Pass the spans to the observers of the tracer; return when the metrics that they record are in the store."""
     earlier = set(recording)
     for observer in getattr(scope.tracer, "_observers", ()):
         observer.store = store
@@ -108,7 +108,7 @@ async def deliver_spans(store: LightningStore, spans: Sequence[Span], seconds: f
         for first in range(0, len(spans), BATCH):
             batch = spans[first : first + BATCH]
             stored += await retry_for(outage, lambda batch=batch: store.add_many_spans(batch), "spans")
-    except Exception as error:  # the boundary: whatever the store raises means that evidence is missing
+    except Exception as error:  # the boundary: any error of the store means that evidence is missing
         raise TraceDeliveryError(
             f"{len(spans)} spans of rollout {spans[0].rollout_id}, attempt {spans[0].attempt_id} were not delivered: "
             f"{type(error).__name__}: {error}",
@@ -125,12 +125,12 @@ async def deliver_spans(store: LightningStore, spans: Sequence[Span], seconds: f
 
 
 def mended_span(span: Span) -> Span:
-    """Return the span with texts that UTF-8 can hold; the same object if there is nothing to mend."""
+    """Return the span with texts that UTF-8 can hold; the same object if there is nothing to repair."""
     return _rewritten(span, fitting, fitting_attributes, CHANGED_TEXTS, names=True)
 
 
 def span_without_keys(span: Span) -> Span:
-    """Return the span without keys that are known by their shape, wherever they stand; the same object if it has none.
+    """Return the span without keys of a known format, in any place; the same object if it has none.
 
     Token ids and numbers are never touched.
     """
@@ -138,39 +138,39 @@ def span_without_keys(span: Span) -> Span:
 
 
 def _rewritten(span: Span, text: Text, attributes: Attributes, marker: str, *, names: bool) -> Span:
-    """Apply both functions to all texts of a span (names only if asked to) and list what changed under `marker`."""
-    changed: list[str] = []
+    """Apply both functions to all texts of a span (names only if requested) and list the changes under `marker`."""
+    keys: list[str] = []
     changes: dict[str, object] = {}
     if names and (name := text(span.name)) is not span.name:
         changes["name"] = name
-        changed.append("name")
+        keys.append("name")
     description = span.status.description
-    if description is not None and (kept := text(description)) is not description:
-        changes["status"] = span.status.model_copy(update={"description": kept})
-        changed.append("status.description")
+    if description is not None and (new_text := text(description)) is not description:
+        changes["status"] = span.status.model_copy(update={"description": new_text})
+        keys.append("status.description")
     for part in ("events", "links"):
         parts = getattr(span, part)
-        found: list[Any] = []
+        new_parts: list[Any] = []
         for each in parts:
             new: dict[str, object] = {}
             name = getattr(each, "name", None)  # of an event
             if names and isinstance(name, str) and (fit := text(name)) is not name:
                 new["name"] = fit
-                changed.append("events.name")
+                keys.append("events.name")
             if (own := attributes(each.attributes or {})) is not None:
                 new["attributes"] = own[0]
-                changed += own[1]
-            found.append(each.model_copy(update=new) if new else each)
-        if any(new is not old for new, old in zip(found, parts, strict=True)):
-            changes[part] = found
+                keys += own[1]
+            new_parts.append(each.model_copy(update=new) if new else each)
+        if any(new is not old for new, old in zip(new_parts, parts, strict=True)):
+            changes[part] = new_parts
     if (resource := attributes(span.resource.attributes)) is not None:
         changes["resource"] = span.resource.model_copy(update={"attributes": resource[0]})
-        changed += resource[1]
+        keys += resource[1]
     own = attributes(span.attributes)
     if own is not None:
-        changed += own[1]
-    if not changed:
+        keys += own[1]
+    if not keys:
         return span
     return span.model_copy(
-        update={**changes, "attributes": {**(span.attributes if own is None else own[0]), marker: changed}}
+        update={**changes, "attributes": {**(span.attributes if own is None else own[0]), marker: keys}}
     )

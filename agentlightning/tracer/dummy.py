@@ -1,4 +1,4 @@
-"""DummyTracer: makes span values and sends them nowhere. Behind every emitter with `propagate=False`."""
+"""DummyTracer: creates span values and sends them nowhere. Used by every emitter with `propagate=False`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class DummySpanRecordingContext:
         self._end_time: float | None = None
 
     def record_exception(self, exception: BaseException) -> None:
-        """Note the exception; the status becomes `ERROR`."""
+        """Record the exception; the status becomes `ERROR`."""
         self._attributes.update(format_exception_attributes(exception))
         self.record_status("ERROR", message_of(readable(exception)))
 
@@ -39,11 +39,11 @@ class DummySpanRecordingContext:
         self._status = TraceStatus(status_code=status_code, description=description)
 
     def finalize(self, end_time: float) -> None:
-        """Fix the end."""
+        """Set the end time."""
         self._end_time = end_time
 
     def get_recorded_span(self) -> SpanCoreFields:
-        """Return what was recorded.
+        """Return the recorded fields.
 
         Raises:
             ValueError: the operation has not ended.
@@ -60,7 +60,7 @@ class DummySpanRecordingContext:
 
 
 class DummyTracer(Tracer):
-    """Has no backend and no `trace_context`; a runner needs a tracer that has."""
+    """Has no backend and no `trace_context`; a runner needs a tracer with both."""
 
     @override
     def create_span(
@@ -92,7 +92,7 @@ class DummyTracer(Tracer):
         recording = DummySpanRecordingContext(name, dict(attributes or {}), start)
         try:
             yield recording
-        except BaseException as error:  # cancellation and interrupts are part of what happened
+        except BaseException as error:  # also records cancellation and interrupts
             recording.record_exception(error)
             raise
         finally:

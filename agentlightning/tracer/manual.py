@@ -37,25 +37,25 @@ T = TypeVar("T")
 last_scope: ContextVar[TraceScope | None] = ContextVar("agentlightning_last_scope", default=None)
 """The scope that was opened last in this context."""
 ANSWER_SECONDS = 60.0
-"""Longest wait for an answer of the store."""
+"""Seconds to wait for an answer of the store."""
 _ATTEMPT_NUMBER = "attempt.sequence_id"
 
 
 @dataclass
 class _Opened:
-    """The rollout that is open, and of it the attempt."""
+    """The open rollout, and its open attempt."""
 
     rollout_id: str
     notes: Attributes
-    """Put on every span."""
+    """Attributes of every span."""
     thread: StoreThread | None
     own_worker: bool
-    """The tracer was initialised for it, and is torn down with it."""
+    """True if the tracer was initialised for it, and is torn down with it."""
     scope: TraceScope | None = None
     attempt_notes: Attributes = field(default_factory=dict[str, Any])
 
     def ask(self, work: Callable[[LightningStore], Coroutine[object, None, T]], seconds: float = ANSWER_SECONDS) -> T:
-        """Return the store's answer, asked in a thread of its own: the caller may hold an event loop up."""
+        """Return the store's answer, requested in its own thread: the caller may block an event loop."""
         assert self.thread is not None
         return self.thread.call(work).result(seconds)
 
@@ -64,9 +64,9 @@ class ManualTracing(Tracer):
     """The part of a tracer that opens and closes attempts by hand."""
 
     rollout_id: str | None = None
-    """The rollout that the tracer was made for; None is any."""
+    """Rollout that the tracer was made for; None is any."""
     attempt_id: str | None = None
-    """The attempt that the tracer was made for; None is any."""
+    """Attempt that the tracer was made for; None is any."""
     _opened: _Opened | None = None
     _default_store: LightningStore | None = None
     _otel_tracer: trace_api.Tracer | None = None
@@ -74,7 +74,7 @@ class ManualTracing(Tracer):
     _last: TraceScope | None = None
 
     def open_rollout(self, rollout_id: str | None = None, **attributes: object) -> None:
-        """Open a rollout of the store; what else is given, such as `user_id`, is put on each of its spans.
+        """Open a rollout of the store; further attributes, such as `user_id`, are put on each of its spans.
 
         Raises:
             RuntimeError: another one is open here.
@@ -122,12 +122,14 @@ class ManualTracing(Tracer):
         number = sequence_id
         if opened.thread is not None:
             attempts = opened.ask(lambda store: store.query_attempts(opened.rollout_id))
-            known = {attempt.attempt_id: attempt.sequence_id for attempt in attempts}
-            attempt_id = attempt_id or next(reversed(known), None)
-            if attempt_id not in known:
-                has = f"it has {', '.join(known)}" if known else "it has none; await store.start_attempt(rollout_id)"
+            numbers = {attempt.attempt_id: attempt.sequence_id for attempt in attempts}
+            attempt_id = attempt_id or next(reversed(numbers), None)
+            if attempt_id not in numbers:
+                has = (
+                    f"it has {', '.join(numbers)}" if numbers else "it has none; await store.start_attempt(rollout_id)"
+                )
                 raise NotFoundError(f"Attempt {attempt_id} not found for rollout {opened.rollout_id}: {has}")
-            number = known[attempt_id]
+            number = numbers[attempt_id]
             if sequence_id not in (None, number):
                 raise BadRequestError(f"Attempt {attempt_id} has the sequence_id {number}, not {sequence_id}")
         if attempt_id is None:
@@ -147,12 +149,12 @@ class ManualTracing(Tracer):
             RuntimeError: no attempt is open.
         """
         opened, scope = self._attempt_open("emit_span")
-        given = {**opened.notes, **opened.attempt_notes, **_as_attributes(attributes or {})}
+        values = {**opened.notes, **opened.attempt_notes, **_as_attributes(attributes or {})}
         with entered(scope):
-            return self.create_span(name, attributes=given, status=status)
+            return self.create_span(name, attributes=values, status=status)
 
     def close_attempt(self) -> None:
-        """Close the attempt: its spans go to the store. Blocks until they are there. It does not end the attempt.
+        """Close the attempt and send its spans to the store. Blocks until they are there. It does not end the attempt.
 
         Raises:
             RuntimeError: no attempt is open.
@@ -192,7 +194,7 @@ class ManualTracing(Tracer):
             self.teardown_worker(0)
             self.teardown()
 
-    # --- what the tracer knows -----------------------------------------------------------------------------------
+    # --- state of the tracer -----------------------------------------------------------------------------------------
 
     def _bound_store(self) -> LightningStore | None:
         """Return the store of the worker, else that of the constructor."""
@@ -205,11 +207,13 @@ class ManualTracing(Tracer):
         self._last = scope
         last_scope.set(scope)
 
-    def _agreed(self, name: str, own: str | None, given: str | None) -> str | None:
-        """Return the id that is meant, of which the tracer may have one of its own."""
-        if own is not None and given is not None and own != given:
-            raise BadRequestError(f"This tracer was made with {name}={own!r}; got {given!r}. Make another one for it")
-        return own if given is None else given
+    def _agreed(self, name: str, own: str | None, argument: str | None) -> str | None:
+        """Return the id to use: the tracer may have one of its own, which must match."""
+        if own is not None and argument is not None and own != argument:
+            raise BadRequestError(
+                f"This tracer was made with {name}={own!r}; got {argument!r}. Make another one for it"
+            )
+        return own if argument is None else argument
 
     def _rollout_open(self, what: str) -> _Opened:
         if self._opened is None:

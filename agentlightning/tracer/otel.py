@@ -1,4 +1,4 @@
-"""OtelTracer: spans of plain OpenTelemetry, collected per attempt. Which providers carry them is in `provider.py`."""
+"""OtelTracer: spans of plain OpenTelemetry, collected per attempt. `provider.py` has the providers behind them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ __all__ = ["LightningSpanProcessor", "OtelSpanRecordingContext", "OtelTracer"]
 logger = logging.getLogger(__name__)
 
 CANCELLED_DELIVERY_SECONDS = 1.0
-"""Time to deliver what there is when the attempt is cancelled."""
+"""Seconds to deliver the spans of a cancelled attempt."""
 
 _resumed: ContextVar[OtelSpanRecordingContext | None] = ContextVar("agentlightning_resumed", default=None)
 
@@ -84,7 +84,7 @@ class OtelSpanRecordingContext:
         return self._span
 
     def get_recorded_span(self) -> SpanCoreFields:
-        """Return what was recorded so far.
+        """Return the fields recorded so far.
 
         Raises:
             ValueError: OpenTelemetry is switched off (`OTEL_SDK_DISABLED`).
@@ -105,17 +105,17 @@ class OtelTracer(ManualTracing):
     """The default tracer.
 
     Args:
-        store: the store to use where `lifespan` and `init_worker` are given none; also `store_client`.
-        rollout_id: what the tracer is for, where a trace is opened without ids; any other is refused.
-        attempt_id: the same of the attempt.
+        store: the store for `lifespan` and `init_worker` without one; also `store_client`.
+        rollout_id: the rollout of traces that are opened without ids; any other is refused.
+        attempt_id: the attempt of such traces.
     """
 
     tracer_name: ClassVar[str | None] = None
-    """Put on the resource of the spans, where not every reader of them may take them for plain OpenTelemetry."""
+    """Name on the resource of the spans, for tracers whose spans are not plain OpenTelemetry."""
     success: ClassVar[StatusCode] = "UNSET"
     """Status of an operation that did not raise."""
     traces_clients: ClassVar[bool] = True
-    """Spans of the calls of the package `openai` are made; False where a vendor does that."""
+    """True creates spans of the calls of the package `openai`; False where a vendor does that."""
 
     def __init__(
         self,
@@ -136,22 +136,22 @@ class OtelTracer(ManualTracing):
         self._clients_traced = False
 
     def __getstate__(self) -> dict[str, object]:
-        """Leave out what belongs to this process; the copy needs its own `init_worker`."""
+        """Exclude the state of this process; the copy needs its own `init_worker`."""
         mine = {"_otel_tracer": None, "_last": None, "_ids": None, "_opened": None}
         return {**self.__dict__, **mine, "_mirrors": False, "_clients_traced": False}
 
     def __deepcopy__(self, memo: dict[int, object]) -> OtelTracer:
-        """A copy for another worker; it shares the default store, which is the store and not a part of the tracer."""
+        """Return a copy for another worker; it shares the default store, which is not a part of the tracer."""
         twin = object.__new__(type(self))
         twin.__dict__.update(self.__getstate__())
         return twin
 
     @override
     def init_worker(self, worker_id: int, store: LightningStore | None = None) -> None:
-        """Find the provider in use and attach to it. Safe to repeat.
+        """Find the current provider and attach to it. May be repeated.
 
         Raises:
-            ValueError, MissingExtraError: `AGENT_LIGHTNING_OTLP_ENDPOINT` cannot be followed.
+            ValueError, MissingExtraError: `AGENT_LIGHTNING_OTLP_ENDPOINT` is invalid, or its exporter is not installed.
         """
         super().init_worker(worker_id, store if store is not None else self._default_store)
         watch_global_provider()
@@ -164,7 +164,7 @@ class OtelTracer(ManualTracing):
 
     @override
     def teardown_worker(self, worker_id: int, *args: object, **kwargs: object) -> None:
-        """End the thread that draws numbers, and send what a collector still has to get; may be used after that."""
+        """End the thread that requests numbers, and send a collector the remaining spans; may be used again."""
         if self._ids is not None:
             self._ids.close()
         mirrors, self._mirrors = self._mirrors, False
@@ -184,29 +184,29 @@ class OtelTracer(ManualTracing):
         rollout_id: str | None = None,
         attempt_id: str | None = None,
     ) -> AsyncGenerator[Any]:
-        """See `Tracer.trace_context`. Gives the OpenTelemetry tracer; makes no span of its own."""
+        """Open a trace; see `Tracer.trace_context`. Yields the OpenTelemetry tracer; creates no span of its own."""
         scope = self._new_scope(store, rollout_id, attempt_id)
         outside = otel_context.get_current()
         scope.open()
         self._opened_scope(scope)
         failed, seconds = False, None
         try:
-            with self._root(name or rollout_id or "") as given:
-                yield given
+            with self._root(name or rollout_id or "") as value:
+                yield value
         except BaseException as error:  # a cancelled attempt has little time left
             failed = True
             seconds = None if isinstance(error, Exception) else CANCELLED_DELIVERY_SECONDS
             raise
         finally:
             scope.close()
-            if otel_context.get_current() is not outside:  # a library left its span here; the next rollout is not its
+            if otel_context.get_current() is not outside:  # a library left its span here: not for the next rollout
                 otel_context.attach(outside)
             try:
                 await deliver(scope, self.store_unreachable_timeout if seconds is None else seconds)
             except TraceDeliveryError as error:
                 if not failed:
                     raise
-                logger.error("%s", error)  # the body's own exception goes on
+                logger.error("%s", error)  # the body's own exception is raised
 
     @override
     def get_last_trace(self) -> list[Span]:
@@ -236,7 +236,7 @@ class OtelTracer(ManualTracing):
             self._emit(fields)
             return fields
         with entered(scope):
-            if not self._emit(fields):  # OpenTelemetry is switched off; evidence is not
+            if not self._emit(fields):  # OpenTelemetry is switched off; spans are still collected
                 scope.append(scope.span_from(fields), emitted=True)
         return fields
 
@@ -256,7 +256,7 @@ class OtelTracer(ManualTracing):
             yield recording
             if self.success != "UNSET":
                 recording.record_status(self.success)
-        except BaseException as error:  # cancellation and interrupts are part of what happened
+        except BaseException as error:  # also records cancellation and interrupts
             recording.record_exception(error)
             raise
         finally:
@@ -265,7 +265,7 @@ class OtelTracer(ManualTracing):
 
     @contextmanager
     def _root(self, name: str) -> Generator[object]:
-        """Wrap the body of a trace context; what this gives, the context gives."""
+        """Wrap the body of a trace context; its value is the value of the context."""
         yield self._tracer()
 
     def _emit(self, fields: SpanCoreFields) -> bool:
@@ -294,7 +294,7 @@ class OtelTracer(ManualTracing):
                 DeprecationWarning,
                 stacklevel=4,
             )
-        asked = rollout_id is not None or attempt_id is not None
+        has_ids = rollout_id is not None or attempt_id is not None
         rollout_id = self._agreed("rollout_id", self.rollout_id, rollout_id)
         attempt_id = self._agreed("attempt_id", self.attempt_id, attempt_id)
         if (rollout_id is None) != (attempt_id is None):
@@ -302,7 +302,7 @@ class OtelTracer(ManualTracing):
         bound = self._store if store is None else complete(store)
         if rollout_id is None:
             return TraceScope(self)
-        if bound is None and not asked:  # the ids of the tracer, of which the spans are kept here
+        if bound is None and not has_ids:  # the ids of the tracer whose spans are kept here
             return TraceScope(self, None, rollout_id, attempt_id)
         if bound is None:
             raise ValueError("store is required to be initialized when rollout_id and attempt_id are provided")

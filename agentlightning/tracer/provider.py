@@ -1,8 +1,8 @@
 """The OpenTelemetry providers behind a tracer, so that ours and the program's own work side by side.
 
-Two providers carry our processor. The *global* one is where instrumented libraries send their spans: the program's,
-which goes on sampling and exporting as before, or, while it has none, a stand-in that gives way as soon as the program
-sets one. Our *own* one makes the spans of emitters and operations: they reach our scopes only, never the program's
+Two providers carry our processor. The *global* one receives the spans of instrumented libraries: the program's,
+which continues to sample and export, or, while there is none, a stand-in that is replaced as soon as the program
+sets one. Our *own* one creates the spans of emitters and operations: they reach our scopes only, never the program's
 exporters, and a sampler or a processor of the program cannot lose them.
 """
 
@@ -54,11 +54,11 @@ class LightningSpanProcessor(SpanProcessor):
 
     @override
     def shutdown(self) -> None:
-        """Nothing to release."""
+        """Do nothing: there is nothing to release."""
 
     @override
     def force_flush(self, timeout_millis: int = 30000) -> bool:
-        """Spans wait for the end of their scope, never here."""
+        """Return True: spans wait for the end of their scope, never here."""
         return True
 
 
@@ -69,11 +69,11 @@ _PROCESSOR = LightningSpanProcessor()
 
 
 _watched: list[trace_api.TracerProvider] = []
-"""Global providers that carry our processor, the latest one last; programs have one or two in their life."""
+"""Global providers that carry our processor, the latest one last; a program rarely has more than two."""
 
 
 def watch_global_provider() -> trace_api.TracerProvider:
-    """Return the global provider with our processor on it; sets a stand-in if the program has none.
+    """Return the global provider with our processor on it; set a stand-in if the program has none.
 
     Cheap to repeat: a program may set its provider at any time.
     """
@@ -89,7 +89,7 @@ def watch_global_provider() -> trace_api.TracerProvider:
                 trace_api._TRACER_PROVIDER = provider  # pyright: ignore[reportAttributeAccessIssue] -- the public setter is final
             else:  # an OpenTelemetry that keeps its provider elsewhere
                 trace_api.set_tracer_provider(provider)
-        if all(known is not provider for known in _watched):
+        if all(other is not provider for other in _watched):
             if (add := getattr(provider, "add_span_processor", None)) is not None:
                 add(_PROCESSOR)
             else:
@@ -100,7 +100,7 @@ def watch_global_provider() -> trace_api.TracerProvider:
                 )
             _watched.append(provider)
         elif _watched[-1] is not provider:
-            _watched.sort(key=lambda known: known is provider)
+            _watched.sort(key=lambda other: other is provider)
     return provider
 
 
@@ -113,7 +113,7 @@ class StandInProvider(TracerProvider):
 
 
 class _FollowingTracer(trace_api.Tracer):
-    """A tracer that belongs to the global provider of the moment."""
+    """A tracer that belongs to the current global provider."""
 
     def __init__(
         self, stand_in: StandInProvider, own: trace_api.Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -153,10 +153,10 @@ def own_provider(tracer_name: str | None = None) -> TracerProvider:
     """Return the provider of our own spans; `tracer_name` is put on the resource of its spans."""
     with _lock:
         if tracer_name not in _own:
-            named = {} if tracer_name is None else {_TRACER_NAME: tracer_name}
+            attributes = {} if tracer_name is None else {_TRACER_NAME: tracer_name}
             provider = TracerProvider(
                 sampler=_EvidenceSampler(),
-                resource=Resource.create(named),
+                resource=Resource.create(attributes),
                 id_generator=_SameIds(),
                 span_limits=_limits(),
                 shutdown_on_exit=False,
@@ -171,7 +171,7 @@ def _limits() -> SpanLimits:
 
 
 class _EvidenceSampler(Sampler):
-    """Records every span, and marks it as sampled only if the program's sampler would: spans of libraries below ours
+    """Records every span, and marks it as sampled only if the program's sampler would: library spans below ours
     are then sampled as if ours were not there."""
 
     @override
@@ -188,7 +188,7 @@ class _EvidenceSampler(Sampler):
         sampler = cast(Sampler, getattr(trace_api.get_tracer_provider(), "sampler", ALWAYS_ON))
         try:
             theirs = sampler.should_sample(parent_context, trace_id, name, kind, attributes, links)
-        except Exception as error:  # boundary: a broken sampler of the program's loses no evidence
+        except Exception as error:  # boundary: a broken sampler of the program loses no evidence
             logger.debug("The sampler %s of the program failed: %r", type(sampler).__name__, error)
             return SamplingResult(Decision.RECORD_ONLY, attributes)
         decision = Decision.RECORD_AND_SAMPLE if theirs.decision.is_sampled() else Decision.RECORD_ONLY
@@ -212,7 +212,7 @@ class _SystemIds(RandomIdGenerator):
 
 
 class _SameIds(IdGenerator):
-    """Ids in the form that the program uses, because its spans may stand below ours."""
+    """Ids in the form that the program uses, because its spans may be below ours."""
 
     def __init__(self) -> None:
         self._random = _SystemIds()

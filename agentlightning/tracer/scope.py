@@ -1,16 +1,16 @@
-"""The scope of one attempt: where the spans of this context belong, and the spans seen so far.
+"""The scope of one attempt: the place of the current context's spans, and the spans so far.
 
 A context variable carries the scope, so asyncio tasks and threads that copy their context never cross, however many
-rollouts one process runs. A span whose parent is open belongs where its parent does. A plain thread, which copies
+rollouts one process runs. A span whose parent is open belongs to its parent's scope. A plain thread, which copies
 nothing, is in the scope in which it was started (`tracer/started.py`); one that was started outside of all is in the
 scope of its current OpenTelemetry span, else in the only open scope of the process if there is exactly one. A closed
-scope stays closed: what a left-over task or thread emits later is refused, and goes nowhere else.
+scope stays closed: later spans of a remaining task or thread are refused, and go to no other scope.
 
 Spans are collected without touching the store, and delivered together when the scope ends (`tracer/delivery.py`).
 
 **Numbers.** All spans get their number (`sequence_id`) from the store, in start order: those of the agent at delivery,
 so after the model calls that the gateway has numbered at their arrival. A reward gets its number when it is emitted,
-so it lies behind the calls that it judges and before those that follow; `emit_reward` waits for it, within a bound
+so it comes after the calls that it judges and before those that follow; `emit_reward` waits for it, within a bound
 (`tracer/sequence_ids.py`). No other emission waits for anything.
 """
 
@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MOST_SPANS = 20_000
-"""Spans that one scope keeps; of more, only rewards are. A span `AGL_SPANS_CUT` at the end says how many are not."""
+"""Number of spans that one scope keeps, further rewards excepted. A last span `AGL_SPANS_CUT` counts the others."""
 UNNUMBERED = -1
-"""Sequence id of a span that the store shall number."""
+"""Sequence id of a span that the store is to number."""
 DUMMY_ROLLOUT_ID = "rollout-dummy"
 DUMMY_ATTEMPT_ID = "attempt-dummy"
 _REWARD = LightningSpanAttributes.REWARD.value + ".0.value"
@@ -52,7 +52,7 @@ _REWARD = LightningSpanAttributes.REWARD.value + ".0.value"
 _current: ContextVar[TraceScope | None] = ContextVar("agentlightning_scope", default=None)
 _open: set[TraceScope] = set()
 _routes: dict[int, TraceScope] = {}
-"""OpenTelemetry span id to the scope in which the span began; a span may end in another thread."""
+"""Scope in which each span began, by OpenTelemetry span id; a span may end in another thread."""
 
 
 @dataclass(slots=True, eq=False)
@@ -61,9 +61,9 @@ class Piece:
 
     span: ReadableSpan | Span
     start_order: int
-    """0 for the span of the scope that began first."""
+    """Position in the order of start; 0 for the first span of the scope."""
     pending_id: PendingId | None = None
-    """The number on its way, for rewards."""
+    """The requested number, for rewards."""
 
 
 class TraceScope:
@@ -79,17 +79,17 @@ class TraceScope:
         *,
         loop: asyncio.AbstractEventLoop | Literal["running"] | None = "running",
     ) -> None:
-        """`loop` is the one on which numbers are asked for; None leaves all numbers to the delivery."""
+        """`loop` is used to request numbers; None leaves all numbers to the delivery."""
         self.tracer = tracer
         self.store = store
         self.rollout_id = rollout_id
         self.attempt_id = attempt_id
         self.pieces: list[Piece] = []
-        """In the order in which they ended."""
+        """Spans in the order in which they ended."""
         self.dropped = 0
-        """Spans that are not kept, because there were too many."""
+        """Number of spans that are not kept, because there were too many."""
         self.refused = 0
-        """Spans that came after the end, from what was started inside and left behind."""
+        """Number of spans that came after the end, from remaining tasks and threads."""
         self._ids = ids or SequenceIds()
         self._begun: dict[int, int] = {}
         self._count = 0
@@ -103,7 +103,7 @@ class TraceScope:
 
     @property
     def is_open(self) -> bool:
-        """True while spans are taken; false in a child that was forked meanwhile."""
+        """True while spans are accepted; false in a child that was forked meanwhile."""
         return not self._closed and self._pid == os.getpid()
 
     @property
@@ -128,7 +128,7 @@ class TraceScope:
         _open.add(self)
 
     def close(self) -> None:
-        """Take no more spans; those that have not ended are forgotten. May be called twice."""
+        """Accept no more spans; those that have not ended are forgotten. May be called twice."""
         for say in list(self._last_words.values()):
             say()
         if self.dropped and not self._closed:
@@ -154,17 +154,17 @@ class TraceScope:
             )
 
     def remember_open(self, owner: object, end: Callable[[], None]) -> None:
-        """Call `end` when the scope closes, unless `owner` is forgotten before: for a span that nobody may end."""
+        """Call `end` when the scope closes, unless `owner` is forgotten before: for a span that nobody else may end."""
         self._last_words[id(owner)] = end
 
     def forget_open(self, owner: object) -> None:
-        """Take back `remember_open`."""
+        """Undo `remember_open`."""
         self._last_words.pop(id(owner), None)
 
-    # --- what is collected -------------------------------------------------------------------------------------
+    # --- collected spans ---------------------------------------------------------------------------------------
 
     def begin(self, span_id: int) -> None:
-        """Note that an OpenTelemetry span began here."""
+        """Record that an OpenTelemetry span began here."""
         with self._lock:
             self._begun[span_id] = self._next_order()
         _routes[span_id] = self
@@ -178,7 +178,7 @@ class TraceScope:
 
     def append(self, span: Span, *, emitted: bool = False) -> None:
         """Keep a span made by hand. Unless its `sequence_id` is 0 or more, the store numbers it at delivery; one that
-        the agent `emitted` is treated as if OpenTelemetry had brought it."""
+        the agent `emitted` is treated as if OpenTelemetry had created it."""
         with self._lock:
             order = self._next_order()
         self._keep(span, order, emitted)
@@ -194,7 +194,7 @@ class TraceScope:
         )
 
     def spans(self) -> list[Span]:
-        """Return the finished spans so far, in the order in which they ended; unnumbered ones say -1 (or count up
+        """Return the finished spans so far, in the order in which they ended; unnumbered ones have -1 (or count up
         from 0 when the scope has no store)."""
         return [self.as_span(piece) for piece in list(self.pieces)]
 
@@ -216,9 +216,9 @@ class TraceScope:
             self.pieces.pop()
         piece = Piece(span, order)
         store, rollout_id, attempt_id, loop = self.store, self.rollout_id, self.attempt_id, self._loop
-        named = None if store is None or rollout_id is None or attempt_id is None else (store, rollout_id, attempt_id)
-        if reward and emitted and named is not None and loop is not None and not loop.is_closed():
-            piece.pending_id = self._ids.request(*named, loop)
+        address = None if store is None or rollout_id is None or attempt_id is None else (store, rollout_id, attempt_id)
+        if reward and emitted and address is not None and loop is not None and not loop.is_closed():
+            piece.pending_id = self._ids.request(*address, loop)
         self.pieces.append(piece)
 
     def _drop(self) -> None:
@@ -231,7 +231,7 @@ class TraceScope:
             )
 
     def refuse(self) -> None:
-        """Count a span that came from what was left behind; the first one is warned of."""
+        """Count a span of a remaining task or thread; the first one logs a warning."""
         self.refused += 1
         if self.refused == 1:
             logger.warning(
@@ -272,20 +272,22 @@ def current_scope() -> TraceScope | None:
 
 
 def ended_scope() -> TraceScope | None:
-    """Return the scope in which this task or thread was started, if that has ended; None else."""
+    """Return the scope in which this task or thread was started, if that has ended; else None."""
     scope: TraceScope | None = _current.get() or origin.get()
     return scope if scope is not None and scope._closed else None
 
 
 def spans_left_out(spans: Sequence[Span]) -> int:
-    """Return how many spans an attempt lacks because it had too many."""
-    found = [span.attributes.get(LightningCutAttributes.LEFT_OUT.value) for span in spans if span.name == AGL_SPANS_CUT]
-    return sum(count for count in found if isinstance(count, int))
+    """Return the number of spans that an attempt lacks because it had too many."""
+    counts = [
+        span.attributes.get(LightningCutAttributes.LEFT_OUT.value) for span in spans if span.name == AGL_SPANS_CUT
+    ]
+    return sum(count for count in counts if isinstance(count, int))
 
 
 @contextmanager
 def entered(scope: TraceScope) -> Generator[None]:
-    """Make `scope` that of this context for the body, where a plain thread has found it by itself."""
+    """Make `scope` that of this context for the body, for a plain thread that found its scope without a context."""
     token = None if _current.get() is scope else _current.set(scope)
     try:
         yield
@@ -295,7 +297,7 @@ def entered(scope: TraceScope) -> Generator[None]:
 
 
 def scope_of(span: ReadableSpan) -> TraceScope | None:
-    """Return the scope in which an OpenTelemetry span began, once."""
+    """Return the scope in which an OpenTelemetry span began, and forget it."""
     return _routes.pop(_span_id(span), None)
 
 

@@ -1,4 +1,4 @@
-"""Sequence ids of rewards: requested from the store at the moment of emission, so that a reward lies between the model
+"""Sequence ids of rewards: requested from the store at the moment of emission, so that a reward is between the model
 calls before and after it (see `tracer/scope.py` for the one meaning of `sequence_id`)."""
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from agentlightning.tracer.store_thread import StoreThread
 logger = logging.getLogger(__name__)
 
 THREAD_WAIT_SECONDS = 1.0
-"""How long a thread waits for the number of a reward."""
+"""Seconds for which a thread waits for the number of a reward."""
 LOOP_WAIT_SECONDS = 0.25
-"""The same on the event loop, where waiting holds up the other agents."""
+"""Seconds for which an event loop waits for it; other agents are blocked meanwhile."""
 
 Asked = Coroutine[Any, Any, int]
 PendingId = asyncio.Future[int] | concurrent.futures.Future[int]
 
 
 class SequenceIds:
-    """Requests sequence ids for the scopes of one tracer; any thread may ask. `close` ends its thread, if any."""
+    """Requests sequence ids for the scopes of one tracer, from any thread. `close` ends its thread, if any."""
 
     def __init__(self) -> None:
         self._store_thread: StoreThread | None = None
@@ -38,20 +38,20 @@ class SequenceIds:
     def request(
         self, store: LightningStore, rollout_id: str, attempt_id: str, owner: asyncio.AbstractEventLoop
     ) -> PendingId:
-        """Ask the store for a number, wait for it within the bounds above, and return the answer or its promise.
+        """Request a number from the store, wait for it within the bounds above, and return it or its future.
 
-        `owner` is the loop of the scope. A store of this process is asked there; one that lives elsewhere is asked
-        over a connection of its own (about 1.5 ms on one machine). After a wait in vain it waits no more.
+        `owner` is the loop of the scope. A store of this process is called there; a remote one is called
+        over its own connection (about 1.5 ms on one machine). After a timeout it does not wait again.
         """
         here = running_loop() is owner
         if store.capabilities.get("zero_copy", False):
             future = self._thread_of(store).call(lambda own: own.get_next_span_sequence_id(rollout_id, attempt_id))
         else:
             nothing = contextvars.Context()
-            asked = store.get_next_span_sequence_id(rollout_id, attempt_id)
+            coroutine = store.get_next_span_sequence_id(rollout_id, attempt_id)
             if here:
-                return nothing.run(_begin_now, asked)
-            future = nothing.run(asyncio.run_coroutine_threadsafe, asked, owner)
+                return nothing.run(_begin_now, coroutine)
+            future = nothing.run(asyncio.run_coroutine_threadsafe, coroutine, owner)
         if self._waits:
             seconds = LOOP_WAIT_SECONDS if here else THREAD_WAIT_SECONDS
             concurrent.futures.wait([future], seconds)
@@ -69,8 +69,8 @@ class SequenceIds:
 
     def _thread_of(self, store: LightningStore) -> StoreThread:
         with self._lock:
-            thread, known = self._store_thread, self._store is store
-            if thread is not None and known:
+            thread, is_current = self._store_thread, self._store is store
+            if thread is not None and is_current:
                 return thread
             new = self._store_thread = StoreThread(store, "agentlightning-sequence-ids")
             self._store = store
@@ -87,30 +87,30 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
         return None
 
 
-def _begin_now(asked: Asked) -> asyncio.Future[int]:
-    """Run a coroutine up to its first wait within this call, and the rest, if there is one, as a task."""
+def _begin_now(coroutine: Asked) -> asyncio.Future[int]:
+    """Run a coroutine up to its first wait within this call, and the rest, if any, as a task."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[int] = loop.create_future()
     try:
-        waits_for = asked.send(None)
+        waits_for = coroutine.send(None)
     except StopIteration as done:
         answer.set_result(done.value)
-    except Exception as error:  # handed to whoever asks for the answer
+    except Exception as error:  # raised again from the returned future
         answer.set_exception(error)
     else:
 
         async def rest() -> int:
-            return await _rest(asked, waits_for)
+            return await _rest(coroutine, waits_for)
 
         return loop.create_task(rest())
     return answer
 
 
 @types.coroutine
-def _rest(asked: Asked, waits_for: object) -> Generator[Any, Any, int]:
-    """Run the rest of a coroutine that waits already."""
+def _rest(coroutine: Asked, waits_for: object) -> Generator[Any, Any, int]:
+    """Run the rest of a coroutine that is already waiting."""
     try:
         yield waits_for
-    except BaseException as error:  # cancellation too goes to the coroutine
-        yield asked.throw(error)
-    return (yield from asked.__await__())
+    except BaseException as error:  # cancellation is passed to the coroutine too
+        yield coroutine.throw(error)
+    return (yield from coroutine.__await__())

@@ -1,15 +1,15 @@
-"""Threads, and jobs of thread pools, belong to the scope in which they were started.
+"""Assigns threads, and jobs of thread pools, to the scope in which they were started.
 
-Python gives a new thread an empty context, so that a thread knows nothing of the rollout that started it. Left behind,
-it would find the next rollout alone in the process and write into that. From the first scope on, `Thread.start`,
-`_thread.start_new_thread` and `ThreadPoolExecutor.submit` note the scope of their caller for what they start:
+Python gives a new thread an empty context, so that a thread has no reference to the rollout that started it. If it
+outlives that, it would find the next rollout alone in the process and write into it. From the first scope on,
+`Thread.start`, `_thread.start_new_thread` and `ThreadPoolExecutor.submit` store the scope of their caller:
 
-- what a rollout started and left behind finds its own scope closed, and is refused;
-- a pool may live as long as its owner likes: a job belongs to who submitted it, whoever first needed the thread;
-- what was started outside of every rollout belongs to none, and finds the only open scope as before.
+- a thread that outlives its rollout finds its own scope closed, and is refused;
+- a pool may live as long as its owner likes: a job belongs to its submitter, whoever first needed the thread;
+- a thread that was started outside of every rollout belongs to none, and finds the only open scope as before.
 
-Not seen: threads of C libraries, and work that travels to a thread by a queue of the program's own; the thread then
-belongs to whoever started it.
+Not covered: threads of C libraries, and work that reaches a thread by a queue of the program's own; the thread then
+belongs to the code that started it.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from contextvars import ContextVar
 from typing import Any
 
 ScopeVar = ContextVar[Any]
-"""Holds a scope or None; scopes are made in a module that needs this one."""
+"""Holds a scope or None; the scope class is defined in a module that imports this one."""
 origin: ScopeVar = ContextVar("agentlightning_origin", default=None)
-"""The scope in which the thread or job that runs here was started; None if in none."""
+"""The scope in which the current thread or job was started; None if in none."""
 _lock = threading.Lock()
 _noted: list[ScopeVar] = []
 
 
 def note_origins(present: ScopeVar) -> None:
-    """From here on, threads and jobs know their `origin`: what `present` holds where they are started, else the origin
+    """Give each thread and job its `origin` from now on: the value of `present` where it is started, else the origin
     of that place. Cheap to repeat."""
     if _noted:
         return
@@ -54,7 +54,7 @@ def _note_threads(present: ScopeVar) -> None:
 
 
 def _note_bare_threads(present: ScopeVar) -> None:
-    """`threading` keeps a reference of its own to what is replaced here, so that nothing is noted twice."""
+    """Patch `_thread` too: `threading` has its own reference to the original, so that nothing is recorded twice."""
     start = _thread.start_new_thread
 
     def start_with_origin(function: Callable[..., object], *args: Any, **kwargs: Any) -> int:
@@ -76,7 +76,7 @@ def _note_jobs(present: ScopeVar) -> None:
         scope = present.get() or origin.get()
         if scope is None:
             return submit(self, fn, *args, **kwargs)
-        tokens = present.set(None), origin.set(None)  # a thread that the pool starts for this job is nobody's
+        tokens = present.set(None), origin.set(None)  # the pool's thread for this job has no origin
         try:
             return submit(self, _Bound(scope, fn), *args, **kwargs)
         finally:
@@ -87,7 +87,7 @@ def _note_jobs(present: ScopeVar) -> None:
 
 
 class _Bound:
-    """A call whose origin is the scope in which it was ordered."""
+    """A call whose origin is the scope in which it was submitted."""
 
     __slots__ = ("_call", "_scope")
 

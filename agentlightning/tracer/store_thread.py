@@ -1,5 +1,5 @@
-"""A store on an event loop in a thread of its own: for callers that must not wait for, or must not be held up by, the
-loop on which the agents run."""
+"""A store on an event loop in its own thread: for callers that must not wait for, or be blocked by, the loop of the
+agents."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class StoreThread:
         self._own: LightningStore | None = None
 
     def call(self, work: Callable[[LightningStore], Coroutine[object, None, T]]) -> concurrent.futures.Future[T]:
-        """Start `work(store)` in the thread, in an empty context, so that it is traced nowhere."""
+        """Start `work(store)` in the thread, in an empty context, so that it is not traced."""
 
         async def run() -> T:
             if self._copied and self._own is None:
@@ -39,7 +39,7 @@ class StoreThread:
         return contextvars.Context().run(self._background.submit, run())
 
     def close(self, timeout: float = 3.0) -> None:
-        """Cancel what still runs, close the connections, end the thread; waits up to `timeout` seconds for each.
+        """Cancel pending work, close the connections, end the thread; waits up to `timeout` seconds for each.
 
         May be called twice. Blocks; on an event loop call it with `asyncio.to_thread`.
         """

@@ -1,7 +1,7 @@
-"""WeaveTracer: what Weave sees of a program, collected per attempt. Needs the extra `weave`; no account, no network.
+"""WeaveTracer: the calls that Weave records, collected per attempt. Needs the extra `weave`; no account, no network.
 
-Every call of Weave is an OpenTelemetry span of ours, so it stands in one tree with operations, emitters and what other
-libraries trace; see `instrumentation/weave.py` for how Weave is kept from its service.
+Every call of Weave is an OpenTelemetry span of ours, so it is in one tree with operations, emitters and the spans of
+other libraries; see `instrumentation/weave.py` for how Weave is kept from its service.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ _RECORDING = "_agentlightning_recording"
 
 
 class WeaveTracer(OtelTracer):
-    """An `OtelTracer` with one root call per context, and the calls of Weave below it. `trace_context` gives the root.
+    """An `OtelTracer` with one root call per context, and the calls of Weave below it. `trace_context` yields the root.
 
     Args:
-        project_name: shown to programs that ask Weave; by default made up, once per tracer.
+        project_name: shown to programs that ask Weave; by default generated, once per tracer.
         weave_user_settings: `weave.trace.settings.UserSettings` of the program.
-        instrument_managed: make Weave's client ours; false leaves Weave as the program has set it up, and its calls
-            are not seen.
+        instrument_managed: replace Weave's client by ours; false leaves Weave as the program set it up, and its calls
+            are not recorded.
         store: as for `OtelTracer`.
 
     Raises:
@@ -82,10 +82,10 @@ class WeaveTracer(OtelTracer):
 
     @override
     def init_worker(self, worker_id: int, store: LightningStore | None = None) -> None:
-        """See `OtelTracer`; also puts our client in the place of Weave's.
+        """Initialise the worker like `OtelTracer`, and replace Weave's client by ours.
 
         Raises:
-            RuntimeError: this Weave has not what that needs.
+            RuntimeError: this version of Weave lacks a required attribute.
         """
         super().init_worker(worker_id, store)
         if not self.instrument_managed or self._client is not None:
@@ -114,29 +114,31 @@ class WeaveTracer(OtelTracer):
             yield self._tracer()
             return
         inputs = {_ROLLOUT_ID: scope.rollout_id, _ATTEMPT_ID: scope.attempt_id}
-        given = {key: value for key, value in inputs.items() if value is not None}
-        call = client.create_call(name or self.project_name, given)
+        values = {key: value for key, value in inputs.items() if value is not None}
+        call = client.create_call(name or self.project_name, values)
         try:
             yield call
-        except BaseException as error:  # cancellation and interrupts are part of what happened
+        except BaseException as error:  # also records cancellation and interrupts
             client.finish_call(call, exception=error)
             raise
         client.finish_call(call)
 
 
 class _Spans:
-    """Makes a span of every call of Weave. A call that cannot be recorded is left out; the program goes on."""
+    """Makes a span of every call of Weave. A call that cannot be recorded is skipped; the program continues."""
 
     def begun(self, call: Any, parent: object, current: bool) -> None:
         try:
             name = str(call.func_name)
-            given = {NAME: name, INPUT: _plain(call.inputs), **dict(call.attributes or {})}
-            given.pop("weave", None)  # what Weave says of itself
+            attributes = {NAME: name, INPUT: _plain(call.inputs), **dict(call.attributes or {})}
+            attributes.pop("weave", None)  # Weave's own attributes
             above: OtelSpanRecordingContext | None = getattr(parent, _RECORDING, None)
             context = trace_api.set_span_in_context(above.get_otel_span()) if above is not None else None
             tracer = own_provider(_TRACER_NAME).get_tracer(INSTRUMENTATION_NAME)
-            recording = OtelSpanRecordingContext(tracer.start_span(name, context, attributes=any_attributes(given)))
-        except Exception as error:  # boundary: what Weave was given is the program's
+            recording = OtelSpanRecordingContext(
+                tracer.start_span(name, context, attributes=any_attributes(attributes))
+            )
+        except Exception as error:  # boundary: the arguments of a call are the program's
             logger.debug("A call of Weave was not traced: %r", error)
             return
         setattr(call, _RECORDING, recording)

@@ -1,1 +1,1 @@
-"""Model calls read from spans: one value for each call, doubles merged, ordered and given to their policy."""
+"""Model calls read from spans: one value for each call, duplicates merged, ordered and assigned to their policy."""

@@ -1,7 +1,7 @@
-"""The model calls that the spans of a rollout record, whether or not anybody wants to learn from them.
+"""The model calls that the spans of a rollout record, whether or not they are used for training.
 
 Adapters select among these calls and put them in order; the training ledger (`algorithm/ledger/`) accounts for all of
-them. A triplet is a view of one call. What the gateway wrote on the spans tells calls of the policy that is trained
+them. A triplet is a view of one call. The gateway's attributes on the spans separate calls of the trained policy
 from those of others.
 """
 
@@ -32,7 +32,7 @@ class CallRef(NamedTuple):
     Attributes:
         rollout_id: The rollout that made it.
         attempt_id: The attempt that made it.
-        call_id: Its own id; unique within its attempt only, where no gateway gave it.
+        call_id: Its own id; unique within its attempt only, unless the gateway assigned it.
     """
 
     rollout_id: str
@@ -43,34 +43,34 @@ class CallRef(NamedTuple):
 @explain_fields
 @dataclass(frozen=True, slots=True)
 class ModelCall:
-    """One model call with the engine's tokens. Empty lists and None stand for what was not recorded."""
+    """One model call with the engine's tokens. Empty lists and None stand for missing values."""
 
     ref: CallRef
-    """Its name: rollout, attempt and call id."""
+    """Identifier of the call: rollout, attempt and call id."""
     sequence_id: int
-    """Place in the order of arrival within the rollout."""
+    """Position in the order of arrival within the rollout."""
     response_id: str | None
-    """The id of the model's reply; None if it had none."""
+    """Id of the model's reply; None if it had none."""
     prompt_token_ids: list[int]
-    """What the model was given."""
+    """Token ids of the prompt."""
     completion_token_ids: list[int]
-    """What it produced."""
+    """Token ids of the completion."""
     logprobs: list[float] | None
-    """Natural logarithm, the engine's; to be used only if there is one per completion token."""
+    """Natural logarithm, from the engine; usable only if there is one per completion token."""
     finish_reason: str | None
-    """Why it stopped, such as `stop` or `length`."""
+    """Reason why generation stopped, such as `stop` or `length`."""
     weight_version: int | None
-    """The weights that served it; None if nobody recorded them."""
+    """Version of the weights that served it; None if it was not recorded."""
     state: CallState
-    """Whether it can be trained on; `ok` if so, else what is missing or went wrong."""
+    """`ok` if the call can be trained on; else the missing part or the error."""
     stale: bool = False
-    """The store marked it as late: its attempt had lapsed."""
+    """True if the store marked it as late: its attempt had lapsed."""
     agent: str | None = None
-    """Whose call it was, where a tracer told it, or the role in the URL of the call."""
+    """Name of the agent that made the call, if a tracer recorded it, or the role in the URL of the call."""
     policy: str | None = None
-    """The policy that it belongs to, where the gateway has policies."""
+    """Policy of the call, if the gateway has policies."""
     constrained_by: tuple[str, ...] = ()
-    """Settings of its request under which tokens were drawn from another distribution than that of `logprobs`, such as
+    """Settings of its request by which tokens were sampled from another distribution than that of `logprobs`, such as
     `response_format`, `tool_choice` and `top_p`."""
     spans: CallSpans | None = field(default=None, repr=False, compare=False)
     """The spans that record it; None for a call that was made from a triplet."""
@@ -81,7 +81,7 @@ class ModelCall:
 
     @property
     def has_tokens(self) -> bool:
-        """Both lists of token ids are known."""
+        """True if both lists of token ids are present."""
         return bool(self.prompt_token_ids and self.completion_token_ids)
 
     def of_agent(self, name: str | None) -> ModelCall:
@@ -95,25 +95,25 @@ class CallSelection(NamedTuple):
     calls: list[ModelCall]
     """In the adapter's order, with the agents that it names."""
     problems: list[Problem]
-    """What of the trace was left out, beside what could not be read of a call."""
+    """Excluded parts of the trace, except unreadable parts of a call."""
 
 
 def model_calls(spans: Sequence[Span], problems: list[Problem] | None = None) -> list[ModelCall]:
     """Return every model call that the spans record, once each, in the order of arrival; attempts may be mixed.
 
-    The gateway's record of a call takes precedence over the tracer's; `matching.py` tells which spans are of one call.
-    What could not be read is added to `problems`.
+    The gateway's record of a call takes precedence over the tracer's; `matching.py` assigns spans to calls.
+    Unreadable parts are added to `problems`.
     """
-    found = problems if problems is not None else []
+    problem_list = problems if problems is not None else []
     calls: list[ModelCall] = []
     for each in spans_by_call(spans):
         span = each.record or each.seen
         assert span is not None
-        reading = each.reading = read_call(span, found)
-        for other in () if each.is_further_choice else each.certain:  # what only the tracers saw of the tokens
+        reading = each.reading = read_call(span, problem_list)
+        for other in () if each.is_further_choice else each.certain:  # tokens that only the tracers recorded
             if other is span or (reading.prompt_token_ids and reading.logprobs):
                 continue
-            twin = read_call(other, found)
+            twin = read_call(other, problem_list)
             reading = reading._replace(
                 prompt_token_ids=reading.prompt_token_ids or twin.prompt_token_ids,
                 completion_token_ids=reading.completion_token_ids or twin.completion_token_ids,
@@ -142,26 +142,26 @@ def model_calls(spans: Sequence[Span], problems: list[Problem] | None = None) ->
 
 
 def of_unknown_agents(calls: Iterable[ModelCall], problems: Iterable[Problem]) -> set[CallRef]:
-    """Return the calls that a filter by the name of their agent refused, because nothing proves whose they are."""
-    refused = {problem.span_id for problem in problems if problem.kind == "unknown_agent"}
-    told = ((call, call.spans.record or call.spans.seen) for call in calls if refused and call.spans is not None)
-    return {call.ref for call, span in told if span is not None and span.span_id in refused}
+    """Return the calls that a filter by agent name excluded, because nothing proves which agent made them."""
+    span_ids = {problem.span_id for problem in problems if problem.kind == "unknown_agent"}
+    records = ((call, call.spans.record or call.spans.seen) for call in calls if span_ids and call.spans is not None)
+    return {call.ref for call, span in records if span is not None and span.span_id in span_ids}
 
 
 def call_id_of(triplet: Triplet) -> str | None:
-    """Return the id of the call that a triplet was made from; None if its adapter did not say."""
-    named = (triplet.metadata.get(key) for key in ("call_id", "response_id"))
-    return next((name for name in named if isinstance(name, str) and name), None)
+    """Return the id of the call that a triplet was made from; None if its adapter did not store it."""
+    ids = (triplet.metadata.get(key) for key in ("call_id", "response_id"))
+    return next((name for name in ids if isinstance(name, str) and name), None)
 
 
 def agent_of(triplet: Triplet) -> str | None:
-    """Return the name of the agent whose call a triplet was made from; None where no tracer told it."""
+    """Return the name of the agent whose call a triplet was made from; None if no tracer recorded it."""
     name = triplet.metadata.get("agent_name")
     return name if isinstance(name, str) and name != ANY_AGENT else None
 
 
 def calls_by_name(calls: Sequence[ModelCall]) -> dict[str, ModelCall]:
-    """Return the calls of one attempt by their ids and by those of their replies; the first of equal ones counts."""
+    """Return the calls of one attempt by their ids and by those of their replies; of equal ids the first one counts."""
     by_name = {call.response_id: call for call in reversed(calls) if call.response_id is not None}
     by_name.update({call.call_id: call for call in calls})
     return by_name
@@ -170,7 +170,7 @@ def calls_by_name(calls: Sequence[ModelCall]) -> dict[str, ModelCall]:
 def call_of_triplet(triplet: Triplet, by_name: Mapping[str, ModelCall], adapter: object) -> ModelCall | None:
     """Return the recorded call that a triplet was made from, with the agent that it names.
 
-    None for a triplet without tokens of which nothing was recorded.
+    None for a triplet without tokens whose call was not recorded.
 
     Raises:
         LedgerError: the triplet has tokens and names no call, or its tokens are not those of the call.
@@ -195,7 +195,7 @@ def call_of_triplet(triplet: Triplet, by_name: Mapping[str, ModelCall], adapter:
 
 
 def calls_from_triplets(triplets: Iterable[Triplet], *, rollout_id: str, attempt_id: str) -> list[ModelCall]:
-    """Return the triplets of one attempt as calls in the same order; a triplet without an id is named by its place.
+    """Return the triplets of one attempt as calls in the same order; a triplet without an id is named by its position.
 
     Triplets whose prompt or response is no dict with `token_ids` become calls without tokens.
     """
@@ -221,16 +221,16 @@ def calls_from_triplets(triplets: Iterable[Triplet], *, rollout_id: str, attempt
 
 
 def is_of_other_policy(record: Span | None, policy: str | None) -> bool:
-    """True if a call is not one of `policy`; without one, if it is of a policy that learns from none.
+    """True if a call is not one of `policy`; if that is None, if it is of a policy that is not trained.
 
-    `record` is the gateway's span of the call; a call that no gateway saw is of no policy.
+    `record` is the gateway's span of the call; a call that the gateway did not record has no policy.
     """
     attributes = {} if record is None else record.attributes
     return attributes.get(_KIND) in _NOT_TRAINED if policy is None else attributes.get(_POLICY) != policy
 
 
 def is_call_of_other_policy(call: ModelCall, policy: str | None) -> bool:
-    """The same of a call that was read already."""
+    """True if a call that was already read is of another policy."""
     return is_of_other_policy(None if call.spans is None else call.spans.record, policy)
 
 

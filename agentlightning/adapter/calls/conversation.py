@@ -1,6 +1,6 @@
 """The messages of one model call, in a form in which two calls can be compared.
 
-Two messages are equal if they mean the same to a reader: white space at the ends, the formatting of JSON in the
+Two messages are equal if they mean the same to a reader. White space at the ends, the formatting of JSON in the
 arguments of tools, ids of tool calls and reasoning beside the answer do not count. `rows/seams.py` compares tokens.
 """
 
@@ -25,10 +25,10 @@ class Line(NamedTuple):
     role: str
     text: str
     calls: str = ""
-    """The tools that it calls with their arguments, as one text."""
+    """The tools that the message calls, with their arguments, as one text."""
 
     def describe(self) -> str:
-        """Return the message as text for people to read."""
+        """Return the message as readable text."""
         return f"{self.role}: {' '.join(part for part in (self.text, self.calls) if part)}"
 
 
@@ -39,16 +39,16 @@ class Conversation:
     system: str
     """The leading system messages."""
     tools: str
-    """The tools that were offered."""
+    """Definitions of the tools."""
     lines: tuple[Line, ...]
     """All other messages of the prompt."""
     answer: Line | None
     verbatim: bool
-    """The answer is plain text: nothing in it that a chat template renders in its own way."""
+    """True if the answer is plain text: it has no part that a chat template renders in its own way."""
 
     @property
     def request(self) -> tuple[str, tuple[Line, ...]]:
-        """What the model was asked. Tools are left out: the gateway and tracers write them too differently."""
+        """The messages of the prompt. Tools are excluded: the gateway and tracers write them too differently."""
         return self.system, self.lines
 
     @property
@@ -58,12 +58,12 @@ class Conversation:
 
 
 def conversation_of(*spans: Span | None) -> Conversation | None:
-    """Return the conversation that the first of the spans that has one records; None if none has.
+    """Return the conversation of the first span that records one; None if none does.
 
     A span whose texts were not kept has none.
     """
-    read = (_read(span) for span in spans if span is not None)
-    return next((conversation for conversation in read if conversation is not None), None)
+    conversations = (_read(span) for span in spans if span is not None)
+    return next((conversation for conversation in conversations if conversation is not None), None)
 
 
 def _read(span: Span) -> Conversation | None:
@@ -75,13 +75,13 @@ def _read(span: Span) -> Conversation | None:
     leading = next((at for at, line in enumerate(lines) if line.role != "system"), len(lines))
     tools = [f"{key}={value}" for key, value in span.attributes.items() if key.startswith(_TOOLS)]
     answers = [as_dict(each.get("message")) or each for each in in_order(content.completion)]
-    answered = bool(answers) and _has_text(answers[0])
-    text = answers[0].get("content") if answered else None
+    has_answer = bool(answers) and _has_text(answers[0])
+    text = answers[0].get("content") if has_answer else None
     return Conversation(
         system="\n".join(line.text for line in lines[:leading]),
         tools="\n".join(sorted(tools)),
         lines=tuple(lines[leading:]),
-        answer=line_of({"role": "assistant", **answers[0]}) if answered else None,
+        answer=line_of({"role": "assistant", **answers[0]}) if has_answer else None,
         verbatim=isinstance(text, str)
         and text == text.strip()
         and "<" not in text
@@ -95,7 +95,7 @@ def _has_text(message: Mapping[str, object]) -> bool:
 
 
 def line_of(message: Mapping[str, object]) -> Line:
-    """Return a message in a form in which equal ones are equal."""
+    """Return a message in a normal form in which equal messages are equal."""
     role = str(message.get("role") or "")
     role = _ROLES.get(role, role)
     calls = [_call(call) for call in dicts_in(message.get("tool_calls"))]
@@ -106,12 +106,12 @@ def line_of(message: Mapping[str, object]) -> Line:
 def _call(call: Mapping[str, object]) -> str:
     fields = as_dict(call.get("function")) or call
     arguments = fields.get("arguments")
-    spelt = arguments if isinstance(arguments, str) else json.dumps(arguments, default=str)
-    return f"{fields.get('name')}({_in_one_spelling(spelt)})"
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, default=str)
+    return f"{fields.get('name')}({_in_one_spelling(text)})"
 
 
 def _in_one_spelling(text: str) -> str:
-    """Return JSON with its keys in order; another text as it is."""
+    """Return JSON with sorted keys; another text unchanged."""
     try:
         return json.dumps(json.loads(text), sort_keys=True, ensure_ascii=False)
     except (ValueError, RecursionError):

@@ -1,7 +1,7 @@
-"""Helper calls: what a program asks a model beside its task, such as a title for the session or a summary of it.
+"""Helper calls: model calls of a program outside its task, such as for a title of the session or a summary of it.
 
 Such a call is no turn of the agent's work. It is excluded from training (`helper`), makes no row, and earns no reward.
-Programs known to make them are recognised by texts that stand in their code, and nothing else is guessed; a rule of the
+Programs known to make them are recognised by texts in their code, and nothing else is guessed; a rule of the
 user (`ignore=` of an adapter) names others.
 """
 
@@ -16,7 +16,7 @@ from agentlightning.adapter.calls.conversation import conversation_of
 from agentlightning.types import Span
 
 Ignore = str | re.Pattern[str] | Callable[[ModelCall], bool]
-"""Which calls are helpers: a regular expression that is searched in `call_text`, or a function of the call."""
+"""Selects helper calls: a regular expression that is searched in `call_text`, or a function of the call."""
 
 _PROMPT: Final = "gen_ai.prompt"
 _FIRST_ROLE, _FIRST_CONTENT = f"{_PROMPT}.0.role", f"{_PROMPT}.0.content"
@@ -48,14 +48,14 @@ _LAST_OPENINGS: Final = (
     "[SUGGESTION MODE: Suggest what the user might naturally type next",  # Claude Code
     "Please write a 5-10 word title for the following conversation",  # Claude Code
     "Generate a title for this conversation:",  # opencode
-    "Analyze *only* the content and structure of your immediately preceding response",  # qwen-code: who speaks next
+    "Analyze *only* the content and structure of your immediately preceding response",  # qwen-code: next speaker
 )
 _OPENS_LAST: Final = re.compile(r'(?:\A|"text": ?")\s{0,64}(?:' + "|".join(map(re.escape, _LAST_OPENINGS)) + ")")
-"""A message, or the text of a block in a message that is a list of blocks, that begins with one of them."""
+"""Beginnings of a message, or of the text of a block in a message that is a list of blocks."""
 
 
 def helper_rule(ignore: Ignore | None) -> Callable[[ModelCall], bool]:
-    """Return the rule that tells helper calls: those of known programs, and those that `ignore` names.
+    """Return the rule that selects helper calls: those of known programs, and those that `ignore` names.
 
     Raises:
         ValueError: it is neither a valid regular expression nor a function.
@@ -113,15 +113,15 @@ def _says_helper(attributes: Mapping[str, object]) -> bool:
         if attributes.get(role) not in ("system", "developer"):
             break
         text = str(attributes.get(content))
-        if text.startswith(_SYSTEM_OPENINGS) or any(known in text for known in _SYSTEM):
+        if text.startswith(_SYSTEM_OPENINGS) or any(opening in text for opening in _SYSTEM):
             return True
     if _SECOND_ROLE not in attributes and first in ("quota", '[{"type": "text", "text": "quota"}]'):
-        return attributes.get("gen_ai.request.max_tokens") == 1  # Claude Code: whether there is quota left
+        return attributes.get("gen_ai.request.max_tokens") == 1  # Claude Code: check of the remaining quota
     role, content = _FIRST_ROLE, _FIRST_CONTENT
     if _SECOND_ROLE in attributes:
         last = sum(key.startswith(f"{_PROMPT}.") and key.endswith(".role") for key in attributes) - 1
         role, content = f"{_PROMPT}.{last}.role", f"{_PROMPT}.{last}.content"
     if attributes.get(role) != "user":
         return False
-    text = str(attributes.get(content))  # looked at cheaply first: this is asked of every span
-    return any(known in text for known in _LAST_OPENINGS) and _OPENS_LAST.search(text) is not None
+    text = str(attributes.get(content))  # a cheap test first: it runs for every span
+    return any(opening in text for opening in _LAST_OPENINGS) and _OPENS_LAST.search(text) is not None

@@ -1,4 +1,4 @@
-"""Which intervals of time lie around a moment or another interval, with a slack for clocks that differ."""
+"""Finds the intervals of time around a moment or another interval, with a slack for clocks that differ."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 SLACK_SECONDS: Final = 0.05
-"""How far the clocks of gateway and tracer may be apart."""
+"""Largest difference between the clocks of gateway and tracer."""
 
 
 class Interval(NamedTuple):
@@ -24,7 +24,7 @@ class Interval(NamedTuple):
 
 
 class Intervals:
-    """Answers in logarithmic time which of many intervals lie around another one."""
+    """Finds in logarithmic time those of many intervals that lie around another one."""
 
     def __init__(self, intervals: Sequence[Interval]) -> None:
         self._intervals = intervals
@@ -32,19 +32,19 @@ class Intervals:
         self._starts = [intervals[at].start for at in self._places]
         self._size = 1 << max(0, len(intervals) - 1).bit_length()
         self._latest = [float("-inf")] * (2 * self._size)
-        """A tree: the latest end among those below each place."""
+        """A tree: the latest end among the intervals below each node."""
         for leaf, at in enumerate(self._places):
             self._latest[self._size + leaf] = intervals[at].end
         for place in range(self._size - 1, 0, -1):
             self._latest[place] = max(self._latest[2 * place], self._latest[2 * place + 1])
 
     def around(self, inner: Interval, slack: float = SLACK_SECONDS) -> Iterator[int]:
-        """Yield the places of the intervals that hold `inner` but for the slack, by their starts."""
-        begun = bisect_right(self._starts, inner.start + slack)
+        """Yield the indices of the intervals that hold `inner` within the slack, by their starts."""
+        count = bisect_right(self._starts, inner.start + slack)
         waiting = [(1, 0, self._size)]
         while waiting:
             place, low, high = waiting.pop()
-            if low >= begun or self._latest[place] < inner.end - slack:
+            if low >= count or self._latest[place] < inner.end - slack:
                 continue
             if place >= self._size:
                 yield self._places[low]
@@ -56,7 +56,7 @@ class Intervals:
 def narrowed(inner: Interval, around: list[int], intervals: Mapping[int, Interval] | Sequence[Interval]) -> list[int]:
     """Return the only interval that holds `inner` without any slack, if all the others are apart from it in time.
 
-    Of intervals that overlap, clocks that differ a little could make the wrong one the only one.
+    If intervals overlap, clocks that differ a little could select the wrong one.
     """
     exactly = [at for at in around if intervals[at].holds(inner, 0.0)]
     if len(exactly) != 1:

@@ -2,8 +2,8 @@
 
 They are matched by the id of the reply first, then by the span that the request itself named in its `traceparent`: the
 span of the call, or one below it such as that of the HTTP request. A span without a reply's id below another call is a
-part of it, and one above a call is a wrapper around it. What is left is matched one instrumentation after the other,
-since each tells of a call at most once: by the words, and only then by time (`pairing.py`). A record or a span without
+part of it, and one above a call is a wrapper around it. The rest is matched one instrumentation after the other,
+since each records a call at most once: by the text, and only then by time (`pairing.py`). A record or a span without
 a partner is a call.
 """
 
@@ -34,15 +34,15 @@ from agentlightning.types import Span
 
 SeenBy = Literal["both", "gateway", "tracer"]
 _MOST_BELOW_CALL: Final = 8
-"""So many spans up from the one that a request names the span of its call is looked for."""
+"""Number of ancestors of the span named by a request that are searched for the span of its call."""
 
 
 class Unsure(NamedTuple):
-    """Spans of one instrumentation any of which may be of the call."""
+    """Spans of one instrumentation, any of which may be of the call."""
 
     spans: tuple[Span, ...]
     may_be_none: bool
-    """It may also be none of them."""
+    """True if possibly none of them is of the call."""
 
 
 @dataclass(slots=True)
@@ -50,26 +50,26 @@ class CallSpans:
     """The spans that record one model call; at least one of `record` and `seen` is there."""
 
     record: Span | None = None
-    """The gateway's, with the tokens."""
+    """The gateway's span, with the tokens."""
     request: Span | None = None
-    """The gateway's, with the messages."""
+    """The gateway's span, with the messages."""
     seen: Span | None = None
-    """A tracer's."""
+    """A tracer's span."""
     matched_by: MatchedBy | None = None
-    """How the first two were matched; None if only one saw the call."""
+    """Method that matched the first two; None if there is only one of them."""
     reading: CallReading | None = None
-    """What `record` says of the call, or `seen` where there is none; None before it was read."""
+    """The call as read from `record`, or from `seen` if there is none; None before it was read."""
     also: list[Span] = field(default_factory=list[Span])
-    """Further spans that are certain to be of this call: those of other instrumentations."""
+    """Further spans that are certainly of this call: those of other instrumentations."""
     unsure: list[Unsure] = field(default_factory=list[Unsure])
-    """For each instrumentation of which it is not certain which span is of this call: those that may be."""
+    """Candidate spans of each instrumentation for which it is uncertain which span is of this call."""
     client: Span | None = None
-    """The tracer's span within which the request was made, as its `traceparent` says: that of the call if there is one.
-    Several tries of a client may name the same."""
+    """The tracer's span in which the request was made, from its `traceparent`: that of the call if there is one.
+    Several tries of a client may name the same span."""
     is_certain: bool = True
-    """`seen` is of this call; if not, it is one of several that may be."""
+    """True if `seen` is certainly of this call; else it is one of several candidates."""
     is_further_choice: bool = False
-    """`record` is of another choice than the first: tracers tell of the call as a whole, not of its tokens."""
+    """True if `record` is of another choice than the first: tracers record the call as a whole, not its tokens."""
 
     @property
     def seen_by(self) -> SeenBy:
@@ -79,17 +79,17 @@ class CallSpans:
 
     @property
     def certain(self) -> list[Span]:
-        """The tracers' spans that are certain to be of this call."""
+        """The tracers' spans that are certainly of this call."""
         return [self.seen, *self.also] if self.seen is not None and self.is_certain else self.also
 
 
 def spans_by_call(
     spans: Sequence[Span], is_call: Callable[[Span], bool] | None = None, *, keep_nested: bool = False
 ) -> list[CallSpans]:
-    """Return the spans of every model call, once each; of an attempt the calls that the gateway saw come first.
+    """Return the spans of every model call, once each; the calls of an attempt that the gateway recorded come first.
 
-    `is_call` says which spans of tracers tell of a model call; without one their attributes do. With `keep_nested` a
-    span without a reply's id that is a part of another call, or a wrapper around one, counts as a call too.
+    `is_call` selects the tracers' spans that record a call; without it their attributes decide. With `keep_nested` a
+    span without a reply's id that is part of another call, or a wrapper around one, counts as a call too.
     """
     attempts: dict[tuple[str, str], list[Span]] = {}
     for span in spans:
@@ -119,8 +119,8 @@ def _of_attempt(spans: Sequence[Span], is_call: Callable[[Span], bool], keep_nes
         elif reply is not None:
             by_reply.setdefault(reply, call)
     calls, alone, nameless = [c for c in records.values() if not c.is_further_choice], list[CallSpans](), list[Span]()
-    seen = [span for span in spans if span.name not in (RAW_SPAN, REQUEST_SPAN) and is_call(span)]
-    for span in seen:
+    tracer_spans = [span for span in spans if span.name not in (RAW_SPAN, REQUEST_SPAN) and is_call(span)]
+    for span in tracer_spans:
         reply = response_id(span)
         if reply is None:
             nameless.append(span)
@@ -132,7 +132,7 @@ def _of_attempt(spans: Sequence[Span], is_call: Callable[[Span], bool], keep_nes
         else:
             twin.also.append(span)
     if nameless and not keep_nested:
-        nameless = _standing_for_calls(nameless, spans, seen)
+        nameless = _standing_for_calls(nameless, spans, tracer_spans)
     tellers: dict[int, str] = {}
     if clients := [(call, id) for call in calls if call.record and (id := client_span(call.record))]:
         alone, nameless, tellers = _matched_by_clients(clients, spans, by_reply.values(), alone, nameless)
@@ -149,7 +149,7 @@ def _of_attempt(spans: Sequence[Span], is_call: Callable[[Span], bool], keep_nes
 
 
 def tells_of_call(span: Span) -> bool:
-    """True if a span that is not the gateway's tells of one model call."""
+    """True if a span that is not the gateway's records one model call."""
     return (
         "gen_ai.response.id" in span.attributes
         or has_client_tokens(span)
@@ -159,9 +159,9 @@ def tells_of_call(span: Span) -> bool:
 
 
 def _standing_for_calls(nameless: Sequence[Span], spans: Iterable[Span], calls: Iterable[Span]) -> list[Span]:
-    """Return the spans without a reply's id that stand for a call of their own.
+    """Return the spans without a reply's id that are calls of their own.
 
-    One below another call is a part of it; one above a call that has an id, or without words above one that has them,
+    One below another call is part of it; one above a call that has an id, or without text above one that has text,
     is a wrapper.
     """
     parents = {span.span_id: span.parent_id for span in spans}
@@ -180,20 +180,20 @@ def _standing_for_calls(nameless: Sequence[Span], spans: Iterable[Span], calls: 
         return nearest
 
     own = {span.span_id: span for span in nameless}
-    around = {id: call_above(span) for id, span in by_id.items()}
-    wrappers = {outer for inner, outer in around.items() if outer is not None and inner not in own}
-    for inner, outer in around.items():
+    nearest_calls = {id: call_above(span) for id, span in by_id.items()}
+    wrappers = {outer for inner, outer in nearest_calls.items() if outer is not None and inner not in own}
+    for inner, outer in nearest_calls.items():
         if outer in own and inner in own and conversation_of(own[outer]) is None and conversation_of(own[inner]):
             wrappers.add(outer)
-    kept: list[Span] = []
+    result: list[Span] = []
     for id, span in own.items():
-        outer, path = around[id], {id}
+        outer, path = nearest_calls[id], {id}
         while outer in wrappers and outer in own and outer not in path:
             path.add(outer)
-            outer = around[outer]
+            outer = nearest_calls[outer]
         if outer is None and id not in wrappers:
-            kept.append(span)
-    return kept
+            result.append(span)
+    return result
 
 
 def _matched_by_clients(
@@ -205,37 +205,37 @@ def _matched_by_clients(
 ) -> tuple[list[CallSpans], list[Span], dict[int, str]]:
     """Match calls with the spans of calls that their requests named; a span that several named is that of the last try.
 
-    Returns what is left of `alone` and `nameless`, and the instrumentation that told of each call whose request named
+    Returns the remaining items of `alone` and `nameless`, and the instrumentation of each call whose request named
     the span of a call: no other span of it is of that call.
     """
     by_id = {span.span_id: span for span in spans}
     owners = {span.span_id: call for call in by_reply for span in call.certain}
     owners |= {span.span_id: CallSpans(seen=span) for span in nameless}
     tellers: dict[int, str] = {}
-    taken: dict[int, tuple[CallSpans, CallSpans]] = {}
+    matches: dict[int, tuple[CallSpans, CallSpans]] = {}
     for call, (trace_id, span_id) in clients:
         assert call.record is not None
-        named = by_id.get(span_id)
-        if named is None or named.trace_id != trace_id:
+        call_span = by_id.get(span_id)
+        if call_span is None or call_span.trace_id != trace_id:
             continue
-        path = list(islice(_upwards(named, by_id), _MOST_BELOW_CALL))
-        call.client = next((span for span in path if span.span_id in owners), named)
+        path = list(islice(_upwards(call_span, by_id), _MOST_BELOW_CALL))
+        call.client = next((span for span in path if span.span_id in owners), call_span)
         own = owners.get(call.client.span_id)
         if own is None or own is call:
             continue
         tellers[id(call)] = _teller(call.client)
         of_other_replies = own.seen is not None and None not in (response_id(call.record), response_id(own.seen))
         if own.record is None and not of_other_replies:
-            taken[id(own)] = (call, own)
-    for call, own in taken.values():
+            matches[id(own)] = (call, own)
+    for call, own in matches.values():
         if call.seen is None:
             call.seen, call.matched_by = own.seen, "traceparent"
         else:
             call.also.extend(own.certain[:1])
         call.also.extend(own.also)
-    matched = {id(own.seen) for _, own in taken.values()}
-    left = [call for call in alone if id(call.seen) not in matched]
-    return left, [span for span in nameless if id(span) not in matched], tellers
+    matched_ids = {id(own.seen) for _, own in matches.values()}
+    remaining = [call for call in alone if id(call.seen) not in matched_ids]
+    return remaining, [span for span in nameless if id(span) not in matched_ids], tellers
 
 
 def _upwards(span: Span | None, by_id: Mapping[str, Span]) -> Iterator[Span]:
@@ -245,10 +245,10 @@ def _upwards(span: Span | None, by_id: Mapping[str, Span]) -> Iterator[Span]:
 
 
 class _Joining:
-    """Gives what one instrumentation after the other tells to the calls that are known, or makes it a call."""
+    """Adds the spans of one instrumentation after the other to the existing calls, or creates new calls for them."""
 
     def __init__(self, calls: list[CallSpans], tellers: Mapping[int, str]) -> None:
-        """`tellers` are instrumentations of which it is known that no span is left that is of a call."""
+        """`tellers` maps a call to an instrumentation that has no further span of it."""
         self.calls = calls
         self._told: dict[int, Told] = {}
         self._tellers: dict[int, set[str]] = {id(call): set(map(_teller, call.certain)) for call in calls}
@@ -256,7 +256,7 @@ class _Joining:
             self._tellers[call].add(teller)
 
     def join(self, named: Sequence[CallSpans], nameless: Sequence[CallSpans]) -> None:
-        """`named` are calls of which only tracers told, by the id of a reply; they are no calls of one another."""
+        """Join calls that only tracers recorded: `named` with the id of a reply, distinct, `nameless` without one."""
         recorded = list(self.calls)
         for items, calls in ((named, recorded), (nameless, self.calls)):
             by_teller: dict[str, list[CallSpans]] = {}
@@ -269,11 +269,11 @@ class _Joining:
 
     def _take(self, calls: Sequence[CallSpans], items: Sequence[CallSpans], teller: str) -> None:
         spans = [item.seen for item in items if item.seen is not None]
-        joined: set[int] = set()
-        found = pairs([self._of(call) for call in calls], [self._of(item) for item in items]) if calls else ()
-        for pair in found:
+        joined_ids: set[int] = set()
+        matches = pairs([self._of(call) for call in calls], [self._of(item) for item in items]) if calls else ()
+        for pair in matches:
             call, item = calls[pair.call], items[pair.span]
-            joined.add(pair.span)
+            joined_ids.add(pair.span)
             self._tellers[id(call)].update(map(_teller, item.certain))
             if pair.meant:
                 call.unsure.append(Unsure(tuple(spans[at] for at in pair.meant), pair.may_be_none))
@@ -284,7 +284,7 @@ class _Joining:
             elif not pair.meant:
                 call.also.insert(0, spans[pair.span])
         for at, item in enumerate(items):
-            if at not in joined:
+            if at not in joined_ids:
                 self.calls.append(item)
                 self._tellers[id(item)] = set(map(_teller, item.certain))
 
@@ -296,22 +296,22 @@ class _Joining:
 
 
 def _teller(span: Span) -> str:
-    """Return the instrumentation that wrote a span; where it is not said, spans of one name are of one."""
+    """Return the instrumentation that wrote a span; where it is not recorded, spans of one name are of one."""
     name = (span.scope or {}).get("name")
     return name if isinstance(name, str) and name else f"span {span.name}"
 
 
 def _told_of(spans: Sequence[Span | None]) -> Told:
-    """Return what the last of the spans tells; its words may be on another one."""
+    """Return the account of the last of the spans; its text may be on another one."""
     span = spans[-1]
     assert span is not None
-    told = Told(failed=has_failed(span), reply=response_id(span))
+    account = Told(failed=has_failed(span), reply=response_id(span))
     if span.start_time is not None and span.end_time is not None:
-        # an agent that leaves has ended its own span before the gateway notices: only the start of the record tells
+        # a leaving agent ends its own span before the gateway notices: only the start of the record is reliable
         end = span.start_time if call_state(span) == "client_left" else span.end_time
-        told = told._replace(when=Interval(span.start_time, end))
+        account = account._replace(when=Interval(span.start_time, end))
     conversation = conversation_of(*spans)
     if conversation is None:
-        return told
+        return account
     answer = None if conversation.answer is None else hash(conversation.answer)
-    return told._replace(system=conversation.system, lines=hash(conversation.lines), answer=answer)
+    return account._replace(system=conversation.system, lines=hash(conversation.lines), answer=answer)

@@ -1,9 +1,9 @@
-"""Pairs what two recorders tell of the same calls where no id does: by the words, and only then by the time.
+"""Pairs the accounts of two recorders of the same calls where no id does: by the text, and only then by the time.
 
-Words: equal messages. Of several calls with equal messages the answers tell which is which. Time: a call lies within
-the span of its client. A pair is certain where the words leave one of each, or where exactly one span can be meant: one
-that has the call within it, with no other call within it. Otherwise calls and spans are still paired, so that they are
-counted once, and each pair lists the spans that can be meant.
+Text: equal messages. Among calls with equal messages the answers decide. Time: a call lies within
+the span of its client. A pair is certain where the text leaves one of each, or where exactly one span is a candidate:
+one that has the call within it, with no other call within it. Otherwise calls and spans are still paired, so that they
+are counted once, and each pair lists the candidate spans.
 """
 
 from __future__ import annotations
@@ -21,38 +21,38 @@ from agentlightning.adapter.calls.intervals import SLACK_SECONDS, Interval, Inte
 MatchedBy = Literal["response_id", "traceparent", "request", "time"]
 
 _MOST_MEANT: Final = 32
-"""Where more spans than these can be meant, none is named; the call is paired with one of them all the same."""
+"""With more candidate spans than this, none is named; the call is still paired with one of them."""
 _MOST_LOOKED_AT: Final = 256
-"""Around one call; beyond them lie the rivals of very many calls at once, of which nothing is certain."""
+"""Number of spans examined around one call; more of them belong to very many concurrent calls, which stay uncertain."""
 
 
 class Told(NamedTuple):
     """The account of a call by one recorder."""
 
     when: Interval | None = None
-    """None if it was not kept."""
+    """Time of the call; None if it was not recorded."""
     failed: bool = False
     reply: str | None = None
-    """The id of the reply."""
+    """Id of the reply."""
     system: str = ""
     """The leading system messages."""
     lines: int | None = None
-    """A hash of the other messages; None if no words were kept."""
+    """Hash of the other messages; None if no text was recorded."""
     answer: int | None = None
-    """A hash of the answer."""
+    """Hash of the answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A call and a span, by their places, that are taken for the same."""
+    """A call and a span, by their indices, that are treated as the same."""
 
     call: int
     span: int
     how: MatchedBy
     meant: tuple[int, ...] = ()
-    """Places of the spans any of which may be of the call; empty if `span` is certain."""
+    """Indices of the candidate spans; empty if `span` is certain."""
     may_be_none: bool = False
-    """It may also be none of them, because there are more calls than spans."""
+    """True if possibly none of them is of the call, because there are more calls than spans."""
 
 
 def pairs(calls: Sequence[Told], spans: Sequence[Told]) -> list[Pair]:
@@ -62,15 +62,15 @@ def pairs(calls: Sequence[Told], spans: Sequence[Told]) -> list[Pair]:
     pairing = _Pairing(calls, spans)
     for group in pairing.groups():
         pairing.pair_by_words(group)
-    pairing.pair_in_time(lambda told: told.when is not None and not told.failed)
-    pairing.pair_in_time(lambda told: told.when is not None)
+    pairing.pair_in_time(lambda account: account.when is not None and not account.failed)
+    pairing.pair_in_time(lambda account: account.when is not None)
     for group in pairing.groups():
         pairing.pair_in_order(group)
     return pairing.pairs
 
 
 class _Group(NamedTuple):
-    """Calls and spans that may be the same, by their places."""
+    """Calls and spans that may be the same, by their indices."""
 
     calls: list[int]
     spans: list[int]
@@ -80,15 +80,15 @@ class _Pairing:
     def __init__(self, calls: Sequence[Told], spans: Sequence[Told]) -> None:
         self._calls, self._spans = calls, spans
         self._free_calls, self._free_spans = _by_start(calls), _by_start(spans)
-        # a recorder that leaves system messages out is compared without them
-        with_system = all(any(told.system for told in side) for side in (calls, spans))
+        # a recorder without system messages is compared without them
+        with_system = all(any(account.system for account in side) for side in (calls, spans))
         self._call_keys, self._span_keys = (_keys(side, with_system) for side in (calls, spans))
         self._other_answers = set[tuple[int, int]]()
-        """Pairs of equal words whose answers are known not to be."""
+        """Pairs with equal text and different answers."""
         self.pairs: list[Pair] = []
 
     def groups(self) -> list[_Group]:
-        """Return the free calls and spans of equal words, where there are both."""
+        """Return the free calls and spans with equal text, where there are both."""
         groups: dict[object, _Group] = defaultdict(lambda: _Group([], []))
         for free, keys, side in ((self._free_calls, self._call_keys, 0), (self._free_spans, self._span_keys, 1)):
             for at in free:
@@ -101,20 +101,20 @@ class _Pairing:
         del self._free_calls[pair.call], self._free_spans[pair.span]
 
     def _may_be(self, call: int, span: int) -> bool:
-        """True if neither ids nor words nor answers say that it is another call."""
+        """True if neither ids nor text nor answers show that it is another call."""
         ours, theirs = self._call_keys[call], self._span_keys[span]
         if ours is None or theirs is None:
             return self._is_one_reply(call, span)
         return ours == theirs and (call, span) not in self._other_answers
 
     def _is_one_reply(self, call: int, span: int) -> bool:
-        """False if both name a reply: those of equal replies are matched already."""
+        """False if both have a reply's id: those of equal replies are already matched."""
         return self._calls[call].reply is None or self._spans[span].reply is None
 
-    # --- words -------------------------------------------------------------------------------------------------------
+    # --- text --------------------------------------------------------------------------------------------------------
 
     def pair_by_words(self, group: _Group) -> None:
-        """Add the certain pairs of a group of equal words. Where answers tell calls apart, the others are noted."""
+        """Add the certain pairs of a group of equal text. Where answers separate calls, other pairs are excluded."""
         if len(group.calls) > 1 or len(group.spans) > 1:
             alone = [each for each in self._by_answer(group) if len(each.calls) == len(each.spans) == 1]
             certain = [(call, span) for (call,), (span,) in alone if self._is_one_reply(call, span)]
@@ -130,29 +130,29 @@ class _Pairing:
         if len(group.calls) == len(group.spans) == 1 and self._may_be(group.calls[0], group.spans[0]):
             (call,), (span,) = group
             inner, outer = self._calls[call].when, self._spans[span].when
-            # a reply by another name is another call, unless the time says that it is this one
+            # a reply with another id is another call, unless the time shows that it is this one
             if self._is_one_reply(call, span) or (inner is not None and outer is not None and outer.holds(inner)):
                 self._add(Pair(call, span, "request"))
 
     def _by_answer(self, group: _Group) -> Iterable[_Group]:
         """Return the calls and spans of each answer; none if one of them may have any answer."""
         answers: dict[int, _Group] = defaultdict(lambda: _Group([], []))
-        for places, told, side in ((group.calls, self._calls, 0), (group.spans, self._spans, 1)):
+        for places, accounts, side in ((group.calls, self._calls, 0), (group.spans, self._spans, 1)):
             for at in places:
-                answer = told[at].answer
+                answer = accounts[at].answer
                 if answer is not None:
                     answers[answer][side].append(at)
-                elif not told[at].failed:
+                elif not accounts[at].failed:
                     return ()
         return answers.values()
 
     def pair_in_order(self, group: _Group) -> None:
-        """Pair what has equal words and is nowhere near in time, in the order of the times; none of it is certain."""
+        """Pair calls and spans of equal text that do not match in time, in the order of time; none is certain."""
         nameless = [at for at in group.spans if self._spans[at].reply is None]
-        meant, may_be_none = tuple(nameless[: _MOST_MEANT + 1]), len(group.calls) > len(nameless)
+        candidates, may_be_none = tuple(nameless[: _MOST_MEANT + 1]), len(group.calls) > len(nameless)
         for call, span in zip(group.calls, nameless, strict=False):
             if self._may_be(call, span):
-                self._add(Pair(call, span, "request", meant, may_be_none))
+                self._add(Pair(call, span, "request", candidates, may_be_none))
 
     def _free(self) -> tuple[dict[int, None], dict[int, None]]:
         return self._free_calls, self._free_spans
@@ -160,79 +160,79 @@ class _Pairing:
     # --- time --------------------------------------------------------------------------------------------------------
 
     def pair_in_time(self, counts: Callable[[Told], bool]) -> None:
-        """Pair as many of the free calls that count as possible, each with a span around it."""
-        own = {at: when for at in self._free_calls if counts(told := self._calls[at]) and (when := told.when)}
-        when = {at: outer for at in self._free_spans if counts(told := self._spans[at]) and (outer := told.when)}
+        """Pair as many of the free calls selected by `counts` as possible, each with a span around it."""
+        own = {at: when for at in self._free_calls if counts(account := self._calls[at]) and (when := account.when)}
+        when = {at: outer for at in self._free_spans if counts(account := self._spans[at]) and (outer := account.when)}
         if not own or not when:
             return
         places, tree = list(when), Intervals(list(when.values()))
-        meant: dict[int, list[int]] = {}
+        candidates: dict[int, list[int]] = {}
         for call, inner in own.items():
             around = (places[at] for at in islice(tree.around(inner), _MOST_LOOKED_AT))
             if possible := list(islice((span for span in around if self._may_be(call, span)), _MOST_MEANT + 1)):
-                meant[call] = narrowed(inner, possible, when)
-        taken = self._taken(own, meant, when)
+                candidates[call] = narrowed(inner, possible, when)
+        assignment = self._taken(own, candidates, when)
         wanted_by: dict[int, list[int]] = defaultdict(list)
-        for call, spans in meant.items():
+        for call, spans in candidates.items():
             for span in spans:
                 wanted_by[span].append(call)
-        short = _short_of_spans(meant, taken, wanted_by)
-        crowded = any(len(spans) > _MOST_MEANT for spans in meant.values())
-        for call, span in taken.items():
+        short = _short_of_spans(candidates, assignment, wanted_by)
+        crowded = any(len(spans) > _MOST_MEANT for spans in candidates.values())
+        for call, span in assignment.items():
             no_words = self._call_keys[call] is None or self._span_keys[span] is None
             how: MatchedBy = "time" if no_words else "request"
-            if meant[call] == [span] and wanted_by[span] == [call] and not crowded:
+            if candidates[call] == [span] and wanted_by[span] == [call] and not crowded:
                 self._add(Pair(call, span, how))
             else:
-                may_be_none = call in short or len(meant[call]) > _MOST_MEANT
-                self._add(Pair(call, span, how, tuple(meant[call]), may_be_none))
+                may_be_none = call in short or len(candidates[call]) > _MOST_MEANT
+                self._add(Pair(call, span, how, tuple(candidates[call]), may_be_none))
 
     def _taken(
-        self, own: Mapping[int, Interval], meant: Mapping[int, list[int]], when: Mapping[int, Interval]
+        self, own: Mapping[int, Interval], candidates: Mapping[int, list[int]], when: Mapping[int, Interval]
     ) -> dict[int, int]:
-        """Return the span that each call takes.
+        """Return the span for each call.
 
-        By start, each call takes of the spans around it the one that ends first: no other choice gives more calls a
+        In order of start, each call gets the span around it that ends first: no other choice gives more calls a
         span.
         """
         free: list[tuple[float, int]] = []
-        coming = sorted(((when[at].start - SLACK_SECONDS, at) for at in when), reverse=True)
-        taken: dict[int, int] = {}
-        for call in sorted(meant, key=lambda at: own[at].start):
-            while coming and coming[-1][0] <= own[call].start:
-                at = coming.pop()[1]
+        by_start = sorted(((when[at].start - SLACK_SECONDS, at) for at in when), reverse=True)
+        assignment: dict[int, int] = {}
+        for call in sorted(candidates, key=lambda at: own[at].start):
+            while by_start and by_start[-1][0] <= own[call].start:
+                at = by_start.pop()[1]
                 insort(free, (when[at].end + SLACK_SECONDS, at))
             first = bisect_left(free, (own[call].end, -1))
             for place in range(first, min(first + _MOST_LOOKED_AT, len(free))):
                 span = free[place][1]
-                if (len(meant[call]) > 1 or meant[call] == [span]) and self._may_be(call, span):
-                    taken[call] = span
+                if (len(candidates[call]) > 1 or candidates[call] == [span]) and self._may_be(call, span):
+                    assignment[call] = span
                     del free[place]
                     break
-        return taken
+        return assignment
 
 
-def _keys(told: Sequence[Told], with_system: bool) -> list[tuple[int, str] | None]:
-    """Return the words of each in a form in which equal ones are equal."""
-    return [None if each.lines is None else (each.lines, each.system if with_system else "") for each in told]
+def _keys(accounts: Sequence[Told], with_system: bool) -> list[tuple[int, str] | None]:
+    """Return the text of each account in a form in which equal ones are equal."""
+    return [None if each.lines is None else (each.lines, each.system if with_system else "") for each in accounts]
 
 
-def _by_start(told: Sequence[Told]) -> dict[int, None]:
-    """Return the places by the time of their beginning, those without one last."""
-    starts = [math.inf if each.when is None else each.when.start for each in told]
-    return dict.fromkeys(sorted(range(len(told)), key=lambda at: (starts[at], at)))
+def _by_start(accounts: Sequence[Told]) -> dict[int, None]:
+    """Return the indices in the order of the start times, those without a time last."""
+    starts = [math.inf if each.when is None else each.when.start for each in accounts]
+    return dict.fromkeys(sorted(range(len(accounts)), key=lambda at: (starts[at], at)))
 
 
 def _short_of_spans(
-    meant: Mapping[int, list[int]], taken: Mapping[int, int], wanted_by: Mapping[int, list[int]]
+    candidates: Mapping[int, list[int]], assignment: Mapping[int, int], wanted_by: Mapping[int, list[int]]
 ) -> set[int]:
-    """Return the calls that compete, directly or not, with a call for which no span was left."""
-    waiting = [call for call in meant if call not in taken]
-    short, seen = set(waiting), set[int]()
+    """Return the calls that compete, directly or not, with a call for which no span remained."""
+    waiting = [call for call in candidates if call not in assignment]
+    short, spans = set(waiting), set[int]()
     while waiting:
-        for span in meant[waiting.pop()]:
-            if span not in seen:
-                seen.add(span)
+        for span in candidates[waiting.pop()]:
+            if span not in spans:
+                spans.add(span)
                 rivals = [call for call in wanted_by[span] if call not in short]
                 short.update(rivals)
                 waiting.extend(rivals)

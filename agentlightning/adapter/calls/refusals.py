@@ -1,7 +1,7 @@
-"""Which calls of an attempt got no answer for good, so that its reward tells nothing of the policy.
+"""Finds the calls of an attempt that never got an answer, so that its reward says nothing about the policy.
 
-A framework may take a refusal in, return an empty text, and have the rollout scored 0 for it; a program may give up
-after its last retry. That is a fault of the surroundings, and a fault is not a low reward.
+A framework may accept a refusal, return an empty text, and have the rollout scored 0 for it; a program may give up
+after its last retry. That is a fault of the environment, and a fault is not a low reward.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from agentlightning.adapter.calls.conversation import Conversation, conversation
 from agentlightning.adapter.spans.tokens import body_digest, refused_for_budget
 
 REFUSED_CALL: Final = "refused_call"
-"""Reason of an attempt with such a call."""
+"""Reason of the exclusion of an attempt with such a call."""
 _WITHOUT_ANSWER: Final = frozenset(("refused", "upstream_error"))
 
 
 def refused_for_good(calls: Sequence[ModelCall]) -> list[ModelCall]:
-    """Return the calls of one attempt to which the gateway gave an error, and no answer to the same request later.
+    """Return the calls of one attempt that got an error from the gateway, and no answer to the same request later.
 
     An error is a refusal of the gateway (4xx), an error passed on from the model server, or a failure on the way (429,
-    5xx, a timeout of the gateway, a stream that broke off): these differ in what a retry may do, not in what the agent
-    got. So a 429 or 503 counts only if the program's retries, or its lack of them, left it without an answer. Not
+    5xx, a timeout of the gateway, a stream that broke off): these differ in the effect of a retry, not for the
+    agent. So a 429 or 503 counts only if the program's retries, or the lack of them, left it without an answer. Not
     counted: a call that was refused for its budget, which has a reason of its own, and one whose connection the program
     closed itself (`client_left`).
 
@@ -31,10 +31,10 @@ def refused_for_good(calls: Sequence[ModelCall]) -> list[ModelCall]:
     same conversation. A call is one of these if its messages are those of the failed
     one in order, in role, text and tool calls, where
 
-    - fields beside the messages do not count (`response_format`, `tools`, `temperature`, `stream`, the model, the
+    - fields other than the messages do not count (`response_format`, `tools`, `temperature`, `stream`, the model, the
       dialect), so the retry of a framework that takes out the field that was refused is one;
-    - system messages do not count, and the last message may go on after the text of the failed one, and further
-      messages may follow that are not the assistant's: the fallback may put its format into words there.
+    - system messages do not count, and the last message may continue after the text of the failed one, and further
+      messages may follow that are not the assistant's: the fallback may describe its format there.
 
     It must have been answered, and have ended after the failed call had begun. A failed call whose messages are not
     known (there was no room for its bytes, its body was no JSON, or the gateway keeps no texts) is recognised by the
@@ -43,8 +43,8 @@ def refused_for_good(calls: Sequence[ModelCall]) -> list[ModelCall]:
     failed = [call for call in calls if _got_an_error(call)]
     if not failed:
         return []
-    answered = [(call, _conversation(call)) for call in calls if call.state not in ("client_left", *_WITHOUT_ANSWER)]
-    return [call for call in failed if not _is_answered(call, answered)]
+    answers = [(call, _conversation(call)) for call in calls if call.state not in ("client_left", *_WITHOUT_ANSWER)]
+    return [call for call in failed if not _is_answered(call, answers)]
 
 
 def _got_an_error(call: ModelCall) -> bool:
@@ -52,12 +52,15 @@ def _got_an_error(call: ModelCall) -> bool:
     return record is not None and call.state in _WITHOUT_ANSWER and not refused_for_budget(record)
 
 
-def _is_answered(failed: ModelCall, answered: Sequence[tuple[ModelCall, Conversation | None]]) -> bool:
-    asked, digest = _conversation(failed), _digest(failed)
+def _is_answered(failed: ModelCall, answers: Sequence[tuple[ModelCall, Conversation | None]]) -> bool:
+    conversation, digest = _conversation(failed), _digest(failed)
     return any(
         _ended_after(call, failed)
-        and ((digest is not None and digest == _digest(call)) or (asked and again and _is_same_turn(asked, again)))
-        for call, again in answered
+        and (
+            (digest is not None and digest == _digest(call))
+            or (conversation and again and _is_same_turn(conversation, again))
+        )
+        for call, again in answers
     )
 
 
@@ -79,12 +82,12 @@ def _ended_after(call: ModelCall, failed: ModelCall) -> bool:
     return end is not None and start is not None and end >= start
 
 
-def _is_same_turn(asked: Conversation, again: Conversation) -> bool:
-    if not asked.lines:
-        return asked.system == again.system and not again.lines
-    count = len(asked.lines)
-    if len(again.lines) < count or again.lines[: count - 1] != asked.lines[:-1]:
+def _is_same_turn(request: Conversation, again: Conversation) -> bool:
+    if not request.lines:
+        return request.system == again.system and not again.lines
+    count = len(request.lines)
+    if len(again.lines) < count or again.lines[: count - 1] != request.lines[:-1]:
         return False
-    last, there = asked.lines[-1], again.lines[count - 1]
+    last, there = request.lines[-1], again.lines[count - 1]
     goes_on = (last.role, last.calls) == (there.role, there.calls) and there.text.startswith(last.text)
     return goes_on and all(line.role != "assistant" for line in again.lines[count:])

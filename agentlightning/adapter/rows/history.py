@@ -9,28 +9,28 @@ from agentlightning.adapter.calls.calls import ModelCall
 from agentlightning.adapter.calls.conversation import Conversation, Line, conversation_of
 
 _LATEST = 64
-"""Calls that are looked at, the latest ones; of those that gave the last answer in a prompt, eight."""
+"""Number of latest calls that are examined; of those that gave the last answer in a prompt, eight."""
 _OF_ONE_ANSWER = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Predecessor:
-    """An earlier call, and how many lines of its conversation, answer included, a prompt begins with."""
+    """An earlier call, and the number of lines of its conversation, answer included, that a prompt begins with."""
 
     call: ModelCall
     conversation: Conversation
     common: int
     by_answer: bool = False
-    """The prompt holds its answer, or one from further back in its conversation."""
+    """True if the prompt holds its answer, or an earlier one of its conversation."""
 
     @property
     def is_continued(self) -> bool:
-        """The prompt begins with the whole conversation."""
+        """True if the prompt begins with the whole conversation."""
         return self.common == len(self.conversation.whole)
 
 
 class History:
-    """The calls so far. Calls whose messages were not kept are not among them."""
+    """The calls so far, without those whose messages were not kept."""
 
     def __init__(self) -> None:
         self._calls: list[tuple[ModelCall, Conversation]] = []
@@ -53,9 +53,9 @@ class History:
             self._answers.setdefault(conversation.answer, []).append(number)
 
     def predecessor(self, conversation: Conversation) -> Predecessor | None:
-        """Return the call from whose conversation a prompt was made; None if it shares nothing with any.
+        """Return the call from whose conversation a prompt was made; None if it shares no line with any.
 
-        That is one that asked the same, else the call that gave the last answer in the prompt; without one the call
+        That is one with the same prompt, else the call that gave the last answer in the prompt; without one the call
         with the longest common beginning, or with any line in common.
         """
         if (number := self._prompts.get(_asked(conversation))) is not None:
@@ -102,6 +102,6 @@ def _asked(conversation: Conversation) -> object:
 
 
 def conversation_of_call(call: ModelCall) -> Conversation | None:
-    """Return the conversation of a call; None where nobody kept its messages."""
+    """Return the conversation of a call; None if its messages were not kept."""
     spans = call.spans
     return None if spans is None else conversation_of(spans.request, spans.seen, spans.record)

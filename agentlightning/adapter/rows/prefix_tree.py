@@ -1,4 +1,4 @@
-"""A tree of token sequences that share their beginnings. It tells which row a prompt continues, and where it differs.
+"""A tree of token sequences that share their beginnings. It finds the row that a prompt continues, or the difference.
 
 Every sequence is walked once, at the speed of list comparison, so the work is linear in the tokens of all calls.
 """
@@ -13,16 +13,16 @@ Row = TypeVar("Row")
 
 
 class PrefixNode(Generic[Row]):
-    """The end of a stretch of tokens: those of the edge that leads here are `tokens[start:stop]`."""
+    """The end of a segment of tokens: those of the edge to this node are `tokens[start:stop]`."""
 
     __slots__ = ("children", "generated", "owner", "prompt_end", "rows", "start", "stop", "tokens", "turn_end")
 
     def __init__(self, tokens: list[int], start: int, stop: int, *, generated: bool, owner: int) -> None:
         self.tokens, self.start, self.stop = tokens, start, stop
         self.generated = generated
-        """The policy produced the tokens of the edge."""
+        """True if the policy produced the tokens of the edge."""
         self.owner = owner
-        """The call whose tokens made the edge."""
+        """The call whose tokens created the edge."""
         self.children: dict[int, PrefixNode[Row]] = {}
         self.rows: list[Row] = []
         """Rows whose tokens so far end exactly here."""
@@ -32,19 +32,19 @@ class PrefixNode(Generic[Row]):
 
 @dataclass(slots=True)
 class Walk(Generic[Row]):
-    """What was met on the way from the root to the end of a prompt."""
+    """The result of following a prompt from the root to its end."""
 
     end: PrefixNode[Row]
     longest: PrefixNode[Row] | None = None
-    """The deepest node on the way at which a row ends."""
+    """The deepest node on the path at which a row ends."""
     after_turn: bool = False
-    """The way led through the end of an earlier turn."""
+    """True if the path contains the end of an earlier turn."""
     fresh: bool = False
-    """The prompt has tokens that no earlier sequence had at this place."""
+    """True if the prompt has tokens that no earlier sequence had at this position."""
     in_completion: bool = False
-    """It differs from the others within or before what the policy had generated there."""
+    """True if it differs from the others within or before tokens that the policy generated there."""
     beside: int | None = None
-    """The call with whose tokens it was the same so far; None if there is none."""
+    """The call that shares the tokens before the difference; None if there is none."""
 
 
 class PrefixTree(Generic[Row]):
@@ -54,7 +54,7 @@ class PrefixTree(Generic[Row]):
         self._root: PrefixNode[Row] = PrefixNode([], 0, 0, generated=False, owner=0)
 
     def follow_prompt(self, prompt: list[int], owner: int) -> Walk[Row]:
-        """Walk a prompt from the root, adding what is new, and return what was met. `owner` numbers its call."""
+        """Follow a prompt from the root, adding its new tokens, and return the result. `owner` numbers its call."""
         walk: Walk[Row] = Walk(self._root)
         self._add(prompt, walk, generated=False, owner=owner)
         return walk
@@ -81,7 +81,7 @@ class PrefixTree(Generic[Row]):
             shared = _shared(child.tokens, child.start, tokens, at, most)
             at += shared
             if shared < child.stop - child.start:
-                between: PrefixNode[Row] = PrefixNode(  # cuts the edge to the child
+                between: PrefixNode[Row] = PrefixNode(  # splits the edge to the child
                     child.tokens, child.start, child.start + shared, generated=child.generated, owner=child.owner
                 )
                 walk.end.children[child.tokens[child.start]] = between
@@ -105,16 +105,16 @@ class PrefixTree(Generic[Row]):
 
 
 def shared_length(left: Sequence[int], right: Sequence[int]) -> int:
-    """Return how many tokens two sequences have in common at their beginnings."""
+    """Return the length of the common beginning of two sequences."""
     return _shared(left, 0, right, 0, min(len(left), len(right)))
 
 
 def _shared(left: Sequence[int], i: int, right: Sequence[int], j: int, most: int) -> int:
-    """Return how many of `most` tokens are the same from `i` and `j` on, by halving; slices compare fast."""
+    """Return the number of equal tokens from `i` and `j` on, at most `most`, by halving; slices compare fast."""
     if left[i : i + most] == right[j : j + most]:
         return most
     low, high = 0, most - 1
-    while low < high:  # the first `low` are known to be the same, `high + 1` not to be
+    while low < high:  # the first `low` are equal, `high + 1` are not
         middle = (low + high + 1) // 2
         if left[i + low : i + middle] == right[j + low : j + middle]:
             low = middle

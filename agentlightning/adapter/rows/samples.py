@@ -2,8 +2,8 @@
 
 A call joins an open row if and only if its prompt begins with exactly the tokens of that row so far; of several such
 rows the longest one. The tokens that the prompt has beyond them came from outside the policy (a tool, a user): mask 0,
-log-probability 0.0. Any other call begins a row of its own, and why is noted (`seams.py`). Every row of the attempt
-stays open, so that conversations that run side by side, and branches, find their rows again. Calls of different
+log-probability 0.0. Any other call begins its own row; the reason is recorded (`seams.py`). Every row of the attempt
+stays open, so that parallel conversations, and branches, find their rows again. Calls of different
 policies are never in one row. Nothing is ever tokenised, guessed or repaired here.
 """
 
@@ -24,8 +24,8 @@ from agentlightning.field_help import explain_fields
 from agentlightning.types import Triplet
 
 Unusable = Literal["no_generation", "no_tokens", "no_logprobs", "bad_logprobs", "image_input"]
-"""Why a call makes no row: no prompt or no completion ids; no log-probabilities; not one finite number per token; its
-prompt shows images, which are more than the tokens in their places."""
+"""Reason why a call makes no row: no prompt or no completion ids; no log-probabilities; not one finite number a token;
+its prompt shows images, which are more than the tokens in their places."""
 
 UNKNOWN_WEIGHTS: Final = -1
 
@@ -36,58 +36,58 @@ class Sample:
     """One token row: one or more model calls whose tokens continue each other exactly."""
 
     rollout_id: str
-    """The rollout that it comes from."""
+    """Rollout of the row."""
     attempt_id: str
-    """The attempt that it comes from."""
+    """Attempt of the row."""
     token_ids: list[int]
-    """(T,) the first prompt and everything after it."""
+    """(T,) the first prompt and all tokens after it."""
     mask: list[int]
     """(T,) 1 exactly on the tokens that the policy produced."""
     logprobs: list[float]
-    """(T,) natural logarithm, the engine's; 0.0 where `mask` is 0."""
+    """(T,) natural logarithm, from the engine; 0.0 where `mask` is 0."""
     call_ids: list[str]
-    """The model calls merged in this row, in order."""
+    """Ids of the model calls merged in this row, in order."""
     weight_versions: list[int]
-    """The weights that served each call; `UNKNOWN_WEIGHTS` where nobody recorded them."""
+    """Version of the weights that served each call; `UNKNOWN_WEIGHTS` if it was not recorded."""
     policy: str | None = None
-    """The gateway's policy that its calls belong to; None where it has no policies."""
+    """The gateway's policy of its calls; None if the gateway has no policies."""
     turns: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]], compare=False, repr=False)
-    """Of each call its number among the calls of the attempt, by arrival, and how many tokens it produced."""
+    """For each call its number among the calls of the attempt, by arrival, and its number of completion tokens."""
 
     def call_refs(self) -> list[CallRef]:
-        """Return the full names of the calls in this row."""
+        """Return the full ids of the calls in this row."""
         return [CallRef(self.rollout_id, self.attempt_id, call_id) for call_id in self.call_ids]
 
 
 @explain_fields
 @dataclass(frozen=True, slots=True)
 class SampleReading:
-    """The rows of one attempt, why each began, and the calls that made none."""
+    """The rows of one attempt, the reason why each began, and the calls without a row."""
 
     samples: list[Sample]
     """The rows."""
     starts: list[RowStart]
-    """Why each row began, in the order of the rows."""
+    """Reason why each row began, in the order of the rows."""
     unusable: list[tuple[str, Unusable]] = field(default_factory=list[tuple[str, Unusable]])
     """(call id, reason) for each call without a row."""
 
     @property
     def seams(self) -> list[RowStart]:
-        """The rows that began because a prompt did not go on with the tokens of its conversation."""
+        """Rows that began because a prompt did not continue the tokens of its conversation."""
         return [start for start in self.starts if start.cause in SEAM_CAUSES]
 
     @property
     def drifts(self) -> list[RowStart]:
-        """The seams that lie in template and tokenizer."""
+        """Seams caused by the template or the tokenizer."""
         return [start for start in self.starts if start.cause in DRIFTS]
 
     @property
     def turns(self) -> int:
-        """How many calls are in rows."""
+        """Number of calls in rows."""
         return sum(len(sample.call_ids) for sample in self.samples)
 
     def seam_counts(self) -> dict[RowCause, int]:
-        """Return how many rows each cause began, every cause named."""
+        """Return the number of rows for each cause, with all causes."""
         counts = Counter(start.cause for start in self.starts)
         return {cause: counts[cause] for cause in ROW_CAUSES}
 
@@ -95,8 +95,8 @@ class SampleReading:
 def samples_from_calls(calls: Sequence[ModelCall], *, decode: Decode | None = None) -> SampleReading:
     """Return the rows of the calls of one attempt, given in the order in which they arrived.
 
-    `decode` turns token ids into their text, special tokens included; with it, tokenisation and template are told apart
-    for certain. It is asked at seams only.
+    `decode` converts token ids to their text, special tokens included; with it, tokenisation and template are separated
+    with certainty. It is called at seams only.
 
     Raises:
         ValueError: the calls are of several attempts, or one is named twice.
@@ -104,9 +104,9 @@ def samples_from_calls(calls: Sequence[ModelCall], *, decode: Decode | None = No
     attempts = sorted({f"{call.ref.rollout_id}/{call.ref.attempt_id}" for call in calls})
     if len(attempts) > 1:
         raise ValueError(f"rows are made of the calls of one attempt; got calls of {', '.join(attempts)}")
-    repeated = [ref.call_id for ref, count in Counter(call.ref for call in calls).items() if count > 1]
-    if repeated:
-        raise ValueError(f"calls of {attempts[0]} were given more than once: {', '.join(repeated)}")
+    duplicates = [ref.call_id for ref, count in Counter(call.ref for call in calls).items() if count > 1]
+    if duplicates:
+        raise ValueError(f"calls of {attempts[0]} were given more than once: {', '.join(duplicates)}")
     reading, usable = SampleReading([], []), list[ModelCall]()
     for call in calls:
         if reason := unusable(call):
@@ -130,11 +130,11 @@ def samples_from_calls(calls: Sequence[ModelCall], *, decode: Decode | None = No
                 reading.starts.append(seams.start(number, walk))
             reading.samples.append(row)
         assert call.logprobs is not None
-        added = call.prompt_token_ids[len(row.token_ids) :]  # mask 0; then the policy's answer, mask 1
-        row.token_ids.extend(added)
+        new_tokens = call.prompt_token_ids[len(row.token_ids) :]  # mask 0; then the policy's answer, mask 1
+        row.token_ids.extend(new_tokens)
         row.token_ids.extend(call.completion_token_ids)
-        row.mask.extend([0] * len(added) + [1] * len(call.completion_token_ids))
-        row.logprobs.extend([0.0] * len(added) + call.logprobs)
+        row.mask.extend([0] * len(new_tokens) + [1] * len(call.completion_token_ids))
+        row.logprobs.extend([0.0] * len(new_tokens) + call.logprobs)
         row.call_ids.append(call.call_id)
         row.turns.append((number, len(call.completion_token_ids)))
         row.weight_versions.append(UNKNOWN_WEIGHTS if call.weight_version is None else call.weight_version)
@@ -151,7 +151,7 @@ def samples_from_triplets(triplets: Iterable[Triplet], *, rollout_id: str, attem
 
 
 def unusable(call: ModelCall) -> Unusable | None:
-    """Return why a call cannot be part of a row; None if it can."""
+    """Return the reason why a call cannot be part of a row; None if it can."""
     if call.state == "no_generation":
         return "no_generation"
     if not call.prompt_token_ids or not call.completion_token_ids:
@@ -164,7 +164,7 @@ def unusable(call: ModelCall) -> Unusable | None:
 
 
 def _shows_images(call: ModelCall) -> bool:
-    """Return whether its messages hold an image. They are read only where some text speaks of one."""
+    """True if its messages hold an image. They are read only if some text mentions one."""
     spans = () if call.spans is None else (call.spans.request, call.spans.record, call.spans.seen)
     return any(
         image_urls(read_content(span.attributes).prompt)

@@ -1,9 +1,9 @@
-"""Tells why a call begins a row instead of continuing one, by comparing tokens, and messages where they were kept.
+"""Finds the reason why a call begins a row instead of continuing one, from its tokens, and its messages if kept.
 
 A seam lies between a call and its predecessor, the call from whose conversation its prompt was made (`history.py`).
-Where the prompt holds all messages of that call, the tokens drifted (`drift.py`); where it holds others, the agent
-changed its context, and the first message that differs tells how. Without messages the tokens alone are compared, which
-tells less.
+If the prompt holds all messages of that call, the tokens drifted (`drift.py`). If it holds others, the agent
+changed its context, and the first message that differs shows how. Without messages only the tokens are compared, which
+is less precise.
 """
 
 from __future__ import annotations
@@ -20,48 +20,48 @@ from agentlightning.adapter.rows.prefix_tree import Walk, shared_length
 from agentlightning.field_help import explain_fields
 
 Beginning = Literal["first_call", "repeated_prompt", "branch"]
-"""Rows that begin with nothing amiss: the attempt's first call; a prompt that was asked before (parallel samples, a
+"""Rows that begin without a problem: the attempt's first call; a repeated prompt (parallel samples, a
 client's own retry); a continuation of an earlier turn, token for token, that another call had continued already."""
 SeamCause = Literal["template", "tokenisation", "edit", "truncation", "tool_result_changed", "other_agent"]
-"""Why a prompt does not begin with the tokens of the conversation that it continues.
+"""Reason why a prompt does not begin with the tokens of the conversation that it continues.
 
-`template`: the chat template renders the same messages differently (thinking left out, tool calls written anew).
+`template`: the chat template renders the same messages differently (thinking removed, tool calls rewritten).
 `tokenisation`: the same text in other tokens. `edit`: the agent changed, added or summarised earlier messages.
 `truncation`: it left some out or cut them short. `tool_result_changed`: the result of a tool is another one.
 `other_agent`: another agent, or another conversation of the same one.
 """
 RowCause = Literal[Beginning, SeamCause]
-"""Why a row begins."""
+"""Reason why a row begins."""
 ROW_CAUSES: Final[tuple[RowCause, ...]] = (*get_args(Beginning), *get_args(SeamCause))
 SEAM_CAUSES: Final[frozenset[RowCause]] = frozenset(get_args(SeamCause))
 DRIFTS: Final[frozenset[RowCause]] = frozenset(("template", "tokenisation"))
-"""Causes that lie in template and tokenizer, not in what the agent did."""
+"""Causes in template and tokenizer, not in the agent's behaviour."""
 
 _OPENING: Final = 2
-"""Tokens at the end of a prompt that may belong to the answer already: a thought opened for it, a space before it."""
+"""Tokens at the end of a prompt that may already belong to the answer: an opened thought, a space before it."""
 _WINDOW: Final = 16
-"""Tokens after the first difference that are looked for further on, where the messages were not kept."""
+"""Number of tokens after the first difference that are searched further on, if the messages were not kept."""
 _LEAST_CUT: Final = 8
-"""Characters that a text keeps when it is cut; a shorter one is another text."""
+"""Minimum number of characters of a shortened text; a shorter one is another text."""
 
 
 @explain_fields
 @dataclass(frozen=True, slots=True)
 class RowStart:
-    """The first call of a row and why it began one."""
+    """The first call of a row and the reason why it began one."""
 
     call_id: str
-    """The first call of the row."""
+    """Id of the first call of the row."""
     cause: RowCause
-    """Why it did not continue another row."""
+    """Reason why it did not continue another row."""
     previous: str | None = None
-    """The call whose conversation it was made from, where one was found."""
+    """The call whose conversation it was made from, if one was found."""
     at: int = 0
-    """How many tokens its prompt has in common with that call's tokens."""
+    """Length of the common beginning of its prompt and that call's tokens."""
 
 
 class Seams:
-    """Tells why calls of one attempt begin rows. Reads the messages of calls only when it needs them."""
+    """Finds the reasons why calls of one attempt begin rows. Reads the messages of calls only when it needs them."""
 
     def __init__(self, calls: Sequence[ModelCall], decode: Decode | None = None) -> None:
         self._calls = calls
@@ -71,7 +71,7 @@ class Seams:
         self._read: dict[int, Conversation | None] = {}
 
     def start(self, number: int, walk: Walk[Any]) -> RowStart:
-        """Return why the call with this number, whose prompt was followed so far, begins a row. Ask in order."""
+        """Return the reason why this call, whose prompt was followed before, begins a row. Call it in order."""
         call = self._calls[number]
         while self._known < number:
             read = self._read.pop(self._known, None) or conversation_of_call(self._calls[self._known])
@@ -79,35 +79,35 @@ class Seams:
             self._known += 1
         conversation = self._read[number] = conversation_of_call(call)
         if conversation is not None:
-            found = self._history.predecessor(conversation)
-            if found is not None:
-                # a prompt that goes on where that of its predecessor ends, while its words do not: they were not kept
-                before = found.call.prompt_token_ids
+            predecessor = self._history.predecessor(conversation)
+            if predecessor is not None:
+                # a prompt that continues its predecessor's while its text does not: the text was not kept
+                before = predecessor.call.prompt_token_ids
                 goes_on = call.prompt_token_ids[: len(before)] == before
-                if not (goes_on and conversation.request == found.conversation.request):
-                    return self._by_words(call, conversation, found)
+                if not (goes_on and conversation.request == predecessor.conversation.request):
+                    return self._by_words(call, conversation, predecessor)
             elif len(self._history):
                 return RowStart(call.call_id, "other_agent")
         return self._by_tokens(call, walk)
 
-    def _by_words(self, call: ModelCall, conversation: Conversation, found: Predecessor) -> RowStart:
-        row, before = tokens_of(found.call), found.conversation
+    def _by_words(self, call: ModelCall, conversation: Conversation, predecessor: Predecessor) -> RowStart:
+        row, before = tokens_of(predecessor.call), predecessor.conversation
         at = shared_length(row, call.prompt_token_ids)
         same_instructions = (conversation.system, conversation.tools) == (before.system, before.tools)
         if same_instructions and conversation.lines == before.lines:
             cause: RowCause = "repeated_prompt"
-        elif same_instructions and found.is_continued and at == len(row):
-            cause = self._taken(call, conversation, found)
-        elif _are_others(call, found.call):
+        elif same_instructions and predecessor.is_continued and at == len(row):
+            cause = self._taken(call, conversation, predecessor)
+        elif _are_others(call, predecessor.call):
             cause = "other_agent"
-        elif same_instructions and found.is_continued:
+        elif same_instructions and predecessor.is_continued:
             cause = drift_cause(
                 row,
                 call.prompt_token_ids,
                 at,
-                answer_from=len(found.call.prompt_token_ids),
+                answer_from=len(predecessor.call.prompt_token_ids),
                 verbatim=before.verbatim,
-                cut_short=found.call.finish_reason == "length",
+                cut_short=predecessor.call.finish_reason == "length",
                 decode=self._decode,
             )
         elif not same_instructions:
@@ -115,20 +115,20 @@ class Seams:
             alike = 2 * _alike_ends(old, new) >= max(len(old), len(new))
             cause = "truncation" if _is_cut(old, new) else "edit" if alike else "other_agent"
         else:
-            cause = _other_lines(conversation, found)
-        return RowStart(call.call_id, cause, found.call.call_id, at)
+            cause = _other_lines(conversation, predecessor)
+        return RowStart(call.call_id, cause, predecessor.call.call_id, at)
 
-    def _taken(self, call: ModelCall, conversation: Conversation, found: Predecessor) -> RowCause:
-        """The row goes on exactly, and another call went on with it already: how do the two differ?"""
+    def _taken(self, call: ModelCall, conversation: Conversation, predecessor: Predecessor) -> RowCause:
+        """Return how two continuations differ: this call continues the row exactly, but another call already did."""
         sibling = self._history.longest(conversation)
         if sibling is not None:
             if conversation.lines == sibling.conversation.lines:
                 return "repeated_prompt"
-            found = sibling
-        old, new = found.conversation.whole[found.common :], conversation.lines[found.common :]
+            predecessor = sibling
+        old, new = predecessor.conversation.whole[predecessor.common :], conversation.lines[predecessor.common :]
         if old and new and old[0].role == new[0].role == "tool":
-            return _other_lines(conversation, found)
-        return "other_agent" if _are_others(call, found.call) else "branch"
+            return _other_lines(conversation, predecessor)
+        return "other_agent" if _are_others(call, predecessor.call) else "branch"
 
     def _by_tokens(self, call: ModelCall, walk: Walk[Any]) -> RowStart:
         if walk.beside is None:
@@ -184,17 +184,17 @@ def describe(
         if differing:
             old, new = differing[0]
         else:
-            said, sent = earlier.whole, conversation.lines
-            at = next((i for i, (a, b) in enumerate(zip(said, sent, strict=False)) if a != b), None)
-            if at is None:  # all that was said is there, in other tokens
-                at = max(0, min(len(said), len(sent)) - 1)
-            old, new = (each[at].describe() if at < len(each) else "nothing" for each in (said, sent))
+            old_lines, new_lines = earlier.whole, conversation.lines
+            at = next((i for i, (a, b) in enumerate(zip(old_lines, new_lines, strict=False)) if a != b), None)
+            if at is None:  # all messages are there, in other tokens
+                at = max(0, min(len(old_lines), len(new_lines)) - 1)
+            old, new = (each[at].describe() if at < len(each) else "nothing" for each in (old_lines, new_lines))
         lines += [f"  was said: {_brief(old)}", f"  is sent:  {_brief(new)}"]
     return "\n".join(lines)
 
 
 def _leaves_out_thinking(start: RowStart, before: ModelCall, call: ModelCall, decode: Decode | None) -> bool:
-    """Return whether a template shows an earlier reply without what stood between its tags of thinking."""
+    """True if a template shows an earlier reply without the text between its tags of thinking."""
     if start.cause != "template" or decode is None:
         return False
     thinking, closing, _ = decode(before.completion_token_ids).partition("</think>")
@@ -211,23 +211,27 @@ def _are_others(call: ModelCall, before: ModelCall) -> bool:
     return call.agent is not None and before.agent is not None and call.agent != before.agent
 
 
-def _other_lines(conversation: Conversation, found: Predecessor) -> RowCause:
-    """Return what became of the lines after the common ones."""
-    old, new = found.conversation.whole[found.common :], conversation.lines[found.common :]
+def _other_lines(conversation: Conversation, predecessor: Predecessor) -> RowCause:
+    """Return the change in the lines after the common ones."""
+    old, new = predecessor.conversation.whole[predecessor.common :], conversation.lines[predecessor.common :]
     if not new or _only_left_out(old, new) or (new[0].role == old[0].role and _is_cut(old[0].text, new[0].text)):
         return "truncation"
     if new[0].role == old[0].role == "tool":
         return "tool_result_changed"
-    made_from_it = found.by_answer or found.common >= len(found.conversation.lines) or (found.common and len(new) > 1)
+    made_from_it = (
+        predecessor.by_answer
+        or predecessor.common >= len(predecessor.conversation.lines)
+        or (predecessor.common and len(new) > 1)
+    )
     return "edit" if made_from_it else "other_agent"
 
 
 def _only_left_out(old: Sequence[Line], new: Sequence[Line]) -> bool:
-    """True if the new lines are some of the old ones in their order, then perhaps further ones."""
-    known, at, kept, stranger = frozenset(old), 0, 0, False
+    """True if the new lines are some of the old ones in their order, perhaps followed by further ones."""
+    old_lines, at, count, stranger = frozenset(old), 0, 0, False
     for line in new:
         try:
-            place = old.index(line, at) if line in known else None
+            place = old.index(line, at) if line in old_lines else None
         except ValueError:
             place = None
         if place is None:
@@ -235,20 +239,20 @@ def _only_left_out(old: Sequence[Line], new: Sequence[Line]) -> bool:
         elif stranger:
             return False
         else:
-            at, kept = place + 1, kept + 1
-    return kept > 0
+            at, count = place + 1, count + 1
+    return count > 0
 
 
 def _is_cut(old: str, new: str) -> bool:
-    """True if the new text is the old one with its end, its beginning or its middle cut out, a short mark aside."""
+    """True if the new text is the old one without its end, its beginning or its middle, apart from a short mark."""
     if not _LEAST_CUT <= len(new) < len(old):
         return False
-    kept = _alike_ends(old, new)
-    return kept == len(new) or (3 * kept >= 2 * len(new) and 4 * (len(old) - len(new)) >= len(new))
+    length = _alike_ends(old, new)
+    return length == len(new) or (3 * length >= 2 * len(new) and 4 * (len(old) - len(new)) >= len(new))
 
 
 def _alike_ends(left: str, right: str) -> int:
-    """Return how many characters two texts have in common at their beginnings and ends together."""
+    """Return the number of characters that two texts have in common at their beginnings and ends together."""
     most = min(len(left), len(right))
     head = next((at for at in range(most) if left[at] != right[at]), most)
     tail = next((at for at in range(most - head) if left[-1 - at] != right[-1 - at]), most - head)

@@ -1,1 +1,1 @@
-"""What one span says: its attributes in the conventions of several tracers, content, tokens and rewards."""
+"""Contents of one span: its attributes in the conventions of several tracers, content, tokens and rewards."""

@@ -19,7 +19,7 @@ from agentlightning.field_help import explain_fields
 from agentlightning.types import Span
 
 Fields = dict[str, Any]
-"""What was decoded: an object of JSON, or the attributes of a span put together again."""
+"""A decoded JSON object, or the nested attributes of a span."""
 ProblemKind = Literal[
     "bad_attribute",
     "extra_choices",
@@ -36,18 +36,18 @@ ProblemKind = Literal[
 @explain_fields
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something in a trace that was left out, and why; the rest of the trace was read."""
+    """An excluded part of a trace, and the reason; the rest of the trace was read."""
 
     kind: ProblemKind
-    """What was wrong, in a word."""
+    """Kind of the problem, in a word."""
     span_id: str
-    """The span that it was found in."""
+    """Span with the problem."""
     detail: str
-    """The same for people, with the values."""
+    """Description with the values, for display."""
 
 
 class AttributeReader:
-    """Typed values out of the attributes of one span. A value of the wrong type counts as absent and is reported."""
+    """Reads typed values from a span's attributes. A value of the wrong type counts as absent and is reported."""
 
     __slots__ = ("attributes", "problems", "span_id")
 
@@ -57,8 +57,8 @@ class AttributeReader:
         self.problems = problems
 
     def report(self, key: str, expected: str) -> None:
-        shown = reprlib.repr(self.attributes.get(key))
-        self.problems.append(Problem("bad_attribute", self.span_id, f"{key} is {shown}; expected {expected}"))
+        text = reprlib.repr(self.attributes.get(key))
+        self.problems.append(Problem("bad_attribute", self.span_id, f"{key} is {text}; expected {expected}"))
 
     def text(self, *keys: str) -> str | None:
         """Return the first non-empty text among the keys."""
@@ -129,11 +129,11 @@ def dicts_in(value: object) -> list[Fields]:
 
 
 def token_ids(value: object) -> list[int] | None:
-    """Return a copy of a list or tuple of integers from 0 on; None for anything else (a list of booleans is none)."""
+    """Return a copy of a list or tuple of integers from 0 on; None for anything else, including a list of booleans."""
     if not is_list(value) or (value and type(value[0]) is not int):
         return None
     try:
-        array("Q", value)  # the fastest look at every element
+        array("Q", value)  # the fastest check of every element
     except (TypeError, OverflowError):
         return None
     return list(value)
@@ -144,7 +144,7 @@ def finite_floats(value: object) -> list[float] | None:
     if not is_list(value):
         return None
     try:
-        total = sum(value)  # the fastest look at every element: no text, no NaN and no infinity leaves a finite sum
+        total = sum(value)  # the fastest check of every element: only finite numbers have a finite sum
     except TypeError:
         return None
     if type(total) is float and math.isfinite(total):
@@ -176,7 +176,7 @@ def decode_text(text: str) -> Any:
 
 
 def decoded(value: object) -> Any:
-    """Return a value, a text as what it spells in JSON or as a Python literal; None for a text that is neither."""
+    """Return a value, a text decoded as JSON or as a Python literal; None for a text that is neither."""
     if not isinstance(value, str):
         return value
     try:

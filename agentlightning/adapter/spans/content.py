@@ -1,8 +1,8 @@
-"""Tells which spans are model calls, and reads their text: messages, completions, request and response, images.
+"""Finds the spans of model calls, and reads their text: messages, completions, request and response, images.
 
 Attributes are flat with dotted keys (`gen_ai.prompt.0.role`, OpenLLMetry, AgentOps and the operations of this package);
-they are put together again here. Where there are none, `conventions.py` reads those of other instrumentations. A part
-that cannot be put together is left out; nothing raises. No token ids.
+they are nested again here. Where there are none, `conventions.py` reads those of other instrumentations. A part
+that cannot be nested is excluded; nothing raises. No token ids.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _REQUEST_MESSAGES: Final = frozenset(("messages",))
 _TOKEN_FIELDS: Final = frozenset(("choices", "prompt_token_ids", "response_token_ids"))
 _NUMERALS: Final = tuple(map(str, range(1000)))
 CALL_NAME: Final = re.compile(r"openai\.chat\.completion")
-"""Names of spans that are model calls, whatever their attributes say."""
+"""Names of spans that are model calls, regardless of their attributes."""
 _CALL_OPERATIONS: Final = frozenset(("chat", "text_completion", "generate_content"))
 _CALL_TYPES: Final = frozenset(("chat", "completion"))
 _INFERENCE_KIND: Final = "openinference.span.kind"
 
 
 class CallContent(NamedTuple):
-    """The readable side of one model call; None where the span does not tell."""
+    """Readable content of one model call; None where the span has none."""
 
     prompt: object
     """Messages: a list, or a dict where the span has keys beside the numbered ones."""
@@ -44,7 +44,7 @@ class CallContent(NamedTuple):
 
 
 def read_content(attributes: Mapping[str, object], events: Sequence[Event] = ()) -> CallContent:
-    """Return the content of one model call out of the attributes of its span, or else out of its events."""
+    """Return the content of one model call from the attributes of its span, or else from its events."""
     parts = nested_parts(attributes)
     inputs, output = parts.get(_INPUT) or {}, parts.get(_OUTPUT) or {}
     prompt = messages_of(parts.get("gen_ai.prompt")) or (messages_of(inputs.get("messages")) if inputs else None)
@@ -67,15 +67,15 @@ def in_order(messages: object) -> list[Fields]:
 
 
 def image_urls(messages: object) -> list[str]:
-    """Return the addresses of all images in a prompt, in order; anything that is no image is passed over."""
+    """Return the addresses of all images in a prompt, in order; anything else is ignored."""
     urls: list[str] = []
     for message in in_order(messages):
         content = message.get("content")
         if isinstance(content, str) and "image_url" not in content:
             continue
         parts = (part for part in dicts_in(decoded(content)) if part.get("type") == "image_url")
-        told = (as_dict(part.get("image_url")).get("url") for part in parts)
-        urls.extend(url for url in told if isinstance(url, str))
+        url_values = (as_dict(part.get("image_url")).get("url") for part in parts)
+        urls.extend(url for url in url_values if isinstance(url, str))
     return urls
 
 
@@ -100,7 +100,7 @@ def nested_parts(attributes: Mapping[str, object]) -> dict[str, Fields]:
 
 @lru_cache(maxsize=65_536)  # the spans of a trace have the same keys in the same order: with fewer places none is hit
 def _place(key: str) -> tuple[str, tuple[str, ...], str] | None:
-    """Return the first parts of a key, those in the middle and the last one; None for a key that is not of interest."""
+    """Return the first parts of a key, those in the middle and the last one; None for a key that is not used."""
     root = next((root for root in (_GEN_AI, _OPERATION) if key.startswith(root)), None)
     if root is None:
         return None
@@ -129,15 +129,15 @@ def messages_of(part: Any) -> object:
         return part or None
     if "" not in part:
         return _listed(cast(Fields, part))
-    spelt = decoded(part[""]) if isinstance(part[""], str) else None
-    return spelt if is_list(spelt) else as_dict(spelt) or None
+    value = decoded(part[""]) if isinstance(part[""], str) else None
+    return value if is_list(value) else as_dict(value) or None
 
 
 def _without(part: Fields | None, names: Collection[str]) -> object:
     if not part:
         return None
-    left = {key: value for key, value in part.items() if key and key not in names}
-    return _listed(left) if left else None
+    remaining = {key: value for key, value in part.items() if key and key not in names}
+    return _listed(remaining) if remaining else None
 
 
 # --- which spans are model calls --------------------------------------------------------------------------------------
@@ -160,5 +160,5 @@ def response_id_in_output(attributes: Mapping[str, object]) -> str | None:
     if attributes.get(_INFERENCE_KIND) != "LLM":
         return None
     reply = as_dict(decoded(attributes.get("output.value")))
-    found = reply.get("id") or as_dict(reply.get("llm_output")).get("id")
-    return found if isinstance(found, str) and found else None
+    response_id = reply.get("id") or as_dict(reply.get("llm_output")).get("id")
+    return response_id if isinstance(response_id, str) and response_id else None

@@ -1,4 +1,4 @@
-"""Reads the words of a model call in the conventions of several instrumentations, as messages of the chat API.
+"""Reads the text of a model call in the conventions of several instrumentations, as messages of the chat API.
 
 - GenAI conventions of OpenTelemetry: JSON lists in attributes (`gen_ai.input.messages`), the same on an event
   (`gen_ai.client.inference.operation.details`), and one event per message (`gen_ai.user.message`, `gen_ai.choice`);
@@ -6,7 +6,7 @@
 - Logfire: `request_data` and `response_data`;
 - Google's ADK before it followed the GenAI conventions: `gcp.vertex.agent.llm_request` and `llm_response`.
 
-A part that cannot be read is left out; nothing raises. https://opentelemetry.io/docs/specs/semconv/gen-ai/ and
+A part that cannot be read is excluded; nothing raises. https://opentelemetry.io/docs/specs/semconv/gen-ai/ and
 https://github.com/Arize-ai/openinference/tree/main/spec
 """
 
@@ -37,8 +37,8 @@ _EVENT_ROLES: Final = {
 
 def chat_messages(attributes: Mapping[str, object], events: Sequence[Event] = ()) -> Words:
     """Return the messages of the prompt and those of the completion, in the form of the chat API; empty if unknown."""
-    for read in _READERS:
-        prompt, completion = read(attributes)
+    for reader in _READERS:
+        prompt, completion = reader(attributes)
         if prompt or completion:
             return prompt, completion
     return _of_events(events) if events else ([], [])
@@ -50,26 +50,26 @@ def chat_messages(attributes: Mapping[str, object], events: Sequence[Event] = ()
 def _of_conventions(attributes: Mapping[str, object]) -> Words:
     system = dicts_in(decoded(attributes.get("gen_ai.system_instructions")))
     prompt: list[Message] = [{"role": "system", "content": _part_texts(system)}] if system else []
-    for said in dicts_in(decoded(attributes.get("gen_ai.input.messages"))):
-        prompt.extend(_from_parts(said))
+    for item in dicts_in(decoded(attributes.get("gen_ai.input.messages"))):
+        prompt.extend(_from_parts(item))
     completion: list[Message] = []
-    for said in dicts_in(decoded(attributes.get("gen_ai.output.messages"))):
-        reason = {"finish_reason": said["finish_reason"]} if said.get("finish_reason") else {}
-        completion.extend({**message, **reason} for message in _from_parts(said))
+    for item in dicts_in(decoded(attributes.get("gen_ai.output.messages"))):
+        reason = {"finish_reason": item["finish_reason"]} if item.get("finish_reason") else {}
+        completion.extend({**message, **reason} for message in _from_parts(item))
     return prompt, completion
 
 
-def _from_parts(said: Mapping[str, object]) -> Iterator[Message]:
+def _from_parts(message: Mapping[str, object]) -> Iterator[Message]:
     """Yield a message of typed parts as chat messages."""
-    parts = dicts_in(said.get("parts"))
+    parts = dicts_in(message.get("parts"))
     if not parts:
-        yield dict(said)
+        yield dict(message)
         return
     results = [part for part in parts if part.get("type") == "tool_call_response"]
     answers = [(part.get("id"), _result_text(part.get("response", part.get("result")))) for part in results]
     calls = [part for part in parts if part.get("type") == "tool_call"]
-    named = [(part.get("id"), part.get("name"), part.get("arguments")) for part in calls]
-    yield from _chat(said.get("role"), _part_texts(parts), named, answers, only_results=len(results) == len(parts))
+    fields = [(part.get("id"), part.get("name"), part.get("arguments")) for part in calls]
+    yield from _chat(message.get("role"), _part_texts(parts), fields, answers, only_results=len(results) == len(parts))
 
 
 def _chat(
@@ -85,8 +85,8 @@ def _chat(
     for id, content in results:
         yield {"role": "tool", "tool_call_id": id, "content": content}
     if not only_results:
-        told = [{"id": id, "name": name, "arguments": _as_text(arguments)} for id, name, arguments in calls]
-        yield {"role": role, "content": text, **({"tool_calls": told} if told else {})}
+        tool_calls = [{"id": id, "name": name, "arguments": _as_text(arguments)} for id, name, arguments in calls]
+        yield {"role": role, "content": text, **({"tool_calls": tool_calls} if tool_calls else {})}
 
 
 def _part_texts(parts: list[Fields]) -> str:
@@ -98,7 +98,7 @@ def _as_text(value: object) -> str:
 
 
 def _result_text(value: object) -> str:
-    """Return what a tool gave as text; a list of blocks as the text of the blocks."""
+    """Return the result of a tool as text; a list of blocks as the text of the blocks."""
     blocks = dicts_in(value)
     if blocks and all("text" in block or "json" in block for block in blocks):
         return "".join(str(block["text"]) if "text" in block else _as_text(block["json"]) for block in blocks)
@@ -119,8 +119,8 @@ def _of_events(events: Sequence[Event]) -> Words:
             prompt.extend(_from_event(_EVENT_ROLES[event.name], event.attributes))
         elif event.name == _CHOICE:
             reason = event.attributes.get("finish_reason")
-            told = _from_event("assistant", event.attributes)
-            completion.extend({**message, "finish_reason": reason} if reason else message for message in told)
+            messages = _from_event("assistant", event.attributes)
+            completion.extend({**message, "finish_reason": reason} if reason else message for message in messages)
     return _of_conventions(details) if details else (prompt, completion)
 
 
@@ -136,12 +136,12 @@ def _from_event(role: str, attributes: Mapping[str, object]) -> list[Message]:
         return list(_from_blocks(role, blocks))
     if content is None and "tool_calls" not in fields:
         return []
-    made: Message = {"role": role, "content": content if content is None else _as_text(content)}
+    chat_message: Message = {"role": role, "content": content if content is None else _as_text(content)}
     if calls := dicts_in(decoded(fields.get("tool_calls"))):
-        made["tool_calls"] = calls
+        chat_message["tool_calls"] = calls
     if role == "tool":
-        made["tool_call_id"] = fields.get("id")
-    return [made]
+        chat_message["tool_call_id"] = fields.get("id")
+    return [chat_message]
 
 
 def _from_blocks(role: str, blocks: Sequence[Fields]) -> Iterator[Message]:
@@ -162,10 +162,10 @@ def _of_inference(attributes: Mapping[str, object]) -> Words:
 
 
 def _numbered(attributes: Mapping[str, object], prefix: str) -> list[Message]:
-    found = filter_attributes(attributes, prefix)
-    if not found:
+    matches = filter_attributes(attributes, prefix)
+    if not matches:
         return []
-    nested = unflatten_attributes({key[len(prefix) + 1 :]: value for key, value in found.items() if key != prefix})
+    nested = unflatten_attributes({key[len(prefix) + 1 :]: value for key, value in matches.items() if key != prefix})
     messages: list[Message] = []
     for entry in dicts_in(nested):
         fields = as_dict(entry.get("message"))
@@ -214,8 +214,8 @@ def _from_google(content: Mapping[str, object]) -> Iterator[Message]:
     parts = dicts_in(content.get("parts"))
     results = [as_dict(part["function_response"]) for part in parts if "function_response" in part]
     answers = [(each.get("id"), _as_text(each.get("response"))) for each in results]
-    asked = [call for part in parts if (call := as_dict(part.get("function_call")))]
-    calls = [(call.get("id"), call.get("name"), as_dict(call.get("args"))) for call in asked]
+    function_calls = [call for part in parts if (call := as_dict(part.get("function_call")))]
+    calls = [(call.get("id"), call.get("name"), as_dict(call.get("args"))) for call in function_calls]
     text = "".join(str(part.get("text") or "") for part in parts if not part.get("thought"))
     role = "assistant" if content.get("role") == "model" else content.get("role")
     yield from _chat(role, text, calls, answers, only_results=len(results) == len(parts))

@@ -1,13 +1,13 @@
-"""Reads a model call from its span: token ids, log-probabilities, finish reason, ids, weight version and how it ended.
+"""Reads a model call from its span: token ids, log-probabilities, finish reason, ids, weight version and outcome.
 
 Three conventions are read; for each field the first that has a value wins:
 
 1. the typed attributes of the gateway (`semconv.LightningCallAttributes`);
 2. the gateway's text form, `llm.hosted_vllm.*`, in JSON or as a Python literal;
-3. what instrumented clients write: `prompt_token_ids`, `agentlightning.operation.output.*`, `logprobs.content`, ...
+3. attributes of instrumented clients: `prompt_token_ids`, `agentlightning.operation.output.*`, `logprobs.content`, ...
 
-Of several choices only the first is read; further ones are reported as `extra_choices`. Of a record that the gateway
-marked `no_tokens` no tokens are read: what its text form holds is what the gateway found unusable.
+Only the first of several choices is read; further ones are reported as `extra_choices`. From a record that the gateway
+marked `no_tokens` no tokens are read: the gateway found those in its text form unusable.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from agentlightning.semconv import (
 from agentlightning.types import Span
 
 FAILED_STATES: Final[frozenset[CallState]] = frozenset(("upstream_error", "refused", "client_left"))
-"""The agent got no answer out of the call."""
+"""States in which the agent got no answer from the call."""
 _STATES: Final = frozenset(get_args(CallState))
 
 _VLLM: Final = "llm.hosted_vllm."
@@ -76,14 +76,14 @@ _GATEWAY_KEYS: Final = frozenset(
         *(_POLICY, _ROLE, _CONSTRAINED_BY, _CALL_ID),
     )
 )
-"""What `read_call` looks for beside the prompt and what clients write; most spans of tracers have none of them."""
+"""Keys read by `read_call` in addition to the prompt and those of clients; most tracer spans have none of them."""
 
 
 class CallReading(NamedTuple):
-    """One model call as one span records it. Empty lists and None stand for what is not recorded."""
+    """One model call as one span records it. Empty lists and None stand for missing values."""
 
     call_id: str | None
-    """The gateway's id of the call."""
+    """Id that the gateway assigned to the call."""
     response_id: str | None
     prompt_token_ids: list[int]
     completion_token_ids: list[int]
@@ -93,17 +93,17 @@ class CallReading(NamedTuple):
     weight_version: int | None
     state: CallState
     logprobs_content: list[Any] | None = None
-    """What an instrumented client wrote under `logprobs.content`, decoded."""
+    """Value that an instrumented client wrote under `logprobs.content`, decoded."""
     policy: str | None = None
-    """Whose call it is, where the gateway has policies."""
+    """Policy of the call, if the gateway has policies."""
     role: str | None = None
-    """The agent's, where its URL named one."""
+    """Role of the agent, if its URL named one."""
     constrained_by: tuple[str, ...] = ()
-    """Settings under which the tokens were drawn from another distribution than that of `logprobs`."""
+    """Settings under which the tokens were sampled from another distribution than that of `logprobs`."""
 
     @property
     def has_tokens(self) -> bool:
-        """Both lists of token ids are known."""
+        """True if both lists of token ids are present."""
         return bool(self.prompt_token_ids and self.completion_token_ids)
 
 
@@ -128,12 +128,12 @@ def client_span(record: Span) -> tuple[str, str] | None:
 
 
 def body_digest(record: Span) -> str | None:
-    """Return what is the same for recorded calls whose requests had the same bytes; None if it is not known."""
+    """Return a digest that is equal for recorded calls with the same request bytes; None if it was not recorded."""
     return _text(record, _BODY_DIGEST)
 
 
 def response_id(span: Span) -> str | None:
-    """Return the id that the model server gave its reply; None if the span has none."""
+    """Return the id that the model server assigned to its reply; None if the span has none."""
     for key in _REPLY_ID_KEYS:
         value = span.attributes.get(key)
         if isinstance(value, str) and value:
@@ -152,12 +152,12 @@ def is_completion_output(attributes: Mapping[str, object]) -> bool:
 
 
 def gateway_call_id(span: Span) -> str | None:
-    """Return the id that the gateway gave the call; None if the span is not the gateway's."""
+    """Return the id that the gateway assigned to the call; None if the span is not the gateway's."""
     return _text(span, _CALL_ID)
 
 
 def call_name(span: Span) -> str:
-    """Return the id of the call that a span tells of: the gateway's, else that of the reply, else the span's own."""
+    """Return the id of the call that a span records: the gateway's, else that of the reply, else the span's own."""
     return gateway_call_id(span) or response_id(span) or span.span_id
 
 
@@ -178,18 +178,18 @@ def refused_for_budget(span: Span | None) -> bool:
 
 
 def generated_nothing(span: Span) -> bool:
-    """True for a call by whose nature a model says nothing (embeddings), so that no tokens of it are missing."""
+    """True for a call that generates nothing by its kind (embeddings), so that no tokens of it are missing."""
     return span.attributes.get(_STATE) == "no_generation"
 
 
 def call_state(span: Span) -> CallState | None:
-    """Return how the gateway says that the call of this span ended; None if it does not."""
+    """Return the outcome of this span's call as the gateway recorded it; None if it did not."""
     state = span.attributes.get(_STATE)
     return cast(CallState, state) if isinstance(state, str) and state in _STATES else None
 
 
 def has_failed(span: Span) -> bool:
-    """True if the agent got no answer out of the call of this span."""
+    """True if the agent got no answer from the call of this span."""
     if (state := call_state(span)) is not None:
         return state in FAILED_STATES
     failed = span.status.status_code == "ERROR" and response_id(span) is None
@@ -197,79 +197,79 @@ def has_failed(span: Span) -> bool:
 
 
 def read_call(span: Span, problems: list[Problem]) -> CallReading:
-    """Return what a span says of its model call; unusable attributes are added to `problems`."""
-    read = AttributeReader(span, problems)
+    """Return the model call that a span records; unusable attributes are added to `problems`."""
+    reader = AttributeReader(span, problems)
     unusable = span.attributes.get(_STATE) == "no_tokens"
-    prompt = read.token_ids(*(_CLIENT_PROMPT_KEYS if unusable else _PROMPT_KEYS)) or []
+    prompt = reader.token_ids(*(_CLIENT_PROMPT_KEYS if unusable else _PROMPT_KEYS)) or []
     by_gateway = not _GATEWAY_KEYS.isdisjoint(span.attributes)
     typed = logprobs = finish_reason = weight_version = None
     choice: Fields = {}
     if by_gateway:
         if not unusable:
-            typed = read.token_ids(_COMPLETION, _VLLM + "response_token_ids")
-            logprobs = read.floats(_LOGPROBS)
-        finish_reason = read.text(_FINISH_REASON)
-        choices = read.attributes.get(_CHOICES)
-        may_have_several = isinstance(choices, str) and choices.count("index") > 1  # at a glance: reading it is slow
-        told = typed and logprobs and finish_reason and not may_have_several
-        choice = {} if told else _first_choice(read)
-    content = _client_logprobs(read) if _CLIENT_LOGPROBS in span.attributes else None
-    finish_reason = finish_reason or _finish_reason(choice, read)
+            typed = reader.token_ids(_COMPLETION, _VLLM + "response_token_ids")
+            logprobs = reader.floats(_LOGPROBS)
+        finish_reason = reader.text(_FINISH_REASON)
+        choices = reader.attributes.get(_CHOICES)
+        may_have_several = isinstance(choices, str) and choices.count("index") > 1  # a cheap test: reading it is slow
+        is_complete = typed and logprobs and finish_reason and not may_have_several
+        choice = {} if is_complete else _first_choice(reader)
+    content = _client_logprobs(reader) if _CLIENT_LOGPROBS in span.attributes else None
+    finish_reason = finish_reason or _finish_reason(choice, reader)
     if unusable:
         choice = {}
-    completion = typed or token_ids(choice.get("token_ids")) or read.token_ids(*_CLIENT_COMPLETION_KEYS) or []
+    completion = typed or token_ids(choice.get("token_ids")) or reader.token_ids(*_CLIENT_COMPLETION_KEYS) or []
     logprobs = logprobs or _logprobs(choice.get("logprobs")) or (content and _logprobs({"content": content}))
     state = None
     if by_gateway:
-        weight_version = read.integer(_WEIGHT_VERSION)
-        state = read.text(_STATE)
+        weight_version = reader.integer(_WEIGHT_VERSION)
+        state = reader.text(_STATE)
         if state is not None and state not in _STATES:
-            read.report(_STATE, "one of " + ", ".join(sorted(_STATES)))
+            reader.report(_STATE, "one of " + ", ".join(sorted(_STATES)))
     if state not in _STATES:
         state = "ok" if prompt and completion else "upstream_error" if has_failed(span) else "no_tokens"
     common = prompt, completion, logprobs, finish_reason, weight_version, cast(CallState, state), content
     if not by_gateway:
         return CallReading(None, response_id(span), *common)
     ids = gateway_call_id(span), response_id(span)
-    return CallReading(*ids, *common, read.text(_POLICY), read.text(_ROLE), _constrained_by(span))
+    return CallReading(*ids, *common, reader.text(_POLICY), reader.text(_ROLE), _constrained_by(span))
 
 
-def _client_logprobs(read: AttributeReader) -> list[Any] | None:
-    content = read.decoded(_CLIENT_LOGPROBS)
+def _client_logprobs(reader: AttributeReader) -> list[Any] | None:
+    content = reader.decoded(_CLIENT_LOGPROBS)
     if content is None:
         return None
     if is_list(content) and _logprobs({"content": content}) is not None:
         return list(content)
-    read.report(_CLIENT_LOGPROBS, "a list of objects with a finite logprob")
+    reader.report(_CLIENT_LOGPROBS, "a list of objects with a finite logprob")
     return None
 
 
 def _constrained_by(span: Span) -> tuple[str, ...]:
-    told = span.attributes.get(_CONSTRAINED_BY)
-    return tuple(name for name in told if isinstance(name, str)) if is_list(told) else ()
+    value = span.attributes.get(_CONSTRAINED_BY)
+    return tuple(name for name in value if isinstance(name, str)) if is_list(value) else ()
 
 
-def _first_choice(read: AttributeReader) -> Fields:
-    choices = read.decoded(_CHOICES)
+def _first_choice(reader: AttributeReader) -> Fields:
+    choices = reader.decoded(_CHOICES)
     if choices is None:
         return {}
     if not is_list(choices) or not all(isinstance(choice, dict) for choice in choices):
-        read.report(_CHOICES, "a list of choices")
+        reader.report(_CHOICES, "a list of choices")
         return {}
     if len(choices) > 1:
         detail = f"{len(choices) - 1} further choices of the call are not read"
-        read.problems.append(Problem("extra_choices", read.span_id, detail))
+        reader.problems.append(Problem("extra_choices", reader.span_id, detail))
     return choices[0] if choices else {}
 
 
-def _finish_reason(choice: Fields, read: AttributeReader) -> str | None:
+def _finish_reason(choice: Fields, reader: AttributeReader) -> str | None:
     reason = choice.get("finish_reason")
     if isinstance(reason, str) and reason:
         return reason
-    reasons = read.attributes.get("gen_ai.response.finish_reasons")
+    reasons = reader.attributes.get("gen_ai.response.finish_reasons")
     if is_list(reasons) and reasons and isinstance(reasons[0], str):
         return reasons[0]
-    return read.text(*_FINISH_REASON_KEYS)
+    return reader.text(*_FINISH_REASON_KEYS)
 
 
 def _logprobs(value: object) -> list[float] | None:

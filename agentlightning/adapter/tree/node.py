@@ -14,7 +14,7 @@ from agentlightning.types import Span
 _OPERATION_NAME: Final = LightningSpanAttributes.OPERATION_NAME.value
 _INPUT: Final = LightningSpanAttributes.OPERATION_INPUT.value
 _RANDOM_ID: Final = re.compile(r"[0-9a-f]{8}-?([0-9a-f]{4}-?){3}[0-9a-f]{12}", re.IGNORECASE)
-"""What a framework makes up for an agent without a name; it differs each time."""
+"""Pattern of the random name that a framework generates for an agent without a name."""
 
 
 class SpanNode:
@@ -39,7 +39,7 @@ class SpanNode:
         self.children.append(node)
 
     def walk(self) -> Iterator[Self]:
-        """Yield this node and all below it, parents first. Deep trees are no trouble."""
+        """Yield this node and all below it, parents first. Deep trees do not exceed the recursion limit."""
         waiting = [self]
         while waiting:
             node = waiting.pop()
@@ -55,22 +55,22 @@ class SpanNode:
         return next((node for node in self.walk() if node.id == id), None)
 
     def agent_name(self) -> str | None:
-        """Return the name of the agent whose span this is; None for spans that are no agent's."""
-        named = next((name for name in self._agent_names() if _is_name(name)), None)
-        return self.name_of_langchain() if named is None and "metadata" in self.span.attributes else named
+        """Return the agent's name for the span of an agent; None for other spans."""
+        agent_name = next((name for name in self._agent_names() if _is_name(name)), None)
+        return self.name_of_langchain() if agent_name is None and "metadata" in self.span.attributes else agent_name
 
     def has_made_up_name(self) -> bool:
         """True for the span of an agent without a name, to which its framework gave a random id."""
         return any(isinstance(name, str) and _RANDOM_ID.fullmatch(name) for name in self._agent_names())
 
     def is_of_agent(self) -> bool:
-        """True if the span says that it is of an agent, whether or not with its name."""
+        """True if the span is marked as an agent's, with or without its name."""
         attributes = self.span.attributes
         is_invoked = attributes.get("gen_ai.operation.name") == "invoke_agent"
         return is_invoked or attributes.get("openinference.span.kind") == "AGENT"
 
     def _agent_names(self) -> tuple[object, ...]:
-        """Return what stands in the places where frameworks write the name, the most telling first."""
+        """Return the values where frameworks write the name, the most specific first."""
         attributes = self.span.attributes
         return (
             attributes.get("agent.name"),
@@ -84,12 +84,12 @@ class SpanNode:
         )
 
     def own_agent_name(self) -> str | None:
-        """Return the agent whose call the span is, where the span of the call itself says it."""
+        """Return the agent that made the call, where the span of the call itself names it."""
         name = self.span.attributes.get("gen_ai.agent.name")
         return name if _is_name(name) else self.name_of_langchain()
 
     def name_of_langchain(self) -> str | None:
-        """Return the agent that the span's metadata name, as OpenInference keeps those of LangChain."""
+        """Return the agent in the span's metadata, as OpenInference keeps those of LangChain."""
         metadata = self.span.attributes.get("metadata")
         if not isinstance(metadata, str) or "lc_agent_name" not in metadata:
             return None

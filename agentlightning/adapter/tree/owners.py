@@ -1,9 +1,9 @@
 """The owner of a model call: the names of the agents that it may belong to.
 
-What a span states counts first: the agent that the span of a call names itself, or that of the nearest span above it,
-by the parents that spans state; then the same of the span that the request of the call named. A span without an agent
-above it, and a call that only the gateway saw, belong to the agents whose spans lie around them in time. More than one
-name means that nothing proves which agent made the call.
+The names that a span states count first: the agent that the span of a call names itself, or that of the nearest span
+above it, by the parents that spans state; then the same for the span that the call's request named. A span without an
+agent above it, and a call that only the gateway recorded, belong to the agents whose spans contain them in time.
+More than one name means that nothing proves which agent made the call.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from agentlightning.types import Span
 NOBODY: Final = ""
 """Stands for code outside of every agent, among names."""
 _MOST_AROUND: Final = 256
-"""Spans of agents that are looked at around one call; with more of them the call has no name."""
+"""Number of agents' spans examined around one call; with more of them the call has no name."""
 
 
 class Owner(NamedTuple):
     """The agents that a call may belong to."""
 
     names: frozenset[str]
-    """One name if it is certain; several if not; none if no agent was there."""
+    """One name if it is certain; several if not; none if there was no agent."""
     branch: str
     """Id of the agent's span, else of the root."""
 
@@ -41,7 +41,7 @@ class Owner(NamedTuple):
 
 
 class Owners:
-    """The owners of the calls of a tree. `by_time` says whether times count where spans state nothing."""
+    """The owners of the calls of a tree. With `by_time`, times count where spans state nothing."""
 
     def __init__(self, root: SpanNode, by_time: bool) -> None:
         self._root = root
@@ -63,8 +63,8 @@ class Owners:
             if not may_be_none and len(_names(owners)) == 1:
                 return owners[0]
         gateway = call.request or call.record
-        placed = nodes or [self._nodes[each.span_id] for each in (gateway,) if each and each.span_id in self._nodes]
-        owner = next((owner for node in placed if (owner := self._around(node)).names), self._nobody)
+        own_nodes = nodes or [self._nodes[each.span_id] for each in (gateway,) if each and each.span_id in self._nodes]
+        owner = next((owner for node in own_nodes if (owner := self._around(node)).names), self._nobody)
         unsure = [owner for spans, _ in call.unsure for owner in self._owners(spans)]
         return owner if nodes else owner._replace(names=owner.names | _names(unsure))
 
@@ -80,7 +80,7 @@ class Owners:
         return Owner(frozenset((own,)), node.id if above is None else above.branch)
 
     def _stated_by(self, id: str | None) -> Owner | None:
-        """Return the agent that a span states or the nearest above it; `NOBODY` within agents without a name only."""
+        """Return the agent of a span or the nearest one above it; `NOBODY` within agents without a name only."""
         path: list[SpanNode] = []
         while id is not None and id in self._nodes and id not in self._stated:
             self._stated[id] = None  # also ends the walk where spans are their own ancestors
@@ -115,7 +115,7 @@ class Owners:
 
     @cached_property
     def _agents(self) -> tuple[list[Owner], list[Interval], Intervals]:
-        """The agents whose spans have times, and these."""
+        """Agents whose spans have times, with the times."""
         spans = ((node, node.span) for node in self._nodes.values())
         agents = [
             (owner, Interval(span.start_time, span.end_time))
@@ -133,6 +133,6 @@ def _names(owners: Iterable[Owner]) -> frozenset[str]:
 
 
 def _agent_of(node: SpanNode) -> Owner | None:
-    """Return the agent whose span it is, `NOBODY` for one with a made-up name; None if it is of none or unnamed."""
+    """Return the agent of an agent's span, `NOBODY` for one with a generated name; None for other or unnamed spans."""
     name = node.agent_name() or (NOBODY if node.has_made_up_name() else None)
     return None if name is None else Owner(frozenset((name,)), node.id)

@@ -1,7 +1,7 @@
 """Moves spans without their parent below the span that was open around them, by time.
 
-Departures from the described system: a span is never moved below one of its own descendants (there whole subtrees
-vanished), a model call never becomes a parent, and a span without times stays where it is.
+Departures from the described system: a span is never moved below one of its own descendants (which lost whole
+subtrees), a model call never becomes a parent, and a span without times stays where it is.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from agentlightning.adapter.tree.node import SpanNode
 from agentlightning.semconv import RAW_SPAN, REQUEST_SPAN
 
 _MOST_AROUND = 1024
-"""Spans around one that are looked at."""
+"""Number of spans examined around one."""
 
 
 def repair(root: SpanNode) -> None:

@@ -1,14 +1,14 @@
-"""Which model call earned which reward, for rewards that are emitted beside the calls.
+"""Assigns rewards to model calls, for rewards that are separate spans.
 
-Each reward goes to one call that has none yet, rewards in the order of their times:
+Each reward is assigned to one call that has none yet, in the order of the rewards' times:
 
-1. Links on the reward (`agentlightning.link.*`) name spans: the newest call at or below one of them. A link that meets
-   no call gives the reward to nobody; nothing is guessed.
-2. Otherwise the newest call that had ended when the reward was given, first among the calls below the reward's own
+1. Links on the reward (`agentlightning.link.*`) name spans: the newest call at or below one of them. If no call matches
+   a link, the reward is assigned to no call; nothing is guessed.
+2. Otherwise the newest call that had ended when the reward was emitted, first among the calls below the reward's own
    parent, then below its grandparent, and so on. Parents are those that the spans state, not those made by repair.
 3. Where clocks find none, a call that the gateway recorded is older than a reward with a larger sequence id.
 
-A reward that finds no call is lost, and reported. Departures from the described system: it knew neither links nor
+A reward without a matching call is lost, and reported. Departures from the described system: it had neither links nor
 scopes nor step 3, and lost rewards silently.
 """
 
@@ -29,13 +29,13 @@ from agentlightning.adapter.tree.selection import SelectedCall
 from agentlightning.types import Span
 
 _MOST_SCOPES = 256
-"""Ancestors of a span that are looked at, so that a chain of thousands of nested spans stays cheap."""
+"""Number of examined ancestors of a span, so that a chain of thousands of nested spans stays cheap."""
 Scope = str | None
 """The id of an ancestor; None is the whole trace."""
 
 
 class RewardMatchPolicy(StrEnum):
-    """How rewards without links find their call."""
+    """Rules that assign rewards without links to calls."""
 
     FIRST_SIBLING = "first_sibling"
     """The newest call among the earlier children of the same parent."""
@@ -51,17 +51,17 @@ class RewardMatches(NamedTuple):
 
 
 def match_rewards(root: SpanNode, calls: Sequence[SelectedCall], policy: RewardMatchPolicy) -> RewardMatches:
-    """Give every reward below `root` to one of the calls."""
+    """Assign every reward below `root` to one of the calls."""
     nodes = root.traverse()
     rewards = [node for node in nodes if reward_value(node.span) is not None and not is_stale(node.span)]
     matches = RewardMatches({}, [])
     if not rewards:
         return matches
     rewards.sort(key=lambda node: (math.inf if node.start_time is None else node.start_time, node.span.sequence_id))
-    wanted = {node.id: links(node.span) for node in rewards}
-    if linked := [node for node in rewards if wanted[node.id]]:
-        _by_links([(node, wanted[node.id]) for node in linked], nodes, calls, matches)
-    free = [node for node in rewards if not wanted[node.id]]
+    links_by_reward = {node.id: links(node.span) for node in rewards}
+    if linked := [node for node in rewards if links_by_reward[node.id]]:
+        _by_links([(node, links_by_reward[node.id]) for node in linked], nodes, calls, matches)
+    free = [node for node in rewards if not links_by_reward[node.id]]
     match = _by_siblings if policy is RewardMatchPolicy.FIRST_SIBLING else _by_recency
     match(nodes, free, calls, matches)
     return matches
@@ -82,15 +82,15 @@ def _by_links(
             tables[key] = defaultdict(list)
             for span, node in spans:
                 tables[key][_linked_value(span, key)].append((span, node))
-        named = {
+        targets = {
             node.id: node
             for span, node in tables[key].get(value, ())
-            if all(_linked_value(span, other) == wanted for other, wanted in others)
+            if all(_linked_value(span, other) == target_value for other, target_value in others)
         }
-        inner = (each.id for node in named.values() for each in node.walk())
-        meant = [by_node[id] for id in inner if id in by_node and id not in matches.earned]
-        if meant:
-            newest = max(meant, key=lambda call: (call.start_time, call.sequence_id))
+        inner = (each.id for node in targets.values() for each in node.walk())
+        candidates = [by_node[id] for id in inner if id in by_node and id not in matches.earned]
+        if candidates:
+            newest = max(candidates, key=lambda call: (call.start_time, call.sequence_id))
             matches.earned[newest.node.id] = reward.span
         else:
             matches.lost.append(reward.span)
@@ -128,17 +128,17 @@ def _by_recency(
     recorded = Recorded((call.sequence_id, call.node.id) for call in calls if call.record is not None)
     timed = [(call.node.end_time, order, call) for order, call in enumerate(calls) if call.node.end_time is not None]
     ending = deque(sorted(timed, key=itemgetter(0, 1)))
-    by_arrival = all(call.record is not None for call in calls)  # as the calls themselves are ordered then
-    ended: dict[Scope, list[tuple[float, int, str]]] = defaultdict(list)
-    """By scope the calls that have ended, the newest last."""
+    by_arrival = all(call.record is not None for call in calls)  # the order of the calls themselves
+    ended_calls: dict[Scope, list[tuple[float, int, str]]] = defaultdict(list)
+    """Ended calls by scope, the newest last."""
     for reward in rewards:
         while ending and reward.start_time is not None and ending[0][0] <= reward.start_time:
             _, order, call = ending.popleft()
             age = call.sequence_id if by_arrival else call.start_time
             for scope in scopes_around(call.node):
-                insort(ended[scope], (age, order, call.node.id))
+                insort(ended_calls[scope], (age, order, call.node.id))
         winner = None
-        for newest in (ended[scope] for scope in scopes_around(reward)):
+        for newest in (ended_calls[scope] for scope in scopes_around(reward)):
             while newest and newest[-1][2] in matches.earned:
                 newest.pop()
             if newest:
@@ -152,7 +152,7 @@ def _by_recency(
 
 
 def _scopes(nodes: Sequence[SpanNode], rewards: Sequence[SpanNode]) -> Callable[[SpanNode], list[Scope]]:
-    """Return what gives of each node the ancestors that a reward has, too: nearest first, the whole trace last."""
+    """Return a function from a node to the ancestors that it shares with rewards: nearest first, the trace last."""
     parents = {node.id: node.span.parent_id for node in nodes}
 
     def above(node: SpanNode) -> list[str]:
@@ -163,18 +163,18 @@ def _scopes(nodes: Sequence[SpanNode], rewards: Sequence[SpanNode]) -> Callable[
             at = parents[at]
         return path
 
-    asked = {id for reward in rewards for id in above(reward)}
-    return lambda node: [*(id for id in above(node) if id in asked), None]
+    reward_scopes = {id for reward in rewards for id in above(reward)}
+    return lambda node: [*(id for id in above(node) if id in reward_scopes), None]
 
 
 class Recorded:
-    """The calls that the gateway recorded, by the numbers that it gave them."""
+    """The calls that the gateway recorded, by their sequence ids."""
 
     def __init__(self, numbered: Iterable[tuple[int, str]]) -> None:
         self._calls = sorted(numbered, key=itemgetter(0))
 
     def newest_before(self, number: int, earned: Collection[str]) -> str | None:
-        """Return the newest call with a smaller number that has earned nothing."""
+        """Return the newest call with a smaller number that has no reward."""
         at = bisect_left(self._calls, number, key=itemgetter(0)) - 1
         while at >= 0 and self._calls[at][1] in earned:
             del self._calls[at]

@@ -1,8 +1,8 @@
-"""Selects the calls of a tree to learn from, and names their agents.
+"""Selects the calls of a tree for training, and names their agents.
 
-A call may be recorded several times: tracers in the agent's process know its agent, the gateway knows its tokens.
-`calls/matching.py` says which spans are of one call, `owners.py` which agent made it. A filter by name takes a call if
-every agent that it may belong to matches, and refuses it as `unknown_agent` if only some of them do.
+A call may be recorded several times: tracers in the agent's process record its agent, the gateway its tokens.
+`calls/matching.py` assigns spans to calls, `owners.py` finds their agents. A filter by name takes a call if
+every possible agent of it matches, and excludes it as `unknown_agent` if only some of them do.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ LLM_CALL_MATCH: Final = r"openai\.chat\.completion"
 
 @dataclass(frozen=True, slots=True)
 class SelectionRules:
-    """Which calls count: see `TracerTraceToTriplet` for the meaning of each."""
+    """Rules for the selection of calls; `TracerTraceToTriplet` documents each."""
 
     llm_call_match: str = LLM_CALL_MATCH
     agent_match: str | None = None
     exclude_llm_call_in_reward: bool = True
     drop_unnamed_nested: bool = True
-    """Leave out a call without a response id that lies below another call."""
+    """True excludes a call without a response id that lies below another call."""
     policy: str | None = None
-    """Only calls of this policy; None leaves out those of policies that are not trained."""
+    """Only calls of this policy; None excludes those of policies that are not trained."""
     agent_above: str | None = None
-    """The agent that the whole tree is below."""
+    """The agent above the whole tree."""
 
 
 @dataclass
@@ -57,7 +57,7 @@ class SelectedCall:
 
     @property
     def sequence_id(self) -> int:
-        """The number that the gateway drew when the call arrived; without its record that of the tracer's span."""
+        """Number that the gateway assigned when the call arrived; without its record that of the tracer's span."""
         return self.node.span.sequence_id if self.record is None else self.record.sequence_id
 
     @property
@@ -68,7 +68,7 @@ class SelectedCall:
 
     @cached_property
     def span(self) -> Span:
-        """One span that says all that is known of the call; the gateway's word counts most."""
+        """One span with all recorded attributes of the call; the gateway's take precedence."""
         if self.record is None:
             return self.node.span
         attributes: Attributes = {}
@@ -81,30 +81,30 @@ class SelectedCall:
 def select_calls(
     root: SpanNode, rules: SelectionRules, problems: list[Problem], *, by_time: bool = False
 ) -> list[SelectedCall]:
-    """Return the model calls of a tree in tree order, calls that only the gateway saw after the others.
+    """Return the model calls of a tree in tree order, calls that only the gateway recorded after the others.
 
-    Where no span states an agent, `by_time` lets the times tell. Calls that a filter by name refuses, because nothing
-    proves whose they are, are added to `problems`.
+    Where no span states an agent, times decide with `by_time`. Calls that a filter by name excludes, because nothing
+    proves which agent made them, are added to `problems`.
     """
     pattern = re.compile(rules.llm_call_match)
-    placed = list(_in_reward(root))
-    order = {node.id: place for place, (node, _) in enumerate(placed)}
-    in_reward = {node.id for node, is_below in placed if is_below} if rules.exclude_llm_call_in_reward else set[str]()
-    spans = [node.span for node, _ in placed]
-    named = {name for name in {span.name for span in spans} if pattern.search(name)}
-    found = spans_by_call(
+    nodes = list(_in_reward(root))
+    order = {node.id: place for place, (node, _) in enumerate(nodes)}
+    in_reward = {node.id for node, is_below in nodes if is_below} if rules.exclude_llm_call_in_reward else set[str]()
+    spans = [node.span for node, _ in nodes]
+    names = {name for name in {span.name for span in spans} if pattern.search(name)}
+    calls = spans_by_call(
         spans,
-        lambda span: tells_of_call(span) or span.name in named,
+        lambda span: tells_of_call(span) or span.name in names,
         keep_nested=not rules.drop_unnamed_nested,
     )
     owners = Owners(root, by_time)
-    taken: list[tuple[bool, int, SelectedCall]] = []
-    for call in found:
+    entries: list[tuple[bool, int, SelectedCall]] = []
+    for call in calls:
         record, certain = call.record, call.certain
         own = certain if record is None else [record, *certain]
         if any(map(is_stale, own)) or (record is not None and generated_nothing(record)):
             continue
-        if record is None and named.isdisjoint([span.name for span in own]):
+        if record is None and names.isdisjoint([span.name for span in own]):
             continue
         if is_of_other_policy(record, rules.policy):
             continue
@@ -121,12 +121,12 @@ def select_calls(
             if not verdict:
                 continue
         is_seen = bool(certain) and not call.is_further_choice
-        shown = certain[0] if is_seen else call.request or record
-        assert shown is not None
-        place, agent = order[shown.span_id], owner.name or call_role(record) or ANY_AGENT
-        selected = SelectedCall(placed[place][0], agent, owner.branch, record, call.request)
-        taken.append((not is_seen, place, selected))
-    return [call for _, _, call in sorted(taken, key=itemgetter(0, 1))]
+        main_span = certain[0] if is_seen else call.request or record
+        assert main_span is not None
+        place, agent = order[main_span.span_id], owner.name or call_role(record) or ANY_AGENT
+        selected = SelectedCall(nodes[place][0], agent, owner.branch, record, call.request)
+        entries.append((not is_seen, place, selected))
+    return [call for _, _, call in sorted(entries, key=itemgetter(0, 1))]
 
 
 def _in_reward(root: SpanNode) -> Iterator[tuple[SpanNode, bool]]:
@@ -141,7 +141,7 @@ def _in_reward(root: SpanNode) -> Iterator[tuple[SpanNode, bool]]:
 
 
 def _placed(call: CallSpans) -> list[Span]:
-    """Return the spans by whose place a call is judged: those of tracers, or else the gateway's."""
+    """Return the spans whose position in the tree counts for a call: those of tracers, or else the gateway's."""
     if call.certain or call.client is not None:
         return call.certain or [span for span in (call.client,) if span is not None]
     unsure = [span for each in call.unsure for span in each.spans]
@@ -149,7 +149,7 @@ def _placed(call: CallSpans) -> list[Span]:
 
 
 def _matches(owner: Owner, role: str | None, agent_match: str) -> bool | None:
-    """Return whether the agents that a call may belong to match; None if only some of them do."""
+    """True if all possible agents of a call match, False if none does, None if only some of them do."""
     if role is not None and re.search(agent_match, role):
         return True
     verdicts = {name != NOBODY and re.search(agent_match, name) is not None for name in owner.names}

@@ -1,16 +1,16 @@
 """Spans as a tree, and the tree as triplets: one triplet per model call, each with its tokens, its agent, its reward.
 
-What differs from the described system (each for a reason given in the contract's list of weak points):
+Departures from the described system (the contract's list of weak points has the reasons):
 
-- Triplets come in the order in which the calls were made, not in tree order: by the number that the gateway gave at
-  arrival where every call has one, else by start time. Calls of branches that ran side by side are told apart by
+- Triplets come in the order in which the calls were made, not in tree order: by the number that the gateway assigned at
+  arrival where every call has one, else by start time. Calls of parallel branches have different values of
   `metadata["branch"]`, present where a trace has more than one branch.
 - Calls recorded by the gateway are calls too, and a tracer's span of the same response id is the same call.
 - A call that failed, or that the store marked as late, makes no triplet.
-- Metadata tells more where more is known: `finish_reason`, `weight_version`, `policy`, `call_id`, `state` if it is not
+- Metadata has further recorded fields: `finish_reason`, `weight_version`, `policy`, `call_id`, `state` if it is not
   `ok`, `rewards` if there are several dimensions; `response.token_logprobs` holds one number per token.
-- Nothing raises over a bad attribute, a cycle or a missing time; what was left out is listed as `Problem`s.
-- `repair.py` says how spans without a parent are placed, `reward_matching.py` how rewards find their calls.
+- Nothing raises for a bad attribute, a cycle or a missing time; excluded parts are listed as `Problem`s.
+- `repair.py` places spans without a parent, `reward_matching.py` assigns rewards to calls.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ class TraceTree(SpanNode):
     def __init__(self, id: str, span: Span, children: Iterable[Self] | None = None) -> None:
         super().__init__(id, span, children)
         self.problems: list[Problem] = []
-        """On the root: what was left out, and why."""
+        """On the root: the excluded parts, and the reasons."""
         self.is_repaired = False
-        """On the root: times may tell what spans do not state."""
+        """On the root: True if times may replace parents that spans do not state."""
 
     @classmethod
     def from_spans(cls, spans: Sequence[Span]) -> Self:
         """Return the root of the tree; children keep the order of `spans`.
 
         A parent that is not among the spans becomes a virtual node around its children; several roots get one virtual
-        root. Of spans with the same id the first counts, and spans that are their own ancestors are left out.
+        root. Of spans with the same id the first counts, and spans that are their own ancestors are excluded.
 
         Raises:
             ValueError: there are no spans, or none is a root.
@@ -128,7 +128,7 @@ class TraceTree(SpanNode):
             raise RuntimeError(f"dot could not draw {target}: {done.stderr.strip()}")
 
     def repair_hierarchy(self) -> None:
-        """Move spans without their parent to where their times say they belong; see `repair.repair`."""
+        """Move spans without their parent to the place that their times suggest; see `repair.repair`."""
         repair(self)
         self.is_repaired = True
 
@@ -144,19 +144,19 @@ class TraceTree(SpanNode):
         exclude_llm_call_in_reward: bool = True,
         dedup_llm_call: bool = True,
     ) -> list[tuple[Self, str]]:
-        """Return the model calls with the names of their agents, those that only the gateway saw after the others.
+        """Return the model calls with the names of their agents, those that only the gateway recorded after the others.
 
-        The four keywords in the middle say where in a larger tree this one stands.
+        The four keywords in the middle describe the position of this tree in a larger one.
 
         Args:
             within_matching_subtree: The agent that the tree is below, where `agent_match` takes it: calls for which no
                 agent is known are its calls.
             within_reward: True if the tree is below the span of a reward: then all its calls were made to compute one.
                 False has the meaning of `exclude_llm_call_in_reward=True`, None leaves it to that.
-            within_llm_call: True if the tree is below a model call: then a call without a response id is a part of it.
+            within_llm_call: True if the tree is below a model call: then a call without a response id is part of it.
                 False has the meaning of `dedup_llm_call=True`, None leaves it to that.
-            existing_llm_call_response_ids: Ids of replies whose calls were found already and are left out; those of the
-                calls that are found are added.
+            existing_llm_call_response_ids: Ids of replies whose calls are already known and are excluded; those of the
+                calls in the result are added.
         """
         exclude = exclude_llm_call_in_reward if within_reward is None else True
         dedup = dedup_llm_call if within_llm_call is None else True
@@ -164,20 +164,20 @@ class TraceTree(SpanNode):
         if within_reward:
             return []
         before = frozenset(existing_llm_call_response_ids or ())
-        found: list[tuple[Any, str]] = []
+        calls: list[tuple[Any, str]] = []
         for call in select_calls(self, rules, self.problems, by_time=self.is_repaired):
             reply = response_id(call.span)
             if reply in before or (reply is None and within_llm_call and call.record is None):
                 continue
             if reply is not None and existing_llm_call_response_ids is not None:
                 existing_llm_call_response_ids.add(reply)
-            found.append((call.node, call.agent_name))
-        return found
+            calls.append((call.node, call.agent_name))
+        return calls
 
     def match_rewards(
         self, reward_match: RewardMatchPolicy | str, llm_calls: Sequence[Self]
     ) -> dict[str, float | None]:
-        """Return the reward of each node of `llm_calls` by the node's id, as the policy `reward_match` finds it."""
+        """Return the reward of each node of `llm_calls` by the node's id, according to the policy `reward_match`."""
         calls = [SelectedCall(node, "", "") for node in llm_calls]
         earned = match_rewards(self, calls, RewardMatchPolicy(reward_match)).earned
         return {node.id: reward_value(earned[node.id]) if node.id in earned else None for node in llm_calls}
@@ -189,8 +189,8 @@ class TraceTree(SpanNode):
     def span_to_triplet(self, span: Span, agent_name: str) -> Triplet:
         """Return the triplet of one model call, without its reward. Override it to put more into a triplet.
 
-        `span` says all that is known of the call: a tracer's span with the attributes of the gateway's record. What
-        could not be read is added to `self.problems`. `agent_name` is whose call it was.
+        `span` holds all recorded attributes of the call: a tracer's span with those of the gateway's record. Unreadable
+        parts are added to `self.problems`. `agent_name` is the agent that made the call.
         """
         call = read_call(span, self.problems)
         content = read_content(span.attributes, span.events)
@@ -253,25 +253,25 @@ class TraceTree(SpanNode):
         reward_match: RewardMatchPolicy,
         has_tokens: Callable[[SelectedCall], bool] | None = None,
     ) -> list[tuple[SelectedCall, str | None]]:
-        """Return the calls to learn from, each with its reward and, where a trace has several, the id of its branch.
+        """Return the calls for training, each with its reward and, where a trace has several, the id of its branch.
 
-        They come in the order of arrival at the gateway if it saw them all, else in that of their start times. With
-        `has_tokens` those for which it is false are left out. What is left out is reported.
+        They are in the order of arrival at the gateway if it recorded them all, else in that of their start times.
+        Calls for which `has_tokens` is false are excluded. Excluded calls are reported.
         """
         calls = select_calls(self, rules, self.problems, by_time=self.is_repaired)
         by_arrival = all(call.record is not None for call in calls)
         calls.sort(key=attrgetter(*(("sequence_id", "start_time") if by_arrival else ("start_time", "sequence_id"))))
         several = len({call.branch for call in calls}) > 1
-        answered: list[SelectedCall] = []
+        result: list[SelectedCall] = []
         for call in calls:
             if has_failed(call.span):
                 self.problems.append(Problem("failed_call", call.node.id, "the call gave the agent no answer"))
             elif has_tokens is not None and not has_tokens(call):
                 self.problems.append(Problem("empty_call", call.node.id, "the call has no token ids"))
             else:
-                answered.append(call)
-        matches = match_rewards(self, answered, reward_match)
-        for call in answered:
+                result.append(call)
+        matches = match_rewards(self, result, reward_match)
+        for call in result:
             call.reward = matches.earned.get(call.node.id)
         for span in matches.lost:
             self.problems.append(Problem("lost_reward", span.span_id, f"reward {reward_value(span)} found no call"))
@@ -279,7 +279,7 @@ class TraceTree(SpanNode):
             if is_unusable_reward(node.span):
                 detail = "the reward is no finite number, or more than 1e15 in size"
                 self.problems.append(Problem("bad_reward", node.id, detail))
-        return [(call, call.branch if several else None) for call in answered]
+        return [(call, call.branch if several else None) for call in result]
 
 
 def _has_tokens(call: SelectedCall) -> bool:
@@ -287,19 +287,19 @@ def _has_tokens(call: SelectedCall) -> bool:
 
 
 def known_metadata(call: CallReading, span: Span) -> Fields:
-    """Return what is known of a call beyond the fields that every triplet has."""
-    known: Fields = {}
+    """Return the recorded fields of a call beyond those of every triplet."""
+    metadata: Fields = {}
     if (call_id := call.call_id or (span.span_id if call.response_id is None else None)) is not None:
-        known["call_id"] = call_id
+        metadata["call_id"] = call_id
     if call.finish_reason is not None:
-        known["finish_reason"] = call.finish_reason
+        metadata["finish_reason"] = call.finish_reason
     if call.weight_version is not None:
-        known["weight_version"] = call.weight_version
+        metadata["weight_version"] = call.weight_version
     if call.policy is not None:
-        known["policy"] = call.policy
+        metadata["policy"] = call.policy
     if call.call_id is not None and call.state != "ok":
-        known["state"] = call.state
-    return known
+        metadata["state"] = call.state
+    return metadata
 
 
 def put_reward(triplet: Triplet, span: Span | None) -> None:
@@ -312,7 +312,7 @@ def put_reward(triplet: Triplet, span: Span | None) -> None:
 
 
 def _around(id: str, name: str, children: Sequence[SpanNode]) -> Span:
-    """Return a span made up to stand above others. The root spans from the first root's start to the last one's end."""
+    """Return a virtual span above others. The root spans from the first root's start to the last one's end."""
     first = children[0].span
     if id == VIRTUAL_ROOT:
         start, end = first.start_time, children[-1].end_time

@@ -1,1 +1,1 @@
-"""Who may call the gateway, and how much: keys, addresses, budgets and bounds."""
+"""Access to the gateway: keys, addresses, budgets and bounds."""

@@ -1,4 +1,4 @@
-"""Which attempt a request belongs to and what it asks for, by its URL; and its client's span, by its header."""
+"""Reads a request's attempt and route from its URL, and its client's span from its header."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ ROUTES: dict[str, tuple[str, ...]] = {
     f"{RESPONSE}/cancel": ("POST",),
     MODELS: ("GET",),
 }
-"""What is served below an attempt's URL, with or without `v1/` before it, and by which methods."""
+"""Routes below an attempt's URL, with or without `v1/` before them, and the methods of each."""
 
 _PLAIN = [route for route in ROUTES if not route.startswith(RESPONSE)]
-"""The routes that hold no name; in the others `<id>` stands for one."""
+"""Routes without a name in them; in the others `<id>` stands for a name."""
 _LONGEST_ROUTE = max(route.count("/") for route in ROUTES) + 1
-"""Segments."""
+"""Number of segments."""
 _PREFIXES = ("v1", "openai", "anthropic")
-"""What may stand before a route."""
+"""Segments that a URL may have before a route."""
 _GEMINI = re.compile(
     r"(?:.*/)?models/.+:(?:generateContent|streamGenerateContent|countTokens|embedContent|batchEmbedContents)"
 )
@@ -50,18 +50,18 @@ class CallAddress:
     attempt_id: str
     route: str
     role: str | None = None
-    """Which agent of the attempt makes the call, where the URL names one."""
+    """The agent of the attempt that makes the call, if the URL names one."""
     named: str | None = None
-    """The model or the response that is asked about."""
+    """The model or the response that the request is about."""
     model: str | None = None
-    """The one that is to answer, where the URL names it as Azure's do."""
+    """The model to call, if the URL names it as Azure's do."""
 
 
 def parse_address(raw_path: bytes, method: str) -> CallAddress:
     """Read `[/role/<role>]/rollout/R/attempt/A[/v1]/<route>`, where `models` and `responses` may have a name after it.
 
-    Each segment is percent-decoded by itself. Slashes too many are passed over, and so is what clients put before a
-    route because they take the gateway for a vendor's own address: `v1` any number of times, `openai`, `anthropic`, and
+    Each segment is percent-decoded by itself. Extra slashes are ignored, and so is what clients put before a
+    route because they take the gateway for a vendor's own server: `v1` any number of times, `openai`, `anthropic`, and
     Azure's `openai/deployments/<model>`.
 
     Raises:
@@ -83,20 +83,20 @@ def parse_address(raw_path: bytes, method: str) -> CallAddress:
         raise CallFailed(404, text, code="unsupported_api")
     rest = list(dropwhile(_PREFIXES.__contains__, segments[4:]))
     model, rest = _deployment(rest) if rest[:1] == ["deployments"] else (None, rest)
-    route, named = _route("/".join(rest))
+    route, resource = _route("/".join(rest))
     if route not in ROUTES:
-        served = ", ".join(f"{verb} {known}" for known, verbs in ROUTES.items() for verb in verbs)
+        served = ", ".join(f"{verb} {pattern}" for pattern, verbs in ROUTES.items() for verb in verbs)
         raise CallFailed(
             404, f"The gateway does not serve {route[:200]!r} for an attempt; it serves {served}", code="unknown_url"
         )
     if method not in ROUTES[route]:
-        wanted = " or ".join(ROUTES[route])
-        raise CallFailed(405, f"{route} is served by {wanted}, not by {method}", code="method_not_allowed")
-    return CallAddress(rollout_id, attempt_id, route, role, named, model)
+        methods = " or ".join(ROUTES[route])
+        raise CallFailed(405, f"{route} is served by {methods}, not by {method}", code="method_not_allowed")
+    return CallAddress(rollout_id, attempt_id, route, role, resource, model)
 
 
 def _deployment(rest: list[str]) -> tuple[str | None, list[str]]:
-    """Return the model in `deployments/<model>/<route>`, whose name may have slashes, and what is behind it."""
+    """Return the model in `deployments/<model>/<route>`, whose name may have slashes, and the rest of the path."""
     for place in range(max(2, len(rest) - _LONGEST_ROUTE), len(rest)):
         if "/".join(rest[place:]) in ROUTES:
             return "/".join(rest[1:place]), rest[place:]
@@ -115,7 +115,7 @@ def _route(path: str) -> tuple[str, str | None]:
 
 
 def dialect_of(raw_path: bytes) -> Dialect:
-    """Return the dialect of the route in a path; chat completions if there is none."""
+    """Return the dialect of the route in a path; chat completions for an unknown route."""
     path = re.sub("/+", "/", unquote_to_bytes(raw_path).decode("latin-1") + "/")
     fitting = (dialect for route, dialect in DIALECTS.items() if f"/{route}/" in path)
     return max(fitting, key=lambda dialect: len(dialect.route), default=CHAT)
@@ -123,8 +123,8 @@ def dialect_of(raw_path: bytes) -> Dialect:
 
 def client_span(scope: Scope) -> str | None:
     """Return the ids of trace and span in the header `traceparent` (W3C Trace Context); None without a valid one."""
-    sent = [value for name, value in scope["headers"] if name == b"traceparent"]
-    valid = _TRACEPARENT.fullmatch(sent[0].strip()) if len(sent) == 1 else None
+    headers = [value for name, value in scope["headers"] if name == b"traceparent"]
+    valid = _TRACEPARENT.fullmatch(headers[0].strip()) if len(headers) == 1 else None
     return None if valid is None else valid[1].decode()
 
 

@@ -1,4 +1,4 @@
-"""Whether a call of an attempt is admitted: the key, the attempt, room and budget."""
+"""Admission of a call of an attempt: the key, the attempt, room and budget."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from agentlightning.utils.http.auth import Scope, same_token
 
 _KEY_HEADERS = (b"x-api-key", b"api-key")
 LOOKUP_SECONDS: Final = 1.0
-"""How long the store's answer is cached; an ended attempt is refused at the latest after this."""
+"""Seconds for which the store's answer is cached; the longest time until an ended attempt is refused."""
 _ATTEMPTS: Final = 4096
-"""Attempts whose answer is cached."""
+"""Number of attempts whose answer is cached."""
 _ROLLOUTS: Final = 100_000
-"""Rollouts whose use is counted; the one without a call for longest is forgotten."""
+"""Number of rollouts whose use is counted; the one without a call for longest is forgotten."""
 _ENDED_ATTEMPT = ("failed", "succeeded", "timeout")
 _ENDED_ROLLOUT = ("failed", "succeeded", "cancelled")
 
@@ -36,7 +36,7 @@ _ENDED_ROLLOUT = ("failed", "succeeded", "cancelled")
 def check_key(scope: Scope, address: CallAddress, token: str | None) -> None:
     """Admit the attempt's own key and the server's token; without a server's token any placeholder, or no key, too.
 
-    A client may send several, such as a placeholder of its own beside the key that it was given: one right key passes.
+    A client may send several, such as a placeholder of its own in addition to its own key: one valid key is enough.
 
     Raises:
         CallFailed: 401 without a usable key, 403 with the key of another attempt or a forged one.
@@ -72,19 +72,19 @@ def _presented(scope: Scope) -> Iterator[str]:
 
 
 class AttemptBook:
-    """Caches for a second whether the store says that an attempt goes on. Owned by the serving loop."""
+    """Caches for a second whether the store reports an attempt as active. Owned by the serving loop."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, str], tuple[float, str | None]] = {}
         self._store: LightningStore | None = None
 
     def lets_pass(self, store: LightningStore, rollout_id: str, attempt_id: str) -> bool:
-        """True if the store said a moment ago that the attempt goes on; else `check` asks it, or knows the reason."""
-        seen = self._seen.get((rollout_id, attempt_id)) if store is self._store else None
-        return seen is not None and seen[1] is None and seen[0] > time.monotonic()
+        """True if the store recently reported the attempt as active; else `check` asks it, or has the reason."""
+        entry = self._seen.get((rollout_id, attempt_id)) if store is self._store else None
+        return entry is not None and entry[1] is None and entry[0] > time.monotonic()
 
     async def check(self, store: LightningStore, rollout_id: str, attempt_id: str) -> None:
-        """Let the attempt pass or raise.
+        """Check that the attempt is active.
 
         Raises:
             CallFailed: 404 for an unknown rollout or attempt, 403 with the reason for one that is over.
@@ -117,7 +117,7 @@ class AttemptBook:
 
 
 def _why_over(rollout: Rollout, attempt: Attempt) -> str | None:
-    """Return why the attempt is over; None if it goes on."""
+    """Return the reason why the attempt is over; None if it is active."""
     if attempt.status in _ENDED_ATTEMPT:
         return f"it has ended ({attempt.status})"
     if rollout.status in _ENDED_ROLLOUT:
@@ -126,10 +126,10 @@ def _why_over(rollout: Rollout, attempt: Attempt) -> str | None:
 
 
 class Slots:
-    """Counts the calls in hand, in all and per attempt; those beyond the limits wait. Owned by the serving loop.
+    """Counts pending calls, in total and per attempt; calls beyond the limits wait. Owned by the serving loop.
 
-    Attempts share fairly: a free place goes to the waiting attempt with the fewest calls in hand, in turn where several
-    have as few, and where too many calls wait, the attempt with the most gives up the newest of them for another's.
+    Attempts share fairly: a free place goes to the waiting attempt with the fewest pending calls, in turn where several
+    have as few. Where too many calls wait, the attempt with the most loses its newest waiting call to another one's.
     """
 
     def __init__(self, calls: int, calls_per_attempt: int, waiting_calls: int, seconds: float) -> None:
@@ -141,18 +141,18 @@ class Slots:
 
     @property
     def taken(self) -> int:
-        """Calls in hand and calls that wait."""
+        """Number of pending and waiting calls."""
         return self._by_attempt.total() + sum(map(len, self._waiting.values()))
 
     def taken_outside(self, rollouts: Collection[str]) -> int:
-        """Return how many of them are of no rollout among `rollouts`; may be called from any thread."""
+        """Return the number of these calls of rollouts outside `rollouts`; may be called from any thread."""
         waiting = ((attempt, len(rooms)) for attempt, rooms in list(self._waiting.items()))
         counts = [*list(self._by_attempt.items()), *waiting]
         return sum(count for (rollout_id, _), count in counts if rollout_id not in rollouts)
 
     @asynccontextmanager
     async def take(self, rollout_id: str, attempt_id: str) -> AsyncGenerator[bool]:
-        """Wait for a slot and hold it while the block runs; yields whether the call had to wait.
+        """Wait for a slot and hold it while the block runs; yield whether the call had to wait.
 
         Raises:
             CallFailed: 429, too many calls wait already, or there was no room in time.
@@ -177,7 +177,7 @@ class Slots:
                 await room
         except BaseException as error:
             self._forget(attempt, room)
-            if room.done() and not room.cancelled() and room.exception() is None:  # given before the wait ended
+            if room.done() and not room.cancelled() and room.exception() is None:  # granted before the wait ended
                 self._release(attempt)
             if not isinstance(error, TimeoutError):
                 raise
@@ -185,7 +185,7 @@ class Slots:
             raise CallFailed(429, text, code="too_many_calls", retry_after=1.0) from None
 
     def _make_room_to_wait(self, attempt: tuple[str, str]) -> None:
-        """Let another call of an attempt wait.
+        """Make room for one more waiting call of an attempt.
 
         Raises:
             CallFailed: 429, too many calls wait, and no other attempt has more of them than this one would have.
@@ -227,24 +227,24 @@ class Slots:
             room = rooms.popleft()
             if rooms:
                 self._waiting[next_one] = rooms
-            if not room.done():  # else its client has left
+            if not room.done():  # else its client has disconnected
                 self._by_attempt[next_one] += 1
                 room.set_result(None)
 
 
 @dataclass(slots=True)
 class Used:
-    """What a rollout has used, all attempts together."""
+    """Tokens and cost that a rollout has used, all attempts together."""
 
     tokens: int = 0
     cost: float = 0.0
-    """In the currency of the prices that the models were given."""
+    """Cost in the currency of the models' configured prices."""
 
 
 class Budgets:
-    """Counts what rollouts use. Owned by the serving loop; gone with the gateway's process.
+    """Counts what rollouts use. Owned by the serving loop; lost when the gateway's process ends.
 
-    A call that begins within the budget is made, so calls at the same time may go beyond it together.
+    A call that begins within the budget is made, so concurrent calls may exceed it together.
     """
 
     def __init__(self, tokens: int | None, cost: float | None) -> None:
@@ -252,31 +252,31 @@ class Budgets:
         self._used: OrderedDict[str, Used] = OrderedDict()
 
     def check(self, rollout_id: str) -> None:
-        """Let the rollout make another call or raise.
+        """Check that the rollout may make another call.
 
         Raises:
-            CallFailed: 429, its budget is used up; says how much it used and what the bound is.
+            CallFailed: 429, its budget is used up; has the used amount and the bound.
         """
         used = self._used.get(rollout_id)
         if used is None:
             return
-        for what, spent, bound in (("tokens", used.tokens, self._tokens), ("cost", used.cost, self._cost)):
-            if bound is not None and spent >= bound:
+        for unit, amount, bound in (("tokens", used.tokens, self._tokens), ("cost", used.cost, self._cost)):
+            if bound is not None and amount >= bound:
                 text = (
-                    f"The budget of rollout {rollout_id} is used up: {spent:g} of {bound:g} ({what}). No further call "
-                    f"of it is made ({BUDGET_EXHAUSTED}); GatewayLimits.{what}_per_rollout is the bound"
+                    f"The budget of rollout {rollout_id} is used up: {amount:g} of {bound:g} ({unit}). No further call "
+                    f"of it is made ({BUDGET_EXHAUSTED}); GatewayLimits.{unit}_per_rollout is the bound"
                 )
                 raise CallFailed(429, text, code=BUDGET_EXHAUSTED)
 
     def add(self, call: GatewayCall, endpoint: ModelEndpoint | None) -> None:
-        """Count what a call has used: by its token ids, else by what the model server says."""
+        """Count what a call has used: by its token ids, else by the model server's report."""
         if self._tokens is None and self._cost is None:
             return
         counts = fields_of((call.reply or {}).get("usage"))
         if call.tokens is not None and call.tokens.prompt_token_ids:
             choices = [tokens for tokens in (call.tokens, *call.further_tokens) if tokens is not None]
             prompt = len(call.tokens.prompt_token_ids)
-            if (several := len(call.prompts)) > 1:  # each choice has the ids of its own, if the server gives them
+            if (several := len(call.prompts)) > 1:  # each choice has its own ids, if the server returns them
                 of_each = max(1, (1 + len(call.further_tokens)) // several)
                 ids = sum(len(tokens.prompt_token_ids) for tokens in choices) // of_each
                 prompt = max(prompt, ids, count_of(counts.get("prompt_tokens")))

@@ -18,18 +18,18 @@ from agentlightning.utils.http.auth import Message, Receive, Scope
 from agentlightning.utils.http.byte_budget import ClientLeftError, Hold, read_body
 
 _STEP_BYTES = 512 * 1024
-"""So much is unpacked before other calls get a turn."""
+"""Number of bytes unpacked before other calls get a turn."""
 _WINDOW_BITS = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
-"""The content encodings that are unpacked; what zlib calls them."""
+"""Supported content encodings, and zlib's window bits for each."""
 REST_SECONDS = 5.0
-"""Time that the rest of a body has to arrive for its digest, when there is no room to keep it."""
+"""Seconds for the rest of a body to arrive for its digest, when there is no room to keep it."""
 _DIGEST_KEY = os.urandom(32)
 
 
 class DigestedBody:
     """Receives a body and computes its digest, by which a client's retry with the same bytes is recognised.
 
-    The digest has a key of this process, so that nobody can find the words by it.
+    The digest is keyed with a secret of this process, so that it cannot be used to guess the text.
     """
 
     def __init__(self, receive: Receive) -> None:
@@ -81,7 +81,7 @@ async def _unpacked(raw: bytes, encoding: str, hold: Hold, limit: int) -> bytes:
         raise CallFailed(415, text, code="unsupported_encoding")
     bits, body = _WINDOW_BITS[encoding], bytearray()
     if encoding == "deflate" and not (len(raw) >= 2 and raw[0] & 0x0F == 8 and int.from_bytes(raw[:2]) % 31 == 0):
-        bits = -bits  # without the head that the standard asks for and not every client sends
+        bits = -bits  # without the header that the standard requires and some clients omit
     unpacker = zlib.decompressobj(bits)
     while not unpacker.eof:
         try:

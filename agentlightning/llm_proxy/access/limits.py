@@ -1,5 +1,5 @@
 """The bounds of the gateway: bytes, calls, seconds, and the shape of requests. Beyond them a call is refused, never
-queued without end. What is linear and long is done beside the serving loop (`off_loop`).
+queued without end. Long linear work runs on threads (`off_loop`).
 """
 
 from __future__ import annotations
@@ -16,48 +16,48 @@ from agentlightning.utils.http.byte_budget import ATTEMPT_BYTES
 
 
 class JsonBounds(NamedTuple):
-    """How much one JSON text may hold; counted in the text, before a value is made of it."""
+    """Bounds on the contents of one JSON text; counted in the text, before it is decoded."""
 
     values: int
     containers: int
-    """Objects and lists."""
+    """Number of objects and lists."""
     keys: int = 200_000
-    """Of all objects together."""
+    """Number of keys of all objects together."""
     texts: int = 500_000
-    """Keys and strings."""
+    """Number of keys and strings."""
 
     @property
     def surely(self) -> int:
-        """Bytes of a text that holds no more, whatever it is: each thing that is counted takes one at least."""
+        """Largest size in bytes of a text that is always within the bounds: each counted thing takes a byte or more."""
         return min(self.values, self.containers, self.keys, 2 * self.texts)
 
 
 REQUEST_JSON = JsonBounds(values=2_000_000, containers=200_000)
-"""Of an agent (400): more than a prompt of a million token ids, or a conversation of ten thousand turns. Only lists of
-numbers come near to the bound of values: a key or a text takes several times as long."""
+"""Bounds of an agent's request (400): more than a prompt of a million token ids or ten thousand turns. Only lists of
+numbers come near the bound of values: a key or a text takes several times as long."""
 REPLY_JSON = JsonBounds(values=4_000_000, containers=1_000_000, keys=2_000_000, texts=3_000_000)
-"""Of a model server (502): its log-probabilities take up to ten values, three containers and four keys a token, so
-that a reply of a third of a million tokens passes whatever it tells of each."""
+"""Bounds of a model server's reply (502): its log-probabilities take up to ten values, three containers and four keys
+a token, so that a reply of a third of a million tokens passes whatever it reports of each."""
 DEEPEST_JSON = 200
-"""Objects and lists in each other."""
+"""Depth of nested objects and lists."""
 LONGEST_NAME = 512
 """Characters of the name of a model, a role, a tool or a field of a request (400)."""
 MOST_ITEMS = 16_384
-"""Messages, items, prompts, tools or parts in one list of a request (400); token ids are bounded as values."""
+"""Number of messages, items, prompts, tools or parts in one list of a request (400); token ids count as values."""
 MOST_FIELDS = 2048
-"""Fields of a request itself (400); an object in it may have `MOST_ITEMS`."""
+"""Number of top-level fields of a request (400); an object in it may have `MOST_ITEMS`."""
 MOST_CHOICES = 1024
-"""Choices that a request may ask for (400)."""
+"""Number of choices that a request may ask for (400)."""
 LARGEST_COUNT = 2**53 - 1
-"""Of tokens or choices, as a server reports them; beyond it JSON's numbers are not exact."""
+"""Number of tokens or choices that a server may report; beyond it JSON's numbers are not exact."""
 MOST_FRAMES = 1_000_000
-"""Frames of one stream of a model server; it is broken off then."""
+"""Number of frames in one stream of a model server; a longer stream is cut off."""
 LONGEST_ERROR = 4000
 """Characters of an error's message, for agent and record; the rest is cut."""
 LONGEST_COMPARED = 128
-"""Characters of a name for which similar names are looked for; a longer one is unlike all."""
+"""Characters of a name for which similar names are looked up; a longer one has no similar names."""
 MOST_COMPARED = 200
-"""Names that it is compared with."""
+"""Number of names that it is compared with."""
 
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 200
@@ -65,35 +65,35 @@ _SHORT.maxlong = 60
 
 
 def shown(value: object) -> str:
-    """Return a value as an error shows it, however large it is."""
+    """Return a value as an error shows it, shortened where it is large."""
     return _SHORT.repr(value)
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that is most like a misspelt one; None if none is much like it."""
+    """Return the known name that is most similar to a misspelt one; None if none is similar enough."""
     if len(name) > LONGEST_COMPARED:
         return None
-    compared = [other for other in islice(known, MOST_COMPARED) if len(other) <= LONGEST_COMPARED]
-    return closest_name(name, compared)
+    names = [other for other in islice(known, MOST_COMPARED) if len(other) <= LONGEST_COMPARED]
+    return closest_name(name, names)
 
 
 def hint(name: str, known: Iterable[str], *, lists: bool = True) -> str:
     """Return what an error about an unknown name adds: the known name closest to it, else (`lists`) all known names."""
-    known = list(known)
-    if near := closest(name, known):
+    names = list(known)
+    if near := closest(name, names):
         return f"; did you mean {near!r}?"
-    return f"; known: {', '.join(known)}" if known and lists else ""
+    return f"; known: {', '.join(names)}" if names and lists else ""
 
 
 def count_of(value: object) -> int:
-    """Return a count out of foreign JSON; 0 if it is none."""
+    """Return a count from foreign JSON; 0 if the value is not a count."""
     return value if type(value) is int and 0 <= value <= LARGEST_COUNT else 0
 
 
 @explain_fields
 @dataclass(frozen=True, slots=True)
 class GatewayLimits:
-    """Every bound, with the answer that a call beyond it gets.
+    """All bounds, with the status of the answer to a call beyond each.
 
     Raises:
         ValueError: a bound is not positive; names it.
@@ -102,29 +102,29 @@ class GatewayLimits:
     body_bytes: int = 32 * 1024 * 1024
     """Largest request (413) and largest reply of a model server (502)."""
     bytes_per_attempt: int = ATTEMPT_BYTES
-    """Bytes of bodies that one attempt has in hand, from their arrival to the record of the call (429). All servers of
+    """Bytes of bodies that one attempt holds, from their arrival to the record of the call (429). All servers of
     a process together have `utils.byte_budget.PROCESS_BYTES`."""
     calls: int = 1024
-    """Calls in hand at one time; further ones wait for room."""
+    """Number of concurrent calls; further ones wait for room."""
     calls_per_attempt: int = 64
-    """Calls in hand for one attempt; further ones wait for room."""
+    """Number of concurrent calls of one attempt; further ones wait for room."""
     waiting_calls: int = 1024
-    """Calls that wait for room (429), and calls that wait while the weights change (503)."""
+    """Number of calls that wait for room (429), and of calls that wait while the weights change (503)."""
     remembered_responses: int = 1024
-    """Responses that are remembered for one attempt, to be continued by their id; older ones are forgotten (400)."""
+    """Number of responses of one attempt that can be continued by their id; older ones are forgotten (400)."""
     remembered_bytes_per_attempt: int = 64 * 1024 * 1024
-    """Bytes of them and of their items, for one attempt."""
+    """Bytes of remembered responses and their items, for one attempt."""
     remembered_bytes: int = 256 * 1024 * 1024
-    """The same of all attempts together; those of the attempt that was silent for longest are forgotten first."""
+    """Bytes of remembered responses of all attempts; the least recently active attempt's are forgotten first."""
     call_seconds: float = 600.0
-    """Time of one call from its arrival, waiting and retries included (504)."""
+    """Seconds of one call from its arrival, waiting and retries included (504)."""
     store_seconds: float | None = None
-    """Time that the store has for one question or one record (503); None is as long as it may be away, 60 seconds or
+    """Seconds for one request to the store (503). None is as long as the store may be unreachable: 60 seconds or
     the `store_unreachable_timeout` of the run's runner."""
     tokens_per_rollout: int | None = None
-    """Tokens of all calls of a rollout, prompts included (429 for the next call); None is no bound."""
+    """Number of tokens of all calls of a rollout, prompts included (429 for the next call); None is no bound."""
     cost_per_rollout: float | None = None
-    """The same in money, by the prices in `ModelConfig` (429 for the next call)."""
+    """Cost of all calls of a rollout, by the prices in `ModelConfig` (429 for the next call); None is no bound."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

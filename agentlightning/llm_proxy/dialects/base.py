@@ -25,40 +25,40 @@ from agentlightning.llm_proxy.replies import CallFailed, JsonReply, json_reply, 
 from agentlightning.llm_proxy.sse import data_of, frame_of
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
-"""Types of OpenAI's errors by their status, beside those of all other 4xx and 5xx."""
+"""Types of OpenAI's errors by their status, except those of all other 4xx and 5xx."""
 
 
 class Dialect(ABC):
     """One family of APIs."""
 
     route: str
-    """Below an attempt's URL, and below `api_base` of a server that speaks it."""
+    """Route below an attempt's URL, and below `api_base` of a server that speaks the dialect."""
     kind: str
-    """What the call is, for spans: `chat`, `completion`, `embedding`, ..."""
+    """Kind of the call, for spans: `chat`, `completion`, `embedding`, ..."""
     prompt_field: tuple[str, type | tuple[type, ...], str]
     """The field of a request that holds the prompt, its types, and how errors name them."""
     forwarded: tuple[str, ...] = ()
     """Headers of the agent that a server of the same dialect gets too."""
     reply_form = "JSON with a list of choices"
-    """A usable reply, for errors."""
+    """Description of a usable reply, for errors."""
     limit_names: tuple[str, ...] = ("max_tokens",)
     """Fields of a request that limit the tokens of its reply; the first is the one that the gateway sets."""
     generates = True
-    """A model says something, of which a server could give the tokens."""
+    """True if a model generates text, of which a server could return the tokens."""
 
     # --- requests and errors of agents ---------------------------------------------------------------------------
 
     def read_request(self, raw: bytes, model: str | None = None) -> Json:
-        """Return the request of an agent; `model` takes the place of the one that it names.
+        """Return the request of an agent; `model` replaces the one that it names.
 
         Raises:
-            CallFailed: 400 that names the field that is wrong.
+            CallFailed: 400 that names the wrong field.
         """
         return read_model_request(raw, *self.prompt_field, model)
 
     @abstractmethod
     def prompt_of(self, request: Json) -> list[object]:
-        """Return what a request says to the model, as messages with a role and a content, for the record."""
+        """Return the prompt of a request, as messages with a role and a content, for the record."""
 
     def wants_stream(self, request: Json) -> bool:
         """True if the agent asked for a stream."""
@@ -85,34 +85,34 @@ class Dialect(ABC):
     # --- requests to servers, and their replies ------------------------------------------------------------------
 
     def key_headers(self, api_key: str | None) -> dict[str, str]:
-        """Return the headers in which a server of this dialect expects its key, and those that it always wants."""
+        """Return the headers in which a server of this dialect expects its key, and those that it always requires."""
         return {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
-    def added(self, request: Json, wanted: Mapping[str, object]) -> Json:
-        """Return which of the fields that ask for tokens the gateway adds to this request."""
+    def added(self, request: Json, token_options: Mapping[str, object]) -> Json:
+        """Return the fields asking for tokens that the gateway adds to this request."""
         return {}
 
-    def upstream_request(self, request: Json, model: str, wanted: Mapping[str, object]) -> bytes:
+    def upstream_request(self, request: Json, model: str, token_options: Mapping[str, object]) -> bytes:
         """Return the body for the server: the agent's, with the server's model name and the fields added."""
-        return json_bytes({**request, "model": model, **self.added(request, wanted)})
+        return json_bytes({**request, "model": model, **self.added(request, token_options)})
 
     def read_reply(self, raw: bytes) -> Json | None:
-        """Return the server's reply; None if it is none of this dialect, here one with choices."""
+        """Return the server's reply; None if it is not one of this dialect, here one with choices."""
         reply = read_json(raw) or {}
         choices = entries_of(reply.get("choices"))
         return reply if choices and all(is_object(choice) for choice in choices) else None
 
     def tokens_of(self, reply: Json, request: Json) -> CallTokens | None:
-        """Return the tokens of the first choice; None if there are none that can be used."""
+        """Return the tokens of the first choice; None if there are no usable ones."""
         return None
 
     def further_tokens_of(self, reply: Json, request: Json) -> list[CallTokens | None]:
-        """Return the tokens of the choices behind the first one."""
+        """Return the tokens of the choices after the first one."""
         further = objects(reply.get("choices"))[1:] if self.generates else []
         return [self.tokens_of({**reply, "choices": [choice]}, request) for choice in further]
 
     def visible(self, reply: Json, request: Json) -> Json:
-        """Return a reply, or a chunk of one, as it would have been without what the agent did not ask for."""
+        """Return a reply, or a chunk of one, without the fields that the agent did not ask for."""
         return reply
 
     def record_of(self, reply: Json) -> Json:
@@ -124,24 +124,24 @@ class Dialect(ABC):
         raise AssertionError(f"{self.route} has no streams")
 
     def stream_of(self, reply: Json, request: Json) -> bytes:
-        """Return a whole reply as a stream, for a server that answered in one piece though a stream was asked for."""
+        """Return a whole reply as a stream, for a server that answered a stream request in one piece."""
         raise AssertionError(f"{self.route} has no streams")
 
 
 class StreamReader(ABC):
-    """Reads one stream of a server: what the agent is to see of each frame, and the whole reply at the end."""
+    """Reads one stream of a server: the part of each frame for the agent, and the whole reply at the end."""
 
     ended = False
-    """The server has said that the stream is at its end; what it sends afterwards is not read."""
+    """True once the server has ended the stream; what it sends afterwards is not read."""
 
     @property
     def complete(self) -> bool:
-        """True if nothing is missing when the connection ends here."""
+        """True if nothing is missing when the connection ends now."""
         return self.ended
 
     @abstractmethod
     def feed(self, frame: bytes) -> bytes:
-        """Take one frame and return what the agent sees of it; the very same bytes where nothing of ours is in it.
+        """Take one frame and return what the agent sees of it; the very same bytes where the gateway added nothing.
 
         The last frame of the stream, after which `ended` is true, is returned like the others.
 
@@ -151,11 +151,11 @@ class StreamReader(ABC):
 
     @abstractmethod
     def reply(self) -> Json | None:
-        """Return the reply as a call without a stream would have given it; None before the first piece of it."""
+        """Return the reply as a call without a stream would have returned it; None before its first piece."""
 
 
 class EventReader(StreamReader):
-    """Reads a stream of events with a `type`, in which nothing is ours: each passes as it is."""
+    """Reads a stream of events with a `type`, to which the gateway adds nothing: each passes unchanged."""
 
     errors: tuple[str, ...]
     """Types of the events that report an error of the server."""
@@ -180,11 +180,11 @@ class StreamWriter(ABC):
     """Turns the chunks of one chat stream into the events of a translated dialect."""
 
     reply: Json | None = None
-    """The whole reply in that dialect; known at the end."""
+    """The whole reply in that dialect; set at the end."""
 
     @abstractmethod
     def feed(self, chunk: Json) -> bytes:
-        """Return the events for one chunk; may be none."""
+        """Return the events for one chunk, possibly none."""
 
     @abstractmethod
     def end(self) -> bytes:
@@ -195,10 +195,10 @@ class TranslatedDialect(Dialect):
     """A dialect that servers of chat completions serve too."""
 
     def read_count(self, raw: bytes) -> Json:
-        """Return a request to count the tokens of a prompt: one that need not say what a reply may be.
+        """Return a request to count the tokens of a prompt, which may lack the fields of a reply.
 
         Raises:
-            CallFailed: 400 that names the field that is wrong.
+            CallFailed: 400 that names the wrong field.
         """
         return Dialect.read_request(self, raw)
 
@@ -219,27 +219,27 @@ class TranslatedDialect(Dialect):
         return self.prompt_to_chat(request)
 
     def count_to_chat(self, request: Json) -> Json:
-        """Return what the prompt is made of in chat completions; it may end with a message of the assistant.
+        """Return the prompt's fields in chat completions; it may end with a message of the assistant.
 
         Raises:
             CallFailed: as `prompt_to_chat`.
         """
         chat = self.prompt_to_chat(request)
-        shown = {name: chat[name] for name in ("messages", "tools", "chat_template_kwargs") if name in chat}
-        ended = bool(chat["messages"]) and chat["messages"][-1]["role"] == "assistant"
-        return {**shown, "add_generation_prompt": not ended}
+        fields = {name: chat[name] for name in ("messages", "tools", "chat_template_kwargs") if name in chat}
+        is_prefill = bool(chat["messages"]) and chat["messages"][-1]["role"] == "assistant"
+        return {**fields, "add_generation_prompt": not is_prefill}
 
     @abstractmethod
     def write_stream(self, request: Json) -> StreamWriter:
         """Return the writer for one stream that answers this request."""
 
 
-def chat_record(reply: Json, said: Json, calls: list[Json], reason: object, usage: Json) -> Json:
+def chat_record(reply: Json, fields: Json, calls: list[Json], reason: object, usage: Json) -> Json:
     """Return a reply of a translated dialect in the shape of a chat completion, for the record.
 
-    `said` are fields of the message, those without a text left out; `calls` have an `id`, a `name` and `arguments`.
+    `fields` are those of the message, those without a text excluded; `calls` have an `id`, a `name` and `arguments`.
     """
-    message: Json = {"role": "assistant", "content": None, **{name: text for name, text in said.items() if text}}
+    message: Json = {"role": "assistant", "content": None, **{name: text for name, text in fields.items() if text}}
     if calls:
         message["tool_calls"] = [{"id": call.pop("id"), "function": call} for call in calls]
     choice = {"index": 0, "message": message, "finish_reason": reason}
@@ -255,7 +255,7 @@ def event_of(data: bytes) -> Json:
     """Return the JSON object in a frame of a stream.
 
     Raises:
-        CallFailed: 502, it is none.
+        CallFailed: 502, it is not a JSON object.
     """
     fields = read_json(data)
     if fields is None:

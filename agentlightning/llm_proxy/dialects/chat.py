@@ -1,7 +1,7 @@
 """OpenAI's chat completions: the fields that ask for tokens, the tokens of a reply, and the reply without both.
 
 Never tokenises: token ids and log-probabilities are the model server's own, in the spelling of its engine
-(`token_fields`). In a stream vLLM gives the ids of the prompt in the first chunk, those of the completion in each.
+(`token_fields`). In a stream vLLM returns the ids of the prompt in the first chunk, those of the completion in each.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _IN_CHOICES = {
     "prompt_token_ids": "return_prompt_token_ids",
     "meta_info": "return_meta_info",
 }
-"""Fields that stand in a choice only because they were asked for, and by which field."""
+"""Fields that a choice has only because they were requested, and the request field of each."""
 _LAST = ("finish_reason", "stop_reason", "matched_stop")
-"""Why a choice ended, the last two in the spelling of vLLM and of SGLang."""
+"""Reasons why a choice ended, the last two in the spelling of vLLM and of SGLang."""
 
 
 class ChatCompletions(Dialect):
@@ -50,10 +50,10 @@ class ChatCompletions(Dialect):
         return request["messages"]
 
     @override
-    def added(self, request: Json, wanted: Mapping[str, object]) -> Json:
-        if request.get("logprobs"):  # how many of them is the agent's choice
-            wanted = {name: value for name, value in wanted.items() if name != "top_logprobs"}
-        return {name: value for name, value in wanted.items() if not request.get(name)}
+    def added(self, request: Json, token_options: Mapping[str, object]) -> Json:
+        if request.get("logprobs"):  # the number of them is the agent's choice
+            token_options = {name: value for name, value in token_options.items() if name != "top_logprobs"}
+        return {name: value for name, value in token_options.items() if not request.get(name)}
 
     @override
     def tokens_of(self, reply: Json, request: Json) -> CallTokens | None:
@@ -78,7 +78,7 @@ class ChatCompletions(Dialect):
 
 
 def _chunks_of(reply: Json, *, with_usage: bool) -> list[Json]:
-    """Return a reply as chunks: all of a choice is in one; then come the reason of its end, and the usage."""
+    """Return a reply as chunks: one with all of a choice, then one with its finish reason and one with the usage."""
     head = {name: reply[name] for name in ("id", "created", "model", "system_fingerprint") if name in reply}
     head["object"] = "chat.completion.chunk"
     chunks: list[Json] = []
@@ -110,14 +110,14 @@ def translated(reply: Json, dialect: TranslatedDialect, request: Json) -> tuple[
 
 
 class Choice:
-    """Collects the pieces of one choice of a stream, here one with a text."""
+    """Collects the pieces of one choice of a stream, here a choice with a text."""
 
     def __init__(self, index: int) -> None:
         self.fields: Json = {"index": index}
         self._text = Text()
 
     def collect(self, piece: Json) -> None:
-        """Take what one chunk says of the choice."""
+        """Add one chunk's piece of the choice."""
         if is_list(ids := piece.get("token_ids")):
             self.fields.setdefault("token_ids", []).extend(ids)
         for name, entries in object_in(piece, "logprobs").items():
@@ -130,17 +130,17 @@ class Choice:
             self._text.add(text)
 
     def whole(self) -> Json:
-        """Return the choice as a reply in one piece has it."""
+        """Return the choice as in a reply in one piece."""
         return {**self.fields, "text": str(self._text)}
 
 
 class ChunkReader(StreamReader):
-    """Reads the chunks of OpenAI's APIs up to `[DONE]`: pieces of `asked` choices; `whole` stands in the reply."""
+    """Reads the chunks of OpenAI's APIs up to `[DONE]`: pieces of `asked` choices; `whole` is the reply's `object`."""
 
     def __init__(
-        self, dialect: Dialect, request: Json, asked: int, choice: type[Choice] = Choice, whole: Json | None = None
+        self, dialect: Dialect, request: Json, count: int, choice: type[Choice] = Choice, whole: Json | None = None
     ) -> None:
-        self._dialect, self._request, self._asked = dialect, request, asked
+        self._dialect, self._request, self._asked = dialect, request, count
         self._choice, self._whole = choice, whole or {}
         self._reply: Json = {}
         self._choices: dict[int, Choice] = {}
@@ -169,8 +169,8 @@ class ChunkReader(StreamReader):
                 if index not in self._choices:
                     self._choices[index] = self._choice(index)
                 self._choices[index].collect(piece)
-        shown = self._dialect.visible(chunk, self._request)
-        return frame if shown == chunk else frame_of(json_bytes(shown))
+        visible = self._dialect.visible(chunk, self._request)
+        return frame if visible == chunk else frame_of(json_bytes(visible))
 
     @override
     def reply(self) -> Json | None:
@@ -187,7 +187,7 @@ class _ChatChoice(Choice):
         super().__init__(index)
         self.fields["finish_reason"] = None
         self._message: Json = {"role": "assistant", "content": None}
-        """Its texts are `Text` while they grow."""
+        """Its texts are `Text` objects while they grow."""
         self._calls: dict[int | str | None, Json] = {}
 
     @override
@@ -214,7 +214,7 @@ class _ChatChoice(Choice):
         call.update({field: part[field] for field in ("id", "type") if part.get(field)})
         texts = call["function"]
         for field, text in object_in(part, "function").items():
-            # the name is passed over where it is repeated, as some servers do in each piece
+            # the name is ignored where it is repeated, as some servers do in each piece
             if isinstance(text, str) and not (field == "name" and texts["name"].is_just(text)):
                 texts.setdefault(field, Text()).add(text)
 
@@ -230,18 +230,18 @@ class _ChatChoice(Choice):
 
 
 def choices_asked(request: Json) -> int:
-    """Return how many choices a request asks for, at least one."""
-    asked = request.get("n")
-    return max(1, asked) if isinstance(asked, int) else 1
+    """Return the number of requested choices, at least one."""
+    count = request.get("n")
+    return max(1, count) if isinstance(count, int) else 1
 
 
 def without(reply: Json, hidden: tuple[str, ...], in_choices: tuple[str, ...], *, keeps_logprobs: bool) -> Json:
     """Return a reply without the fields `hidden`, its choices without `in_choices` and with empty log-probabilities."""
     if not hidden and not in_choices and keeps_logprobs:
         return reply
-    shown = {name: value for name, value in reply.items() if name not in hidden}
+    visible = {name: value for name, value in reply.items() if name not in hidden}
     if is_list(choices := reply.get("choices")):
-        shown["choices"] = [
+        visible["choices"] = [
             {
                 name: value if keeps_logprobs or name != "logprobs" else None
                 for name, value in choice.items()
@@ -251,4 +251,4 @@ def without(reply: Json, hidden: tuple[str, ...], in_choices: tuple[str, ...], *
             else choice
             for choice in choices
         ]
-    return shown
+    return visible

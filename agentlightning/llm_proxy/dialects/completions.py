@@ -1,4 +1,4 @@
-"""OpenAI's text completions, with the tokens asked for and taken out again.
+"""OpenAI's text completions: tokens are requested, and removed from the reply.
 
 vLLM and SGLang: `prompt_token_ids` and `token_ids` in each choice; log-probabilities as parallel lists.
 """
@@ -36,11 +36,11 @@ class Completions(Dialect):
         return prompts(request["prompt"])
 
     @override
-    def added(self, request: Json, wanted: Mapping[str, object]) -> Json:
-        asked = {name for name in wanted if request.get(name)}
-        if request.get("logprobs") is not None:  # 0 is a wish too: the token's own, and no others
-            asked.add("logprobs")
-        return {name: value for name, value in wanted.items() if name not in asked}
+    def added(self, request: Json, token_options: Mapping[str, object]) -> Json:
+        names = {name for name in token_options if request.get(name)}
+        if request.get("logprobs") is not None:  # 0 also asks for log-probabilities: the token's own, and no others
+            names.add("logprobs")
+        return {name: value for name, value in token_options.items() if name not in names}
 
     @override
     def tokens_of(self, reply: Json, request: Json) -> CallTokens | None:
@@ -48,9 +48,9 @@ class Completions(Dialect):
         prompt = choice.get("prompt_token_ids")
         if not prompt and (choice.get("index") == 0 or len(prompts(request.get("prompt"))) == 1):
             prompt = reply.get("prompt_token_ids")
-        if prompt is None:  # the agent sent it as ids, and the engine counts as many
-            sent = token_ids(request.get("prompt"))
-            prompt = sent if sent and object_in(reply, "usage").get("prompt_tokens") == len(sent) else None
+        if prompt is None:  # the agent sent it as ids, and the engine counts the same number
+            ids = token_ids(request.get("prompt"))
+            prompt = ids if ids and object_in(reply, "usage").get("prompt_tokens") == len(ids) else None
         return tokens_in(choice, prompt)
 
     @override
@@ -76,8 +76,8 @@ class Completions(Dialect):
 
 def prompts(value: object) -> list[object]:
     """Return one user message per prompt; a prompt is a text or a list of token ids, and there may be several."""
-    listed = entries_of(value)
-    entries = [value] if all(isinstance(entry, int) for entry in listed) else listed
+    items = entries_of(value)
+    entries = [value] if all(isinstance(entry, int) for entry in items) else items
     return [
         {"role": "user", "content": entry if isinstance(entry, str) else json.dumps(entry, ensure_ascii=False)}
         for entry in entries

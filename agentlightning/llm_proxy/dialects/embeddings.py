@@ -1,4 +1,4 @@
-"""OpenAI's embeddings. Nothing is generated, so nothing is asked for and nothing is trained."""
+"""OpenAI's embeddings. Nothing is generated, so no tokens are requested and nothing is trained."""
 
 from __future__ import annotations
 

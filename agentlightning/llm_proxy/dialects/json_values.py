@@ -1,7 +1,7 @@
 """JSON of agents and model servers: read within bounds, written as both accept it, and its fields by their type.
 
-What a text holds is bounded before it is decoded: seven megabytes of `{}` are 700 MB of objects. The count is exact for
-JSON and is taken from slices of the text, so that a thread that counts lets others run.
+The contents of a text are bounded before it is decoded: seven megabytes of `{}` are 700 MB of objects. The count is
+exact for JSON and is taken from slices of the text, so that a thread that counts lets others run.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ _CONTAINERS = frozenset((dict, list))
 _NAMES = frozenset(("role", "name", "type"))
 """Fields of an entry of a list that are names."""
 _OF_IDS = ("prompt", "input")
-"""Fields that may be a list of token ids, which is as long as the prompt is."""
+"""Fields that may be a list of token ids, as long as the prompt."""
 _SLICE = 1 << 18
 _VALUE, _CONTAINER, _TEXT = 40, 100, 60
-"""Bytes of a value: of a number in a list, and what an object or list, or a text, takes more."""
+"""Bytes of a number in a list, and further bytes of an object or list, and of a text."""
 
 
 def read_model_request(
     raw: bytes, field: str, kind: type | tuple[type, ...], expected: str, model: str | None = None
 ) -> Json:
-    """Return a request that names a model and has its prompt in `field`; `model` takes the place of the one in it.
+    """Return a request that names a model and has its prompt in `field`; `model` replaces the one in it.
 
     Raises:
-        CallFailed: 400, it is no JSON object, or that names the field that is missing, too large or of another type.
+        CallFailed: 400, it is no JSON object, or a field is missing, too large or of another type; names the field.
     """
     try:
         request = _decoded(raw, REQUEST_JSON)
@@ -62,10 +62,10 @@ def read_model_request(
 
 
 def check_shape(request: Json) -> None:
-    """Let a request pass whose names and lists are within their bounds; before anything else is done with it.
+    """Check that a request's names and lists are within their bounds; before anything else is done with it.
 
     Raises:
-        CallFailed: 400 that names the field, how much it holds and how much it may.
+        CallFailed: 400 that names the field, its size and its bound.
     """
     if len(request) > MOST_FIELDS:
         raise _too_much("", "the request", f"{len(request)} fields", MOST_FIELDS)
@@ -77,14 +77,14 @@ def check_shape(request: Json) -> None:
         if len(value) > MOST_ITEMS:
             raise _too_much(name, shown(name), f"{len(value)} entries", MOST_ITEMS)
         for index, entry in enumerate(entries_of(value)):
-            for inner, held in fields_of(entry).items():
-                if held.__class__ is str:
-                    if inner in _NAMES and len(held) > LONGEST_NAME:
+            for inner, field_value in fields_of(entry).items():
+                if field_value.__class__ is str:
+                    if inner in _NAMES and len(field_value) > LONGEST_NAME:
                         where = f"{name}[{index}].{inner}"
-                        raise _too_much(where, shown(where), f"{len(held)} characters", LONGEST_NAME)
-                elif held.__class__ in _CONTAINERS and len(held) > MOST_ITEMS:
+                        raise _too_much(where, shown(where), f"{len(field_value)} characters", LONGEST_NAME)
+                elif field_value.__class__ in _CONTAINERS and len(field_value) > MOST_ITEMS:
                     where = f"{name}[{index}].{inner}"
-                    raise _too_much(where, shown(where), f"{len(held)} entries", MOST_ITEMS)
+                    raise _too_much(where, shown(where), f"{len(field_value)} entries", MOST_ITEMS)
     for name in ("model", "user"):
         if isinstance(value := request.get(name), str) and len(value) > LONGEST_NAME:
             raise _too_much(name, shown(name), f"{len(value)} characters", LONGEST_NAME)
@@ -97,7 +97,7 @@ def _too_much(param: str, what: str, holds: str, most: int) -> CallFailed:
 
 
 def check_field(request: Json, field: str, kind: type | tuple[type, ...], expected: str) -> None:
-    """Let a request pass that has a field of this type.
+    """Check that a request has a field of this type.
 
     Raises:
         CallFailed: 400, it is missing or of another type.
@@ -112,7 +112,7 @@ def wrong_type(field: str, expected: str) -> CallFailed:
 
 
 def read_json(raw: bytes | str) -> Json | None:
-    """Decode a JSON object of a model server; None if the bytes hold none."""
+    """Decode a JSON object of a model server; None if the bytes are not one."""
     try:
         value = _decoded(raw, REPLY_JSON)
     except (ValueError, RecursionError):
@@ -121,7 +121,7 @@ def read_json(raw: bytes | str) -> Json | None:
 
 
 def _decoded(raw: bytes | str, bounds: JsonBounds) -> Any:
-    """Decode JSON within bounds.
+    """Return decoded JSON within bounds.
 
     Raises:
         ValueError, RecursionError: it is no JSON; the message is the standard library's.
@@ -141,68 +141,68 @@ class TooMuchJsonError(ValueError):
 
 
 def check_size(raw: bytes, bounds: JsonBounds) -> None:
-    """Let a JSON text pass that holds no more than its bounds allow.
+    """Check that a JSON text holds no more than its bounds allow.
 
     Raises:
-        TooMuchJsonError: it holds more; says what and how many are allowed.
+        TooMuchJsonError: it holds more; names what, and the number allowed.
     """
     if len(raw) <= bounds.surely:
         return
-    opened = raw.count(b"{") + raw.count(b"[")
-    if (  # even with what stands in its strings the text is within the bounds, as most are
-        opened <= bounds.containers
-        and opened + raw.count(b",") <= bounds.values
+    containers = raw.count(b"{") + raw.count(b"[")
+    if (  # even with the contents of its strings the text is within the bounds, as most are
+        containers <= bounds.containers
+        and containers + raw.count(b",") <= bounds.values
         and raw.count(b":") <= bounds.keys
         and raw.count(b'"') <= 2 * bounds.texts
     ):
         return
-    counted = _Count()
-    for _ in counted.slices(raw):
-        for holds, bound, what in (
-            (counted.containers, bounds.containers, "objects and lists"),
-            (counted.keys, bounds.keys, "keys"),
-            (counted.values, bounds.values, "values"),
-            (counted.texts, bounds.texts, "keys and texts"),
+    counter = _Count()
+    for _ in counter.slices(raw):
+        for amount, bound, what in (
+            (counter.containers, bounds.containers, "objects and lists"),
+            (counter.keys, bounds.keys, "keys"),
+            (counter.values, bounds.values, "values"),
+            (counter.texts, bounds.texts, "keys and texts"),
         ):
-            if holds > bound:
+            if amount > bound:
                 raise TooMuchJsonError(f"it holds more than {bound} {what}")
 
 
 def expanded_bytes(raw: bytes) -> int:
-    """Return about how many bytes the value of a JSON text takes beside its texts' own letters."""
-    counted = _Count()
-    for _ in counted.slices(raw):
+    """Return about how many bytes the value of a JSON text takes beside the characters of its texts."""
+    counter = _Count()
+    for _ in counter.slices(raw):
         pass
-    return counted.values * _VALUE + counted.containers * _CONTAINER + counted.texts * _TEXT
+    return counter.values * _VALUE + counter.containers * _CONTAINER + counter.texts * _TEXT
 
 
 class _Count:
-    """Counts what stands outside of strings."""
+    """Counts values outside of strings."""
 
     def __init__(self) -> None:
         self.values = self.containers = self.keys = self.texts = 0
 
     def slices(self, raw: bytes) -> Iterator[None]:
-        """Count slice by slice; yields after each."""
+        """Count slice by slice; yield after each."""
         begin = quotes = 0
         while begin < len(raw):
             part = raw[begin : begin + _SLICE]
             backslashes = len(part) - len(part.rstrip(b"\\"))
-            part = raw[begin : begin + len(part) + backslashes % 2]  # none ends between a backslash and what it escapes
+            part = raw[begin : begin + len(part) + backslashes % 2]  # no slice ends within an escape
             begin += len(part)
             pieces = part.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
             outside = b" ".join(pieces[quotes % 2 :: 2])
             quotes += len(pieces) - 1
-            opened = outside.count(b"{") + outside.count(b"[")
-            self.containers += opened
-            self.values += opened + outside.count(b",")
+            containers = outside.count(b"{") + outside.count(b"[")
+            self.containers += containers
+            self.values += containers + outside.count(b",")
             self.keys += outside.count(b":")
             self.texts = quotes // 2
             yield
 
 
 def check_depth(value: object) -> None:
-    """Let a value pass whose containers do not lie deeper in each other than is allowed.
+    """Check that the containers of a value are not nested deeper than is allowed.
 
     Raises:
         TooMuchJsonError: they do.
@@ -217,7 +217,7 @@ def check_depth(value: object) -> None:
 
 
 def json_bytes(value: object) -> bytes:
-    """Return JSON as UTF-8. Half of a surrogate pair, which UTF-8 does not have, stays an escape; NaN becomes null."""
+    """Return JSON as UTF-8. A lone surrogate, which UTF-8 does not have, stays an escape; NaN becomes null."""
     try:
         return to_json(value, inf_nan_mode="null")  # several times as fast as the standard library
     except ValueError:
@@ -228,7 +228,7 @@ def json_bytes(value: object) -> bytes:
 
 
 def is_strict(raw: bytes) -> bool:
-    """True if JSON holds no NaN and no infinity but in texts."""
+    """True if JSON has no NaN and no infinity outside of texts."""
     if b"NaN" not in raw and b"Infinity" not in raw:
         return True
     try:
@@ -265,7 +265,7 @@ def objects(value: object) -> list[Json]:
 
 
 def object_in(fields: Json, name: str) -> Json:
-    """Return an object out of another one; an empty one if it is none."""
+    """Return an object from a field of another one; an empty one if it is none."""
     return fields_of(fields.get(name))
 
 

@@ -1,28 +1,28 @@
 """Anthropic's messages. Each field of a request is read, or refused by its name, where it becomes a chat completion.
 
-A server that speaks the dialect gets the request as it is, gives no tokens, and its reply is read for the record. In a
-translated reply of one piece, arguments of a tool call that are no JSON object arrive as `{"invalid_json": "..."}`,
-since the block can hold nothing else; in a stream they pass as the model writes them.
+A server that speaks the dialect gets the request unchanged, returns no tokens, and its reply is read for the record. In
+a translated reply of one piece, arguments of a tool call that are no JSON object become `{"invalid_json": "..."}`,
+since the block can hold nothing else; in a stream they pass unchanged.
 
-Sources: https://platform.claude.com/docs/en/api/messages, versions 2023-06-01 and 2026-10-21, and .../streaming. What
-is not one to one:
+Sources: https://platform.claude.com/docs/en/api/messages, versions 2023-06-01 and 2026-10-21, and .../streaming.
+Differences:
 
 - `temperature`, `top_p` and `top_k`, which the second version no longer has, are served in both.
-- Without effect, since it says nothing about the answer: `service_tier`, `speed`, `cache_control` wherever it stands,
+- Without effect, since it does not change the answer: `service_tier`, `speed`, `cache_control` in any place,
   `eager_input_streaming` of a tool, the `signature` of a thought, what the client library adds to a block that it has
-  parsed (`parsed_output`). A header `anthropic-beta` only unlocks fields, each of which is judged here by itself.
-- Ignored, and said so once in the log: what bounds or compacts a context, which comes whole here (`context_management`,
+  parsed (`parsed_output`). A header `anthropic-beta` only unlocks fields, each of which is handled here by itself.
+- Ignored, with one warning in the log: what bounds or compacts a context, always whole here (`context_management`,
   `compaction`), where and for whom a request is served (`inference_geo`, `workspace_id`, `user_profile_id`,
   `billing_policy`, `container` without skills), what follows a refusal (`fallbacks`, `fallback_credit_token`),
   `diagnostics`, `betas`, and `defer_loading` of a tool: all tools are shown at once, and a `tool_reference` is the
-  tool's name. `redacted_thinking` of another server cannot be read and is left out.
-- Tools that only Anthropic's server can run (`server_tools`) are not shown to the model, which is said once in the log.
-- A value that says what holds anyway (a caller that is `direct`, a tool that is `custom`) is let pass.
+  tool's name. `redacted_thinking` of another server cannot be read and is excluded.
+- Tools that only Anthropic's server can run (`server_tools`) are not shown to the model, with one warning in the log.
+- A value that asks for the default behaviour (a caller that is `direct`, a tool that is `custom`) is accepted.
 - A thinking budget is bounded by `max_tokens` alone, and `display` hides no thoughts.
 - An error flag of a tool's result becomes the word "Error:" before its text.
-- A tool's result may hold images, which not every model server takes in that place; it says so itself.
+- A tool's result may hold images, which not every model server accepts there; it returns its own error.
 - A `document` of text and a `search_result` become text, their title first; without citations (`enabled` is false).
-- A last message of the assistant (prefill) is gone on with by engines that can (vLLM, SGLang), else refused.
+- A last message of the assistant (prefill) is continued by engines that support it (vLLM, SGLang), else refused.
 - Turns of one role that follow each other become one, as Anthropic combines them.
 """
 
@@ -111,7 +111,7 @@ _FINISH_REASONS = {
 SAME = ("model", "max_tokens", "temperature", "top_p", "top_k", "stream")
 READ = ("messages", "system", "stop_sequences", "tools", "tool_choice", "thinking", "metadata", "output_config")
 THREAD_REFUSED = "thread_unsupported_request"
-"""The code with which clients go on by themselves, without a thread and with the whole conversation."""
+"""The error code on which clients continue without a thread, with the whole conversation."""
 WITHOUT_EFFECT = ("service_tier", "speed", "cache_control")
 HARMLESS: Harmless = {
     "context_management": ({"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}),
@@ -160,7 +160,7 @@ class Messages(TranslatedDialect):
 
     @override
     def to_chat(self, request: Json) -> Json:
-        """Return the request as a chat completion; a last message of the assistant is gone on with (vLLM, SGLang)."""
+        """Return the request as a chat completion; a last message of the assistant is continued (vLLM, SGLang)."""
         chat = _chat_request(request)
         if not chat["messages"] or chat["messages"][-1]["role"] != "assistant":
             return chat
@@ -179,17 +179,20 @@ class Messages(TranslatedDialect):
     @override
     def record_of(self, reply: Json) -> Json:
         blocks, usage = objects(reply.get("content")), object_in(reply, "usage")
-        said = {"content": _texts_of(blocks, "text"), "reasoning_content": _texts_of(blocks, "thinking")}
+        fields = {"content": _texts_of(blocks, "text"), "reasoning_content": _texts_of(blocks, "thinking")}
         calls: list[Json] = [
             {"id": block.get("id"), "name": block.get("name"), "arguments": block.get("input")}
             for block in blocks
             if block.get("type") == "tool_use"
         ]
-        read = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
-        prompt, completion = sum(count_of(usage.get(name)) for name in read), count_of(usage.get("output_tokens"))
+        count_names = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+        prompt, completion = (
+            sum(count_of(usage.get(name)) for name in count_names),
+            count_of(usage.get("output_tokens")),
+        )
         counts = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
         reason = reply.get("stop_reason")
-        return chat_record(reply, said, calls, _FINISH_REASONS.get(str(reason), reason), counts)
+        return chat_record(reply, fields, calls, _FINISH_REASONS.get(str(reason), reason), counts)
 
     @override
     def read_stream(self, request: Json) -> StreamReader:
@@ -197,8 +200,8 @@ class Messages(TranslatedDialect):
 
     @override
     def stream_of(self, reply: Json, request: Json) -> bytes:
-        begun: Json = {**reply, "content": [], "stop_reason": None, "stop_sequence": None}
-        events = [event("message_start", {"message": begun})]
+        start: Json = {**reply, "content": [], "stop_reason": None, "stop_sequence": None}
+        events = [event("message_start", {"message": start})]
         for index, block in enumerate(objects(reply.get("content"))):
             kind = block.get("type")
             empty: Json = block
@@ -221,7 +224,7 @@ class Messages(TranslatedDialect):
     @override
     def failure(self, failed: CallFailed) -> JsonReply:
         reply = super().failure(failed)
-        if failed.status == 501:  # the client library tries any 5xx again
+        if failed.status == 501:  # the client library retries any 5xx
             return json_reply(self.error_of(failed), 501, {**failed.headers, "x-should-retry": "false"})
         return reply
 
@@ -229,7 +232,7 @@ class Messages(TranslatedDialect):
     def error_of(self, failed: CallFailed) -> Json:
         kind = _ERRORS.get(failed.status) or ("api_error" if failed.status >= 500 else "invalid_request_error")
         words = read_json(failed.upstream_error) if failed.upstream_error else None
-        message = object_in(words or {}, "error").get("message")  # the server's own where it has one
+        message = object_in(words or {}, "error").get("message")  # the server's own, if it has one
         error: Json = {"type": kind, "message": message if isinstance(message, str) else failed.message}
         if failed.code == THREAD_REFUSED:
             error["details"] = {"error_code": failed.code}
@@ -248,7 +251,7 @@ class Messages(TranslatedDialect):
 
 
 def check_prefill(chat: Json, *, goes_on: bool) -> None:
-    """Let a chat pass that does not end with a message of the assistant, or whose engine goes on with it.
+    """Check that a chat does not end with a message of the assistant, or that its engine continues one.
 
     Raises:
         CallFailed: 400, the engine would answer that message.
@@ -312,10 +315,10 @@ def _text(block: Json, place: str) -> str:
     return text_in(block, "text", place)
 
 
-def _messages(listed: object) -> list[Json]:
+def _messages(value: object) -> list[Json]:
     """Return the messages of a chat: turns of the user or the assistant that follow each other are one turn."""
     messages: list[Json] = []
-    for role, turns in groupby(_turns(listed), key=lambda turn: turn[0]):
+    for role, turns in groupby(_turns(value), key=lambda turn: turn[0]):
         if role == "system":
             messages += [{"role": role, "content": _texts(content, f"{place}.content")} for _, content, place in turns]
         elif role == "assistant":
@@ -326,21 +329,21 @@ def _messages(listed: object) -> list[Json]:
         else:
             parts = list[Json]()
             for _, content, place in turns:
-                results, said = _user(content, f"{place}.content")
+                results, other_parts = _user(content, f"{place}.content")
                 if results and parts:
                     messages.append({"role": "user", "content": texts_joined(parts, "\n\n")})
                     parts = list[Json]()
                 messages += results
-                parts += said
+                parts += other_parts
             if parts:
                 messages.append({"role": "user", "content": texts_joined(parts, "\n\n")})
     return messages
 
 
-def _turns(listed: object) -> list[tuple[str, Any, str]]:
+def _turns(value: object) -> list[tuple[str, Any, str]]:
     """Return role, content and place of each message."""
     turns: list[tuple[str, Any, str]] = []
-    for message, place in as_objects(listed, "messages"):
+    for message, place in as_objects(value, "messages"):
         refuse_unknown(message, ("role", "content"), f"{place}.")
         role = message.get("role")
         if role not in ("user", "assistant", "system"):
@@ -371,7 +374,7 @@ def _add_to_turn(turn: AssistantTurn, content: object, where: str) -> None:
 
 
 def _user(content: object, where: str) -> tuple[list[Json], list[Json]]:
-    """Return the results of tools as messages of their own, and the parts of what else the user says."""
+    """Return the results of tools as messages of their own, and the parts of the user's other content."""
     if isinstance(content, str):
         return [], [{"type": "text", "text": content}]
     results: list[Json] = []
@@ -381,13 +384,13 @@ def _user(content: object, where: str) -> tuple[list[Json], list[Json]]:
             parts.append(_part(block, place))
             continue
         refuse_unknown(block, (*_BLOCK, "tool_use_id", "content", "is_error"), f"{place}.")
-        said = "" if block.get("content") is None else block["content"]
-        if not isinstance(said, str):
-            said = texts_joined([_result(part, at) for part, at in as_objects(said, f"{place}.content")], "\n\n")
+        result = "" if block.get("content") is None else block["content"]
+        if not isinstance(result, str):
+            result = texts_joined([_result(part, at) for part, at in as_objects(result, f"{place}.content")], "\n\n")
         if block.get("is_error"):
-            is_text = isinstance(said, str)
-            said = f"Error: {said}" if is_text else [{"type": "text", "text": "Error:"}, *said]
-        results.append({"role": "tool", "tool_call_id": text_in(block, "tool_use_id", place), "content": said})
+            is_text = isinstance(result, str)
+            result = f"Error: {result}" if is_text else [{"type": "text", "text": "Error:"}, *result]
+        results.append({"role": "tool", "tool_call_id": text_in(block, "tool_use_id", place), "content": result})
     return results, parts
 
 
@@ -419,30 +422,30 @@ def _part(block: Json, place: str) -> Json:
 
 
 def _document(block: Json, place: str) -> str:
-    """Return a document of text, or a result of a search, as text: what it is called, then what it says."""
+    """Return a document of text, or a result of a search, as text: its title, then its content."""
     harmless: Harmless = {"citations": ({}, {"enabled": False})}
     if block["type"] == "search_result":
         refuse_unknown(block, (*_BLOCK, "content", "source", "title"), f"{place}.", harmless)
-        said = _texts(block.get("content"), f"{place}.content")
-        return "\n\n".join([text_in(block, "title", place), text_in(block, "source", place), said])
+        text = _texts(block.get("content"), f"{place}.content")
+        return "\n\n".join([text_in(block, "title", place), text_in(block, "source", place), text])
     refuse_unknown(block, (*_BLOCK, "source", "title", "context"), f"{place}.", harmless)
-    named = [text_in(block, name, place) for name in some_of(block, ("title", "context"))]
+    titles = [text_in(block, name, place) for name in some_of(block, ("title", "context"))]
     where = f"{place}.source"
     source = as_object(block.get("source"), where)
     if source.get("type") == "text":
         refuse_unknown(source, ("type", "data"), f"{where}.", {"media_type": ("text/plain",)})
-        return "\n\n".join([*named, text_in(source, "data", where)])
+        return "\n\n".join([*titles, text_in(source, "data", where)])
     if source.get("type") == "content":
         refuse_unknown(source, ("type", "content"), f"{where}.")
-        return "\n\n".join([*named, _texts(source.get("content"), f"{where}.content")])
+        return "\n\n".join([*titles, _texts(source.get("content"), f"{where}.content")])
     why = f"a document from {shown(source.get('type'))} has no counterpart there; one of text or content has"
     raise untranslatable(f"{place}.type", why)
 
 
 def _tool_choice(choice: Json) -> Json:
     kind = choice.get("type")
-    named = ("name",) if kind == "tool" else ()
-    refuse_unknown(choice, ("type", "disable_parallel_tool_use", *named), "tool_choice.")
+    fields = ("name",) if kind == "tool" else ()
+    refuse_unknown(choice, ("type", "disable_parallel_tool_use", *fields), "tool_choice.")
     if kind == "tool":
         chat = named_function(text_in(choice, "name", "tool_choice"))
     elif isinstance(kind, str) and kind in _CHOICES:
@@ -453,7 +456,7 @@ def _tool_choice(choice: Json) -> Json:
 
 
 def _thinking(thinking: Json) -> Json:
-    """Return what chat templates call it: Qwen and most others in one way, DeepSeek and Granite in the other."""
+    """Return the chat template's settings for it: Qwen and most others have one, DeepSeek and Granite another."""
     refuse_unknown(thinking, ("type", "budget_tokens", "display"), "thinking.")
     if (thinks := _THINKS.get(str(thinking.get("type")))) is None:
         raise untranslatable("thinking.type", f"{shown(thinking.get('type'))} is none of {', '.join(_THINKS)}")
@@ -464,11 +467,11 @@ def _output(config: Json) -> Json:
     refuse_unknown(config, ("effort", "format"), "output_config.")
     chat: Json = {} if config.get("effort") is None else {"reasoning_effort": config["effort"]}
     if config.get("format") is not None:
-        wanted = as_object(config["format"], "output_config.format")
-        refuse_unknown(wanted, ("type", "schema"), "output_config.format.")
-        if wanted.get("type") != "json_schema":
-            raise untranslatable("output_config.format.type", f"{shown(wanted.get('type'))} is not 'json_schema'")
-        schema = {"name": "output", "strict": True, "schema": wanted.get("schema")}
+        text_format = as_object(config["format"], "output_config.format")
+        refuse_unknown(text_format, ("type", "schema"), "output_config.format.")
+        if text_format.get("type") != "json_schema":
+            raise untranslatable("output_config.format.type", f"{shown(text_format.get('type'))} is not 'json_schema'")
+        schema = {"name": "output", "strict": True, "schema": text_format.get("schema")}
         chat["response_format"] = {"type": "json_schema", "json_schema": schema}
     return chat
 
@@ -479,7 +482,7 @@ def _user_of(metadata: Json) -> Json:
 
 
 _OBJECTS = {"tool_choice": _tool_choice, "thinking": _thinking, "output_config": _output, "metadata": _user_of}
-"""Fields that are objects, and what each becomes in a chat completion."""
+"""Fields that are objects, and the function that translates each to a chat completion."""
 
 
 # --- replies ---------------------------------------------------------------------------------------------------------
@@ -490,7 +493,7 @@ def _texts_of(blocks: list[Json], kind: str) -> str:
 
 
 class _MessageStream(EventReader):
-    """One stream of events, put together as it passes."""
+    """One stream of events, assembled as it passes."""
 
     errors = ("error",)
 
@@ -498,7 +501,7 @@ class _MessageStream(EventReader):
         self._message: Json = {}
         self._blocks: dict[int, Json] = {}
         self._texts: dict[int, dict[str, Text]] = {}
-        """What the blocks are filled with, by the field that grows."""
+        """Contents of the blocks, by the field that grows."""
 
     @override
     def collect(self, fields: Json) -> None:
@@ -540,13 +543,13 @@ class _MessageEvents(PartWriter):
 
     kinds: Mapping[str, str] = {"thought": "thinking", "content": "text", "refusal": "text"}
     _key = secrets.token_bytes(32)
-    """Makes the `signature` of a thought, a code that nobody needs to read, since clients send the thought back too."""
+    """Key for the `signature` of a thought, a code that nobody verifies, since clients send the thought back too."""
 
     def __init__(self, request: Json) -> None:
         super().__init__(request)
         self._content: list[Json] = []
         self._text = Text()
-        """Of the open block."""
+        """Text of the open block."""
 
     @override
     def begin(self) -> bytes:
@@ -599,9 +602,9 @@ class _MessageEvents(PartWriter):
         return event("content_block_delta", {**self._index, "delta": {"type": kind, name: text}})
 
     def _stop_reason(self) -> tuple[str, str | None]:
-        """Return why it stopped and, if it was one of the caller's sequences, which (vLLM and SGLang tell it).
+        """Return the stop reason and, if it was one of the caller's sequences, that sequence (from vLLM and SGLang).
 
-        Some engines say `stop` of a message that calls tools or refuses.
+        Some engines report `stop` for a message that calls tools or refuses.
         """
         finish_reason = self.choice.get("finish_reason")
         sequence = self.choice.get("stop_reason") or self.choice.get("matched_stop")
@@ -613,7 +616,7 @@ class _MessageEvents(PartWriter):
         return _REASONS.get(str(finish_reason), "end_turn"), None
 
     def _message(self, content: list[Json], reason: str | None, sequence: str | None, usage: object) -> Json:
-        fields = fields_of(usage)  # 0 where the server says nothing
+        fields = fields_of(usage)  # 0 where the server reports none
         cached = count_of(object_in(fields, "prompt_tokens_details").get("cached_tokens"))
         return {
             "id": text_of(self.head["id"]),

@@ -30,7 +30,7 @@ class Text:
 
     def __init__(self, first: str = "") -> None:
         self._blocks = list[str]()
-        """Pieces joined once, since a word takes more room by itself."""
+        """Pieces joined once, since each string has an overhead."""
         self._pieces = [first]
         self._length = len(first)
 
@@ -42,7 +42,7 @@ class Text:
             self._pieces = []
 
     def is_just(self, text: str) -> bool:
-        """True if this is what has come so far; joins nothing for a text of another length."""
+        """True if the text is equal to what has arrived so far; joins nothing for a text of another length."""
         return len(text) == self._length and text == str(self)
 
     def __bool__(self) -> bool:
@@ -55,7 +55,7 @@ class Text:
 
 
 class GrowingObject(Text):
-    """A JSON text that grows, and whether it is a whole object yet; each piece is looked at once."""
+    """A JSON text that grows, and whether it is a whole object yet; each piece is read once."""
 
     __slots__ = ("_begun", "_depth", "_escaped", "_in_string", "_over", "_whole")
 
@@ -114,7 +114,7 @@ class MessageToolCall(NamedTuple):
 
 @dataclass(slots=True)
 class _Pending:
-    """One call of a stream."""
+    """One tool call of a stream."""
 
     id: str = ""
     name: Text = field(default_factory=Text)
@@ -126,10 +126,10 @@ class _Pending:
 
 @dataclass(slots=True)
 class ToolCallStream:
-    """Gives the pieces of a stream's tool calls in the order of the calls: all of one, then all of the next.
+    """Returns the pieces of a stream's tool calls in the order of the calls: all of one, then all of the next.
 
-    A chat stream may go back and forth between its calls. The pieces of the first call pass at once; those of the next
-    wait until the one before is a whole JSON object, or until the stream is at its end. A call without an id is named
+    A chat stream may alternate between its calls. The pieces of the first call pass at once; those of the next
+    wait until the one before is a whole JSON object, or until the stream ends. A call without an id is named
     after the reply.
     """
 
@@ -139,10 +139,10 @@ class ToolCallStream:
     _current: int = 0
 
     def feed(self, delta: Json) -> list[tuple[int, MessageToolCall]]:
-        """Return the pieces that can be passed on, each with the number of its call; may be none.
+        """Return the pieces that can be passed on, each with the number of its call, possibly none.
 
         Raises:
-            CallFailed: 502, the server went on with a call of which the end has been passed on.
+            CallFailed: 502, the server continued a call whose end has been passed on.
         """
         for piece in objects(delta.get("tool_calls")):
             index = piece.get("index")
@@ -154,32 +154,32 @@ class ToolCallStream:
             name = text_of(function.get("name"))
             if not call.name.is_just(name):  # some servers repeat it in each piece
                 call.name.add(name)
-            value = function.get("arguments")  # some engines give the object itself
+            value = function.get("arguments")  # some engines return the object itself
             arguments = json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else text_of(value)
             if number < self._current and arguments.strip():
                 text = f"The model server went back to the tool call {shown(str(call.name))} after it had ended it"
                 raise unusable(text)
             call.arguments.add(arguments)
             call.waiting.add(arguments)
-        passed = self._taken(self._current, False)
+        pieces = self._taken(self._current, False)
         while self._current + 1 < len(self._calls) and self._calls[self._current].arguments.whole:
             self._current += 1
-            passed += self._taken(self._current, False)
-        return passed
+            pieces += self._taken(self._current, False)
+        return pieces
 
     def end(self) -> list[tuple[int, MessageToolCall]]:
-        """Return what waits: the calls so far are at their end."""
-        passed = [piece for number in range(self._current, len(self._calls)) for piece in self._taken(number, True)]
+        """Return the waiting pieces: all calls have ended."""
+        pieces = [piece for number in range(self._current, len(self._calls)) for piece in self._taken(number, True)]
         self._current = len(self._calls)
-        return passed
+        return pieces
 
-    def _taken(self, number: int, ended: bool) -> list[tuple[int, MessageToolCall]]:
-        """Return what waits of one call; nothing before its name is there."""
+    def _taken(self, number: int, at_end: bool) -> list[tuple[int, MessageToolCall]]:
+        """Return the waiting pieces of one call; none before its name has arrived."""
         if number >= len(self._calls):
             return []
         call = self._calls[number]
-        known = bool((call.id and call.name) or call.waiting or ended)
-        if not known or (call.begun and not call.waiting):
+        is_ready = bool((call.id and call.name) or call.waiting or at_end)
+        if not is_ready or (call.begun and not call.waiting):
             return []
         call.id = call.id or f"call_{self.reply_id}_{number}"
         piece = MessageToolCall(call.id, str(call.name), str(call.waiting))
@@ -191,7 +191,7 @@ class ToolCallStream:
 
 
 def thought_in(message: Json) -> str:
-    """Return what the model thought, of a message or a piece of one; engines spell it in two ways."""
+    """Return the model's thought in a message or a piece of one; engines spell it in two ways."""
     return text_of(message.get("reasoning_content")) or text_of(message.get("reasoning"))
 
 
@@ -201,7 +201,7 @@ class PartWriter(StreamWriter):
     kinds: Mapping[str, str]
     """The kind of the part that holds the `thought`, the `content` and the `refusal`."""
     empty: str | None = None
-    """The kind of the part of a reply that says nothing."""
+    """The kind of the part of an empty reply."""
 
     def __init__(self, request: Json) -> None:
         self.request = request
@@ -209,15 +209,15 @@ class PartWriter(StreamWriter):
         """`id`, `created` and `model` of the reply."""
         self.usage: object = None
         self.choice: Json = {}
-        """The piece that says why the reply ended."""
+        """The piece with the finish reason of the reply."""
         self.part: str | None = None
         """The kind of the open part, `call` for a tool call."""
         self.said: set[str] = set()
-        """What the reply holds, of `thought`, `content`, `refusal` and `call`."""
+        """Contents of the reply, of `thought`, `content`, `refusal` and `call`."""
         self.call: MessageToolCall | None = None
         """The beginning of the open tool call."""
         self._number = 0
-        """Of the open tool call."""
+        """Number of the open tool call."""
         self._calls = ToolCallStream()
 
     @abstractmethod
@@ -255,10 +255,10 @@ class PartWriter(StreamWriter):
             delta = object_in(choice, "delta")
             texts = {"thought": thought_in(delta)}
             texts.update({name: text_of(delta.get(name)) for name in ("content", "refusal")})
-            for said, text in texts.items():
+            for kind, text in texts.items():
                 if text:
-                    self.said.add(said)
-                    events += [self._in_part(self.kinds[said]), self.fill(text)]
+                    self.said.add(kind)
+                    events += [self._in_part(self.kinds[kind]), self.fill(text)]
             events.append(self._pass_calls(self._calls.feed(delta)))
             if choice.get("finish_reason") is not None:
                 self.choice = choice
@@ -281,7 +281,7 @@ class PartWriter(StreamWriter):
         return b"".join(events)
 
     def _in_part(self, kind: str, number: int = 0, call: MessageToolCall | None = None) -> bytes:
-        """Go on with the open part if it is this one, else close it and open this one."""
+        """Continue the open part if it is this one, else close it and open this one."""
         if (self.part, self._number) == (kind, number):
             return b""
         waiting = b"" if call is not None else self._pass_calls(self._calls.end())

@@ -1,30 +1,30 @@
 """OpenAI's responses. Each field of a request is read, or refused by its name, where it becomes a chat completion.
 
-A server that speaks the dialect gets the request as it is, gives no tokens, and its reply is read for the record.
+A server that speaks the dialect gets the request unchanged, returns no tokens, and its reply is read for the record.
 
-Sources: https://platform.openai.com/docs/api-reference/responses and .../responses-streaming. What is not one to one:
+Sources: https://platform.openai.com/docs/api-reference/responses and .../responses-streaming. Differences:
 
-- What `previous_response_id` and an `item_reference` stand for is part of the input already (`responses_state`).
+- The contents of `previous_response_id` and `item_reference` are already part of the input (`responses_state`).
   A `conversation` and a stored `prompt` are refused: nothing outlives the attempt here.
-- Without effect, since it says nothing about the answer: `store`, `service_tier`, `metadata` (given back), what is said
-  of users and caches, `max_tool_calls` (of tools that OpenAI runs), `stream_options`, what `include`
+- Without effect, since it does not change the answer: `store`, `service_tier`, `metadata` (returned), what describes
+  users and caches, `max_tool_calls` (of tools that OpenAI runs), `stream_options`, what `include`
   adds to items that do not occur here, a summary of thoughts (they come whole), and of echoed items the `id`, `status`,
   `phase`, `annotations` and `logprobs` and what the client library has parsed of them (`parsed`, `parsed_arguments`).
-- Ignored, and said so once in the log: what shortens or compacts a context, which comes whole here (`truncation` that
+- Ignored, with one warning in the log: what shortens or compacts a context, always whole here (`truncation` that
   is `auto`, `context_management`, `image`), `access_programs`, `client_metadata`, and `defer_loading` of a tool: all
-  tools are shown at once. `encrypted_content` is read where this gateway made it and the thought is not beside it.
-- A value that says what holds anyway (`truncation` that is `disabled`, a caller that is `direct`) is let pass, and so
-  is a wish for parallel calls where there are no tools.
+  tools are shown at once. `encrypted_content` is read if this gateway made it and the item has no plain thought.
+- A value that asks for the default behaviour (`truncation` that is `disabled`, a caller that is `direct`) is accepted,
+  and so is a request for parallel calls where there are no tools.
 - `developer` messages become `system` messages, which every chat template knows.
-- Tools that only a vendor's server can run (`server_tools`) are not shown to the model, which is said once in the log.
-  The functions of a `namespace` are shown one by one, as `<namespace>__<name>`; a call of one comes back with both;
+- Tools that only a vendor's server can run (`server_tools`) are not shown to the model, with one warning in the log.
+  The functions of a `namespace` are shown one by one, as `<namespace>__<name>`; a call of one is returned with both;
   the `description` of a `namespace` is not shown.
-- A `custom` tool, to which free text is said, is a function with one string, `input`; its grammar stands in the
-  description of that and is not enforced. A call comes back as a `custom_tool_call`; in a stream its text comes in one
+- A `custom` tool, which takes free text, is a function with one string, `input`; its grammar is in the
+  description of that and is not enforced. A call is returned as a `custom_tool_call`; in a stream its text comes in one
   piece when the call is whole.
-- Tools of an `additional_tools` item are tools of the request; of several with one name the last one counts.
-- Of `allowed_tools` the model sees no others: most servers do not know that choice.
-- A tool's result may hold images, which not every model server takes in that place; it says so itself.
+- Tools of an `additional_tools` item are tools of the request; the last one with a name counts.
+- With `allowed_tools` the model sees no other tools: most servers do not support that choice.
+- A tool's result may hold images, which not every model server accepts there; it returns its own error.
 """
 
 from __future__ import annotations
@@ -145,17 +145,17 @@ class Responses(TranslatedDialect):
     @override
     def prompt_of(self, request: Json) -> list[object]:
         value, instructions = request["input"], request.get("instructions")
-        said: list[object] = [{"role": "system", "content": instructions}] if instructions else []
+        messages: list[object] = [{"role": "system", "content": instructions}] if instructions else []
         if isinstance(value, str):
-            return [*said, {"role": "user", "content": value}]
+            return [*messages, {"role": "user", "content": value}]
         for item in objects(value):
             kind = item.get("type") or "message"
             if kind == "message":
-                said.append({"role": item.get("role"), "content": item.get("content")})
+                messages.append({"role": item.get("role"), "content": item.get("content")})
             else:
                 role = "tool" if str(kind).endswith("_output") else "assistant"
-                said.append({"role": role, "content": json.dumps(item, ensure_ascii=False)})
-        return said
+                messages.append({"role": role, "content": json.dumps(item, ensure_ascii=False)})
+        return messages
 
     @override
     def prompt_to_chat(self, request: Json) -> Json:
@@ -173,18 +173,20 @@ class Responses(TranslatedDialect):
     @override
     def record_of(self, reply: Json) -> Json:
         items, usage = objects(reply.get("output")), object_in(reply, "usage")
-        said = {"content": _texts_of(items, "message", "text"), "refusal": _texts_of(items, "message", "refusal")}
-        said["reasoning_content"] = _texts_of(items, "reasoning", "text")
+        fields = {"content": _texts_of(items, "message", "text"), "refusal": _texts_of(items, "message", "refusal")}
+        fields["reasoning_content"] = _texts_of(items, "reasoning", "text")
         calls: list[Json] = [
             {"id": item.get("call_id"), "name": item.get("name"), "arguments": item.get("arguments", item.get("input"))}
             for item in items
             if item.get("type") in ("function_call", "custom_tool_call")
         ]
-        why = object_in(reply, "incomplete_details").get("reason")
-        reason = {cut: name for name, cut in _CUT.items()}.get(str(why), "tool_calls" if calls else "stop")
+        incomplete_reason = object_in(reply, "incomplete_details").get("reason")
+        reason = {cut: name for name, cut in _CUT.items()}.get(
+            str(incomplete_reason), "tool_calls" if calls else "stop"
+        )
         names = {"prompt_tokens": "input_tokens", "completion_tokens": "output_tokens", "total_tokens": "total_tokens"}
         return chat_record(
-            reply, said, calls, reason, {name: count_of(usage.get(their)) for name, their in names.items()}
+            reply, fields, calls, reason, {name: count_of(usage.get(their)) for name, their in names.items()}
         )
 
     @override
@@ -193,8 +195,8 @@ class Responses(TranslatedDialect):
 
     @override
     def stream_of(self, reply: Json, request: Json) -> bytes:
-        begun: Json = {"response": {**reply, "output": [], "status": "in_progress"}}
-        events = [("response.created", begun)]
+        start: Json = {"response": {**reply, "output": [], "status": "in_progress"}}
+        events = [("response.created", start)]
         for index, item in enumerate(objects(reply.get("output"))):
             place: Json = {"output_index": index, "item": item}
             events += [("response.output_item.added", place), ("response.output_item.done", place)]
@@ -208,19 +210,19 @@ class Responses(TranslatedDialect):
 
     @override
     def stream_failure(self, failed: CallFailed, sent: int) -> bytes:
-        own = read_json(failed.upstream_error) if failed.upstream_error else None
-        if own is not None and own.get("type") in _FAILED:
-            return event(own["type"], own)
+        server_error = read_json(failed.upstream_error) if failed.upstream_error else None
+        if server_error is not None and server_error.get("type") in _FAILED:
+            return event(server_error["type"], server_error)
         error = openai_error(failed)
-        said = {name: error[name] for name in ("code", "message", "param")}
-        return event("error", {"sequence_number": sent, **said, "error": error})
+        fields = {name: error[name] for name in ("code", "message", "param")}
+        return event("error", {"sequence_number": sent, **fields, "error": error})
 
 
 # --- requests: tools -------------------------------------------------------------------------------------------------
 
 
 class _AgentTool(NamedTuple):
-    """A tool as the agent knows it."""
+    """A tool as the agent names it."""
 
     name: str
     space: str | None = None
@@ -264,7 +266,7 @@ def _chat_request(request: Json) -> Json:
 
 
 def _functions(request: Json) -> list[Json]:
-    """Return the tools that the model is shown."""
+    """Return the tools shown to the model."""
     functions: list[Json] = []
     is_special: dict[str, bool] = {}
     for tool, place, space in _flat(_tools_of(request)):
@@ -273,8 +275,8 @@ def _functions(request: Json) -> list[Json]:
         if tool.get("type") not in ("function", "custom"):
             raise untranslatable(f"{place}.type", f"the tool {shown(tool.get('type'))} has no counterpart there")
         is_custom = tool["type"] == "custom"
-        known = _CUSTOM_TOOL if is_custom else _TOOL
-        refuse_unknown(tool, known, f"{place}.", _HARMLESS_TOOL, ("defer_loading",))
+        field_names = _CUSTOM_TOOL if is_custom else _TOOL
+        refuse_unknown(tool, field_names, f"{place}.", _HARMLESS_TOOL, ("defer_loading",))
         name = _flat_name(space, text_in(tool, "name", place))
         special = is_custom or space is not None
         if name in is_special and (special or is_special[name]):
@@ -287,12 +289,12 @@ def _functions(request: Json) -> list[Json]:
 
 
 def _flat_name(space: object, name: str) -> str:
-    """Return the name under which the model sees a function of a namespace; without one its own."""
+    """Return the model's name for a function of a namespace; without a namespace the function's own name."""
     return f"{space}{'' if space.endswith('__') else '__'}{name}" if isinstance(space, str) and space else name
 
 
 def _agent_tools(request: Json) -> dict[str, _AgentTool]:
-    """Return the tools that the model sees otherwise than the agent, by the names that the model sees."""
+    """Return the tools that the model sees under another name or form than the agent, by the model's names."""
     flat = _flat(_tools_of(request))
     tools = [_AgentTool(str(tool.get("name")), space, tool.get("type") == "custom") for tool, _, space in flat]
     return {_flat_name(tool.space, tool.name): tool for tool in tools if tool.space is not None or tool.is_custom}
@@ -301,10 +303,10 @@ def _agent_tools(request: Json) -> dict[str, _AgentTool]:
 def _tools_of(request: Json) -> list[tuple[Json, str]]:
     """Return the tools of the request, each with its place."""
     tools = as_objects(request.get("tools") or [], "tools")
-    added = [(item, f"input[{i}]") for i, item in enumerate(entries_of(request.get("input"))) if adds_tools(item)]
-    if not added:
+    items = [(item, f"input[{i}]") for i, item in enumerate(entries_of(request.get("input"))) if adds_tools(item)]
+    if not items:
         return tools
-    for item, place in added:
+    for item, place in items:
         refuse_unknown(item, ("type", "id", "role", "tools"), f"{place}.")
         tools += as_objects(item.get("tools"), f"{place}.tools")
     return list({(str(tool.get("type")), str(tool.get("name"))): (tool, place) for tool, place in tools}.values())
@@ -315,14 +317,14 @@ def _text_parameter(tool: Json, place: str) -> Json:
     text: Json = {"type": "string"}
     if tool.get("format") is not None:
         place = f"{place}.format"
-        wanted = as_object(tool["format"], place)
-        kind = wanted.get("type")
+        text_format = as_object(tool["format"], place)
+        kind = text_format.get("type")
         if kind not in ("grammar", "text"):
             raise untranslatable(f"{place}.type", f"{shown(kind)} is neither 'text' nor 'grammar'")
         names = ("syntax", "definition") if kind == "grammar" else ()
-        refuse_unknown(wanted, ("type", *names), f"{place}.")
+        refuse_unknown(text_format, ("type", *names), f"{place}.")
         if kind == "grammar":
-            syntax, definition = (text_in(wanted, name, place) for name in names)
+            syntax, definition = (text_in(text_format, name, place) for name in names)
             text["description"] = f"Text that follows this {syntax} grammar:\n{definition}"
     return {"type": "object", "properties": {"input": text}, "required": ["input"], "additionalProperties": False}
 
@@ -339,37 +341,37 @@ def _flat(tools: list[tuple[Json, str]]) -> Iterator[tuple[Json, str, str | None
 
 
 def _tool_choice(choice: object, tools: list[Json]) -> Json:
-    """Return the fields that say which tools may be called; `tools` are those of the chat."""
+    """Return the fields for the tools that may be called; `tools` are those of the chat."""
     if isinstance(choice, str):
         return {"tool_choice": choice}
-    named = as_object(choice, "tool_choice")
-    if named.get("type") == "allowed_tools":
-        refuse_unknown(named, ("type", "mode", "tools"), "tool_choice.")
-        if named.get("mode") not in ("auto", "required"):
+    fields = as_object(choice, "tool_choice")
+    if fields.get("type") == "allowed_tools":
+        refuse_unknown(fields, ("type", "mode", "tools"), "tool_choice.")
+        if fields.get("mode") not in ("auto", "required"):
             text = "'tool_choice.mode' must be 'auto' or 'required'"
             raise CallFailed(400, text, param="tool_choice.mode", code="invalid_value")
-        known = {tool["function"]["name"]: tool for tool in tools}
-        allowed = as_objects(named.get("tools"), "tool_choice.tools")
+        by_name = {tool["function"]["name"]: tool for tool in tools}
+        allowed = as_objects(fields.get("tools"), "tool_choice.tools")
         entries = [entry for entry, _ in allowed if not is_run_by_server(entry)]
         names = [_flat_name(entry.get("namespace"), str(entry.get("name"))) for entry in entries]
-        if not names or not all(name in known for name in names):
-            some = f"it must name some of the request's: {shown(list(known))}"
+        if not names or not all(name in by_name for name in names):
+            some = f"it must name some of the request's: {shown(list(by_name))}"
             text = f"'tool_choice' allows the tools {shown(names)}; {some}"
             raise CallFailed(400, text, param="tool_choice", code="invalid_value")
-        return {"tools": [known[name] for name in names], "tool_choice": named["mode"]}
-    if is_run_by_server(named):
-        raise no_such_choice(named["type"], [named["type"]])
-    if named.get("type") not in ("function", "custom"):
-        raise untranslatable("tool_choice.type", f"{shown(named.get('type'))} has no counterpart there")
-    refuse_unknown(named, ("type", "name", "namespace"), "tool_choice.")
-    return named_function(_flat_name(named.get("namespace"), text_in(named, "name", "tool_choice")))
+        return {"tools": [by_name[name] for name in names], "tool_choice": fields["mode"]}
+    if is_run_by_server(fields):
+        raise no_such_choice(fields["type"], [fields["type"]])
+    if fields.get("type") not in ("function", "custom"):
+        raise untranslatable("tool_choice.type", f"{shown(fields.get('type'))} has no counterpart there")
+    refuse_unknown(fields, ("type", "name", "namespace"), "tool_choice.")
+    return named_function(_flat_name(fields.get("namespace"), text_in(fields, "name", "tool_choice")))
 
 
 # --- requests: input, and the rest -----------------------------------------------------------------------------------
 
 
 def _messages(value: object) -> list[Json]:
-    """Return the input as chat messages: what the assistant thought, said and called in one turn is one message."""
+    """Return the input as chat messages: thoughts, text and calls of the assistant in one turn are one message."""
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
     messages: list[Json] = []
@@ -399,16 +401,16 @@ def _add_to_turn(turn: AssistantTurn, kind: str, item: Json, place: str) -> None
         turn.texts.append(_assistant_text(item, place))
     else:
         is_custom = kind == "custom_tool_call"
-        said = ("input",) if is_custom else ("arguments", "parsed_arguments")
-        refuse_unknown(item, (*_ECHO, "call_id", "name", "namespace", *said), f"{place}.", _DIRECT)
-        call_id, name, arguments = (text_in(item, field, place) for field in ("call_id", "name", said[0]))
+        text_fields = ("input",) if is_custom else ("arguments", "parsed_arguments")
+        refuse_unknown(item, (*_ECHO, "call_id", "name", "namespace", *text_fields), f"{place}.", _DIRECT)
+        call_id, name, arguments = (text_in(item, field, place) for field in ("call_id", "name", text_fields[0]))
         if is_custom:
             arguments = json.dumps({"input": arguments}, ensure_ascii=False)
         turn.call(call_id, _flat_name(item.get("namespace"), name), arguments)
 
 
 def _thought(item: Json, place: str) -> str:
-    """Return a thought: from its content, else from what the gateway sealed, else from the summary."""
+    """Return a thought: from its content, else from the sealed text, else from the summary."""
     content, summary = ("".join(str(p.get("text") or "") for p in objects(item.get(n))) for n in ("content", "summary"))
     if content or not item.get("encrypted_content"):
         return content or summary
@@ -448,12 +450,12 @@ def _text(part: Json, place: str) -> str:
 
 
 def _other(item: Json, kind: object, place: str) -> Json:
-    """Return a message that is none of the assistant's."""
+    """Return a message that is not from the assistant."""
     if kind in ("function_call_output", "custom_tool_call_output"):
         refuse_unknown(item, (*_ECHO, "call_id", "output", "name"), f"{place}.", _DIRECT)
         content = _content(item.get("output"), f"{place}.output")
-        named = {"name": item["name"]} if item.get("name") else {}
-        return {"role": "tool", "tool_call_id": text_in(item, "call_id", place), **named, "content": content}
+        name_field = {"name": item["name"]} if item.get("name") else {}
+        return {"role": "tool", "tool_call_id": text_in(item, "call_id", place), **name_field, "content": content}
     if kind != "message":
         raise untranslatable(f"{place}.type", f"an item of type {shown(kind)} has no counterpart there")
     refuse_unknown(item, (*_ECHO, "role", "content", "phase"), f"{place}.")
@@ -465,7 +467,7 @@ def _other(item: Json, kind: object, place: str) -> Json:
 
 
 def _content(value: object, place: str) -> str | list[Json]:
-    """Return parts of text as one text, others as they are."""
+    """Return parts of text as one text, other parts unchanged."""
     if isinstance(value, str):
         return value
     parts: list[Json] = []
@@ -487,14 +489,14 @@ def _content(value: object, place: str) -> str | list[Json]:
 def _text_config(text: Json) -> Json:
     refuse_unknown(text, ("format", "verbosity"), "text.")
     chat = some_of(text, ("verbosity",))
-    wanted = as_object(text.get("format") or {"type": "text"}, "text.format")
-    kind = wanted.get("type")
+    text_format = as_object(text.get("format") or {"type": "text"}, "text.format")
+    kind = text_format.get("type")
     schema_fields = ("name", "description", "schema", "strict") if kind == "json_schema" else ()
-    refuse_unknown(wanted, ("type", *schema_fields), "text.format.")
+    refuse_unknown(text_format, ("type", *schema_fields), "text.format.")
     if kind == "json_object":
         chat["response_format"] = {"type": "json_object"}
     elif kind == "json_schema":
-        chat["response_format"] = {"type": "json_schema", "json_schema": some_of(wanted, schema_fields)}
+        chat["response_format"] = {"type": "json_schema", "json_schema": some_of(text_format, schema_fields)}
     elif kind != "text":
         raise untranslatable("text.format.type", f"{shown(kind)} has no counterpart there")
     return chat
@@ -510,21 +512,21 @@ def _reasoning(reasoning: Json) -> Json:
 
 _KEY = secrets.token_bytes(32)
 _CODE = 32
-"""Bytes of the code, in front of the text."""
+"""Bytes of the code before the text."""
 
 
 def sealed(text: str) -> str:
-    """Return `encrypted_content`: the text itself, with a code that only this process makes.
+    """Return `encrypted_content`: the text itself, with a code that only this process can make.
 
-    A client that keeps nothing else gives back exactly what the model thought. It hides nothing: the thought stands in
-    the clear beside it.
+    A client that keeps nothing else returns the exact thought of the model. It hides nothing: the thought is in
+    clear text beside it.
     """
     raw = text.encode("utf-8", "surrogatepass")
     return base64.urlsafe_b64encode(hmac.digest(_KEY, raw, "sha256") + raw).decode()
 
 
 def _unsealed(value: str) -> str | None:
-    """Return the text of an opaque form; None if this process did not make it."""
+    """Return the text of a sealed thought; None if this process did not make it."""
     try:
         raw = base64.b64decode(value.encode("ascii"), b"-_", validate=True)
     except (binascii.Error, ValueError):
@@ -543,7 +545,7 @@ def _texts_of(items: list[Json], kind: str, name: str) -> str:
 
 
 class _ResponseStream(EventReader):
-    """One stream of events. The last one holds the whole response; until then its items are kept as they are done."""
+    """One stream of events. The last one holds the whole response; until then completed items are kept."""
 
     errors = _FAILED
 
@@ -568,7 +570,7 @@ class _ResponseStream(EventReader):
 
 
 class _ResponseEvents(PartWriter):
-    """Writes the events of one response, and the response itself. One item follows the other, each added and done."""
+    """Writes the events of one response, and the response itself. Items follow one another, each added and done."""
 
     kinds: Mapping[str, str] = {"thought": "reasoning", "content": "message", "refusal": "refusal"}
     empty = "message"
@@ -579,14 +581,14 @@ class _ResponseEvents(PartWriter):
         self._events = 0
         self._items: list[Json] = []
         self._text = Text()
-        """Of the open item."""
+        """Text of the open item."""
         self._tool: _AgentTool | None = None
-        """The tool that the open item calls."""
+        """Tool that the open item calls."""
 
     @override
     def begin(self) -> bytes:
-        begun = {"response": self._response("in_progress", None)}
-        return self._event("response.created", begun) + self._event("response.in_progress", begun)
+        fields = {"response": self._response("in_progress", None)}
+        return self._event("response.created", fields) + self._event("response.in_progress", fields)
 
     @override
     def open(self) -> bytes:
@@ -618,9 +620,9 @@ class _ResponseEvents(PartWriter):
             events = self._event(f"response.{_PARTS[str(self.part)]}.done", done)
             events += self._event("response.content_part.done", {**self._place, "part": self._part(text)})
         elif self._tool.is_custom:
-            place, said = {**self._index, **self._named}, item["input"]
-            events = self._event("response.custom_tool_call_input.delta", {**place, "delta": said})
-            events += self._event("response.custom_tool_call_input.done", {**place, "input": said})
+            place, input_text = {**self._index, **self._named}, item["input"]
+            events = self._event("response.custom_tool_call_input.delta", {**place, "delta": input_text})
+            events += self._event("response.custom_tool_call_input.done", {**place, "input": input_text})
         else:
             assert self.call is not None
             done = {**self._index, **self._named, "name": self.call.name, "arguments": text}
@@ -673,13 +675,13 @@ class _ResponseEvents(PartWriter):
             called: Json = {"call_id": self.call.id, "name": self._tool.name, **space}
             if not self._tool.is_custom:
                 return {**name, "type": "function_call", **called, "arguments": text, "status": status}
-            said = (read_json(text) or {}).get("input")  # arguments of another form pass as the model wrote them
-            said = said if isinstance(said, str) else text
-            return {**name, "type": "custom_tool_call", **called, "input": said, "status": status}
+            input_text = (read_json(text) or {}).get("input")  # arguments of another form pass unchanged
+            input_text = input_text if isinstance(input_text, str) else text
+            return {**name, "type": "custom_tool_call", **called, "input": input_text, "status": status}
         parts = [self._part(text)] if text or (self.part == "message" and status != "in_progress") else []
         if self.part == "reasoning":
-            kept = {"encrypted_content": sealed(text)} if text else {}
-            return {**name, "type": "reasoning", "summary": [], "content": parts, **kept, "status": status}
+            sealed_thought = {"encrypted_content": sealed(text)} if text else {}
+            return {**name, "type": "reasoning", "summary": [], "content": parts, **sealed_thought, "status": status}
         return {**name, "type": "message", "role": "assistant", "status": status, "content": parts}
 
     def _response(self, status: str, why: str | None) -> Json:
@@ -711,7 +713,7 @@ class _ResponseEvents(PartWriter):
 
 
 def _usage_of(usage: Any) -> Json | None:
-    """Return the tokens used; None where the server says nothing."""
+    """Return the tokens used; None where the server does not report them."""
     if not is_object(usage):
         return None
     prompt, completion = count_of(usage.get("prompt_tokens")), count_of(usage.get("completion_tokens"))

@@ -1,10 +1,10 @@
-"""Token ids and log-probabilities in a choice of a reply, in the spellings of the engines that give them.
+"""Token ids and log-probabilities in a choice of a reply, in the spellings of the engines that return them.
 
 - vLLM, and SGLang's completions: `token_ids` in the choice, the prompt's beside the choices or in each.
 - SGLang's chat: `token_ids`, else `meta_info.output_token_logprobs` with [log-probability, id, text] per token.
 - llama.cpp: `logprobs.content` with an `id` in each entry; nothing of the prompt.
 
-Log-probabilities stand in `logprobs`: a list of entries (`content`) or parallel lists (`token_logprobs`).
+Log-probabilities are in `logprobs`: a list of entries (`content`) or parallel lists (`token_logprobs`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from agentlightning.llm_proxy.dialects.json_values import Json, entries_of, is_l
 
 _LARGEST_ID = 2**31 - 1
 _ROUNDED = 1e-3
-"""How far above 0 rounding may take a log-probability."""
+"""Largest excess above 0 of a rounded log-probability."""
 IDS = ("prompt_token_ids", "token_ids")
 
 
@@ -26,22 +26,24 @@ class CallTokens:
     """The tokens of prompt and completion, by the model server's own ids."""
 
     prompt_token_ids: list[int]
-    """Empty where the server never gives them."""
+    """Empty where the server never returns them."""
     completion_token_ids: list[int]
     logprobs: list[float] | None
-    """(len(completion_token_ids),) natural logarithm; None if the server gave none that fit."""
+    """(len(completion_token_ids),) natural logarithm; None if the server returned none that fit."""
     contradicts: bool = False
-    """The server gave log-probabilities for another number of tokens: some of either are missing."""
+    """True if the server returned log-probabilities for another number of tokens: some of either are missing."""
 
 
 def tokens_in(choice: Json, prompt_ids: object) -> CallTokens | None:
     """Return the tokens of a call; None unless the prompt's and the completion's are there.
 
-    Where the engine never gives those of a prompt, the completion's are returned with an empty prompt.
+    Where the engine never returns those of a prompt, the completion's are returned with an empty prompt.
     """
     prompt, completion = token_ids(prompt_ids), token_ids(choice.get("token_ids"))
-    listed = object_in(choice, "meta_info").get("output_token_logprobs")
-    triples = listed if is_list(listed) and all(len(entries_of(triple)) >= 2 for triple in listed) else None
+    raw_triples = object_in(choice, "meta_info").get("output_token_logprobs")
+    triples = (
+        raw_triples if is_list(raw_triples) and all(len(entries_of(triple)) >= 2 for triple in raw_triples) else None
+    )
     if completion is None and triples is not None:
         completion = token_ids([triple[1] for triple in triples])
     if completion is not None:
@@ -62,9 +64,9 @@ def token_ids(value: object) -> list[int] | None:
 
 
 def _logprobs(choice: Json, triples: list[list[Any]] | None, length: int) -> tuple[list[float] | None, bool]:
-    """Return as many numbers and False; None if one is not finite or no logarithm of a probability.
+    """Return the log-probabilities and False; None if one is not finite or not the logarithm of a probability.
 
-    None and True if the server gave another number of them.
+    None and True if the server returned another number of them.
     """
     fields = object_in(choice, "logprobs")
     content, values = fields.get("content"), fields.get("token_logprobs")
@@ -80,7 +82,7 @@ def _logprobs(choice: Json, triples: list[list[Any]] | None, length: int) -> tup
         return None, False
     try:
         numbers = list(map(float, numbers))
-    except OverflowError:  # an integer beyond every float
+    except OverflowError:  # an integer too large for a float
         return None, False
     fit = all(map(math.isfinite, numbers)) and max(numbers, default=0.0) <= _ROUNDED
     return (numbers if fit else None), False

@@ -1,7 +1,7 @@
 """The parts that translations of requests into chat completions share: each field is read, or refused by its name.
 
 Tools that only a vendor's server can run, or that a vendor's models alone know, are not shown to a model of ours. A
-`tool_choice` of such a tool, or of any tool where none is left, is refused: no reply could hold the call. Tools that an
+`tool_choice` of such a tool, or of any tool where none remains, is refused: no reply could hold the call. Tools that an
 agent runs itself, though only a vendor's models know them (`bash_20250124`), are none of these.
 """
 
@@ -27,7 +27,7 @@ from agentlightning.llm_proxy.replies import CallFailed
 logger = logging.getLogger(__name__)
 
 Harmless = Mapping[str, tuple[object, ...]]
-"""Values of fields that ask for what holds anyway."""
+"""Values of fields that ask for the default behaviour."""
 _noted: set[str] = set()
 
 
@@ -41,7 +41,7 @@ def untranslatable(field: str, why: str) -> CallFailed:
 
 
 def note_ignored(field: str) -> None:
-    """Log once in this process that a field is let pass and does nothing; for names that stand in our lists."""
+    """Log once in this process that a field is accepted and has no effect; for names in our lists only."""
     kind = re.sub(r"\[\d+\]", "[]", field)
     if kind not in _noted:
         _noted.add(kind)
@@ -55,9 +55,9 @@ def refuse_unknown(
     harmless: Harmless | None = None,
     ignored: Iterable[str] = (),
 ) -> None:
-    """Refuse a request with a field that nobody here reads. `harmless` values of others say what holds anyway.
+    """Refuse a request with an unsupported field. `harmless` values of other fields ask for the default behaviour.
 
-    A field that is `ignored` is let pass: it may be left undone without a change of what the reply means.
+    A field that is `ignored` is accepted: skipping it does not change the meaning of the reply.
 
     Raises:
         CallFailed: 400 that names the field.
@@ -78,7 +78,7 @@ def as_object(value: object, place: str) -> Json:
     """Return an object.
 
     Raises:
-        CallFailed: 400, it is none.
+        CallFailed: 400, it is not an object.
     """
     if not is_object(value):
         raise wrong_type(place, "an object")
@@ -89,7 +89,7 @@ def as_objects(value: object, place: str) -> list[tuple[Json, str]]:
     """Return the objects of a list, each with its place.
 
     Raises:
-        CallFailed: 400, it is no list of objects.
+        CallFailed: 400, it is not a list of objects.
     """
     if not is_list(value):
         raise wrong_type(place, "a list")
@@ -101,7 +101,7 @@ def as_text(value: object, place: str) -> str:
     """Return a string.
 
     Raises:
-        CallFailed: 400, it is none.
+        CallFailed: 400, it is not a string.
     """
     if not isinstance(value, str):
         raise wrong_type(place, "a string")
@@ -109,16 +109,16 @@ def as_text(value: object, place: str) -> str:
 
 
 def text_in(fields: Json, name: str, place: str) -> str:
-    """Return the string in a field of an object that stands at `place`.
+    """Return the string in a field of the object at `place`.
 
     Raises:
-        CallFailed: 400, it is none.
+        CallFailed: 400, it is not a string.
     """
     return as_text(fields.get(name), f"{place}.{name}")
 
 
 def some_of(fields: Json, names: Iterable[str]) -> Json:
-    """Return the fields of these names that are there and not null."""
+    """Return the fields of these names that are present and not null."""
     return {name: fields[name] for name in names if fields.get(name) is not None}
 
 
@@ -127,7 +127,7 @@ def some_of(fields: Json, names: Iterable[str]) -> Json:
 
 @dataclass(slots=True)
 class AssistantTurn:
-    """One turn of the assistant: its thoughts, words and calls in one message of a chat."""
+    """One turn of the assistant: its thoughts, text and calls in one message of a chat."""
 
     thoughts: list[str] = field(default_factory=list[str])
     texts: list[str] = field(default_factory=list[str])
@@ -146,7 +146,7 @@ class AssistantTurn:
 
 
 def texts_joined(parts: list[Json], between: str) -> str | list[Json]:
-    """Return parts of text as one text, others as they are."""
+    """Return parts of text as one text, other parts unchanged."""
     return between.join(part["text"] for part in parts) if all(part["type"] == "text" for part in parts) else parts
 
 
@@ -170,7 +170,7 @@ _TYPES = frozenset(
 
 
 def is_run_by_server(tool: Json) -> bool:
-    """True for a tool of such a type, in any dialect."""
+    """True for a tool that only a vendor's server can run, in any dialect."""
     kind = tool.get("type")
     return isinstance(kind, str) and (kind in _TYPES or _DATED.fullmatch(kind) is not None)
 
@@ -181,7 +181,7 @@ def adds_tools(item: object) -> bool:
 
 
 def server_tools(request: Json) -> list[tuple[str, str]]:
-    """Return type and place of each such tool of a request, also of those in a namespace."""
+    """Return type and place of each such tool of a request, including those in a namespace."""
     tools = _server_tools(request.get("tools"), "tools")
     for index, item in enumerate(entries_of(request.get("input"))):
         tools += _server_tools(fields_of(item).get("tools"), f"input[{index}].tools") if adds_tools(item) else []
@@ -200,7 +200,7 @@ def _server_tools(tools: object, place: str) -> list[tuple[str, str]]:
 
 
 def refuse_server_tools(request: Json) -> None:
-    """Let a request pass that has no such tool.
+    """Check that a request has no such tool.
 
     Raises:
         CallFailed: 400 that names the first one.
@@ -214,10 +214,10 @@ def refuse_server_tools(request: Json) -> None:
 
 
 def with_choice(chat: Json, tools: list[tuple[str, str]]) -> Json:
-    """Return a chat completion of which `tools`, as `server_tools` gives them, were left out.
+    """Return a chat completion without `tools`, which `server_tools` returned.
 
     Raises:
-        CallFailed: 400, it names a tool that was left out, or asks for one where none is left.
+        CallFailed: 400, it names an excluded tool, or asks for a tool where none remains.
     """
     if not tools:
         return chat
@@ -226,9 +226,9 @@ def with_choice(chat: Json, tools: list[tuple[str, str]]) -> Json:
         note_ignored(f"tools of type {kind}")
     choice = chat.get("tool_choice")
     names = [fields_of(tool.get("function")).get("name") for tool in objects(chat.get("tools"))]
-    named = fields_of(fields_of(choice).get("function")).get("name")
-    if (choice == "required" and not names) or (named is not None and named not in names):
-        raise no_such_choice(named if named is not None else choice, left_out)
+    function_name = fields_of(fields_of(choice).get("function")).get("name")
+    if (choice == "required" and not names) or (function_name is not None and function_name not in names):
+        raise no_such_choice(function_name if function_name is not None else choice, left_out)
     if names:
         return chat
     needless = ("tools", "tool_choice", "parallel_tool_calls")  # which servers refuse without tools
@@ -236,7 +236,7 @@ def with_choice(chat: Json, tools: list[tuple[str, str]]) -> Json:
 
 
 def no_such_choice(choice: object, left_out: Sequence[str]) -> CallFailed:
-    """Return the refusal of a `tool_choice` that asks for a tool which is left out."""
+    """Return the refusal of a `tool_choice` that asks for an excluded tool."""
     text = (
         f"'tool_choice' asks for {choice!r}, but only a vendor's server can run {', '.join(left_out)}, so that the "
         "model does not see it; name a function of the request, or choose 'auto'"

@@ -1,1 +1,1 @@
-"""The model servers behind the gateway: which models they serve, which is healthy, which is asked next."""
+"""The model servers behind the gateway: their models, their health, and the order in which they are called."""

@@ -1,11 +1,11 @@
-"""Which endpoint of a model a rollout goes to: its own as long as that serves, else the least busy for its weight, and
+"""Chooses the endpoint of a model for a rollout: its own while that serves, else the least busy for its weight, and
 never a broken one.
 
 A rollout stays where its prompts are cached. An endpoint that fails several times in a row is out for a while that
 doubles (a circuit breaker: Nygard, Release It!, chapter 5); then one call tries it. Meanwhile its health is
-checked at intervals, so that calls seldom have to find out: engines that are known are asked by `GET /health` below
+checked at intervals, so that few calls fail first: known engines are asked by `GET /health` below
 their root, which they answer with 503 when they cannot serve; others by `GET /models`. Any answer below 500 counts, and
-neither costs tokens. An endpoint that does not answer these routes comes back by the circuit breaker alone.
+neither costs tokens. An endpoint that does not answer these routes is brought back by the circuit breaker alone.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ _REMEMBERED = 100_000
 @explain_fields
 @dataclass(frozen=True, slots=True)
 class HealthChecks:
-    """When an endpoint is out, and how it comes back. The only one of a model without fallbacks is never out.
+    """Settings for taking an endpoint out and bringing it back. The only one of a model without fallbacks is never out.
 
     Raises:
         ValueError: a setting is out of its bounds; names it.
     """
 
     failures: int = 3
-    """Failures in a row that put an endpoint out."""
+    """Number of failures in a row that put an endpoint out."""
     rest_seconds: float = 2.0
-    """How long it is out the first time, unless a health check succeeds."""
+    """Seconds for which it is out the first time, unless a health check succeeds."""
     longest_rest_seconds: float = 60.0
-    """The most that the time grows to; it doubles each time."""
+    """Upper limit of that time, in seconds; it doubles each time."""
     interval_seconds: float = 2.0
-    """Between two questions to an endpoint that is out."""
+    """Seconds between two health checks of an endpoint that is out."""
     timeout_seconds: float = 2.0
-    """For the answer to one."""
+    """Seconds for the answer to a health check."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -66,9 +66,9 @@ class _Circuit:
     """Seconds for which the endpoint is out the next time."""
     failures: int = 0
     until: float = 0.0
-    """No call before; monotonic clock."""
+    """Time before which it gets no call; monotonic clock."""
     reported: bool = False
-    """A health check succeeded, and it has not served since."""
+    """True if a health check succeeded, and it has not served since."""
 
 
 class Balancer:
@@ -93,14 +93,14 @@ class Balancer:
         serving = [endpoint for endpoint in endpoints if not self._rests(endpoint)]
         least = min(endpoint.weight for endpoint in endpoints)
 
-        def load(endpoint: ModelEndpoint) -> int:  # so that a light endpoint without a call is not the least busy
+        def load(endpoint: ModelEndpoint) -> int:  # else an idle endpoint of low weight would be the least busy
             return int(self.in_flight[endpoint] * (least / endpoint.weight))
 
         ordered = sorted(serving, key=lambda endpoint: (endpoint != home, load(endpoint)))
         ordered += [endpoint for endpoint in endpoints if endpoint not in serving]
         circuit = self._circuits.get(ordered[0])
         if circuit is not None and self._is_out(circuit):
-            # this one call finds out; if it tells nothing, a later one does
+            # this one call tries it; if it gives no result, a later one does
             circuit.until = self._clock() + circuit.rest
         self._homes[key] = ordered[0]
         self._homes.move_to_end(key)
@@ -122,12 +122,12 @@ class Balancer:
             self.in_flight[endpoint] -= 1
 
     def served(self, endpoint: ModelEndpoint) -> None:
-        """Note that the endpoint answered; a 4xx is an answer, too."""
+        """Record that the endpoint answered; a 4xx is an answer, too."""
         if self._circuits.pop(endpoint, None) is not None:
             self._update_event()
 
     def failed(self, endpoint: ModelEndpoint) -> float | None:
-        """Note that the endpoint failed or could not be reached; return the seconds for which it is out, if it is."""
+        """Record that the endpoint failed or is unreachable; return the seconds for which it is out, if it is."""
         circuit = self._circuits.setdefault(endpoint, _Circuit(self._checks.rest_seconds))
         circuit.failures += 1
         if not self._is_out(circuit):
@@ -138,9 +138,9 @@ class Balancer:
         return rest
 
     def reported_healthy(self, endpoint: ModelEndpoint) -> None:
-        """Note a successful health check: calls go there again, and the next failure puts it out again.
+        """Record a successful health check: calls go there again, and the next failure puts it out again.
 
-        One that fails all the same is not believed a second time, until it has served: its rest decides.
+        A second success is ignored if calls fail in spite of the first, until it has served: its rest decides.
         """
         circuit = self._circuits.get(endpoint)
         if circuit is not None and not circuit.reported:

@@ -1,4 +1,4 @@
-"""The engines of model servers: their names, the fields that ask each for tokens, and advice where one gives none.
+"""The engines of model servers: their names, the fields that ask each for tokens, and advice where one returns none.
 
 | engine          | chat is asked for its tokens by                            | in streams | prompt ids             |
 | --------------- | ---------------------------------------------------------- | ---------- | ---------------------- |
@@ -7,12 +7,12 @@
 | llama.cpp       | `logprobs`: each entry has the `id` of its token           | yes        | never                  |
 | embedded engine | as vLLM                                                    | yes        | beside the choices     |
 
-An engine is known by the owner that it gives its models (`GET /models`), or by `engine` in its model's entry. One that
-is not known is asked as vLLM is. Sources: the request models of vLLM and SGLang (`protocol.py`), and the README of
+An engine is identified by the owner of its models (`GET /models`), or by `engine` in its model's entry. An unknown
+one is asked as vLLM is. Sources: the request models of vLLM and SGLang (`protocol.py`), and the README of
 llama.cpp's server.
 
-Providers that speak OpenAI's or Anthropic's API have an address, by the name that LiteLLM has before a model, which
-stands where an entry gives no `api_base` (sources: their API references). Any other provider is reached through the
+Providers that speak OpenAI's or Anthropic's API have a default address, by the name that LiteLLM has before a model,
+for an entry without `api_base` (sources: their API references). Any other provider is reached through the
 package LiteLLM, which is loaded when an entry or a call needs it; nothing else of the gateway does.
 """
 
@@ -43,17 +43,17 @@ class Engine:
     """One kind of model server."""
 
     name: str
-    """For people."""
+    """Name of the engine, for display."""
     system: str | None
     """`gen_ai.system` of its calls; None is the provider that the model's entry names."""
     advice: str
-    """What to do where its calls have no token ids."""
+    """Advice for calls without token ids."""
     asks: Mapping[str, Mapping[str, object]] = field(default_factory=dict[str, Mapping[str, object]])
-    """By route: the fields that ask for tokens. A route that is not there is asked for none."""
+    """Fields that ask for tokens, by route. A route without an entry is not asked for tokens."""
     streams_chat_tokens: bool = True
-    """False refuses to give the ids of tokens in a chat stream."""
+    """False if it refuses to return the ids of tokens in a chat stream."""
     continues_messages: bool = False
-    """True goes on with a last message of the assistant when asked with `continue_final_message`."""
+    """True if it continues a last message of the assistant when asked with `continue_final_message`."""
 
 
 _USE_ANOTHER = (
@@ -109,7 +109,7 @@ ENGINES: Mapping[str, Engine] = {
     "anthropic": ANTHROPIC,
     LITELLM_ENGINE: LITELLM,
 }
-"""By the name that a model's entry may give."""
+"""Engines by the name for a model's entry."""
 
 _OWNERS: Mapping[str, Engine] = {
     "vllm": VLLM,
@@ -123,9 +123,9 @@ _OWNERS: Mapping[str, Engine] = {
 
 
 def engine_of_owners(owners: Iterable[object]) -> Engine:
-    """Return the engine that names these as the owners of its models."""
-    known = (_OWNERS[owner] for owner in owners if isinstance(owner, str) and owner in _OWNERS)
-    return next(known, OTHER)
+    """Return the engine whose models have one of these owners."""
+    engines = (_OWNERS[owner] for owner in owners if isinstance(owner, str) and owner in _OWNERS)
+    return next(engines, OTHER)
 
 
 # --- providers -------------------------------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ ADDRESSES: dict[str, str] = {
 
 
 _OWN = ("hosted_vllm", "azure")
-"""Known names without an address of their own."""
+"""Known names without a default address."""
 
 
 def address_of(place: str, model: str, key: str | None) -> tuple[str, str, str | None]:
@@ -159,22 +159,22 @@ def address_of(place: str, model: str, key: str | None) -> tuple[str, str, str |
     program may read them, too.
 
     Raises:
-        ValueError: the address is not known, or there is no key for it; says what to give.
+        ValueError: the address is not known, or there is no key for it; names the missing setting.
     """
     provider, slash, _ = model.partition("/")
     if provider == "azure" and slash:
         form = "https://<resource>.openai.azure.com/openai/v1"
         raise ValueError(f"{place}.api_base is missing: with 'azure/' it is the address of your resource, {form}")
     if provider not in ADDRESSES or not slash:
-        known = ", ".join(f"{name}/" for name in ADDRESSES)
+        names = ", ".join(f"{name}/" for name in ADDRESSES)
         raise ValueError(
-            f"{place}.api_base is missing; only a model that names one of these providers needs none: {known}. Others "
+            f"{place}.api_base is missing; only a model that names one of these providers needs none: {names}. Others "
             "are reached through LiteLLM: engine='litellm'"
         )
     variable = f"{provider.upper()}_API_KEY"
     key = key or os.environ.get(variable) or secret(variable)
-    if provider == "openai" and (own := os.environ.get("OPENAI_BASE_URL") or os.environ.get("OPENAI_API_BASE")):
-        return provider, own, key
+    if provider == "openai" and (base_url := os.environ.get("OPENAI_BASE_URL") or os.environ.get("OPENAI_API_BASE")):
+        return provider, base_url, key
     if key is None:
         raise ValueError(
             f"{place}.api_key is missing: {provider} at {ADDRESSES[provider]} asks for one; write "

@@ -1,4 +1,4 @@
-"""The entries of `model_list`, and the endpoints that they describe. Which of them serve a call: `table`."""
+"""The entries of `model_list`, and the endpoints that they describe. `table` chooses those that serve a call."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ from agentlightning.semconv import ATTEMPT_HEADER
 _PROVIDERS = ("hosted_vllm/", "openai/")
 _ANTHROPIC = "anthropic/"
 _WIRE_ROUTES = tuple(route for route, dialect in DIALECTS.items() if not isinstance(dialect, TranslatedDialect))
-"""What a server speaks whose entry lists no dialects."""
+"""Dialects of a server whose entry lists none."""
 _ROUTES = (*_WIRE_ROUTES, *(route for route in DIALECTS if route not in _WIRE_ROUTES))
 _ENVIRONMENT = "os.environ/"
 _SECRET = ("key", "secret", "token", "password", "credential")
-"""In the names of settings whose values are not for the agent."""
+"""Words in the names of settings whose values are hidden from the agent."""
 _PUBLIC_HEADERS = ("accept", "anthropic-beta", "anthropic-version", "http-referer", "referer", "user-agent", "x-title")
-"""Headers whose values are no secrets; those of all others are kept from the agent as keys are."""
+"""Headers whose values are not secret; those of all others are hidden from the agent, like keys."""
 _OUR_HEADERS = (
     *("accept-encoding", "connection", "content-encoding", "content-length", "content-type", "expect", "host"),
     *("keep-alive", "te", "trailer", "transfer-encoding", "upgrade", ATTEMPT_HEADER.lower()),
 )
-"""Headers that the gateway sets itself or that are of the connection."""
+"""Headers that the gateway sets itself or that belong to the connection."""
 _KEY_HEADERS = ("authorization", "x-api-key")
 _OUR_FIELDS = (
     *("model", "messages", "prompt", "input", "instructions", "system", "stream", "stream_options", "n", "logprobs"),
     *("top_logprobs", "return_token_ids", "return_prompt_token_ids", "return_meta_info"),
 )
-"""Fields of a request that are the agent's or the gateway's own."""
+"""Fields of a request that belong to the agent or the gateway."""
 _USER_INFO = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*@")
 _PRINTABLE = re.compile(r"[!-~]+")
 _HEADER_VALUE = re.compile(r"[!-~](?:[ -~]*[!-~])?")
@@ -58,7 +58,7 @@ _NUMBERS = {
     "stream_timeout": ("stream_timeout", "seconds", True),
     "weight": ("weight", "", True),
 }
-"""Parameters that are numbers: the endpoint's field, the unit, and whether 0 is none."""
+"""Parameters that are numbers: the endpoint's field, the unit, and whether 0 means none."""
 _PARAMETERS = (
     *("model", "api_base", "api_key", "dialects", "engine", "max_tokens", "extra_headers", "extra_body"),
     *_NUMBERS,
@@ -69,81 +69,81 @@ class ModelConfig(TypedDict):
     """One endpoint of one model."""
 
     model_name: str
-    """What agents ask for. Several entries with the same name share its rollouts."""
+    """Name that agents ask for. Several entries with the same name share its rollouts."""
     litellm_params: dict[str, Any]
     """`model` (with or without `hosted_vllm/` or `openai/` before it), `api_base`, and `api_key` if the server wants
-    one (`os.environ/NAME` takes it out of the environment). The address may be left out where the model names a
+    one (`os.environ/NAME` takes it out of the environment). The address may be omitted if the model names a
     provider of `engines.ADDRESSES`, as in `openai/gpt-4o`; `input_cost_per_token` and `output_cost_per_token` for a
-    budget in money. `dialects` lists what the server speaks, if that is not chat/completions, completions and
-    embeddings: what agents say in a listed dialect is passed on as it is. Responses and messages that are not listed
-    are translated for a server of chat/completions, which gives their tokens. `anthropic/` before the model stands for
-    a server of messages only. `engine`, one of `engines.ENGINES`, says what serves it; without it the server is
-    asked. `unreachable_seconds` is how long a call is tried again while the server cannot be reached, for one that is
-    started again by whoever watches it. `litellm` as the engine reaches a provider that the gateway does not speak to
-    through the package LiteLLM (extra `litellm`): `model` is LiteLLM's name, `api_base` may be left out, and fields not
+    budget in money. `dialects` lists those of the server, if they are not chat/completions, completions and
+    embeddings: requests in a listed dialect are passed on unchanged. Responses and messages that are not listed
+    are translated for a server of chat/completions, which returns tokens. `anthropic/` before the model stands for
+    a server of messages only. `engine`, one of `engines.ENGINES`, names the engine; without it the server is
+    asked. `unreachable_seconds` is how long a call is retried while the server cannot be reached, for a server that
+    a supervisor restarts. `litellm` as the engine reaches a provider that the gateway does not speak to
+    through the package LiteLLM (extra `litellm`): `model` is LiteLLM's name, `api_base` may be omitted, and fields not
     named here are LiteLLM's own. It is chosen without being named for a provider that the program has registered with
     LiteLLM, and where there is no address and only LiteLLM knows the provider.
 
     As in LiteLLM's router: `timeout` is the most seconds for one reply, or for the first bytes of a stream, which
     `stream_timeout` bounds apart; then the next endpoint is asked. `weight` is the share of new rollouts, 1 by default.
     `max_tokens` holds for requests that name no limit. `extra_headers` go out with every request (`os.environ/NAME` as
-    a value, too), and the fields of `extra_body` take the place of the request's."""
+    a value, too), and the fields of `extra_body` replace the request's."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelEndpoint:
-    """Where a model is served."""
+    """One server of a model."""
 
     model: str
-    """The name that the model server knows."""
+    """Name of the model at the server."""
     api_base: str
     api_key: str | None = field(default=None, repr=False)
     input_cost: float = 0.0
-    """Of one prompt token."""
+    """Cost of one prompt token."""
     output_cost: float = 0.0
-    """Of one completion token."""
+    """Cost of one completion token."""
     dialects: tuple[str, ...] = _WIRE_ROUTES
     """Routes that the server itself has."""
     engine: str | None = None
-    """One of `engines.ENGINES`; None is found out."""
+    """One of `engines.ENGINES`; None means that the server is asked."""
     provider: str = "hosted_vllm"
-    """Before the model in its entry."""
+    """Prefix of the model in its entry."""
     unreachable_seconds: float = 0.0
-    """How long a call waits for a server that cannot be reached, beyond the usual tries."""
+    """Seconds for which a call waits for an unreachable server, beyond the usual tries."""
     timeout: float | None = None
     """Seconds for a reply in one piece."""
     stream_timeout: float | None = None
     """Seconds for the first bytes of a stream; None is `timeout`."""
     weight: float = 1.0
-    """Share of new rollouts, beside those of the model's other endpoints."""
+    """Share of new rollouts, relative to the model's other endpoints."""
     max_tokens: int | None = None
-    """For requests that name no limit."""
+    """Token limit for requests that name none."""
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     """Sent with every request; names in lower case."""
     extra_body: str = field(default="{}", repr=False)
-    """JSON: fields that take the place of the request's."""
+    """Fields that replace the request's, as JSON."""
     options: str = field(default="{}", repr=False)
-    """JSON: what LiteLLM is given beside all that."""
+    """Further parameters of LiteLLM, as JSON."""
 
     @property
     def root(self) -> str:
-        """Where the server has what is not of OpenAI's API: `api_base` without the version."""
+        """Base URL of routes outside OpenAI's API: `api_base` without the version."""
         return self.api_base.removesuffix("/v1")
 
     @property
     def secrets(self) -> list[str]:
-        """Values that are for the server only: its key, its headers, and what bears such a name in its settings."""
+        """Values that are for the server only: its key, its headers, and settings whose names mark them as secret."""
         headers = [value for name, value in self.headers if name not in _PUBLIC_HEADERS]
         credentials = [value.rpartition(" ")[2] for value in headers]  # without the scheme before them
-        named = _secrets_in([json.loads(self.options), json.loads(self.extra_body)])
-        return [value for value in (self.api_key, *headers, *credentials, *named) if value]
+        setting_values = _secrets_in([json.loads(self.options), json.loads(self.extra_body)])
+        return [value for value in (self.api_key, *headers, *credentials, *setting_values) if value]
 
     def seconds(self, *, streamed: bool) -> float | None:
-        """Return how long the server has for a reply, or for the first bytes of a stream; None is no bound."""
+        """Return the seconds for a reply, or for the first bytes of a stream; None is no bound."""
         return self.stream_timeout if streamed and self.stream_timeout is not None else self.timeout
 
     def completed(self, request: Json, limit_names: Sequence[str]) -> Json:
-        """Return a request with what the entry adds to it; `limit_names` are those of a limit on the reply."""
+        """Return a request with the additions of the entry; `limit_names` are those of a limit on the reply."""
         if self.max_tokens is not None and limit_names and all(request.get(name) is None for name in limit_names):
             request = {**request, limit_names[0]: self.max_tokens}
         return request if self.extra_body == "{}" else {**request, **json.loads(self.extra_body)}
@@ -175,25 +175,25 @@ def read_entry(place: str, entry: object) -> tuple[str, ModelEndpoint]:
     model, address = _text(f"{place}.model", parameters.get("model")), parameters.get("api_base")
     if engine is None and is_reached_through_litellm(model, has_address=address is not None):
         engine = LITELLM_ENGINE
-    own = _litellm_fields if engine == LITELLM_ENGINE else _server_fields
-    return name, ModelEndpoint(**own(place, model, parameters), engine=engine, **_routing(place, parameters))
+    read_fields = _litellm_fields if engine == LITELLM_ENGINE else _server_fields
+    return name, ModelEndpoint(**read_fields(place, model, parameters), engine=engine, **_routing(place, parameters))
 
 
 def _server_fields(place: str, model: str, parameters: Mapping[str, object]) -> dict[str, Any]:
-    """Return the fields of an endpoint that the gateway asks itself."""
+    """Return the fields of an endpoint that the gateway calls itself."""
     _refuse_unknown(place, parameters, _PARAMETERS)
-    provider = next((known for known in (*_PROVIDERS, _ANTHROPIC) if model.startswith(known)), None)
+    provider = next((prefix for prefix in (*_PROVIDERS, _ANTHROPIC) if model.startswith(prefix)), None)
     key, address = _key(f"{place}.api_key", parameters.get("api_key")), parameters.get("api_base")
     where = f"{place}.api_base"
     if address is None:
-        named, address, key = address_of(place, model, key)
-        provider, where = f"{named}/", f"{where} (from the environment)"
+        provider_name, address, key = address_of(place, model, key)
+        provider, where = f"{provider_name}/", f"{where} (from the environment)"
         key = _key(f"{place}.api_key (from the environment)", key)
-    dialects, listed = (MESSAGES.route,) if provider == _ANTHROPIC else _WIRE_ROUTES, parameters.get("dialects")
-    if listed is not None:
-        dialects = tuple(cast("Sequence[Any]", listed)) if isinstance(listed, (list, tuple)) else ()
+    dialects, dialect_list = (MESSAGES.route,) if provider == _ANTHROPIC else _WIRE_ROUTES, parameters.get("dialects")
+    if dialect_list is not None:
+        dialects = tuple(cast("Sequence[Any]", dialect_list)) if isinstance(dialect_list, (list, tuple)) else ()
         if not dialects or any(name not in _ROUTES for name in dialects):
-            raise ValueError(f"{place}.dialects must be a list out of {', '.join(_ROUTES)}; got {listed!r}")
+            raise ValueError(f"{place}.dialects must be a list out of {', '.join(_ROUTES)}; got {dialect_list!r}")
     return {
         "model": model.removeprefix(provider or ""),
         "api_base": _url(where, address),
@@ -237,7 +237,7 @@ def _litellm_fields(place: str, model: str, parameters: Mapping[str, object]) ->
 
 
 def _routing(place: str, parameters: Mapping[str, object]) -> dict[str, Any]:
-    """Return the fields of an endpoint that say how it is asked, and what it costs."""
+    """Return the fields of an endpoint for its routing and its costs."""
     read: dict[str, Any] = {}
     for name, (field_name, unit, positive) in _NUMBERS.items():
         if (value := parameters.get(name)) is not None:
@@ -255,19 +255,19 @@ def _routing(place: str, parameters: Mapping[str, object]) -> dict[str, Any]:
 
 def _headers(place: str, value: object) -> Iterator[tuple[str, str]]:
     """Yield the headers of an entry. Errors never show their values."""
-    seen: set[str] = set()
+    names: set[str] = set()
     for name, entry in _mapping(place, value).items():
         lower = str(name).lower()
         if not _HEADER_NAME.fullmatch(lower):
             raise ValueError(f"{place}: {name!r} is no name of an HTTP header")
         if lower in _KEY_HEADERS:
             raise ValueError(f"{place}.{name} must not be set: give the server's key as api_key")
-        if lower in _OUR_HEADERS or lower in seen:
-            why = "is there twice" if lower in seen else "must not be set: the gateway sets it for each request"
+        if lower in _OUR_HEADERS or lower in names:
+            why = "is there twice" if lower in names else "must not be set: the gateway sets it for each request"
             raise ValueError(f"{place}.{name} {why}")
-        seen.add(lower)
+        names.add(lower)
         yield lower, _secret_text(f"{place}.{name}", entry, _HEADER_VALUE)
-    if seen.difference(_PUBLIC_HEADERS):
+    if names.difference(_PUBLIC_HEADERS):
         protect()
 
 
@@ -289,7 +289,7 @@ def _extra_body(place: str, value: object) -> str:
 
 
 def _secrets_in(value: object, name: str = "") -> Iterator[str]:
-    """Yield the texts in a value whose names say that they are secrets."""
+    """Yield the texts in a value whose names mark them as secret."""
     if is_object(value):
         for inner, entry in value.items():
             yield from _secrets_in(entry, inner.lower())
@@ -310,12 +310,12 @@ def _number(place: str, value: object, unit: str, *, positive: bool = False) -> 
 
 
 def _url(place: str, value: object) -> str:
-    """Return the address of a server: a place and nothing that opens it. Errors never show it."""
+    """Return the address of a server, without credentials. Errors never show it."""
     url = _text(place, value)
     try:
         parts = urlsplit(url)
         _ = parts.port
-    except ValueError:  # brackets or a port that are none; its text repeats the address
+    except ValueError:  # invalid brackets or port; its text repeats the address
         parts = urlsplit("")
     if parts.scheme not in ("http", "https") or not parts.hostname or not _PRINTABLE.fullmatch(url):
         raise ValueError(f"{place} must be a URL such as http://127.0.0.1:8000/v1")
@@ -355,14 +355,14 @@ def _key(place: str, value: object) -> str | None:
 
 
 def _secret_text(place: str, value: object, form: re.Pattern[str]) -> str:
-    """Return what is sent in a header, or what the environment variable holds that it names."""
+    """Return the value of a header, or of the environment variable that it names."""
     text = _text(place, value)
     if text.startswith(_ENVIRONMENT):
         variable = text.removeprefix(_ENVIRONMENT)
-        held = secret(variable)
-        if not held:
+        content = secret(variable)
+        if not content:
             raise ValueError(f"{place} names the environment variable {variable}, which is not set")
-        place, text = f"{place} (the environment variable {variable})", held
+        place, text = f"{place} (the environment variable {variable})", content
     if not form.fullmatch(text):
         space = "a space" if form is _PRINTABLE else "a space at an end"
         raise ValueError(
@@ -371,7 +371,7 @@ def _secret_text(place: str, value: object, form: re.Pattern[str]) -> str:
     return text
 
 
-def _refuse_unknown(place: str, fields: Mapping[str, object], known: Sequence[str]) -> None:
+def _refuse_unknown(place: str, fields: Mapping[str, object], names: Sequence[str]) -> None:
     for name in fields:
-        if name not in known:
-            raise ValueError(f"{place}.{name} is not supported{hint(name, known)}")
+        if name not in names:
+            raise ValueError(f"{place}.{name} is not supported{hint(name, names)}")

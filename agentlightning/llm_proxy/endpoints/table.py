@@ -1,5 +1,5 @@
-"""The table of models: which endpoints serve which name, in which order one rollout tries them, and which other models
-are asked where all of them fail.
+"""The table of models: the endpoints of each name, the order in which a rollout tries them, and the fallback models
+for the case that all of them fail.
 
 Fallbacks and aliases are accepted as `LLMProxy` names them and as LiteLLM's router does.
 """
@@ -18,13 +18,13 @@ from agentlightning.llm_proxy.endpoints.models import ModelConfig, ModelEndpoint
 from agentlightning.llm_proxy.replies import CallFailed
 
 ANY_MODEL = "*"
-"""Has the fallbacks of all models that have none of their own."""
+"""Name for the fallbacks of all models that have none of their own."""
 Fallbacks = Mapping[str, Sequence[str]]
 _SETTINGS = {
     "router_settings": ("fallbacks", "default_fallbacks", "model_group_alias", "num_retries"),
     "litellm_settings": ("fallbacks", "default_fallbacks", "num_retries"),
 }
-"""What is read of a configuration of LiteLLM, beside its `model_list`."""
+"""Supported settings of a configuration of LiteLLM, in addition to its `model_list`."""
 _INSTEAD = {
     "timeout": "give 'timeout' in the entries of model_list",
     "request_timeout": "give 'timeout' in the entries of model_list",
@@ -77,9 +77,9 @@ class ModelTable:
         return self._aliases.get(model, model)
 
     def chain(self, model: str) -> list[str]:
-        """Return the model that a name stands for, then its fallbacks and theirs, in the order in which they are asked.
+        """Return the model that a name stands for, then its fallbacks and theirs, in the order of the calls.
 
-        Each is there once. Fallbacks that are not served are left out.
+        Each is listed once. Fallbacks that are not served are excluded.
         """
         waiting, chain = [self.resolved(model)], list[str]()
         while waiting:
@@ -90,24 +90,24 @@ class ModelTable:
         return chain
 
     def missing(self, later: Collection[str] = ()) -> str | None:
-        """Return what to say of a name in aliases or fallbacks that is no model; None if there is none.
+        """Return the message about a name in aliases or fallbacks that is no model; None if there is none.
 
         `later` are names of models that are served later.
         """
-        known = [*self._endpoints, *later]
+        names = [*self._endpoints, *later]
         for alias, model in self._aliases.items():
-            if model not in known:
-                return f"aliases[{alias!r}]: there is no model {model!r} in model_list{hint(model, known)}"
+            if model not in names:
+                return f"aliases[{alias!r}]: there is no model {model!r} in model_list{hint(model, names)}"
         for name, targets in self._fallbacks.items():
             for each in (name, *targets):
-                if each not in known and each != ANY_MODEL:
-                    return f"fallbacks[{name!r}]: there is no model {each!r} in model_list{hint(each, known)}"
+                if each not in names and each != ANY_MODEL:
+                    return f"fallbacks[{name!r}]: there is no model {each!r} in model_list{hint(each, names)}"
         return None
 
     def endpoints(self, model: str, rollout_id: str) -> list[ModelEndpoint]:
         """Return the endpoints of a model, the rollout's own first: the same rollout always gets the same order.
 
-        Weighted rendezvous hashing: when an endpoint comes or goes, only the rollouts that it serves move. Source: C.
+        Weighted rendezvous hashing: when an endpoint is added or removed, only its rollouts move. Source: C.
         Schindelhauer, G. Schomaker, Weighted distributed hash tables (SPAA 2005), logarithmic method.
 
         Raises:
@@ -115,10 +115,10 @@ class ModelTable:
         """
         endpoints = self._endpoints.get(self.resolved(model))
         if endpoints is None:
-            known = ", ".join(self._endpoints) or "none yet: LLMProxy.update_model_list adds them"
+            served = ", ".join(self._endpoints) or "none yet: LLMProxy.update_model_list adds them"
             near = closest(model, [*self._endpoints, *self._aliases])
-            meant = f" Did you mean {near!r}?" if near else ""
-            text = f"There is no model {shown(model)}.{meant} Models of this gateway: {known}"
+            suggestion = f" Did you mean {near!r}?" if near else ""
+            text = f"There is no model {shown(model)}.{suggestion} Models of this gateway: {served}"
             raise CallFailed(404, text, code="model_not_found", param="model")
         return endpoints if len(endpoints) == 1 else sorted(endpoints, key=lambda each: _distance(rollout_id, each))
 
@@ -126,7 +126,7 @@ class ModelTable:
         """Return the models and aliases, or one, in a form that the clients of OpenAI's and of Anthropic's API read.
 
         Raises:
-            CallFailed: 404, there is no model of this name; says what it may have meant.
+            CallFailed: 404, there is no model of this name; suggests similar names.
         """
         if name is not None:
             self.endpoints(name, "")
@@ -142,7 +142,7 @@ def _listed(name: str) -> Json:
 
 
 def _distance(rollout_id: str, endpoint: ModelEndpoint) -> float:
-    """Return how far an endpoint is from a rollout: an exponential variate whose rate is the weight."""
+    """Return the distance of an endpoint from a rollout: an exponential variate whose rate is the weight."""
     text = f"{rollout_id}\n{endpoint.api_base}\n{endpoint.model}"
     uniform = (int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) >> 11) / 2**53
     return -math.log1p(-uniform) / endpoint.weight
@@ -153,7 +153,7 @@ def _distance(rollout_id: str, endpoint: ModelEndpoint) -> float:
 
 @dataclass(frozen=True, slots=True)
 class LiteLLMSettings:
-    """What a configuration of LiteLLM says that holds here; None is what it does not say."""
+    """The supported settings of a configuration of LiteLLM; None is a missing setting."""
 
     model_list: Sequence[ModelConfig] | None = None
     num_retries: int | None = None
@@ -167,21 +167,21 @@ def read_fallbacks(place: str, value: object) -> dict[str, tuple[str, ...]]:
     Raises:
         ValueError: they are malformed, or a model is its own fallback; names the place and what was expected.
     """
-    read: dict[str, tuple[str, ...]] = {}
+    fallbacks: dict[str, tuple[str, ...]] = {}
     for part in cast("list[object]", value) if isinstance(value, list) else [] if value is None else [value]:
         if not isinstance(part, Mapping):
             raise ValueError(f"{place} must be a dict such as {{'a': ['b']}}; got {part!r}")
-        for name, listed in cast("Mapping[object, object]", part).items():
-            targets = (listed,) if isinstance(listed, str) else listed
+        for name, models in cast("Mapping[object, object]", part).items():
+            targets = (models,) if isinstance(models, str) else models
             names = tuple(cast("Sequence[object]", targets)) if isinstance(targets, (list, tuple)) else ()
             if not names or not all(isinstance(each, str) and each for each in (name, *names)):
-                raise ValueError(f"{place}[{name!r}] must be a list of names of models; got {listed!r}")
-            if name in names or name in read or len(set(names)) < len(names):
+                raise ValueError(f"{place}[{name!r}] must be a list of names of models; got {models!r}")
+            if name in names or name in fallbacks or len(set(names)) < len(names):
                 why = "is its own fallback" if name in names else "names a model twice"
-                why = "is there twice" if name in read else why
-                raise ValueError(f"{place}[{name!r}] {why}: {listed!r}")
-            read[cast(str, name)] = cast("tuple[str, ...]", names)
-    return read
+                why = "is there twice" if name in fallbacks else why
+                raise ValueError(f"{place}[{name!r}] {why}: {models!r}")
+            fallbacks[cast(str, name)] = cast("tuple[str, ...]", names)
+    return fallbacks
 
 
 def read_aliases(place: str, value: object) -> dict[str, str]:
@@ -192,20 +192,20 @@ def read_aliases(place: str, value: object) -> dict[str, str]:
     """
     if value is not None and not isinstance(value, Mapping):
         raise ValueError(f"{place} must be a dict such as {{'gpt-4o': 'policy'}}; got {value!r}")
-    read = dict(cast("Mapping[Any, Any]", value or {}))
-    for alias, model in read.items():
+    aliases = dict(cast("Mapping[Any, Any]", value or {}))
+    for alias, model in aliases.items():
         if not (isinstance(alias, str) and alias and isinstance(model, str) and model):
             raise ValueError(f"{place}[{alias!r}] must be the name of a model; got {model!r}")
-        if model in read:
+        if model in aliases:
             raise ValueError(f"{place}[{alias!r}] must be the name of a model; {model!r} is an alias, too")
-    return read
+    return aliases
 
 
 def read_litellm_config(config: object) -> LiteLLMSettings:
-    """Return what a configuration of LiteLLM says of models, retries, fallbacks and aliases.
+    """Return the models, retries, fallbacks and aliases of a configuration of LiteLLM.
 
     Raises:
-        ValueError: it says something else; names it and says what to give instead.
+        ValueError: it has another setting; names it and its replacement.
     """
     place = "litellm_config"
     if not isinstance(config, Mapping):
@@ -214,8 +214,8 @@ def read_litellm_config(config: object) -> LiteLLMSettings:
     models, settings = sections.pop("model_list", None), dict[str, Any]()
     for section, entries in sections.items():
         if section not in _SETTINGS:
-            known = hint(str(section), ("model_list", *_SETTINGS))
-            raise ValueError(f"{place}[{section!r}] is not supported: this gateway does not run on LiteLLM{known}")
+            suggestion = hint(str(section), ("model_list", *_SETTINGS))
+            raise ValueError(f"{place}[{section!r}] is not supported: this gateway does not run on LiteLLM{suggestion}")
         if not isinstance(entries, Mapping):
             raise ValueError(f"{place}[{section!r}] must be a dict; got {entries!r}")
         for name, value in cast("Mapping[str, Any]", entries).items():
@@ -228,6 +228,8 @@ def read_litellm_config(config: object) -> LiteLLMSettings:
                 raise ValueError(f"{place} gives {name!r} twice: {settings[name]!r} and {value!r}")
     fallbacks: Any = settings.get("fallbacks")
     if (default := settings.get("default_fallbacks")) is not None:
-        named = cast("list[Any]", fallbacks if isinstance(fallbacks, list) else [fallbacks] if fallbacks else [])
-        fallbacks = [*named, {ANY_MODEL: default}]
+        fallback_parts = cast(
+            "list[Any]", fallbacks if isinstance(fallbacks, list) else [fallbacks] if fallbacks else []
+        )
+        fallbacks = [*fallback_parts, {ANY_MODEL: default}]
     return LiteLLMSettings(models, settings.get("num_retries"), fallbacks, settings.get("model_group_alias"))

@@ -1,4 +1,4 @@
-"""The questions that the gateway asks servers beside calls: which engine serves an endpoint, and whether it is well."""
+"""Requests of the gateway to servers other than calls: the engine of each endpoint, and its health."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from agentlightning.llm_proxy.endpoints.models import ModelEndpoint
 logger = logging.getLogger(__name__)
 
 _SECONDS = 1.0
-"""A server that does not answer in this time is asked as one that is not known."""
+"""Seconds for the answer; a server without one is treated as unknown."""
 _AGAIN_SECONDS = 10.0
-"""After so long a server that did not answer is asked once more."""
+"""Seconds after which a server that did not answer is asked once more."""
 _LARGEST = 1024 * 1024
 _NO_HEALTH_ROUTE = (OPENAI, ANTHROPIC, OTHER)
 
 
 class EndpointWatch:
-    """Knows the engines of endpoints and brings those back that are out. Owned by the serving loop, in one session."""
+    """Identifies the engines of endpoints and brings back those that are out. Owned by the serving loop."""
 
     def __init__(
         self,
@@ -48,12 +48,12 @@ class EndpointWatch:
         self._session, self._balancer, self._checks, self._endpoints = session, balancer, checks, endpoints
         self._engines: dict[ModelEndpoint, Engine] = {}
         self._silent: dict[ModelEndpoint, float] = {}
-        """When to ask again; monotonic clock."""
+        """Time of the next request; monotonic clock."""
         self._asking: dict[ModelEndpoint, asyncio.Task[Engine]] = {}
 
     @asynccontextmanager
     async def watching(self) -> AsyncGenerator[Self]:
-        """Ask the engines what they are, without waiting for their answers, and watch those that are out."""
+        """Ask the engines for their names, without waiting for their answers, and watch those that are out."""
         for endpoint in self._endpoints():
             if self._known_engine(endpoint) is None:
                 self._ask(endpoint)
@@ -69,7 +69,7 @@ class EndpointWatch:
     # --- engines -------------------------------------------------------------------------------------------------
 
     async def engine_of(self, endpoint: ModelEndpoint) -> Engine:
-        """Return the engine, asking for it if need be; `OTHER` where the server does not tell."""
+        """Return the engine, asking for it if need be; `OTHER` where the server does not report it."""
         return self._known_engine(endpoint) or await asyncio.shield(self._ask(endpoint))
 
     def _known_engine(self, endpoint: ModelEndpoint) -> Engine | None:
@@ -103,8 +103,8 @@ class EndpointWatch:
         finally:
             self._asking.pop(endpoint, None)
         self._engines[endpoint] = engine
-        asked = ", ".join(engine.asks.get("chat/completions", {})) or "nothing"
-        logger.info("the model server %s is %s; for tokens it is asked by: %s", endpoint.label, engine.name, asked)
+        fields = ", ".join(engine.asks.get("chat/completions", {})) or "nothing"
+        logger.info("the model server %s is %s; for tokens it is asked by: %s", endpoint.label, engine.name, fields)
         return engine
 
     # --- health --------------------------------------------------------------------------------------------------
@@ -117,10 +117,10 @@ class EndpointWatch:
 
     async def _check(self, endpoint: ModelEndpoint) -> None:
         if endpoint not in self._endpoints():
-            self._balancer.served(endpoint)  # nobody asks for it: what is known of it is forgotten
+            self._balancer.served(endpoint)  # no entry names it any more: its state is forgotten
             return
         if endpoint.engine == LITELLM_ENGINE:
-            return  # has no route for it: the next call finds out
+            return  # has no route for it: the next call tries it
         with suppress(TimeoutError, aiohttp.ClientError, OSError):
             async with asyncio.timeout(self._checks.timeout_seconds):
                 foreign = await self.engine_of(endpoint) in _NO_HEALTH_ROUTE

@@ -1,1 +1,1 @@
-"""What the gateway keeps of a call: spans, the journal of calls under way, replay, privacy."""
+"""Records of a call at the gateway: spans, the journal of calls in progress, replay, privacy."""

@@ -1,7 +1,7 @@
-"""The journal of calls in progress: a file by which the next process records the calls that `kill -9` cut short.
+"""The journal of calls in progress: from this file the next process records the calls that `kill -9` cut short.
 
-A line when a call begins, a line when its spans are stored. Neither is synced to the disk: the file is for the death of
-the process, not of the machine, and costs a call two short writes.
+Each call adds a line when it begins and one when its spans are stored. Neither is synced to the disk: the file is for
+the death of the process, not of the machine, and costs a call two short writes.
 """
 
 from __future__ import annotations
@@ -51,21 +51,21 @@ class Journal:
             raise ValueError(
                 f"journal={str(self.path)!r} belongs to a gateway that runs; give each one a file of its own"
             )
-        written = self.path.read_bytes()
-        begun: dict[str, GatewayCall] = {}
-        for line in written.splitlines():
+        data = self.path.read_bytes()
+        calls: dict[str, GatewayCall] = {}
+        for line in data.splitlines():
             try:
                 fields = fields_of(json.loads(line))
             except ValueError:  # a line that was cut short
                 continue
             if "ended" in fields:
-                begun.pop(fields["ended"], None)
+                calls.pop(fields["ended"], None)
             elif all(isinstance(fields.get(name), str) for name in _TEXTS) and fields["dialect"] in DIALECTS:
-                begun[fields["call_id"]] = GatewayCall(**fields)
-        self._file, self._in_hand = file, set(begun)
-        if written and not written.endswith(b"\n"):
-            self._append(b"\n")  # a line was cut short: what follows begins its own
-        return list(begun.values())
+                calls[fields["call_id"]] = GatewayCall(**fields)
+        self._file, self._in_hand = file, set(calls)
+        if data and not data.endswith(b"\n"):
+            self._append(b"\n")  # a line was cut short: the next one begins its own
+        return list(calls.values())
 
     def begun(self, call: GatewayCall) -> None:
         """Write that a call is in progress; does nothing if the journal is not open."""
@@ -76,7 +76,7 @@ class Journal:
         self._append(json.dumps(line).encode() + b"\n")
 
     def ended(self, call: GatewayCall) -> None:
-        """Write that a call is recorded, or that its record is given up."""
+        """Write that a call is recorded, or that its record is abandoned."""
         if self._file is None:
             return
         self._in_hand.discard(call.call_id)
@@ -85,7 +85,7 @@ class Journal:
             os.ftruncate(self._file, 0)
 
     def close(self) -> None:
-        """End; the file goes if no call is in hand. May be called twice."""
+        """Close the file, and delete it if no call is in progress. May be called twice."""
         if self._file is None:
             return
         if not self._in_hand:
@@ -95,7 +95,7 @@ class Journal:
         self._file = None
 
     def _append(self, line: bytes) -> None:
-        """Write a line. Where that fails the calls go on, and the journal ends: what it told would be wrong."""
+        """Write a line. If that fails the calls go on, and the journal ends: its contents would be wrong."""
         assert self._file is not None
         try:
             if os.write(self._file, line) < len(line):

@@ -1,7 +1,7 @@
 """Requests of the gateway to the store: numbers for calls, and their spans, stored before the agent gets its reply.
 
-What is kept of prompts and replies is the user's choice, made before anything leaves the process. Whatever the choice,
-keys that are known by their shape are hidden before; token ids stay.
+The user chooses which parts of prompts and replies are kept, before anything leaves the process. In every case
+keys with a known format are hidden first; token ids stay.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _FIRST_DELAY = 0.05
 _LEAST_BYTES = 4096
 
 Kept = Literal["all", "tokens", "counts"]
-"""`tokens`: token ids and log-probabilities, no text; `counts`: how many, how long, which model, how it ended."""
+"""`tokens`: token ids and log-probabilities, no text; `counts`: numbers, times, model and outcome only."""
 Redact = Callable[[Span], Span]
 
 _TEXT = ("gen_ai.prompt.", "gen_ai.completion.", "llm.request.functions.", "llm.hosted_vllm.", "error.message")
 _SHORT = (".role", ".finish_reason", ".id", ".model")
-"""Ends of keys below `_TEXT` that say nothing of what was said."""
+"""Ends of keys below `_TEXT` that hold no text of the conversation."""
 _TOKENS = (
     LightningCallAttributes.PROMPT_TOKEN_IDS.value,
     LightningCallAttributes.COMPLETION_TOKEN_IDS.value,
@@ -49,7 +49,7 @@ _COUNTS = {
 
 
 class Privacy:
-    """Takes out of the spans of a call what is not to be kept.
+    """Removes the parts of a call's spans that are not to be kept.
 
     Raises:
         ValueError: `keep` is none of the choices.
@@ -62,29 +62,29 @@ class Privacy:
         self._redact = redact
 
     def apply(self, spans: Sequence[Span]) -> list[Span]:
-        """Return what may leave the process. An error of the user's function passes: then nothing leaves."""
-        kept = list(spans)
+        """Return the spans that may leave the process. An error of the user's function passes: then nothing leaves."""
+        result = list(spans)
         if self._keep != "all":
-            left_out, counted = (_TOKENS, _COUNTS) if self._keep == "counts" else ((), {})
+            left_out, counts = (_TOKENS, _COUNTS) if self._keep == "counts" else ((), {})
             for place, span in enumerate(spans):
                 attributes = {
                     key: value
                     for key, value in span.attributes.items()
                     if key not in left_out and (not key.startswith(_TEXT) or key.endswith(_SHORT))
                 }
-                for key, count in counted.items():
+                for key, count in counts.items():
                     if isinstance(ids := span.attributes.get(key), (list, tuple)):
                         attributes[count] = len(ids)
                 status = TraceStatus(status_code=span.status.status_code)
-                kept[place] = evolve(span, attributes=attributes, status=status)
-        return kept if self._redact is None else [self._redact(span) for span in kept]
+                result[place] = evolve(span, attributes=attributes, status=status)
+        return result if self._redact is None else [self._redact(span) for span in result]
 
 
 async def ask_store(question: Awaitable[T], seconds: float) -> T:
     """Await the store's answer.
 
     Raises:
-        CallFailed: 503, the store did not answer in time or failed. One raised by the question itself passes.
+        CallFailed: 503, the store did not answer in time or failed. One raised by the request itself passes.
     """
     try:
         async with asyncio.timeout(seconds):
@@ -102,7 +102,7 @@ async def keep(
 ) -> Exception | None:
     """Store the two spans of a call in one step, and offer them to the mirror; return None, or why they are lost.
 
-    Tried again while `seconds` last, unless the store says that they are wrong. Safe to repeat: the store knows the
+    Retried while `seconds` last, unless the store rejects them as wrong. Safe to repeat: the store identifies the
     spans by their ids.
     """
     outage, delays, kept_bytes = Outage(seconds), backoff_delays(_FIRST_DELAY), KEPT_BYTES
@@ -122,7 +122,7 @@ async def keep(
             return None
         except Exception as error:  # boundary: any failure of a store is retried or returned
             if isinstance(error, TooLargeError) and kept_bytes > _LEAST_BYTES:
-                spans, kept_bytes = None, kept_bytes // 16  # a store, or what stands before it, takes less
+                spans, kept_bytes = None, kept_bytes // 16  # a store, or a proxy before it, has a lower limit
                 continue
             delay = next(delays)
             if is_final(error) or outage.failed(began, delay):
@@ -131,10 +131,10 @@ async def keep(
 
 
 async def _written(call: GatewayCall, kept_bytes: int, off_loop: OffLoop) -> list[Span]:
-    """Return the spans of a call; bare ones if what somebody sent cannot be written down."""
+    """Return the spans of a call; bare ones if a part of it cannot be written."""
     try:
         spans = await off_loop.run(call.bytes, lambda: [span_without_keys(span) for span in spans_of(call, kept_bytes)])
-    except Exception as error:  # boundary: a call that cannot be written down has a bare record
+    except Exception as error:  # boundary: a call that cannot be written has a bare record
         logger.exception("%s: the call cannot be written down; its record is bare", call.call_id)
         return [span_without_keys(span) for span in bare_spans_of(call, error)]
     if spans[1].attributes.get(LightningCallAttributes.STATE.value) == "no_tokens":
@@ -143,7 +143,7 @@ async def _written(call: GatewayCall, kept_bytes: int, off_loop: OffLoop) -> lis
 
 
 def is_final(error: Exception) -> bool:
-    """True if the store would say the same to the same spans again."""
+    """True if the store would reject the same spans again."""
     if isinstance(error, AgentLightningError):
         return error.http_status < 500 and not isinstance(error, BusyError)
     return isinstance(error, (TypeError, ValueError, NotImplementedError))

@@ -1,6 +1,6 @@
-"""Model calls on file: recorded as they happen, replayed without a model server.
+"""Recorded model calls: written as they happen, replayed without a model server.
 
-One JSON object a line: the route, the request as it went to the server (without what the gateway adds), and the whole
+One JSON object a line: the route, the request to the server (without what the gateway adds), and the whole
 reply with its tokens. The next run replays the file of one run call by call.
 """
 
@@ -21,7 +21,7 @@ from agentlightning.private_files import open_private, private_folder
 Match = Literal["strict", "nearest"]
 """`strict`: the same request; `nearest`: the most similar one of the same route and model."""
 _WITHOUT_EFFECT = ("stream", "stream_options", "user", "metadata", "store", "seed", "prompt_cache_key")
-"""Fields that do not change what is asked; requests that differ in them alone are the same."""
+"""Fields that do not change the meaning of a request; requests that differ in them alone are the same."""
 _SHOWN = 300
 _COMPARED = 4096
 
@@ -51,10 +51,10 @@ class CallFile:
             self._read(Path(replay))
 
     def reply_to(self, route: str, request: Json) -> Json | None:
-        """Return the reply on file; None if the model server is to be asked.
+        """Return the reply on file; None if the model server is to be called.
 
         Raises:
-            CallFailed: 404, there is none, and nothing else may be asked; shows the request most like it.
+            CallFailed: 404, there is none, and no server may be called; shows the most similar request.
         """
         if not self.replays:
             return None
@@ -70,8 +70,8 @@ class CallFile:
             if self._path is not None:
                 return None
             near = self._nearest(route, request)
-        shown = f" Most like it: {_text(self._requests[near])[-_SHOWN:]!r}" if near else ""
-        text = f"This call is not on file, and replay= asks no model server: {_text(request)[-_SHOWN:]!r}.{shown}"
+        excerpt = f" Most like it: {_text(self._requests[near])[-_SHOWN:]!r}" if near else ""
+        text = f"This call is not on file, and replay= asks no model server: {_text(request)[-_SHOWN:]!r}.{excerpt}"
         raise CallFailed(404, text, code="replay_miss", state="upstream_error")
 
     def record(self, route: str, request: Json, reply: Json) -> None:
@@ -88,7 +88,7 @@ class CallFile:
             self._file.flush()
 
     def close(self) -> None:
-        """Close the file; may be called twice, and recording may go on after it."""
+        """Close the file; may be called twice, and recording may continue after it."""
         with self._lock:
             if self._file is not None:
                 self._file.close()
@@ -96,10 +96,10 @@ class CallFile:
 
     def _read(self, path: Path) -> None:
         try:
-            held = path.read_text(encoding="utf-8")
+            content = path.read_text(encoding="utf-8")
         except OSError as error:
             raise ValueError(f"replay={str(path)!r} cannot be read: {error}. Make one with record=") from error
-        lines = held.removesuffix("\n").split("\n") if held else []  # and at no other line end, as a text may hold
+        lines = content.removesuffix("\n").split("\n") if content else []  # at no other line end: texts contain them
         for number, line in enumerate(lines, 1):
             try:
                 call = json.loads(line)
@@ -112,30 +112,30 @@ class CallFile:
             self._requests.setdefault(key, {"route": route, **request})
 
     def _nearest(self, route: str, request: Json) -> str | None:
-        """Return the key of the request most like this one, of the same route and model."""
+        """Return the key of the most similar request, of the same route and model."""
         matcher = difflib.SequenceMatcher(autojunk=False)
         matcher.set_seq2(_ends(_text(request)))
         best: tuple[float, str | None] = (0.0, None)
-        for key, known in self._requests.items():
-            if known["route"] == route and known.get("model") == request.get("model"):
-                matcher.set_seq1(_ends(_text(known)))
+        for key, other in self._requests.items():
+            if other["route"] == route and other.get("model") == request.get("model"):
+                matcher.set_seq1(_ends(_text(other)))
                 likeness = matcher.quick_ratio()
                 best = max(best, (likeness, key), key=lambda pair: pair[0])
         return best[1]
 
 
 def _key(route: str, request: Mapping[str, object]) -> str:
-    asked = {name: value for name, value in request.items() if name not in _WITHOUT_EFFECT}
-    text = json.dumps([route, asked], sort_keys=True, ensure_ascii=False)
+    fields = {name: value for name, value in request.items() if name not in _WITHOUT_EFFECT}
+    text = json.dumps([route, fields], sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
 
 
 def _ends(text: str) -> str:
-    """Return a text, or the begin and the end of a long one: what is compared is bounded."""
+    """Return a text, or the beginning and the end of a long one, since the compared length is bounded."""
     return text if len(text) <= 2 * _COMPARED else text[:_COMPARED] + text[-_COMPARED:]
 
 
 def _text(request: Mapping[str, object]) -> str:
-    said = request.get("messages") or request.get("prompt") or request.get("input")
-    parts = said if is_list(said) else [said]
+    content = request.get("messages") or request.get("prompt") or request.get("input")
+    parts = content if is_list(content) else [content]
     return "\n".join(part if isinstance(part, str) else json.dumps(part, ensure_ascii=False) for part in parts)

@@ -1,9 +1,9 @@
 """One model call as two spans: `litellm_request` with the messages, and below it `raw_gen_ai_request` with the tokens.
 
-Of several choices each is recorded as a call of its own would be, since each can be trained on.
+With several choices, each is recorded like a call of its own, since each can be trained on.
 
-The names, and the text form of the second, are those that readers of the older system expect; the typed attributes
-beside them (`semconv.LightningCallAttributes`) are what ours read. Headers, keys and fields that are not listed here
+The names, and the text form of the second, are those that readers of the older system expect; our readers use the
+typed attributes (`semconv.LightningCallAttributes`). Headers, keys and fields that are not listed here
 enter no span.
 
 Parts of a call that are too large for its record become their SHA-256 and size; the record itself is kept. What counts
@@ -36,18 +36,18 @@ from agentlightning.utils.id import derive_id
 from agentlightning.utils.otlp.decode import made
 
 KEPT_BYTES = 15 * 1024 * 1024
-"""Of one call, as it is sent; below the body bound of a store server (32 MiB) and a document of MongoDB (16 MiB)."""
+"""Bytes of one call as sent; below the body bound of a store server (32 MiB) and a document of MongoDB (16 MiB)."""
 
 NOT_KEPT: Final = LightningCallAttributes.NOT_KEPT.value
-"""The key of one part that stands for all that were left out."""
+"""The key of one part that stands for all parts that were not kept."""
 _MANY = ("gen_ai.prompt.", "llm.request.functions.")
-"""Begins of the keys of which there may be very many."""
+"""Prefixes of the keys that may be very many."""
 _EACH = 8
 """Bytes around a key and a value."""
 _NUMBER = 26
 """Bytes of a number with its comma."""
 _STAND_IN = 128
-"""Bytes of what stands for a part."""
+"""Bytes of the stand-in for a part."""
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "frequency_penalty", "presence_penalty")
 _PARAMETERS = ("model", "max_tokens", "max_completion_tokens", "n", "top_logprobs", "reasoning_effort", *_SAMPLING)
@@ -77,40 +77,40 @@ _NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
     "top_k": (0, -1),
     "top_p": (1,),
 }
-"""Settings, with the values that change nothing."""
+"""Settings, with their neutral values."""
 _GRAMMARS: Final = (
     *("guided_choice", "guided_grammar", "guided_json", "guided_regex", "structural_tag", "structured_outputs"),
     *("ebnf", "grammar", "json_schema", "regex"),
 )
-"""What vLLM, SGLang and llama.cpp call a grammar in a request."""
+"""Names of a grammar in requests of vLLM, SGLang and llama.cpp."""
 
 
 def spans_of(call: GatewayCall, kept_bytes: int = KEPT_BYTES) -> list[Span]:
     """Return the spans of a call that has ended: two for each choice, parent first; all have the call's number.
 
-    They take at most `kept_bytes` as JSON, and a little more. A choice whose token ids find no room is `no_tokens`.
+    They take at most `kept_bytes` as JSON, and a little more. A choice whose token ids do not fit is `no_tokens`.
     """
-    choices, ended = call.by_choice(), time.time()
-    asked: Attributes = {}
+    choices, end_time = call.by_choice(), time.time()
+    prompt_attributes: Attributes = {}
     asked_by: GatewayCall | None = None
     spans: list[Span] = []
     for choice in choices:
-        if asked_by is None or choice.prompt is not asked_by.prompt:  # else long prompts are written down for each
-            asked, asked_by = dict(_asked(choice)), choice
-        spans += _pair(choice, asked, kept_bytes // len(choices), ended)
+        if asked_by is None or choice.prompt is not asked_by.prompt:  # else long prompts are written for each
+            prompt_attributes, asked_by = dict(_asked(choice)), choice
+        spans += _pair(choice, prompt_attributes, kept_bytes // len(choices), end_time)
     return spans
 
 
-def _pair(call: GatewayCall, asked: Attributes, kept_bytes: int, ended: float) -> list[Span]:
+def _pair(call: GatewayCall, prompt_attributes: Attributes, kept_bytes: int, end_time: float) -> list[Span]:
     trace_id = derive_id(call.call_id, 0, 32)
     parent_id, child_id = (derive_id(call.call_id, index, 16) for index in (1, 2))  # the same call, the same spans
-    request_attributes, raw_attributes = {**asked, **dict(_replied(call))}, dict(_raw_attributes(call))
+    request_attributes, raw_attributes = {**prompt_attributes, **dict(_replied(call))}, dict(_raw_attributes(call))
     if not surely_fit((request_attributes, raw_attributes), kept_bytes):
-        kept = _tokens_together(call, fitting({**request_attributes, **raw_attributes}, kept_bytes))
-        mine = (*request_attributes, NOT_KEPT)
-        request_attributes = {key: kept.pop(key) for key in mine if key in kept}
-        raw_attributes = kept
-    request_span = _span(call, trace_id, parent_id, ended, request_attributes)
+        attributes = _tokens_together(call, fitting({**request_attributes, **raw_attributes}, kept_bytes))
+        request_keys = (*request_attributes, NOT_KEPT)
+        request_attributes = {key: attributes.pop(key) for key in request_keys if key in attributes}
+        raw_attributes = attributes
+    request_span = _span(call, trace_id, parent_id, end_time, request_attributes)
     below: dict[str, object] = {
         "name": RAW_SPAN,
         "span_id": child_id,
@@ -126,14 +126,14 @@ def _pair(call: GatewayCall, asked: Attributes, kept_bytes: int, ended: float) -
 
 
 def bare_spans_of(call: GatewayCall, why: Exception) -> list[Span]:
-    """Return the spans of a call that cannot be written down: only how it ended; an answered one counts as failed."""
+    """Return the spans of a call that cannot be written: only its outcome; an answered one counts as failed."""
     if call.state in ("ok", "no_tokens", "no_generation"):
         call.failed(CallFailed(500, f"The call cannot be written down ({type(why).__name__})", state="upstream_error"))
     return spans_of(replace(call, prompt=None, request=None, reply=None, tokens=None))
 
 
 def size_of(key: str, value: AttributeValue) -> int:
-    """Return how many bytes an attribute takes on the way to a store."""
+    """Return the size in bytes of an attribute on the way to a store."""
     if isinstance(value, str) and not value.isascii():
         ascii_only = value.encode("ascii", "ignore").decode()
         units = len(value.encode("utf-16-le", "surrogatepass")) // 2
@@ -142,7 +142,7 @@ def size_of(key: str, value: AttributeValue) -> int:
 
 
 def surely_fit(attributes: Iterable[Attributes], budget: int) -> bool:
-    """True if attributes take no more than `budget` bytes even if every character is an escape, as of most calls.
+    """True if attributes take at most `budget` bytes even if every character is an escape, as in most calls.
 
     Numbers in them are floats and integers of 64 bits.
     """
@@ -157,63 +157,63 @@ def surely_fit(attributes: Iterable[Attributes], budget: int) -> bool:
 
 
 def fitting(attributes: Attributes, budget: int) -> Attributes:
-    """Return the attributes with what is too large replaced, so that together they take no more than `budget` bytes.
+    """Return the attributes with parts that are too large replaced, so that together they take at most `budget` bytes.
 
-    Those that say how the call ended are short and always there.
+    The attributes of the outcome are short and always kept.
     """
-    kept, sizes = dict(attributes), {key: size_of(key, value) for key, value in attributes.items()}
+    result, sizes = dict(attributes), {key: size_of(key, value) for key, value in attributes.items()}
     total = sum(sizes.values())
     if total <= budget:
-        return kept
-    for key in sorted(kept, key=sizes.__getitem__, reverse=True):
-        if total > budget and isinstance(text := kept[key], str) and sizes[key] > _STAND_IN + 200:
-            kept[key] = stand_in(text.encode())
+        return result
+    for key in sorted(result, key=sizes.__getitem__, reverse=True):
+        if total > budget and isinstance(text := result[key], str) and sizes[key] > _STAND_IN + 200:
+            result[key] = stand_in(text.encode())
             total -= sizes[key]
-            sizes[key] = size_of(key, kept[key])
+            sizes[key] = size_of(key, result[key])
             total += sizes[key]
     left_out: list[str] = []
-    for key in [key for key in reversed(kept) if key.startswith(_MANY)] if total > budget else ():
+    for key in [key for key in reversed(result) if key.startswith(_MANY)] if total > budget else ():
         if total + _STAND_IN + len(NOT_KEPT) > budget:  # the last of very many texts: one attribute stands for them
             left_out.append(key)
             total -= sizes[key]
     if left_out:
-        raw = b"".join(to_json([key, kept.pop(key)]) for key in reversed(left_out))
-        kept[NOT_KEPT] = stand_in(raw, f"{len(left_out)} attributes, ")
-        total += size_of(NOT_KEPT, kept[NOT_KEPT])
-    for key in sorted((key for key in _TOKENS if key in kept), key=sizes.__getitem__, reverse=True):
+        raw = b"".join(to_json([key, result.pop(key)]) for key in reversed(left_out))
+        result[NOT_KEPT] = stand_in(raw, f"{len(left_out)} attributes, ")
+        total += size_of(NOT_KEPT, result[NOT_KEPT])
+    for key in sorted((key for key in _TOKENS if key in result), key=sizes.__getitem__, reverse=True):
         if total > budget:
-            del kept[key]
+            del result[key]
             total -= sizes[key]
-    return kept
+    return result
 
 
 def stand_in(raw: bytes, what: str = "") -> str:
-    """Return what is kept of something too large to keep."""
+    """Return the stand-in for a value that is too large to keep."""
     return f"[not kept: {what}{len(raw)} bytes, sha256 {hashlib.sha256(raw).hexdigest()}]"
 
 
-def _tokens_together(call: GatewayCall, kept: Attributes) -> Attributes:
+def _tokens_together(call: GatewayCall, attributes: Attributes) -> Attributes:
     """Return the attributes with all tokens or none: ids without the others cannot be trained on."""
     tokens, keys = call.tokens, LightningCallAttributes
     if tokens is not None and not all(
-        key in kept for key in (_TOKENS[:2] if tokens.prompt_token_ids else _TOKENS[1:2])
+        key in attributes for key in (_TOKENS[:2] if tokens.prompt_token_ids else _TOKENS[1:2])
     ):
-        kept = {key: value for key, value in kept.items() if key not in _TOKENS}
-        kept[keys.PROMPT_TOKENS.value] = len(tokens.prompt_token_ids)
-        kept[keys.COMPLETION_TOKENS.value] = len(tokens.completion_token_ids)
+        attributes = {key: value for key, value in attributes.items() if key not in _TOKENS}
+        attributes[keys.PROMPT_TOKENS.value] = len(tokens.prompt_token_ids)
+        attributes[keys.COMPLETION_TOKENS.value] = len(tokens.completion_token_ids)
         if call.state == "ok":
-            kept[keys.STATE.value] = "no_tokens"
-    return kept
+            attributes[keys.STATE.value] = "no_tokens"
+    return attributes
 
 
-def _span(call: GatewayCall, trace_id: str, span_id: str, ended: float, attributes: Attributes) -> Span:
+def _span(call: GatewayCall, trace_id: str, span_id: str, end_time: float, attributes: Attributes) -> Span:
     status = {"status_code": "ERROR" if call.error else "OK", "description": call.error}
     resource = {
         _ROLLOUT_ID: call.rollout_id,
         _ATTEMPT_ID: call.attempt_id,
         _SEQUENCE_ID: call.sequence_id,
     }
-    fields: dict[str, object] = {  # every value here has its type already; checking them again costs a third of a call
+    fields: dict[str, object] = {  # all values have their types; checking them again costs a third of a call
         "rollout_id": call.rollout_id,
         "attempt_id": call.attempt_id,
         "sequence_id": call.sequence_id,
@@ -226,7 +226,7 @@ def _span(call: GatewayCall, trace_id: str, span_id: str, ended: float, attribut
         "events": [],
         "links": [],
         "start_time": call.arrived_at,
-        "end_time": ended,
+        "end_time": end_time,
         "context": _context(trace_id, span_id),
         "parent": None,
         "resource": made(OtelResource, {"attributes": resource, "schema_url": ""}),
@@ -258,7 +258,7 @@ def _number(value: float) -> AttributeValue:
 def _asked(call: GatewayCall) -> _Pairs:
     request = call.request or {}
     engine = None if call.engine is None else call.engine.system
-    # what served it, as far as it came; vLLM's name where nobody knows
+    # the name of the server, if the call reached one; else vLLM's
     yield "gen_ai.system", engine or (call.endpoint.provider if call.endpoint is not None else "hosted_vllm")
     yield "llm.request.type", DIALECTS[call.dialect].kind
     yield "llm.is_streaming", str(call.streamed)
@@ -293,11 +293,11 @@ def _replied(call: GatewayCall) -> _Pairs:
 
 def _message(key: str, message: object) -> _Pairs:
     fields = fields_of(message)
-    said = ("role", "content", "name", "tool_call_id", "reasoning_content", "reasoning", "refusal")
-    yield from _texts(key, fields, said)
+    names = ("role", "content", "name", "tool_call_id", "reasoning_content", "reasoning", "refusal")
+    yield from _texts(key, fields, names)
     for index, tool_call in enumerate(objects(fields.get("tool_calls"))):
-        named = {"id": tool_call.get("id"), **object_in(tool_call, "function")}
-        yield from _texts(f"{key}.tool_calls.{index}", named, ("id", "name", "arguments"))
+        function = {"id": tool_call.get("id"), **object_in(tool_call, "function")}
+        yield from _texts(f"{key}.tool_calls.{index}", function, ("id", "name", "arguments"))
 
 
 def _texts(key: str, fields: Json, names: Iterable[str]) -> _Pairs:
@@ -344,14 +344,14 @@ def _raw_attributes(call: GatewayCall) -> _Pairs:
 
 
 def _literal(value: object, checked: Iterable[list[int]]) -> str:
-    """Return a value as a Python literal; one of the lists that are known to hold integers in half the time."""
+    """Return a value as a Python literal; a list in `checked` is known to hold integers and takes half the time."""
     if any(value is ids for ids in checked):
         return to_json(value).replace(b",", b", ").decode()
     return repr(value)
 
 
 def _reply_text(reply: Json, tokens: CallTokens | None) -> _Pairs:
-    """The text form: Python literals of all choices, without what the parent says already, in vLLM's spelling."""
+    """Return the text form: Python literals of all choices, without the contents of the parent, in vLLM's spelling."""
     for name in ("id", "model"):
         if isinstance(value := reply.get(name), str):
             yield f"llm.hosted_vllm.{name}", _text(value)
@@ -359,23 +359,23 @@ def _reply_text(reply: Json, tokens: CallTokens | None) -> _Pairs:
     checked = () if tokens is None else (tokens.prompt_token_ids, tokens.completion_token_ids)
     if prompt_ids:
         yield "llm.hosted_vllm.prompt_token_ids", _text(_literal(prompt_ids, checked))
-    shown = ("index", "token_ids", "finish_reason")
-    choices = [{name: choice[name] for name in shown if name in choice} for choice in reply["choices"]]
+    names = ("index", "token_ids", "finish_reason")
+    choices = [{name: choice[name] for name in names if name in choice} for choice in reply["choices"]]
     if choices:
         if tokens is not None and not choices[0].get("token_ids"):
             choices[0]["token_ids"] = tokens.completion_token_ids
-        written = (", ".join(f"{n!r}: {_literal(v, checked)}" for n, v in choice.items()) for choice in choices)
-        yield "llm.hosted_vllm.choices", _text(f"[{', '.join(f'{{{fields}}}' for fields in written)}]")
+        texts = (", ".join(f"{n!r}: {_literal(v, checked)}" for n, v in choice.items()) for choice in choices)
+        yield "llm.hosted_vllm.choices", _text(f"[{', '.join(f'{{{fields}}}' for fields in texts)}]")
         if isinstance(reason := reply["choices"][0].get("finish_reason"), str):
             yield LightningCallAttributes.FINISH_REASON.value, _text(reason)
 
 
 def constrained_by(request: Json) -> list[str]:
-    """Return the settings of a request of any dialect under which tokens are drawn from another distribution.
+    """Return the settings of a request of any dialect under which tokens are sampled from another distribution.
 
-    Under them the recorded log-probabilities are not those of the drawing: a server gives the model's own (vLLM's
+    Under them the recorded log-probabilities are not those of the sampling: a server returns the model's own (vLLM's
     `raw_logprobs`, the embedded engine), to which the learner's are compared. Training such a call is a choice; it is
-    noted on the call, so that the ledger can say how many there were. In alphabetical order.
+    recorded on the call, so that the ledger can count such calls. In alphabetical order.
     """
     names = [name for name, neutral in _NEUTRAL.items() if request.get(name) not in (None, *neutral)]
     names += [name for name in _GRAMMARS if request.get(name) is not None]

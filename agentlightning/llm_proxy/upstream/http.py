@@ -1,7 +1,7 @@
-"""Calls to model servers: one session, failover, and retries of what may be done twice.
+"""Calls to model servers: one session, failover, and retries of requests that may be repeated.
 
 Retried, before anything is returned to the agent: a server that cannot be reached, and 429, 502, 503 and 504, at most
-`max(num_retries, 3)` times; 500 and the timeout of an entry only when `num_retries` says so; a connection that is cut
+`max(num_retries, 3)` times; 500 and the timeout of an entry only if `num_retries` allows it; a connection that is cut
 after the request went out once (it may have been a stale one). Where a model has several servers, each of these moves
 on to the next one until each was asked. Everything else, such as 400, is the agent's to see unchanged. Pauses grow, are
 jittered, honour `Retry-After`, and never outlast the call.
@@ -45,14 +45,14 @@ _HEADERS = {"content-type": "application/json", "accept-encoding": "identity"}
 _CONNECT_SECONDS = 10.0
 _IDLE_SECONDS = 4.0  # below the 5 s after which uvicorn closes idle connections, vLLM's server among them
 _LONGEST_PAUSE = 30.0
-_LONGEST_PAUSE_AMONG_OTHERS = 2.0  # then another model is asked
+_LONGEST_PAUSE_AMONG_OTHERS = 2.0  # then another model is called
 _LONGEST_CALL = 86_400.0
-_MOST_KEPT = 64  # addresses with connections of their own
+_MOST_KEPT = 64  # addresses with their own connections
 _SHOWN_BYTES = 2000
 _REFUSAL_BYTES = 64 * 1024
 _LARGE_BYTES = 1024 * 1024  # larger bodies go out in pieces, so that the loop is not held up
 _FAILURES = {"unreachable": "cannot be reached", "cut": "closed the connection", "timeout": "was too slow"}
-"""What an error says of a server; of any other failure that it gave no usable reply."""
+"""Text about a server in an error; any other failure is described as an unusable reply."""
 
 
 class Upstream:
@@ -60,7 +60,7 @@ class Upstream:
 
     def __init__(self, *, num_retries: int, body_bytes: int, calls: int, health: HealthChecks) -> None:
         self.off_loop = OffLoop()
-        """For what is long, the gateway's included."""
+        """Runs long work, including the gateway's."""
         self._num_retries = num_retries
         self._body_bytes = body_bytes
         self._calls = calls
@@ -77,7 +77,7 @@ class Upstream:
     async def opened(self, endpoints: Callable[[], list[ModelEndpoint]]) -> AsyncGenerator[None, None]:
         """Hold the session open; it ignores proxy variables of the environment and keeps no cookies.
 
-        The engines of `endpoints` are asked what they are; those of others before their first call.
+        The engines of `endpoints` are identified at the start; those of others before their first call.
         """
         connector = aiohttp.TCPConnector(limit=self._calls, keepalive_timeout=_IDLE_SECONDS)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS)
@@ -89,8 +89,8 @@ class Upstream:
                 async with watch.watching() as self._watch:
                     yield
             finally:
-                for kept in self._kept.values():
-                    kept.close()
+                for connections in self._kept.values():
+                    connections.close()
                 self._kept.clear()
                 self.off_loop.close()
                 if self._used_litellm:
@@ -107,13 +107,13 @@ class Upstream:
         *,
         among_others: bool = False,
     ) -> AsyncGenerator[UpstreamResponse | UpstreamStream, None]:
-        """Give the first good reply: whole, or opened if the call is streamed and the server streams too.
+        """Return the first good reply: whole, or opened if the call is streamed and the server streams too.
 
-        `deadline` is on the monotonic clock; `among_others` says that other models may be asked, too. Nothing is tried
-        again once a reply has been given.
+        `deadline` is on the monotonic clock; `among_others` is True if other models may be called, too. Nothing is
+        retried once a reply has been returned.
 
         Raises:
-            CallFailed: no good reply; the server's own reply where it gave one, else 502, or 504 after a timeout.
+            CallFailed: no good reply; the server's own reply where it returned one, else 502, or 504 after a timeout.
         """
         assert call.request is not None
         request, earlier = call.request, call.upstream_tries
@@ -125,13 +125,13 @@ class Upstream:
                 call.request = endpoint.completed(request, wire.limit_names)
                 response = await self._ask(call, wire, endpoint)
                 call.endpoint = endpoint
-                if len(endpoints) > 1 or among_others:  # else the only one is asked whatever is known of it
+                if len(endpoints) > 1 or among_others:  # the only server is called whatever its state
                     self._note_health(endpoint, response)
                 if isinstance(response, UpstreamStream):
                     try:
                         yield response
                     finally:
-                        await response.close()  # a stream that was not read to its end ends the generation there
+                        await response.close()  # a stream that is closed early ends the generation there
                     return
                 if response.ok:
                     yield response
@@ -150,16 +150,16 @@ class Upstream:
             await asyncio.sleep(pause)
 
     def states(self, endpoints: list[ModelEndpoint]) -> dict[str, str]:
-        """Return what is known of each endpoint: `serving`, `failing` or `out`."""
+        """Return the state of each endpoint: `serving`, `failing` or `out`."""
         return {f"{endpoint.model} at {endpoint.label}": self.balancer.state(endpoint) for endpoint in endpoints}
 
     async def count(
         self, endpoint: ModelEndpoint, base: str, route: str, wire: Dialect, body: bytes
     ) -> UpstreamResponse:
-        """Ask a server once to count tokens; `route` stands below `base`.
+        """Ask a server once to count tokens; `route` is relative to `base`.
 
         Raises:
-            CallFailed: 501, it does not count; 502, it cannot be reached or gave no usable reply; its own refusal.
+            CallFailed: 501, it does not count; 502, it cannot be reached or returned no usable reply; its own refusal.
         """
         server = f"The model server of {endpoint.model!r}"
         if endpoint.engine == LITELLM_ENGINE:
@@ -183,7 +183,7 @@ class Upstream:
         raise _refusal(response, f"{server} did not count the tokens ({response.status})")
 
     def _most_tries(self, response: UpstreamResponse, others: int) -> int:
-        """Return after how many tries a call with this response is tried once more."""
+        """Return the maximum number of retries of a call with this response."""
         if response.failure == "unreachable" or (not response.failure and response.status in _TRANSIENT):
             return max(self._num_retries, 3, others)
         if response.failure == "cut":
@@ -202,43 +202,50 @@ class Upstream:
     async def _ask(
         self, call: GatewayCall, wire: Dialect, endpoint: ModelEndpoint
     ) -> UpstreamResponse | UpstreamStream:
-        """Ask once; a server that refuses a field which only the gateway wanted is asked again without it."""
+        """Call the server once; one that refuses a field which only the gateway added is called again without it."""
         assert call.request is not None
         assert self._watch is not None
         call.engine = engine = await self._watch.engine_of(endpoint)
         if call.dialect == MESSAGES.route and wire.route == ChatCompletions.route:
             check_prefill(call.request, goes_on=engine.continues_messages)
-        wanted = dict(engine.asks.get(wire.route, {}))
+        token_options = dict(engine.asks.get(wire.route, {}))
         for name in self._unsupported.get(endpoint, ()):
-            wanted.pop(name, None)
+            token_options.pop(name, None)
         request = call.request
         if call.streamed and wire.route == ChatCompletions.route and not engine.streams_chat_tokens:
-            if call.is_for_training:  # asked for a reply in one piece, of which the agent gets a stream all the same
+            if call.is_for_training:  # requested in one piece; the agent still gets a stream
                 request = {name: value for name, value in request.items() if name not in ("stream", "stream_options")}
             else:
-                wanted = {}
-        refused: list[str] = []
+                token_options = {}
+        refused_fields: list[str] = []
         while True:
-            response = await self._try(call, wire, endpoint, request, wanted)
+            response = await self._try(call, wire, endpoint, request, token_options)
             if isinstance(response, UpstreamStream) or response.ok:
                 break
-            said = response.body[:_REFUSAL_BYTES] if response.status in (400, 422) else b""
-            added = sorted(wire.added(request, wanted), key=len, reverse=True)
-            culprit = next((name for name in added if name.encode() in said), None)
+            error_text = response.body[:_REFUSAL_BYTES] if response.status in (400, 422) else b""
+            added_fields = sorted(wire.added(request, token_options), key=len, reverse=True)
+            culprit = next((name for name in added_fields if name.encode() in error_text), None)
             if culprit is None:
                 return response
-            del wanted[culprit]
-            refused.append(culprit)
-        if refused:
-            self._unsupported.setdefault(endpoint, set()).update(refused)
-            logger.warning("the model server %s refuses the field %r; not asked for again", endpoint.label, refused[-1])
+            del token_options[culprit]
+            refused_fields.append(culprit)
+        if refused_fields:
+            self._unsupported.setdefault(endpoint, set()).update(refused_fields)
+            logger.warning(
+                "the model server %s refuses the field %r; not asked for again", endpoint.label, refused_fields[-1]
+            )
         return response
 
     async def _try(
-        self, call: GatewayCall, wire: Dialect, endpoint: ModelEndpoint, request: Json, wanted: Mapping[str, object]
+        self,
+        call: GatewayCall,
+        wire: Dialect,
+        endpoint: ModelEndpoint,
+        request: Json,
+        token_options: Mapping[str, object],
     ) -> UpstreamResponse | UpstreamStream:
-        """Ask once, within the seconds of the endpoint's entry."""
-        body = await self.off_loop.run(call.bytes, wire.upstream_request, request, endpoint.model, wanted)
+        """Call the server once, within the seconds of the endpoint's entry."""
+        body = await self.off_loop.run(call.bytes, wire.upstream_request, request, endpoint.model, token_options)
         call.upstream_tries += 1
         seconds = endpoint.seconds(streamed=bool(request.get("stream")))
         limit = asyncio.timeout(seconds)
@@ -252,8 +259,8 @@ class Upstream:
                 if call.engine is EMBEDDED:
                     names = (call.rollout_id, call.attempt_id, call.call_id)
                     headers[ATTEMPT_HEADER] = "/".join(quote(name, safe="") for name in names)
-                if not call.streamed and (kept := self._connections(endpoint.api_base)) is not None:
-                    return await self._send_plain(kept, endpoint, f"/{wire.route}", body, headers)
+                if not call.streamed and (connections := self._connections(endpoint.api_base)) is not None:
+                    return await self._send_plain(connections, endpoint, f"/{wire.route}", body, headers)
                 url = f"{endpoint.api_base}/{wire.route}"
                 return await self._send(endpoint, url, body, headers, streamed=call.streamed)
         except TimeoutError:
@@ -295,27 +302,27 @@ class Upstream:
         return await self._response(reply.status, bytes(whole), reply.headers.get("Retry-After"), endpoint)
 
     def _connections(self, address: str) -> HttpConnections | None:
-        """Return the connections to a server at a plain address; None where the general client is to ask."""
-        kept = self._kept.get(address)
+        """Return the connections to a server at a plain address; None if the general client is used."""
+        connections = self._kept.get(address)
         is_plain = address.startswith("http://") and not {"?", "#"} & set(address)
-        if kept is None and is_plain and len(self._kept) < _MOST_KEPT:
-            kept = self._kept[address] = HttpConnections(
+        if connections is None and is_plain and len(self._kept) < _MOST_KEPT:
+            connections = self._kept[address] = HttpConnections(
                 address, connect_seconds=_CONNECT_SECONDS, idle_seconds=_IDLE_SECONDS, most_bytes=self._body_bytes
             )
-        return kept
+        return connections
 
     async def _send_plain(
-        self, kept: HttpConnections, endpoint: ModelEndpoint, path: str, body: bytes, headers: dict[str, str]
+        self, pool: HttpConnections, endpoint: ModelEndpoint, path: str, body: bytes, headers: dict[str, str]
     ) -> UpstreamResponse:
-        """Ask for a reply in one piece, in a quarter of the time of the general client."""
+        """Request a reply in one piece, in a quarter of the time of the general client."""
         headers.pop("accept-encoding", None)  # the connections name it themselves
         try:
-            answer = await kept.request("POST", path, headers, body, _LONGEST_CALL)  # the call's own limit is shorter
+            answer = await pool.request("POST", path, headers, body, _LONGEST_CALL)  # the call's own limit is shorter
         except (NotConnectedError, TimeoutError) as error:  # the agent reads it: no address
             return UpstreamResponse(failure="unreachable", detail=type(error.__cause__ or error).__name__)
         except CutAnswerError as error:
             return UpstreamResponse(error.status, failure="cut", detail=str(error))
-        except BrokenAnswerError as error:  # nor what came, a key perhaps, which the text of an unread answer quotes
+        except BrokenAnswerError as error:  # nor the quoted answer, which may hold a key
             detail = str(error) if error.status else "what came is no HTTP answer"
             return UpstreamResponse(error.status, failure="garbage", detail=detail)
         except OSError as error:
@@ -334,7 +341,7 @@ class Upstream:
 
 
 def _headers(wire: Dialect, endpoint: ModelEndpoint, forwarded: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the headers of a request to a server; those of its entry take the place of others, whatever their case."""
+    """Return the headers of a request to a server; those of its entry replace others of the same name in any case."""
     keys = {name.lower(): value for name, value in wire.key_headers(endpoint.api_key).items()}
     return {**_HEADERS, **keys, **(forwarded or {}), **dict(endpoint.headers)}
 
@@ -348,8 +355,8 @@ def _call_failed(response: UpstreamResponse, call: GatewayCall, endpoint: ModelE
     if response.failure == "not_asked":
         return unusable(f"The model server of {model!r} was not asked: {response.detail}")
     if response.failure or not 400 <= response.status < 600:
-        said = _FAILURES.get(response.failure, "gave no usable reply")
-        text = f"The model server of {model!r} {said}: {response.outcome}; tries: {tries}"
+        reason = _FAILURES.get(response.failure, "gave no usable reply")
+        text = f"The model server of {model!r} {reason}: {response.outcome}; tries: {tries}"
         logger.warning("%s: %s (%s)", call.call_id, text, endpoint.label)
         status, code = (504, "timeout") if response.failure == "timeout" else (502, "upstream_unusable")
         others = response.others_may_serve

@@ -1,7 +1,7 @@
-"""Model servers that only LiteLLM speaks to: a chat completion through its library, in the forms of our own calls.
+"""Model servers that only LiteLLM can reach: a chat completion through its library, in the types of our own calls.
 
-The library is told to try once: retries, limits and the record are the gateway's. Its settings (where to, with which
-key) stand side by side with the fields of a request in its calls, so only fields that are known to be a request's are
+The library is told to try once: retries, limits and the record are the gateway's. Its settings (address and key)
+stand side by side with the fields of a request in its calls, so only fields that are known to be a request's are
 taken from the agent.
 """
 
@@ -66,7 +66,7 @@ async def ask_litellm(endpoint: ModelEndpoint, body: bytes, limit: int) -> Upstr
         if request.get("stream"):
             stream = LiteLLMStream(reply, endpoint, limit)
             return stream if await stream.begin() else NOT_BEGUN
-    except Exception as error:  # boundary: whatever the library raises is what the provider answered, if it did
+    except Exception as error:  # boundary: an error of the library may hold the provider's answer
         return _failed_response(error, endpoint)
     body, hid_key = Secrets(endpoint.secrets).hide(json_bytes(reply.model_dump(mode="json", exclude_none=True)))
     return UpstreamResponse(200, body, hid_key=hid_key)
@@ -95,7 +95,7 @@ class LiteLLMStream(UpstreamStream):
 
 
 async def close_litellm() -> None:
-    """Close the library's connections, which belong to the loop that they were made on."""
+    """Close the library's connections, which belong to the loop that created them."""
     litellm: Any = sys.modules.get("litellm")
     if litellm is not None:
         await litellm.close_litellm_async_clients()
@@ -103,10 +103,10 @@ async def close_litellm() -> None:
 
 
 def _failed_response(error: Exception, endpoint: ModelEndpoint) -> UpstreamResponse:
-    """Return what the library raised as an answer: the provider's own status, or why there is none.
+    """Return an error of the library as an answer: the provider's own status, or why there is none.
 
-    The library gives nearly every error a status and the name of a connection error, those of its own code as well; so
-    what caused it decides.
+    The library gives nearly every error a status and the name of a connection error, even those of its own code; so
+    the cause decides.
     """
     status: Any = getattr(error, "status_code", None)
     name = type(error).__name__
@@ -132,17 +132,17 @@ def _failed_response(error: Exception, endpoint: ModelEndpoint) -> UpstreamRespo
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Give the error and what it was raised from, outermost first."""
-    seen: set[int] = set()
+    """Yield the error and its causes, outermost first."""
+    ids: set[int] = set()
     cause: BaseException | None = error
-    while cause is not None and id(cause) not in seen:
-        seen.add(id(cause))
+    while cause is not None and id(cause) not in ids:
+        ids.add(id(cause))
         yield cause
         cause = cause.__cause__ or cause.__context__
 
 
 def _was_not_reached(error: BaseException) -> bool:
-    """True if a connection failed or timed out, by the word of what made it."""
+    """True if a connection failed or timed out, by the exception of the package that opened it."""
     for cause in _causes(error):
         package = _package(type(cause))
         for kind in type(cause).__mro__:
@@ -157,17 +157,17 @@ def _package(kind: type[BaseException]) -> str:
 
 
 def _reason(error: BaseException, endpoint: ModelEndpoint) -> str:
-    """Return the words of the error that caused all others."""
+    """Return the text of the error that caused all others."""
     *_, innermost = _causes(error)
     return _words(innermost, endpoint)
 
 
 def _words(error: BaseException, endpoint: ModelEndpoint) -> str:
-    """Return an error's own words; without keys and addresses."""
+    """Return an error's own text, without keys and addresses."""
     text = f"{type(error).__name__}: {error}".encode("utf-8", "replace")
-    return _without_secrets(text, endpoint).decode("utf-8", "replace")[:_SHOWN_CHARS]  # half a key is not known for one
+    return _without_secrets(text, endpoint).decode("utf-8", "replace")[:_SHOWN_CHARS]  # half a key is not recognised
 
 
 def _without_secrets(body: bytes, endpoint: ModelEndpoint) -> bytes:
-    shown, _ = Secrets(endpoint.secrets).hide(body)
-    return shown.replace(endpoint.api_base.encode(), endpoint.label.encode()) if endpoint.api_base else shown
+    text, _ = Secrets(endpoint.secrets).hide(body)
+    return text.replace(endpoint.api_base.encode(), endpoint.label.encode()) if endpoint.api_base else text

@@ -1,8 +1,8 @@
-"""Takes the key of a model server out of its responses, whole ones and streams, so that no agent sees it.
+"""Removes the key of a model server from its responses, whole ones and streams, so that no agent sees it.
 
-In a stream the key may come in pieces. All texts of its frames are followed, by choice and field, and frames are held
-back while a text ends with the begin of a key; all others pass as they are. Every letter of texts that an agent puts
-together (what a delta says) counts for that; of other fields, which hold whole values, more than a few must fit.
+In a stream the key may arrive in pieces. All texts of its frames are tracked, by choice and field, and frames are held
+back while a text ends with the beginning of a key; all others pass unchanged. For texts that an agent concatenates
+(those of a delta) one character is enough; for other fields, which hold whole values, more than a few must match.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from agentlightning.llm_proxy.sse import data_of, with_data
 
 HIDDEN = "[redacted]"
 SHORTEST_KEY = 8
-"""Shorter ones are placeholders such as `EMPTY`, which are words of replies too."""
+"""Minimum length of a key; shorter ones are placeholders such as `EMPTY`, which also occur in replies."""
 _TELLS_NOTHING = 4
-"""So few characters of a key are let go when their text does not go on at once."""
+"""Number of characters of a key that are passed on when their text does not continue at once."""
 _WHOLE = ("role", "type", "id")
 """Fields below a delta that are whole values."""
 _CONSTANT = ("object", "model", "finish_reason", "stop_reason")
-"""Values that a server repeats or that come once: no frame waits for what follows them."""
+"""Values that a server repeats or sends once: no frame waits for their continuation."""
 _GROWING, _WHOLE_VALUE, _CONSTANT_VALUE = 1, _TELLS_NOTHING + 1, 2**31
 _MOST_FOLLOWED = 4096
-"""Texts whose end is remembered though no frame waits for them."""
+"""Number of texts whose end is remembered though no frame waits for them."""
 _SPELL_TOKENS = ("token_ids", "logprobs", "meta_info", "tokens")
-"""Fields of a choice that say its text again, in tokens."""
+"""Fields of a choice that repeat its text in tokens."""
 
 
 class Secrets:
-    """The keys of one endpoint, as they may be written."""
+    """The keys of one endpoint, in all their spellings."""
 
     def __init__(self, keys: Iterable[str | None]) -> None:
         self.keys = [key for key in dict.fromkeys(keys) if key and len(key) >= SHORTEST_KEY]
@@ -52,31 +52,31 @@ class Secrets:
         """Return a body without the keys, and whether one was in it."""
         if not self.keys:
             return body, False
-        shown = body
+        result = body
         if b"\\u" in body or b"\\/" in body:  # other ways to write the same letters in JSON
             value = read_json(body)
             canonical = b"" if value is None else json_bytes(value)
-            shown = canonical if any(form in canonical for form in self._forms) else body
+            result = canonical if any(form in canonical for form in self._forms) else body
         hidden = False
         for form in self._forms:
-            if form in shown:
-                shown, hidden = shown.replace(form, HIDDEN.encode()), True
-        return shown, hidden
+            if form in result:
+                result, hidden = result.replace(form, HIDDEN.encode()), True
+        return result, hidden
 
     def find(self, text: str) -> tuple[int, int] | None:
-        """Return where the first key begins and ends."""
+        """Return the beginning and the end of the first key."""
         places = [(at, at + len(key)) for key in self.keys if (at := text.find(key)) >= 0]
         return min(places, default=None)
 
 
 def _forms(key: str) -> list[bytes]:
     escaped = json.dumps(key)[1:-1]
-    spelt = (escaped, json.dumps(escaped)[1:-1], key, quote(key, safe=""))
-    return [*(form.encode() for form in dict.fromkeys(spelt)), base64.b64encode(key.encode()).rstrip(b"=")]
+    forms = (escaped, json.dumps(escaped)[1:-1], key, quote(key, safe=""))
+    return [*(form.encode() for form in dict.fromkeys(forms)), base64.b64encode(key.encode()).rstrip(b"=")]
 
 
 def _begun(key: str, text: str) -> int:
-    """Return how many of the last characters of a text are the begin of the key, but not all of it."""
+    """Return the number of last characters of a text that are the beginning of the key, but not all of it."""
     end = text[1 - len(key) :]
     at = end.find(key[0])
     while at >= 0:
@@ -92,7 +92,7 @@ class _Frame:
     value: Json | None = None
     changed: bool = False
     gone: bool = False
-    """Has been handed on."""
+    """True after it was passed on."""
 
     def bytes(self) -> bytes:
         if not self.changed:
@@ -113,14 +113,14 @@ class _Piece:
     name: Any
     length: int
     waits: bool = True
-    """Holds its frame back."""
+    """True if it holds its frame back."""
 
     @property
     def held(self) -> bool:
         return self.waits and not self.frame.gone
 
     def keep(self, length: int) -> None:
-        """Leave only the first of these characters."""
+        """Keep only the first of these characters."""
         text = self.place[self.name]
         self.place[self.name] = text[: len(text) - self.length + length]
         self.frame.changed = True
@@ -128,7 +128,7 @@ class _Piece:
 
 @dataclass(slots=True)
 class _Tail:
-    """The end of a growing text that is the begin of a key."""
+    """The end of a growing text that is the beginning of a key."""
 
     text: str = ""
     pieces: list[_Piece] = field(default_factory=list["_Piece"])
@@ -138,7 +138,7 @@ class _Tail:
         return any(piece.held for piece in self.pieces)
 
     def cut(self, keep: int) -> None:
-        """Leave only the first `keep` characters of it in the frames that are still here."""
+        """Keep only the first `keep` characters of it in the frames that are still here."""
         for piece in self.pieces:
             if not piece.frame.gone:
                 piece.keep(min(piece.length, max(0, keep)))
@@ -146,27 +146,27 @@ class _Tail:
 
 
 class KeyWatch:
-    """Follows one stream. What it gives back is what the agent may see, in the same order."""
+    """Filters one stream. It returns only what the agent may see, in the same order."""
 
     def __init__(self, secrets: Secrets) -> None:
         self._secrets = secrets
         self._held: list[_Frame] = []
         self._tails: dict[tuple[object, ...], _Tail] = {}
         self.hid_key = False
-        """A key was in it."""
+        """True if a key was in it."""
 
     def feed(self, raw: bytes) -> list[bytes]:
-        """Take one frame and return those that can be handed on; may be none."""
-        shown, hidden = self._secrets.hide(raw)
-        data = data_of(shown)
+        """Take one frame and return those that can be passed on, possibly none."""
+        visible, hidden = self._secrets.hide(raw)
+        data = data_of(visible)
         if data is not None and (b"\\u" in raw or b"\\/" in raw):
             clean, inside = self._secrets.hide(data)
             if inside:
-                shown, hidden = shown.replace(data, clean), True
-                data = data_of(shown)
+                visible, hidden = visible.replace(data, clean), True
+                data = data_of(visible)
         self.hid_key |= hidden
         value = None if data is None else read_json(data)
-        frame = _Frame(shown, value, changed=hidden and value is not None)
+        frame = _Frame(visible, value, changed=hidden and value is not None)
         self._held.append(frame)
         if value is None:
             return self.end() if data is not None else self._free()
@@ -182,11 +182,11 @@ class KeyWatch:
         for path, tail in self._tails.items():
             if path not in touched and len(tail.text) <= _TELLS_NOTHING and (not about or path[0] in about):
                 for piece in tail.pieces:
-                    piece.waits = False  # tells nothing and did not go on, though its choice did
+                    piece.waits = False  # reveals nothing and did not continue, though its choice did
         return self._free()
 
     def end(self) -> list[bytes]:
-        """Return what is left, without texts that are the first half of a key."""
+        """Return the remaining frames, without texts that are the first half of a key."""
         for tail in self._tails.values():
             if len(tail.text) >= SHORTEST_KEY and tail.held:
                 tail.cut(0)
@@ -194,8 +194,8 @@ class KeyWatch:
         self._tails.clear()
         return self._free()
 
-    def _follow(self, said: _Text, frame: _Frame) -> None:
-        path, place, name = said.path, said.place, said.name
+    def _follow(self, entry: _Text, frame: _Frame) -> None:
+        path, place, name = entry.path, entry.place, entry.name
         tail = self._tails.get(path) or _Tail()
         while (place_of_key := self._secrets.find(tail.text + place[name])) is not None:
             begin, end = place_of_key
@@ -206,7 +206,7 @@ class KeyWatch:
             tail = _Tail()
         text = tail.text + place[name]
         length = max((_begun(key, text) for key in self._secrets.keys), default=0)
-        waits = length >= said.least
+        waits = length >= entry.least
         if not length or (not waits and path not in self._tails and len(self._tails) >= _MOST_FOLLOWED):
             self._tails.pop(path, None)
             return
@@ -228,7 +228,7 @@ class KeyWatch:
 
 
 def without_tokens(reply: Json) -> Json:
-    """Return a reply without the tokens of its choices, which spell what was hidden in its texts."""
+    """Return a reply without the tokens of its choices, which spell the text hidden in its texts."""
     if not isinstance(reply.get("choices"), list):
         return reply
     choices = [{k: v for k, v in choice.items() if k not in _SPELL_TOKENS} for choice in objects(reply["choices"])]
@@ -236,14 +236,14 @@ def without_tokens(reply: Json) -> Json:
 
 
 class _Text(NamedTuple):
-    """A text of a frame that may go on in later ones: what it belongs to, and where it stands."""
+    """A text of a frame that may continue in later ones: its path and its place."""
 
     path: tuple[object, ...]
     place: Any
     """The object or list that holds it."""
     name: Any
     least: int
-    """So many characters of a key at its end hold the frame back: `_GROWING`, `_WHOLE_VALUE` or `_CONSTANT_VALUE`."""
+    """Characters of a key at its end that hold the frame back: `_GROWING`, `_WHOLE_VALUE` or `_CONSTANT_VALUE`."""
 
 
 def _top(place: Json, deltas: tuple[str, ...], text: str) -> Iterator[_Text]:
@@ -262,8 +262,8 @@ def _top(place: Json, deltas: tuple[str, ...], text: str) -> Iterator[_Text]:
 
 
 def _texts(place: object, path: tuple[object, ...], grows: bool, in_row: bool = False) -> Iterator[_Text]:
-    """Return the texts in an object or list. Those of a list's entries go on at the same place of a later list; if they
-    stand `in_row`, in the next entry."""
+    """Return texts of an object or list. Those of a list's entries continue at the same place of a later list; if they
+    are `in_row`, in the next entry."""
     if is_object(place):
         for name, value in place.items():
             if isinstance(value, str):
@@ -287,5 +287,5 @@ def _least(name: str, grows: bool) -> int:
 
 
 def _index(value: Json) -> tuple[str, ...]:
-    """Return by which numbers a frame, a choice or an entry says what it is about."""
+    """Return the numbers that identify the subject of a frame, a choice or an entry."""
     return tuple(str(value.get(name)) for name in ("index", "output_index", "content_index") if name in value)

@@ -1,4 +1,4 @@
-"""Responses of model servers: a whole one, or a stream that has begun. The server's key is taken out of both."""
+"""Responses of model servers: a whole one, or a stream that has begun. The server's key is removed from both."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class UpstreamResponse:
-    """What came of one try: a response, or the reason why there is none."""
+    """The result of one try: a response, or the reason why there is none."""
 
     status: int = 0
-    """0 if there is no response."""
+    """HTTP status; 0 if there is no response."""
     body: bytes = b""
     retry_after: float | None = None
-    """Seconds."""
+    """Seconds after which the server may be tried again."""
     hid_key: bool = False
-    """The server's key was in it; its tokens would spell it."""
+    """True if the server's key was in it; its tokens would spell it."""
     failure: Literal["", "unreachable", "cut", "timeout", "garbage", "not_asked"] = ""
     """`timeout`: that of the endpoint's entry. `not_asked`: it failed on this side, by a missing package or a wrong
-    setting; `detail` says how."""
+    setting; `detail` has the reason."""
     detail: str = ""
 
     @property
@@ -43,7 +43,7 @@ class UpstreamResponse:
 
     @property
     def others_may_serve(self) -> bool:
-        """True if another server may do better: this one failed or is busy, and nothing of a reply has come."""
+        """True if another server may do better: this one failed or is busy, and no part of a reply has arrived."""
         return self.failure in ("unreachable", "cut", "timeout") or (
             not self.failure and (self.status == 429 or self.status >= 500)
         )
@@ -58,10 +58,10 @@ NOT_BEGUN = UpstreamResponse(200, failure="cut", detail="before the first frame 
 
 
 class UpstreamStream(ABC):
-    """A stream that a model server has begun, out of `pieces`. `frames` reads it once; whoever opened it closes it."""
+    """A stream that a model server has begun, out of `pieces`. `frames` reads it once; its opener closes it."""
 
     errors: tuple[type[Exception], ...] = (Exception,)
-    """What breaks off the stream while its pieces are read."""
+    """Errors that break off the stream while its pieces are read."""
 
     def __init__(self, pieces: AsyncIterator[Any], endpoint: ModelEndpoint, limit: int) -> None:
         self._pieces, self._endpoint, self._limit = pieces, endpoint, limit
@@ -72,7 +72,7 @@ class UpstreamStream(ABC):
 
     @property
     def hid_key(self) -> bool:
-        """The server's key was in it so far; its tokens would spell it."""
+        """True if the server's key was in it so far; its tokens would spell it."""
         return self._watch.hid_key
 
     async def begin(self) -> bool:
@@ -87,7 +87,7 @@ class UpstreamStream(ABC):
         return bool(self._first)
 
     async def frames(self) -> AsyncGenerator[bytes, None]:
-        """Give the frames as they come, but for the server's key; one that may be the begin of it waits for the next.
+        """Yield the frames as they arrive, without the server's key; one that may begin it waits for the next one.
 
         Raises:
             CallFailed: the connection broke, or the stream is beyond its bound.
@@ -95,12 +95,12 @@ class UpstreamStream(ABC):
         failure: CallFailed | None = None
         try:
             async for frame in self._raw_frames():
-                for shown in self._watch.feed(frame) if self._watches else (frame,):
-                    yield shown
+                for visible in self._watch.feed(frame) if self._watches else (frame,):
+                    yield visible
         except CallFailed as error:
             failure = error
-        for shown in self._watch.end():
-            yield shown
+        for visible in self._watch.end():
+            yield visible
         if failure is not None:
             raise failure
 
@@ -129,19 +129,19 @@ class UpstreamStream(ABC):
 
     @abstractmethod
     def bytes_of(self, piece: Any) -> bytes:
-        """Return a piece as it would come over the wire."""
+        """Return a piece as the bytes of the wire format."""
 
     @abstractmethod
     def words_of(self, error: Exception) -> str:
-        """Return why the stream broke off; without keys and addresses."""
+        """Return why the stream broke off, without keys and addresses."""
 
     @abstractmethod
     def last_frames(self) -> list[bytes]:
-        """Return the frames behind the last piece."""
+        """Return the frames after the last piece."""
 
     @abstractmethod
     async def close(self) -> None:
-        """End the connection; what was not read is not generated."""
+        """Close the connection; the unread rest is not generated."""
 
     def broken(self, detail: str) -> CallFailed:
         """Return the failure of a stream that broke off."""
@@ -172,8 +172,8 @@ class HttpStream(UpstreamStream):
 
     @override
     def last_frames(self) -> list[bytes]:
-        # A last frame may say a whole thing though the stream ended before the empty line after it. Any other rest is a
-        # part of a frame, which counts for nothing (server-sent events, section 9.2.6).
+        # A last frame may be complete though the stream ended before the empty line after it. Any other rest is a
+        # part of a frame, which is ignored (server-sent events, section 9.2.6).
         data = data_of(self._frames.rest())
         is_whole = data is not None and (data.strip() == DONE or read_json(data) is not None)
         return [self._frames.rest().rstrip(b"\r\n") + b"\n\n"] if is_whole else []

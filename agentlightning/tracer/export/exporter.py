@@ -1,8 +1,8 @@
-"""Mirror: a copy of the spans that go to the store goes to a collector too, beside the agent's path.
+"""Mirror: a copy of the spans for the store is also sent to a collector, outside the agent's path.
 
-Spans are put on a bounded queue and forgotten by whoever puts them there; a thread sends them in batches. A collector
-that is slow, away or full costs memory up to the bound, and then copies; it costs no rollout anything. Losses are
-counted, and said once. What speaks OTLP is imported when there is a collector, not before.
+Spans are put on a bounded queue without waiting; a thread sends them in batches. A collector
+that is slow, unreachable or full costs memory up to the bound, and then copies; no rollout is affected. Losses are
+counted, and logged once. The OTLP libraries are imported when there is a collector, not before.
 
 One mirror serves a process. Tracers open it (`open_mirror`) and close it again; the last one to close waits, within a
 bound, until the queue is empty. A forked child has an empty mirror of its own.
@@ -30,27 +30,27 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MOST_SPANS = 20_000
-"""Spans that wait for a collector, all of a process together."""
+"""Number of spans that wait for a collector, all of a process together."""
 MOST_BYTES = 64 * 1024 * 1024
-"""About the size of them in memory."""
+"""Approximate bytes of these spans in memory."""
 BATCH_SPANS = 512
 BATCH_BYTES = 3 * 1024 * 1024
-"""Below the 4 MiB that a gRPC server takes by default."""
+"""Bytes of a batch; below the 4 MiB that a gRPC server accepts by default."""
 CLOSE_SECONDS = 3.0
-"""How long the end of a worker waits for the queue."""
+"""Seconds for which the end of a worker waits for the queue."""
 _LINGER_SECONDS = 0.5
-"""How long a batch waits to be filled."""
+"""Seconds for which a batch waits to be filled."""
 _TRY_SECONDS = 10.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 
 
 class MirrorCounts(NamedTuple):
-    """What became of the spans so far."""
+    """Numbers of spans so far, by outcome."""
 
     offered: int
     sent: int
     lost: int
-    """Dropped here, or not kept by the collector."""
+    """Number of spans dropped here, or not kept by the collector."""
 
 
 class Mirror:
@@ -80,7 +80,7 @@ class Mirror:
             return MirrorCounts(self._offered, self._sent, self._lost)
 
     def offer(self, spans: Sequence[Span]) -> None:
-        """Take copies of spans along; those that find no room are lost. Returns at once."""
+        """Queue copies of spans; those that find no room are lost. Returns at once."""
         sized = [(span, weight_of(span)) for span in spans]
         with self._changed:
             self._offered += len(sized)
@@ -89,7 +89,7 @@ class Mirror:
                 if len(self._queue) < self._most_spans and self._bytes + size <= self._most_bytes and self._is_open():
                     self._queue.append((span, size))
                     self._bytes += size
-            refused = len(sized) - (len(self._queue) - before)
+            excess = len(sized) - (len(self._queue) - before)
             if self._thread is None and self._queue:
                 thread = threading.Thread(target=self._run, name="agentlightning-mirror", daemon=True)
                 try:
@@ -99,11 +99,11 @@ class Mirror:
                 else:
                     self._thread = thread
             self._changed.notify_all()
-        if refused:
-            self._lose(refused, f"{self._most_spans} spans or {self._most_bytes} bytes wait already")
+        if excess:
+            self._lose(excess, f"{self._most_spans} spans or {self._most_bytes} bytes wait already")
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Send what waits, for at most `seconds`, and end the thread; what is left is lost. May be called twice."""
+        """Send the waiting spans, for at most `seconds`, and end the thread; the rest is lost. May be called twice."""
         with self._changed:
             if self._is_open():
                 self._closed_at = time.monotonic() + seconds
@@ -112,11 +112,11 @@ class Mirror:
         if thread is not None and thread is not threading.current_thread():
             thread.join(seconds)
         with self._changed:
-            left = len(self._queue) + self._in_flight
+            remaining = len(self._queue) + self._in_flight
             self._queue.clear()
             self._in_flight = 0
-        if left:
-            self._lose(left, f"the collector did not take them within {seconds:g} s at the end")
+        if remaining:
+            self._lose(remaining, f"the collector did not take them within {seconds:g} s at the end")
         counts = self.counts
         logger.info("Mirrored %d of %d spans to %s", counts.sent, counts.offered, self._name)
 
@@ -130,7 +130,7 @@ class Mirror:
             self._sender.close()
 
     def _next_batch(self) -> list[Span]:
-        """Wait for spans and return the next ones in order; none when the mirror was closed and nothing is left."""
+        """Wait for spans and return the next ones in order; none when the mirror is closed and the queue is empty."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or not self._is_open())
             self._changed.wait_for(self._is_ready, _LINGER_SECONDS)
@@ -148,7 +148,7 @@ class Mirror:
         return len(self._queue) >= BATCH_SPANS or self._bytes >= BATCH_BYTES or not self._is_open()
 
     def _hand_over(self, batch: list[Span]) -> None:
-        """Send a batch until it is taken, refused, or the mirror is closed and the time is up."""
+        """Send a batch until it is accepted, refused, or the mirror is closed and the time is up."""
         try:
             body = self._encode(batch)
         except BadRequestError:  # those that OTLP cannot hold are lost
@@ -169,32 +169,34 @@ class Mirror:
         delays = backoff_delays(_FIRST_PAUSE, _LONGEST_PAUSE)
         while True:
             last = not self._is_open()
-            closed = self._closed_at
-            answer = self._sender.send(body, _TRY_SECONDS if closed is None else max(0.05, closed - time.monotonic()))
+            deadline = self._closed_at
+            answer = self._sender.send(
+                body, _TRY_SECONDS if deadline is None else max(0.05, deadline - time.monotonic())
+            )
             if answer.verdict != "again":
                 break
             logger.debug("Mirroring %d spans to %s failed, will be tried again: %s", count, self._name, answer.why)
             if not self._may_try_again(answer, next(delays), last):
                 break
-        kept = count - min(answer.rejected, count) if answer.verdict == "taken" else 0
+        kept_count = count - min(answer.rejected, count) if answer.verdict == "taken" else 0
         with self._changed:
-            if not self._in_flight:  # `close` has given them up
+            if not self._in_flight:  # `close` has dropped them
                 return
             self._in_flight = 0
-            self._sent += kept
-        if kept < count:
-            self._lose(count - kept, answer.why or "the collector kept only a part of them")
+            self._sent += kept_count
+        if kept_count < count:
+            self._lose(count - kept_count, answer.why or "the collector kept only a part of them")
 
     def _may_try_again(self, answer: Answer, delay: float, last: bool) -> bool:
         """Wait as the collector asks, else with growing pauses; False if the mirror is closed and has no time left."""
-        asked = answer.retry_after
-        until = time.monotonic() + (delay if asked is None else asked)
+        pause = answer.retry_after
+        until = time.monotonic() + (delay if pause is None else pause)
         with self._changed:
             self._changed.wait_for(lambda: not self._is_open(), until - time.monotonic())
             if self._closed_at is None:
                 return True
-            if asked is None:
-                return not last  # one more try, at once; a collector that is away is not waited for
+            if pause is None:
+                return not last  # one more try, at once; an unreachable collector is not waited for
             if until >= self._closed_at:
                 return False
             self._changed.wait_for(lambda: False, until - time.monotonic())
@@ -217,7 +219,7 @@ class Mirror:
 
 
 def weight_of(span: Span) -> int:
-    """Return about how many bytes a span takes: its texts and lists, and a constant for the rest."""
+    """Return the approximate size of a span in bytes: its texts and lists, and a constant for the rest."""
     size = 500 + len(span.name)
     for key, value in span.attributes.items():
         size += len(key) + _weight(value)
@@ -239,26 +241,26 @@ def _weight(value: object) -> int:
 
 
 class _Process:
-    """The mirror of this process, and how many tracers have it open."""
+    """The mirror of this process, and the number of tracers that have it open."""
 
     def __init__(self, wanted: bool = False) -> None:
         self.lock = threading.Lock()
         self.mirror: Mirror | None = None
         self.users = 0
         self.wanted = wanted
-        """A tracer has asked for it, here or in the process that this one was forked from."""
+        """True if a tracer opened it, here or in the process that this one was forked from."""
 
 
 _process = _Process()
 
 
 def open_mirror() -> bool:
-    """Start to mirror what is delivered, if the environment names a collector; returns whether it does.
+    """Start to mirror delivered spans, if the environment names a collector; return True if it does.
 
     Each call that returned true is to be followed by one of `close_mirror`.
 
     Raises:
-        ValueError, MissingExtraError: the variables cannot be followed; see `collector_of`.
+        ValueError, MissingExtraError: the variables are invalid; see `collector_of`.
     """
     process = _process
     with process.lock:
@@ -270,7 +272,7 @@ def open_mirror() -> bool:
 
 
 def close_mirror(seconds: float = CLOSE_SECONDS) -> None:
-    """Give up one use; the last one sends what waits, for at most `seconds`."""
+    """Release one use; the last one sends the waiting spans, for at most `seconds`."""
     process = _process
     with process.lock:
         process.users = max(0, process.users - 1)
@@ -282,7 +284,7 @@ def close_mirror(seconds: float = CLOSE_SECONDS) -> None:
 
 
 def is_mirroring() -> bool:
-    """True if spans that are given to `mirror_spans` go anywhere."""
+    """True if spans passed to `mirror_spans` are sent."""
     return _process.wanted
 
 
@@ -306,7 +308,7 @@ def mirror_spans(spans: Sequence[Span]) -> None:
 
 
 def mirror_counts() -> MirrorCounts:
-    """Return what became of the spans that this process has mirrored since the mirror was opened."""
+    """Return the numbers of spans that this process has mirrored since the mirror was opened, by outcome."""
     mirror = _process.mirror
     return mirror.counts if mirror is not None else MirrorCounts(0, 0, 0)
 
@@ -329,7 +331,7 @@ def _close_at_exit() -> None:
 
 
 def _begin_in_child() -> None:
-    """Locks, queue and thread belong to the parent; what waits there is the parent's to send."""
+    """Reset locks, queue and thread, which belong to the parent; it also sends the waiting spans."""
     global _process
     _process = _Process(_process.wanted)
 

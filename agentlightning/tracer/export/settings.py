@@ -1,4 +1,4 @@
-"""Which collector gets a copy of the spans: `AGENT_LIGHTNING_OTLP_ENDPOINT`, with the variables of OpenTelemetry.
+"""The collector that gets a copy of the spans: `AGENT_LIGHTNING_OTLP_ENDPOINT`, with the variables of OpenTelemetry.
 
     http://host:4318              OTLP over HTTP, to http://host:4318/v1/traces
     https://host/base             OTLP over HTTP, to https://host/base/v1/traces
@@ -28,19 +28,19 @@ Protocol = Literal["grpc", "http/protobuf"]
 
 @dataclass(frozen=True)
 class Collector:
-    """An address that takes spans."""
+    """An address that accepts spans."""
 
     url: str
     """Whole, with its path, for HTTP; `host:port` for gRPC."""
     protocol: Protocol = "http/protobuf"
     secure: bool = False
-    """TLS; for HTTP the address says so itself."""
+    """True for TLS with gRPC; for HTTP the scheme of the address decides."""
     headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
-    """Sent with every request; may hold secrets."""
+    """Headers of every request; may hold secrets."""
 
     @property
     def shown(self) -> str:
-        """The address without what may be secret."""
+        """The address without its query, which may be secret."""
         return self.url.partition("?")[0]
 
 
@@ -48,18 +48,18 @@ def collector_of(environment: Mapping[str, str] = os.environ) -> Collector | Non
     """Return the collector that the environment names; None if it names none.
 
     Raises:
-        ValueError: the address is none, holds credentials, or the protocol or the headers cannot be understood.
+        ValueError: the address is invalid or holds credentials, or the protocol or the headers are invalid.
         MissingExtraError: the address is one for gRPC, which is not installed.
     """
-    given = environment.get(ENDPOINT, "").strip()
-    if not given:
+    endpoint = environment.get(ENDPOINT, "").strip()
+    if not endpoint:
         return None
-    address = _address(given)
-    name, asked = _setting(environment, "PROTOCOL")
-    if asked not in ("", "grpc", "http/protobuf"):
-        raise ValueError(f"{name} must be grpc or http/protobuf for {ENDPOINT}; got {asked!r}")
+    address = _address(endpoint)
+    name, protocol_name = _setting(environment, "PROTOCOL")
+    if protocol_name not in ("", "grpc", "http/protobuf"):
+        raise ValueError(f"{name} must be grpc or http/protobuf for {ENDPOINT}; got {protocol_name!r}")
     over_http = address.port != GRPC_PORT or address.path.rstrip("/").endswith(TRACES_PATH)
-    protocol: Protocol = asked or ("http/protobuf" if over_http else "grpc")
+    protocol: Protocol = protocol_name or ("http/protobuf" if over_http else "grpc")
     headers = _headers(environment)
     if protocol == "http/protobuf":
         path = address.path.rstrip("/")
@@ -83,9 +83,9 @@ def collector_of(environment: Mapping[str, str] = os.environ) -> Collector | Non
     return Collector(f"{host}:{port}", "grpc", address.scheme == "https", headers)
 
 
-def _address(given: str) -> SplitResult:
+def _address(text: str) -> SplitResult:
     try:
-        address = urlsplit(given)
+        address = urlsplit(text)
         port = address.port
     except ValueError as error:
         raise ValueError(f"{ENDPOINT} is no address: {error}") from error
@@ -93,16 +93,15 @@ def _address(given: str) -> SplitResult:
         raise ValueError(f"{ENDPOINT} must not hold a user or password; put them into OTEL_EXPORTER_OTLP_HEADERS")
     if address.scheme not in ("http", "https") or not address.hostname or port == 0:
         raise ValueError(
-            f"{ENDPOINT} must be http://host:4318, https://host/base, or for gRPC http://host:{GRPC_PORT}; "
-            f"got {given!r}"
+            f"{ENDPOINT} must be http://host:4318, https://host/base, or for gRPC http://host:{GRPC_PORT}; got {text!r}"
         )
     return address
 
 
 def _headers(environment: Mapping[str, str]) -> dict[str, str]:
-    name, given = _setting(environment, "HEADERS")
+    name, text = _setting(environment, "HEADERS")
     headers: dict[str, str] = {}
-    for number, pair in enumerate(part for part in given.split(",") if part.strip()):
+    for number, pair in enumerate(part for part in text.split(",") if part.strip()):
         key, equals, value = pair.partition("=")
         header, content = unquote(key.strip()), unquote(value.strip())
         plain = header.isascii() and content.isascii() and header.isprintable() and content.isprintable()
@@ -113,7 +112,7 @@ def _headers(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _setting(environment: Mapping[str, str], what: str) -> tuple[str, str]:
-    """Return the variable that holds a setting of OpenTelemetry, and its text; that for traces goes first."""
+    """Return the variable that holds a setting of OpenTelemetry, and its text; that for traces has priority."""
     names = (f"OTEL_EXPORTER_OTLP_TRACES_{what}", f"OTEL_EXPORTER_OTLP_{what}")
     name = next((name for name in names if environment.get(name, "").strip()), names[1])
     return name, environment.get(name, "").strip()

@@ -1,6 +1,6 @@
-"""One try to send an encoded export to a collector, over HTTP or gRPC, and what became of it. No retries here.
+"""One try to send an encoded export to a collector, over HTTP or gRPC, and its result. No retries here.
 
-Runs in the thread of a `Mirror`. Both senders speak with one answer: taken, to be tried again, or refused for good.
+Runs in the thread of a `Mirror`. Both senders return the same type: accepted, to be retried, or refused for good.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ _METHOD = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 _MOST_ANSWER_BYTES = 64 * 1024
 _SHOWN = 200
 _GZIP_LEVEL = 4
-"""A third of the time of the highest level, and a few per cent larger."""
+"""Compression level: a third of the time of the highest level, and a few per cent larger."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What became of one export."""
+    """The result of one export."""
 
     verdict: Literal["taken", "again", "refused"]
     why: str = ""
     rejected: int = 0
-    """Spans that the collector took note of and did not keep."""
+    """Number of spans that the collector rejected."""
     retry_after: float | None = None
-    """Seconds that the collector asks to wait."""
+    """Seconds to wait before a retry, as requested by the collector."""
 
 
 class Sender(Protocol):
-    """One way to a collector. Used by one thread."""
+    """A connection to a collector. Used by one thread."""
 
     def send(self, body: bytes, timeout: float) -> Answer:
         """Send an encoded `ExportTraceServiceRequest`; raises nothing that a network can cause."""
@@ -68,12 +68,12 @@ def sender_to(collector: Collector) -> Sender:
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
     @override
     def redirect_request(self, *args: object, **kwargs: object) -> None:
-        """A redirected POST would arrive as a GET without spans."""
+        """Refuse redirects: a redirected POST would arrive as a GET without spans."""
         return None
 
 
 class HttpSender:
-    """OTLP over HTTP, protobuf and gzip. A collector of this machine is reached past the proxy of the environment."""
+    """OTLP over HTTP, protobuf and gzip. A collector on this machine is reached without the environment's proxy."""
 
     def __init__(self, collector: Collector) -> None:
         self._url = collector.url
@@ -105,12 +105,12 @@ class HttpSender:
 def _read(reply: IO[bytes]) -> bytes:
     try:
         return reply.read(_MOST_ANSWER_BYTES)
-    except (OSError, http.client.HTTPException):  # the status has come, and says what matters
+    except (OSError, http.client.HTTPException):  # the status has arrived, and it is enough
         return b""
 
 
 def _taken(body: bytes) -> Answer:
-    """Read the answer to an export that was taken, in whole or in part; one that cannot be read is taken as whole."""
+    """Return the result of an accepted export, whole or partial; an unreadable one counts as whole."""
     try:
         partial = ExportTraceServiceResponse.FromString(body).partial_success
     except DecodeError:
@@ -138,7 +138,7 @@ def _refused(error: urllib.error.HTTPError, body: bytes) -> Answer:
 
 
 def _short(text: str) -> str:
-    """One line without what a terminal would obey."""
+    """Return one line without control characters for the terminal."""
     line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return cut(line, _SHOWN)
 
@@ -147,7 +147,7 @@ def _short(text: str) -> str:
 
 
 class GrpcSender:
-    """OTLP over gRPC with gzip, past the proxy as for HTTP. Needs the package `grpcio`, which is loaded only here."""
+    """OTLP over gRPC with gzip, without a proxy as for HTTP. Needs the package `grpcio`, loaded only here."""
 
     def __init__(self, collector: Collector) -> None:
         self._grpc: Any = importlib.import_module("grpc")
@@ -166,10 +166,10 @@ class GrpcSender:
             reply = self._export(body, timeout=timeout, metadata=self._metadata, compression=compression)
         except self._grpc.RpcError as error:
             code = cast(str, error.code().name)
-            asked = _retry_info(error)
+            delay = _retry_info(error)
             why = f"gRPC {code}: {_short(error.details() or '')}"
-            again = code in _RETRIED_CODES or (code == "RESOURCE_EXHAUSTED" and asked is not None)
-            return Answer("again" if again else "refused", why, retry_after=asked)
+            again = code in _RETRIED_CODES or (code == "RESOURCE_EXHAUSTED" and delay is not None)
+            return Answer("again" if again else "refused", why, retry_after=delay)
         return _taken(reply)
 
     def close(self) -> None:
@@ -177,7 +177,7 @@ class GrpcSender:
 
 
 def _retry_info(error: Any) -> float | None:
-    """Return the seconds that the server asks to wait, out of the details of a gRPC status."""
+    """Return the seconds that the server asks to wait, from the details of a gRPC status."""
     for key, value in error.trailing_metadata() or ():
         if key == "grpc-status-details-bin":
             try:
