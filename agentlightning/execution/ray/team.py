@@ -62,8 +62,7 @@ class AskingEvent(ThreadingEvent):
 
 @dataclass(frozen=True)
 class ActorExit(ChildExit):
-    """How an actor ended. Its exit code is assigned here: 0 if it returned, 1 if it raised, None if it died by
-    itself."""
+    """The end of an actor. Its exit code is assigned here: 0 returned, 1 raised, None died by itself."""
 
     place: str | None = None
     """Process and host; None if it never ran."""
