@@ -115,7 +115,7 @@ async def until_told(
     """Wait up to `seconds` until each live process with remote runners has noticed the end of the run.
 
     `all_are_away` means that no runner is local: then every worker is remote, and this also waits for a process that
-        has just started.
+    has just started.
     """
     end = time.monotonic() + seconds
     while time.monotonic() < end:

@@ -39,8 +39,8 @@ def go_below_subreaper(parent_pid: int, parents_folder: str | None = None) -> bo
     """Continue in a new process, which is killed with this one; this one becomes its subreaper and never returns.
 
     The subreaper ends when the new process does, in the same way, and kills it when `parent_pid` ends. SIGTERM is
-        passed on. Return False, in the same process, if the system does not support it, or if a fork is unsafe: the
-        import of the user's program in a spawned process has started threads, or uses an accelerator.
+    passed on. Return False, in the same process, if the system does not support it, or if a fork is unsafe: the
+    import of the user's program in a spawned process has started threads, or uses an accelerator.
     """
     if sys.platform != "linux" or threading.active_count() > 1 or uses_accelerator():
         return False
