@@ -99,7 +99,7 @@ class ChildExit:
     index: int
     name: str
     exitcode: int | None
-    """As in `multiprocessing`: minus the signal number for a killed child. None if it is unknown."""
+    """The exit code as in `multiprocessing`: minus the signal number for a killed child. None if it is unknown."""
     report: ChildReport | None
     begun: bool = True
     """False if it ended while it was starting, before its task began."""
