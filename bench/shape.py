@@ -2,8 +2,7 @@
 
 Without an argument it measures this checkout; each argument is the folder of another one, so that
 `python -m bench.shape /path/of/an/older/checkout .` prints before and after side by side. `--json` prints the same
-figures as JSON. The docstrings below define each figure; those that run code of the package are in
-`bench/shape_run.py`.
+figures as JSON. The docstrings below define each figure; `bench/shape_run.py` has those that run code of the package.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ async def add_spans(store: LightningStore) -> None:
 
 
 class Sleeper(ClientPart):
-    """Waits at a store for a rollout to end, or for work; reports the time of waking (monotonic, equal in all
+    """Waits at a store for a rollout to end, or for work; reports its wake-up time (monotonic, equal in all
     processes)."""
 
     _store: LightningStore

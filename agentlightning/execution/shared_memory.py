@@ -53,8 +53,7 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
 
     Args:
         n_runners: number of runner threads.
-        main_thread: the side with the calling thread. None means the runner if there is exactly one, else the
-            algorithm.
+        main_thread: the side with the calling thread. None: the runner if there is exactly one, else the algorithm.
         join_timeout: seconds to wait at the end for a thread whose bundle does not stop.
         graceful_delay: seconds between the stop event and cancellation, and again after cancellation. Ctrl+C has 5 s in
             all: with the algorithm on the main thread runners have 2 s of them to finish their rollouts.
@@ -152,7 +151,7 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
         supervision.on_interrupt = partial(self.note_interrupt, algorithm)
         try:
             return await role.conduct(supervision, store, work=work, runner=runner)
-        finally:  # end attempts that runners still hold: a claim whose reply came too late
+        finally:  # end attempts that runners still hold: a claim that a runner no longer awaited
             host, pid = socket.gethostname(), os.getpid()
             workers = {worker_label(host, pid, index) for index in range(self.n_runners)}
             message = "its runner ended with its run, with this attempt in hand"
