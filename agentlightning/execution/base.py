@@ -67,9 +67,9 @@ class ExecutionStrategy:
     process. None for a strategy that does not state it: it gets objects for both cases."""
 
     def execute(self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore) -> Any:
-        """Run both bundles until the algorithm ends, and return what it returned (None if it was interrupted).
+        """Run both bundles until the algorithm ends, and return its result (None if it was interrupted).
 
-        Raises what the algorithm raised; `RunnerDiedError` when a runner failed for good; `StrandedWorkError` when
+        Raises the algorithm's exception; `RunnerDiedError` when a runner failed for good; `StrandedWorkError` when
         rollouts are open and no runner remains.
         """
         raise NotImplementedError(f"{type(self).__name__} must define execute(algorithm, runner, store)")

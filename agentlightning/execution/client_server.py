@@ -63,7 +63,7 @@ _KILL_SECONDS = 5.0
 
 
 class ClientServerExecutionStrategy(ExecutionStrategy):
-    """Runs the algorithm beside a store server and every runner in a process of its own.
+    """Runs the algorithm beside a store server, and every runner in its own process.
 
     Args:
         role: the side of this process; None reads `AGL_CURRENT_ROLE`, which is `both` by default. If a process with the

@@ -1,4 +1,4 @@
-"""The roles of a run's processes: the algorithm beside its store, and a runner; picklable where they run in a child."""
+"""The roles of a run's processes: the algorithm beside its store, and a runner; picklable if they run in a child."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class AlgorithmRole:
         all_are_away: bool = False,
         released: ExecutionEvent | None = None,
     ) -> Any:
-        """Run the algorithm beside the team of runners, bring both to an end, and return the result.
+        """Run the algorithm beside the team of runners, end both, and return the result.
 
         `server` serves the store meanwhile. `work` is a call of this object that runs elsewhere. `runner` is the team's
         bundle, if no other process runs the rollouts. `all_are_away`: see `until_told`. The server runs until
@@ -137,7 +137,7 @@ class AlgorithmRole:
 
 @dataclass(frozen=True)
 class AlgorithmTask:
-    """The algorithm with its store server, in a child process of its own."""
+    """The algorithm with its store server, in its own child process."""
 
     algorithm: AlgorithmBundle
     store: LightningStore

@@ -207,7 +207,7 @@ class ProcessTeam:
             self._judge(exit_, await self._settle(exit_))
 
     async def _settle(self, exit_: ChildExit) -> frozenset[str]:
-        """End the attempts that a child held when it ended; return the rollouts if the run goes on.
+        """End the attempts that a child held when it ended; return the rollouts if the run continues.
 
         Rollouts of a child that died are queued again, up to `infrastructure_retries` times; those of a child that
         ended with its run are not retried.

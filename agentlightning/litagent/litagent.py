@@ -81,7 +81,7 @@ class LitAgent(Generic[T]):
         """Exclude trainer and runner: they belong to this process."""
         return {**self.__dict__, "_trainer_ref": None, "_runner_ref": None}
 
-    # --- what to override ------------------------------------------------------------------------------------------
+    # --- methods to override ---------------------------------------------------------------------------------------
 
     def rollout(self, task: T, resources: NamedResources, rollout: Rollout) -> RolloutRawResult:
         """Run one task, in any mode without its own method."""

@@ -41,7 +41,7 @@ from agentlightning.utils.exceptions import message_of, readable
 def main(pipe: socket, parts: bytes, worker_id: int) -> None:
     """Run attempts until the pipe ends."""
     pipe.set_inheritable(False)
-    os.setsid()  # a group of its own, killed as a whole
+    os.setsid()  # its own process group, killed as a whole
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the runner handles Ctrl+C
     os.environ.pop(COLLECTOR_VARIABLE, None)  # the runner mirrors the spans
     logging.getLogger(invoke.__module__).setLevel(logging.ERROR)  # no thread remains: the process is killed

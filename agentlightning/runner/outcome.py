@@ -9,14 +9,14 @@
 | raised `PolicyFault`, or a class in the mapping | failed    | policy_fault         | policy_fault      |
 | raised anything else, `SystemExit` too         | failed    | infrastructure_fault | exception         |
 | gave NaN, infinity or more than 1e15 in size   | failed    | infrastructure_fault | invalid_reward    |
-| returned what is no reward, a program too      | failed    | infrastructure_fault | invalid_result    |
+| returned no valid reward, a program too        | failed    | infrastructure_fault | invalid_result    |
 | asked for resources that are not there         | failed    | infrastructure_fault | missing_resources |
 | ran past `timeout_seconds`, its command too    | timeout   | cancelled            | timeout           |
 | was stopped                                    | failed    | cancelled            | stopped           |
 | raised `CancelledError` by itself              | failed    | cancelled            | cancelled         |
-| finished, but the store was away for too long  | failed    | infrastructure_fault | spans_lost        |
+| finished, but the store was unreachable        | failed    | infrastructure_fault | spans_lost        |
 | finished, but the store refused its spans      | failed    | infrastructure_fault | spans_refused     |
-| could not begin: the store was away            | failed    | infrastructure_fault | store_unreachable |
+| could not begin: the store was unreachable     | failed    | infrastructure_fault | store_unreachable |
 | died with its process, its runner's too        | failed    | infrastructure_fault | runner_died       |
 | ended because its budget was used up           | failed    | infrastructure_fault | budget            |
 

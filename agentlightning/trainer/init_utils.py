@@ -15,7 +15,7 @@ T = TypeVar("T")
 ComponentSpec: TypeAlias = T | type[T] | Callable[[], T] | str | dict[str, Any] | None
 """A component, or a specification from which one is built."""
 OptionalDefaults: TypeAlias = Mapping[str, Any]
-"""Values, or functions without arguments that make them, for parameters that a constructor names and nobody set."""
+"""Values, or functions without arguments that make them, for unset parameters that a constructor names."""
 
 _MISTAKEN = {
     "algorithm": "a function that is an algorithm is decorated with @agl.algo",

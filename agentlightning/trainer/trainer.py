@@ -196,7 +196,7 @@ class Trainer(TrainerShorthand, TrainerLegacy, Generic[ResultT]):
             raise AttributeError(f"Trainer has no {name}(): {_NO_SUCH_METHOD[name]}")
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-    # --- what a user calls -------------------------------------------------------------------------------------------
+    # --- public methods ----------------------------------------------------------------------------------------------
 
     def fit(
         self,

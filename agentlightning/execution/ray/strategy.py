@@ -60,8 +60,8 @@ class RayExecutionStrategy(ExecutionStrategy):
 
     Args:
         n_runners: number of actors.
-        address: the cluster: `auto`, `host:port`, `ray://host:port`, or `local` for one of its own on this machine.
-            None is `RAY_ADDRESS`, else `local`. Where the program has called `ray.init` already, that cluster is used.
+        address: the cluster: `auto`, `host:port`, `ray://host:port`, or `local` for a new one on this machine. None is
+            `RAY_ADDRESS`, else `local`. Where the program has called `ray.init` already, that cluster is used.
         num_cpus: CPUs of each runner. Ray counts them and does not enforce them; a fraction is allowed.
         num_gpus: GPUs of each runner.
         resources: custom resources of each runner, for example `{"browser": 1}`.
@@ -69,8 +69,8 @@ class RayExecutionStrategy(ExecutionStrategy):
             to the cluster can read it: put no secrets there.
         max_runner_restarts: how often each runner may be restarted after it died.
         start_timeout: seconds that Ray may take to place a runner.
-        server_host: address to bind; None reads `AGL_SERVER_HOST`. The default is 127.0.0.1 with a cluster of its own,
-            else the address by which Ray knows this machine, which needs `AGL_TOKEN`.
+        server_host: address to bind; None reads `AGL_SERVER_HOST`. The default is 127.0.0.1 with a local cluster, else
+            the address by which Ray knows this machine, which needs `AGL_TOKEN`.
         server_port: None reads `AGL_SERVER_PORT`; by default 4747, or a free one if that is in use.
         connect_host: address for the runners where it differs from `server_host`.
         graceful_timeout: seconds between the stop event and the cancellation of the runners, at an ordinary end.
@@ -283,7 +283,7 @@ def sent(ray: Any, task: ChildTask) -> Any:
 
 
 def _pickled(ray: Any, value: object) -> bytes:
-    """Pickle by value what the program itself defines, as Ray does for functions and classes.
+    """Pickle the program's own definitions by value, as Ray does for functions and classes.
 
     An agent of `@rollout` is pickled by its name by default, and in an actor `__main__` is another program.
     """

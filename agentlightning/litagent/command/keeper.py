@@ -97,13 +97,13 @@ class KeptProgram:
 
     def _ask(self, what: bytes) -> None:
         self._wake()
-        with contextlib.suppress(OSError):  # it is gone
+        with contextlib.suppress(OSError):  # it has ended
             self._control.send(what)
 
     def _wake(self) -> None:
         """Continue the program's parent process, which a program of the same user may have stopped."""
         if self._parent in self._ends:
-            with contextlib.suppress(OSError):  # it is gone
+            with contextlib.suppress(OSError):  # it has ended
                 signal.pidfd_send_signal(self._ends[self._parent], signal.SIGCONT)
 
     def _kill_from_here(self) -> None:
