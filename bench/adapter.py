@@ -1,4 +1,4 @@
-"""Spans into triplets: 1,000 and 10,000 calls of one rollout, from the tracer and from the gateway, text and typed."""
+"""Conversion of spans into triplets: 1,000 and 10,000 calls of one rollout, from tracer and gateway, text and typed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _reward(number: int, parent_id: str | None = None) -> Span:
 
 
 def tracer_spans(calls: int, as_text: bool) -> list[Span]:
-    """Return what a tracer of the older form writes: a root, a span for each call with its tokens, a reward."""
+    """Return the spans of an older tracer: a root, a span for each call with its tokens, a reward."""
     root = _span(1, "session", {"agent.name": "solver"}, "root")
     root.end_time = _BEGAN + calls + 10
     spans = [root]
@@ -62,7 +62,7 @@ def tracer_spans(calls: int, as_text: bool) -> list[Span]:
 
 
 def text_records(calls: int) -> list[Span]:
-    """Return what the older gateway wrote: token ids as Python literals in one span for each call."""
+    """Return the spans of the older gateway: token ids as Python literals in one span for each call."""
     spans: list[Span] = []
     for index in range(calls):
         choice = {"finish_reason": "stop", "index": 0, "token_ids": COMPLETION}
@@ -78,13 +78,13 @@ def text_records(calls: int) -> list[Span]:
 
 
 def records(calls: int) -> list[Span]:
-    """Return what this gateway writes: two spans for each call, with typed tokens beside the text form."""
+    """Return the spans of this gateway: two spans for each call, with typed tokens beside the text form."""
     spans: list[Span] = []
     for index in range(calls):
         call = GatewayCall("ro-1", "at-1", 2 * index + 1, arrived_at=_BEGAN + 2 * index * 0.001)
         call.request = {"model": "policy", "messages": [{"role": "user", "content": f"question {index}"}]}
-        said = {"role": "assistant", "content": "answer"}
-        choice = {"index": 0, "message": said, "finish_reason": "stop", "token_ids": COMPLETION}
+        message = {"role": "assistant", "content": "answer"}
+        choice = {"index": 0, "message": message, "finish_reason": "stop", "token_ids": COMPLETION}
         reply = {"id": f"resp-{index}", "model": "policy", "prompt_token_ids": PROMPT, "choices": [choice]}
         call.answered(reply, CallTokens(list(PROMPT), list(COMPLETION), list(LOGPROBS)))
         spans += [span.model_copy(update={"end_time": call.arrived_at + 0.0005}) for span in spans_of(call)]
@@ -103,7 +103,7 @@ _CASES: tuple[tuple[str, type[TraceToTripletBase], Callable[[int], list[Span]], 
 
 
 def milliseconds(work: Callable[[], Sequence[Any]], times: int) -> float:
-    """Return the median time until a piece of work has its result; to throw that away is not counted."""
+    """Return the median time until a piece of work has its result, without the time to free it."""
     took: list[float] = []
     end = time.monotonic() + 8.0
     while len(took) < times and (len(took) < 2 or time.monotonic() < end):

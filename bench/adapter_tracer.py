@@ -1,4 +1,4 @@
-"""What a span costs the agent: the tracer's own time from its beginning to its end, in the agent's thread."""
+"""The cost of a span for the agent: the tracer's own time from its start to its end, in the agent's thread."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _microseconds(make: Callable[[], Any], count: int) -> float:
 
 
 def _library_span(tracer: trace.Tracer) -> Callable[[], None]:
-    """Return what an instrumented client does for one call: a current span with a dozen attributes."""
+    """Return the work of an instrumented client for one call: a current span with a dozen attributes."""
 
     def make() -> None:
         with tracer.start_as_current_span("openai.chat.completion") as span:
@@ -36,7 +36,7 @@ def _library_span(tracer: trace.Tracer) -> Callable[[], None]:
 
 
 async def _measure(rounds: int, count: int) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {"bare": [], "span": [], "operation": [], "reward": []}
+    durations: dict[str, list[float]] = {"bare": [], "span": [], "operation": [], "reward": []}
     bare = _library_span(TracerProvider().get_tracer("bench"))
     store, tracer = InMemoryLightningStore(), OtelTracer()
     tracer.init(store)
@@ -48,21 +48,21 @@ async def _measure(rounds: int, count: int) -> dict[str, list[float]]:
 
     for _ in range(rounds):
         claim = await store.start_rollout({"task": 1})
-        found["bare"].append(_microseconds(bare, count))
+        durations["bare"].append(_microseconds(bare, count))
         rollout_id, attempt_id = claim.rollout_id, claim.attempt.attempt_id
-        async with tracer.trace_context("bench", rollout_id=rollout_id, attempt_id=attempt_id) as given:
-            found["span"].append(_microseconds(_library_span(given), count))
-            found["operation"].append(_microseconds(operation, count))
-            found["reward"].append(_microseconds(lambda: emit_reward(0.5), count))
+        async with tracer.trace_context("bench", rollout_id=rollout_id, attempt_id=attempt_id) as otel_tracer:
+            durations["span"].append(_microseconds(_library_span(otel_tracer), count))
+            durations["operation"].append(_microseconds(operation, count))
+            durations["reward"].append(_microseconds(lambda: emit_reward(0.5), count))
         await store.update_attempt(rollout_id, attempt_id, status="succeeded")
     tracer.teardown_worker(0)
-    return found
+    return durations
 
 
 def measure_tracer(quick: bool) -> list[Figure]:
-    """Measure spans of a library, operations and rewards inside of a rollout, and bare OpenTelemetry beside them."""
-    found = asyncio.run(_measure(3 if quick else 7, 500 if quick else 2000))
-    medians = {name: statistics.median(values) for name, values in found.items()}
+    """Measure spans of a library, operations and rewards inside a rollout, and bare OpenTelemetry for comparison."""
+    durations = asyncio.run(_measure(3 if quick else 7, 500 if quick else 2000))
+    medians = {name: statistics.median(values) for name, values in durations.items()}
     beside = f"OpenTelemetry alone {medians['bare']:.1f}"
     return [
         Figure("a library's span with 12 attributes, us", medians["span"], 50, True, note=beside),

@@ -9,7 +9,7 @@ from agentlightning.demo import settings
 
 
 def demo_grpo(**own: Any) -> agl.GRPO:
-    """Return the demo's algorithm, silent, with settings of one's own."""
+    """Return the demo's algorithm, without output, with changed settings."""
     shared: dict[str, Any] = {
         "num_generations": settings.NUM_GENERATIONS,
         "batch_size": settings.BATCH_SIZE,

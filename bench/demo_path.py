@@ -1,7 +1,7 @@
-"""What one model call of `agl demo` costs on its way from the agent's client to the stored span, in milliseconds.
+"""The cost of one model call of `agl demo` from the agent's client to the stored span, in milliseconds.
 
-The demo's training is run twice from the same weights, some steps and more steps, each in a process of its own; what
-is told is the difference, so that imports and starts are in none of the figures. The learner's seconds are taken off.
+The demo's training runs twice from the same weights, some steps and more steps, each in a separate process. The result
+is the difference, which excludes imports and starts. The learner's seconds are subtracted.
 
     figures = measure_demo_path(model)          # for `make bench-learning`; `model` as `make_policy` writes it
     python -m bench.demo_path                   # alone; makes the model first, a minute

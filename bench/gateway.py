@@ -1,8 +1,8 @@
 """`make bench-gateway`: the figures of the gateway, the adapters and the tracer, with their targets and verdicts.
 
-Everything is measured on this machine in one run: what the gateway adds is the difference to calls to the engine
-itself, in turns. Three processes share the cores (callers, gateway, engine), so measure on a quiet machine. Exit 0 only
-if every target is met.
+Everything is measured on this machine in one run: the added time of the gateway is the difference to direct calls to
+the engine, in turns. Three processes share the cores (callers, gateway, engine), so measure on a quiet machine. Exit 0
+only if every target is met.
 """
 
 from __future__ import annotations

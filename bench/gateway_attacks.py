@@ -1,5 +1,5 @@
-"""How soon a server answers a question for its health while one client misuses it: large bodies that never end,
-large requests that are refused, and OTLP that is small on the wire only."""
+"""The time until a server answers a health request while one client misuses it: large bodies that never end, large
+requests that are refused, and OTLP that is small only on the wire."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _empty_spans() -> bytes:
 
 
 class Asker(Part):
-    """Asks for the health, each time over a connection of its own."""
+    """Sends health requests, each over a new connection."""
 
     async def ask(self, port: int, seconds: float) -> list[float]:
         """Return the seconds of each answer."""
@@ -63,7 +63,7 @@ class Attacker(Part):
         }
 
     async def attack(self, port: int, path: str, name: str, senders: int, seconds: float) -> None:
-        """Attack for so long."""
+        """Attack for this number of seconds."""
         end = time.perf_counter() + seconds
         sending = [asyncio.create_task(self._send(port, path, name, end)) for _ in range(senders)]
         await asyncio.wait(sending, timeout=seconds)
@@ -93,7 +93,7 @@ class Attacker(Part):
 
 
 def measure_attacks(quick: bool) -> list[Figure]:
-    """The median and the worst answer of `/health` at the gateway, and under OTLP at the store; and what is held."""
+    """Measure median and worst answer of `/health` at the gateway, and under OTLP at the store; also the memory."""
     seconds = 2.0 if quick else 6.0
     figures: list[Figure] = []
     with set_up("memory") as bench, Child(Attacker) as attacker, Child(Asker) as asker:

@@ -1,4 +1,4 @@
-"""Calls through the gateway against calls to the engine itself: added time, calls per second, memory, streams."""
+"""Calls through the gateway compared with direct calls to the engine: added time, calls per second, memory, streams."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _Set:
 
 @contextmanager
 def set_up(kind: str) -> Generator[_Set]:
-    """Hold the three processes; the gateway's store is of a kind."""
+    """Yield the three processes; `kind` is the kind of the gateway's store."""
     with contextlib.ExitStack() as stack:
         engine = stack.enter_context(Child(Engine))
         gateway = stack.enter_context(Child(GatewayPart, kind, engine.opened))
@@ -47,7 +47,7 @@ def set_up(kind: str) -> Generator[_Set]:
 
 
 def measure_added_time(quick: bool) -> list[Figure]:
-    """Time that the gateway adds to a call at 200 calls a second, in turns with the engine alone."""
+    """Measure the time that the gateway adds to a call at 200 calls a second, in turns with the engine alone."""
     seconds, rounds = (1.0, 3) if quick else (3.0, 5)
     added: dict[float, list[float]] = {0.5: [], 0.99: []}
     alone: list[float] = []
@@ -72,7 +72,7 @@ def measure_added_time(quick: bool) -> list[Figure]:
 
 
 def measure_rate(quick: bool) -> list[Figure]:
-    """Calls per second with the store in memory and in a file, and the memory of the process after them."""
+    """Measure calls per second with the store in memory and in a file, and the memory of the process after them."""
     seconds, rounds = (1.0, 2) if quick else (3.0, 3)
     figures: list[Figure] = []
     for kind in ("memory", "sqlite"):
@@ -97,7 +97,7 @@ def measure_rate(quick: bool) -> list[Figure]:
 
 
 def measure_in_flight(quick: bool) -> list[Figure]:
-    """Calls per second with so many in flight, and what the gateway adds to the slowest with 16 of them."""
+    """Measure calls per second by number in flight, and the gateway's added time of the slowest with 16 of them."""
     seconds, rounds = (1.0, 3) if quick else (3.0, 5)
     rates: dict[int, list[float]] = {1: [], 16: [], 64: []}
     added: list[float] = []
@@ -105,12 +105,12 @@ def measure_in_flight(quick: bool) -> list[Figure]:
     with set_up("memory") as bench:
         bench.callers.call("closed_loop", *bench.through, 16, 0.5)
         for _ in range(rounds):
-            for in_flight, found in rates.items():
+            for in_flight, samples in rates.items():
                 cpu = bench.gateway.cpu_seconds()
                 took = bench.callers.call("times_in_loop", *bench.through, in_flight, seconds)
                 each = 1e6 * (bench.gateway.cpu_seconds() - cpu) / len(took)
                 used[in_flight] = min(each, used.get(in_flight, each))
-                found.append(len(took) / seconds)
+                samples.append(len(took) / seconds)
                 if in_flight == 16:
                     alone = bench.callers.call("times_in_loop", *bench.direct, in_flight, seconds)
                     added.append(1e3 * (percentile(took, 0.99) - percentile(alone, 0.99)))
@@ -119,18 +119,18 @@ def measure_in_flight(quick: bool) -> list[Figure]:
         *(
             Figure(
                 f"calls per second, {in_flight} in flight",
-                statistics.median(found),
+                statistics.median(samples),
                 older=older[in_flight],
                 note=f"{used[in_flight]:.0f} us of processor time a call at least",
             )
-            for in_flight, found in rates.items()
+            for in_flight, samples in rates.items()
         ),
         Figure("added to a call with 16 in flight, 99%, ms", statistics.median(added), 10, True, 483),
     ]
 
 
 def measure_streams(quick: bool) -> list[Figure]:
-    """The first byte of a stream, and the memory of many open ones."""
+    """Measure the time to the first byte of a stream, and the memory of many open ones."""
     times, rounds = (50, 3) if quick else (200, 5)
     delays: list[float] = []
     with set_up("memory") as bench:

@@ -1,4 +1,4 @@
-"""A model server that answers at once with the same reply, as a part of a process of its own; and what it is asked."""
+"""A model server that answers at once with the same reply, in a separate process; and the request to it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ REQUEST: dict[str, Any] = {
 }
 """200 prompt tokens and 64 completion tokens with their log-probabilities, as an agent's call often is."""
 FRAMES = 18
-"""Of a stream: the words, the finish reason and the last word."""
+"""Frames of a stream: the words, the finish reason and the last word."""
 HELD = "held"
 """A stream with this user waits after three frames until `release`."""
 
@@ -123,7 +123,7 @@ class Engine(Part):
         self._server.close()
 
     async def release(self) -> None:
-        """Let the streams that are held go on to their end."""
+        """Let the held streams continue to their end."""
         for session in _Session.held:
             session.go_on()
         _Session.held.clear()

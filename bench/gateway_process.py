@@ -1,4 +1,4 @@
-"""The gateway and its callers, as parts of processes of their own."""
+"""The gateway and its callers, as parts of separate processes."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ class GatewayPart(Part):
         self._folder.cleanup()
 
     async def mebibytes(self) -> float:
-        """Return the memory that the process has."""
+        """Return the memory of the process, in MiB."""
         return psutil.Process().memory_info().rss / 2**20
 
     async def states(self) -> dict[str, int]:
-        """Return how the calls so far ended."""
+        """Return the number of calls so far by their state."""
         return self._proxy.stats()["calls"]
 
 
@@ -75,7 +75,7 @@ class Callers(Part):
                 await connection.close()
 
     async def at_rate(self, port: int, path: str, rate: float, seconds: float) -> list[float]:
-        """Begin calls at a fixed rate, whether or not earlier ones have ended; return the seconds of each."""
+        """Begin calls at a fixed rate, even if earlier ones have not ended; return the seconds of each."""
         took: list[float] = []
         began = time.perf_counter()
         running: set[asyncio.Task[None]] = set()
@@ -86,11 +86,11 @@ class Callers(Part):
         return took
 
     async def closed_loop(self, port: int, path: str, in_flight: int, seconds: float) -> float:
-        """Keep so many calls in flight; return how many ended in a second."""
+        """Keep this number of calls in flight; return the calls per second."""
         return len(await self.times_in_loop(port, path, in_flight, seconds)) / seconds
 
     async def times_in_loop(self, port: int, path: str, in_flight: int, seconds: float) -> list[float]:
-        """Keep so many calls in flight; return the seconds of each."""
+        """Keep this number of calls in flight; return the seconds of each."""
         took: list[float] = []
         began = time.perf_counter()
 
@@ -134,7 +134,7 @@ class Callers(Part):
         await asyncio.gather(*(begin() for _ in range(count)))
 
     async def end_streams(self) -> int:
-        """Read the held streams to their end and return how many ended well."""
+        """Read the held streams to their end and return the number of those that succeeded."""
         ends = await asyncio.gather(*(reader.readuntil(b"[DONE]\n\n") for reader, _ in self._streams))
         for _, writer in self._streams:
             writer.close()

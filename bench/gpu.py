@@ -1,4 +1,4 @@
-"""A model of 1.5 billion parameters on one GPU: tokens a second, peak memory, and how far its sum at the start was off.
+"""A model of 1.5 billion parameters on one GPU: tokens per second, peak memory, and its estimate.
 
 python -m bench.gpu [--layers 28]
 
@@ -71,7 +71,7 @@ def make_model(folder: Path, layers: int, device: str) -> None:
 
 
 def row_of(number: int, completion: Completion) -> Sample:
-    """Return the row that a call leaves."""
+    """Return the row of a call."""
     prompt, reply = list(completion.prompt_ids), completion.token_ids
     mask, logprobs = [0] * len(prompt) + [1] * len(reply), [0.0] * len(prompt) + completion.logprobs
     return Sample(f"rollout-{number}", "a", [*prompt, *reply], mask, logprobs, [], [])
@@ -82,7 +82,7 @@ def measure(folder: Path, device: str, others: Mapping[str, Any]) -> str:
     settings = GRPOSettings(
         model=str(folder), device=device, max_completion_length=REPLY, max_model_length=PROMPT + REPLY, **others
     )
-    told = sum(part.bytes for part in needed_memory(settings)) / GIB
+    need = sum(part.bytes for part in needed_memory(settings)) / GIB
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
@@ -90,7 +90,7 @@ def measure(folder: Path, device: str, others: Mapping[str, Any]) -> str:
     policy = Policy.load(folder, device=device, **{name: getattr(settings, name) for name in names})
     drawn, decoder = random.Random(0), Decoder(policy.model, ())
     prompts = [[drawn.randrange(150_000) for _ in range(drawn.randint(100, PROMPT))] for _ in range(REPLIES)]
-    generate(decoder, [Completion(prompt, 16) for prompt in prompts])  # loads the kernels, makes room for the rows
+    generate(decoder, [Completion(prompt, 16) for prompt in prompts])  # loads the kernels, allocates the rows
     completions = [Completion(prompt, REPLY, seed=number) for number, prompt in enumerate(prompts)]
     began = time.perf_counter()
     generate(decoder, completions)
@@ -109,7 +109,7 @@ def measure(folder: Path, device: str, others: Mapping[str, Any]) -> str:
     ratios = np.concatenate([abs(row["ratio"] - 1) for row in first.rows])
     notes = f" {first.notes}" if first.notes else ""
     return (
-        f"{told:.1f} | {peak:.1f} (engine {of_engine:.1f}) | {told / peak:.2f} | {generated:,.0f} | {trained:,.0f} | "
+        f"{need:.1f} | {peak:.1f} (engine {of_engine:.1f}) | {need / peak:.2f} | {generated:,.0f} | {trained:,.0f} | "
         f"{ratios.mean():.1e}, {ratios.max():.1e}{notes}"
     )
 

@@ -1,4 +1,4 @@
-"""What the benches share: choose parts, measure them one after the other, print figures with their verdicts."""
+"""The shared code of the benches: choose parts, measure them one after the other, print figures with their verdicts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Part = Callable[[argparse.Namespace], list[Figure]]
 
 
 def options_of(description: str | None, parts: Mapping[str, Part]) -> argparse.ArgumentParser:
-    """Return the parser of the options that every bench has: which parts, how long, when."""
+    """Return the parser of the options that every bench has: parts, duration, start."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(parts), help=f"parts, with commas: {','.join(parts)}")
     parser.add_argument("--quick", action="store_true", help="smaller and shorter, to try it out")

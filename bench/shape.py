@@ -2,7 +2,7 @@
 
 Without an argument it measures this checkout; each argument is the folder of another one, so that
 `python -m bench.shape /path/of/an/older/checkout .` prints before and after side by side. `--json` prints the same
-figures as JSON. The docstrings below define each figure; what runs code of the package is in `bench/shape_run.py`.
+figures as JSON. The docstrings below define each figure; `bench/shape_run.py` has those that run code of the package.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Source:
 
     @property
     def docstring_lines(self) -> set[int]:
-        """Lines of docstrings, those of attributes included."""
+        """Return the lines of docstrings, including those of attributes."""
         lines: set[int] = set()
         for node in ast.walk(self.tree):
             if (
@@ -77,7 +77,7 @@ class Source:
 
     @property
     def code_tokens(self) -> list[tokenize.TokenInfo]:
-        """Tokens outside comments and docstrings, without line ends and indentation."""
+        """Return the tokens outside comments and docstrings, without line ends and indentation."""
         layout = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
         apart = self.docstring_lines
         tokens = tokenize.generate_tokens(io.StringIO(self.text).readline)
@@ -144,20 +144,20 @@ def count_one_call_functions(sources: list[Source]) -> int:
 
 def _with_class(node: ast.AST, scope: str) -> list[tuple[ast.AST, str]]:
     """Return every node below with the name of the innermost class around it; called names are marked."""
-    found: list[tuple[ast.AST, str]] = []
+    nodes: list[tuple[ast.AST, str]] = []
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Call):
             child.func.is_called = True  # type: ignore[attr-defined] -- a mark for this count alone
-        found.append((child, scope))
-        found += _with_class(child, child.name if isinstance(child, ast.ClassDef) else scope)
-    return found
+        nodes.append((child, scope))
+        nodes += _with_class(child, child.name if isinstance(child, ast.ClassDef) else scope)
+    return nodes
 
 
 def measure_broad_excepts(sources: list[Source]) -> dict[str, int]:
     """Count handlers of `Exception`, `BaseException` or everything that do not raise, and those without a reason.
 
     The reason is a comment on the line of `except`, also where the handler raises. A comment that only silences a
-    checker is none.
+    checker does not count.
     """
     silent = without_reason = 0
     for source in sources:
@@ -180,7 +180,7 @@ def _is_broad(handler: ast.ExceptHandler) -> bool:
 
 
 def count_any_names(sources: list[Source]) -> int:
-    """Count the uses of the name `Any` in code; an import is no use."""
+    """Count the uses of the name `Any` in code, without imports."""
     return sum(isinstance(node, ast.Name) and node.id == "Any" for source in sources for node in ast.walk(source.tree))
 
 
@@ -189,7 +189,7 @@ def count_shared_pairs(sources: list[Source]) -> int:
 
     Two lines are the same if their tokens are, where every number counts as one number and names may differ as long as
     they differ in the same way on all six lines. Strings and keywords count as written. Imports, comments, docstrings
-    and blank lines are left out. A longer shared stretch is one pair.
+    and blank lines are excluded. A longer shared stretch is one pair.
     """
     places: dict[tuple[str, ...], list[tuple[Path, int]]] = defaultdict(list)
     for source in sources:
@@ -245,7 +245,7 @@ def measure_openapi(folder: Path) -> dict[str, int]:
 
 
 def measure_running(folder: Path) -> dict[str, Any]:
-    """Return what an interpreter that has this checkout's package in its path finds: see `bench/shape_run.py`."""
+    """Return the figures from an interpreter with this checkout's package in its path: see `bench/shape_run.py`."""
     command = [sys.executable, str(HERE / "bench" / "shape_run.py"), str(folder)]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -1,4 +1,4 @@
-"""What `bench.shape` finds by running a checkout's code: imports, help texts, and the path of one rollout.
+"""The figures of `bench.shape` that run a checkout's code: imports, help texts, and the path of one rollout.
 
 Run as a script with the checkout's root folder as its argument; prints one line of JSON. It imports nothing of this
 package, because the checkout may be an older one.
@@ -34,13 +34,13 @@ def count_largest_cycle() -> int:
     graph = grimp.build_graph("agentlightning", cache_dir=None)
     below: dict[str, set[str]] = {}
     for module in graph.modules:
-        seen: set[str] = set()
+        visited: set[str] = set()
         todo = [module]
         while todo:
-            new = graph.find_modules_directly_imported_by(todo.pop()) - seen
-            seen |= new
+            new = graph.find_modules_directly_imported_by(todo.pop()) - visited
+            visited |= new
             todo += new
-        below[module] = seen
+        below[module] = visited
     return max(1, *(sum(module in below[other] for other in below[module]) for module in below))
 
 
@@ -51,7 +51,7 @@ def public_values() -> list[type]:
     import agentlightning
 
     names = [module.name for module in pkgutil.walk_packages(agentlightning.__path__, "agentlightning.")]
-    found: dict[type, None] = {}
+    values: dict[type, None] = {}
     for name in ["agentlightning", *(name for name in names if not name.endswith("__main__"))]:
         try:
             module = importlib.import_module(name)
@@ -62,8 +62,8 @@ def public_values() -> list[type]:
             if not isinstance(value, type) or not value.__module__.startswith("agentlightning"):
                 continue
             if issubclass(value, pydantic.BaseModel) or dataclasses.is_dataclass(value) or _is_typed_record(value):
-                found[value] = None
-    return list(found)
+                values[value] = None
+    return list(values)
 
 
 def _is_typed_record(value: type) -> bool:
@@ -102,13 +102,13 @@ def _field_names(value: Any) -> list[str]:
 
 
 def _attribute_docstrings(value: Any) -> dict[str, str]:
-    found: dict[str, str] = {}
+    docstrings: dict[str, str] = {}
     for base in reversed(value.__mro__):
         if not base.__module__.startswith("agentlightning"):
             continue
         try:
             [body] = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-        except (OSError, TypeError, SyntaxError, ValueError):  # a class that was made, not written
+        except (OSError, TypeError, SyntaxError, ValueError):  # a generated class without source
             continue
         if not isinstance(body, ast.ClassDef):
             continue
@@ -116,11 +116,11 @@ def _attribute_docstrings(value: Any) -> dict[str, str]:
             if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name) and isinstance(after, ast.Expr):
                 text = after.value.value if isinstance(after.value, ast.Constant) else None
                 if isinstance(text, str):
-                    found[one.target.id] = text
+                    docstrings[one.target.id] = text
     for name, field in getattr(value, "model_fields", {}).items():
         if field.description:
-            found[name] = field.description
-    return found
+            docstrings[name] = field.description
+    return docstrings
 
 
 def _line_of_docstring(value: Any, field: str) -> str:
@@ -129,7 +129,7 @@ def _line_of_docstring(value: Any, field: str) -> str:
 
 
 class Trace:
-    """Notes which files of the package run a function, and by which calls a claim reaches its script."""
+    """Records which files of the package run a function, and the calls by which a claim reaches its script."""
 
     def __init__(self, package: str) -> None:
         self._package = package
@@ -138,7 +138,7 @@ class Trace:
         self.calls_to_claim: list[int] = []
 
     def note(self, frame: FrameType, event: str, _: object) -> None:
-        """Take a call; given to `sys.setprofile`. What runs while a module is imported does not count."""
+        """Record a call; passed to `sys.setprofile`. Code that runs during an import does not count."""
         code = frame.f_code
         if event != "call" or not code.co_filename.startswith(self._package) or self._is_importing(frame):
             return
@@ -147,7 +147,7 @@ class Trace:
             self._note_claim(self._stack(frame))
 
     def make_task(self, loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> asyncio.Task[Any]:
-        """Start a task that remembers who started it, so that a stack goes on there."""
+        """Start a task that remembers its creator, so that its stack continues there."""
         task: asyncio.Task[Any] = asyncio.Task(coro, loop=loop, **options)
         self._stacks[task] = self._stack(sys._getframe(1))
         return task
@@ -168,7 +168,7 @@ class Trace:
         return False
 
     def _stack(self, frame: FrameType | None) -> list[tuple[str, str]]:
-        """Return the calls of the package on the stack, innermost first; a task goes on with the stack that made it."""
+        """Return the package's calls on the stack, innermost first; a task's stack continues with its creator's."""
         stack: list[tuple[str, str]] = []
         while frame is not None:
             code = frame.f_code
@@ -183,7 +183,7 @@ class Trace:
 
 def trace_one_rollout(root: Path) -> dict[str, int]:
     """Run `tests/test_one_rollout.py` and count the package's files that run a function, and a claim's calls."""
-    import agentlightning  # noqa: F401 -- its own import is no step
+    import agentlightning  # noqa: F401 -- its own import does not count
     from tests import test_one_rollout
 
     trace = Trace(f"{root}/agentlightning/")
@@ -229,7 +229,7 @@ class StepTrace(logging.Handler):
 
 
 def trace_one_step(root: Path) -> dict[str, int]:
-    """Train two steps of GRPO with two rollouts each, and count what the second one goes through."""
+    """Train two steps of GRPO with two rollouts each, and count the files and changes of file in the second one."""
     import agentlightning as agl
     from tests.algorithm.parts import ask, save_untrained_model, say
 
@@ -263,7 +263,7 @@ def trace_one_step(root: Path) -> dict[str, int]:
 
 def main() -> int:
     root = Path(sys.argv[1]).resolve()
-    sys.path[0] = str(root)  # in place of this script's folder
+    sys.path[0] = str(root)  # instead of this script's folder
     warnings.simplefilter("ignore")
     import agentlightning
 

@@ -1,7 +1,7 @@
 """`make bench-store`: the figures of the store with their targets, and what the older system reached.
 
-Everything is measured on this machine in one run. Rates of one process are taken with a clock that leaves out the time
-in which others had the core; all else is wall time, so measure on a quiet machine. Exit 0 only if every target is met.
+Everything is measured on this machine in one run. Rates of one process use a clock that excludes the time in which
+others had the core; all else is wall time, so measure on a quiet machine. Exit 0 only if every target is met.
 """
 
 from __future__ import annotations

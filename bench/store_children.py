@@ -1,4 +1,4 @@
-"""Processes of the store benchmarks: a part that lives in a process of its own and is called over a pipe."""
+"""Processes of the store benchmarks: a part that lives in a separate process and is called over a pipe."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from bench.store_figures import cpu_seconds
 
 
 class Part:
-    """What lives in a child: made there, opened on its event loop, called by method name, closed at the end."""
+    """An object in a child process: made there, opened on its event loop, called by method name, closed at the end."""
 
     async def open(self) -> Any:
-        """Begin; what it returns is the child's `opened`."""
+        """Begin; the return value becomes the child's `opened`."""
 
     async def close(self) -> None:
         """End."""
@@ -47,7 +47,7 @@ class Child:
         self._process.start()
         theirs.close()
         self.opened = self.answer()
-        """What the part's `open` returned."""
+        """The result of the part's `open`."""
 
     def __enter__(self) -> Self:
         return self
@@ -65,15 +65,15 @@ class Child:
             self._process.join()
 
     def ask(self, method: str, *arguments: Any) -> None:
-        """Call a method of the part; `answer` gives what it returned."""
+        """Call a method of the part; `answer` returns its result."""
         self._pipe.send((method, arguments))
 
     def answer(self) -> Any:
-        """Wait for what the last call returned."""
+        """Wait for the result of the last call."""
         return self._pipe.recv()
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the part and wait for what it returns."""
+        """Call a method of the part and wait for its result."""
         self.ask(method, *arguments)
         return self.answer()
 

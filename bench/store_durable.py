@@ -21,7 +21,7 @@ CALLERS = 64
 
 
 class Callers:
-    """So many callers in one loop, each with rollouts of its own; one operation at a time is measured."""
+    """Concurrent callers in one loop, each with its own rollouts; one operation at a time is measured."""
 
     def __init__(self, store: EngineStore, callers: int) -> None:
         self._store = store
@@ -62,8 +62,8 @@ _OPERATIONS = ("enqueue", "claim", "span", "finish")
 async def _rates(store: EngineStore, callers: int, each: int, rounds: int) -> dict[str, float]:
     """Return the rate of each operation (medians), and of a mix with as many of each (`all`)."""
     calls = Callers(store, callers)
-    found = [{name: await calls.rate(getattr(calls, name), each) for name in _OPERATIONS} for _ in range(rounds)]
-    rates = {name: statistics.median(rates[name] for rates in found) for name in _OPERATIONS}
+    measured = [{name: await calls.rate(getattr(calls, name), each) for name in _OPERATIONS} for _ in range(rounds)]
+    rates = {name: statistics.median(rates[name] for rates in measured) for name in _OPERATIONS}
     rates["all"] = len(rates) / sum(1 / rate for rate in rates.values())
     return rates
 
@@ -78,10 +78,10 @@ async def _sqlite() -> AsyncIterator[EngineStore]:
 
 @contextlib.contextmanager
 def postgres_server() -> Iterator[str]:
-    """The address of a server of one's own.
+    """Yield the address of a new PostgreSQL server.
 
     Raises:
-        LookupError: there is none; says why.
+        LookupError: no server can be started; says why.
     """
     if importlib.util.find_spec("agentlightning.store.postgres") is None:
         raise LookupError("there is no PostgreSQL store")

@@ -1,4 +1,4 @@
-"""What `make bench-store` prints: figures with their targets, and the clock and yardstick that they are taken with.
+"""The output of `make bench-store`: figures with their targets, and the clock and yardstick of the measurements.
 
 The older system's figures were measured with the same operations on two cores of the same kind (medians of three runs).
 """
@@ -16,12 +16,12 @@ from dataclasses import dataclass
 import psutil
 
 QUIET_STEPS_PER_SECOND = 14.7e6
-"""What `steps_per_second` gives on a machine like that of the older system's figures, when nobody else is on it."""
+"""Result of `steps_per_second` on a machine like that of the older system's figures, when it is otherwise idle."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One measured figure. Without a target it is there for the record."""
+    """One measured figure. Without a target it is only reported."""
 
     name: str
     value: float | None
@@ -35,7 +35,7 @@ class Figure:
 
     @property
     def met(self) -> bool | None:
-        """Whether the target is met; None without one, or without a value."""
+        """True if the target is met; None without a target or a value."""
         if self.value is None or self.target is None:
             return None
         return self.value <= self.target if self.at_most else self.value >= self.target
@@ -66,7 +66,7 @@ def percentile(values: Sequence[float], part: float) -> float:
 
 
 def steps_per_second() -> float:
-    """Return the speed of a fixed loop of plain Python, to tell a slow machine from a slow store."""
+    """Return the speed of a fixed loop of plain Python, to distinguish a slow machine from a slow store."""
     rates: list[float] = []
     for _ in range(5):
         began, table, total = clock(), {}, 0
@@ -109,7 +109,7 @@ def _text(path: str) -> str:
 
 
 def wait_for_quiet(limit: float) -> None:
-    """Wait until others leave the machine nearly alone for two seconds, at most `limit` seconds."""
+    """Wait until other programs hardly use the machine for two seconds, at most `limit` seconds."""
     end, calm = time.monotonic() + limit, 0
     while calm < 2 and time.monotonic() < end:
         share = MachineShare()
@@ -118,13 +118,13 @@ def wait_for_quiet(limit: float) -> None:
 
 
 class MachineShare:
-    """How much of the machine other programs use from here on."""
+    """The share of the machine that other programs use from now on."""
 
     def __init__(self) -> None:
         self._began, self._busy, self._own = time.monotonic(), _busy(), _own()
 
     def of_others(self) -> float:
-        """Return their part of the processor time that there was, from 0 to 1. Children count once they have ended."""
+        """Return their share of the available processor time, from 0 to 1. Our children count once they have ended."""
         cores = (time.monotonic() - self._began) * (os.cpu_count() or 1)
         return max(0.0, ((_busy() - self._busy) - (_own() - self._own)) / cores)
 

@@ -17,7 +17,7 @@ _CLIENTS = 2
 
 @dataclass
 class Load:
-    """What a load achieved."""
+    """The result of a load."""
 
     rate: float
     server_us: float
@@ -27,7 +27,7 @@ class Load:
 
 
 def load(server: Child, clients: list[Child], what: str, seconds: float, *arguments: Any) -> Load:
-    """Have every client repeat a call for so long."""
+    """Make every client repeat a call for this number of seconds."""
     ends = (server, *clients)
     before, at = [end.cpu_seconds() for end in ends], time.time() + 0.1
     for client in clients:
@@ -35,7 +35,7 @@ def load(server: Child, clients: list[Child], what: str, seconds: float, *argume
     results = [client.answer() for client in clients]
     done = sum(count for count, _ in results)
     used = [1e6 * (end.cpu_seconds() - then) / max(1, done) for end, then in zip(ends, before, strict=True)]
-    return Load(done / max(taken for _, taken in results), used[0], sum(used[1:]))
+    return Load(done / max(duration for _, duration in results), used[0], sum(used[1:]))
 
 
 def measure_http(quick: bool) -> list[Figure]:

@@ -1,4 +1,4 @@
-"""What a thousand runners that wait for work cost a store server, and how soon one of them gets it."""
+"""The cost of a thousand waiting runners for a store server, and the time until one of them gets work."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from bench.store_server import StoreServer
 
 POLLS = 1_000
 POLL_SECONDS = LONGEST_HOLD
-"""As long as a runner asks the store to hold its question, at most."""
+"""Longest time that a runner asks the store to hold its request open."""
 _TARGETS = {"memory": 3.0, "sqlite": 3.0, "postgres": 8.0}
 
 
 class IdleRunners(ClientPart):
-    """Many workers of one process that claim and finish whatever comes; says when each task was claimed (monotonic)."""
+    """Many workers of one process that claim and finish all work; reports when each task was claimed (monotonic)."""
 
     async def open(self) -> None:
         await super().open()
@@ -49,7 +49,7 @@ class IdleRunners(ClientPart):
 
 
 async def _enqueue_one_by_one(endpoint: str, count: int) -> list[float]:
-    """Return when each task was enqueued."""
+    """Return the time at which each task was enqueued."""
     store = LightningStoreClient(endpoint)
     began: list[float] = []
     for number in range(count):
@@ -76,7 +76,7 @@ def measure_idle_polls(quick: bool) -> list[Figure]:
         name = f"{POLLS:,} idle polls of {POLL_SECONDS:g} s, {kind}"
         try:
             with _server(kind) as server, Child(IdleRunners, server.opened) as runners:
-                time.sleep(4 * POLL_SECONDS)  # until all are under way and spread over time
+                time.sleep(4 * POLL_SECONDS)  # until all are waiting and spread over time
                 before = server.cpu_seconds()
                 time.sleep(window)
                 share = 100 * (server.cpu_seconds() - before) / window

@@ -23,10 +23,10 @@ _PAGE = 100
 
 
 class Operations(Part):
-    """Measures operations on a store that holds so many rollouts; half of them have ended, the others are queued.
+    """Measures operations on a store with a number of rollouts; half of them have ended, the others are queued.
 
-    With no rollouts each measurement begins with a new store. Pages sorted by start time have been asked for before, as
-    by a dashboard, so that the operations keep that order up to date.
+    With no rollouts each measurement begins with a new store. Pages sorted by start time were requested before, as by a
+    dashboard, so that the operations maintain that order.
     """
 
     def __init__(self, rollouts: int) -> None:
@@ -55,9 +55,9 @@ class Operations(Part):
         store, claims = self._store, list[AttemptedRollout]()
 
         async def claim() -> None:
-            taken = await store.dequeue_rollout(worker_id="worker-0")
-            assert taken is not None
-            claims.append(taken)
+            rollout = await store.dequeue_rollout(worker_id="worker-0")
+            assert rollout is not None
+            claims.append(rollout)
 
         tasks = [{"task": number} for number in range(count)]
         seconds = {"enqueue": await _each((lambda t=task: store.enqueue_rollout(input=t)) for task in tasks)}
@@ -75,7 +75,7 @@ class Operations(Part):
 
     async def pages(self, repeat: int) -> dict[str, float]:
         """Return the seconds of a first page by status and by run, sorted by start time; apart, of the very first."""
-        found: dict[str, list[float]] = defaultdict(list)
+        durations: dict[str, list[float]] = defaultdict(list)
         filters: dict[str, dict[str, Any]] = {"status": {"status_in": ["succeeded"]}, "run": {"run_id": "run-3"}}
         for number in range(repeat):
             for name, chosen in filters.items():
@@ -83,12 +83,12 @@ class Operations(Part):
                 page = await self._store.query_rollouts(
                     **chosen, sort_by="start_time", sort_order="desc", limit=_PAGE, offset=0
                 )
-                found[name if number else f"{name}, first"].append(clock() - began)
+                durations[name if number else f"{name}, first"].append(clock() - began)
                 assert len(page.items) == _PAGE
-        return {name: statistics.median(seconds) for name, seconds in found.items()}
+        return {name: statistics.median(seconds) for name, seconds in durations.items()}
 
     async def _live(self, template: list[Span]) -> None:
-        """The life of a rollout: enqueued, claimed, ten spans one by one, finished."""
+        """Run the life of a rollout: enqueue, claim, ten spans one by one, end."""
         await self._store.enqueue_rollout(input={"task": 1})
         claim = await self._store.dequeue_rollout(worker_id="worker-0")
         assert claim is not None
@@ -102,7 +102,7 @@ class Operations(Part):
 
 
 class SpanMemory(Part):
-    """Measures the resident memory that spans take in a store, in a process that has done nothing else."""
+    """Measures the resident memory of spans in a store, in a process that has done nothing else."""
 
     async def open(self) -> None:
         self._store = InMemoryLightningStore()
@@ -121,7 +121,7 @@ class SpanMemory(Part):
 
 
 async def _each(calls: Iterable[Callable[[], Awaitable[object]]]) -> float:
-    """Return the seconds per call, what the garbage collector takes included."""
+    """Return the seconds per call, including the garbage collector's."""
     waiting = list(calls)
     began = clock()
     for call in waiting:
@@ -129,7 +129,7 @@ async def _each(calls: Iterable[Callable[[], Awaitable[object]]]) -> float:
     return (clock() - began) / len(waiting)
 
 
-_RATES = {  # name: (label, the older system's rate, how many times that is to be reached)
+_RATES = {  # name: (label, the older system's rate, the target as a multiple of it)
     "enqueue": ("enqueue", 9_300, 4.0),
     "claim": ("claim", 3_700, 6.0),
     "span": ("spans one by one", 3_800, 6.0),

@@ -44,7 +44,7 @@ class Sender(Part):
         self._batches += requests
 
     async def send(self) -> float:
-        """Send what is prepared; return the seconds it took."""
+        """Send the prepared requests; return the seconds."""
         began = time.perf_counter()
         for body in self._bodies:
             await self._connection.request("POST", "/v1/traces", body, "application/x-protobuf")

@@ -1,4 +1,4 @@
-"""Servers and clients of the store benchmarks, as parts of processes of their own."""
+"""Servers and clients of the store benchmarks, as parts of separate processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CALLS_IN_FLIGHT = 16
 
 
 class StoreServer(Part):
-    """A store server; `kind` is `memory`, `sqlite` (a file that is gone at the end) or the address of a database."""
+    """A store server; `kind` is `memory`, `sqlite` (a temporary file) or the address of a database."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
@@ -74,7 +74,7 @@ class BareServer(Part):
 
 
 class Clients(ClientPart):
-    """A client process: so many calls in flight, over the store client or over bare connections."""
+    """A client process with several calls in flight, over the store client or over bare connections."""
 
     def __init__(self, endpoint: str, number: int) -> None:
         super().__init__(endpoint)
@@ -91,13 +91,13 @@ class Clients(ClientPart):
             await connection.close()
 
     async def example(self) -> tuple[str, bytes]:
-        """Return the id of a new rollout in the hands of a worker, and how the server answers who reads it."""
+        """Return the id of a new rollout that a worker has claimed, and the server's answer to a read of it."""
         claim = await self._store.start_rollout({"task": 1}, worker_id="w")
         answer = await self._connections[0].request("GET", f"/v1/agl/rollouts/{claim.rollout_id}")
         return claim.rollout_id, answer
 
     async def run(self, what: str, seconds: float, at: float, *arguments: Any) -> tuple[int, float]:
-        """Repeat a call from the moment `at` on, with as many in flight; return how many ended, and the time taken."""
+        """Repeat a call from the time `at` on, with several in flight; return the number of calls and the seconds."""
         call = getattr(self, f"_{what}")
         await asyncio.sleep(max(0.0, at - time.time()))
         began = time.perf_counter()
@@ -113,7 +113,7 @@ class Clients(ClientPart):
         return done, time.perf_counter() - began
 
     async def _live(self, index: int) -> None:
-        """The life of a rollout: enqueued, claimed, ten spans in one call, finished."""
+        """Run the life of a rollout: enqueue, claim, ten spans in one call, end."""
         await self._store.enqueue_rollout({"task": index})
         claim = await self._store.dequeue_rollout(worker_id=f"w{self._number}-{index}")
         assert isinstance(claim, AttemptedRollout)
@@ -135,7 +135,7 @@ class Clients(ClientPart):
 
 
 class BareConnection:
-    """One kept-alive HTTP connection that costs its process next to nothing."""
+    """One keep-alive HTTP connection with almost no cost for its process."""
 
     def __init__(self, host: str, port: int) -> None:
         self._address = host, port

@@ -1,4 +1,4 @@
-"""How soon a waiter or an idle runner is woken while spans come in; what a long wait costs while nothing happens."""
+"""The time until a waiter or an idle runner is woken while spans arrive; the cost of a long wait on an idle store."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SPANS_PER_SECOND = 1_000
 IDS = 10_000
 _BATCH = 10
 _SETTLE_SECONDS = 5.0
-"""After which what looks often after a change has slowed down."""
+"""Seconds after a change until frequent polling has slowed down."""
 
 
 class SpanSource(ClientPart):
@@ -54,7 +54,8 @@ async def add_spans(store: LightningStore) -> None:
 
 
 class Sleeper(ClientPart):
-    """Waits at a store for a rollout to end, or for work; says when it was woken (monotonic, the same everywhere)."""
+    """Waits at a store for a rollout to end, or for work; reports its wake-up time (monotonic, equal in all
+    processes)."""
 
     _store: LightningStore
 
@@ -74,7 +75,7 @@ class Sleeper(ClientPart):
 async def _wake_ups(store: LightningStore, sleeper: Any, count: int, pause: float) -> dict[str, list[float]]:
     """Return the milliseconds from an end to the waiter and from new work to the runner.
 
-    `sleeper(method, ...)` begins a call of a `Sleeper` and returns what gives its answer.
+    `sleeper(method, ...)` begins a call of a `Sleeper` and returns a function that returns its answer.
     """
     delays: dict[str, list[float]] = {"waiter": [], "idle runner": []}
     for _ in range(count):
@@ -105,7 +106,7 @@ async def _wake_ups_in_process(count: int) -> dict[str, list[float]]:
 
 
 async def wake_ups_over_http(endpoint: str, sleeper: Child, count: int) -> dict[str, list[float]]:
-    """Return the milliseconds by who is woken, a waiter or an idle runner; `sleeper` is in a process of its own."""
+    """Return the milliseconds for a waiter and for an idle runner; `sleeper` is in a separate process."""
     store = LightningStoreClient(endpoint)
     delays = await _wake_ups(
         store, lambda method, *a: asyncio.create_task(asyncio.to_thread(sleeper.call, method, *a)), count, 0.03
@@ -148,7 +149,7 @@ async def _enqueue(store: LightningStore) -> list[str]:
 
 
 async def _cost_in_process(kind: str, seconds: float) -> tuple[float, float, float]:
-    """Return the CPU milliseconds per second of a store while nobody waits, while one waits, and those to begin."""
+    """Return the CPU milliseconds per second of a store without a wait and with one, and those to begin the wait."""
     async with _opened(kind) as store:
         rollout_ids = await _enqueue(store)
         await asyncio.sleep(_SETTLE_SECONDS)
@@ -173,7 +174,7 @@ async def _ids_over_http(endpoint: str) -> list[str]:
 
 
 def measure_long_waits(quick: bool) -> list[Figure]:
-    """Measure what a wait for 10,000 rollouts adds: in process, and over HTTP at both ends, renewed polls included."""
+    """Measure the cost of a wait for 10,000 rollouts: in process, and over HTTP at both ends, with renewed polls."""
     figures: list[Figure] = []
     for kind in ("memory", "sqlite"):
         idle, cost, begin = asyncio.run(_cost_in_process(kind, 5.0 if quick else 15.0))

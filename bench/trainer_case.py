@@ -1,4 +1,4 @@
-"""One whole `fit` of the trainer benchmark, in a process of its own, with the workload of the older system's figures.
+"""One whole `fit` of the trainer benchmark, in a separate process, with the workload of the older system's figures.
 
 A no-op agent emits four small spans and returns a reward; the algorithm enqueues all tasks, waits for them and reads
 everything back. Prints one line of JSON.
@@ -22,7 +22,7 @@ marks: dict[str, float] = {}
 
 
 class NoOp(agl.LitAgent[Any]):
-    """Emits its spans and returns; with `pause` in the task it waits so long first, as for a model."""
+    """Emits its spans and returns; first waits for the seconds in the task's `pause`, as for a model."""
 
     def rollout(self, task: Any, resources: agl.NamedResources, rollout: agl.Rollout) -> float:
         agl.emit_annotation({"step": 0, "task": task["index"], "began": time.time()})
@@ -35,7 +35,7 @@ class NoOp(agl.LitAgent[Any]):
 
 @agl.algo
 async def algorithm(*, store: agl.LightningStore, train_dataset: Any = None, val_dataset: Any = None) -> None:
-    """Enqueue, wait, read back; then measure how soon single tasks reach an idle runner."""
+    """Enqueue, wait, read back; then measure the time until single tasks reach an idle runner."""
     marks["algorithm"] = time.time()
     await store.add_resources({"prompt": agl.PromptTemplate(template="{x}", engine="f-string")})
     ids = [(await store.enqueue_rollout(input=task, mode="train")).rollout_id for task in train_dataset]
@@ -49,11 +49,11 @@ async def algorithm(*, store: agl.LightningStore, train_dataset: Any = None, val
     delays: list[float] = []
     for _ in range(int(os.environ.get("BENCH_SINGLE", "0"))):
         await asyncio.sleep(0.05)
-        asked = time.time()
+        enqueued_at = time.time()
         single = await store.enqueue_rollout(input={"index": -1}, mode="train")
         await finish(store, [single.rollout_id])
         spans = await store.query_spans(single.rollout_id)
-        delays += [float(span.attributes["began"]) - asked for span in spans if "began" in span.attributes]
+        delays += [float(span.attributes["began"]) - enqueued_at for span in spans if "began" in span.attributes]
     marks["delay"] = sorted(delays)[len(delays) // 2] if delays else 0.0
     marks["algorithm_end"] = time.time()
 
@@ -92,7 +92,7 @@ def main() -> None:
 
 
 def _is_python_s(process: psutil.Process) -> bool:
-    """True for the process that `multiprocessing` keeps as long as this one lives, once something was spawned."""
+    """Return whether this is the process that `multiprocessing` keeps as long as this one lives, after a spawn."""
     return "resource_tracker" in " ".join(process.cmdline())
 
 

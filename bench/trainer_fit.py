@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 def run_case(
     kind: str, n_runners: int, rollouts: int, *, start_method: str = "fork", pause: float = 0.0, single: int = 0
 ) -> dict[str, Any]:
-    """Run one `fit` in a fresh interpreter and return what it says."""
+    """Run one `fit` in a fresh interpreter and return its figures."""
     settings = [kind, str(n_runners), start_method, str(rollouts), str(pause)]
     command = [sys.executable, "-m", "bench.trainer_case", *settings]
     environment = {**os.environ, "BENCH_SINGLE": str(single)}
@@ -35,7 +35,7 @@ def measure_fit(quick: bool) -> list[Figure]:
     cs = [run_case("cs", 2, count, single=20) for _ in range(runs)]
     shm = [run_case("shm", 1, count) for _ in range(runs)]
     spawn = [run_case("cs", 2, 20, start_method="spawn") for _ in range(runs)]
-    left = max(run["left_over"] for run in (*cs, *shm, *spawn))
+    remaining = max(run["left_over"] for run in (*cs, *shm, *spawn))
 
     def median(results: list[dict[str, Any]], key: str) -> float:
         return statistics.median(float(run[key]) for run in results)
@@ -48,7 +48,7 @@ def measure_fit(quick: bool) -> list[Figure]:
         _at_most("algorithm done to fit returned, cs, s", median(cs, "after"), 0.5, 0.338),
         _at_most("algorithm done to fit returned, shm, s", median(shm, "after"), 0.5, 0.034),
         _at_most("queue to agent, cs, idle runner, median ms", 1e3 * median(cs, "delay"), 30),
-        _at_most("processes left when fit has returned", left, 0),
+        _at_most("processes left when fit has returned", remaining, 0),
     ]
 
 

@@ -1,4 +1,4 @@
-"""One runner process over HTTP: its memory, what it costs while nothing happens, and with 200 rollouts at once."""
+"""One runner process over HTTP: its memory, and its cost while idle and with 200 rollouts at once."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class RunnerProcess(ClientPart):
         return psutil.Process().memory_info().rss
 
     async def peak(self) -> int:
-        """Return the resident bytes when as many rollouts ran as can."""
+        """Return the resident bytes while the most rollouts run at once."""
         return self._peak
 
     async def _agent(self, task: int) -> float:
@@ -63,7 +63,7 @@ class RunnerProcess(ClientPart):
 
 
 def measure_runner(quick: bool) -> list[Figure]:
-    """Measure one runner process; the store is a process of its own."""
+    """Measure one runner process; the store is a separate process."""
     seconds = 3.0 if quick else 15.0
     with Child(StoreServer, "memory") as server, Child(RunnerProcess, server.opened) as runner:
         asyncio.run(_run_tasks(server.opened, [-1]))

@@ -1,4 +1,4 @@
-"""Where the store server of a run listens, and how its runners reach it."""
+"""The address of the store server of a run: where it listens, and how its runners reach it."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ DEFAULT_PORT = 4747
 POLL_SECONDS = 0.01
 ANSWER_SECONDS = 5.0
 _LOCAL = {"0.0.0.0": LOOPBACK, "localhost": LOOPBACK, "::": "::1"}
-"""Where a process of this machine connects when a server binds the key."""
+"""The host to which a process of this machine connects, by the host that the server binds."""
 
 
 class HeldElsewhereError(RuntimeError):
-    """The address is that of another process with the role `both`, on this machine or another, whose run this joins."""
+    """Another process with the role `both`, here or on another machine, has the address; this process joins its run."""
 
 
 class Address(NamedTuple):
@@ -39,14 +39,14 @@ class Address(NamedTuple):
     host: str
     port: int
     may_move: bool = False
-    """Leave the port for a free one if it is in use: nobody asked for it."""
+    """True to use a free port if this one is in use, because the user did not choose it."""
     connect_host: str | None = None
-    """None is `host`, or the loopback address where that is none to connect to."""
+    """None is `host`, or the loopback address if `host` cannot be connected to (such as 0.0.0.0)."""
     joins: str | None = None
-    """The address by which others find the server, if a process that cannot have it joins the run of the one that has;
-    None: whoever has the port is in the way."""
+    """The address by which others find the server. A process that cannot bind it joins the run of the process that has.
+    None: a port in use is an error."""
     on_listening: Callable[[str], None] | None = None
-    """Told the URL of a server once its port is taken; its page is there too."""
+    """Called with the URL of the server, which also serves the dashboard, once its port is bound."""
 
     @property
     def of_the_other(self) -> Address:
@@ -64,11 +64,11 @@ class Address(NamedTuple):
         return f"http://[{self.target}]:{self.port}" if ":" in self.target else f"http://{self.target}:{self.port}"
 
     def at(self, port: int) -> Address:
-        """Return the same address with another port, which is to be kept."""
+        """Return a copy with another port, which is then fixed."""
         return self._replace(port=port, may_move=False)
 
     def check_free(self) -> None:
-        """Return if a server in a child can bind the port that was asked for, as far as can be told before it does.
+        """Check, as far as possible in advance, that a server in a child process can bind the configured port.
 
         Raises:
             RuntimeError: the port is in use, the address cannot be bound, or it is beyond loopback and there is no
@@ -85,10 +85,10 @@ class Address(NamedTuple):
                 raise
 
     def check_ours(self) -> None:
-        """Return if the address by which others find the server is one of this machine.
+        """Check that the address by which others find the server belongs to this machine.
 
         Raises:
-            HeldElsewhereError: it is another's.
+            HeldElsewhereError: it belongs to another machine.
         """
         if self.joins is not None and self.port:
             try:
@@ -98,17 +98,17 @@ class Address(NamedTuple):
                     raise HeldElsewhereError(f"{self.joins} is no address of this machine") from error
 
     def check_in_the_way(self, error: RuntimeError) -> None:
-        """Return if what has the port is no store server, so that the error says what to do.
+        """Check that the port is not held by another store server whose run this process can join.
 
         Raises:
-            HeldElsewhereError: it is one.
+            HeldElsewhereError: it is held by one.
         """
-        taken = getattr(error.__cause__, "errno", None) == errno.EADDRINUSE
-        if self.joins is not None and not self.may_move and taken and _is_store(self.target, self.port):
+        in_use = getattr(error.__cause__, "errno", None) == errno.EADDRINUSE
+        if self.joins is not None and not self.may_move and in_use and _is_store(self.target, self.port):
             raise HeldElsewhereError(f"another process of this machine has port {self.port}") from error
 
     def bound_server(self, store: LightningStore) -> LightningStoreServer:
-        """Return a store server whose port is taken and which does not serve yet.
+        """Return a store server that has bound its port and does not serve yet.
 
         Raises:
             RuntimeError: the port is in use, or `host` is beyond loopback and there is no token; says what to do.
@@ -134,7 +134,7 @@ class Address(NamedTuple):
 
 
 def _is_store(host: str, port: int) -> bool:
-    """True if what listens there answers as a store server does, or has not begun to answer."""
+    """Return whether a store server listens there; also True if the listener does not answer in time."""
     connection = http.client.HTTPConnection(host, port, timeout=ANSWER_SECONDS)
     try:
         connection.request("GET", "/v1/agl/health")
@@ -149,7 +149,7 @@ def _is_store(host: str, port: int) -> bool:
 
 
 class PortReport:
-    """The port that a server in a child process has bound, told to the parent through a pipe.
+    """A pipe through which a server in a child process reports its port to the parent.
 
     The child chooses, because a port that the parent finds free may be another program's by the time the child binds
     it, and a runner that connects there would work for that program's store. Inherited by forked children, and
@@ -162,7 +162,7 @@ class PortReport:
         self._reader, self._writer = get_context().Pipe(duplex=False)
 
     def tell(self, port: int) -> None:
-        """Tell the port of a socket that listens."""
+        """Send the port of a listening socket."""
         self._writer.send(port)
 
     async def port(self, event: ExecutionEvent) -> int | None:

@@ -1,9 +1,9 @@
-"""What a strategy runs and what it promises: the two bundles, `ExecutionStrategy`, and how a run may fail.
+"""The interface of strategies: the two bundles, `ExecutionStrategy`, and the errors of a run.
 
 A bundle is one coroutine function that holds everything it needs but the store. A strategy decides where the
-bundles run (threads, processes, machines) and how they end. What all strategies share is here too: how many rollouts
-are open, the exit codes of processes, and the checks of settings: a `TypeError` for another kind of value, a
-`ValueError` for one out of its range."""
+bundles run (threads, processes, machines) and how they end. This module also has what all strategies share: the number
+of open rollouts, the exit codes of processes, and the checks of settings: a `TypeError` for a wrong type, a
+`ValueError` for a value out of range."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class AlgorithmBundle(Protocol):
-    """What the algorithm runs. What it returns is the result of the run.
+    """The algorithm's part of a run. Its return value is the result of the run.
 
     It may also offer `scope(store) -> store`: the view of the store that holds only this run's rollouts; `run_id`;
     `llm_proxy`, the gateway of the run; `store_unreachable_timeout`, as of a runner; and `interrupted`, which is set
@@ -42,51 +42,51 @@ class AlgorithmBundle(Protocol):
 
 
 class RunnerBundle(Protocol):
-    """What one runner runs; called once per worker.
+    """A runner's part of a run; called once per worker.
 
     It may also offer `run_id`; `max_rollouts`, after which each runner ends; `store_unreachable_timeout`: how long the
-    store may be away, in seconds; and `wants_main_thread`: True if it has calls for the main thread, so that its event
-    loop runs in another one.
+    store may be unreachable, in seconds; and `wants_main_thread`: True if it makes calls on the main thread, so that
+    its event loop runs in another one.
     """
 
     async def __call__(self, store: LightningStore, worker_id: int, event: ExecutionEvent) -> Any:
-        """Serve rollouts as worker `worker_id` until `event` is set or there is nothing left to do."""
+        """Run rollouts as worker `worker_id` until `event` is set or no work remains."""
 
 
 class ExecutionStrategy:
-    """Runs one algorithm bundle and some runner bundles around one store, to an end.
+    """Runs one algorithm bundle and several runner bundles on one store until the algorithm ends.
 
-    An instance may execute several times, one after another. One that has an attribute `n_runners` decides how many
-    runners there are; else the Trainer does. One that delegates to others returns what their `execute` returns.
+    An instance may execute several times, one after another. If it has an attribute `n_runners`, that is the number of
+    runners; otherwise the Trainer decides. A strategy that delegates to others returns what their `execute` returns.
     """
 
     interrupted: bool = False
     """True when the last `execute` was ended by Ctrl+C. `execute` itself then cleans up and returns."""
     runners_share_process: bool | None = None
-    """True if several runners live in this process, so that each needs a runner object of its own; False if each has a
-    process. None for a strategy that does not say: it is given objects for both."""
+    """True if several runners live in this process, so that each needs its own runner object; False if each has its own
+    process. None for a strategy that does not state it: it gets objects for both cases."""
 
     def execute(self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore) -> Any:
-        """Run both bundles until the algorithm ends, and return what it returned (None if it was interrupted).
+        """Run both bundles until the algorithm ends, and return its result (None if it was interrupted).
 
-        Raises what the algorithm raised; `RunnerDiedError` when a runner failed for good; `StrandedWorkError` when
-        rollouts are open and no runner is left.
+        Raises the algorithm's exception; `RunnerDiedError` when a runner failed for good; `StrandedWorkError` when
+        rollouts are open and no runner remains.
         """
         raise NotImplementedError(f"{type(self).__name__} must define execute(algorithm, runner, store)")
 
     def note_interrupt(self, algorithm: AlgorithmBundle) -> None:
-        """Note that Ctrl+C ended the run; also in the bundle, for a strategy that delegates to this one."""
+        """Record that Ctrl+C ended the run, also in the bundle, for a strategy that delegates to this one."""
         self.interrupted = True
         if hasattr(algorithm, "interrupted"):
             cast("Any", algorithm).interrupted = True
 
 
 class StrandedWorkError(AgentLightningError, RuntimeError):
-    """Every runner has ended, rollouts are still open, and nobody would ever run them."""
+    """Every runner has ended while rollouts are open, so nothing would ever run them."""
 
 
 class StalledError(AgentLightningError, RuntimeError):
-    """Nothing has moved for `stall_timeout`; says what each part waits for."""
+    """The run made no progress for `stall_timeout` seconds; the message lists what each part waits for."""
 
 
 class AlgorithmDiedError(AgentLightningError, RuntimeError):
@@ -101,13 +101,13 @@ def view_of(algorithm: AlgorithmBundle, store: LightningStore) -> LightningStore
 
 @dataclass(frozen=True)
 class OpenWork:
-    """The rollouts of one run that are not at an end."""
+    """The open rollouts of one run."""
 
     view: LightningStore
     """The store as the run sees it."""
     run_id: str | None = None
     max_rollouts: int | None = None
-    """After how many rollouts each runner ends, so that what is open then is not run; None: they serve for good."""
+    """Number of rollouts after which each runner ends, so that later ones are not run. None: no limit."""
 
     @classmethod
     def of(cls, algorithm: AlgorithmBundle, store: LightningStore, runner: RunnerBundle | None = None) -> OpenWork:
@@ -116,21 +116,21 @@ class OpenWork:
         return cls(view_of(algorithm, store), getattr(algorithm, "run_id", None), limit)
 
     async def count(self) -> int:
-        """Return how many there are."""
+        """Return the number of open rollouts."""
         try:
             return (await self.view.query_rollouts(status_in=_OPEN, limit=1)).total
-        except NotImplementedError:  # a store of the user's that cannot tell
+        except NotImplementedError:  # a user's store without this query
             return 0
 
     async def cancel(self) -> None:
-        """Cancel all of them."""
+        """Cancel all open rollouts."""
         for rollout in await self.view.query_rollouts(status_in=_OPEN):
-            with contextlib.suppress(ConflictError, NotFoundError):  # at an end, or deleted, meanwhile
+            with contextlib.suppress(ConflictError, NotFoundError):  # ended or deleted in the meantime
                 await self.view.update_rollout(rollout.rollout_id, status="cancelled")
 
 
 def exit_code_of(error: BaseException) -> int:
-    """Return the code with which a process ends because of `error`. 0 is for one that was told to stop."""
+    """Return the exit code of a process that ends because of `error`: 0 for a `SystemExit` without a code."""
     match error:
         case SystemExit(code=None):
             return ExitCode.DONE
@@ -147,7 +147,7 @@ def exit_code_of(error: BaseException) -> int:
 
 
 def error_with(code: int | None) -> type[UnauthorizedError | StoreUnreachableError] | None:
-    """Return the class of errors that has this code for its own; None if there is none."""
+    """Return the error class of this exit code; None if there is none."""
     return {
         ExitCode.UNAUTHORIZED.value: UnauthorizedError,
         ExitCode.STORE_UNREACHABLE.value: StoreUnreachableError,

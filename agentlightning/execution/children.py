@@ -1,9 +1,9 @@
-"""Child processes: how one is described and started, what it reports, and that it never outlives its parent.
+"""Child processes: their tasks, their start, their reports. No child outlives its parent.
 
 `child_main` is what every child runs, whatever its start method. It is a module-level function and its task is a plain
-object, so that a child can be spawned as well as forked. What agents start ends with the runner that they run in.
+object, so that a child can be spawned as well as forked. Processes that agents start end with their runner.
 
-Forking a process that has threads copies locks that nobody will release. So a fork server is forked before the first
+Forking a process that has threads copies locks that no thread will release. So a fork server is forked before the first
 thread is started, stays single-threaded, and forks every runner, the first as well as the later ones. It dies with its
 parent and the runners die with it.
 """
@@ -51,17 +51,17 @@ logger = logging.getLogger(__name__)
 
 TRACEBACK_BYTES = 8192
 LOOK_SECONDS = 0.1
-"""How often children are looked at where the system does not tell when one has ended."""
+"""Seconds between checks of the children, on systems that do not report their end."""
 CLOSE_SECONDS = 4.0
-"""How long a child that was killed may take to end what is left of it: its subreaper takes up to 2.5 s."""
+"""Seconds that a killed child may take to end its remaining processes: its subreaper takes up to 2.5 s."""
 
 ProcessContext = ForkContext | SpawnContext | ForkServerContext
 
 
 class ChildTask(Protocol):
-    """What children do; `index` says which one this is. Picklable if children are to be spawned.
+    """The task of the children; `index` is the child's number. Must be picklable if children are spawned.
 
-    One with a true attribute `wants_main_thread` is run by an event loop beside the main thread.
+    If its attribute `wants_main_thread` is true, its event loop runs in another thread than the main thread.
     """
 
     async def __call__(self, index: int, event: ExecutionEvent) -> Any:
@@ -73,7 +73,7 @@ class Begun:
     """The first message of a child."""
 
     pid: int
-    """Of the process that does the work; its subreaper is what the parent has started."""
+    """Id of the process that does the work. The process that the parent started is its subreaper."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class ChildReport:
     """The message of a child whose task has ended."""
 
     result: Any = None
-    """What the task returned, if it can be pickled."""
+    """The return value of the task, if it can be pickled."""
     cause: str | None = None
     """Class and message of the exception that ended it; None if it returned."""
     traceback: str | None = None
@@ -89,45 +89,45 @@ class ChildReport:
     restart_helps: bool = True
     """False if another start would end in the same way."""
     interrupted: bool = False
-    """True if it was told to end by SIGINT and has no result."""
+    """True if SIGINT ended it, so that it has no result."""
 
 
 @dataclass(frozen=True)
 class ChildExit:
-    """How a child ended."""
+    """The end of a child process."""
 
     index: int
     name: str
     exitcode: int | None
-    """As in `multiprocessing`: minus the signal number for a killed child. None if it could not be learnt."""
+    """The exit code as in `multiprocessing`: minus the signal number for a killed child. None if it is unknown."""
     report: ChildReport | None
     begun: bool = True
-    """False if it ended before it came to its task: while it was starting."""
+    """False if it ended while it was starting, before its task began."""
     pid: int | None = None
-    """Of the process that did the work, if it had begun."""
+    """Id of the process that did the work, if it had begun."""
 
     @property
     def worker_id(self) -> str | None:
-        """The label of its worker in the store; None if it had not begun, or nobody knows where it ran."""
+        """The label of its worker in the store; None if it had not begun, or its host is unknown."""
         return None if self.pid is None else worker_label(socket.gethostname(), self.pid, self.index)
 
     @property
     def finished(self) -> bool:
-        """True if it came to the end of its task, by returning or by SIGINT: then it holds no attempt."""
+        """True if its task ended, by returning or by SIGINT; it then holds no attempt."""
         return self.report is not None and self.report.cause is None
 
     def describe(self) -> str:
         """Return the name with the exit code, and the signal by its name."""
         code = self.exitcode
-        known = code is not None and code < 0 and -code in set(signal.Signals)
-        return f"{self.name} (exitcode={code}{', ' + signal.Signals(-code).name if known and code else ''})"
+        is_signal = code is not None and code < 0 and -code in set(signal.Signals)
+        return f"{self.name} (exitcode={code}{', ' + signal.Signals(-code).name if is_signal and code else ''})"
 
     def may_restart(self) -> bool:
         """True if starting it again could help."""
         return self.exitcode is not None and (self.report is None or self.report.restart_helps)
 
     def explain(self) -> str:
-        """Return `describe` and, if the child could tell, the exception and its traceback."""
+        """Return `describe` and, if the child reported them, the exception and its traceback."""
         if self.report is None or self.report.cause is None:
             return f"{self.describe()}: it left no traceback"
         return f"{self.describe()}: {self.report.cause}\n{self.report.traceback}"
@@ -145,8 +145,8 @@ def child_main(
 ) -> None:
     """Run the task in this process and report how it ended; exit with 0 when it returned or was interrupted.
 
-    `_secrets` comes first: in a spawned child the rest is unpickled when it is held. With `ends_descendants` everything
-    that was started below this process is brought to an end, too, however this one ends.
+    `_secrets` comes first, so that a spawned child holds them before it unpickles the rest. With `ends_descendants` all
+    descendants of this process end with it, however it ends.
     """
     if ends_descendants and go_below_subreaper(parent_pid, parents_folder):
         parent_pid = os.getppid()
@@ -160,10 +160,10 @@ def child_main(
             beside=getattr(task, "wants_main_thread", False),
         )
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # what is left to do is the exit
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the exit remains
         logger.warning("%s was interrupted", name)
         reports.send(ChildReport(interrupted=True))
-    except BaseException as error:  # boundary: the parent gets the cause, and the exit code says that there is one
+    except BaseException as error:  # boundary: the parent gets the cause, and the exit code reports the failure
         logger.error("%s failed", name, exc_info=error)
         reports.send(_report_failure(error))
         sys.exit(exit_code_of(error))
@@ -171,18 +171,18 @@ def child_main(
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # as above
         reports.send(_report_result(name, result))
     finally:
-        if ends_descendants:  # here already: the exit of a process joins what `multiprocessing` has started in it
-            left = end_descendants(os.getpid(), spared=helpers_of_python())
-            if left:
-                logger.warning("Processes that the agent started and that cannot be ended are left behind: %s", left)
+        if ends_descendants:  # before the exit, which joins the processes that `multiprocessing` has started
+            pids = end_descendants(os.getpid(), spared=helpers_of_python())
+            if pids:
+                logger.warning("Processes that the agent started and that cannot be ended are left behind: %s", pids)
 
 
 async def _until_interrupted(task: ChildTask, index: int, event: ExecutionEvent, interrupts: Interrupts) -> Any:
     working = asyncio.create_task(task(index, event), name="task")
-    asked = asyncio.create_task(interrupts.asked())
-    await asyncio.wait([working, asked], return_when=asyncio.FIRST_COMPLETED)
-    if not asked.done():
-        asked.cancel()
+    interruption = asyncio.create_task(interrupts.asked())
+    await asyncio.wait([working, interruption], return_when=asyncio.FIRST_COMPLETED)
+    if not interruption.done():
+        interruption.cancel()
         return await working
     working.cancel()
     hurried = asyncio.create_task(interrupts.hurried())
@@ -195,7 +195,7 @@ async def _until_interrupted(task: ChildTask, index: int, event: ExecutionEvent,
 
 def _report_failure(error: BaseException) -> ChildReport:
     frames = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    # It has waited long enough for the store, or holds a token that another start would hold as well.
+    # The store was unreachable for long enough, or refuses a token that a restarted child would hold too.
     restart_helps = not isinstance(error, (StoreUnreachableError, UnauthorizedError))
     return ChildReport(None, f"{type(error).__name__}: {error}", frames[-TRACEBACK_BYTES:], restart_helps)
 
@@ -210,19 +210,19 @@ def _report_result(name: str, result: object) -> ChildReport:
 
 
 def begin_child(parent_pid: int, parents_folder: str | None = None) -> None:
-    """Drop what a forked process has inherited and does not own, and end it with its parent."""
+    """Release what a forked process inherited and does not own, and make it end with its parent."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    # The parent's worker threads do not exist here, yet the exit would join them, this thread perhaps among them.
+    # The exit would join the parent's worker threads, which do not exist here and may include this thread.
     executors = sys.modules.get("concurrent.futures.thread")
     getattr(executors, "_threads_queues", {}).clear()
     die_with_parent(parent_pid, parents_folder)
 
 
 def die_with_parent(parent_pid: int, parents_folder: str | None = None) -> None:
-    """Make this process end when its parent does, however that ends.
+    """Make this process end when its parent ends, for whatever reason.
 
-    On Linux the kernel sends SIGKILL when the parent goes. Elsewhere, and for a child that a fork server made, a thread
-    waits for the parent's end, and removes the folder that a killed parent leaves behind.
+    On Linux the kernel sends SIGKILL when the parent ends. Elsewhere, and for a child of a fork server, a thread waits
+    for the parent's end and removes the folder that a killed parent leaves behind.
     """
     if os.getppid() == parent_pid and killed_with_parent(parent_pid):
         return
@@ -243,14 +243,14 @@ class _Child:
     process: BaseProcess
     reports: Connection | None
     ended: int | None
-    """Can be read when the process has ended; None where nothing tells."""
+    """Descriptor that becomes readable when the process ends; None if the system offers none."""
     owns_ended: bool
     report: ChildReport | None = None
     pid: int | None = None
-    """Of the process that does the work, once it has begun."""
+    """Id of the process that does the work, once it has begun."""
 
     def read(self) -> None:
-        """Read the messages that have come; a pipe at its end is closed."""
+        """Read the pending messages, and close a pipe that is at its end."""
         while self.reports is not None and self.reports.poll():
             try:
                 message = self.reports.recv()
@@ -264,7 +264,7 @@ class _Child:
                     self.report = message
 
     def close(self) -> None:
-        """Release what was waited for."""
+        """Release the descriptors."""
         if self.reports is not None:
             self.reports.close()
         if self.ended is not None and self.owns_ended:
@@ -275,32 +275,32 @@ class _Child:
 class ChildProcesses:
     """Children of this process, by index. Owned by one thread.
 
-    `filenos` become readable when there is something to `collect`; where `look_seconds` is not None, it is to be tried
-    that often besides.
+    `filenos` become readable when there is something to `collect`. If `look_seconds` is not None, call `collect` that
+    often as well.
     """
 
     ctx: ProcessContext
     task: ChildTask
     event: ExecutionEvent
     prefix: str
-    """`runner-` names the children runner-0, runner-1, ...; without a dash at its end it is the name itself."""
+    """`runner-` names the children runner-0, runner-1, ...; a prefix without a final dash is the whole name."""
     ends_descendants: bool = False
-    """Everything that the children start ends with them."""
+    """True to end all descendants of a child with it."""
     _children: dict[int, _Child] = field(default_factory=dict[int, _Child], init=False)
 
     @property
     def look_seconds(self) -> float | None:
-        """How often to `collect` without being woken; None if there is no need."""
+        """Seconds between calls of `collect` without a readable descriptor; None if they are not needed."""
         return LOOK_SECONDS if any(child.ended is None for child in self._children.values()) else None
 
     def start(self, index: int) -> None:
         """Start child `index`.
 
         Raises:
-            TypeError: the child is to be spawned, and something that it needs cannot be pickled; names it.
+            TypeError: the child is to be spawned, and a part of its task cannot be pickled; names it.
         """
         reader, writer = cast("tuple[Connection, Connection]", self.ctx.Pipe(duplex=False))
-        # The socket of a fork server lies in a folder that Python removes at its exit, but not when it is killed.
+        # Python removes the folder of a fork server's socket at its exit, but not when it is killed.
         folder = multiprocessing.util.get_temp_dir() if isinstance(self.ctx, ForkServerContext) else None
         process = self.ctx.Process(
             target=child_main,
@@ -309,7 +309,7 @@ class ChildProcesses:
         )
         process.start()
         writer.close()
-        if isinstance(self.ctx, ForkServerContext):  # not a child of this process: the server says when it has ended
+        if isinstance(self.ctx, ForkServerContext):  # not a child of this process: the server reports its end
             self._children[index] = _Child(process, reader, process.sentinel, owns_ended=False)
         else:
             assert process.pid is not None
@@ -321,7 +321,7 @@ class ChildProcesses:
         return ends + [child.reports.fileno() for child in children if child.reports is not None]
 
     def collect(self) -> list[ChildExit]:
-        """Read the reports that have come, and return those children that have ended, each once."""
+        """Read the pending reports, and return the children that have ended, each once."""
         for child in self._children.values():
             child.read()
         ended = [index for index, child in self._children.items() if child.process.exitcode is not None]
@@ -333,9 +333,9 @@ class ChildProcesses:
             child.read()
             try:
                 os.kill(child.pid or child.process.pid, signum)
-            except ProcessLookupError:  # it has ended; its subreaper is about to
+            except ProcessLookupError:  # it has ended; its subreaper ends next
                 return
-            except OSError as error:  # one that cannot be signalled must not keep us from the others
+            except OSError as error:  # an error for one child must not spare the others
                 logger.warning("Could not send signal %s to %s: %s", signum, child.process.name, error)
 
     def close(self) -> None:
@@ -365,10 +365,10 @@ def name_of(prefix: str, index: int) -> str:
 
 
 class ForkServer:
-    """A `ChildProcesses` in a process of its own: the same calls, carried over a pipe. Owned by one thread."""
+    """A `ChildProcesses` in its own process: the same calls, sent over a pipe. Owned by one thread."""
 
     look_seconds: float | None = None
-    """How often to `collect` without being woken: it need not be; see `ChildProcesses`."""
+    """None: `collect` needs no calls without a readable descriptor; see `ChildProcesses`."""
 
     def __init__(
         self,
@@ -428,13 +428,13 @@ class ForkServer:
     def _send(self, *command: object) -> None:
         try:
             self._pipe.send(command)
-        except OSError as error:  # it was killed: `collect` tells
+        except OSError as error:  # it was killed: `collect` reports it
             logger.debug("The fork server does not listen any more: %s", error)
 
 
 def fork_server_main(children: ChildProcesses, commands: Connection, far_end: Connection, parent_pid: int) -> None:
-    """Obey commands and tell which children have ended, until told to close or the parent is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C goes to the whole group; the parent decides what follows
+    """Carry out commands and report children that ended, until the command to close or the parent's end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C reaches the whole group; the parent handles it
     begin_child(parent_pid)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as above; it ends with its parent
     far_end.close()

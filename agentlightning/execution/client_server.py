@@ -1,4 +1,4 @@
-"""`cs`: algorithm and runners as processes around a store server, on one machine or on several, in three layouts."""
+"""`cs`: algorithm and runners as processes that share a store server, on one machine or several, in three layouts."""
 
 from __future__ import annotations
 
@@ -59,37 +59,37 @@ logger = logging.getLogger(__name__)
 Role = Literal["algorithm", "runner", "both"]
 MainProcess = Literal["algorithm", "runner"]
 _KILL_SECONDS = 5.0
-"""The least that an ordinary end waits for processes that were killed."""
+"""Least number of seconds that an ordinary end waits for killed processes."""
 
 
 class ClientServerExecutionStrategy(ExecutionStrategy):
-    """Runs the algorithm beside a store server and every runner in a process of its own.
+    """Runs the algorithm beside a store server, and every runner in its own process.
 
     Args:
-        role: the side of this process; None reads `AGL_CURRENT_ROLE`, which is `both` by default. Where a process with
-            the role `both` cannot have an address beyond loopback, because it is another machine's or another such
-            process has the port, it joins the run there with its runners and runs no algorithm.
+        role: the side of this process; None reads `AGL_CURRENT_ROLE`, which is `both` by default. If a process with the
+            role `both` cannot bind an address beyond loopback, because another machine or another such process has it,
+            its runners join the run there and it runs no algorithm.
         server_host: address to bind, and to connect to; None reads `AGL_SERVER_HOST`, 127.0.0.1 by default.
-        server_port: None reads `AGL_SERVER_PORT`, 4747 by default. The role `both` may also be given 0, a free one, and
-            leaves a default port that is in use for a free one.
-        n_runners: number of runner processes. As the role `runner`, too, one is a child, unless it cannot be (said in a
-            warning): it would be forked off an open accelerator, or spawned with what cannot be pickled.
-        graceful_timeout: seconds between the stop event and the first signal, at an ordinary end. Higher than the
-            longest rollout, so that none is broken off.
+        server_port: None reads `AGL_SERVER_PORT`, 4747 by default. With the role `both`, 0 takes a free port, and so
+            does a default port that is in use.
+        n_runners: number of runner processes. Each is a child process, with the role `runner` too. The exception, with
+            a warning: a fork with an open accelerator, or a spawn with parts that cannot be pickled.
+        graceful_timeout: seconds between the stop event and the first signal, at an ordinary end. Set it higher than
+            the longest rollout, so that none is interrupted.
         terminate_timeout: seconds after each of SIGINT and SIGTERM, and after SIGKILL, where it is 5 s at least: the
             operating system may take that long to end a process on a busy machine.
         main_process: the side that stays in this process; `runner` needs the role `both` and one runner,
             and is for debugging: an agent that ends its process ends the program.
         managed_store: serve the store to the runners; None reads `AGL_MANAGED_STORE`, which is true by default. False
-            hands the given store to both sides as it is.
-        allowed_exit_codes: exit codes of children that are no failure.
+            passes the store to both sides unchanged.
+        allowed_exit_codes: exit codes of children that do not count as a failure.
         max_runner_restarts: how often each runner process may be restarted after it died.
         start_method: `fork` (default on Linux), `spawn` (elsewhere) or `forkserver`.
         connect_host: address for the runners where it differs from `server_host`.
-        stall_timeout: seconds without progress after which the run says what each part waits for; None is never.
-        on_stall: `report` goes on after that, `raise` ends the run with `StalledError`.
-        on_listening: told the URL of the store server, where its page is too, once the port is taken; in the process
-            that serves.
+        stall_timeout: seconds without progress after which the run logs what each part waits for; None is never.
+        on_stall: `report` continues after that, `raise` ends the run with `StalledError`.
+        on_listening: called with the URL of the store server, which also serves the dashboard, once its port is bound;
+            in the process that serves.
 
     Raises:
         ValueError, TypeError: a setting is out of range; names it.
@@ -136,7 +136,7 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         self._check_sides()
 
     def _check_sides(self) -> None:
-        """Refuse sides that do not go together, or that do not exist: both attributes may be set after construction."""
+        """Refuse unknown or incompatible sides: both attributes may be set after construction."""
         check_choice("role (AGL_CURRENT_ROLE)", self.role, get_args(Role))
         check_choice("main_process", self.main_process, get_args(MainProcess))
         if self.main_process == "runner" and self.role != "both":
@@ -148,7 +148,7 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
 
     @property
     def server_port(self) -> int:
-        """The port asked for, else 4747."""
+        """The configured port, else 4747."""
         return DEFAULT_PORT if self._port is None else self._port
 
     @server_port.setter
@@ -174,7 +174,7 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
             return execution.only_runners()
 
     def address(self) -> Address:
-        """Return where the store server of this process is, or is looked for."""
+        """Return the address at which this process serves the store or connects to it."""
         may_move = self._port is None and self.role == "both"
         joins = self.known_address if self.may_be_joined else None
         return Address(self.server_host, self.server_port, may_move, self.connect_host, joins, self.on_listening)
@@ -187,17 +187,17 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
 
     @property
     def may_be_joined(self) -> bool:
-        """True for the role `both` on an address beyond loopback: a process that cannot have the address joins the run,
-        which therefore has no name of its own making."""
+        """True for the role `both` on an address beyond loopback: a process that cannot bind it joins the run, so the
+        strategy does not generate a name for the run."""
         return self.role == "both" and self.managed_store and not is_loopback(self.server_host)
 
 
 ONE_SIDE_INTERRUPTED = Patience(ask=0.0, interrupt=4.0)
-"""Ctrl+C where this process runs only the algorithm or only runners; its children have the same time."""
+"""Patience after Ctrl+C if this process runs only the algorithm or only runners. Its children have the same time."""
 
 
 class _Execution:
-    """One execution of the strategy: its parts, and the ways in which they are spread over processes."""
+    """One execution of the strategy: its parts, and the layouts that place them in processes."""
 
     def __init__(
         self,
@@ -208,13 +208,13 @@ class _Execution:
     ) -> None:
         self._strategy, self._algorithm, self._runner, self._store = strategy, algorithm, runner, store
         self.address = strategy.address() if strategy.managed_store else None
-        """Where the store is served; None hands the store to both sides as it is."""
+        """Address of the store server; None passes the store to both sides unchanged."""
         seconds = strategy.terminate_timeout
         self._patience = Patience(strategy.graceful_timeout, seconds, seconds, kill=max(seconds, _KILL_SECONDS))
         self._stall = StallPolicy(strategy.stall_timeout, strategy.on_stall)
 
     def with_main_algorithm(self) -> Any:
-        """Algorithm and server here, runners in children that are started before anything else."""
+        """Run algorithm and server here, and the runners in children that are started before anything else."""
         server = None if self.address is None else self.address.bound_server(self._store)
         reached = None if server is None or self.address is None else self.address.at(server.server_launcher.port)
         event = MultiprocessingEvent()
@@ -222,7 +222,7 @@ class _Execution:
             return run(lambda i: self._main_algorithm(server, team, event, i), terminable=True)
 
     def alone(self) -> Any:
-        """Algorithm and server here, no runner of ours."""
+        """Run algorithm and server here, without a runner."""
         server = None if self.address is None else self.address.bound_server(self._store)
         return run(lambda i: self._main_algorithm(server, None, ThreadingEvent(), i), terminable=True)
 
@@ -238,7 +238,7 @@ class _Execution:
         return await role.conduct(supervision, self._store, server, runner=runner, all_are_away=team is None)
 
     def with_main_runner(self) -> Any:
-        """Worker 0 here, algorithm and server in a child. What the store holds at the end stays there."""
+        """Run worker 0 here, algorithm and server in a child. The store's final contents stay in the child."""
         if self.address is not None:
             self.address.check_free()
         report, event, released = PortReport(), MultiprocessingEvent(), MultiprocessingEvent()
@@ -270,7 +270,7 @@ class _Execution:
             return run(main, terminable=True, beside=self._runner_task(None).wants_main_thread)
 
     def only_runners(self) -> Any:
-        """Runners of a remote algorithm, in children; one runs in this process where no child can be made."""
+        """Run the runners of a remote algorithm in children; one runs in this process if it cannot have children."""
         n_runners, method = self._strategy.n_runners, self._strategy.start_method
         remote = RemoteRunners(run_of(self._runner), f"{socket.gethostname()}-{os.getpid()}", n_runners)
         task = replace(self._runner_task(self.address), remote=remote)
@@ -315,7 +315,7 @@ class _Execution:
             )
 
             async def drain() -> None:
-                """End in order at SIGTERM, by which operators take machines away, so that no work is lost."""
+                """End in order at SIGTERM, which operators send before they remove a machine, without losing work."""
                 await interrupts.draining()
                 logger.warning("SIGTERM: no further rollouts; those under way have %g s", self._patience.ask)
                 event.set()
@@ -337,7 +337,7 @@ class _Execution:
 
     @contextlib.contextmanager
     def _children(self, task: ChildTask, event: ExecutionEvent, prefix: str) -> Generator[ProcessTeam]:
-        """Start the children, and see to it that none is left. With `fork`: before a thread of ours starts."""
+        """Start the children, and end all of them when the body ends. With `fork`: before a thread of ours starts."""
         strategy, are_runners = self._strategy, prefix == "runner-"
         restarts, size = (strategy.max_runner_restarts, strategy.n_runners) if are_runners else (0, 1)
         starter = make_starter(
@@ -355,9 +355,9 @@ class _Execution:
 
 
 async def until_ended(team: ProcessTeam, patience: Patience) -> Any:
-    """Wait for children as for a coroutine: return what the last of them returned; when cancelled, end them.
+    """Wait for the children and return the result of the last one. When cancelled, end them.
 
-    A result that comes while they end counts: it was there, and only late.
+    A result that arrives while they end still counts.
     """
     try:
         await team.watch()

@@ -13,7 +13,7 @@ class ExecutionEvent(Protocol):
     """A flag that tells a bundle to stop."""
 
     def set(self) -> None:
-        """Raise the flag; again is harmless."""
+        """Raise the flag. May be called again."""
 
     def clear(self) -> None:
         """Lower the flag."""
@@ -28,7 +28,7 @@ class ExecutionEvent(Protocol):
 
 
 class ThreadingEvent:
-    """An `ExecutionEvent` among the threads of one process."""
+    """An `ExecutionEvent` for the threads of one process."""
 
     __slots__ = ("_event",)
 
@@ -53,17 +53,17 @@ class ThreadingEvent:
 
 
 class MultiprocessingEvent:
-    """An `ExecutionEvent` among processes: a pipe that nobody empties, so a byte in it is the flag.
+    """An `ExecutionEvent` for several processes: a pipe that nobody empties, so a byte in it is the flag.
 
-    A pipe has no lock: a process that is killed while it looks at the flag takes nothing with it. (The semaphores of
-    `multiprocessing.Event` would stay locked.) Inherited by forked children, and picklable for children that are
-    being spawned. `ctx` is the context of `multiprocessing` that makes the pipe; None is the default one.
+    A pipe has no lock: a process that is killed while it reads the flag blocks no other. (The semaphores of
+    `multiprocessing.Event` would stay locked.) Inherited by forked children, and picklable for children that are being
+    spawned. `ctx` is the context of `multiprocessing` that makes the pipe; None is the default one.
     """
 
     __slots__ = ("_reader", "_writer")
 
     def __init__(self, *, ctx: BaseContext | None = None) -> None:
-        from multiprocessing import get_context  # not for a program that has threads alone
+        from multiprocessing import get_context  # a program that only has threads does not need it
 
         self._reader, self._writer = (ctx or get_context()).Pipe(duplex=False)
 

@@ -1,8 +1,8 @@
-"""How a process that serves runners of a remote algorithm follows the run: waits for the store, hears of the end.
+"""The watch of a process with runners of a remote algorithm: it waits for the store, and for the end of the run.
 
-One watch per process, beside its runners: it looks once a second whether the run is to end, logs when the store goes
-away and comes back, and gives up after a stated outage. The runners themselves only claim and report. A SIGTERM that
-the whole group of processes gets is left to the parent."""
+One watch per process, beside its runners: it checks once a second whether the run has to end, logs when the store
+becomes unreachable and reachable, and gives up after a configured outage. The runners themselves only claim and report.
+The parent handles a SIGTERM to the whole process group."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from agentlightning.utils.concurrency.main_thread import on_main_thread
 logger = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 2.0
-"""A store that takes longer for one look is away."""
+"""Seconds for one check; a store that takes longer counts as unreachable."""
 AWAY_LOOK_SECONDS = 0.2
-"""How often to look for one that is away."""
+"""Seconds between checks of an unreachable store."""
 REPORT_SECONDS = 5.0
-"""How often the process says that it is there."""
+"""Seconds between this process's reports that it is alive."""
 LEAVE_SECONDS = 0.5
-"""How long to try to say that this process ends."""
+"""Seconds for the report that this process ends."""
 DEFAULT_OUTAGE_SECONDS = OUTAGE_SECONDS
-"""How long the store may be away if the runner does not say (`store_unreachable_timeout`)."""
+"""Seconds that the store may be unreachable if the runner has no `store_unreachable_timeout`."""
 
 
 @dataclass
@@ -47,14 +47,14 @@ class RunWatch:
 
     store: LightningStore
     where: str
-    """How messages call the store: its address."""
+    """The store's address, for messages."""
     remote: RemoteRunners
     outage_seconds: float
     event: ExecutionEvent
     """Set when the run is to end."""
     heeds_old_notes: bool
-    """End on a note that was there before this process. False where the store serves one run after another under the
-    same name, so that an old note says nothing of the next run."""
+    """True to obey a stop note that is older than this process. False if the store serves several runs in turn under
+    one name, so that an old note does not concern the next run."""
     _baseline: StopNote | None = field(default=None, init=False)
     _met: bool = field(default=False, init=False)
     _outage: Outage = field(init=False)
@@ -64,10 +64,10 @@ class RunWatch:
         self._outage = Outage(self.outage_seconds)
 
     async def watch(self) -> None:
-        """Return when the run is to end, with the event set, or when the store cannot tell.
+        """Return, with the event set, when the run has to end; also return if the store has no such operation.
 
         Raises:
-            StoreUnreachableError: the store was away for `outage_seconds`, from the start or later.
+            StoreUnreachableError: the store was unreachable for `outage_seconds`, from the start or later.
             UnauthorizedError: it refuses the token.
         """
         while not self.event.is_set():
@@ -77,7 +77,7 @@ class RunWatch:
                 note = await within(ANSWER_SECONDS, self._look())
             except UnauthorizedError:
                 raise
-            except NotImplementedError:  # a store of the user's that keeps no workers: nothing can be told through it
+            except NotImplementedError:  # a user's store without workers: it carries no notes
                 return
             except BusyError:
                 note = None
@@ -87,7 +87,7 @@ class RunWatch:
             else:
                 if self._outage.tries:
                     logger.warning("The store at %s answers after %.0f s", self.where, self._outage.away)
-                    self._reported = float("-inf")  # a store that was started anew may know nothing of this process
+                    self._reported = float("-inf")  # a restarted store may not know this process
                 self._outage.answered()
             if note is not None:
                 logger.info("Told of the end of %s: %s", name_of_run(self.remote.run_id), note.reason)
@@ -98,11 +98,11 @@ class RunWatch:
             await asyncio.sleep(pause)
 
     async def leave(self) -> None:
-        """Say that this process ends, so that the end of the run does not wait for it. Never raises."""
+        """Report that this process ends, so that the end of the run does not wait for it. Never raises."""
         if self._met and not self._outage.tries:
             try:
                 await within(LEAVE_SECONDS, self.remote.report(self.store, told=True))
-            except Exception as error:  # the end of the run waits a little longer
+            except Exception as error:  # the end of the run then waits a little longer
                 logger.debug("Could not say that this process ends: %s", error)
 
     async def _look(self) -> StopNote | None:
@@ -131,22 +131,22 @@ class RunWatch:
 
 
 async def until_known(remote: RemoteRunners, store: LightningStore, event: ExecutionEvent) -> None:
-    """Return once the watch of `remote`, here or in the parent, has met the store, or the event is set."""
+    """Return once the watch of `remote`, here or in the parent, has reached the store, or the event is set."""
     while not event.is_set():
         try:
             if await within(ANSWER_SECONDS, remote.is_known(store)):
                 return
         except NotImplementedError:
             return
-        except (TimeoutError, OSError):  # the watch tells, and has the limit
+        except (TimeoutError, OSError):  # the watch reports it, and has the time limit
             pass
         await asyncio.sleep(AWAY_LOOK_SECONDS / 2)
 
 
 async def heed(store: LightningStore, run_id: str | None, event: ExecutionEvent, is_open: ExecutionEvent) -> None:
-    """Set the event once a note says that the run of this process is to end; a store that is away is ignored.
+    """Set the event once a note asks this process's run to end. An unreachable store is ignored.
 
-    The algorithm opens its run as its first step, and a note from before that says nothing.
+    The algorithm opens its run as its first step; earlier notes are ignored.
     """
     while True:
         await asyncio.sleep(LOOK_SECONDS)
@@ -154,9 +154,9 @@ async def heed(store: LightningStore, run_id: str | None, event: ExecutionEvent,
             continue
         try:
             note = await stop_note(store, run_id, told_only=True)
-        except NotImplementedError:  # a store of the user's that keeps no runs
+        except NotImplementedError:  # a user's store without runs
             return
-        except Exception as error:  # whoever works with the store meets the same, and has a say in it
+        except Exception as error:  # the callers that use the store get the same error and handle it
             logger.debug("Could not look whether %s is to end: %s", name_of_run(run_id), error)
             continue
         if note is not None:
@@ -166,36 +166,36 @@ async def heed(store: LightningStore, run_id: str | None, event: ExecutionEvent,
 
 
 PARENT_SECONDS = 1.0
-"""How long the parent, which gets the same signal, may take to set the event."""
+"""Seconds that the parent, which gets the same signal, may take to set the event."""
 TWICE_SECONDS = 3.0
-"""Within this time of a signal to the whole group, one that the subreaper passes on is no second request."""
+"""Seconds after a signal to the whole group in which one from the subreaper does not count as a second request."""
 
 
 @contextlib.asynccontextmanager
 async def term_left_to_parent(event: ExecutionEvent) -> AsyncGenerator[None]:
-    """Let SIGTERM end this child process only if the event is not set within a second; in no child, do nothing.
+    """Let SIGTERM end this child process only if the event is not set within a second. No effect outside a child.
 
-    Whoever takes a machine away signals every process of a service. The parent answers by setting the event, and
-    ends by force what does not heed it.
+    A service manager that stops a machine signals every process. The parent then sets the event, and kills processes
+    that ignore it.
     """
-    if multiprocessing.parent_process() is None or sys.platform == "win32":  # where SIGTERM ends a process at once
+    if multiprocessing.parent_process() is None or sys.platform == "win32":  # on Windows SIGTERM ends a process at once
         yield
         return
-    loop, asked = asyncio.get_running_loop(), asyncio.Event()
+    loop, terminated = asyncio.get_running_loop(), asyncio.Event()
     is_left, first = True, float("inf")
 
     def on_term(signum: int, frame: FrameType | None) -> None:
         nonlocal first
         first = min(first, time.monotonic())
         if is_left and time.monotonic() - first < TWICE_SECONDS:
-            loop.call_soon_threadsafe(asked.set)
+            loop.call_soon_threadsafe(terminated.set)
         else:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)
 
     async def decide() -> None:
         nonlocal is_left
-        await asked.wait()
+        await terminated.wait()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(until_set(event, 0.02), PARENT_SECONDS)
         if not event.is_set():

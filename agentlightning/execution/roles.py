@@ -1,4 +1,4 @@
-"""The roles of a run's processes: the algorithm beside its store, and a runner; picklable where they run in a child."""
+"""The roles of a run's processes: the algorithm beside its store, and a runner; picklable if they run in a child."""
 
 from __future__ import annotations
 
@@ -40,27 +40,27 @@ logger = logging.getLogger(__name__)
 
 RELEASE_POLL_SECONDS = 0.02
 STOP_SECONDS = 3.0
-"""How long a store server may take to stop; then it is left to the end of the process."""
+"""Seconds that a store server may take to stop; after that it ends with the process."""
 TELL_SECONDS = 5.0
-"""How long the end of a run waits for remote runners to take note of it."""
+"""Seconds that the end of a run waits for remote runners to notice it."""
 HASTY_TELL_SECONDS = 0.5
 """The same after Ctrl+C."""
 _WRITE_SECONDS = 2.0
-"""The store has at least so long to write down how a run ended."""
+"""Least number of seconds that the store has to record the end of a run."""
 
 
 @dataclass
 class AlgorithmRole:
-    """The algorithm of a run with its store: the run is opened first, and its end is written down."""
+    """The algorithm of a run with its store: it opens the run first, and records its end."""
 
     algorithm: AlgorithmBundle
     stall: StallPolicy
     position: Callable[[], list[str]] | None = None
-    """Where the algorithm stands, if it is no task of the loop that supervises the run."""
+    """Returns the algorithm's stack, if it is not a task of the loop that supervises the run."""
     _is_open: ThreadingEvent = field(default_factory=ThreadingEvent, init=False)
-    """Set once the run is open; a note counts from then on."""
+    """Set once the run is open; stop notes count from then on."""
     _has_returned: bool = field(default=False, init=False)
-    """True once the algorithm has given its result."""
+    """True once the algorithm has returned."""
 
     async def __call__(self, store: LightningStore, event: ExecutionEvent) -> Any:
         """Open the run and run the algorithm."""
@@ -80,14 +80,14 @@ class AlgorithmRole:
         all_are_away: bool = False,
         released: ExecutionEvent | None = None,
     ) -> Any:
-        """Run the algorithm beside the team of runners, bring both to an end, and return the result.
+        """Run the algorithm beside the team of runners, end both, and return the result.
 
-        `server` serves the store meanwhile. `work` is a call of this object that runs elsewhere. `runner` is what the
-        team runs, if nobody else runs the rollouts. `all_are_away`: see `until_told`. The server stays until `released`
-        is set, where others still need it.
+        `server` serves the store meanwhile. `work` is a call of this object that runs elsewhere. `runner` is the team's
+        bundle, if no other process runs the rollouts. `all_are_away`: see `until_told`. The server runs until
+        `released` is set, if others still need it.
         """
         async with own_connection(server or store, outage_of(self.algorithm)) as own:
-            if server is not None:  # before runners can see the store
+            if server is not None:  # before runners can reach the store
                 await self._open(own)
             detector = StallDetector(self.stall, self.algorithm, own, self.position)
             note = run_of(self.algorithm), supervision.event, self._is_open
@@ -118,7 +118,7 @@ class AlgorithmRole:
     async def _write_end(
         self, store: LightningStore, error: BaseException | None, interrupted: bool, all_are_away: bool
     ) -> None:
-        """Write down how the run ended, and tell remote runners, if there are or may be any. Never raises."""
+        """Record the end of the run and inform possible remote runners. Never raises."""
         run_id = run_of(self.algorithm)
         interrupted = interrupted or isinstance(error, (asyncio.CancelledError, KeyboardInterrupt))
         seconds = HASTY_TELL_SECONDS if interrupted else TELL_SECONDS
@@ -129,26 +129,26 @@ class AlgorithmRole:
             if all_are_away or await within(seconds, remote_runners(store, run_id)):
                 telling = until_told(store, run_id, note, seconds=seconds, all_are_away=all_are_away)
                 await within(seconds + 1.0, telling)
-        except (NotImplementedError, NotFoundError):  # a store that keeps no runs; a run that was deleted meanwhile
+        except (NotImplementedError, NotFoundError):  # a store without runs; a run deleted in the meantime
             return
-        except Exception as failure:  # the run is over, whether the store and remote runners know or not
+        except Exception as failure:  # the run is over, even if the store and remote runners do not know it
             logger.warning("The end of %s could not be written down or told: %r", name_of_run(run_id), failure)
 
 
 @dataclass(frozen=True)
 class AlgorithmTask:
-    """The algorithm with its store server, in a child process of its own."""
+    """The algorithm with its store server, in its own child process."""
 
     algorithm: AlgorithmBundle
     store: LightningStore
     address: Address | None
-    """Where to serve the store; None serves nothing: it is shared in another way."""
+    """Address at which to serve the store; None if the store is shared in another way."""
     patience: Patience
     stall: StallPolicy
     released: ExecutionEvent
     """Set when no runner needs the server any more."""
     report: PortReport
-    """Where to tell the port of the server, if there is one."""
+    """Receives the port of the server, if there is one."""
 
     async def __call__(self, index: int, event: ExecutionEvent) -> Any:
         """Serve the store, run the bundle and return its result, once the runners have ended as well."""
@@ -163,17 +163,17 @@ class AlgorithmTask:
 
 @dataclass(frozen=True)
 class RunnerTask:
-    """One runner: connects to the server at `url`, or takes `store` as it is."""
+    """One runner: connects to the server at `url`, or uses `store` directly."""
 
     runner: RunnerBundle
     url: str | None
     store: LightningStore | None
     remote: RemoteRunners | None = None
-    """Of a process that runs no algorithm: wait for the store first, which may start later than this."""
+    """Set in a process without an algorithm: wait for the store first, which may start later."""
 
     @property
     def wants_main_thread(self) -> bool:
-        """True if the loop that runs this leaves the main thread to the agent."""
+        """True if the event loop leaves the main thread to the agent."""
         return bool(getattr(self.runner, "wants_main_thread", False))
 
     async def __call__(self, index: int, event: ExecutionEvent) -> Any:
@@ -186,7 +186,7 @@ class RunnerTask:
 
     @contextlib.asynccontextmanager
     async def connected(self) -> AsyncGenerator[LightningStore]:
-        """Give a client of the server, closed at the end; without a URL the store, which stays open."""
+        """Yield a client of the server, closed at the end; without a URL the store, which stays open."""
         seconds = outage_of(self.runner)
         if self.url is None:
             assert self.store is not None
@@ -203,21 +203,21 @@ class RunnerTask:
 
 
 def outage_of(bundle: AlgorithmBundle | RunnerBundle) -> float:
-    """Return how long the store may be away from a side of the run, in seconds."""
+    """Return the seconds that the store may be unreachable for a side of the run."""
     return float(getattr(bundle, "store_unreachable_timeout", DEFAULT_OUTAGE_SECONDS))
 
 
 @contextlib.asynccontextmanager
 async def own_connection(store: LightningStore, outage_seconds: float) -> AsyncGenerator[LightningStore]:
-    """Give a store that was handed over as it is; of a client a copy, so that its connections are closed here.
+    """Yield the store itself; for a client yield a copy, so that its connections are closed here.
 
-    The copy bears a server that is away for `outage_seconds`, unless the client was made with a deadline.
+    The copy tolerates an unreachable server for `outage_seconds`, unless the client has its own deadline.
     """
     is_client = False
-    if hasattr(store, "server_address_root"):  # else its web stack would be loaded in vain
+    if hasattr(store, "server_address_root"):  # do not load the web stack for other stores
         from agentlightning.store.client_server import LightningStoreClient
 
-        is_client = type(store) is LightningStoreClient  # no class of the user's made from it, which may hold more
+        is_client = type(store) is LightningStoreClient  # not a user's subclass, which may hold more
     if not is_client:
         yield store
         return
@@ -241,5 +241,5 @@ async def served(server: LightningStoreServer | None) -> AsyncGenerator[None]:
     finally:
         try:
             await asyncio.wait_for(server.stop(), STOP_SECONDS)
-        except Exception as error:  # the run is over: what it gave counts, not how the server ended
+        except Exception as error:  # the run is over: its result counts, not the end of the server
             logger.error("The store server did not stop as it should: %r", error)

@@ -1,8 +1,8 @@
-"""The state of a run in its store: whether it is to end, which every process of the run reads, and how it ended.
+"""The state of a run in its store: the note that stops it, which every process of the run reads, and its end.
 
-A run is to end when somebody has told it to, and when its algorithm has ended. A process that serves runners away from
-the algorithm has a row among the store's workers, with an id that begins with `CONTROL_PREFIX`, so that the end of a
-run can wait until all of them were told. Lists of workers leave these rows out.
+A run has to end when it is stopped (`stop_run`) or when its algorithm has ended. A process with remote runners has a
+row among the store's workers, with an id that begins with `CONTROL_PREFIX`, so that the end of a run can wait until
+each of them has noticed it. Lists of workers omit these rows.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from agentlightning.types.runs import Run, RunState
 from agentlightning.utils.exceptions import readable
 
 LOOK_SECONDS = 1.0
-"""How often a process of a run looks whether the run is to end."""
+"""Seconds between a process's checks for the end of its run."""
 SILENT_SECONDS = 15.0
-"""A process with remote runners that has not looked for this long is taken for gone."""
+"""Seconds without a check after which a process with remote runners counts as ended."""
 HAS_ENDED = "its algorithm has ended"
 _TELL_POLL_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
 class StopNote:
-    """Says that a run is to end."""
+    """A request that a run ends."""
 
     reason: str
     stamp: float
-    """Since when, by the clock of the store; no two notes of a run have the same."""
+    """Time of the note by the store's clock, in Unix seconds; unique within a run."""
 
 
 async def stop_run(store: LightningStore, run_id: str | None, *, reason: str = "it was told to stop") -> StopNote:
-    """Tell every process of a run to end: its algorithm, and runners wherever they are. Again is harmless.
+    """Ask every process of a run to end: its algorithm, and runners on all machines. May be called again.
 
-    They look about once a second. A run is begun anew by starting its algorithm.
+    They check about once a second. To run it again, start its algorithm.
 
     Raises:
         NotImplementedError: the store keeps no runs.
@@ -50,9 +50,9 @@ async def stop_run(store: LightningStore, run_id: str | None, *, reason: str = "
 
 
 async def stop_note(store: LightningStore, run_id: str | None, *, told_only: bool = False) -> StopNote | None:
-    """Return what ends the run; None while it may go on, and before it is known.
+    """Return the note that ends the run; None while it may continue, and before the store knows it.
 
-    `told_only`: the end of an algorithm is none, for the algorithm itself, which may have been started twice.
+    `told_only` ignores the end of an algorithm: for the algorithm itself, which may have been started twice.
     """
     run = await complete(store).get_run_by_id(run_id or "")
     if run is None:
@@ -63,16 +63,16 @@ async def stop_note(store: LightningStore, run_id: str | None, *, told_only: boo
 
 
 def name_of_run(run_id: str | None) -> str:
-    """Return how messages call the run."""
+    """Return the name of the run for messages."""
     return f"run {run_id}" if run_id else "the run without a name"
 
 
-# --- processes that serve runners away from the algorithm ------------------------------------------------------------
+# --- processes with remote runners -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class RemoteRunners:
-    """A process that serves runners of a run and does not run its algorithm."""
+    """A process that has runners of a run and does not run its algorithm."""
 
     run_id: str | None
     name: str
@@ -80,12 +80,12 @@ class RemoteRunners:
     n_runners: int
 
     async def report(self, store: LightningStore, *, told: bool = False) -> None:
-        """Say that this process is there and, once it knows that the run ends, that it was told."""
+        """Report that this process is alive and, with `told`, that it has noticed the end of the run."""
         stats = {"run": self.run_id, "runners": self.n_runners, "told": told}
         await store.update_worker(self._row_id, stats)
 
     async def is_known(self, store: LightningStore) -> bool:
-        """True once the store knows of this process, so that the end of the run waits for it."""
+        """Return whether the store knows this process, so that the end of the run waits for it."""
         return await store.get_worker_by_id(self._row_id) is not None
 
     @property
@@ -94,16 +94,16 @@ class RemoteRunners:
 
 
 async def remote_runners(store: LightningStore, run_id: str | None) -> list[Worker]:
-    """Return the rows of the processes with remote runners that a run has ever had."""
+    """Return the rows of all processes with remote runners of a run, ended ones too."""
     rows = await store.query_workers(worker_id_contains=f"{CONTROL_PREFIX}runners:")
     return [row for row in rows if row.heartbeat_stats is not None and row.heartbeat_stats.get("run") == run_id]
 
 
 async def are_served_elsewhere(store: LightningStore, run_id: str | None) -> bool:
-    """True while a process with remote runners serves the run."""
+    """Return whether a live process with remote runners serves the run."""
     try:
         rows = await remote_runners(store, run_id)
-    except NotImplementedError:  # a store of the user's that keeps no workers
+    except NotImplementedError:  # a user's store without workers
         return False
     now = StopNote("", time.time())
     return any(_lives(row, now) and not (row.heartbeat_stats or {}).get("told") for row in rows)
@@ -112,21 +112,21 @@ async def are_served_elsewhere(store: LightningStore, run_id: str | None) -> boo
 async def until_told(
     store: LightningStore, run_id: str | None, note: StopNote, *, seconds: float, all_are_away: bool
 ) -> None:
-    """Wait up to `seconds` until each process with remote runners of a run that is alive has taken note of its end.
+    """Wait up to `seconds` until each live process with remote runners has noticed the end of the run.
 
-    `all_are_away` says that no runner lives beside the algorithm: then every worker is remote, and a process
-    that has just come is waited for.
+    `all_are_away` means that no runner is local: then every worker is remote, and this also waits for a process that
+    has just started.
     """
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         rows = [row for row in await remote_runners(store, run_id) if _lives(row, note)]
-        told = all((row.heartbeat_stats or {}).get("told") for row in rows)
-        known = sum(int((row.heartbeat_stats or {}).get("runners", 0)) for row in rows)
-        if told and not all_are_away:
+        all_notified = all((row.heartbeat_stats or {}).get("told") for row in rows)
+        n_runners = sum(int((row.heartbeat_stats or {}).get("runners", 0)) for row in rows)
+        if all_notified and not all_are_away:
             return
-        if told:
+        if all_notified:
             workers = [row for row in await store.query_workers() if not row.worker_id.startswith(CONTROL_PREFIX)]
-            if sum(row.run_id == run_id and _lives(row, note) for row in workers) <= known:
+            if sum(row.run_id == run_id and _lives(row, note) for row in workers) <= n_runners:
                 return
         await asyncio.sleep(_TELL_POLL_SECONDS)
 
@@ -143,9 +143,9 @@ def run_of(bundle: AlgorithmBundle | RunnerBundle) -> str | None:
 async def end_run(
     store: LightningStore, run_id: str | None, state: RunState | None, error: BaseException | None = None
 ) -> Run:
-    """Write down how a run ended and return it.
+    """Record the end of a run and return it.
 
-    None is a run without a result: `failed` with an error, `stopped` if it was told to, else `interrupted`.
+    None is a run without a result: `failed` with an error, `stopped` if it was stopped, else `interrupted`.
     """
     whole = complete(store)
     if error is not None and state != "interrupted":

@@ -40,27 +40,27 @@ logger = logging.getLogger(__name__)
 MainThread = Literal["algorithm", "runner"]
 
 INTERRUPTED_ASK_SECONDS = 2.0
-"""How long runners beside the algorithm may take to finish their rollouts after Ctrl+C; it is for the algorithm."""
+"""Seconds that runners beside the algorithm may take to finish their rollouts after Ctrl+C."""
 INTERRUPT_SECONDS = 2.0
-"""How long coroutines may take to end after Ctrl+C cancelled them."""
+"""Seconds that coroutines may take to end after Ctrl+C cancelled them."""
 
 
 class SharedMemoryExecutionStrategy(ExecutionStrategy):
-    """Runs every bundle in this process, each on an event loop of its own, all but one on daemon threads.
+    """Runs every bundle in this process, each on its own event loop, all but one on daemon threads.
 
-    An agent that ends its process (`os._exit`, a crash) ends the program with that exit code, and what agents start is
-    not ended with the run; where that matters, use `cs`, or runners with `isolation="process"`.
+    An agent that ends its process (`os._exit`, a crash) ends the program with that exit code, and processes that agents
+    start may outlive the run. To prevent both, use `cs`, or runners with `isolation="process"`.
 
     Args:
         n_runners: number of runner threads.
-        main_thread: which side has the calling thread. None means the runner if there is one, else the algorithm.
-        join_timeout: seconds to wait at the end for a thread whose bundle does not give way.
+        main_thread: the side with the calling thread. None: the runner if there is exactly one, else the algorithm.
+        join_timeout: seconds to wait at the end for a thread whose bundle does not stop.
         graceful_delay: seconds between the stop event and cancellation, and again after cancellation. Ctrl+C has 5 s in
             all: with the algorithm on the main thread runners have 2 s of them to finish their rollouts.
-        poll_interval: how often the stop event is looked at, in seconds.
+        poll_interval: seconds between checks of the stop event.
         managed_store: wrap the store in `LightningStoreThreaded`; None reads `AGL_MANAGED_STORE`, true by default.
-        stall_timeout: seconds without progress after which the run says what each part waits for; None is never.
-        on_stall: `report` goes on after that, `raise` ends the run with `StalledError`.
+        stall_timeout: seconds without progress after which the run logs what each part waits for; None is never.
+        on_stall: `report` continues after that, `raise` ends the run with `StalledError`.
 
     Raises:
         ValueError: a setting is out of range, or `main_thread="runner"` with several runners.
@@ -93,7 +93,7 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
         self.on_stall: OnStall = check_choice("on_stall", on_stall, get_args(OnStall))
 
     def _check_main_thread(self) -> None:
-        """Refuse a main thread that does not exist or has no room: it and the number may be set after construction."""
+        """Refuse an unknown side, or several runners on the main thread: both may be set after construction."""
         check_choice("main_thread", self.main_thread, get_args(MainThread))
         if self.main_thread == "runner" and self.n_runners != 1:
             raise ValueError(
@@ -151,10 +151,10 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
         supervision.on_interrupt = partial(self.note_interrupt, algorithm)
         try:
             return await role.conduct(supervision, store, work=work, runner=runner)
-        finally:  # end what the runners still hold: a claim that one of them did not wait for
+        finally:  # end attempts that runners still hold: a claim that a runner no longer awaited
             host, pid = socket.gethostname(), os.getpid()
             workers = {worker_label(host, pid, index) for index in range(self.n_runners)}
             message = "its runner ended with its run, with this attempt in hand"
-            with contextlib.suppress(Exception):  # the store is away: then the lease runs out
+            with contextlib.suppress(Exception):  # the store is unreachable: then the lease runs out
                 ending = end_attempts(store, workers, message, stopped=True, run_id=run_of(runner))
                 await within(SETTLE_STOPPED_SECONDS, ending)

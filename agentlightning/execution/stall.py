@@ -1,7 +1,7 @@
-"""Stall detector: a run in which nothing moves reports it, once, with what each part waits for.
+"""Stall detector: reports once that a run makes no progress, and what each part waits for.
 
 Progress is any change of a rollout of the run (a claim, a span, an end). While no rollout is open, an algorithm that
-computes is progress as well."""
+uses the CPU counts as progress as well."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ logger = logging.getLogger(__name__)
 OnStall = Literal["report", "raise"]
 
 PAGE = 100
-"""Changes that are read at once."""
+"""Changes per request."""
 DEFAULT_SECONDS = 300.0
 COMPUTING_SHARE = 0.2
-"""A process that uses more of a core than this computes; one that waits uses next to nothing."""
+"""Share of a core above which a process counts as computing; a waiting one uses almost nothing."""
 
 
 @dataclass(frozen=True)
 class StallPolicy:
-    """When a run counts as stalled, and what follows."""
+    """The time after which a run counts as stalled, and the reaction."""
 
     seconds: float | None = DEFAULT_SECONDS
-    """None is never."""
+    """Seconds without progress; None disables the check."""
     on_stall: OnStall = "report"
 
     def look_seconds(self) -> float:
-        """How often to look."""
+        """Seconds between checks."""
         return min(5.0, max(0.05, (self.seconds or 0.0) / 10))
 
 
@@ -50,10 +50,10 @@ class StallDetector:
     algorithm: AlgorithmBundle
     store: LightningStore
     position: Callable[[], list[str]] | None = None
-    """Where the algorithm stands, if it is no task of this loop."""
+    """Returns the algorithm's stack, if it is not a task of this loop."""
 
     async def watch(self) -> None:
-        """Report each stall once. Return only when the store cannot tell what changes.
+        """Report each stall once. Return only if the store has no feed of changes.
 
         Raises:
             StalledError: the run stalls, and the policy is `raise`.
@@ -89,7 +89,7 @@ class StallDetector:
             except NotImplementedError:
                 logger.warning("%s cannot tell what changes: a stall will not be noticed", type(self.store).__name__)
                 return
-            except OSError as error:  # those who use a store that is away report it
+            except OSError as error:  # the callers of an unreachable store report it
                 logger.debug("Could not look for progress: %s", error)
             await asyncio.sleep(self.policy.look_seconds())
 
@@ -109,9 +109,9 @@ class StallDetector:
 
 
 SHOWN = 20
-"""Rollouts and workers that are listed; of the rest only the number."""
+"""Number of rollouts and workers that are listed; the rest is counted."""
 _LOOKED_BACK = 200
-"""Ended rollouts among which the last one of each worker is looked for."""
+"""Number of ended rollouts that are searched for the last one of each worker."""
 
 
 async def stall_report(
@@ -157,16 +157,16 @@ async def _queue(store: LightningStore, now: float) -> str:
 
 def _by_worker(rollouts: Sequence[AttemptedRollout | Rollout]) -> dict[str, AttemptedRollout]:
     """Return the first rollout of each worker."""
-    found: dict[str, AttemptedRollout] = {}
+    rollout_by_worker: dict[str, AttemptedRollout] = {}
     for rollout in rollouts:
         if isinstance(rollout, AttemptedRollout) and rollout.attempt.worker_id is not None:
-            found.setdefault(rollout.attempt.worker_id, rollout)
-    return found
+            rollout_by_worker.setdefault(rollout.attempt.worker_id, rollout)
+    return rollout_by_worker
 
 
 def _runner(worker: Worker, at_work: AttemptedRollout | None, last: AttemptedRollout | None, now: float) -> str:
-    heard = max(worker.last_heartbeat_time or 0.0, worker.last_dequeue_time or 0.0)
-    sign = f"last sign of life {now - heard:.0f} s ago" if heard else "no sign of life"
+    last_sign = max(worker.last_heartbeat_time or 0.0, worker.last_dequeue_time or 0.0)
+    sign = f"last sign of life {now - last_sign:.0f} s ago" if last_sign else "no sign of life"
     if at_work is not None:
         attempt = at_work.attempt
         work = f"runs {at_work.rollout_id} (attempt {attempt.sequence_id}) for {now - attempt.start_time:.0f} s"

@@ -1,8 +1,8 @@
-"""A process between a runner and its parent, which ends what the runner leaves behind, however the runner ended.
+"""A process between a runner and its parent, which ends all descendants of the runner, however the runner ends.
 
-What an agent starts may leave its group, its session and its parent. On Linux it cannot leave its subreaper: the
-nearest ancestor that has asked for orphans gets them. The runner is not that process itself, since it would have to
-wait for children that it does not know, and would be gone when it is needed.
+A process that an agent starts may leave its group, its session and its parent. On Linux it cannot leave its subreaper:
+orphans go to the nearest ancestor that has asked for them. The runner cannot be that process itself: it would have to
+wait for children that it does not know, and it has already ended when the subreaper is needed.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _ACCELERATORS = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/accel", "/dev/vfi
 
 
 def _held_back() -> tuple[signal.Signals, ...]:
-    """Return the signals that must not come while the process divides."""
+    """Return the signals to block during the fork."""
     return signal.SIGTERM, signal.SIGINT, signal.SIGCHLD
 
 
 def go_below_subreaper(parent_pid: int, parents_folder: str | None = None) -> bool:
-    """Go on in a new process, which is killed with this one; this one becomes its subreaper and never returns.
+    """Continue in a new process, which is killed with this one; this one becomes its subreaper and never returns.
 
     The subreaper ends when the new process does, in the same way, and kills it when `parent_pid` ends. SIGTERM is
-    passed on. False, in the same process, where the system cannot do it, and where a fork would lose something: the
+    passed on. Return False, in the same process, if the system does not support it, or if a fork is unsafe: the
     import of the user's program in a spawned process has started threads, or uses an accelerator.
     """
     if sys.platform != "linux" or threading.active_count() > 1 or uses_accelerator():
@@ -52,7 +52,7 @@ def go_below_subreaper(parent_pid: int, parents_folder: str | None = None) -> bo
         return False
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _held_back())
     subreaper = os.getpid()
-    with warnings.catch_warnings():  # threads stay with the subreaper, which uses nothing that they may hold
+    with warnings.catch_warnings():  # threads stay in the subreaper, which uses nothing that they may lock
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child:
@@ -82,14 +82,14 @@ class _Subreaper:
         self._status: int | None = None
 
     def serve(self) -> NoReturn:
-        """Wait for the child or its parent to end, end all that is left, and end as the child did."""
+        """Wait for the child or its parent to end, end all remaining processes, and end as the child did."""
         try:
             ended = os.pidfd_open(self._child)
-            for name in os.listdir("/proc/self/fd"):  # else somebody would wait in vain for the end of a pipe
-                if int(name) > 2 and int(name) not in (self._parent, ended):  # the standard streams stay
+            for name in os.listdir("/proc/self/fd"):  # an open pipe end would block its readers
+                if int(name) > 2 and int(name) not in (self._parent, ended):  # keep the standard streams
                     with contextlib.suppress(OSError):  # the descriptor of the listing itself
                         os.close(int(name))
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C goes to the whole group
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C reaches the whole group
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
             signal.signal(signal.SIGTERM, self._pass_on)
             signal.signal(signal.SIGCHLD, self._reap)
@@ -104,7 +104,7 @@ class _Subreaper:
             if orphaned and self._parents_folder is not None:
                 shutil.rmtree(self._parents_folder, ignore_errors=True)
             self._reap()
-        finally:  # without running anything else
+        finally:  # without exit handlers
             code = 1 if self._status is None else os.waitstatus_to_exitcode(self._status)
             if code < 0:
                 import resource

@@ -1,9 +1,9 @@
-"""The course of a run and of its ending, the same for threads and processes.
+"""The course of a run and of its end, the same for threads and processes.
 
 A run ends when the algorithm is done, a bundle or a watcher fails, someone sets the stop event, every runner has ended
-while work is open, or Ctrl+C. Where runners end after `max_rollouts`, what is open then is cancelled instead, and the
-run ends when the algorithm asks for more. Then algorithm and runners are asked, interrupted, terminated and killed,
-each step with a time of its own. Ctrl+C uses a shorter patience, and a second one uses none.
+while work is open, or Ctrl+C. With `max_rollouts`, rollouts that are open when all runners have ended are cancelled,
+and the run ends when the algorithm enqueues more. Then algorithm and runners are asked to stop, interrupted, terminated
+and killed, each step with its own time. After Ctrl+C these times are shorter, and after a second one they are zero.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 FAILURE_GRACE_SECONDS = 1.0
-"""How long an algorithm may see the stop event before it is cancelled, when a runner has failed."""
+"""Seconds from the stop event to the cancellation of the algorithm, when a runner has failed."""
 NOTICE_SECONDS = 0.1
-"""How long a cancelled task may take to run its clean-up before its owner goes on."""
+"""Seconds that a cancelled task may take for its clean-up before its owner continues."""
 STRANDED_POLL_SECONDS = 0.25
-"""How often a store is asked for open work once every runner has ended."""
+"""Seconds between queries for open work once every runner has ended."""
 CANCEL_POLL_SECONDS = 0.02
-"""The same while an algorithm enqueues what is cancelled."""
+"""The same while an algorithm enqueues rollouts that are cancelled."""
 IDLE_SECONDS = 3.0
-"""An algorithm that has enqueued nothing for so long, and then does, asks for more than what is left of a batch."""
+"""Seconds without an enqueued rollout after which a further one counts as a new batch."""
 LAST_CANCEL_SECONDS = 2.0
-"""How long the store may take to cancel what the algorithm has enqueued up to its end."""
+"""Seconds that the store may take to cancel the last rollouts of an ended algorithm."""
 ENQUEUING_SECONDS = 10.0
-"""How long an algorithm may go on enqueuing what is cancelled."""
+"""Seconds that an algorithm may continue to enqueue rollouts that are cancelled."""
 
 
 @dataclass(frozen=True)
 class Patience:
-    """Seconds that an ending gives to each of its steps."""
+    """Seconds for each step of an ending."""
 
     ask: float
-    """After the stop event was set."""
+    """After the stop event."""
     interrupt: float
     """After SIGINT, or after the cancellation of a coroutine."""
     terminate: float = 0.0
@@ -61,14 +61,14 @@ class Patience:
 
 
 INTERRUPTED = Patience(ask=1.0, interrupt=1.5, terminate=0.5, kill=0.5)
-"""Ctrl+C has five seconds in all; the rest is for the store server and the exit."""
+"""Patience after Ctrl+C, which has 5 s in all; the rest is for the store server and the exit."""
 
 
 class Team(Protocol):
-    """The runners of one run, wherever they are."""
+    """The runners of one run, in any place."""
 
     store: LightningStore | None
-    """That of the run, once it is known."""
+    """The run's store, once it is known."""
 
     async def watch(self) -> None:
         """Return when every runner has ended in an ordinary way.
@@ -78,14 +78,14 @@ class Team(Protocol):
         """
 
     async def end(self, patience: Patience) -> None:
-        """Bring every runner to its end.
+        """End every runner.
 
         Raises:
             RuntimeError: one of them ended in an unexpected way.
         """
 
     def abandon(self) -> None:
-        """Kill what can be killed, now; leave the rest behind."""
+        """Kill at once every runner that can be killed; abandon the others."""
 
 
 @dataclass
@@ -99,46 +99,46 @@ class Supervision:
     hasty: Patience
     """The patience after Ctrl+C."""
     poll_interval: float = 0.05
-    """How often the stop event is looked at, in seconds."""
+    """Seconds between checks of the stop event."""
     open_work: OpenWork | None = None
-    """The rollouts that are not at an end; None before they are known, and where others may run them."""
+    """The open rollouts; None before they are known, and if other processes may run them."""
     watchers: Sequence[Callable[[], Coroutine[object, object, None]]] = ()
-    """Run beside algorithm and runners. What one raises ends the run; one that returns ends nothing."""
+    """Coroutines that run beside algorithm and runners. An exception from one ends the run; a return does not."""
     on_interrupt: Callable[[], None] | None = None
     """Called when Ctrl+C or SIGTERM ends the run."""
     interrupted: bool = field(default=False, init=False)
     _spent: bool = field(default=False, init=False)
-    """True once every runner has run its `max_rollouts` and what was left was cancelled."""
+    """True once every runner has run its `max_rollouts` and the remaining rollouts are cancelled."""
 
     async def conduct(self, algorithm: Coroutine[object, object, T]) -> T | None:
-        """Run the algorithm beside the team, bring both to an end, and return the algorithm's result.
+        """Run the algorithm beside the team, end both, and return the algorithm's result.
 
         The result is None when the algorithm was cancelled, by the stop event or by Ctrl+C (`interrupted`).
-        What failed first is raised; a later failure is logged.
+        The first failure is raised; later ones are logged.
         """
         algorithm_task = asyncio.create_task(algorithm, name="algorithm")
         runners = asyncio.create_task(self._until_runners_end(), name="runners")
-        asked = asyncio.create_task(self.interrupts.asked(), name="asked")
+        ctrl_c = asyncio.create_task(self.interrupts.asked(), name="asked")
         flagged = asyncio.create_task(until_set(self.event, self.poll_interval), name="flagged")
         watched = asyncio.create_task(_until_one_fails(self.watchers), name="watched")
         try:
-            await asyncio.wait([algorithm_task, runners, asked, flagged, watched], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([algorithm_task, runners, ctrl_c, flagged, watched], return_when=asyncio.FIRST_COMPLETED)
             first = self._failure_of(algorithm_task) or failure_of(runners) or failure_of(watched)
             self._note_interrupt(first)
             self.event.set()
             ask = self.patience.ask
             last = await self._end(algorithm_task, min(FAILURE_GRACE_SECONDS, ask) if first or runners.done() else ask)
             self._note_interrupt(failure_of(algorithm_task))
-            if self._spent and self.open_work and not self.interrupted:  # what was enqueued since
-                with contextlib.suppress(Exception):  # the store was that of the algorithm's process, and ended with it
+            if self._spent and self.open_work and not self.interrupted:  # rollouts enqueued since
+                with contextlib.suppress(Exception):  # the store was in the algorithm's process and ended with it
                     await within(LAST_CANCEL_SECONDS, self.open_work.cancel())
             return self._verdict(algorithm_task, first, last)
-        except asyncio.CancelledError:  # this process is to end: the algorithm may still clean up
+        except asyncio.CancelledError:  # this process has to end: the algorithm may still clean up
             algorithm_task.cancel()
             await _wait([algorithm_task], self.hasty.interrupt)
             raise
         finally:
-            await cancel_all([algorithm_task, runners, asked, flagged, watched])
+            await cancel_all([algorithm_task, runners, ctrl_c, flagged, watched])
 
     def _note_interrupt(self, failure: BaseException | None) -> None:
         if not self.interrupted and (self.interrupts.is_asked() or isinstance(failure, KeyboardInterrupt)):
@@ -147,7 +147,7 @@ class Supervision:
             self.interrupted = True
             if self.on_interrupt is not None:
                 self.on_interrupt()
-            atexit.register(gc.freeze)  # else the last collection of the interpreter walks over all that torch has made
+            atexit.register(gc.freeze)  # else the interpreter's last garbage collection visits every object of torch
 
     def _failure_of(self, algorithm_task: asyncio.Task[Any]) -> BaseException | None:
         error = failure_of(algorithm_task)
@@ -157,18 +157,18 @@ class Supervision:
         return None
 
     async def _until_runners_end(self) -> None:
-        """Return when every runner has run its `max_rollouts` and the algorithm asks for more than that.
+        """Return when every runner has run its `max_rollouts` and the algorithm enqueues more than that.
 
-        What is open when they have ended is cancelled; an algorithm that is still enqueuing it may go on.
+        Rollouts that are open by then are cancelled; an algorithm that is still enqueuing them may continue.
 
         Raises:
             Exception: a runner has failed.
-            StrandedWorkError: nobody is left to do the work that is open, and there is no `max_rollouts`.
+            StrandedWorkError: rollouts are open, no runner remains, and there is no `max_rollouts`.
         """
         await self.team.watch()
         began = latest = 0.0
         while True:
-            # With the stop event set they have ended because the run ends; the store may then be gone already.
+            # With the stop event set they ended because the run ends; the store may then have ended already.
             work = None if self.event.is_set() else self.open_work
             count, now = await work.count() if work is not None else 0, time.monotonic()
             if work is not None and count and await are_served_elsewhere(work.view, work.run_id):
@@ -195,7 +195,7 @@ class Supervision:
             await asyncio.sleep(CANCEL_POLL_SECONDS if now - latest < IDLE_SECONDS else STRANDED_POLL_SECONDS)
 
     async def _end(self, algorithm_task: asyncio.Task[object], grace: float) -> BaseException | None:
-        """End algorithm and runners and return what went wrong with the team while it ended."""
+        """End algorithm and runners, and return the team's error while it ended, if any."""
         while True:
             patience = self.hasty if self.interrupted else self.patience
             closing = _end_algorithm(algorithm_task, 0.0 if self.interrupted else grace, patience)
@@ -232,19 +232,19 @@ class Supervision:
 
 
 class TaskTeam:
-    """A `Team` of coroutines in this loop (some of which may stand for threads), by name."""
+    """A `Team` of coroutines in this loop (some of which may represent threads), by name."""
 
     store: LightningStore | None = None
 
     def __init__(self, members: Mapping[str, Coroutine[Any, Any, Any]]) -> None:
         self._tasks = [asyncio.create_task(work, name=name) for name, work in members.items()]
-        for task in self._tasks:  # looked at, so that no failure beside the first is reported as never retrieved
+        for task in self._tasks:  # retrieved, so that asyncio does not report further failures
             task.add_done_callback(failure_of)
 
     async def watch(self) -> None:
-        """Return when all have ended; raise what the first to fail raised. Being cancelled is no failure."""
+        """Return when all have ended; raise the first failure. A cancellation is not a failure."""
         if not self._tasks:
-            await asyncio.Event().wait()  # no runner of ours to wait for
+            await asyncio.Event().wait()  # no local runner to wait for
         await asyncio.wait(self._tasks, return_when=asyncio.FIRST_EXCEPTION)
         failed = self._failure()
         if failed is not None:
@@ -252,7 +252,7 @@ class TaskTeam:
         await asyncio.wait(self._tasks)
 
     async def end(self, patience: Patience) -> None:
-        """Wait for those that see the event, cancel the others, and leave behind what does not react."""
+        """Wait for those that obey the event, cancel the others, and abandon those that do not react."""
         before = self._failure()
         if await _wait(self._tasks, patience.ask):
             logger.debug("Every runner finished by itself during grace period")
@@ -268,7 +268,7 @@ class TaskTeam:
             raise failed
 
     def abandon(self) -> None:
-        """Cancel every one of them."""
+        """Cancel all of them."""
         for task in self._tasks:
             task.cancel()
 
@@ -277,27 +277,27 @@ class TaskTeam:
 
 
 async def until_set(event: ExecutionEvent, poll_interval: float) -> None:
-    """Return once the event is set. It is polled: it may be set by another thread or process."""
+    """Return once the event is set. Polls, because another thread or process may set it."""
     while not event.is_set():  # noqa: ASYNC110 -- see above
         await asyncio.sleep(poll_interval)
 
 
 def failure_of(task: asyncio.Future[Any]) -> BaseException | None:
-    """Return what the task raised; None if it runs, has returned or was cancelled."""
+    """Return the exception of the task; None if it runs, has returned or was cancelled."""
     return task.exception() if task.done() and not task.cancelled() else None
 
 
 async def cancel_all(tasks: Sequence[asyncio.Future[Any]]) -> None:
-    """Cancel what still runs and give it a moment to take notice; what refuses is left to itself."""
+    """Cancel the running tasks and wait briefly for them; those that do not react are abandoned."""
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks, timeout=NOTICE_SECONDS)
     for task in tasks:
-        failure_of(task)  # looked at, so that it is not reported as never retrieved
+        failure_of(task)  # retrieved, so that asyncio does not report it
 
 
 async def _until_one_fails(watchers: Sequence[Callable[[], Coroutine[object, object, None]]]) -> None:
-    """Run all of them beside each other; never return, but raise what the first to fail raises."""
+    """Run all of them concurrently. Never return; raise the first failure."""
     tasks = [asyncio.create_task(watcher(), name="watcher") for watcher in watchers]
     try:
         while tasks:
@@ -316,7 +316,7 @@ async def _end_algorithm(algorithm_task: asyncio.Task[object], grace: float, pat
         return
     logger.debug("Graceful delay elapsed: cancelling the algorithm")
     algorithm_task.cancel()
-    seconds = patience.interrupt + patience.terminate + patience.kill  # it gets no signals: one step instead of three
+    seconds = patience.interrupt + patience.terminate + patience.kill  # threads get no signals: one step, not three
     if not await _wait([algorithm_task], seconds if grace else seconds + patience.ask):
         logger.error("%s did not stop after cancellation; abandoning task", algorithm_task.get_name())
 

@@ -1,4 +1,4 @@
-"""A team of child processes: watched, restarted with growing pauses, and brought to an end by force if need be."""
+"""A team of child processes: watched, restarted with growing pauses, and killed if they do not end."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ RESTART_PAUSE_SECONDS = 0.1
 """Pause before a child is restarted; doubled for each further death in short order, up to the ceiling."""
 RESTART_PAUSE_CEILING_SECONDS = 10.0
 CALM_SECONDS = 10.0
-"""A child that has lived for so long did not die in short order."""
+"""Seconds of life after which a child's death does not count as one in short order."""
 SETTLE_SECONDS = 5.0
-"""How long the store may take to end the attempts that a dead child held."""
+"""Seconds that the store may take to end the attempts of a dead child."""
 SETTLE_STOPPED_SECONDS = 0.5
-"""The same where the run ends, which Ctrl+C gives 5 s in all."""
+"""The same at the end of the run, which has 5 s in all after Ctrl+C."""
 
 
 class Starter(Protocol):
@@ -48,29 +48,29 @@ class Starter(Protocol):
 
     @property
     def look_seconds(self) -> float | None:
-        """How often to collect without being woken; None if there is no need."""
+        """Seconds between calls of `collect` without a readable descriptor; None if they are not needed."""
         ...
 
     def start(self, index: int) -> None:
         """Start child `index`."""
 
     def filenos(self) -> list[int]:
-        """What to wait for."""
+        """Return the descriptors to wait for."""
         ...
 
     def collect(self) -> list[ChildExit]:
-        """Return those that have ended, each once."""
+        """Return the children that have ended, each once."""
         ...
 
     def signal(self, index: int, signum: int) -> None:
-        """Send a signal to one that is alive."""
+        """Send a signal to a live child."""
 
     def close(self) -> None:
-        """Kill what is left, and wait until it is gone. May be called twice."""
+        """Kill the remaining children, and wait for their end. May be called twice."""
 
 
 def default_start_method() -> StartMethod:
-    """`fork` on Linux, `spawn` elsewhere."""
+    """Return `fork` on Linux, `spawn` elsewhere."""
     return "fork" if sys.platform == "linux" else "spawn"
 
 
@@ -83,9 +83,9 @@ def make_starter(
     restarts: bool,
     ends_descendants: bool = False,
 ) -> Starter:
-    """Return what starts the children of one run. With `fork` and restarts it is a process that must come first.
+    """Return the starter of one run's children. With `fork` and restarts it is a process that must be started first.
 
-    With `ends_descendants` what the children start ends with them.
+    With `ends_descendants` all descendants of a child end with it.
 
     Raises:
         TypeError: children are to be spawned and the task cannot be pickled; names the part and the ways out.
@@ -99,7 +99,7 @@ def make_starter(
 
 
 def restart_pause(hasty_deaths: int) -> float:
-    """Return the seconds before a child is started again that has died so often in short order before."""
+    """Return the seconds before a restart of a child that has died this often in short order."""
     return doubled(hasty_deaths + 1, RESTART_PAUSE_SECONDS, RESTART_PAUSE_CEILING_SECONDS)
 
 
@@ -109,7 +109,7 @@ class ProcessTeam:
 
     A child that ends with a code that is not allowed, or while it holds attempts, is restarted, up to `max_restarts`
     times; then the team fails. Deaths with the same rollout count once: the retries of the rollout bound them. Owned by
-    the loop that watches it, but for `start`.
+    the loop that watches it, except `start`.
     """
 
     starter: Starter
@@ -119,24 +119,24 @@ class ProcessTeam:
     allowed_exit_codes: Sequence[int] = (0, -15)
     max_restarts: int = 3
     error: Callable[[str], Exception] = RunnerDiedError
-    """What to raise when one has failed for good."""
+    """The exception to raise when a child has failed for good."""
     alone: bool = False
-    """True where this process has nothing else to tell of the run: an allowed exit code is then an ordinary end only of
-    a child that came to the end of its task, and an error with an exit code of its own is raised here, too."""
+    """True if the children alone decide the result of this process: an allowed exit code is then an ordinary end only
+    if the child's task has ended, and an error with its own exit code is raised here, too."""
     store: LightningStore | None = None
-    """Where the attempts are ended that a child held when it died."""
+    """The store in which to end the attempts of a child that died."""
     result: Any = field(default=None, init=False)
-    """What the last child to return sent."""
+    """Result of the last child that returned."""
     _alive: set[int] = field(default_factory=set[int], init=False)
     _due: dict[int, float] = field(default_factory=dict[int, float], init=False)
-    """When to restart which child, on the monotonic clock."""
+    """Time of each child's next restart, on the monotonic clock."""
     _restarts: dict[int, int] = field(default_factory=dict[int, int], init=False)
     _begun: dict[int, float] = field(default_factory=dict[int, float], init=False)
-    """When each was last started, on the monotonic clock."""
+    """Time of each child's last start, on the monotonic clock."""
     _hasty_deaths: dict[int, int] = field(default_factory=dict[int, int], init=False)
-    """How often each has died in short order."""
+    """Number of each child's deaths in short order."""
     _sent: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]], init=False)
-    """Child and signal: what each was sent by this team."""
+    """Child and signal, for each signal that this team sent."""
     _blamed: set[str] = field(default_factory=set[str], init=False)
     """Rollouts that children held when they died."""
     _failed: list[ChildExit] = field(default_factory=list[ChildExit], init=False)
@@ -147,10 +147,10 @@ class ProcessTeam:
             self._start(index)
 
     async def watch(self) -> None:
-        """Return when every child has ended in an ordinary way, restarting those that did not.
+        """Return when every child has ended in an ordinary way; restart those that did not.
 
         Raises:
-            Exception: `error`; one ended otherwise and may not be restarted again.
+            Exception: `error`; a child ended otherwise and may not be restarted again.
         """
         while self._alive or self._due:
             await self._collect(min(self._due.values()) - time.monotonic() if self._due else None)
@@ -161,12 +161,12 @@ class ProcessTeam:
                 self._start(index)
 
     async def end(self, patience: Patience) -> None:
-        """Ask, interrupt, terminate, kill; each step only for those that the one before has not ended.
+        """Ask the children to stop, interrupt, terminate, kill; each step only for those that are still alive.
 
-        One that another process kills meanwhile, and that would have been restarted earlier, is no failure.
+        A child that another process kills meanwhile, and that would have been restarted before, is not a failure.
 
         Raises:
-            Exception: `error`; one ended with a code that is not allowed while this went on.
+            Exception: `error`; a child ended with a code that is not allowed during this time.
         """
         before = len(self._failed)
         self.event.set()
@@ -181,8 +181,8 @@ class ProcessTeam:
                     self.starter.signal(index, signum)
                     self._sent.add((index, signum))
             deadline = time.monotonic() + seconds
-            while self._alive and (left := deadline - time.monotonic()) > 0:
-                await self._collect(left)
+            while self._alive and (remaining := deadline - time.monotonic()) > 0:
+                await self._collect(remaining)
         for index in sorted(self._alive):
             logger.error("%s is alive after SIGKILL", name_of(self.prefix, index))
         if len(self._failed) > before:
@@ -199,7 +199,7 @@ class ProcessTeam:
         self.starter.start(index)
 
     async def _collect(self, timeout: float | None) -> None:
-        """Wait until a child has ended or time is up, and judge those that have."""
+        """Wait until a child has ended or time is up, and handle those that have ended."""
         waits = [seconds for seconds in (timeout, self.starter.look_seconds) if seconds is not None]
         await until_readable(self.starter.filenos(), min(waits, default=None))
         for exit_ in self.starter.collect():
@@ -207,10 +207,10 @@ class ProcessTeam:
             self._judge(exit_, await self._settle(exit_))
 
     async def _settle(self, exit_: ChildExit) -> frozenset[str]:
-        """End the attempts that a child held when it ended; return the rollouts if the run goes on.
+        """End the attempts that a child held when it ended; return the rollouts if the run continues.
 
-        Those of a child that died are queued again, up to `infrastructure_retries` times; those of one that ended
-        because the run did are not tried again.
+        Rollouts of a child that died are queued again, up to `infrastructure_retries` times; those of a child that
+        ended with its run are not retried.
         """
         if exit_.finished or exit_.worker_id is None or self.store is None:
             return frozenset()
@@ -221,7 +221,7 @@ class ProcessTeam:
         try:
             settling = end_attempts(self.store, {exit_.worker_id}, message, trace, stopped=stopped)
             held = await within(SETTLE_STOPPED_SECONDS if stopped else SETTLE_SECONDS, settling)
-        except Exception as error:  # the store is away, or does not know the operation
+        except Exception as error:  # the store is unreachable, or does not know the operation
             if stopped:  # the end of the run does not wait for it
                 logger.debug("what %s had in hand could not be ended: %r", exit_.describe(), error)
             else:
@@ -231,7 +231,7 @@ class ProcessTeam:
         return frozenset() if stopped else held
 
     def _judge(self, exit_: ChildExit, held: frozenset[str]) -> None:
-        """Decide what a child's end means; `held` are the rollouts that it held, if it was not told to end."""
+        """Decide what follows from a child's end; `held` are the rollouts that it held, if it was not asked to end."""
         done = exit_.finished or self.event.is_set() or not self.alone
         if done and not held and exit_.exitcode is not None and exit_.exitcode in self.allowed_exit_codes:
             if exit_.report is not None and not exit_.report.interrupted:
@@ -240,18 +240,18 @@ class ProcessTeam:
             return
         signum = -exit_.exitcode if exit_.exitcode is not None and exit_.exitcode < 0 else None
         obeyed = signum == signal.SIGINT and (exit_.index, signum) in self._sent
-        if obeyed or (self.event.is_set() and not exit_.begun):  # the end came while it was starting, or on its way out
+        if obeyed or (self.event.is_set() and not exit_.begun):  # it ended while it was starting, or during its exit
             logger.debug("%s has ended, outside its task", exit_.describe())
             return
-        known = not self._blamed.isdisjoint(held)
+        is_known = not self._blamed.isdisjoint(held)
         self._blamed |= held
-        used = self._restarts.get(exit_.index, 0) + (0 if known else 1)
-        was_killed = signum is not None or exit_.exitcode is None  # None: a Ray actor died; or nobody knows
+        used = self._restarts.get(exit_.index, 0) + (0 if is_known else 1)
+        was_killed = signum is not None or exit_.exitcode is None  # None: a Ray actor died, or the code is unknown
         killed_by_another = was_killed and (exit_.index, signum) not in self._sent
         if not exit_.may_restart() or used > self.max_restarts or (self.event.is_set() and not killed_by_another):
             self._failed.append(exit_)
             return
-        if self.event.is_set():  # it would have been started again, but for the end of the run
+        if self.event.is_set():  # without the end of the run it would have been restarted
             logger.warning("%s was killed while the run was ending; what the run has done stays", exit_.describe())
             return
         calm = time.monotonic() - self._begun[exit_.index] >= CALM_SECONDS
@@ -272,13 +272,13 @@ class ProcessTeam:
         return (error or self.error)(text)
 
     def _restarted(self) -> str:
-        """Return how often those that failed were restarted, for the end of a sentence; empty if they were not."""
+        """Return the restarts of the failed children, for the end of a sentence; empty if there were none."""
         spent = max((self._restarts.get(exit_.index, 0) for exit_ in self._failed), default=0)
         return f" (restarted {spent} times; the limit is max_runner_restarts={self.max_restarts})" if spent else ""
 
 
 async def until_readable(filenos: Sequence[int], timeout: float | None) -> None:
-    """Return when one of them can be read or `timeout` seconds have passed; None waits without limit."""
+    """Return when one of them is readable or `timeout` seconds have passed; None waits without limit."""
     loop = asyncio.get_running_loop()
     readable: asyncio.Future[None] = loop.create_future()
 
@@ -296,7 +296,7 @@ async def until_readable(filenos: Sequence[int], timeout: float | None) -> None:
 
 
 def obstacle_to_children(method: StartMethod, task: ChildTask) -> str | None:
-    """Return why this process cannot have children that do the task; None if it can."""
+    """Return the reason why this process cannot start children for the task; None if it can."""
     if method == "fork":
         return "it has opened an accelerator, whose driver does not survive a fork" if uses_accelerator() else None
     try:
@@ -340,8 +340,8 @@ async def end_attempts(
 ) -> frozenset[str]:
     """End the attempts that workers hold, of one run or of all, and return the ids of the rollouts.
 
-    An attempt that was reported before, or has another worker, stays as it is. One that was `stopped` is cancelled; the
-    others are lost with their runner and made again.
+    An attempt that was already reported, or has another worker, is not changed. With `stopped` the attempts are
+    cancelled; otherwise they count as lost with their runner and are retried.
     """
     store = complete(store)
     error = AttemptError(type="agentlightning.errors.RunnerDiedError", message=message, traceback=traceback)
@@ -350,7 +350,7 @@ async def end_attempts(
         if not isinstance(rollout, AttemptedRollout) or rollout.attempt.worker_id not in worker_ids:
             continue
         held.add(rollout.rollout_id)
-        with contextlib.suppress(ConflictError, NotFoundError):  # it came to its end, or was deleted, meanwhile
+        with contextlib.suppress(ConflictError, NotFoundError):  # it ended or was deleted in the meantime
             await store.update_attempt(
                 rollout.rollout_id,
                 rollout.attempt.attempt_id,

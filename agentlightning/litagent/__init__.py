@@ -1,5 +1,5 @@
-"""Agents: the class that users subclass, the decorators that make an agent of a function, and programs as agents. Each
-is loaded on first use."""
+"""Agents: the class that users subclass, the decorators that turn a function into an agent, and programs as agents.
+Each is loaded on first use."""
 
 from agentlightning.lazy import attach_stub
 

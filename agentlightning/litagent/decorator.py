@@ -1,9 +1,8 @@
-"""`@rollout`, `@llm_rollout`, `@prompt_rollout`: a function as an agent. What it asks for is read from its parameters
-once, when it is decorated.
+"""`@rollout`, `@llm_rollout`, `@prompt_rollout`: a function as an agent. Its parameters are read once, when it is
+decorated.
 
-A parameter is filled by name first (`llm`, `prompt_template`, `rollout`, `resources`, `tracer`), then by the type that
-it is annotated with. A parameter that stands for a resource gets the resource of its own name, else the first of its
-type.
+A parameter is filled by name first (`llm`, `prompt_template`, `rollout`, `resources`, `tracer`), then by its annotated
+type. A parameter for a resource gets the resource of the same name, else the first of its type.
 """
 
 from __future__ import annotations
@@ -55,30 +54,30 @@ _TYPE_NAMES: dict[str, object] = {
     "NamedResources": NamedResources,
     "Tracer": Tracer,
 }
-"""For annotations that cannot be evaluated, such as names imported for the type checker only."""
+"""Types by name, for annotations that cannot be evaluated, such as names imported for the type checker only."""
 
 
 class PickledByName:
-    """What a decorator makes of a function; pickles by name where the name is found in its module."""
+    """The object that a decorator makes of a function; pickled by name if its module has it under that name."""
 
     @override
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
         name = getattr(self, "__qualname__", "")
-        found: object = sys.modules.get(getattr(self, "__module__", ""))
+        value: object = sys.modules.get(getattr(self, "__module__", ""))
         for part in name.split("."):
-            found = getattr(found, part, None)
-        return name if found is self and name else super().__reduce_ex__(protocol)
+            value = getattr(value, part, None)
+        return name if value is self and name else super().__reduce_ex__(protocol)
 
 
 class FunctionalLitAgent(PickledByName, LitAgent[T]):
-    """A function as an agent. It keeps the function's name, and calling it calls the function.
+    """A function as an agent. It has the function's name, and a call of it calls the function.
 
     With `strip_proxy` (the default) a `ProxyLLM` reaches the function as a plain `LLM` whose address belongs to the
-    attempt. Pickles by name where the decorated name is found in its module, else with the function.
+    attempt. It is pickled by name if its module has the decorated name, else with the function.
 
     Raises:
-        ValueError: the parameters ask for something unknown.
-        TypeError: it is no function, or a generator.
+        ValueError: a parameter is unknown.
+        TypeError: the object is not a function, or is a generator.
     """
 
     def __init__(self, rollout_func: Func, *, strip_proxy: bool = True) -> None:
@@ -105,7 +104,7 @@ class FunctionalLitAgent(PickledByName, LitAgent[T]):
 
     @override
     def rollout(self, task: T, resources: NamedResources, rollout: Rollout) -> RolloutRawResult:
-        """Call the function with what it asks for.
+        """Call the function with the parameters that it names.
 
         Raises:
             RuntimeError: it is asynchronous.
@@ -116,7 +115,7 @@ class FunctionalLitAgent(PickledByName, LitAgent[T]):
 
     @override
     async def rollout_async(self, task: T, resources: NamedResources, rollout: Rollout) -> RolloutRawResult:
-        """Call the coroutine function with what it asks for.
+        """Call the coroutine function with the parameters that it names.
 
         Raises:
             RuntimeError: it is synchronous.
@@ -159,8 +158,8 @@ def rollout(func: Func, *, strip_proxy: bool = True) -> FunctionalLitAgent[Any]:
 @overload
 def rollout(func: None = None, *, strip_proxy: bool = True) -> Callable[[Func], FunctionalLitAgent[Any]]: ...
 def rollout(func: Func | None = None, *, strip_proxy: bool = True) -> Any:
-    """Make an agent of a function `(task, ...)`. It may ask for `llm`, `prompt_template`, `rollout`, `resources`,
-    `tracer`, or for resources by their type; it is checked here, not at the first rollout.
+    """Make an agent of a function `(task, ...)`. It may have the parameters `llm`, `prompt_template`, `rollout`,
+    `resources`, `tracer`, or resources by their type. They are checked here, not at the first rollout.
 
     Raises:
         NotImplementedError: the parameters do not fit.
@@ -206,10 +205,10 @@ def prompt_rollout(func: Func | None = None) -> Any:
 
 
 def as_agent(agent: object) -> LitAgent[Any]:
-    """Return an agent: one as it is; a plain function, or an object's `run(task, ...)`, as `rollout` makes it.
+    """Return an agent: itself if it is one; a function, or an object's `run(task, ...)`, is converted by `rollout`.
 
     Raises:
-        TypeError: it is neither.
+        TypeError: it is none of these.
         NotImplementedError: the function's parameters do not fit.
     """
     if isinstance(agent, LitAgent):
@@ -226,7 +225,7 @@ def as_agent(agent: object) -> LitAgent[Any]:
 
 
 def _runs_tasks(run: object) -> bool:
-    """Return whether the `run` of an object is one of an agent: of `Runner`s, whose base class has another, too."""
+    """Return whether the `run` of an object is an agent's, and not the one of the base class `Runner`."""
     if not inspect.ismethod(run):
         return False
     return next(iter(inspect.signature(run).parameters), None) == "task"
@@ -253,11 +252,11 @@ def _check_callable(func: object) -> None:
 
 
 def is_coroutine_function(func: Any) -> bool:
-    """True for coroutine functions, and for objects whose `__call__` is one."""
+    """Return whether this is a coroutine function, or an object whose `__call__` is one."""
     return inspect.iscoroutinefunction(func) or inspect.iscoroutinefunction(type(func).__call__)
 
 
-# --- what a function asks for ----------------------------------------------------------------------------------------
+# --- the parameters of a function ------------------------------------------------------------------------------------
 
 
 class Ask(NamedTuple):
@@ -266,26 +265,26 @@ class Ask(NamedTuple):
     name: str
     kind: Kind
     resource: type[Resource] = Resource
-    """The class wanted; for kind `resource`."""
+    """The class of the resource; for kind `resource`."""
     optional: bool = False
-    """It has a default, or may be None: it is left out or None where there is nothing to give."""
+    """True if it has a default or may be None: it is omitted or None if there is no such resource."""
     default_none: bool = False
-    """It may be None and has no default."""
+    """True if it may be None and has no default."""
     as_dict: bool = False
-    """A dictionary is wanted, that of the custom resource of this name."""
+    """True if it takes a dictionary: the contents of the custom resource of this name."""
 
     def find(self, resources: Mapping[str, Resource]) -> Resource | None:
-        """Return the resource of this name, else the first of the wanted class.
+        """Return the resource of this name, else the first of the class.
 
         Raises:
-            ValueError: there is none and the parameter needs one.
+            ValueError: there is none and the parameter requires one.
         """
         resources = {name: agents_form(each, self.resource) for name, each in resources.items()}
         named = resources.get(self.name)
         if isinstance(named, self.resource):
             return named
         fitting = [key for key, value in resources.items() if isinstance(value, self.resource) and not self.as_dict]
-        if self.resource is PromptTemplate:  # any other prompt comes before that of the system
+        if self.resource is PromptTemplate:  # any other prompt takes precedence over the system prompt
             fitting = [key for key in fitting if not isinstance(resources[key], SystemPrompt)] or fitting
         if len(fitting) > 1:
             logger.warning(
@@ -304,11 +303,11 @@ class Ask(NamedTuple):
 
 
 def asks_of(func: Callable[..., object]) -> list[Ask]:
-    """Return what the function asks for beside the task.
+    """Return the parameters of the function other than the task.
 
     Raises:
-        ValueError: its first parameter is not a positional `task`; a parameter asks for something unknown; or it
-            cannot be called with keywords.
+        ValueError: its first parameter is not a positional `task`; a parameter is unknown; or it cannot be called with
+            keywords.
     """
     parameters = list(inspect.signature(func).parameters.values())
     first = parameters[0] if parameters else None
@@ -325,7 +324,7 @@ def asks_of(func: Callable[..., object]) -> list[Ask]:
 
 
 def _ask(func: Callable[..., object], parameter: inspect.Parameter, annotation: object) -> Ask | None:
-    wanted, may_be_none = _resolve(annotation)
+    hint, may_be_none = _resolve(annotation)
     has_default = parameter.default is not inspect.Parameter.empty
     if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
         raise ValueError(f"The parameter '{parameter.name}' of {_name(func)} is positional-only; remove the '/'")
@@ -334,19 +333,19 @@ def _ask(func: Callable[..., object], parameter: inspect.Parameter, annotation: 
     if parameter.name in _NAMES:
         return Ask(parameter.name, _NAMES[parameter.name])
     if parameter.name in _RESOURCE_NAMES:
-        fits = _is_class(wanted) and issubclass(wanted, _RESOURCE_NAMES[parameter.name])
-        resource = cast(type[Resource], wanted) if fits else _RESOURCE_NAMES[parameter.name]
+        fits = _is_class(hint) and issubclass(hint, _RESOURCE_NAMES[parameter.name])
+        resource = cast(type[Resource], hint) if fits else _RESOURCE_NAMES[parameter.name]
         return Ask(parameter.name, "resource", _plain(resource), optional, none)
-    if wanted == NamedResources:
+    if hint == NamedResources:
         return Ask(parameter.name, "resources")
-    if _is_class(wanted):
-        if issubclass(wanted, Resource):
-            return Ask(parameter.name, "resource", _plain(wanted), optional, none)
-        if wanted in (Rollout, AttemptedRollout):
+    if _is_class(hint):
+        if issubclass(hint, Resource):
+            return Ask(parameter.name, "resource", _plain(hint), optional, none)
+        if hint in (Rollout, AttemptedRollout):
             return Ask(parameter.name, "rollout")
-        if issubclass(wanted, Tracer):
+        if issubclass(hint, Tracer):
             return Ask(parameter.name, "tracer")
-    if wanted is dict or typing.get_origin(wanted) is dict:
+    if hint is dict or typing.get_origin(hint) is dict:
         return Ask(parameter.name, "resource", CustomResource, optional, none, as_dict=True)
     if has_default:
         return None
@@ -358,16 +357,16 @@ def _ask(func: Callable[..., object], parameter: inspect.Parameter, annotation: 
 
 
 def _plain(resource: type[Resource]) -> type[Resource]:
-    """`ProxyLLM` is asked for as `LLM`: behind the gateway the agent is given the plain form."""
+    """Return `LLM` for `ProxyLLM`: behind the gateway the agent gets the plain form."""
     return LLM if resource is ProxyLLM else resource
 
 
 def _resolve(annotation: object) -> tuple[object, bool]:
-    """Return the type that an annotation means, and whether None is allowed."""
+    """Return the type of an annotation, and whether None is allowed."""
     if isinstance(annotation, str):
         parts = [part.strip().rsplit(".", 1)[-1] for part in annotation.split("|")]
-        known = [part for part in parts if part != "None"]
-        return (_TYPE_NAMES.get(known[0]) if len(known) == 1 else None), "None" in parts
+        names = [part for part in parts if part != "None"]
+        return (_TYPE_NAMES.get(names[0]) if len(names) == 1 else None), "None" in parts
     if typing.get_origin(annotation) is Annotated:
         return _resolve(typing.get_args(annotation)[0])
     if typing.get_origin(annotation) in (Union, types.UnionType):
@@ -381,7 +380,7 @@ def _resolve(annotation: object) -> tuple[object, bool]:
 
 
 def _is_class(value: object) -> TypeGuard[type[Any]]:
-    """True for a class; a subscripted one such as `dict[str, int]` says it is one, and is not."""
+    """Return whether this is a class. A subscripted one such as `dict[str, int]` claims to be one, and is not."""
     return isinstance(value, type) and typing.get_origin(value) is None
 
 
@@ -391,7 +390,7 @@ def _hints(func: Callable[..., object]) -> dict[str, object]:
     target = func if inspect.isroutine(func) else type(func).__call__
     try:
         return typing.get_type_hints(target, include_extras=True)
-    except Exception:  # an annotation names something that is imported for the type checker only; read it as text
+    except Exception:  # a name that is imported for the type checker only; read the annotation as text
         return {}
 
 

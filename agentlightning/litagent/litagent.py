@@ -1,4 +1,4 @@
-"""LitAgent: what a user subclasses to write an agent as a class."""
+"""LitAgent: the base class of agents that are written as a class."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _METHODS: dict[RolloutMode | None, tuple[str, ...]] = {
     "test": _VALIDATION,
     None: (*_GENERAL, *_VALIDATION[:2], *_TRAINING[:2]),
 }
-"""For each mode, the methods from the most to the least special; of each pair the asynchronous one first."""
+"""The methods for each mode, from the most to the least special; the asynchronous one of each pair comes first."""
 
 
 class AgentTrainer(Protocol):
-    """What an agent can ask of its `Trainer`, which stands in a layer above."""
+    """The part of the `Trainer` that an agent uses; the class itself is in a higher layer."""
 
     @property
     def tracer(self) -> Tracer: ...
@@ -40,7 +40,7 @@ class AgentTrainer(Protocol):
 
 
 class AgentRunner(Protocol):
-    """What an agent can ask of its `Runner`, which stands in a layer above."""
+    """The part of the `Runner` that an agent uses; the class itself is in a higher layer."""
 
     @property
     def worker_id(self) -> int | None: ...
@@ -51,7 +51,7 @@ class AgentRunner(Protocol):
 
 
 class AgentFault(AgentLightningError):
-    """An exception that says itself how its attempt is classified: by its `reason`, see `runner/outcome.py`."""
+    """An exception that classifies its attempt by its `reason`; see `runner/outcome.py`."""
 
     reason: str = "exception"
 
@@ -59,12 +59,12 @@ class AgentFault(AgentLightningError):
 class LitAgent(Generic[T]):
     """An agent that can be trained. Override one of `rollout` and `rollout_async`, or a pair of more special ones.
 
-    A method gets the task, the resources by name and the attempt, and returns what the attempt has earned: a number;
-    None if it emitted rewards itself; or spans. Synchronous methods run on the main thread, or in a thread.
+    A method gets the task, the resources by name and the attempt, and returns the attempt's reward: a number; None if
+    it emitted rewards itself; or spans. Synchronous methods run on the main thread, or in a thread.
     """
 
     needs_resources: bool = True
-    """False lets attempts run where no resources were published; they get an empty dictionary."""
+    """False allows attempts without published resources; they get an empty dictionary."""
     _trainer_ref: weakref.ref[AgentTrainer] | None = None
     _runner_ref: weakref.ref[AgentRunner] | None = None
 
@@ -78,17 +78,17 @@ class LitAgent(Generic[T]):
         self.trained_agents = trained_agents
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave trainer and runner behind: they belong to this process."""
+        """Exclude trainer and runner: they belong to this process."""
         return {**self.__dict__, "_trainer_ref": None, "_runner_ref": None}
 
-    # --- what to override ------------------------------------------------------------------------------------------
+    # --- methods to override ---------------------------------------------------------------------------------------
 
     def rollout(self, task: T, resources: NamedResources, rollout: Rollout) -> RolloutRawResult:
-        """Run one task, in any mode that has no method of its own."""
+        """Run one task, in any mode without its own method."""
         raise NotImplementedError(f"{type(self).__name__} must override rollout or rollout_async")
 
     async def rollout_async(self, task: T, resources: NamedResources, rollout: Rollout) -> RolloutRawResult:
-        """The same as a coroutine."""
+        """Run one task, as a coroutine."""
         raise NotImplementedError(f"{type(self).__name__} must override rollout or rollout_async")
 
     def training_rollout(self, task: T, resources: NamedResources, rollout: Rollout) -> RolloutRawResult:
@@ -115,7 +115,7 @@ class LitAgent(Generic[T]):
         """Return the method that runs a rollout of this mode: the most special one that is overridden.
 
         Raises:
-            NotImplementedError: none is.
+            NotImplementedError: none is overridden.
         """
         for name in _METHODS[mode]:
             if _overridden(self, name):
@@ -125,7 +125,7 @@ class LitAgent(Generic[T]):
         )
 
     def has_sync_method(self) -> bool:
-        """True if rollouts of some mode are run by a method that is no coroutine function."""
+        """Return whether a method that is not a coroutine function runs the rollouts of some mode."""
         for mode in _METHODS:
             with contextlib.suppress(NotImplementedError):
                 if not inspect.iscoroutinefunction(self.method_for(mode)):
@@ -187,7 +187,7 @@ class LitAgent(Generic[T]):
 
 
 def is_v0_1_rollout_api(func: Callable[..., Any]) -> bool:
-    """True if the function has a parameter `rollout_id`, as agents of v0.1 had."""
+    """Return whether the function has a parameter `rollout_id`, as agents of v0.1 had."""
     return "rollout_id" in inspect.signature(func).parameters
 
 
@@ -210,13 +210,13 @@ def _alive(reference: weakref.ref[R] | None, what: str) -> R:
 @explain_fields
 @dataclass
 class DataProto:
-    """What an agent returns for `Trainer(reward_fn=...)` to judge: a record with names, and the model's own words.
+    """An agent's result that `Trainer(reward_fn=...)` scores: a record with names, and the model's own words.
 
-    An agent may return any other value as well. It has nothing to do with the tensor batches of the same name that some
-    training frameworks have.
+    An agent may return any other value as well. This class is unrelated to the tensor batches of the same name in some
+    training frameworks.
     """
 
     data: dict[str, Any] = field(default_factory=dict[str, Any])
     """The result by field."""
     raw_response: str | None = None
-    """What the model said, before it was read."""
+    """The model's answer before it was parsed."""

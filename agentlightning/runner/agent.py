@@ -43,27 +43,27 @@ T = TypeVar("T")
 class LitAgentRunner(Runner[T]):
     """The runner. Up to `concurrency` rollouts run at once: asynchronous agents as tasks, others in threads.
 
-    With `concurrency=1` a synchronous agent has the main thread of the process, where the runner's loop runs beside it:
-    in the processes of `cs`, and in `shm` with one runner. There a time limit raises in the agent.
+    With `concurrency=1` a synchronous agent runs on the main thread if the runner's loop runs on another one: in the
+    processes of `cs`, and in `shm` with one runner. A time limit then raises an exception in the agent.
 
     Args:
-        tracer: records what the agent does; the worker's own.
+        tracer: records the agent's calls; not shared with other workers.
         max_rollouts: end after this many rollouts (of this worker); failed ones count.
-        poll_interval: seconds that one question for work is held open; up to 20 while nothing comes.
-        heartbeat_interval: seconds, twice as many without work; 0 or less means no heartbeats, and then no lease.
-        interval_jitter: seconds by which an interval may be longer or shorter.
+        poll_interval: seconds that one request for work is held open; up to 20 while there is no work.
+        heartbeat_interval: seconds between heartbeats, doubled while idle; 0 or less means no heartbeats and no lease.
+        interval_jitter: largest deviation of an interval, in seconds.
         heartbeat_launch_mode: `thread`, or `asyncio` on the runner's loop.
-        heartbeat_include_gpu: heartbeats carry the state of the GPUs.
-        concurrency: rollouts at once.
-        reward_fn: gives the reward for results that are neither a number, None nor spans; see `results.py`.
-        reward_dimensions: names of the rewards in a dict that an agent returns, the one to learn from first; without
-            them it is the one called `reward` or `primary`.
-        policy_faults: exception classes that are the policy's fault, and what each earns.
-        isolation: `thread` runs the agent in this process; `process` in processes of its own, as many as run at once,
-            so that one that ignores its time limit, holds the interpreter, or crashes can be killed.
-        store_unreachable_timeout: how long the store may be away, in seconds. So long questions for work are repeated,
-            and the spans and the ends of attempts are kept for it; then the runner gives up. A Trainer's algorithm and
-            gateway bear a store server that is away for as long. Time in which the process stood still does not count.
+        heartbeat_include_gpu: heartbeats contain the state of the GPUs.
+        concurrency: number of rollouts that run at once.
+        reward_fn: returns the reward for results that are neither a number, None nor spans; see `results.py`.
+        reward_dimensions: names of the rewards in a dict that an agent returns, starting with the one to learn from; by
+            default that is the one called `reward` or `primary`.
+        policy_faults: exception classes that count as the policy's fault, and the reward of each.
+        isolation: `thread` runs the agent in this process; `process` runs each attempt in a separate process, so that
+            an agent that ignores its time limit, holds the interpreter, or crashes can be killed.
+        store_unreachable_timeout: seconds that the store may be unreachable. During this time requests for work are
+            retried, and spans and ends of attempts are buffered; then the runner gives up. The same limit applies to
+            the Trainer's algorithm and gateway. Time in which the process was suspended does not count.
     """
 
     def __init__(
@@ -120,14 +120,14 @@ class LitAgentRunner(Runner[T]):
     @override
     def init(self, agent: LitAgent[T], *, hooks: Sequence[Hook] | None = None, **kwargs: object) -> None:
         """Take an agent (a plain function is wrapped) and hooks, and initialise the tracer."""
-        server_token()  # leaves the environment before an agent runs that could start something
+        server_token()  # removed from the environment before an agent can start a process
         self._hooks = Hooks(hooks)
         self._agent = as_agent(agent)
         self._agent.set_runner(self)
         if self._isolation == "process":
-            tracer = copy.copy(self._tracer)  # which may have had a worker before, without that worker's store
+            tracer = copy.copy(self._tracer)  # without the store of an earlier worker
             tracer._store = None
-            if isinstance(tracer, OtelTracer):  # nor with one that may hold the token
+            if isinstance(tracer, OtelTracer):  # nor a default store, which may hold the token
                 tracer._default_store = None
             self._parts = pickled_parts(self._agent, LitAgentRunner[T](tracer))
         self._tracer.init()
@@ -186,7 +186,7 @@ class LitAgentRunner(Runner[T]):
 
     @property
     def max_rollouts(self) -> int | None:
-        """After how many rollouts `iter` ends, or None."""
+        """Number of rollouts after which `iter` ends, or None."""
         return self._max_rollouts
 
     @property
@@ -225,11 +225,11 @@ class LitAgentRunner(Runner[T]):
         return self._store
 
     def get_worker_id(self) -> str:
-        """Return the name of this worker for people: `Worker-0`. The store knows it by `get_worker_label`."""
+        """Return the display name of this worker: `Worker-0`. Its name in the store is `get_worker_label`."""
         return "Worker-Unknown" if self.worker_id is None else f"Worker-{self.worker_id}"
 
     def get_worker_label(self) -> str:
-        """Return the unique name by which the store knows this worker; whoever sees its process die looks for it, too.
+        """Return the unique name of this worker in the store; the monitor of its process uses the same name.
 
         Raises:
             ValueError: before `init_worker`.
@@ -249,17 +249,17 @@ class LitAgentRunner(Runner[T]):
 
     @override
     async def iter(self, *, event: StopEvent | None = None, exit_when_idle: float | None = None) -> None:
-        """Run rollouts of the queue until `event` is set, `max_rollouts` have been run, or (with
-        `exit_when_idle`) nothing came for that many seconds.
+        """Run rollouts of the queue until `event` is set, `max_rollouts` have been run, or (with `exit_when_idle`)
+        there was no work for that many seconds.
 
-        Without both arguments it also returns once the queue is empty and nothing could fill it: the store is in the
+        Without both arguments it also returns once the queue is empty and nothing can fill it: the store is in the
         memory of this process, which has no server, no other task and no other thread of the program.
 
         Rollouts that run when the event is set are finished. When the call is cancelled they are cancelled too, and
-        reported as such.
+        reported as cancelled.
 
         Raises:
-            StoreUnreachableError: the store was away for longer than `store_unreachable_timeout`.
+            StoreUnreachableError: the store was unreachable for longer than `store_unreachable_timeout`.
             AgentProcessDied: with `isolation="process"`, no process can load the agent.
         """
         store, label = complete(self.get_store()), self.get_worker_label()
@@ -322,8 +322,8 @@ class LitAgentRunner(Runner[T]):
         return finished
 
     def _note_whether_alone(self, event: StopEvent | None = None) -> None:
-        """Let a synchronous agent hold the loop on the main thread if nothing else needs it: no task or server beside
-        the caller's, no heartbeat, and no event that would end the attempt."""
+        """Let a synchronous agent block the loop on the main thread if nothing else needs it: no task or server beside
+        the caller's, no heartbeat, and no event that could end the attempt."""
         if self._executor is not None:
             needed = self._heartbeat_mode == "asyncio" or event is not None
             self._executor.threads.may_hold_loop = not needed and has_main_thread_to_itself()
@@ -345,7 +345,7 @@ class LitAgentRunner(Runner[T]):
         return await self._execute_rollout(task)
 
     async def _execute_rollout(self, rollout: AttemptedRollout) -> Ending:
-        """Run one claimed rollout; the place to override what happens around it. Failures are in the result."""
+        """Run one claimed rollout. Override it to add steps before or after. The result contains failures."""
         if self._attempt_runner is None:
             raise ValueError("The runner is not initialised. Call init() and init_worker() first.")
         return await self._attempt_runner.run(rollout)
@@ -382,15 +382,15 @@ class LitAgentRunner(Runner[T]):
 
 
 def _nothing_else_enqueues(store: LightningStore) -> bool:
-    """True if the store is in the memory of this process, where only the caller's task is at work."""
+    """Return whether the store is in the memory of this process and only the caller's task runs there."""
     is_shared = store.capabilities.get("distributed", True)
     others = set(threading.enumerate()) - {threading.current_thread()}
     return not is_shared and not any(map(_may_enqueue, others)) and has_loop_to_itself()
 
 
 def _may_enqueue(thread: threading.Thread) -> bool:
-    """True for servers, and for every thread that is not ours, an exporter's, or of the executor of a loop, which works
-    for its tasks."""
+    """Return whether a thread may enqueue work: servers, and all threads except ours, an exporter's, and those of a
+    loop's executor, which work for its tasks."""
     return thread.name == SERVER_THREAD or not thread.name.startswith(("agl-", "agent", "asyncio_", "Otel"))
 
 
@@ -400,15 +400,15 @@ def _check_at_least(name: str, value: object, least: int) -> None:
 
 
 def overrides_only_execute(cls: type[Runner[Any]]) -> bool:
-    """True for a subclass of `Runner` that defines `execute` and neither `iter` nor `step`."""
+    """Return whether a subclass of `Runner` defines `execute` and neither `iter` nor `step`."""
     mine, base = cast("Any", cls), cast("Any", Runner)
     return mine.execute is not base.execute and mine.iter is base.iter and mine.step is base.step
 
 
 class _Behind(LitAgentRunner[Any]):
-    """What serves the queue behind such a class, whose constructor may know nothing of a tracer."""
+    """A runner that serves the queue for such a class, whose constructor may have no parameter `tracer`."""
 
-    @functools.wraps(cast("Any", LitAgentRunner).__init__)  # by whose signature it is given settings
+    @functools.wraps(cast("Any", LitAgentRunner).__init__)  # the Trainer chooses the settings by this signature
     def __init__(self, *args: Any, **settings: Any) -> None:
         if not args:
             settings.setdefault("tracer", OtelTracer())

@@ -1,4 +1,4 @@
-"""What runs in a process of `isolation="process"`: a runner of one, whose orders and whose store come over a pipe."""
+"""The main program of a process of `isolation="process"`: runs one attempt at a time; orders and store use a pipe."""
 
 from __future__ import annotations
 
@@ -41,18 +41,17 @@ from agentlightning.utils.exceptions import message_of, readable
 def main(pipe: socket, parts: bytes, worker_id: int) -> None:
     """Run attempts until the pipe ends."""
     pipe.set_inheritable(False)
-    os.setsid()  # a group of its own, killed as a whole
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C is the runner's affair
+    os.setsid()  # its own process group, killed as a whole
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the runner handles Ctrl+C
     os.environ.pop(COLLECTOR_VARIABLE, None)  # the runner mirrors the spans
-    logging.getLogger(invoke.__module__).setLevel(logging.ERROR)  # no thread is left behind here: the process is killed
+    logging.getLogger(invoke.__module__).setLevel(logging.ERROR)  # no thread remains: the process is killed
     agent, runner = pickle.loads(parts)
     run(lambda _: _AttemptServer(pipe, agent, runner).serve(worker_id), beside=agent.has_sync_method())
 
 
 class _AttemptServer:
-    """One event loop, in the main thread or, for a synchronous agent, beside it; another thread reads the pipe, and
-    ends the process when the runner goes. An idle one ends in order, so that what the agent has registered for its end
-    is done."""
+    """One event loop, in the main thread or, for a synchronous agent, in another one. A further thread reads the pipe,
+    and ends the process when the runner ends. An idle process ends in order, so that the agent's exit handlers run."""
 
     def __init__(self, pipe: socket, agent: LitAgent[Any], runner: Runner[Any]) -> None:
         self._pipe = pipe
@@ -99,16 +98,16 @@ class _AttemptServer:
                 )
             except asyncio.CancelledError:
                 raise
-            except BaseException as error:  # goes to the runner, who judges it; also one that would end this loop
+            except BaseException as error:  # the runner classifies it, even one that would end this loop
                 return Outcome(error=_portable(error), traceback=_text(error))
-        try:  # a result that can travel: spans as spans of ours
+        try:  # a result that can be sent: spans as our own class
             if isinstance(value, list) and value and is_result(cast(Any, value)):
                 value = spans_of(cast(Any, value), rollout)
         except AttemptFault as error:
             return Outcome(error=error, traceback=_text(error))
         try:
             line_of(Outcome(value=value))
-        except Exception as error:  # any class may refuse to be looked at, with any exception
+        except Exception as error:  # any class may raise any exception when it is inspected
             kind = type(cast(Any, value)).__name__
             refused = InvalidResult(f"Invalid raw result type: a {kind} that cannot leave the agent's process: {error}")
             return Outcome(error=refused, traceback=_text(refused))
@@ -137,7 +136,7 @@ class _AttemptServer:
                 loop.call_soon_threadsafe(self._take, pickle.load(messages))
         if self._attempt is None or self._attempt.done():  # the runner has closed the pipe
             loop.call_soon_threadsafe(self._orders.put_nowait, None)
-        else:  # it is gone; the agent may be in the middle of anything
+        else:  # the runner has ended; the agent may be in any state
             os._exit(0)
 
     def _take(self, message: Order | Answer) -> None:
@@ -154,7 +153,7 @@ class _AttemptServer:
 
 
 def _portable(error: BaseException) -> BaseException:
-    """Return an exception that arrives: itself if a copy can be made of it."""
+    """Return an exception that can be sent: itself if it can be copied."""
     error = readable(error)
     try:
         if type(pickle.loads(pickle.dumps(error))) is type(error):

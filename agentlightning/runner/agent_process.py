@@ -1,8 +1,8 @@
-"""Attempts in processes of their own: each holds a copy of the agent, and its store is the runner's.
+"""Attempts in separate processes: each holds a copy of the agent, and uses the runner's store.
 
-`AgentProcess` is the runner's end: started by `spawn`, so that nothing is copied but the agent and the tracer, in a
-process group of its own, which is killed as a whole; `ProcessExecutor` has one for each attempt at once. What runs in
-it is in `agent_child.py`, and the messages between the two are in `pipe.py`.
+`AgentProcess` is the runner's side: started by `spawn`, so that only the agent and the tracer are copied, in its own
+process group, which is killed as a whole. `ProcessExecutor` has one for each concurrent attempt. The process runs
+`agent_child.py`; the messages between the two are in `pipe.py`.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from agentlightning.utils.concurrency.threads import Threads
 from agentlightning.utils.descendants import end_descendants, join, pidfd_of
 
 START_SECONDS = 120.0
-"""How long a process may take to import what the agent needs."""
+"""Seconds that a process may take to import and load the agent."""
 END_SECONDS = 2.0
 LOOK_SECONDS = 0.1
-"""How often the process is looked at where the system does not tell that it has ended."""
+"""Seconds between checks of the process, on systems that do not report its end."""
 
 
 class AgentProcessDied(AttemptFault):
@@ -45,11 +45,11 @@ class AgentProcessDied(AttemptFault):
 
 
 class AgentTraceback(Exception):
-    """The traceback of an exception out of another process, as the cause of its copy here."""
+    """The traceback of an exception from another process, as the cause of its copy here."""
 
 
 class AgentProcess:
-    """One process. Serves one attempt at a time; `run` blocks, the rest may be called meanwhile."""
+    """One process. Runs one attempt at a time; `run` blocks, the other methods may be called meanwhile."""
 
     def __init__(self, parts: bytes, worker_id: int) -> None:
         context = multiprocessing.get_context("spawn")
@@ -65,12 +65,12 @@ class AgentProcess:
         self._left = MOST_BYTES
 
     def run(self, order: Order, ask: Callable[[Ask], Answer]) -> Any:
-        """Run an attempt, when the process is ready, and return what the agent gave; `ask` calls the store for it.
+        """Run an attempt, once the process is ready, and return the agent's result; `ask` calls the store for it.
 
         Raises:
             AgentProcessDied: the process ended meanwhile.
-            AttemptFault: the process sent what is no message, or more than `MOST_BYTES`; it has been killed.
-            BaseException: whatever the agent raised.
+            AttemptFault: the process sent an invalid message, or more than `MOST_BYTES`; it has been killed.
+            BaseException: the agent's exception.
         """
         self._left = MOST_BYTES
         try:
@@ -89,7 +89,7 @@ class AgentProcess:
         return message.value
 
     def interrupt(self) -> None:
-        """Ask for the end of the attempt: what was recorded is still reported, if the agent allows it."""
+        """Ask for the end of the attempt: recorded spans are still reported, if the agent ends in time."""
         if self._process.pid is not None and self._process.exitcode is None:
             self._group.signal(signal.SIGTERM)
 
@@ -98,9 +98,9 @@ class AgentProcess:
         return self._process.exitcode is None
 
     def kill(self) -> None:
-        """Kill the process with everything that it has started; a `run` under way returns. May be called twice."""
+        """Kill the process and all its descendants; a running `run` returns. May be called twice."""
         if self._process.exitcode is None and self._process.pid is not None:
-            end_descendants(self._process.pid, grace=0.0)  # those that have left the group, too
+            end_descendants(self._process.pid, grace=0.0)  # also those that have left the group
         self._process.kill()  # it may not lead its group yet
         self._group.close()
         join(self._process, END_SECONDS)
@@ -109,21 +109,21 @@ class AgentProcess:
             self._ended = None
 
     def release(self) -> None:
-        """Close the pipe, at whose end an idle process ends by itself; when no `run` is under way."""
+        """Close the pipe, so that an idle process ends by itself; only while no `run` is active."""
         self._pipe.close()
 
     def close(self) -> None:
-        """Let it go, and kill it if it does not end soon. May be called twice."""
+        """Release the process, and kill it if it does not end soon. May be called twice."""
         self.release()
         join(self._process, END_SECONDS)
         self.kill()
 
     def wait_until_ready(self) -> None:
-        """Wait until the agent is loaded; at once after the first time.
+        """Wait until the agent is loaded; return at once after the first time.
 
         Raises:
-            AgentProcessDied: it was not within `START_SECONDS`, or cannot be.
-            AttemptFault: it said something else.
+            AgentProcessDied: it was not loaded within `START_SECONDS`, or cannot be.
+            AttemptFault: the process sent another message.
         """
         if self._ready:
             return
@@ -143,19 +143,19 @@ class AgentProcess:
         """Return the next message.
 
         Raises:
-            EOFError, OSError: the process has ended, whatever it has started still holds the pipe.
-            TimeoutError: nothing came within so many seconds.
-            AttemptFault: it is no message, or more than may come.
+            EOFError, OSError: the process has ended, even if its descendants still hold the pipe.
+            TimeoutError: nothing arrived within this time.
+            AttemptFault: the message is invalid or too long.
         """
         end, searched = None if seconds is None else time.monotonic() + seconds, 0
         while (length := self._received.find(b"\n", searched) + 1) == 0:
             searched = len(self._received)
             alive = self.is_alive()
-            left = None if end is None else end - time.monotonic()
-            if left is not None and left <= 0:
+            remaining = None if end is None else end - time.monotonic()
+            if remaining is not None and remaining <= 0:
                 raise TimeoutError
             awaited = [self._pipe] if self._ended is None or not alive else [self._pipe, self._ended]
-            waits = [wait for wait in (left, None if self._ended is not None else LOOK_SECONDS) if wait is not None]
+            waits = [w for w in (remaining, None if self._ended is not None else LOOK_SECONDS) if w is not None]
             if self._pipe in multiprocessing.connection.wait(awaited, min(waits, default=None) if alive else 0.0):
                 data = self._pipe.recv(1 << 18)
                 self._left -= len(data)
@@ -182,10 +182,10 @@ class AgentProcess:
 
 
 class ProcessExecutor:
-    """A process for each attempt that runs at the same time; used again until one had to be killed.
+    """A process for each concurrent attempt; reused until it has to be killed.
 
-    A rollout is claimed when there is a process that has loaded the agent. Spans come back and are delivered with those
-    of the runner.
+    A rollout is claimed only when a process has loaded the agent. Its spans are sent back and delivered with those of
+    the runner.
     """
 
     prepares = True
@@ -204,7 +204,7 @@ class ProcessExecutor:
         process = self._take()
         try:
             outcome_of(await self.threads.call(process.wait_until_ready, "start"))
-        except BaseException:  # also a cancellation: the process can be used again
+        except BaseException:  # also a cancellation: the process can be reused
             self._free.append(process)
             raise
         self._ready.append(process)
@@ -224,7 +224,7 @@ class ProcessExecutor:
                         scope.append(span)
                     return Answer(question.number, list(arguments["spans"]))
                 return Answer(question.number, await getattr(self._store, question.operation)(**arguments))
-            except Exception as error:  # the boundary: it is raised again in the process that asked
+            except Exception as error:  # the boundary: it is raised again in the calling process
                 return Answer(question.number, error=error)
 
         def ask(question: Ask) -> Answer:
@@ -242,7 +242,7 @@ class ProcessExecutor:
             await asyncio.wait({running}, timeout=limit)
             if not running.done():
                 raise TimeLimitExceeded(f"The attempt ran past the timeout_seconds={limit} of its rollout")
-        except BaseException:  # also a cancellation: the process may be in the middle of anything
+        except BaseException:  # also a cancellation: the process may be in any state
             await self._stop(process, running)
             raise
         if process.is_alive():
@@ -274,19 +274,19 @@ class ProcessExecutor:
         process.close()
 
     async def _stop(self, process: AgentProcess, running: asyncio.Future[Done]) -> None:
-        """End an attempt: ask, so that what was recorded is still reported; then kill."""
+        """End an attempt: ask first, so that recorded spans are still reported; then kill."""
         process.interrupt()
         await asyncio.wait({running}, timeout=UNWIND_SECONDS)
         process.kill()
-        await asyncio.wait({running}, timeout=UNWIND_SECONDS)  # it reads the end of the pipe
+        await asyncio.wait({running}, timeout=UNWIND_SECONDS)  # it notices the end of the pipe
         self._drop(process)
 
 
 def pickled_parts(agent: object, runner: object) -> bytes:
-    """Return an agent, and a runner that has not been initialised, as they travel.
+    """Return an agent, and a runner that has not been initialised, in pickled form.
 
     Raises:
-        TypeError: one of them cannot; says which, and the ways out.
+        TypeError: one of them cannot be pickled; says which, and the ways out.
     """
     for name, part in (("agent", agent), ("tracer", runner)):
         try:

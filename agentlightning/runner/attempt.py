@@ -1,7 +1,7 @@
 """One attempt from its claim to its end: resources, hooks, trace, agent, reward, and one report to the store.
 
-The order of writing is what makes a crash harmless: first all spans, the reward among them, in one delivery; then the
-end of the attempt. Where the second does not follow, the lease runs out and another attempt is made.
+The order of writes makes a crash harmless: first all spans, including the reward, in one delivery; then the end of the
+attempt. If the second write is missing, the lease runs out and the rollout is retried.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ logger = logging.getLogger(__name__)
 
 
 REPORT_SECONDS = 10.0
-"""However long the store was away: the end of the attempt is reported for so long at least."""
+"""Least number of seconds for reporting the end of an attempt, however long the store was unreachable."""
 KEPT_VERSIONS = 8
-"""Versions of resources that a worker remembers."""
+"""Number of resource versions that a worker caches."""
 
 
 class ResourceCache:
@@ -66,10 +66,10 @@ class ResourceCache:
         self._kept: OrderedDict[tuple[str, int], NamedResources] = OrderedDict()
 
     async def resources_of(self, rollout: AttemptedRollout, *, required: bool) -> NamedResources:
-        """Return the resources that the rollout was created with; those published last if it names none.
+        """Return the resources that the rollout names; the latest ones if it names none.
 
         Raises:
-            MissingResources: it names unknown ones; or none were published and they are `required`.
+            MissingResources: they do not exist; or none were published and they are `required`.
             StoreAway: the store did not answer for `store_unreachable_timeout` seconds.
         """
         id, version = rollout.resources_id, rollout.resources_version
@@ -82,12 +82,12 @@ class ResourceCache:
             raise StoreAway(f"The store did not give the resources of rollout {rollout.rollout_id}: {error}") from error
         if update is not None:
             resources = {name: agents_form(resource) for name, resource in update.resources.items()}
-            found = cast("NamedResources", resources)
+            named_resources = cast("NamedResources", resources)
             if key is not None:
-                self._kept[key] = found
+                self._kept[key] = named_resources
                 while len(self._kept) > KEPT_VERSIONS:
                     self._kept.popitem(last=False)
-            return found
+            return named_resources
         if id is not None:
             which = id if version is None else f"{id}, version {version},"
             raise MissingResources(
@@ -107,7 +107,7 @@ class ResourceCache:
 
 
 class _Outage:
-    """How long the store may still be away at the end of one attempt; the time runs from the first look."""
+    """The time that the store may still be unreachable at the end of one attempt; it starts at the first query."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -122,7 +122,7 @@ class _Outage:
 
 @dataclass
 class AttemptRunner:
-    """Runs attempts; holds what is the same for all attempts of a worker."""
+    """Runs attempts; holds the settings that all attempts of a worker share."""
 
     runner: Runner[Any]
     agent: LitAgent[Any]
@@ -140,26 +140,26 @@ class AttemptRunner:
     _warned_unscored: bool = False
     _warned_bool: bool = False
     _endings: dict[str, Ending] = field(default_factory=dict[str, Ending])
-    """Of attempts that `run_by` has under way and that have ended, by id."""
+    """Endings of the attempts that `run_by` still runs, by attempt id."""
 
     async def run_by(
         self, execute: Callable[[AttemptedRollout], Awaitable[object]], rollout: AttemptedRollout
     ) -> Ending:
-        """Run one claimed rollout by a method that programs override and that is to call `run`.
+        """Run one claimed rollout by a method that programs override and that must call `run`.
 
-        An exception before that, or no call at all, is reported as the end of the attempt; one after it is raised.
+        An exception before that call, or no call, is reported as the end of the attempt; a later one is raised.
         """
         id, began = rollout.attempt.attempt_id, time.monotonic()
         try:
             answer = await execute(rollout)
-            if id in self._endings or isinstance(answer, Ending):  # one of its own, which it has reported itself
+            if id in self._endings or isinstance(answer, Ending):  # for an attempt that the method has reported itself
                 return self._endings.get(id) or cast("Ending", answer)
             name = getattr(execute, "__qualname__", "execute")
             raise AttemptFault(
                 f"{name} returned and had not run the rollout. Where it is to run, write: "
                 f"return await super().{getattr(execute, '__name__', 'execute')}(...)"
             )
-        except Exception as error:  # the boundary to code of the user's
+        except Exception as error:  # the boundary to the user's code
             if id in self._endings:
                 raise
             ending = Ending("failed", "infrastructure_fault", "exception", describe(error), cause=readable(error))
@@ -171,7 +171,7 @@ class AttemptRunner:
             self._endings.pop(id, None)
 
     async def run(self, rollout: AttemptedRollout) -> Ending:
-        """Run one claimed rollout and report how it ended; what the agent raised is in `Ending.cause`.
+        """Run one claimed rollout and report its end; the agent's exception is in `Ending.cause`.
 
         Raises:
             asyncio.CancelledError, KeyboardInterrupt: after the attempt was reported as cancelled.
@@ -186,7 +186,7 @@ class AttemptRunner:
                 resources = await self.resource_cache.resources_of(rollout, required=self.agent.needs_resources)
                 await self.hooks.call("on_rollout_start", **about)
                 ending = await self._traced(rollout, resources, spans, outage)
-            except BaseException as error:  # the boundary: whatever ends an attempt becomes its outcome
+            except BaseException as error:  # the boundary: every exception becomes the attempt's outcome
                 ending = ending_of(error, self.policy_faults)
             ending = await with_budget_reason(ending, self.store, rollout)
             if ending.cause is not None:
@@ -219,7 +219,7 @@ class AttemptRunner:
     async def _traced(
         self, rollout: AttemptedRollout, resources: NamedResources, spans: list[Span], outage: _Outage
     ) -> Ending:
-        """Run the agent in its trace context; fills `spans` with what was stored, in order."""
+        """Run the agent in its trace context; fills `spans` with the stored spans, in order."""
         rollout_id, attempt_id = rollout.rollout_id, rollout.attempt.attempt_id
         about = {"agent": self.agent, "runner": self.runner, "tracer": self.tracer, "rollout": rollout}
         ending = UNSCORED
@@ -231,11 +231,11 @@ class AttemptRunner:
                         output = await self.executor.call(rollout, resources)
                     await self.hooks.call("on_trace_end", **about)
                     ending, results = await self._judge(output, rollout, outage)
-                except Exception as error:  # so that the trace of a failed attempt is delivered like any other
+                except Exception as error:  # also delivers the trace of a failed attempt
                     ending = ending_of(error, self.policy_faults)
                     results = [] if ending.reward is None else [reward_span(ending.reward, rollout)]
                 apart = self._keep(results)
-                outage.left()  # from here on the store has to answer
+                outage.left()  # from here on the store must answer
             if apart:
                 apart = await deliver_spans(self.store, apart, outage.left())
             spans.extend([*self._trace(), *apart])
@@ -249,7 +249,7 @@ class AttemptRunner:
         return ending
 
     async def _judge(self, output: object, rollout: AttemptedRollout, outage: _Outage) -> tuple[Ending, list[Span]]:
-        """Return how an attempt ends whose agent returned `output`, and the spans that this adds."""
+        """Return the ending of an attempt whose agent returned `output`, and the spans that this adds."""
         dimensions = self.reward_dimensions
         if self.reward_fn is not None and not is_result(output):
             call = bind_reward_fn(self.reward_fn, output, rollout, self._trace())
@@ -257,7 +257,7 @@ class AttemptRunner:
             limit = rollout.config.timeout_seconds
             value = await invoke(call, threads=threads, limit=limit, label=rollout.rollout_id)
             output = reward_of(value, self.reward_fn)
-            if isinstance(output, Mapping) and len(output) == 1:  # the reward, by whatever name
+            if isinstance(output, Mapping) and len(output) == 1:  # the reward, of any name
                 dimensions = tuple(output)
         if isinstance(output, bool) and not self._warned_bool:
             self._warned_bool = True
@@ -266,7 +266,7 @@ class AttemptRunner:
         results = spans_of(output, rollout, dimensions)
         if (earned := find_final_reward([*self._trace(), *results])) is not None:
             return _scored(earned), results
-        # the store may have a reward of the attempt that did not pass through this process
+        # the store may have a reward that another process sent
         ids = (rollout.rollout_id, rollout.attempt.attempt_id)
         try:
             spans = await retry_for(
@@ -274,19 +274,19 @@ class AttemptRunner:
             )
         except (OSError, BusyError) as error:
             raise StoreAway(f"The store did not say whether there is a reward: {error}") from error
-        except Exception as error:  # the store's failure, which no mapping of the user's may take for the agent's
+        except Exception as error:  # the store's failure, to which the user's mapping must not apply
             raise AttemptFault(f"The store did not say whether there is a reward: {error}") from error
         earned = find_final_reward(spans.items)
         return (UNSCORED if earned is None else _scored(earned)), results
 
     def _keep(self, results: list[Span]) -> list[Span]:
-        """Add spans to the trace that is open; return them where the tracer keeps no scope that delivers."""
+        """Add spans to the open trace; return them if the tracer has no scope that delivers them."""
         scope = current_scope()
         if scope is None or not scope.delivers:
             return results
-        known = {span.span_id for span in scope.spans()}
+        span_ids = {span.span_id for span in scope.spans()}
         for span in results:
-            if span.span_id not in known:
+            if span.span_id not in span_ids:
                 scope.append(span)
         return []
 
@@ -298,7 +298,7 @@ class AttemptRunner:
 
 
 def _scored(reward: float) -> Ending:
-    """Return how an attempt ends that has a final reward, which may have come from where nothing refused it."""
+    """Return the ending of an attempt with this final reward, which may not have been checked yet."""
     if as_reward(reward) is not None:
         return SCORED
     return ending_of(InvalidReward(f"The last reward of the attempt is {reward}; a reward is {USABLE_REWARD}"), {})

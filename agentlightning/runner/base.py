@@ -1,4 +1,4 @@
-"""Runner: the contract of whatever takes rollouts from a store and runs an agent on them; and the calls of hooks."""
+"""Runner: the interface of classes that take rollouts from a store and run an agent on them; also hook calls."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ T = TypeVar("T")
 
 
 def worker_label(host: str, pid: int, index: int) -> str:
-    """Return the name of a worker in the store: host, process and index, so that those of all machines differ."""
+    """Return the name of a worker in the store: host, process and index, so that it is unique among machines."""
     return f"{host}-{pid}-{index}"
 
 
 class StopEvent(Protocol):
-    """What a runner needs of the event that asks it to stop; `threading.Event` is one."""
+    """The event that asks a runner to stop; `threading.Event` is one."""
 
     def is_set(self) -> bool: ...
 
@@ -38,7 +38,7 @@ class Runner(ParallelWorkerBase, Generic[T]):
     """Takes rollouts from a store, one after another, and runs an agent on them.
 
     Made in one process and used in another: nothing is started before `init_worker`. One object serves one worker.
-    `async with runner:` tears down at its end what was initialised within it; `run_context` initialises, too.
+    `async with runner:` tears down at its end what was initialised inside it; `run_context` also initialises.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -57,7 +57,7 @@ class Runner(ParallelWorkerBase, Generic[T]):
     ) -> None:
         if self.worker_id is not None:
             _quietly("runner worker", partial(self.teardown_worker, self.worker_id))
-        if getattr(self, "_agent", self) is not None:  # a runner that keeps none says nothing of what it is
+        if getattr(self, "_agent", self) is not None:  # without this attribute: always
             _quietly("runner", self.teardown)
 
     @override
@@ -90,10 +90,10 @@ class Runner(ParallelWorkerBase, Generic[T]):
         raise NotImplementedError
 
     async def execute(self, task: AttemptedRollout) -> object:
-        """Run one claimed rollout and report how it ended; what `iter` and `step` call for each.
+        """Run one claimed rollout and report its end; called by `iter` and `step` for each rollout.
 
-        A program may override it and `return await super().execute(task)` where the rollout is to run. A class that
-        overrides nothing else is given to the Trainer as a class, and has all of `LitAgentRunner` there.
+        A program may override it and call `return await super().execute(task)` to run the rollout. If a class overrides
+        nothing else, pass the class itself to the Trainer, which adds all of `LitAgentRunner`.
         """
         raise NotImplementedError(
             f"{type(self).__name__} has nothing that runs a rollout: give the Trainer the class itself (runner="
@@ -108,10 +108,10 @@ class Runner(ParallelWorkerBase, Generic[T]):
         mode: RolloutMode | None = None,
         event: StopEvent | None = None,
     ) -> Rollout:
-        """Run one task now, past the queue, and return its rollout.
+        """Run one task at once, without the queue, and return its rollout.
 
-        `resources` are published first, when they are given. When `event` is set the attempt is cancelled. What the
-        agent raises is raised here, after it was recorded.
+        `resources` are published first, if any. When `event` is set the attempt is cancelled. An exception of the agent
+        is raised here, after it was recorded.
         """
         raise NotImplementedError
 
@@ -135,34 +135,34 @@ class Hook(ParallelWorkerBase):
         super().__init__()
 
     async def on_rollout_start(self, *, agent: LitAgent[Any], runner: Runner[Any], rollout: AttemptedRollout) -> None:
-        """Resources are resolved, tracing has not begun."""
+        """Called when resources are resolved and tracing has not begun."""
 
     async def on_trace_start(
         self, *, agent: LitAgent[Any], runner: Runner[Any], tracer: Tracer, rollout: AttemptedRollout
     ) -> None:
-        """The trace context is open, the agent has not been called."""
+        """Called when the trace context is open and the agent has not been called."""
 
     async def on_trace_end(
         self, *, agent: LitAgent[Any], runner: Runner[Any], tracer: Tracer, rollout: AttemptedRollout
     ) -> None:
-        """The agent has returned, the trace context is still open."""
+        """Called when the agent has returned and the trace context is still open."""
 
     async def on_rollout_error(
         self, *, agent: LitAgent[Any], runner: Runner[Any], rollout: AttemptedRollout, error: BaseException
     ) -> None:
-        """The attempt ended by this exception, of the agent or of ours; before `on_rollout_end`."""
+        """Called when this exception, of the agent or of ours, ended the attempt; before `on_rollout_end`."""
 
     async def on_rollout_end(
         self, *, agent: LitAgent[Any], runner: Runner[Any], rollout: AttemptedRollout, spans: list[Span]
     ) -> None:
-        """The result is processed, the attempt's status is not written yet; also called on failure."""
+        """Called when the result is processed and the attempt's status is not yet written; also on failure."""
 
 
 R = TypeVar("R", bound=Runner[Any])
 
 
 class RunContext(Generic[R]):
-    """Initialises a runner and tears it down in reverse order, whatever happens; only what was initialised."""
+    """Initialises a runner, and always tears down in reverse order what was initialised."""
 
     def __init__(
         self, runner: R, agent: LitAgent[Any], store: LightningStore, hooks: Sequence[Hook] | None, worker_id: int
@@ -200,7 +200,7 @@ class RunContext(Generic[R]):
 def _quietly(what: str, teardown: Callable[[], object]) -> None:
     try:
         teardown()
-    except Exception:  # the work is done, or its own error is on its way: this one is only told
+    except Exception:  # the work is done, or its own error propagates: this one is only logged
         logger.exception("Error during %s teardown", what)
 
 
@@ -216,10 +216,10 @@ OFFERED: dict[str, frozenset[str]] = {
 
 
 class Hooks:
-    """The hooks of one runner. A callback is given those keywords that it takes, and may be sync or async.
+    """The hooks of one runner. A callback gets the keywords that it names, and may be sync or async.
 
     Raises:
-        TypeError: one is no hook, or asks for an argument that it is not given; names it.
+        TypeError: one is not a hook, or asks for an unknown argument; names it.
     """
 
     def __init__(self, hooks: Sequence[Hook] | None) -> None:
@@ -245,7 +245,7 @@ class Hooks:
                 answer = method(**{key: value for key, value in keywords.items() if names is None or key in names})
                 if inspect.isawaitable(answer):
                     await answer
-            except Exception as error:  # a hook looks on; what goes wrong in it must not change the rollout
+            except Exception as error:  # a hook only observes; its errors must not change the rollout
                 shown = readable(error)
                 raised = (type(shown), shown, shown.__traceback__)
                 logger.error("Exception during %s hook of %s", callback, type(hook).__name__, exc_info=raised)
@@ -255,7 +255,7 @@ def check_hook(hook: Any) -> None:
     """Check that every callback of a hook can be called.
 
     Raises:
-        TypeError: it is no hook, or a callback asks for an argument that it is not given; names it.
+        TypeError: it is not a hook, or a callback asks for an unknown argument; names it.
     """
     if not isinstance(hook, Hook):
         raise TypeError(f"A hook is an object of a subclass of agl.Hook; got {hook!r}")

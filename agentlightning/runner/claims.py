@@ -1,4 +1,4 @@
-"""Claims: the next rollout of the queue for each lane of a runner, waited for without asking all the time."""
+"""Claims: the next rollout of the queue for each lane of a runner, by long polling."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from agentlightning.utils.id import SYSTEM_RANDOM
 logger = logging.getLogger(__name__)
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.01, 1.0
-"""Seconds between questions to a store that cannot hold one open."""
+"""Shortest and longest seconds between requests to a store that cannot hold one open."""
 LONGEST_HOLD = 20.0
-"""Seconds for which the store is asked to hold a request open, at most, once earlier ones came back empty."""
+"""Largest number of seconds that the store is asked to hold a request open, after empty replies."""
 HOLD_SPREAD = 0.25
-"""Part of such a time that is drawn at random, so that runners which began together do not ask together for ever."""
+"""Random share of this time, so that runners that started together do not keep sending requests together."""
 LONGEST_PART = 5.0
-"""Seconds between two looks at the clock while a request is open."""
+"""Seconds between two readings of the clock while a request is open."""
 MOST_CLAIMS = 32
-"""Claims of one request; keeps a response small, and other runners of the same queue at work."""
+"""Most claims of one request; keeps a response small, and leaves work for other runners."""
 
 
 class Claims:
-    """Asks a store for work on behalf of one worker; used by one event loop, by several lanes at once.
+    """Requests work from a store for one worker; used by one event loop, by several lanes at once.
 
-    One request is open at a time, for as many rollouts as there are lanes that wait, so that 200 lanes cost no more
-    than one and nothing is claimed that could not be run at once. The store holds a request open for
-    `poll_interval` seconds, and up to `LONGEST_HOLD` while nothing comes; one that answers at once is asked again after
-    growing pauses. `close` gives back what no lane has taken. What was claimed is held by the worker from here until
-    it is given back, or whoever runs it releases it.
+    One request is open at a time, for as many rollouts as lanes wait, so that 200 lanes cost no more than one and every
+    claimed rollout can run at once. The store holds a request open for `poll_interval` seconds, and up to
+    `LONGEST_HOLD` while there is no work; a store that answers at once is asked again after growing pauses. `close`
+    returns claims that no lane has taken. The worker holds a claim until it is returned, or the lane that runs it
+    releases it.
     """
 
     def __init__(
@@ -59,10 +59,10 @@ class Claims:
         self._claimed: deque[AttemptedRollout] = deque()
 
     async def next(self, stopping: Stopping, exit_when_idle: float | None = None) -> AttemptedRollout | None:
-        """Return a claimed rollout; None once the stop event is set or nothing came for `exit_when_idle` seconds.
+        """Return a claimed rollout; None once the stop event is set or there was no work for `exit_when_idle` seconds.
 
         Raises:
-            StoreUnreachableError: several tries over `store_unreachable_timeout` seconds were not answered.
+            StoreUnreachableError: the store answered no request for `store_unreachable_timeout` seconds.
         """
         idle_until = None if exit_when_idle is None else time.monotonic() + exit_when_idle
         others = self._turn.locked()
@@ -70,7 +70,7 @@ class Claims:
         try:
             async with self._turn:
                 if others and idle_until is not None and not self._claimed and time.monotonic() >= idle_until:
-                    return None  # whoever asked meanwhile asked for this lane, too
+                    return None  # the request of another lane covered this lane, too
                 delays = backoff_delays(SHORTEST_PAUSE, min(LONGEST_PAUSE, self._poll_interval))
                 hold = longest = self._poll_interval
                 while not stopping.is_set():
@@ -78,13 +78,13 @@ class Claims:
                         return self._claimed.popleft()
                     began = time.monotonic()
                     wait = hold if idle_until is None else min(hold, max(0.0, idle_until - began))
-                    asked = await self._ask(wait, stopping, began)
+                    pause = await self._ask(wait, stopping, began)
                     if self._claimed:
                         continue
                     if idle_until is not None and not self._outage.tries and time.monotonic() >= idle_until:
                         return None
                     if time.monotonic() - began < wait / 2:  # it was not held open
-                        await stopping.pause(max(asked, next(delays)))
+                        await stopping.pause(max(pause, next(delays)))
                     else:
                         longest = max(longest, min(2 * longest, LONGEST_HOLD))
                         hold = max(self._poll_interval, longest * SYSTEM_RANDOM.uniform(1 - HOLD_SPREAD, 1))
@@ -93,12 +93,12 @@ class Claims:
             self._lanes -= 1
 
     async def close(self) -> None:
-        """Give back what was claimed for lanes that have ended meanwhile."""
+        """Return the claims for lanes that have ended in the meantime."""
         while self._claimed:
             rollout = self._claimed.popleft()
             try:
                 await self._store.update_rollout(rollout.rollout_id, status="requeuing")
-            except Exception as error:  # named no longer, its lease runs out
+            except Exception as error:  # heartbeats no longer name it: its lease runs out
                 logger.warning("[%s] rollout %s was not given back: %s", self._worker_id, rollout.rollout_id, error)
             finally:
                 self._held.discard(rollout)
@@ -109,11 +109,11 @@ class Claims:
             self._claimed.append(rollout)
 
     async def _ask(self, wait: float, stopping: Stopping, began: float) -> float:
-        """Claim for all lanes that wait; return the pause (seconds) that the store asks for.
+        """Claim for all lanes that wait; return the pause, in seconds, that the store asks for.
 
-        A request that is broken off is ended; a claim that came in between goes back to the queue.
+        A cancelled request is ended; a claim that arrives meanwhile is returned to the queue.
         """
-        await asyncio.sleep(0)  # lanes that begin together are asked for together
+        await asyncio.sleep(0)  # one request for lanes that begin together
         patience, limit = (
             wait + max(self._outage.seconds - self._outage.away, self._outage.try_seconds),
             min(self._lanes, MOST_CLAIMS),
@@ -122,11 +122,11 @@ class Claims:
         try:
             if limit > 1:
                 claiming = self._store.dequeue_many_rollouts(limit=limit, worker_id=self._worker_id, timeout=wait)
-            else:  # by the operation that every store has
+            else:  # with the operation that every store has
                 claiming = self._store.dequeue_rollout(worker_id=self._worker_id, timeout=wait)
             request = asyncio.ensure_future(claiming)
             end = began + patience
-            while not request.done():  # in parts, so that it is noticed when this process stood still
+            while not request.done():  # in parts, to notice that this process was suspended
                 if stopping.noticed.done():
                     return 0.0
                 part = min(end - time.monotonic(), LONGEST_PART)
@@ -144,7 +144,7 @@ class Claims:
                 logger.warning("[%s] the store does not answer (%s); asking again", self._worker_id, error)
             if self._outage.failed(began) or (
                 isinstance(error, StoreUnreachableError) and self._outage.away >= self._outage.seconds
-            ):  # a client of ours has tried several times itself
+            ):  # our own client has already retried
                 raise StoreUnreachableError(
                     f"Worker {self._worker_id} gives up: the store did not answer for {self._outage.away:.0f} s "
                     f"(store_unreachable_timeout={self._outage.seconds:g}); last error: {error}"
@@ -164,7 +164,7 @@ class Claims:
 
 
 LOOK_SECONDS = 0.1
-"""The event may belong to another thread or process, which cannot wake this loop; it is looked at this often."""
+"""Seconds between checks of the event, which may belong to another thread or process that cannot wake this loop."""
 
 
 class Stopping:
@@ -184,7 +184,7 @@ class Stopping:
         await asyncio.wait({self.noticed}, timeout=seconds)
 
     async def until_set(self, work: Coroutine[object, object, None]) -> bool:
-        """Do some work, unless the event is noticed before its end; True if it was done."""
+        """Await some work until the event is noticed; return whether the work was done."""
         task = asyncio.create_task(work)
         try:
             await asyncio.wait({task, self.noticed}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""Calls of an agent within a time limit: a coroutine as a task, a plain function on the main thread, or in another."""
+"""Calls of an agent within a time limit: a coroutine as a task, a plain function on the main or another thread."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from agentlightning.utils.exceptions import readable
 logger = logging.getLogger(__name__)
 
 UNWIND_SECONDS = 0.5
-"""How long a cancelled coroutine, or an interrupted call, may take to end before it is left behind."""
+"""Seconds that a cancelled coroutine, or an interrupted call, may take to end before it is abandoned."""
 
 
 async def invoke(call: Callable[[], object], *, threads: Threads | None, limit: float | None, label: str) -> Any:
-    """Call `call` and return what it gives; an awaitable is awaited. Any exception of it is raised.
+    """Call `call` and return its result; an awaitable is awaited. Its exceptions are raised.
 
     With `threads` the call runs in one of them, or on the main thread, with a copy of the context. On the main thread
-    `Interrupted` is raised in a call that outlives the limit (seconds) or a cancellation. A thread cannot be ended from
-    outside. What goes on is left behind, with a warning, and whatever it gives is ignored.
+    `Interrupted` is raised in a call that runs past the limit (seconds) or a cancellation. A thread cannot be ended
+    from outside. A call that still runs is abandoned, with a warning, and its result is ignored.
 
     Raises:
         TimeLimitExceeded: it did not end within `limit` seconds.
@@ -48,10 +48,10 @@ async def invoke(call: Callable[[], object], *, threads: Threads | None, limit: 
 
 
 async def _settle(future: asyncio.Future[Done], limit: float | None, end: float | None, label: str) -> Any:
-    """Wait for a call until `end` (loop time); cancel it then, and when the waiter is cancelled."""
-    left = None if end is None else max(0.0, end - asyncio.get_running_loop().time())
+    """Wait for a call until `end` (loop time). Cancel it at that time, or when the waiter is cancelled."""
+    remaining = None if end is None else max(0.0, end - asyncio.get_running_loop().time())
     try:
-        await asyncio.wait({future}, timeout=left)
+        await asyncio.wait({future}, timeout=remaining)
     except asyncio.CancelledError:
         await _end(future, label, "was cancelled")
         raise
@@ -61,13 +61,13 @@ async def _settle(future: asyncio.Future[Done], limit: float | None, end: float 
             await _end(future, label, f"ran past its limit of {limit} s")
         error = TimeLimitExceeded(f"The attempt ran past the timeout_seconds={limit} of its rollout")
         if isinstance(future, MainCall) and future.done() and isinstance(cause := future.result().error, Interrupted):
-            error = error.with_traceback(cause.__traceback__)  # where it was
+            error = error.with_traceback(cause.__traceback__)  # the place of the interruption
         raise error
     return outcome_of(future.result())
 
 
 def outcome_of(done: Done) -> Any:
-    """Return what a call gave, or raise what it raised."""
+    """Return the result of a call, or raise its exception."""
     error = None if done.error is None else readable(done.error)
     if isinstance(error, asyncio.CancelledError):
         raise AgentCancelled("The agent raised CancelledError, but nobody had cancelled the attempt") from error
@@ -88,18 +88,18 @@ async def _end(future: asyncio.Future[Done], label: str, why: str) -> None:
 Isolation = Literal["thread", "process"]
 
 FREE_SECONDS = 5.0
-"""How long a runner waits for an interrupted agent to let go of the main thread."""
+"""Seconds that a runner waits for an interrupted agent to release the main thread."""
 
 
 def check_isolation(isolation: str) -> Isolation:
-    """Return the isolation if it is one."""
+    """Return the isolation if it is valid."""
     if isolation == "process" and not hasattr(os, "killpg"):
         raise RuntimeError(
             "isolation='process' needs process groups, which this system does not have (POSIX only); use 'thread'"
         )
-    for known in get_args(Isolation):
-        if isolation == known:
-            return known
+    for choice in get_args(Isolation):
+        if isolation == choice:
+            return choice
     raise ValueError(f"isolation must be one of {', '.join(get_args(Isolation))}; got {isolation!r}")
 
 
@@ -108,40 +108,40 @@ class AgentExecutor(Protocol):
 
     @property
     def prepares(self) -> bool:
-        """True if a lane has to `prepare` before it claims, so that no claimed attempt waits for a process."""
+        """True if a lane must `prepare` before it claims, so that no claimed attempt waits for a process."""
         ...
 
     async def prepare(self) -> None:
         """Get ready for one more attempt.
 
         Raises:
-            AgentProcessDied: there can be none.
+            AgentProcessDied: no process can load the agent.
         """
 
     def spare(self) -> None:
-        """Undo one `prepare`: no attempt came."""
+        """Undo one `prepare` for which there was no attempt."""
 
     async def call(self, rollout: AttemptedRollout, resources: NamedResources) -> Any:
-        """Call the agent within the time limit of the rollout and return what it gives.
+        """Call the agent within the time limit of the rollout and return its result.
 
         Raises:
             TimeLimitExceeded: it did not end in time.
-            BaseException: whatever it raised.
+            BaseException: the agent's exception.
         """
         ...
 
     @property
     def threads(self) -> Threads:
-        """Threads for what else blocks."""
+        """Threads for other blocking calls."""
         ...
 
     def close(self) -> None:
-        """End what was started. May be called twice."""
+        """End all threads and processes of the executor. May be called twice."""
 
 
 class ThreadExecutor:
-    """This process: coroutines on the event loop, other agents on the main thread if it is free for them, else in a
-    thread each. It is free where the loop runs beside it and the runner has one rollout at once."""
+    """Runs agents in this process: coroutines on the event loop, others on the main thread if it is free, else in a
+    thread each. The main thread is free if the loop runs on another thread and the runner has one rollout at once."""
 
     def __init__(self, agent: LitAgent[Any], concurrency: int = 1) -> None:
         self._agent = agent
@@ -149,17 +149,17 @@ class ThreadExecutor:
 
     @property
     def prepares(self) -> bool:
-        """True while an agent that was interrupted still has the main thread."""
+        """True while an interrupted agent still has the main thread."""
         return (main_thread := self.threads.main_thread) is not None and not main_thread.is_free
 
     async def prepare(self) -> None:
-        """Wait for the main thread for a while; after that agents run in threads until it is free."""
+        """Wait briefly for the main thread; after that agents run in threads until it is free."""
         main_thread = self.threads.main_thread
         if main_thread is not None and not await main_thread.until_free(FREE_SECONDS):
             logger.warning("The agent does not let go of the main thread: rollouts run in other threads until it does")
 
     def spare(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     async def call(self, rollout: AttemptedRollout, resources: NamedResources) -> Any:
         method = self._agent.method_for(rollout.mode)

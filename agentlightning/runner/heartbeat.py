@@ -1,8 +1,8 @@
-"""Heartbeats: of a worker, with a snapshot of its host and the attempts that it holds; and of single attempts.
+"""Heartbeats of a worker, with a snapshot of its host and the attempts that it holds, and of single attempts.
 
-A worker's heartbeat renews the leases of the attempts that it names. What the store holds for the worker beside them
-was claimed with a reply that never arrived, or has an end that could not be reported: its lease runs out. An attempt
-has heartbeats of its own where its rollout limits the silence of an attempt (`unresponsive_seconds`)."""
+A worker's heartbeat renews the leases of the attempts that it names. Other attempts of the worker in the store were
+claimed with a reply that never arrived, or have an end that could not be reported: their leases run out. An attempt has
+its own heartbeats if its rollout limits the silence of an attempt (`unresponsive_seconds`)."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ SHORTEST_WAIT = 0.01
 
 
 def check_mode(mode: str) -> HeartbeatMode:
-    """Return the mode if it is one."""
-    for known in get_args(HeartbeatMode):
-        if mode == known:
-            return known
+    """Return the mode if it is valid."""
+    for choice in get_args(HeartbeatMode):
+        if mode == choice:
+            return choice
     raise ValueError(f"Unsupported heartbeat launch mode: {mode!r}; expected 'thread' or 'asyncio'")
 
 
 class Heartbeat:
-    """Beats from `start` to `stop`, at once and then every `interval` seconds, more or less `jitter`; every second time
-    while the worker holds nothing, when its questions for work say that it lives.
+    """Sends heartbeats from `start` to `stop`, at once and then every `interval` seconds, plus or minus `jitter`; only
+    every second one while the worker is idle, because its requests for work also show that it is alive.
 
-    Mode `thread` beats on an event loop in a thread of its own, so an agent that blocks the runner's loop does not
-    lose its lease; mode `asyncio` beats on the runner's loop. An interval of 0 or less means no heartbeats.
+    Mode `thread` uses an event loop in its own thread, so an agent that blocks the runner's loop keeps its lease; mode
+    `asyncio` uses the runner's loop. An interval of 0 or less means no heartbeats.
     """
 
     def __init__(
@@ -75,9 +75,9 @@ class Heartbeat:
         self._beating = self._store_thread.call(self._beat)
 
     async def announce(self) -> None:
-        """Say once, before the first claim, that this worker lives: the claim of a worker that never beat has no lease.
+        """Send one heartbeat before the first claim: the claim of a worker without a heartbeat has no lease.
 
-        A store that is away is not waited for; the claim that follows notices. One that keeps no workers gets no more.
+        Do not wait for an unreachable store; the next claim reports it. A store without workers gets no further ones.
         """
         if self._interval > 0:
             try:
@@ -85,11 +85,11 @@ class Heartbeat:
             except NotImplementedError:
                 logger.warning("[%s] the store takes no heartbeats: a lost worker is not noticed", self._worker_id)
                 self._interval = 0.0
-            except Exception as error:  # as above: the claim that follows meets the same store and reports it
+            except Exception as error:  # as above: the next claim reports it
                 logger.warning("[%s] heartbeat: not announced: %s: %s", self._worker_id, type(error).__name__, error)
 
     async def stop(self) -> None:
-        """End the beats and what runs them."""
+        """Stop the heartbeats and their thread or task."""
         beating, store_thread = self._beating, self._store_thread
         self._beating = self._store_thread = None
         if beating is not None:
@@ -114,28 +114,28 @@ class Heartbeat:
                 stats = system_snapshot(self._include_gpu)
             else:
                 stats = await within(self._interval, asyncio.to_thread(system_snapshot, self._include_gpu))
-        except Exception as error:  # figures are a courtesy; the sign of life is what counts
+        except Exception as error:  # the figures are optional; the heartbeat itself counts
             logger.warning("[%s] heartbeat: system_snapshot failed: %s", self._worker_id, error)
         try:
             beat = store.update_worker(self._worker_id, stats, attempts=self._held.ids())
             await within(self._interval, beat)
-        except Exception as error:  # the next beat may get through; the lease tells if none does
+        except Exception as error:  # the next one may get through; otherwise the lease runs out
             logger.warning("[%s] heartbeat: update failed: %s: %s", self._worker_id, type(error).__name__, error)
 
 
 class HeldAttempts:
-    """The attempts of one worker. Filled by the runner's loop, read by the thread of the heartbeats: each method is
-    one operation on a set, which no other thread can interrupt."""
+    """The attempts of one worker. The runner's loop writes it, the heartbeat thread reads it: each method is one
+    operation on a set, which no other thread can interrupt."""
 
     def __init__(self) -> None:
         self._attempts: set[str] = set()
 
     def add(self, rollout: AttemptedRollout) -> None:
-        """Name this attempt from now on."""
+        """Name this attempt in heartbeats from now on."""
         self._attempts.add(rollout.attempt.attempt_id)
 
     def discard(self, rollout: AttemptedRollout) -> None:
-        """Name it no longer: its end was reported, or could not be, and then its lease runs out."""
+        """Stop naming it: its end was reported, or could not be, so that its lease runs out."""
         self._attempts.discard(rollout.attempt.attempt_id)
 
     def ids(self) -> list[str]:
@@ -148,8 +148,8 @@ SHORTEST_TRY = 1.0
 
 
 class AttemptHeartbeats:
-    """Renews the heartbeats of attempts while their agents run; like the worker's own, from a thread of its own or on
-    the runner's loop. The thread starts with the first attempt that needs it; `close` ends it."""
+    """Sends heartbeats of attempts while their agents run; like the worker's, from its own thread or on the runner's
+    loop. The thread starts with the first attempt that needs it; `close` ends it."""
 
     def __init__(self, store: LightningStore, name: str, mode: HeartbeatMode) -> None:
         self._store = store
@@ -157,7 +157,7 @@ class AttemptHeartbeats:
 
     @contextlib.asynccontextmanager
     async def during(self, rollout: AttemptedRollout) -> AsyncGenerator[None]:
-        """Renew the heartbeat of this attempt within the block."""
+        """Send heartbeats of this attempt during the block."""
         silence = rollout.config.unresponsive_seconds
         if silence is None:
             yield

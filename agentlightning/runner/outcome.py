@@ -1,4 +1,4 @@
-"""How an attempt ends: the error policy of agents, stated once; and the report of it to the store and to the log.
+"""The end of an attempt: the error policy of agents, and the report to the store and to the log.
 
 | the agent ...                                  | status    | outcome              | reason            |
 | ---------------------------------------------- | --------- | -------------------- | ----------------- |
@@ -9,21 +9,21 @@
 | raised `PolicyFault`, or a class in the mapping | failed    | policy_fault         | policy_fault      |
 | raised anything else, `SystemExit` too         | failed    | infrastructure_fault | exception         |
 | gave NaN, infinity or more than 1e15 in size   | failed    | infrastructure_fault | invalid_reward    |
-| returned what is no reward, a program too      | failed    | infrastructure_fault | invalid_result    |
+| returned no valid reward, a program too        | failed    | infrastructure_fault | invalid_result    |
 | asked for resources that are not there         | failed    | infrastructure_fault | missing_resources |
 | ran past `timeout_seconds`, its command too    | timeout   | cancelled            | timeout           |
 | was stopped                                    | failed    | cancelled            | stopped           |
 | raised `CancelledError` by itself              | failed    | cancelled            | cancelled         |
-| finished, but the store was away for too long  | failed    | infrastructure_fault | spans_lost        |
+| finished, but the store was unreachable        | failed    | infrastructure_fault | spans_lost        |
 | finished, but the store refused its spans      | failed    | infrastructure_fault | spans_refused     |
-| could not begin: the store was away            | failed    | infrastructure_fault | store_unreachable |
+| could not begin: the store was unreachable     | failed    | infrastructure_fault | store_unreachable |
 | died with its process, its runner's too        | failed    | infrastructure_fault | runner_died       |
 | ended because its budget was used up           | failed    | infrastructure_fault | budget            |
 
-A policy fault earns exactly the reward that was said for it. Nothing is trained that is not scored or a policy fault.
-The reason `refused_call` is told by readers of the spans, whichever runner ran the agent (`training/rollouts.py`), and
-such an attempt is trained only if the algorithm is told to.
-What was lost because the store was away is made again, beside `max_attempts` (`store/rules/lifecycle.py`).
+A policy fault earns exactly the reward that is configured for it. Only scored attempts and policy faults are trained.
+Readers of the spans derive the reason `refused_call`, for every kind of runner (`training/rollouts.py`); such an
+attempt is trained only if the algorithm is configured to. Attempts lost because the store was unreachable are retried,
+in addition to `max_attempts` (`store/rules/lifecycle.py`).
 """
 
 from __future__ import annotations
@@ -58,25 +58,25 @@ logger = logging.getLogger(__name__)
 TRACEBACK_BYTES = 8 * 1024
 MESSAGE_BYTES = 4 * 1024
 CANCELLED_REPORT_SECONDS = 1.0
-"""When the runner is being stopped, which has a bound of its own."""
+"""Seconds for the report while the runner is being stopped, which has its own time limit."""
 _ERROR_CODE = LightningCallAttributes.ERROR_CODE.value
 _PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 PolicyFaults = Mapping[type[Exception], float]
-"""Exception classes that are the policy's fault, and what each earns."""
+"""Exception classes that count as the policy's fault, and the reward of each."""
 
 
 class AttemptFault(AgentFault, RuntimeError):
-    """An attempt failed for a reason of ours, not by an exception of the agent's."""
+    """An attempt failed for an internal reason, not because of an exception of the agent."""
 
 
 class InvalidResult(AttemptFault, TypeError, ValueError):
-    """The agent returned something that is no reward."""
+    """The agent returned a value that is not a reward."""
 
     reason = "invalid_result"
 
 
 class InvalidReward(AttemptFault, ValueError):
-    """The reward is NaN, infinite or too large, or what should give one does not."""
+    """The reward is NaN, infinite or too large, or a `reward_fn` returned no valid one."""
 
     reason = "invalid_reward"
 
@@ -88,7 +88,7 @@ class MissingResources(AttemptFault):
 
 
 class StoreAway(AttemptFault):
-    """The store did not answer for as long as an outage may last, and the attempt cannot go on without."""
+    """The store did not answer within the longest outage, and the attempt cannot continue without it."""
 
     reason = STORE_UNREACHABLE
 
@@ -100,26 +100,26 @@ class TimeLimitExceeded(AttemptFault, TimeoutError):
 
 
 class AgentCancelled(AttemptFault):
-    """The agent raised `CancelledError` by itself; nobody had asked the attempt to stop."""
+    """The agent raised `CancelledError` by itself, without a request to stop."""
 
     reason = "cancelled"
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How one attempt ended."""
+    """The end of one attempt."""
 
     status: AttemptStatus
     outcome: Outcome
     reason: str | None = None
     error: AttemptError | None = None
     reward: float | None = None
-    """A reward that is still to be stored, or None."""
+    """A reward that is not stored yet, or None."""
     cause: BaseException | None = None
 
     @property
     def excluded(self) -> bool:
-        """True if nothing of the attempt is trained, whatever it left behind."""
+        """True if nothing of the attempt is trained, even if it has spans."""
         return self.outcome in ("infrastructure_fault", "cancelled")
 
     @property
@@ -133,12 +133,12 @@ UNSCORED = Ending("succeeded", "unscored", "no_reward")
 
 
 def ending_of(error: BaseException, policy_faults: PolicyFaults) -> Ending:
-    """Return how an attempt ends that was left by this exception. Never a success."""
+    """Return the ending of an attempt that raised this exception. Never a success."""
     error = readable(error)
     described = describe(error)
     if isinstance(error, (asyncio.CancelledError, KeyboardInterrupt)):
         return Ending("failed", "cancelled", STOPPED, described, cause=error)
-    if isinstance(error, AgentFault):  # it says so itself
+    if isinstance(error, AgentFault):  # the exception classifies itself
         status = "timeout" if error.reason == "timeout" else "failed"
         outcome = "cancelled" if error.reason in ("timeout", "cancelled") else "infrastructure_fault"
         return Ending(status, outcome, error.reason, described, cause=error)
@@ -147,9 +147,9 @@ def ending_of(error: BaseException, policy_faults: PolicyFaults) -> Ending:
         return Ending("failed", "infrastructure_fault", reason, described, cause=error)
     if isinstance(error, PolicyFault):
         earned = error.reward
-    else:  # what a fault of the policy earns, by the nearest class in the mapping
+    else:  # the reward of a policy fault, by the nearest class in the mapping
         classes = type(error).__mro__
-        # A judge that does not answer, or a reward that is none: no name above these says that this counts.
+        # A judge that does not answer, or an invalid reward: a general class in the mapping does not cover these.
         if ours := [cls for cls in classes if cls in (ServiceError, RewardError)]:
             classes = classes[: classes.index(ours[0]) + 1]
         nearest = next((cls for cls in classes if cls in policy_faults), None)
@@ -163,7 +163,7 @@ def ending_of(error: BaseException, policy_faults: PolicyFaults) -> Ending:
 
 
 def describe(error: BaseException) -> AttemptError:
-    """Return class, message and last part of the traceback of a readable exception, from the agent's own code on.
+    """Return class, message and last part of the traceback of a readable exception, starting in the agent's code.
 
     Secrets in them are hidden.
     """
@@ -178,7 +178,7 @@ def describe(error: BaseException) -> AttemptError:
 
 
 def agents_part(error: BaseException) -> TracebackType | None:
-    """Return the traceback without our frames above the first that is not of this package; whole if all are."""
+    """Return the traceback from the first frame outside this package; the whole one if there is none."""
     part = error.__traceback__
     while part is not None and part.tb_frame.f_code.co_filename.startswith(_PACKAGE):
         part = part.tb_next
@@ -186,7 +186,7 @@ def agents_part(error: BaseException) -> TracebackType | None:
 
 
 def check_policy_faults(policy_faults: object) -> dict[type[Exception], float]:
-    """Return which exceptions are the policy's fault, and what each earns; an error names what is not."""
+    """Return the exceptions that count as the policy's fault, with their rewards; an error names an invalid entry."""
     if policy_faults is not None and not isinstance(policy_faults, Mapping):
         raise TypeError(f"policy_faults must be a dict such as {{ValueError: 0.0}}; got {policy_faults!r}")
     faults = dict(cast("Mapping[Any, Any]", policy_faults or {}))
@@ -211,15 +211,15 @@ def check_policy_faults(policy_faults: object) -> dict[type[Exception], float]:
 async def report(
     store: LightningStore, rollout: AttemptedRollout, ending: Ending, prefix: str, *, seconds: float
 ) -> None:
-    """Tell the store how the attempt ended, again while the store does not answer, for `seconds` at most.
+    """Report the end of the attempt to the store, and retry while it does not answer, for `seconds` at most.
 
-    Never raises: what cannot be reported is logged as an error; the caller releases the attempt, whose lease runs out.
+    Never raises: a failed report is logged as an error; the caller releases the attempt, whose lease runs out.
     """
     seconds = CANCELLED_REPORT_SECONDS if ending.stops_runner else seconds
-    token = generate_id(32)  # of all tries: whichever of them arrives first is the one that counts
+    token = generate_id(32)  # the same for all tries: the first one that arrives counts
 
     async def update() -> None:
-        request_token.set(token)  # within a task of its own
+        request_token.set(token)  # within its own task
         await store.update_attempt(
             rollout.rollout_id,
             rollout.attempt.attempt_id,
@@ -233,7 +233,7 @@ async def report(
         await retry_for(seconds, update, f"{prefix} the end of an attempt")
     except ConflictError as error:
         logger.warning("%s ended meanwhile: %s", prefix, error)
-    except Exception as error:  # not answered in time; or refused, which no repetition could mend
+    except Exception as error:  # not answered in time; or refused, which a retry cannot change
         logger.error(
             "%s the end of attempt %s (%s) could not be stored: %s: %s. Its lease will run out.",
             prefix,
@@ -245,17 +245,17 @@ async def report(
 
 
 def log_failure(ending: Ending, prefix: str) -> None:
-    """Log an attempt that failed; with the traceback where somebody must act."""
+    """Log an attempt that failed; with the traceback if the user has to act."""
     cause = ending.cause
     if cause is None:
         return
     serious = ending.outcome == "infrastructure_fault"
     shown = (type(cause), cause, agents_part(cause)) if serious and ending.reason == "exception" else None
-    told = masked_text(str(cause)) if ending.error is None else ending.error.message
+    text = masked_text(str(cause)) if ending.error is None else ending.error.message
     if shown is not None and ending.error is not None:
         whole = "".join(traceback.format_exception(*shown))
-        if masked_text(whole) != whole:  # it is told as it is stored
-            shown, told = None, f"{told}\n{ending.error.traceback}"
+        if masked_text(whole) != whole:  # it contains a secret: log the stored text instead
+            shown, text = None, f"{text}\n{ending.error.traceback}"
     logger.log(
         logging.ERROR if serious else logging.INFO,
         "%s attempt failed as %s (%s): %s: %s",
@@ -263,27 +263,27 @@ def log_failure(ending: Ending, prefix: str) -> None:
         ending.outcome,
         ending.reason,
         type(cause).__name__,
-        told,
+        text,
         exc_info=shown,
     )
 
 
 async def with_budget_reason(ending: Ending, store: LightningStore, rollout: AttemptedRollout) -> Ending:
-    """Return the ending of an attempt that was left by an exception, with the reason `budget` if that is why."""
+    """Return the ending of an attempt that raised an exception, with the reason `budget` if that is the cause."""
     if ending.reason != "exception" or ending.cause is None:
         return ending
-    waiting, seen = [ending.cause], set[int]()
-    while waiting:  # the exception, those that led to it and those that are grouped in it, each once
+    waiting, visited = [ending.cause], set[int]()
+    while waiting:  # the exception, its causes, and the members of groups, each once
         each = waiting.pop()
-        if id(each) in seen:
+        if id(each) in visited:
             continue
-        seen.add(id(each))
-        with contextlib.suppress(Exception):  # a broken __str__ of the user's
+        visited.add(id(each))
+        with contextlib.suppress(Exception):  # a broken __str__ in the user's class
             if getattr(each, "code", None) == BUDGET_EXHAUSTED or BUDGET_EXHAUSTED in str(each):
                 return replace(ending, reason="budget")
         grouped: Any = getattr(each, "exceptions", ())  # of an ExceptionGroup
-        found: list[object] = [each.__cause__, each.__context__, *(grouped if isinstance(grouped, tuple) else ())]
-        waiting.extend(other for other in found if isinstance(other, BaseException))
+        related: list[object] = [each.__cause__, each.__context__, *(grouped if isinstance(grouped, tuple) else ())]
+        waiting.extend(other for other in related if isinstance(other, BaseException))
     try:
         records = await store.query_spans(
             rollout.rollout_id,
@@ -293,7 +293,7 @@ async def with_budget_reason(ending: Ending, store: LightningStore, rollout: Att
             sort_order="desc",
             limit=1,
         )
-    except Exception as error:  # the attempt has failed in any case; only its reason stays the general one
+    except Exception as error:  # the attempt has failed anyway; only its reason stays general
         logger.debug("[Rollout %s] the store did not say how its last call ended: %s", rollout.rollout_id, error)
         return ending
     refused = any(record.attributes.get(_ERROR_CODE) == BUDGET_EXHAUSTED for record in records)

@@ -1,14 +1,14 @@
-"""The messages between a runner and a process of its agent, and the store as that process sees it.
+"""The messages between a runner and a process of its agent, and the store that the process sees.
 
 | from the runner, each pickled               | from the process, each a line of JSON               |
 | ------------------------------------------- | --------------------------------------------------- |
 | `Order`: run this attempt                   | `READY`, once                                       |
-| `Answer`: what the store said to an `Ask`   | `Ask`: call the store                               |
+| `Answer`: the store's answer to an `Ask`    | `Ask`: call the store                               |
 |                                             | `Outcome`: the attempt is over                      |
 
-The runner is trusted by the process, and not the other way round: what comes from the process is data, out of which the
-runner makes nothing but JSON values, spans, a `ProgramOutput`, and exceptions of classes that it has loaded itself,
-whose constructors are not called. Of the store there are the operations on spans, for the attempt that runs alone.
+The process trusts the runner, but the runner does not trust the process: from its data the runner makes only JSON
+values, spans, a `ProgramOutput`, and exceptions of classes that it has loaded itself, whose constructors are not
+called. The process can only use the store's operations on spans, for the attempt that it runs.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from agentlightning.utils.exceptions import message_of
 
 READY = "ready"
 MOST_BYTES = 1 << 28
-"""What a process may send for one attempt."""
+"""Most bytes that a process may send for one attempt."""
 MOST_TEXT = 1 << 16
-"""Characters of an exception that travel, of its traceback the last."""
+"""Most characters of an exception that are sent; of its traceback the last ones are."""
 OPERATIONS = (
     "add_span",
     "add_many_spans",
@@ -50,14 +50,14 @@ OPERATIONS = (
     "get_rollout_by_id",
     "get_latest_attempt",
 )
-"""What a process may call of the store, for its own attempt."""
+"""Operations of the store that a process may call, for its own attempt."""
 Carry = Callable[[str, tuple[object, ...], dict[str, object]], Awaitable[object]]
-"""Carries an operation with its arguments to the runner and returns what its store answers."""
+"""Sends an operation with its arguments to the runner and returns the answer of its store."""
 _SCALARS = (str, int, float, bool, type(None))
 
 
 class AgentRaised(AttemptFault):
-    """The agent raised an exception that cannot leave its process; says what it was."""
+    """The agent raised an exception that cannot be sent to the runner; names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the store gave, or raised."""
+    """The result or exception of a store operation."""
 
     number: int
     value: Any = None
@@ -87,21 +87,21 @@ class Ask:
 
     @classmethod
     def of(cls, number: int, operation: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Ask:
-        """Return the question that a call is.
+        """Return the message for a call.
 
         Raises:
-            BadRequestError: an agent in a process of its own has no such operation.
+            BadRequestError: an agent in a separate process has no such operation.
         """
         _check_operation(operation)
         bound = inspect.signature(getattr(LightningStore, operation)).bind(None, *args, **kwargs).arguments
-        given = {name: value for name, value in bound.items() if name != "self" and value is not UNSET}
-        return cls(number, operation, to_jsonable_python(given))
+        parameters = {name: value for name, value in bound.items() if name != "self" and value is not UNSET}
+        return cls(number, operation, to_jsonable_python(parameters))
 
     def read(self, rollout: AttemptedRollout) -> dict[str, Any]:
-        """Return the arguments, which name nothing but this attempt.
+        """Return the arguments, checked to concern only this attempt.
 
         Raises:
-            BadRequestError: the operation is none for agents, or is to touch another rollout or attempt.
+            BadRequestError: agents may not call the operation, or it concerns another rollout or attempt.
             pydantic.ValidationError: an argument has the wrong shape.
         """
         _check_operation(self.operation)
@@ -142,7 +142,7 @@ def _types_of(operation: str) -> dict[str, TypeAdapter[Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the agent gave, or raised; the traceback as text, which an exception loses on its way."""
+    """The agent's result or exception; the traceback as text, because a sent exception has none."""
 
     value: Any = None
     error: BaseException | None = None
@@ -151,7 +151,7 @@ class Outcome:
 
 @forward_operations
 class PipeStore(LightningStore):
-    """The runner's store, from within a process that it has started; used by that process's event loop."""
+    """The runner's store inside a process that it started; used by that process's event loop."""
 
     def __init__(self, carry: Carry) -> None:
         self._carry = carry
@@ -178,31 +178,31 @@ def line_of(message: str | Ask | Outcome) -> bytes:
     """Return a message as a line of JSON.
 
     Raises:
-        TypeError: the value of the outcome cannot travel; says what of it.
+        TypeError: the value of the outcome cannot be sent; names the part.
     """
     if isinstance(message, Ask):
-        told: object = asdict(message)
+        content: object = asdict(message)
     elif isinstance(message, Outcome):
-        error = None if message.error is None else _told(message.error)
-        told = {"value": _sent(message.value), "error": error, "traceback": message.traceback[-MOST_TEXT:]}
+        error = None if message.error is None else _error_fields(message.error)
+        content = {"value": _sent(message.value), "error": error, "traceback": message.traceback[-MOST_TEXT:]}
     else:
-        told = message
-    return json.dumps(told).encode() + b"\n"
+        content = message
+    return json.dumps(content).encode() + b"\n"
 
 
 def read_line(line: bytes) -> str | Ask | Outcome:
     """Return the message that a process has sent.
 
     Raises:
-        ValueError, TypeError, LookupError, RecursionError: it has sent what is none.
+        ValueError, TypeError, LookupError, RecursionError: it sent an invalid message.
     """
-    told = json.loads(line)
-    if isinstance(told, str):
-        return told
-    if "operation" in told:
-        return _ASK.validate_python(told)
-    error = None if told["error"] is None else _raised(**_ERROR.validate_python(told["error"]))
-    return Outcome(_received(told["value"]), error, str(told["traceback"])[-MOST_TEXT:])
+    message = json.loads(line)
+    if isinstance(message, str):
+        return message
+    if "operation" in message:
+        return _ASK.validate_python(message)
+    error = None if message["error"] is None else _raised(**_ERROR.validate_python(message["error"]))
+    return Outcome(_received(message["value"]), error, str(message["traceback"])[-MOST_TEXT:])
 
 
 _ASK = TypeAdapter(Ask)
@@ -211,7 +211,7 @@ _PROGRAM = TypeAdapter(ProgramOutput)
 
 
 def _sent(value: Any) -> list[Any]:
-    """Return what an agent has returned as its kind and JSON."""
+    """Return an agent's result as its kind and JSON."""
     if isinstance(value, ProgramOutput):
         return ["program", asdict(value)]
     if isinstance(value, list) and value and all(isinstance(item, Span) for item in cast("list[object]", value)):
@@ -219,15 +219,15 @@ def _sent(value: Any) -> list[Any]:
     return ["json", _tagged(value)]
 
 
-def _received(told: list[Any]) -> Any:
-    kind, value = told
+def _received(tagged: list[Any]) -> Any:
+    kind, value = tagged
     if kind == "program":
         return _PROGRAM.validate_python(value)
     return _SPANS.validate_python(value) if kind == "spans" else _untagged(value)
 
 
 def _tagged(value: Any) -> Any:
-    """Return JSON in which each list begins with its kind, for JSON has no tuples."""
+    """Return JSON in which each list begins with its kind, because JSON has no tuples."""
     kind = cast("type[object]", type(value))
     if kind in _SCALARS:
         return value
@@ -246,12 +246,12 @@ def _tagged(value: Any) -> Any:
     return number
 
 
-def _untagged(told: Any) -> Any:
-    if isinstance(told, dict):
-        return {key: _untagged(item) for key, item in cast("dict[str, Any]", told).items()}
-    if not isinstance(told, list):
-        return told
-    kind, *items = map(_untagged, cast("list[Any]", told))
+def _untagged(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _untagged(item) for key, item in cast("dict[str, Any]", value).items()}
+    if not isinstance(value, list):
+        return value
+    kind, *items = map(_untagged, cast("list[Any]", value))
     return tuple(items) if kind == "tuple" else items
 
 
@@ -260,11 +260,11 @@ def _untagged(told: Any) -> Any:
 _ERROR = TypeAdapter(dict[str, Any])
 
 
-def _told(error: BaseException) -> dict[str, Any]:
-    """Return the class of an exception by name, with those of its arguments and attributes that are JSON."""
+def _error_fields(error: BaseException) -> dict[str, Any]:
+    """Return the class of an exception by name, with its arguments and attributes that are JSON."""
     cls = type(error)
     message = message_of(error)[:MOST_TEXT]
-    reduced: Any = error.__reduce__()  # those of an OSError are not its `args`
+    reduced: Any = error.__reduce__()  # the arguments of an OSError differ from its `args`
     args = [*reduced[1]] if all(map(_short, reduced[1])) else [message]
     state = {name: value for name, value in vars(error).items() if _short(value)}
     return {"module": cls.__module__, "name": cls.__qualname__, "message": message, "args": args, "state": state}
@@ -275,18 +275,18 @@ def _short(value: object) -> bool:
 
 
 def _raised(*, module: str, name: str, message: str, args: list[Any], state: dict[str, Any]) -> BaseException:
-    """Return the exception: of its class if this process has loaded that, else one that names it."""
+    """Return the exception, of its class if this process has loaded it, else one that names it."""
     try:
-        found: Any = sys.modules[module]
+        cls: Any = sys.modules[module]
         for part in name.split("."):
-            found = cast("Any", vars(found)[part])  # an attribute that is made when it is asked for is not
-        if issubclass(found, (Exception, SystemExit)):  # the others would stop the runner
-            for given in (args, [message]):
-                error = _made(found, given)
+            cls = cast("Any", vars(cls)[part])  # `vars`: no attribute that is computed on access
+        if issubclass(cls, (Exception, SystemExit)):  # others would stop the runner
+            for arguments in (args, [message]):
+                error = _made(cls, arguments)
                 vars(error).update(state)
                 if message_of(error)[:MOST_TEXT] == message:
                     return error
-    except Exception:  # not loaded here, no class of exceptions, or one of the user's that cannot be made so
+    except Exception:  # not loaded, not an exception class, or a class that cannot be made this way
         pass
     return AgentRaised(f"{name}: {message}")
 

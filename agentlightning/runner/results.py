@@ -1,5 +1,5 @@
-"""What an agent may return, turned into spans: a number, rewards by name, None, spans, triplets; with a `reward_fn`,
-anything. Adapters read triplets back from the spans of the calls that they stand for."""
+"""Conversion of an agent's result into spans: a number, rewards by name, None, spans, triplets; with a `reward_fn`,
+anything. Adapters read triplets back from the spans of their calls."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from agentlightning.utils.otel import flatten_attributes, sanitize_attributes
 logger = logging.getLogger(__name__)
 
 RewardFn = Callable[..., Any]
-"""Gives the reward for what an agent returned; sync or async."""
+"""Returns the reward for an agent's result; sync or async."""
 _NAMES = ("output", "task", "expected", "rollout", "spans")
 _LISTED = (ReadableSpan, Span, SpanCoreFields, Triplet)
 
 
 def check_reward_fn(reward_fn: object) -> RewardFn | None:
-    """Return what gives the reward for results that are none; a TypeError says what it is if it cannot be called."""
+    """Return the `reward_fn`; raise a TypeError that names its type if it is not callable."""
     if isinstance(reward_fn, type):
         raise TypeError(f"reward_fn must be a function or an object that can be called; got the class {reward_fn!r}")
     if reward_fn is not None and not callable(reward_fn):
@@ -40,14 +40,14 @@ def check_reward_fn(reward_fn: object) -> RewardFn | None:
 
 
 def is_result(value: object) -> bool:
-    """True for what needs no `reward_fn`: None, a number, a list of spans or triplets."""
+    """Return whether a value needs no `reward_fn`: None, a number, a list of spans or triplets."""
     if value is None or as_number(value) is not None:
         return True
     return isinstance(value, list) and all(isinstance(item, _LISTED) for item in cast(list[Any], value))
 
 
 def reward_span(value: float, rollout: AttemptedRollout) -> Span:
-    """Return a span that says what the attempt earned; it has no parent and is numbered by the store."""
+    """Return a span with the attempt's reward; it has no parent, and the store numbers it."""
     return _span(AGL_ANNOTATION, reward_attributes(value), rollout)
 
 
@@ -65,26 +65,26 @@ def _span(name: str, attributes: Attributes, rollout: AttemptedRollout) -> Span:
 
 
 def check_dimensions(names: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the names of rewards that agents may return by name, the one to learn from first."""
-    given: Any = () if names is None else names
-    if isinstance(given, (str, bytes)) or not all(isinstance(name, str) for name in given):
-        raise TypeError(f"reward_dimensions must be a list of names, the one to learn from first; got {given!r}")
-    known = tuple(cast("Sequence[str]", given))
-    if "" in known or len(set(known)) < len(known):
-        raise ValueError(f"reward_dimensions must be names that differ and are not empty; got {known!r}")
-    return known
+    """Return the names of rewards that agents may return, starting with the one to learn from."""
+    value: Any = () if names is None else names
+    if isinstance(value, (str, bytes)) or not all(isinstance(name, str) for name in value):
+        raise TypeError(f"reward_dimensions must be a list of names, the one to learn from first; got {value!r}")
+    dimensions = tuple(cast("Sequence[str]", value))
+    if "" in dimensions or len(set(dimensions)) < len(dimensions):
+        raise ValueError(f"reward_dimensions must be names that differ and are not empty; got {dimensions!r}")
+    return dimensions
 
 
 def spans_of(result: object, rollout: AttemptedRollout, dimensions: Sequence[str] = ()) -> list[Span]:
-    """Return the spans that an agent's result stands for: none for None, a reward for a number or rewards by name.
+    """Return the spans for an agent's result: none for None, a reward span for a number or rewards by name.
 
-    Of rewards by name the one called `reward` or `primary` is learnt from; or the first of `dimensions`, beside which
-    then only the others of these may stand.
+    Among rewards by name, the primary one is called `reward` or `primary`; or it is the first of `dimensions`, and then
+    all names must be in `dimensions`.
 
     Raises:
         InvalidReward: NaN, infinity, or more than 1e15 in size.
         InvalidResult: anything that is neither None, a number, a dictionary of them, nor a list of triplets or of spans
-            of one kind and of this attempt; or a dictionary that does not say which reward is the primary one.
+            of one kind and of this attempt; or a dictionary without a primary reward.
     """
     if result is None:
         return []
@@ -104,10 +104,10 @@ def spans_of(result: object, rollout: AttemptedRollout, dimensions: Sequence[str
                 "of reward_dimensions, which is the one to learn from"
             )
         if primary is None or unknown:
-            known = f"one of {', '.join(map(repr, dimensions))}" if dimensions else "called 'reward' or 'primary'"
+            expected = f"one of {', '.join(map(repr, dimensions))}" if dimensions else "called 'reward' or 'primary'"
             named = ", ".join(map(repr, unknown or result))
             raise InvalidResult(
-                f"The agent returned a dict of {named}, and a reward must be {known}. Call the one to "
+                f"The agent returned a dict of {named}, and a reward must be {expected}. Call the one to "
                 "learn from 'reward', name yours with Trainer(reward_dimensions=[...]), or emit them with "
                 "emit_reward({...}, primary_key=...). What is no reward is scored by a reward_fn."
             )
@@ -156,7 +156,7 @@ def bind_reward_fn(
     reward_fn: RewardFn, output: object, rollout: AttemptedRollout, spans: Sequence[Span]
 ) -> Callable[[], object]:
     """Return a call of `reward_fn` with the arguments it names: output, task or expected (both the input of the
-    rollout), rollout, spans. One that names others gets (output, task) by position."""
+    rollout), rollout, spans. If it names others, it gets (output, task) by position."""
     values = {
         "output": output,
         "task": rollout.input,
@@ -177,7 +177,7 @@ def bind_reward_fn(
 
 
 def reward_of(value: object, reward_fn: RewardFn) -> float | Mapping[str, object] | None:
-    """Return what a `reward_fn` gave, None for no reward.
+    """Return the result of a `reward_fn`, None for no reward.
 
     Raises:
         InvalidReward: it is neither a finite number nor a dictionary of numbers.
@@ -197,14 +197,14 @@ def _short(value: object) -> str:
 
 
 CALL_SPAN = "openai.chat.completion"
-"""The name under which adapters expect a model call that a client tells of."""
+"""The span name that adapters expect for a model call that a client reports."""
 _LOGPROBS = LightningCallAttributes.COMPLETION_LOGPROBS.value
 _FINISH_REASON = LightningCallAttributes.FINISH_REASON.value
 _WEIGHT_VERSION = LightningCallAttributes.WEIGHT_VERSION.value
 
 
 def triplet_spans(triplets: Sequence[Triplet], rollout: AttemptedRollout) -> list[Span]:
-    """Return a call span for each triplet, and behind it its reward; the last of these is the final one.
+    """Return a call span for each triplet, followed by its reward; the last reward is the final one.
 
     Raises:
         InvalidReward: a reward is NaN, infinite, or more than 1e15 in size; says of which triplet.
@@ -223,8 +223,8 @@ def triplet_spans(triplets: Sequence[Triplet], rollout: AttemptedRollout) -> lis
             "gen_ai.prompt": _messages(prompt, "user"),
             "gen_ai.completion": _messages(response, "assistant"),
         }
-        told = flatten_attributes({key: value for key, value in values.items() if value not in (None, [])})
-        spans.append(_span(CALL_SPAN, sanitize_attributes(told), rollout))
+        attributes = flatten_attributes({key: value for key, value in values.items() if value not in (None, [])})
+        spans.append(_span(CALL_SPAN, sanitize_attributes(attributes), rollout))
         if triplet.reward is None:
             continue
         if as_reward(triplet.reward) is None:
@@ -243,7 +243,7 @@ def _fields(side: object) -> Mapping[str, Any]:
 
 
 def _messages(side: Mapping[str, object], role: str) -> list[dict[str, object]]:
-    """Return what was said, as messages."""
+    """Return one side of a triplet as messages."""
     content = side.get("raw_content", side.get("content"))
     if content is None:
         return []

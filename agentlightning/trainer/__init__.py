@@ -1,4 +1,4 @@
-"""The Trainer: the one place that knows every part. Loaded on first use."""
+"""The Trainer, which connects all parts. Loaded on first use."""
 
 from agentlightning.lazy import attach_stub
 

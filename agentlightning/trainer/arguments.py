@@ -1,7 +1,7 @@
-"""What the Trainer is called with: old names, unknown names, and values out of their range.
+"""Checks of the Trainer's arguments: old names, unknown names, and values out of range.
 
-Each check names the setting in a `TypeError` for something of another kind, and in a `ValueError` for a value that is
-out of its range or would have no effect; those that return a value return it in the form that the Trainer keeps.
+Each check names the setting in a `TypeError` for a wrong type, and in a `ValueError` for a value that is out of range
+or would have no effect. A check that returns a value returns it in the form that the Trainer stores.
 """
 
 from __future__ import annotations
@@ -44,30 +44,30 @@ ELSEWHERE: dict[str, str] = {
     "train_dataset": "datasets go to fit(agent, train_dataset=..., val_dataset=...)",
     "val_dataset": "datasets go to fit(agent, train_dataset=..., val_dataset=...)",
 }
-"""Settings that programs give to the Trainer and that belong elsewhere."""
+"""Settings that users often give to the Trainer by mistake, and their right place."""
 
 RETRIED: Final = ("failed", "timeout", "unresponsive")
-"""Statuses of an attempt after which a further one may be made."""
+"""Statuses of an attempt that may be retried."""
 
 
 def refuse_unknown(init: F) -> F:
-    """Make a constructor refuse unknown keywords with the nearest right name, or the place where they belong."""
-    known = list(inspect.signature(init).parameters)[1:]
+    """Make a constructor refuse unknown keywords, with the nearest valid name or their right place."""
+    names = list(inspect.signature(init).parameters)[1:]
 
     @functools.wraps(init)
     def wrapper(*args: Any, **kwargs: Any) -> None:
         for name in kwargs:
-            if name in ELSEWHERE and name not in known:
+            if name in ELSEWHERE and name not in names:
                 raise TypeError(f"Trainer has no setting {name!r}: {ELSEWHERE[name]}")
-            if name not in known:
-                raise TypeError(f"Trainer has no setting {name!r}{nearest(name, known)}")
+            if name not in names:
+                raise TypeError(f"Trainer has no setting {name!r}{nearest(name, names)}")
         init(*args, **kwargs)
 
     return cast("F", wrapper)
 
 
 def resolve_alias(old_name: str, old: object, new_name: str, new: object) -> Any:
-    """Return the value of a setting that may be given under an old name; the new name wins. Warns of every use."""
+    """Return the value of a setting that also has an old name; the new name takes precedence. Warns of the old name."""
     if old is None:
         return new
     _warn(f"Trainer({old_name}=...) is deprecated; use {new_name}=")
@@ -84,22 +84,22 @@ def same_setting(name: str, value: object, other_name: str, other: object) -> An
 
 
 def check_hooks(hooks: object) -> tuple[Hook, ...]:
-    """Return hooks as a tuple: of none, of one, of a sequence."""
+    """Return hooks as a tuple; accepts None, one hook, or a sequence."""
     if hooks is None:
         return ()
     if isinstance(hooks, Hook):
         hooks = (hooks,)
     if isinstance(hooks, str | bytes) or not isinstance(hooks, Iterable):
         raise TypeError(f"hooks must be a Hook or a sequence of them; got {hooks!r}")
-    found = tuple(cast("Iterable[Any]", hooks))
-    for number, hook in enumerate(found):
+    checked = tuple(cast("Iterable[Any]", hooks))
+    for number, hook in enumerate(checked):
         if not isinstance(hook, Hook):
             is_class = isinstance(hook, type) and issubclass(hook, Hook)
             hint = f"; give an object: {hook.__name__}()" if is_class else "; derive its class from agl.Hook"
             raise TypeError(f"hooks[{number}] is no Hook: {hook!r}{hint}")
-    for hook in found:
+    for hook in checked:
         check_hook(hook)
-    return found
+    return checked
 
 
 def check_resources(resources: object, setting: str = "initial_resources") -> NamedResources | None:
@@ -116,19 +116,19 @@ def check_resources(resources: object, setting: str = "initial_resources") -> Na
                 f"or a dict; got {type(resource).__name__}"
             )
     stored = stored_forms(cast("Mapping[str, Any]", named))
-    kept = {name: named[name] if isinstance(named[name], Resource) else stored[name] for name in named}
-    return cast("NamedResources", kept)
+    resources_by_name = {name: named[name] if isinstance(named[name], Resource) else stored[name] for name in named}
+    return cast("NamedResources", resources_by_name)
 
 
 def check_rollout_config(config: object) -> RolloutConfig | None:
-    """Return the limits of rollouts, out of a `RolloutConfig` or a dict of its fields."""
+    """Return the limits of rollouts from a `RolloutConfig` or a dict of its fields."""
     if config is None:
         return None
     if isinstance(config, Mapping):
-        fields, known = cast("Mapping[Any, Any]", config), list(RolloutConfig.model_fields)
+        fields, names = cast("Mapping[Any, Any]", config), list(RolloutConfig.model_fields)
         for name in fields:
-            if name not in known:
-                raise TypeError(f"rollout_config has no field {name!r}{nearest(str(name), known)}")
+            if name not in names:
+                raise TypeError(f"rollout_config has no field {name!r}{nearest(str(name), names)}")
         try:
             config = RolloutConfig(**fields)
         except ValidationError as error:
@@ -164,7 +164,7 @@ def check_rollout_config(config: object) -> RolloutConfig | None:
 
 
 def check_run_id(run_id: object) -> str | None:
-    """Return the name of a run."""
+    """Return the name of a run if it is valid."""
     if run_id is not None and not isinstance(run_id, str):
         raise TypeError(f"run_id must be a text that names the run; got {run_id!r}")
     if run_id == "":
@@ -173,17 +173,17 @@ def check_run_id(run_id: object) -> str | None:
 
 
 def check_progress(progress: Any) -> Style:
-    """Return how progress is shown."""
+    """Return the progress style if it is valid."""
     return check_choice("progress", progress, get_args(Style))
 
 
 def check_algorithm_uses(
-    algorithm: Algorithm | None, given: Mapping[str, object], config: RolloutConfig | None, progress: Style
+    algorithm: Algorithm | None, settings: Mapping[str, object], config: RolloutConfig | None, progress: Style
 ) -> None:
-    """Check that the algorithm makes use of what was given for it, and that the limits do not contradict it."""
+    """Check that the algorithm uses the settings that are set for it, and accepts the limits."""
     if algorithm is None:
         return
-    unused = [name for name, value in given.items() if value is not None and name in algorithm.unused_parts()]
+    unused = [name for name, value in settings.items() if value is not None and name in algorithm.unused_parts()]
     if unused:
         name = getattr(algorithm, "__name__", type(algorithm).__name__)
         hint = f"; an @algo function asks for it by a parameter {unused[0]!r}" if hasattr(algorithm, "__name__") else ""
@@ -195,22 +195,22 @@ def check_algorithm_uses(
         raise ValueError(f"progress='live' would have no effect: {name} draws its own; give it progress='none'")
 
 
-def check_nothing_needs_an_algorithm(given: Mapping[str, object], strategy: ExecutionStrategy) -> None:
-    """Check that nothing was given that only an algorithm in this process could use."""
-    unused = [name for name, value in given.items() if value is not None]
+def check_nothing_needs_an_algorithm(settings: Mapping[str, object], strategy: ExecutionStrategy) -> None:
+    """Check that no setting is set that only an algorithm in this process uses."""
+    unused = [name for name, value in settings.items() if value is not None]
     if unused and getattr(strategy, "role", "both") != "runner":
         raise ValueError(
             f"Without an algorithm nobody uses {', '.join(unused)}: give the Trainer an algorithm, or call dev()"
         )
 
 
-def runner_count(strategy: ExecutionStrategy, own: int, asked: int | None) -> int:
-    """Return how many runners there will be: a strategy that has a number of its own is right."""
+def runner_count(strategy: ExecutionStrategy, own: int, requested: int | None) -> int:
+    """Return the number of runners; a strategy's own number takes precedence."""
     count = getattr(strategy, "n_runners", None)
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         return own
-    if asked is not None and count != asked:
-        logger.warning("n_runners=%d has no effect: the strategy has n_runners=%d of its own", asked, count)
+    if requested is not None and count != requested:
+        logger.warning("n_runners=%d has no effect: the strategy has n_runners=%d of its own", requested, count)
     return count
 
 
@@ -227,12 +227,12 @@ def _warn(text: str) -> None:
 
 
 def check_children_can_import(method: str | None, *parts: object) -> None:
-    """Check that nothing which is sent to a spawned child is defined where the child cannot import it: in a cell."""
+    """Check that a spawned child can import everything that it is sent, so nothing is defined in a notebook cell."""
     if method in (None, "fork") or getattr(sys.modules["__main__"], "__file__", None) is not None:
         return
     for part in parts:
         pickler = _NamesOfMain()
-        with contextlib.suppress(Exception):  # what cannot be pickled is told of by the strategy, which names the part
+        with contextlib.suppress(Exception):  # the strategy reports a part that cannot be pickled
             pickler.dump(part)
         if pickler.found:
             names = ", ".join(pickler.found)
@@ -244,7 +244,7 @@ def check_children_can_import(method: str | None, *parts: object) -> None:
 
 
 class _NamesOfMain(pickle.Pickler):
-    """Notes what it would pickle by its name in `__main__`."""
+    """Records the objects that it would pickle by their name in `__main__`."""
 
     def __init__(self) -> None:
         super().__init__(BytesIO())

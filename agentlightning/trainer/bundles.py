@@ -1,6 +1,6 @@
-"""The two bundles of a fit: everything a side needs but the store, in one object that can be sent to a process.
+"""The two bundles of a fit: everything that a side needs except the store, in one picklable object.
 
-Also what is recorded of a Trainer with each of its runs (keys and resources are no part of it), and the trackers.
+Also the settings of a Trainer that are recorded with each run (without keys and resources), and the trackers.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ EVENT_POLL_SECONDS = 0.1
 
 
 def scoped(store: LightningStore, run_id: str | None) -> LightningStore:
-    """Return the store as a run sees it, with the whole contract; without a run, all of it."""
+    """Return the view of the store for a run, with all operations; without a run, the whole store."""
     return complete(store) if run_id is None else LightningStoreScoped(store, run_id)
 
 
 @dataclass
 class AlgorithmSide:
-    """The algorithm with what it is given. Calling it binds the parts, runs it and returns its result."""
+    """The algorithm with its parts. A call binds the parts, runs the algorithm and returns its result."""
 
     algorithm: Algorithm | None
     trainer: AlgorithmTrainer | None
@@ -67,27 +67,27 @@ class AlgorithmSide:
     run_id: str | None
     rollout_config: RolloutConfig | None = None
     report: RunReport | None = None
-    """What is shown of the run; None follows nothing."""
+    """The report that is shown of the run; None shows nothing."""
     progress: Style = "none"
     seen: set[str] | None = None
-    """For a run with a name, which may have been there before: ids that this program has enqueued itself."""
+    """Ids of the rollouts that this program has enqueued itself, for a named run, which may be resumed."""
     config: Mapping[str, object] = field(default_factory=dict[str, object])
     """Settings of the Trainer, recorded with the run."""
     trackers: Sequence[Tracker] = ()
-    """Are told of what the run records."""
+    """Trackers that receive the run's records."""
     store_unreachable_timeout: float = DEFAULT_OUTAGE_SECONDS
-    """How long the algorithm and the gateway bear a store that is away, in seconds: as long as the runner."""
+    """Seconds that the store may be unreachable for the algorithm and the gateway; the same as for the runner."""
     result: Any = field(default=None, init=False)
-    """What the algorithm returned, if it ran in this process."""
+    """The algorithm's return value, if it ran in this process."""
     interrupted: bool = field(default=False, init=False)
-    """Set by the strategy that Ctrl+C ended, also where another one delegated to it."""
+    """True if Ctrl+C ended the run; set by the strategy, also by one that another delegates to."""
     _opened: bool = field(default=False, init=False)
-    """True once a strategy has opened the run, which then writes down its end too."""
+    """True once a strategy has opened the run; it then also records the end."""
     _opened_at: float | None = field(default=None, init=False)
-    """By the clock of the store, in seconds since the epoch."""
+    """Time at which the run was opened, by the store's clock, in Unix seconds."""
 
     def __getstate__(self) -> dict[str, object]:
-        """Leave the trainer behind: it belongs to the process that called `fit`."""
+        """Exclude the trainer: it belongs to the process that called `fit`."""
         return {**self.__dict__, "trainer": None}
 
     def scope(self, store: LightningStore) -> LightningStore:
@@ -95,7 +95,7 @@ class AlgorithmSide:
         return scoped(store, self.run_id)
 
     async def open_run(self, store: LightningStore) -> None:
-        """Begin the run in the store, or go on with it.
+        """Begin the run in the store, or resume it.
 
         Raises:
             NotImplementedError: the store keeps no runs.
@@ -104,7 +104,7 @@ class AlgorithmSide:
         name, config = self._recorded()
         run_id = self.run_id or ""
         run = await complete(store).start_run(run_id, algorithm=name, config=config, versions=versions())
-        self._opened_at = getattr(run, "last_heartbeat_time", None)  # of a store of the user's perhaps nothing
+        self._opened_at = getattr(run, "last_heartbeat_time", None)  # a user's store may return nothing
 
     def _recorded(self) -> tuple[str | None, dict[str, Any]]:
         """Return the name of the algorithm and all settings, without secrets."""
@@ -116,18 +116,18 @@ class AlgorithmSide:
         return name, masked(to_json(sections, "config"))
 
     def __call__(self, store: LightningStore, event: ExecutionEvent) -> CoroutineType[Any, Any, Any]:
-        """Run the algorithm; without one, wait for the event. A synchronous one runs on a thread of its own."""
+        """Run the algorithm; without one, wait for the event. A synchronous algorithm runs on its own thread."""
         return self._run(store, event) if self._opened else self._run_alone(store, event)
 
     async def _run_alone(self, store: LightningStore, event: ExecutionEvent) -> Any:
-        """Open the run, run the algorithm and write down how it ended, for a strategy that knows nothing of runs."""
+        """Open the run, run the algorithm and record its end, for a strategy that does not handle runs."""
         with contextlib.suppress(NotImplementedError):
             await self.open_run(store)
         try:
             result = await self._run(store, event)
-        except BaseException as error:  # whatever ends the run is written into it
+        except BaseException as error:  # every end of the run is recorded
             was_cancelled = isinstance(error, (asyncio.CancelledError, KeyboardInterrupt))
-            with contextlib.suppress(Exception):  # what ended the run is what counts
+            with contextlib.suppress(Exception):  # the first error counts
                 await end_run(store, self.run_id, "interrupted" if was_cancelled else None, error)
             raise
         with contextlib.suppress(NotImplementedError, NotFoundError):
@@ -139,7 +139,7 @@ class AlgorithmSide:
             await until_set(event, EVENT_POLL_SECONDS)
             return None
         algorithm, view = self.algorithm, self.scope(store)
-        if self.seen is not None and self.run_id is not None:  # a run with a name may have been there before
+        if self.seen is not None and self.run_id is not None:  # a named run may be resumed
             resumable, opened = algorithm.resumable, self._opened_at
             past = await past_of(view, self.run_id, self.seen, resumable=resumable, opened=opened)
             view = LightningStoreOfRun(store, self.run_id, self.rollout_config, past, self.seen)
@@ -175,24 +175,24 @@ class AlgorithmSide:
 
 @dataclass
 class RunnerSide:
-    """The agent with the runner of each worker. Calling it serves rollouts as one worker."""
+    """The agent with the runner of each worker. A call serves rollouts as one worker."""
 
     agent: LitAgent[Any]
     runners: tuple[Runner[Any], ...]
-    """One for each worker that may share a process with others; else one, of which each process has its own copy."""
+    """One runner per worker if workers may share a process; else one runner, of which each process has a copy."""
     hooks: tuple[Hook, ...]
     run_id: str | None
     _serving: set[int] = field(default_factory=set[int], init=False, repr=False)
-    """Places of the runners that serve in this process."""
+    """Indices of the runners that are in use in this process."""
 
     @property
     def store_unreachable_timeout(self) -> float:
-        """How long the runner bears a store that is away, in seconds."""
+        """Seconds that the store may be unreachable for the runner."""
         return float(getattr(self.runners[0], "store_unreachable_timeout", DEFAULT_OUTAGE_SECONDS))
 
     @property
     def max_rollouts(self) -> int | None:
-        """After how many rollouts each runner ends; None: it serves for good."""
+        """Number of rollouts after which each runner ends; None: no limit."""
         return getattr(self.runners[0], "max_rollouts", None)
 
     @property
@@ -221,7 +221,7 @@ class RunnerSide:
 
 
 def name_of(algorithm: Algorithm) -> str:
-    """Return how a run names its algorithm: the function, or the class."""
+    """Return the algorithm's name in a run: that of the function or class."""
     return algorithm.__name__ if isinstance(algorithm, FunctionalAlgorithm) else type(algorithm).__name__
 
 
@@ -246,21 +246,20 @@ def settings_of(
 
 
 FINISH_SECONDS = 30.0
-"""Trackers have so long to take what waits, once the run is over."""
+"""Seconds that trackers have after the end of the run for pending records."""
 HASTY_FINISH_SECONDS = 1.5
 """The same after an interruption."""
 _READ_SECONDS = 2.0
 
 
 class RunTracking:
-    """Tells trackers of one run, of which `about` gives the algorithm's name and the settings. Without any it does
-    nothing."""
+    """Sends the records of one run to its trackers, if any. `about` returns the algorithm's name and the settings."""
 
     def __init__(
         self, trackers: Sequence[Tracker], run_id: str | None, about: Callable[[], tuple[str | None, dict[str, Any]]]
     ) -> None:
         self.result: Any = None
-        """What the algorithm returned."""
+        """The algorithm's return value."""
         self._trackers, self._run_id, self._about = trackers, run_id or "", about
         self._feeds: Feeds | None = None
 
@@ -271,7 +270,7 @@ class RunTracking:
 
     @contextlib.asynccontextmanager
     async def around(self, run_log: RunLog) -> AsyncGenerator[None]:
-        """Begin the trackers, and end them with what became of the body."""
+        """Start the trackers, and end them with the result or error of the body."""
         if not self._trackers:
             yield
             return
@@ -284,7 +283,7 @@ class RunTracking:
         self._feeds = Feeds(self._trackers, about)
         try:
             yield
-        except BaseException as error:  # whatever ended the body, trackers are told
+        except BaseException as error:  # trackers get every kind of end
             await self._end(run_log, error)
             raise
         await self._end(run_log, None)
@@ -296,12 +295,12 @@ class RunTracking:
         assert feeds is not None
         run = await _run_of(run_log)
         state = _state_of(run, error)
-        told = None
+        error_text = None
         if error is not None and state == "failed":
-            told = masked_text(f"{type(error).__name__}: {readable(error)}")
+            error_text = masked_text(f"{type(error).__name__}: {readable(error)}")
         model = getattr(self.result, "model_path", None)
         path = str(model) if isinstance(model, (str, Path)) else None
-        ending = RunEnding(state, told, None if run is None else run.best, path)
+        ending = RunEnding(state, error_text, None if run is None else run.best, path)
         seconds = HASTY_FINISH_SECONDS if state in ("interrupted", "stopped") else FINISH_SECONDS
         await call_in_thread(lambda: feeds.end(ending, seconds), name="trackers-end")
 
@@ -309,7 +308,7 @@ class RunTracking:
 async def _run_of(run_log: RunLog) -> Run | None:
     try:
         return await asyncio.wait_for(run_log.run(), _READ_SECONDS)
-    except Exception:  # a store that is away, or knows no such run: trackers are told less
+    except Exception:  # an unreachable store, or an unknown run: trackers get less information
         return None
 
 

@@ -1,7 +1,7 @@
-"""Watching a run from beside its algorithm: a live line on a terminal, and the summary at the end.
+"""The progress of a run beside its algorithm: a live line on a terminal, and the summary at the end.
 
-The rollouts are heard of through the store's feed of changes, so every algorithm is shown alike. Where nobody would see
-it (no terminal, no handler for INFO) nothing is asked.
+The rollouts come from the store's feed of changes, so every algorithm is shown alike. Nothing is requested if nobody
+would see it (no terminal, no handler for INFO).
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ logger = logging.getLogger(__name__)
 
 PAGE = 200
 LOOK_SECONDS = 0.5
-"""How long one question for changes is held open, and how often the line is drawn at least."""
+"""Seconds that one request for changes is held open, and the longest time between two updates of the line."""
 CATCH_UP_SECONDS = 0.3
-"""How long the first question for changes, and the summary for what it has not heard of yet, may take."""
+"""Seconds for the first request for changes, and for the last one before the summary."""
 
 
 @contextlib.asynccontextmanager
 async def followed(report: RunReport, store: LightningStore, style: Style, *, live: bool) -> AsyncGenerator[None]:
-    """Follow the run of which `store` is the view during the body, and sum it up when the body ends, however it does.
+    """Follow the run of the view `store` during the body, and show the summary when the body ends or fails.
 
-    `live=False` shows nothing: the algorithm draws its own, and the summary is in the log.
+    `live=False` shows nothing: the algorithm draws its own progress, and the summary is in the log.
     """
     stream: TextIO | None = sys.stderr  # a process without a terminal may have none
     shown = stream is not None and (style == "live" or (style == "auto" and stream.isatty()))
@@ -47,7 +47,7 @@ async def followed(report: RunReport, store: LightningStore, style: Style, *, li
     began = time.monotonic()
     draw, close = _shown(report, stream, began) if shown and live and stream else (_nothing, _nothing)
     feed = _Feed(store, report)
-    with contextlib.suppress(Exception):  # what is shown of a run must not end it: `follow` asks again and says so
+    with contextlib.suppress(Exception):  # a failure of the display must not end the run: `follow` retries and logs it
         await asyncio.wait_for(feed.begin(), CATCH_UP_SECONDS)
     following = asyncio.create_task(feed.follow(draw))
     try:
@@ -66,7 +66,7 @@ async def followed(report: RunReport, store: LightningStore, style: Style, *, li
 
 
 class _Feed:
-    """Reads the changes of a run, and the rewards of what has ended, into a report."""
+    """Reads the changes of a run, and the rewards of ended rollouts, into a report."""
 
     def __init__(self, store: LightningStore, report: RunReport) -> None:
         self._store = store
@@ -74,7 +74,7 @@ class _Feed:
         self._cursor: str | None = None
 
     async def begin(self) -> None:
-        """Take the cursor of this moment, so that no rollout of the body ends before the first question for changes."""
+        """Take the current cursor, so that no rollout of the body ends before the first request for changes."""
         self._cursor = (await self._page(0.0)).cursor
 
     async def follow(self, draw: Callable[[], None]) -> None:
@@ -82,9 +82,9 @@ class _Feed:
             while True:
                 await self._take(await self._page(LOOK_SECONDS))
                 draw()
-        except NotImplementedError:  # a store of the user's that does not tell of changes
+        except NotImplementedError:  # a user's store without a feed of changes
             logger.debug("%s tells of no changes", type(self._store).__name__)
-        except Exception as error:  # what is shown of a run must not end it
+        except Exception as error:  # a failure of the display must not end the run
             logger.warning("The run can no longer be followed: %s", error)
 
     async def catch_up(self) -> None:
@@ -101,7 +101,7 @@ class _Feed:
         return await self._store.query_events(after=self._cursor, limit=PAGE, timeout=timeout)
 
     async def _take(self, page: EventPage) -> bool:
-        """Note the changes of a page and return whether there may be more."""
+        """Record the changes of a page and return whether there may be more."""
         await self._note(page.events)
         self._cursor = page.cursor
         return bool(page.events or page.runs)
@@ -118,7 +118,7 @@ class _Feed:
 
 
 def _standing(rollout: Rollout) -> RolloutEvent:
-    """Return what the feed would tell of a rollout as it stands."""
+    """Return the feed's event for the current state of a rollout."""
     attempt = rollout.attempt if isinstance(rollout, AttemptedRollout) else None
     return RolloutEvent(
         rollout_id=rollout.rollout_id,
@@ -136,9 +136,9 @@ def _standing(rollout: Rollout) -> RolloutEvent:
 
 
 def _shown(report: RunReport, stream: TextIO, began: float) -> tuple[Callable[[], None], Callable[[], None]]:
-    """Return what draws the line of the run anew, and what puts a table in its place at the end.
+    """Return two functions: one redraws the run's line, the other replaces it with a table at the end.
 
-    One line and no more: runners write to the same terminal, and a table drawn over it would take their words away.
+    Only one line: runners write to the same terminal, and a redrawn table would overwrite their output.
     """
     from rich.console import Console
     from rich.live import Live
@@ -163,34 +163,34 @@ def _nothing() -> None:
 
 
 _UNCLAIMED = {"cancelled": "not run"}
-"""How the statuses of rollouts are called that ended without an attempt, if not by themselves."""
+"""Display names for statuses of rollouts that ended without an attempt; others are shown unchanged."""
 
 
 class EndedRollout(NamedTuple):
     """A rollout of the run that has ended."""
 
     outcome: str
-    """Of its latest attempt; the status of the rollout where no runner claimed it."""
+    """Outcome of its latest attempt; the status of the rollout if no runner claimed it."""
     seconds: float
-    """From when it was enqueued to its end."""
+    """Seconds from the enqueue to the end."""
     reward: float | None = None
 
 
 @dataclass
 class RunReport:
-    """The rollouts of one run, as far as they were heard of."""
+    """The rollouts of one run that were reported so far."""
 
     name: str
-    """How messages call the run."""
+    """Name of the run in messages."""
     place: str
-    """Where its rollouts are kept."""
+    """The store of its rollouts, for messages."""
     ended: dict[str, EndedRollout] = field(default_factory=dict[str, EndedRollout])
-    """By rollout id."""
+    """Ended rollouts by rollout id."""
     statuses: dict[str, str] = field(default_factory=dict[str, str])
-    """Of those that are open, by rollout id."""
+    """Statuses of open rollouts by rollout id."""
 
     def note(self, event: RolloutEvent, reward: float | None) -> None:
-        """Take in how a rollout stands; the last word counts."""
+        """Record the state of a rollout; the last call counts."""
         if event.status not in FINISHED:
             self.ended.pop(event.rollout_id, None)
             self.statuses[event.rollout_id] = event.status
@@ -208,7 +208,7 @@ class RunReport:
 
     @property
     def rewards(self) -> list[float]:
-        """Of the rollouts that earned one."""
+        """Rewards of the rollouts that earned one."""
         return [rollout.reward for rollout in self.ended.values() if rollout.reward is not None]
 
     @property
@@ -218,7 +218,7 @@ class RunReport:
 
     @property
     def running(self) -> int:
-        """Rollouts that a runner has in hand."""
+        """Rollouts that a runner runs."""
         return len(self.statuses) - self.waiting
 
     def line(self, seconds: float) -> str:
@@ -232,17 +232,17 @@ class RunReport:
         return f"{self.name}: {'; '.join(parts)}; kept in {self.place}"
 
     def status(self, seconds: float) -> str:
-        """Return how the run stands in one line."""
+        """Return the state of the run in one line."""
         counts = f"{len(self.ended)} ended{_listed(self.outcomes)}, {self.running} running, {self.waiting} waiting"
         return f"{self.name}, {seconds:.0f} s: {counts}; {self.reward_text()}"
 
     def reward_text(self) -> str:
-        """Return the mean reward, and over how many."""
+        """Return the mean reward and the number of rewards."""
         rewards = self.rewards
         return f"mean reward {math.fsum(rewards) / len(rewards):.3f} (of {len(rewards)})" if rewards else "no reward"
 
     def duration_text(self) -> str:
-        """Return how long rollouts took from the queue to their end."""
+        """Return the durations of rollouts from the enqueue to the end."""
         seconds = sorted(rollout.seconds for rollout in self.ended.values())
         return (
             f"from queue to end median {quantile(seconds, 0.5):.2f} s, nine in ten within "
@@ -268,7 +268,7 @@ class RunReport:
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """Return the smallest of the ordered values that at least `share` of them do not exceed."""
+    """Return the smallest of the sorted values that at least `share` of them do not exceed."""
     assert ordered
     return ordered[max(0, -int(-share * len(ordered) // 1) - 1)]
 

@@ -13,15 +13,15 @@ from agentlightning.trainer.registry import NEEDED_BY, Registry, known_names, re
 T = TypeVar("T")
 
 ComponentSpec: TypeAlias = T | type[T] | Callable[[], T] | str | dict[str, Any] | None
-"""How a component may be given."""
+"""A component, or a specification from which one is built."""
 OptionalDefaults: TypeAlias = Mapping[str, Any]
-"""Values, or functions without arguments that make them, for parameters that a constructor names and nobody set."""
+"""Values, or functions without arguments that make them, for unset parameters that a constructor names."""
 
 _MISTAKEN = {
     "algorithm": "a function that is an algorithm is decorated with @agl.algo",
     "runner": "the agent goes to fit(agent, train_dataset=...)",
 }
-"""What else users give in a place, and where it belongs."""
+"""Arguments that users often pass to the wrong setting, with a hint."""
 
 
 def build_component(
@@ -40,21 +40,21 @@ def build_component(
 ) -> T | None:
     """Return the component that `spec` means.
 
-    An instance is returned as it is. A class, a string or a dict is instantiated, with `optional_defaults` for what its
-    constructor names; a factory is called without arguments and gets none of them.
+    An instance is returned unchanged. A class, a string or a dict is instantiated; `optional_defaults` fill parameters
+    that its constructor names. A factory is called without arguments.
 
     Args:
-        spec_name: what the errors call it.
-        default_factory: makes what `None` means.
-        allow_none: `None` may mean None.
+        spec_name: name of the component in errors.
+        default_factory: makes the component for `None`.
+        allow_none: return None for `None`.
         dict_requires_type: a dict must have `type`; else it holds settings of `dict_default_cls`.
-        type_error_fmt: the text of a `TypeError`, in place of ours.
-        invalid_spec_error_fmt: the text of a `ValueError`, in place of ours.
+        type_error_fmt: text of the `TypeError`, instead of the default.
+        invalid_spec_error_fmt: text of the `ValueError`, instead of the default.
         registry: short names.
 
     Raises:
-        ValueError: the spec is of no known form, or a name in it is unknown; lists known and near names.
-        TypeError: what the spec makes is no `expected_type`, or a constructor does not take the settings; names them.
+        ValueError: the spec has no known form, or a name in it is unknown; lists known and near names.
+        TypeError: the component is not an `expected_type`, or a constructor does not accept the settings; names them.
     """
     if isinstance(spec, expected_type):
         return spec
@@ -97,19 +97,19 @@ def instantiate_from_spec(
 ) -> Any:
     """Make a component from a name or import string, or from a dict with such a `type` (or a registered `name`).
 
-    An import string may also name a component that is ready: an instance of `expected_type`.
+    An import string may also name an existing instance of `expected_type`.
 
     Raises:
-        TypeError: the spec is neither; or the constructor does not take the settings.
-        ValueError: a name is unknown, or the dict says no type.
+        TypeError: the spec is neither; or the constructor does not accept the settings.
+        ValueError: a name is unknown, or the dict has no type.
     """
     if isinstance(spec, str):
         path = registered(spec, registry)
         if isinstance(path, str) and path in NEEDED_BY:
             raise TypeError(f"{spec_name}: {_missing(path.rpartition('.')[2], NEEDED_BY[path])}")
-        found = _resolve(spec, registry, spec_name)
-        ready = expected_type is not None and isinstance(found, expected_type)
-        return found if ready else _make(found, {}, optional_defaults, spec_name)
+        component = _resolve(spec, registry, spec_name)
+        ready = expected_type is not None and isinstance(component, expected_type)
+        return component if ready else _make(component, {}, optional_defaults, spec_name)
     if not isinstance(spec, dict):
         raise TypeError(f"{spec_name} spec must be a string or dict; got {type(spec).__name__}")
     settings = dict(spec)
@@ -135,7 +135,7 @@ def instantiate_component(
     provided_kwargs: Mapping[str, Any] | None = None,
     optional_defaults: OptionalDefaults | None = None,
 ) -> T:
-    """Call a class (or function) with its settings, and with those optional defaults that its signature names.
+    """Call a class (or function) with its settings, and with the optional defaults that its signature names.
 
     Raises:
         TypeError: a setting is unknown (names the nearest right one), or a required one is missing (lists them).
@@ -144,10 +144,10 @@ def instantiate_component(
 
 
 def load_class(path: str) -> Any:
-    """Return what an import path such as `package.module.Name` names.
+    """Return the object at an import path such as `package.module.Name`.
 
     Raises:
-        ValueError: it is no such path, or nothing is found there.
+        ValueError: the path is malformed, or nothing is there.
     """
     module_path, _, name = path.rpartition(".")
     if not all(part.isidentifier() for part in path.split(".")) or not module_path:
@@ -156,7 +156,7 @@ def load_class(path: str) -> Any:
         module = importlib.import_module(module_path)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_path}.".startswith(f"{error.name}."):
-            raise  # the module is there, and something that it imports is not
+            raise  # the module exists, but one of its imports does not
         raise ValueError(f"{path!r} cannot be imported: there is no module {error.name!r}") from error
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path!r} is no import path such as 'package.module.Name': {error}") from error
@@ -168,7 +168,7 @@ def load_class(path: str) -> Any:
 
 
 def _make(target: Any, settings: dict[str, Any], optional_defaults: OptionalDefaults | None, spec_name: str) -> Any:
-    """Call a class or function with its settings; what goes wrong inside is told with the setting that it came from."""
+    """Call a class or function with its settings; errors from inside name the component and its settings."""
     if not callable(target):
         raise TypeError(f"{spec_name}: expected a class or something to call, and {target!r} is not callable")
     try:
@@ -178,20 +178,20 @@ def _make(target: Any, settings: dict[str, Any], optional_defaults: OptionalDefa
     try:
         return target(**complete)
     except (TypeError, AttributeError, LookupError, ArithmeticError) as error:
-        given = ", ".join(f"{name}={value!r}" for name, value in settings.items())
-        called = f"{getattr(target, '__name__', repr(target))}({given})"
+        arguments = ", ".join(f"{name}={value!r}" for name, value in settings.items())
+        called = f"{getattr(target, '__name__', repr(target))}({arguments})"
         raise TypeError(f"{spec_name}: {called} cannot be made: {error or type(error).__name__}") from error
 
 
 def _complete(
-    target: Callable[..., Any], given: Mapping[str, Any], optional_defaults: OptionalDefaults | None
+    target: Callable[..., Any], provided: Mapping[str, Any], optional_defaults: OptionalDefaults | None
 ) -> dict[str, Any]:
-    """Return the settings with those optional defaults that the target's signature names, checked against it."""
-    settings, parameters = dict(given), _parameters(target)
+    """Return the settings with the optional defaults that the target's signature names, checked against it."""
+    settings, parameters = dict(provided), _parameters(target)
     for name, value in (optional_defaults or {}).items():
         if name in parameters and name not in settings:
             settings[name] = value() if callable(value) else value
-    if not parameters and settings and not isinstance(target, type):  # nobody knows what it takes
+    if not parameters and settings and not isinstance(target, type):  # its parameters are unknown
         return settings
     named = [n for n, p in parameters.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
     name = getattr(target, "__name__", repr(target))
@@ -214,23 +214,23 @@ def _missing(name: str, required: Sequence[str]) -> TypeError:
 
 
 def _resolve(name: Any, registry: Registry | None, spec_name: str, *, registered_only: bool = False) -> Any:
-    """Return the class that a registered name, an import path or a class itself stands for."""
+    """Return the class of a registered name, an import path, or a class."""
     if not isinstance(name, str):
         if callable(name) and not registered_only:
             return name
         raise ValueError(f"{spec_name}: a type is a class, an import path{known_names(registry)}; got {name!r}")
-    found = registered(name, registry)
-    if found is None and "." in name and not registered_only:
-        found = name
-    if found is not None:
-        return load_class(found) if isinstance(found, str) else found
+    entry = registered(name, registry)
+    if entry is None and "." in name and not registered_only:
+        entry = name
+    if entry is not None:
+        return load_class(entry) if isinstance(entry, str) else entry
     near = closest_name(name.lower(), registry or ())
     hint = f" (did you mean {near!r}?)" if near else ""
     raise ValueError(f"{spec_name}: unknown name {name!r}{hint}; expected an import path{known_names(registry)}")
 
 
 def _parameters(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Return the parameters that can be given by name; those of a callable without a readable signature are unknown."""
+    """Return the parameters by name; empty for a callable without a readable signature."""
     try:
         return dict(inspect.signature(target).parameters)
     except (TypeError, ValueError):
@@ -238,7 +238,7 @@ def _parameters(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 
 def nearest(name: str, known: list[str]) -> str:
-    """Return the end of a sentence about an unknown setting: the nearest right name, or all there are."""
+    """Return the end of a sentence about an unknown setting: the nearest valid name, or all valid names."""
     return did_you_mean(name, known) or (f"; it has: {', '.join(known)}" if known else "; it has none")
 
 

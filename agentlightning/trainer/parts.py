@@ -1,7 +1,7 @@
-"""How the parts of a Trainer are made out of their specs, by one `_make_*` method each that subclasses may override.
+"""Construction of a Trainer's parts from their specs, with one `_make_*` method each that subclasses may override.
 
-Also the checks of runners (each serves the queue, no setting of the Trainer has no effect on it), and the store: by
-name, by default, and fit for the strategy.
+Also the checks of runners (each serves the queue and uses every setting of the Trainer), and the choice of the store:
+by name, by default, and suitable for the strategy.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _NO_TRACKER = (
 
 
 class TrainerParts:
-    """The settings that parts are made of, and the methods that make them. `Trainer` adds the runs."""
+    """The settings of the parts, and the methods that make them. `Trainer` adds the runs."""
 
     tracer: Tracer
     max_rollouts: int | None
@@ -79,7 +79,7 @@ class TrainerParts:
         )
 
     def _make_trackers(self, trackers: object) -> tuple[Tracker, ...]:
-        """Return trackers as a tuple: of none, of one, of a sequence of specs."""
+        """Return trackers as a tuple; accepts None, one spec, or a sequence."""
         from agentlightning.trackers.tracker import Tracker
 
         if trackers is None:
@@ -148,7 +148,7 @@ class TrainerParts:
             dict_requires_type=False,
             dict_default_cls=LitAgentRunner,
         )
-        if hasattr(made, "take_from_trainer"):  # it leaves open what it was not given
+        if hasattr(made, "take_from_trainer"):  # sets only what the runner has not set itself
             cast("Any", made).take_from_trainer(tracer=self.tracer, **settings)
         return _made(made)
 
@@ -171,13 +171,13 @@ class TrainerParts:
         return check_hooks(hooks)
 
     def _runner_settings(self) -> dict[str, Any]:
-        given = {
+        settings = {
             "max_rollouts": self.max_rollouts,
             "reward_fn": self.reward_fn,
             "reward_dimensions": self.reward_dimensions or None,
             "policy_faults": self.policy_faults,
         }
-        return {name: value for name, value in given.items() if value is not None}
+        return {name: value for name, value in settings.items() if value is not None}
 
 
 def _made(component: object) -> Any:
@@ -186,17 +186,17 @@ def _made(component: object) -> Any:
 
 
 def _serving(spec: Any) -> Any:
-    """Return the spec of a runner with the class that serves the queue in the place of one that has only `execute`."""
+    """Return the spec of a runner; a class that has only `execute` is replaced with one that serves the queue."""
     if isinstance(spec, dict) and "type" in spec:
         settings = cast("dict[str, Any]", spec)
         return {**settings, "type": _serving(settings["type"])}
     named = isinstance(spec, str) and "." in spec
-    found = cast("Any", load_class(cast("str", spec)) if named else spec)
-    if isinstance(found, type) and issubclass(found, Runner):
+    target = cast("Any", load_class(cast("str", spec)) if named else spec)
+    if isinstance(target, type) and issubclass(target, Runner):
         from agentlightning.runner.agent import serving
 
-        return serving(cast("type[Runner[Any]]", found))
-    return cast("Any", found)
+        return serving(cast("type[Runner[Any]]", target))
+    return cast("Any", target)
 
 
 def check_serves(runner: Runner[Any]) -> None:
@@ -218,9 +218,9 @@ def check_serves(runner: Runner[Any]) -> None:
 def replicas(
     first: Runner[Any], build: Callable[[], Runner[Any] | None], count: int, share_process: bool | None
 ) -> tuple[Runner[Any], ...]:
-    """Return `count` runners, the first one among them: built anew, or copied where the first was given as it is.
+    """Return `count` runners, including the first: the others are built from the spec, or copied if it is an instance.
 
-    The first alone where each runner has a process, or may have one and cannot be copied.
+    Return only the first if each runner has its own process, or may have one and cannot be copied.
     """
     runners = [first]
     while len(runners) < count and share_process is not False:
@@ -241,11 +241,11 @@ def replicas(
 def check_settings_are_used(
     runner: Runner[Any], spec: object, settings: dict[str, object], tracer: Tracer | None
 ) -> None:
-    """Check that a runner that was given ready-made, or by a factory, has what the Trainer was told of it."""
+    """Check that an existing runner, or one from a factory, agrees with the settings of the Trainer."""
     ready_made = spec is runner or (callable(spec) and not isinstance(spec, type))
     named = () if ready_made else inspect.signature(type(runner)).parameters
-    given = settings if tracer is None else {**settings, "tracer": tracer}
-    for name, value in given.items():
+    expected = settings if tracer is None else {**settings, "tracer": tracer}
+    for name, value in expected.items():
         own = getattr(runner, name, getattr(runner, f"_{name}", _NOTHING))
         if name not in named and own is not value and own != value:
             raise ValueError(
@@ -260,15 +260,15 @@ _PORT = LightningEnvVar.AGL_SERVER_PORT.value
 
 
 def named_store(text: str) -> LightningStore | None:
-    """Return the store that a string such as `sqlite:///run.db` names; None for an import path."""
+    """Return the store for a string such as `sqlite:///run.db`; None for an import path."""
     return store_from_spec(text) if is_store_spec(text) or "." not in text else None
 
 
 def default_store(strategy: ExecutionStrategy) -> LightningStore:
-    """Return a store in memory; for an unmanaged strategy the server that the environment names.
+    """Return a store in memory; for an unmanaged strategy a client of the server in the environment variables.
 
-    That is `AGENT_LIGHTNING_STORE_URL`; without it, where processes need a store that they share, the one at
-    `AGL_SERVER_HOST` and `AGL_SERVER_PORT`, if one of them is set.
+    That is `AGENT_LIGHTNING_STORE_URL`; without it, if processes need a shared store, the server at `AGL_SERVER_HOST`
+    and `AGL_SERVER_PORT`, if one of them is set.
     """
     from agentlightning.store.memory import InMemoryLightningStore
 
@@ -299,7 +299,7 @@ def _address_of_environment() -> str | None:
 
 
 def place_of(store: LightningStore) -> str:
-    """Return where a store keeps what it is given, in the form that `store=` takes if there is one."""
+    """Return the location of a store's data, in the form that `store=` accepts if there is one."""
     path, address = getattr(store, "path", None), getattr(store, "server_address_root", None)
     if isinstance(path, str):
         return f"sqlite:///{path}"
@@ -310,9 +310,9 @@ def place_of(store: LightningStore) -> str:
 
 
 def check_address_is_used(spec: object, strategy: ExecutionStrategy) -> None:
-    """Check that settings of a server were not given to a strategy that serves no store.
+    """Check that no server settings are set for a strategy that serves no store.
 
-    Where only the environment says so (`AGL_MANAGED_STORE=0`), as for a program that runs here and there, it warns.
+    Only warn if the environment turned the server off (`AGL_MANAGED_STORE=0`): the program may run in several places.
     """
     if not isinstance(spec, dict) or getattr(strategy, "managed_store", True):
         return
@@ -327,7 +327,7 @@ def check_address_is_used(spec: object, strategy: ExecutionStrategy) -> None:
 
 
 def check_shared(store: LightningStore, strategy: ExecutionStrategy) -> None:
-    """Check that a store which is handed to several processes as it is holds the same data in all of them."""
+    """Check that a store which several processes use directly has the same data in all of them."""
     if getattr(strategy, "managed_store", True) or strategy.runners_share_process:
         return
     capabilities = store.capabilities

@@ -1,4 +1,4 @@
-"""Short names of strategies and algorithms: plain dictionaries, to which a program may add its own, and the look-up."""
+"""Short names of strategies and algorithms: dictionaries to which a program may add its own, and their look-up."""
 
 from __future__ import annotations
 
@@ -34,8 +34,7 @@ NEEDED_BY: dict[str, tuple[str, ...]] = {
     "agentlightning.algorithm.sft.SFT": ("model",),
     "agentlightning.algorithm.tinker.Tinker": ("model",),
 }
-"""What these cannot be made without. They load a training stack, which takes seconds: a bare name is answered before.
-"""
+"""Required settings by import path. A missing one is reported before the training stack loads (takes seconds)."""
 
 TrackerRegistry: dict[str, str] = {
     "mlflow": "agentlightning.trackers.mlflow_tracker.MLflowTracker",
@@ -47,7 +46,7 @@ TrackerRegistry: dict[str, str] = {
 
 
 def short_name(spec: Any) -> str | None:
-    """Return the name in a spec, in lower case; None where it has none."""
+    """Return the name in a spec, in lower case; None if it has none."""
     if isinstance(spec, dict):
         settings = cast("dict[str, Any]", spec)
         spec = settings.get("type", settings.get("name"))
@@ -55,7 +54,7 @@ def short_name(spec: Any) -> str | None:
 
 
 def registered(name: str, registry: Registry | None) -> Any:
-    """Return what a short name stands for, as it is written or in lower case; None if it is not there."""
+    """Return the entry of a short name, as written or in lower case; None if there is none."""
     return (registry or {}).get(name, (registry or {}).get(name.lower()))
 
 

@@ -1,9 +1,9 @@
-"""A run that is started again: which of its earlier rollouts answer which of its requests.
+"""Resuming a run: earlier rollouts answer the requests of the new start.
 
-A rollout answers a request with the same input, mode, metadata and resources; equal ones in the order in which they
-were made. So an algorithm that asks for the same things in the same order finds what has ended as it ended, goes on
-with what is open, and only what it had not come to is done now. `LightningStoreOfRun` is the store as the algorithm of
-a run sees it: there these answers are given, and there `rollout_config` of the Trainer enters every rollout.
+A rollout answers a request with the same input, mode, metadata and resources; equal requests get them in the order of
+their creation. So an algorithm that makes the same requests in the same order gets the results of ended rollouts, waits
+for open ones, and runs only the others. `LightningStoreOfRun` is the store as the algorithm of a run sees it: it
+returns these answers, and adds `rollout_config` of the Trainer to every rollout.
 """
 
 from __future__ import annotations
@@ -30,9 +30,8 @@ logger = logging.getLogger(__name__)
 
 
 class Past:
-    """The rollouts of a run that were there before it was started again: of each its id, under a digest of what it
-    would answer. `store` is the run's own view; `opened` is when this start opened the run, in seconds since the
-    epoch."""
+    """The rollouts of a run from before it was resumed: their ids by a digest of the request that each answers. `store`
+    is the run's own view; `opened` is the time at which this start opened the run, in Unix seconds."""
 
     def __init__(self, store: LightningStore, opened: float) -> None:
         self._store = store
@@ -41,7 +40,7 @@ class Past:
         self._published: dict[tuple[str | None, int | None], tuple[str, str]] = {}
 
     async def add(self, rollouts: Sequence[Rollout]) -> None:
-        """Take in rollouts, each with the addresses in its resources."""
+        """Add rollouts, each with the addresses in its resources."""
         for rollout in rollouts:
             resources_id, version = rollout.resources_id, rollout.resources_version
             if (resources_id, version) not in self._published:
@@ -52,7 +51,7 @@ class Past:
             self._waiting[key].append((rollout.rollout_id, endpoints))
 
     async def answers(self, requests: Sequence[EnqueueRolloutRequest]) -> list[Rollout | None]:
-        """Return for each request the rollout that answers it, as it stands; None where there is none."""
+        """Return for each request the current state of the rollout that answers it; None if there is none."""
         offered: dict[str | None, tuple[str, str]] = {}
         for name in {request.resources_id for request in requests}:  # None is the latest of the run
             get = self._store.get_latest_resources() if name is None else self._store.get_resources_by_id(name)
@@ -64,17 +63,17 @@ class Past:
             rollout_id, its_endpoints = alike.popleft() if alike else ("", "")
             chosen.append((rollout_id, its_endpoints == endpoints))
         ids = [rollout_id for rollout_id, _ in chosen if rollout_id]
-        known: dict[str, Rollout] = {}
+        rollout_by_id: dict[str, Rollout] = {}
         if ids:
-            known = {r.rollout_id: r for r in await self._store.query_rollouts(rollout_id_in=ids, limit=-1)}
+            rollout_by_id = {r.rollout_id: r for r in await self._store.query_rollouts(rollout_id_in=ids, limit=-1)}
         answers: list[Rollout | None] = []
         for rollout_id, is_reachable in chosen:
-            rollout = known.get(rollout_id)
-            if rollout is not None and not is_reachable:  # its model answered at an address that is gone
+            rollout = rollout_by_id.get(rollout_id)
+            if rollout is not None and not is_reachable:  # its model answered at an address that no longer exists
                 if rollout.status not in FINISHED:
                     await cancel(self._store, rollout)
                     rollout = None
-                elif _failed_after(rollout, self._opened):  # a runner was faster than we are
+                elif _failed_after(rollout, self._opened):  # a runner claimed it before it was cancelled
                     rollout = None
             answers.append(rollout)
         return answers
@@ -83,12 +82,12 @@ class Past:
 async def past_of(
     store: LightningStore, name: str, seen: set[str], *, resumable: bool, opened: float | None = None
 ) -> Past | None:
-    """Return what the run that `store` is the view of has done before; None if it begins.
+    """Return the earlier rollouts of the run of the view `store`; None for a new run.
 
-    `opened` is when this start opened the run, in seconds since the epoch; None is now. A rollout that failed after
-    it, and not by its policy, may have asked the gateway of the earlier start, which is gone. Rollouts that this
-    program has `seen` are not of the past: a second `fit` does its own. What an algorithm that is not `resumable` has
-    left open is cancelled, so that no runner claims it.
+    `opened` is the time at which this start opened the run, in Unix seconds; None is now. A rollout that failed after
+    it, and not by its policy, may have called the gateway of the earlier start, which has ended. Rollouts in `seen`
+    were enqueued by this program and are excluded: a second `fit` runs its own. Open rollouts of an algorithm that is
+    not `resumable` are cancelled, so that no runner claims them.
     """
     past, ended, still_open = Past(store, time.time() if opened is None else opened), 0, 0
     async for page in pages_of(store.query_rollouts, sort_by="start_time"):
@@ -110,14 +109,14 @@ async def past_of(
 
 
 def _was_stopped(rollout: Rollout) -> bool:
-    """True for a rollout that ended only because its run did: cancelled, or its runner was stopped while it ran."""
+    """Return whether a rollout ended only because its run did: cancelled, or its runner was stopped during it."""
     attempt = rollout.attempt if isinstance(rollout, AttemptedRollout) else None
     stopped = attempt is not None and (attempt.outcome, attempt.outcome_reason) == ("cancelled", "stopped")
     return rollout.status == "cancelled" or (stopped and rollout.status in FINISHED)
 
 
 def _failed_after(rollout: Rollout, moment: float) -> bool:
-    """True for a rollout that failed after a moment, and not by its policy."""
+    """Return whether a rollout failed after this time, and not by its policy."""
     attempt = rollout.attempt if isinstance(rollout, AttemptedRollout) else None
     if rollout.status != "failed" or attempt is None or attempt.outcome != "infrastructure_fault":
         return False
@@ -125,7 +124,7 @@ def _failed_after(rollout: Rollout, moment: float) -> bool:
 
 
 async def cancel(store: LightningStore, rollout: Rollout) -> None:
-    """Cancel a rollout; one that ended in this moment stays as it ended."""
+    """Cancel a rollout, unless it ends at the same moment."""
     try:
         await store.update_rollout(rollout.rollout_id, status="cancelled")
     except ConflictError:
@@ -138,7 +137,7 @@ def _key(task: object, mode: str | None, metadata: dict[str, object] | None, res
 
 
 def _described(update: ResourcesUpdate | None) -> tuple[str, str]:
-    """Return what resources say, without keys, and the addresses in them: those may change from start to start."""
+    """Return the contents of resources, without keys, and the addresses in them, which may differ between starts."""
     contents: dict[str, object] = {}
     endpoints: dict[str, object] = {}
     for name, resource in ({} if update is None else update.resources).items():
@@ -151,15 +150,15 @@ _SIGNATURES = {name: inspect.signature(getattr(LightningStore, name)) for name i
 
 
 def merged(config: RolloutConfig | None, own: RolloutConfig | None) -> RolloutConfig | None:
-    """Return `config` with the fields that `own` sets in its place."""
+    """Return `config` with the fields that `own` sets replaced."""
     if config is None or own is None:
         return own or config
     return config.model_copy(update={name: getattr(own, name) for name in own.model_fields_set})
 
 
 class LightningStoreOfRun(LightningStoreScoped):
-    """Fills in the run, and the fields of `config` that a request leaves out. With `past`, a request that the run has
-    made before is answered with the rollout of that time. The ids of what was enqueued go into `seen`."""
+    """Adds the run, and the fields of `config` that a request does not set. With `past`, a repeated request of the run
+    is answered with its earlier rollout. The ids of enqueued rollouts are added to `seen`."""
 
     def __init__(
         self,
@@ -188,10 +187,10 @@ class LightningStoreOfRun(LightningStoreScoped):
 
     async def _enqueue(self, requests: list[EnqueueRolloutRequest]) -> list[Rollout]:
         requests = [r.model_copy(update={"config": merged(self.config, r.config)}) for r in requests]
-        known = await self.past.answers(requests) if self.past is not None else [None] * len(requests)
-        fresh = [request for request, rollout in zip(requests, known, strict=True) if rollout is None]
+        earlier = await self.past.answers(requests) if self.past is not None else [None] * len(requests)
+        fresh = [request for request, rollout in zip(requests, earlier, strict=True) if rollout is None]
         made = iter(cast(list[Rollout], await super()._call("enqueue_many_rollouts", (fresh,), {}) if fresh else []))
-        rollouts = [next(made) if rollout is None else rollout for rollout in known]
+        rollouts = [next(made) if rollout is None else rollout for rollout in earlier]
         if self.seen is not None:
             self.seen.update(rollout.rollout_id for rollout in rollouts)
         return rollouts

@@ -1,4 +1,4 @@
-"""Other ways to train: `configure` names the algorithm, `train` takes all at once, `fit_v0` serves a v0.1 server."""
+"""Other ways to train: `configure` sets the algorithm, `train` takes all arguments at once, `fit_v0` serves v0.1."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _EPOCHS: Final = {
     "ppo": "max_steps",
     "sft": "max_steps",
 }
-"""What counts the passes of an algorithm."""
+"""The setting for the number of passes, by algorithm."""
 _LEARNING_RATE: Final = {"grpo": "learning_rate", "ppo": "learning_rate", "sft": "learning_rate"}
 _NO_WEIGHTS: Final = ("apo", "baseline", "gepa")
-"""Algorithms that change no weights: a learning rate says nothing to them."""
+"""Algorithms that change no weights and so have no learning rate."""
 
 
 class TrainerShorthand(TrainerParts):
@@ -47,14 +47,14 @@ class TrainerShorthand(TrainerParts):
         epochs: int | None = None,
         **settings: Any,
     ) -> None:
-        """Give the Trainer its algorithm after it was made, with settings of the algorithm's constructor.
+        """Set the algorithm of an existing Trainer, with settings of the algorithm's constructor.
 
         `lr` is a learning rate; an algorithm that changes no weights has none, and a warning says so. `epochs` are the
         rounds of APO, the passes of Baseline, the steps of GRPO, PPO and SFT.
 
         Raises:
-            TypeError: the algorithm is an object that was made already, or has no such setting.
-            ValueError: a value is out of its range, or something that the Trainer was given has no effect with it.
+            TypeError: the algorithm is an instance, or has no such setting.
+            ValueError: a value is out of range, or a setting of the Trainer has no effect with it.
         """
         name = short_name(algorithm) or ""
         if epochs is not None:
@@ -75,8 +75,8 @@ class TrainerShorthand(TrainerParts):
             )
         trainer: Any = self
         made = self._make_algorithm(spec)
-        given = {"adapter": trainer._adapter_spec, "initial_resources": self.initial_resources or None}
-        check_algorithm_uses(made, given, trainer.rollout_config, trainer.progress)
+        part_settings = {"adapter": trainer._adapter_spec, "initial_resources": self.initial_resources or None}
+        check_algorithm_uses(made, part_settings, trainer.rollout_config, trainer.progress)
         trainer.algorithm = made
 
     def train(
@@ -88,14 +88,13 @@ class TrainerShorthand(TrainerParts):
         reward_fn: Callable[..., Any] | None = None,
         max_iterations: int | None = None,
     ) -> Any:
-        """Call `fit` and return its result; where an event loop runs, what to await for it.
+        """Call `fit` and return its result; inside a running event loop, return an awaitable of it.
 
-        `runner` is the agent, as `fit` takes it. `reward_fn` comes before that of the constructor. `max_iterations` are
-        the new versions that APO makes at most, the steps of GRPO, PPO, SFT, TRL and VERL, the passes of Baseline; an
-        algorithm that counts none ignores them with a warning. A Trainer without an algorithm that has a prompt
-        template searches with APO. A search over prompts without `val_dataset` chooses by
-        the tasks that it learns from, and a warning says so. As with `fit`, an event loop that runs stands still until
-        the training ends.
+        `runner` is the agent, as in `fit`. `reward_fn` replaces that of the constructor. `max_iterations` is the
+        largest number of new versions for APO, the steps of GRPO, PPO, SFT, TRL and VERL, the passes of Baseline; other
+        algorithms ignore it with a warning. A Trainer with a prompt template and without an algorithm uses APO. A
+        search over prompts without `val_dataset` selects by the training tasks, with a warning. As with `fit`, a
+        running event loop is blocked until the training ends.
 
         Raises:
             TypeError, ValueError: as `fit` and the constructor; the agent is missing; `max_iterations` is below 1.
@@ -140,7 +139,7 @@ class TrainerShorthand(TrainerParts):
 
 
 def _with_iterations(algorithm: Algorithm, count: int) -> Algorithm:
-    """Return a copy of the algorithm that runs so many iterations; the same, with a warning, if it has none.
+    """Return a copy of the algorithm with this number of iterations; itself, with a warning, if it has no such setting.
 
     Raises:
         ValueError: the number is below 1.
@@ -162,7 +161,7 @@ def _check_has_template(resources: Mapping[str, Any] | None) -> None:
 
 
 class TrainerLegacy(TrainerParts):
-    """What is left of the v0.1 trainer."""
+    """The deprecated methods of the v0.1 trainer."""
 
     n_runners: int
     max_rollouts: int | None
@@ -172,7 +171,7 @@ class TrainerLegacy(TrainerParts):
     def fit_v0(
         self, agent: LitAgent[Any] | Callable[..., object], train_data: str | AgentLightningClient, **others: object
     ) -> None:
-        """Deprecated: run an agent on the tasks of a v0.1 server, until each of `n_runners` has done `max_rollouts`.
+        """Deprecated: run an agent on the tasks of a v0.1 server, until each of `n_runners` has run `max_rollouts`.
 
         `train_data` is the server's URL, or a client. With one runner it works in this process.
 
@@ -206,7 +205,7 @@ class TrainerLegacy(TrainerParts):
 
     @staticmethod
     def kill_orphaned_processes() -> int:
-        """End the worker processes that `fit_v0` of this process has left behind; returns how many there were."""
+        """End the worker processes that `fit_v0` left running in this process, and return their number."""
         from agentlightning.legacy.workers import kill_recorded
 
         return kill_recorded()

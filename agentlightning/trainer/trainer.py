@@ -1,4 +1,4 @@
-"""Trainer: parts to bundles, bundles to a strategy. The one place that knows every part."""
+"""Trainer: builds the parts, puts them into bundles, and runs these with a strategy."""
 
 from __future__ import annotations
 
@@ -72,37 +72,37 @@ TrackerSpec: TypeAlias = ComponentSpec[Tracker]
 class Trainer(TrainerShorthand, TrainerLegacy, Generic[ResultT]):
     """Trains an agent: connects algorithm, runners, store and the rest, and runs them to an end.
 
-    Every part may be given as an instance, a class, a factory, an import string, a dict with `type` and settings, or a
-    short name where there is one. To build a part in another way, override its `_make_*` method.
+    Every part is an instance, a class, a factory, an import string, a dict with `type` and settings, or a short name if
+    there is one. To build a part in another way, override its `_make_*` method.
 
     Args:
-        algorithm: who learns; short names `apo`, `baseline`, `gepa`, `grpo`, `ppo`, `sft`, `trl`,
-            `verl`. None makes `fit` serve runners only.
+        algorithm: the learning algorithm; short names `apo`, `baseline`, `gepa`, `grpo`, `ppo`, `sft`, `trl`, `verl`.
+            None makes `fit` serve runners only.
         n_runners: runner replicas; 1 by default.
-        max_rollouts: rollouts per runner, after which it ends. What is open when all have ended is cancelled, and an
-            algorithm that asks for more is ended: for smoke tests.
-        initial_resources: handed to the algorithm before it runs.
+        max_rollouts: rollouts per runner, after which it ends. Rollouts that are open when all have ended are
+            cancelled, and an algorithm that enqueues more is ended: for smoke tests.
+        initial_resources: passed to the algorithm before it runs.
         tracer: None is `OtelTracer()`.
         adapter: None is `TracerTraceToTriplet()`; a dict without `type` holds settings of that.
         store: None is a store in memory; also `"memory"`, `"sqlite:///run.db"`, `"http://host:4747"`.
         runner: None is `LitAgentRunner`, which takes `tracer`, `max_rollouts`, `reward_fn`, `reward_dimensions` and
             `policy_faults` from here; a dict without `type` holds further settings of that.
         strategy: where the parts run: `cs` (processes, the default), `shm` (threads) or `ray` (a Ray cluster).
-        port: of the store server of a client-server strategy.
+        port: port of the store server of a client-server strategy.
         llm_proxy: the gateway; a dict without `type` holds its settings.
         hooks: called around every rollout.
-        trackers: are told of what a run records: `"tensorboard"`, `"wandb"`, `"mlflow"`, `"swanlab"`, a dict with such
-            a `type` and settings, objects of your own (`agl.Tracker`), or a list of these.
-        reward_fn: gives the reward for agents that return something else than a reward.
-        reward_dimensions: names of the rewards in a dict that an agent returns, the one to learn from first. Without
-            them it is the one called `reward` or `primary`.
-        policy_faults: exception classes of an agent that are the policy's fault, with the reward that each earns.
+        trackers: receive the records of a run: `"tensorboard"`, `"wandb"`, `"mlflow"`, `"swanlab"`, a dict with such a
+            `type` and settings, your own objects (`agl.Tracker`), or a list of these.
+        reward_fn: returns the reward for agents that do not return a reward themselves.
+        reward_dimensions: names of the rewards in a dict that an agent returns, starting with the one to learn from. By
+            default that is the one called `reward` or `primary`.
+        policy_faults: exception classes of an agent that count as the policy's fault, and the reward of each.
         rollout_config: attempts, time limits and retries of every rollout: a `RolloutConfig` or a dict of its fields.
-            What an algorithm says of one rollout itself comes before it.
-        run_id: a name for the run. Started again with the same name on the same durable store, `fit` goes on with what
-            is open and does not repeat what has ended. None makes a new run each time (or reads `AGL_RUN_ID`).
-        progress: `auto` shows a line while it runs and a table at the end on a terminal, and sums up in the log
-            elsewhere; also `live`, `plain` (only the summary) and `none`.
+            An algorithm's own values for a rollout take precedence.
+        run_id: a name for the run. With the same name and the same durable store, `fit` resumes the run: it continues
+            open rollouts and does not repeat ended ones. None makes a new run each time (or reads `AGL_RUN_ID`).
+        progress: `auto` shows a live line and a final table on a terminal, and a summary in the log elsewhere; also
+            `live`, `plain` (only the summary) and `none`.
         dev: deprecated: call `trainer.dev(...)`.
         n_workers: deprecated, the old name of `n_runners`.
         max_tasks: deprecated, the old name of `max_rollouts`.
@@ -111,7 +111,7 @@ class Trainer(TrainerShorthand, TrainerLegacy, Generic[ResultT]):
         execution_strategy: the same as `strategy`.
 
     Raises:
-        TypeError, ValueError: a setting is unknown, out of its range, or would have no effect; names it.
+        TypeError, ValueError: a setting is unknown, out of range, or would have no effect; names it.
     """
 
     @refuse_unknown
@@ -149,15 +149,15 @@ class Trainer(TrainerShorthand, TrainerLegacy, Generic[ResultT]):
 
         self.worker_id: int | None = None
         self.result: ResultT = cast("ResultT", None)
-        """What the algorithm of the last `fit` or `dev` returned; None before the first."""
+        """The algorithm's return value in the last `fit` or `dev`; None before the first."""
         self._seen: set[str] = set()
         n_runners = resolve_alias("n_workers", n_workers, "n_runners", n_runners)
         max_rollouts = resolve_alias("max_tasks", max_tasks, "max_rollouts", max_rollouts)
         adapter = resolve_alias("triplet_exporter", triplet_exporter, "adapter", adapter)
         strategy = same_setting("strategy", strategy, "execution_strategy", execution_strategy)
         tell_of_old_settings(dev, daemon)
-        server_token()  # leaves the environment before anything is started that would inherit it
-        collector_of()  # a collector that cannot be used is told of here, not by the first worker
+        server_token()  # removed from the environment before any process that would inherit it
+        collector_of()  # report an unusable collector here, not in the first worker
 
         self.n_runners = 1 if n_runners is None else check_count("n_runners", n_runners)
         self.max_rollouts = None if max_rollouts is None else check_count("max_rollouts", max_rollouts)
@@ -176,8 +176,8 @@ class Trainer(TrainerShorthand, TrainerLegacy, Generic[ResultT]):
         self.adapter = self._make_adapter(adapter)
         self._adapter_spec = adapter
         self.algorithm = self._make_algorithm(algorithm)
-        given = {"adapter": adapter, "initial_resources": self.initial_resources or None}
-        check_algorithm_uses(self.algorithm, given, self.rollout_config, self.progress)
+        settings = {"adapter": adapter, "initial_resources": self.initial_resources or None}
+        check_algorithm_uses(self.algorithm, settings, self.rollout_config, self.progress)
         self.strategy = self._make_strategy(strategy, n_runners=self.n_runners, port=self.port)
         self.store = self._make_store(store, self.strategy)
         check_shared(self.store, self.strategy)
@@ -196,7 +196,7 @@ class Trainer(TrainerShorthand, TrainerLegacy, Generic[ResultT]):
             raise AttributeError(f"Trainer has no {name}(): {_NO_SUCH_METHOD[name]}")
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-    # --- what a user calls -------------------------------------------------------------------------------------------
+    # --- public methods ----------------------------------------------------------------------------------------------
 
     def fit(
         self,
@@ -208,22 +208,21 @@ class Trainer(TrainerShorthand, TrainerLegacy, Generic[ResultT]):
     ) -> None:
         """Run the algorithm with runners that run `agent`, until the algorithm ends. Its result is in `result`.
 
-        A plain function is made an agent by `rollout`. A dataset is a list, or whatever else `datasets.py` names.
-        `run_id` is the name of this run, see the constructor; None is the one given there.
-        Without an algorithm it serves runners until interrupted. Inside a running event loop, as in a notebook, it
-        blocks that loop until it is done.
+        A plain function becomes an agent by `rollout`. A dataset is a list, or another kind that `datasets.py` lists.
+        `run_id` is the name of this run; None takes the constructor's. Without an algorithm it serves runners until
+        interrupted. Inside a running event loop, as in a notebook, it blocks that loop until it is done.
 
         Raises:
-            TypeError: the agent or a dataset is none.
-            ValueError: something was given that only an algorithm could use, and there is none.
+            TypeError: the agent or a dataset has the wrong type.
+            ValueError: a setting is set that only an algorithm uses, and there is none.
             KeyboardInterrupt: Ctrl+C; everything has been cleaned up.
             RunnerDiedError, StrandedWorkError: runners failed for good, or ended while work was open.
         """
         if self.algorithm is None:
-            given = {"train_dataset": train_dataset, "val_dataset": val_dataset, "adapter": self._adapter_spec}
-            given |= {"initial_resources": self.initial_resources, "llm_proxy": self.llm_proxy}
-            given |= {"trackers": self.trackers or None}
-            check_nothing_needs_an_algorithm({**given, "rollout_config": self.rollout_config}, self.strategy)
+            settings = {"train_dataset": train_dataset, "val_dataset": val_dataset, "adapter": self._adapter_spec}
+            settings |= {"initial_resources": self.initial_resources, "llm_proxy": self.llm_proxy}
+            settings |= {"trackers": self.trackers or None}
+            check_nothing_needs_an_algorithm({**settings, "rollout_config": self.rollout_config}, self.strategy)
         before, self.run_id = self.run_id, check_run_id(run_id) or self.run_id
         self.result = cast("ResultT", None)
         try:
@@ -245,10 +244,10 @@ class Trainer(TrainerShorthand, TrainerLegacy, Generic[ResultT]):
         *,
         val_dataset: Dataset[Any] | Iterable[object] | None = None,
     ) -> None:
-        """Try an agent quickly: as `fit`, but only with a `FastAlgorithm`; `Baseline` if there is none.
+        """Try an agent quickly: like `fit`, but only with a `FastAlgorithm`; `Baseline` if there is none.
 
         Raises:
-            TypeError: the algorithm is no `FastAlgorithm`.
+            TypeError: the algorithm is not a `FastAlgorithm`.
             ValueError: the agent asks for resources and there are no `initial_resources`.
         """
         from agentlightning.algorithm.fast import Baseline, FastAlgorithm
@@ -278,16 +277,16 @@ class Trainer(TrainerShorthand, TrainerLegacy, Generic[ResultT]):
     ) -> EvaluationResult:
         """Run every task `n_samples` times without learning, and return rewards, outcomes and durations.
 
-        `resources` are those that the agent is given; None takes `initial_resources`. The rollouts have the mode `val`,
-        and a run of their own where this process has both sides; the result is recorded there as the evaluation
-        `evaluation`. Two results on the same tasks are compared by `before.compare(after)`. A process with the role
-        `runner` serves the evaluation and returns an empty result.
+        `resources` are passed to the agent; None takes `initial_resources`. The rollouts have the mode `val`, and their
+        own run if this process has both sides; the result is recorded there as the evaluation `evaluation`. To compare
+        two results on the same tasks, call `before.compare(after)`. A process with the role `runner` serves the
+        evaluation and returns an empty result.
 
-        `slices` names a field of the tasks (`"meta.difficulty"` is nested), a function of a task, or a list of these,
-        by whose values the result is told apart. `stop_early` ends the evaluation once its sequential test is sure.
+        `slices` is a field of the tasks (`"meta.difficulty"` is nested), a function of a task, or a list of these; the
+        result is split by their values. `stop_early` ends the evaluation once its sequential test is decided.
 
         Raises:
-            TypeError: the agent, the dataset, the resources, the slices or the rule are none.
+            TypeError: the agent, the dataset, the resources, the slices or the rule have the wrong type.
             ValueError: the agent asks for resources and there are none; the dataset is empty; the slices do not fit the
                 tasks; the baseline of the rule has other tasks.
             KeyboardInterrupt, RunnerDiedError, StrandedWorkError: as in `fit`.
@@ -304,13 +303,13 @@ class Trainer(TrainerShorthand, TrainerLegacy, Generic[ResultT]):
         if stop_early is not None:
             check_baseline(stop_early, each)
         evaluator = Evaluator(n_samples, slices_of(each, slices), stop_early)
-        given = self.initial_resources if resources is None else check_resources(resources, "resources")
-        if given is None:
+        provided = self.initial_resources if resources is None else check_resources(resources, "resources")
+        if provided is None:
             _check_needs_no_resources(agent, "give evaluate() resources={'main_llm': agl.LLM(...)}")
-        found = self._execute(evaluator, agent, None, tasks, given or {}, self._run_id(evaluator, "evaluation"))
-        if not isinstance(found, EvaluationResult):
+        result = self._execute(evaluator, agent, None, tasks, provided or {}, self._run_id(evaluator, "evaluation"))
+        if not isinstance(result, EvaluationResult):
             return EvaluationResult()
-        return replace(found, place=place_of(self.store))
+        return replace(result, place=place_of(self.store))
 
     # --- one run -----------------------------------------------------------------------------------------------------
 
@@ -327,7 +326,7 @@ class Trainer(TrainerShorthand, TrainerLegacy, Generic[ResultT]):
         from agentlightning.trainer.bundles import AlgorithmSide, RunnerSide, settings_of
 
         train, val = None, None
-        if getattr(self.strategy, "role", "both") != "runner":  # there nobody would look at them
+        if getattr(self.strategy, "role", "both") != "runner":  # a runner process does not use them
             train, val = as_dataset("train_dataset", train_dataset), as_dataset("val_dataset", val_dataset)
         agent.set_trainer(self)
         runners = replicas(self.runner, self._build_runner, self.n_runners, self.strategy.runners_share_process)
@@ -357,13 +356,13 @@ class Trainer(TrainerShorthand, TrainerLegacy, Generic[ResultT]):
         return returned if returned is not None else algorithm_side.result
 
     def _name(self) -> str | None:
-        """Return the name that the user gave to the run."""
+        """Return the user's name for the run."""
         return self.run_id or os.environ.get(LightningEnvVar.AGL_RUN_ID.value) or None
 
     def _run_id(self, algorithm: Algorithm | None, purpose: str | None = None) -> str | None:
-        """Return the run that begins: a new one without a name; none where a side without one is, or may be, elsewhere.
+        """Return the next run's id: a new one without a name; None if another process has, or may have, the other side.
 
-        With a `purpose` it is a run of its own beside the named one, so that neither goes on with what the other did.
+        With a `purpose` it is a separate run beside the named one, so that neither resumes the other.
         """
         name = self._name()
         elsewhere = getattr(self.strategy, "role", "both") != "both" or getattr(self.strategy, "may_be_joined", False)
@@ -374,7 +373,7 @@ class Trainer(TrainerShorthand, TrainerLegacy, Generic[ResultT]):
         return name or f"run-{generate_id(12)}"
 
     def _build_runner(self) -> Runner[Any] | None:
-        """Return a runner like the first, with a tracer of its own; None where it was given as an instance."""
+        """Return a runner like the first, with its own tracer; None if the first is an instance of the user."""
         if self._runner_spec is self.runner:
             return None
         twin, tracer = copy.copy(self), self._tracer_spec

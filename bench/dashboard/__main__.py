@@ -1,4 +1,4 @@
-"""The dashboard's figures: those of the store's questions, then those of the page in a browser.
+"""The dashboard's figures: those of the store's queries, then those of the page in a browser.
 
 python -m bench.dashboard [--rollouts 100000] [--minutes 30]
 """
@@ -16,9 +16,9 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rollouts", default="100000")
     parser.add_argument("--minutes", default="30", help="of a live run, for the page's memory")
-    given = parser.parse_args(arguments)
-    missed = store.main(["--rollouts", given.rollouts])
-    return page.main(["--rollouts", given.rollouts, "--minutes", given.minutes]) or missed
+    options = parser.parse_args(arguments)
+    missed = store.main(["--rollouts", options.rollouts])
+    return page.main(["--rollouts", options.rollouts, "--minutes", options.minutes]) or missed
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A live run: the store server of a file as a process of its own, and rollouts at a steady pace."""
+"""A live run: the store server of a file as a separate process, and rollouts at a steady pace."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from bench.dashboard.store import RUN
 PER_SECOND = 50
 LOADED = f"a live run is {PER_SECOND} rollouts a second"
 _TIMES = 5
-"""How often a second rollouts are added and ended."""
+"""Number of times per second that rollouts are added and ended."""
 _TRIES = 300
 
 
 class Load:
-    """Add and end rollouts until it is left."""
+    """Adds and ends rollouts until the context ends."""
 
     def __init__(self, client: LightningStoreClient) -> None:
         self._client = client
@@ -55,7 +55,7 @@ class Load:
 
 @contextlib.asynccontextmanager
 async def serve(file: Path) -> AsyncGenerator[tuple[str, int]]:
-    """Serve a store's file on a free port; gives the address and the process id.
+    """Serve a store's file on a free port; yield the address and the process id.
 
     Raises:
         RuntimeError: the server did not answer within 60 seconds, or has no page.

@@ -1,9 +1,9 @@
-"""What the page takes in a real browser, over a real store server with 100,000 rollouts.
+"""Figures of the page in a real browser, over a real store server with 100,000 rollouts.
 
     python -m bench.dashboard.page [--rollouts 100000] [--minutes 30] [--json FILE]
 
-The server is a process of its own on SQLite; the browser is headless Chromium (`CHROMIUM`, else /usr/bin/chromium).
-Times of the page are taken inside of it, by its own clock. The figures are worth something on an idle machine only.
+The server is a separate process on SQLite; the browser is headless Chromium (`CHROMIUM`, else /usr/bin/chromium). Times
+of the page are measured inside it, by its own clock. The figures are only valid on an idle machine.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _ARM = """() => {
 
 @asynccontextmanager
 async def opened(browser: Browser, address: str, ready: str) -> AsyncGenerator[Page]:
-    """Open a page in a context of its own, so that nothing is cached, and wait for what it shows."""
+    """Open a page in a new context, so that nothing is cached, and wait for its content."""
     context = await browser.new_context(viewport={"width": 1280, "height": 800})
     try:
         page = await context.new_page()
@@ -84,7 +84,7 @@ ROWS = '[role="grid"] [role="rowgroup"] [role="row"]'
 
 
 async def first_view(browser: Browser, base: str) -> list[Figure]:
-    """Measure how long the first rows take, and how much of scripts and styles they need."""
+    """Measure the time to the first rows, and the size of the scripts and styles that they need."""
     async with opened(browser, f"{base}/#/rollouts", ROWS) as page:
         milliseconds = float(await page.evaluate("() => performance.now()"))
         kilobytes = float(
@@ -100,12 +100,12 @@ async def first_view(browser: Browser, base: str) -> list[Figure]:
 
 
 async def filtering(browser: Browser, base: str) -> Figure:
-    """Measure from the request of a filter to the end of its answer; the pause of typing is not counted."""
+    """Measure the time from the request of a filter to the end of its answer, without the pause after typing."""
     async with opened(browser, f"{base}/#/rollouts", ROWS) as page:
         was = await page.get_attribute("[data-total]", "data-total")
-        async with page.expect_response(lambda reply: "/rollouts/summaries" in reply.url) as asked:
+        async with page.expect_response(lambda reply: "/rollouts/summaries" in reply.url) as expectation:
             await page.get_by_role("search").get_by_label("text").first.fill("number 99")
-        reply = await asked.value
+        reply = await expectation.value
         await reply.finished()
         await page.wait_for_function(
             "(was) => document.querySelector('[data-total]').getAttribute('data-total') !== was", arg=was
@@ -115,14 +115,14 @@ async def filtering(browser: Browser, base: str) -> Figure:
 
 
 async def change_seen(browser: Browser, base: str, client: LightningStoreClient) -> Figure:
-    """Measure from a new rollout's storing to the page that counts it."""
+    """Measure the time from the storage of a new rollout to the page that counts it."""
     async with opened(browser, f"{base}/#/rollouts", ROWS) as page:
         await page.wait_for_selector('[data-connection="live"]')
         await page.evaluate(_ARM)
         began = time.time()
         await client.enqueue_rollout(input={"question": "a change"}, run_id=RUN)
-        seen = float(await page.evaluate("() => window.aglSeen")) / 1e3
-    return _at_most("change in the store seen on the page, s", seen - began, 1.0)
+        shown_at = float(await page.evaluate("() => window.aglSeen")) / 1e3
+    return _at_most("change in the store seen on the page, s", shown_at - began, 1.0)
 
 
 async def scrolling(browser: Browser, base: str, rollout_id: str, count: int) -> list[Figure]:
@@ -138,14 +138,14 @@ async def scrolling(browser: Browser, base: str, rollout_id: str, count: int) ->
 
 
 async def conversation(browser: Browser, base: str, rollout_id: str) -> Figure:
-    """Measure how long a conversation takes to open, until its first calls are there."""
+    """Measure the time from opening a conversation until its first calls are shown."""
     async with opened(browser, f"{base}/#/rollouts/{rollout_id}", "[data-call]") as page:
         milliseconds = float(await page.evaluate("() => performance.now()"))
     return _at_most(f"conversation of {TURNS:,} turns opened, s", milliseconds / 1e3, 2.0)
 
 
 async def server_load(browser: Browser, base: str, pid: int, client: LightningStoreClient) -> Figure:
-    """Measure what an open page adds to the server's processor time while rollouts are played."""
+    """Measure the server's processor time for an open page while rollouts run."""
     async with Load(client):
         alone = await processor_share(pid)
         async with asyncio.TaskGroup() as group:
@@ -173,7 +173,7 @@ async def processor_share(pid: int) -> float:
 
 
 async def memory(browser: Browser, base: str, client: LightningStoreClient, minutes: float) -> Figure:
-    """Measure how much the page's heap grows from the second tenth of a live run to its end, after collection."""
+    """Measure the growth of the page's heap after collection, from the second tenth of a live run to its end."""
     async with opened(browser, f"{base}/#/rollouts", ROWS) as page, Load(client):
         session = await page.context.new_cdp_session(page)
         heap: list[float] = []
@@ -226,11 +226,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--rollouts", type=int, default=100_000)
     parser.add_argument("--minutes", type=float, default=30.0, help="of a live run, for the page's memory")
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args(arguments)
-    figures = asyncio.run(run(given.rollouts, given.minutes))
+    options = parser.parse_args(arguments)
+    figures = asyncio.run(run(options.rollouts, options.minutes))
     print(HEAD, *(figure.line() for figure in figures), sep="\n")
-    if given.json:
-        given.json.write_text(json.dumps([{**asdict(each), "met": each.met} for each in figures], indent=2))
+    if options.json:
+        options.json.write_text(json.dumps([{**asdict(each), "met": each.met} for each in figures], indent=2))
     return int(not all(each.met for each in figures))
 
 

@@ -1,8 +1,8 @@
-"""What the dashboard's questions take of a store with 100,000 rollouts: pages, searches, figures.
+"""Times of the dashboard's queries on a store with 100,000 rollouts: pages, searches, figures.
 
     python -m bench.dashboard.store [memory|sqlite|postgres ...] [--rollouts 100000] [--json FILE]
 
-Each question is asked nine times, by the store's own class, without HTTP; the median is told in milliseconds, and that
+Each query runs nine times, on the store's own class, without HTTP; the results are the median in milliseconds, and that
 of the processor time of this process.
 """
 
@@ -31,15 +31,15 @@ ASKED = 9
 _BATCH = 500
 _TASKS, _SAMPLES = 50, 8
 PAGE_MS, FIGURES_MS = 200.0, 100.0
-"""What a filtered page and figures by step may take."""
+"""Most milliseconds for a filtered page, and for figures by step."""
 
 
 Figures = tuple[float, float, float | None]
-"""Median milliseconds of a question, of the processor time of this process, and what the first may be."""
+"""Median milliseconds of a query, and of the processor time of this process, and the limit of the first."""
 
 
 async def fill(store: LightningStore, count: int) -> None:
-    """Play so many rollouts of a run of many steps, most of them with a reward, to their ends."""
+    """Add this number of ended rollouts of a run of many steps, most of them with a reward."""
     draw = random.Random(7)
     for begin in range(0, count, _BATCH):
         numbers = range(begin, min(begin + _BATCH, count))
@@ -76,7 +76,7 @@ def _reward(rollout_id: str, attempt_id: str, value: float) -> Span:
 
 
 def questions(store: LightningStore, count: int) -> dict[str, tuple[Callable[[], Awaitable[Any]], float | None]]:
-    """Return what is asked, by name, with what it may take in milliseconds."""
+    """Return the queries by name, each with its limit in milliseconds."""
     of_run = {"run_id": RUN}
     steps = count // (_TASKS * _SAMPLES)
 
@@ -109,8 +109,8 @@ def questions(store: LightningStore, count: int) -> dict[str, tuple[Callable[[],
 
 
 async def measure(store: LightningStore, count: int) -> dict[str, Figures]:
-    """Return the median of each question in milliseconds, and what it may take."""
-    found: dict[str, Figures] = {}
+    """Return the median of each query in milliseconds, and its limit."""
+    figures: dict[str, Figures] = {}
     for name, (ask, limit) in questions(store, count).items():
         await ask()
         times, cpu = list[float](), list[float]()
@@ -119,13 +119,13 @@ async def measure(store: LightningStore, count: int) -> dict[str, Figures]:
             await ask()
             times.append(1e3 * (time.perf_counter() - began))
             cpu.append(1e3 * (time.process_time() - worked))
-        found[name] = statistics.median(times), statistics.median(cpu), limit
-    return found
+        figures[name] = statistics.median(times), statistics.median(cpu), limit
+    return figures
 
 
 @contextlib.asynccontextmanager
 async def opened(kind: str) -> AsyncGenerator[LightningStore]:
-    """Give an empty store of a kind."""
+    """Yield an empty store of a kind."""
     with contextlib.ExitStack() as stack:
         if kind == "memory":
             store: LightningStore = InMemoryLightningStore()
@@ -144,7 +144,7 @@ async def opened(kind: str) -> AsyncGenerator[LightningStore]:
 
 
 async def run(kinds: list[str], count: int) -> dict[str, dict[str, Figures]]:
-    """Fill, ask and print, one kind of store after the other."""
+    """Fill, query and print, one kind of store after the other."""
     answers: dict[str, dict[str, Figures]] = {}
     for kind in kinds:
         async with opened(kind) as store:
@@ -160,17 +160,17 @@ async def run(kinds: list[str], count: int) -> dict[str, dict[str, Figures]]:
 
 
 def main(arguments: list[str]) -> int:
-    """Return 1 if a question took longer than it may."""
+    """Return 1 if a query exceeded its limit."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("kinds", nargs="*", choices=[[], "memory", "sqlite", "postgres"], default=[])
     parser.add_argument("--rollouts", type=int, default=100_000)
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args(arguments)
-    answers = asyncio.run(run(given.kinds or ["memory", "sqlite", "postgres"], given.rollouts))
-    if given.json:
-        given.json.write_text(json.dumps(answers, indent=2))
-    found = [pair for each in answers.values() for pair in each.values()]
-    return int(any(limit is not None and median > limit for median, _, limit in found))
+    options = parser.parse_args(arguments)
+    answers = asyncio.run(run(options.kinds or ["memory", "sqlite", "postgres"], options.rollouts))
+    if options.json:
+        options.json.write_text(json.dumps(answers, indent=2))
+    figures = [pair for each in answers.values() for pair in each.values()]
+    return int(any(limit is not None and median > limit for median, _, limit in figures))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A rollout whose ledger tells of thousands of tokens, and one of a thousand model calls."""
+"""A rollout with thousands of tokens in its ledger, and one with a thousand model calls."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ async def add_tokens(store: LightningStore) -> str:
 
 
 async def add_turns(store: LightningStore) -> str:
-    """Store a rollout with a conversation of `TURNS` calls, each with all that was said before, and return its id."""
+    """Store a rollout with a conversation of `TURNS` calls, each with all earlier messages, and return its id."""
     rollout = await store.start_rollout(input={"question": "a long conversation"}, run_id=RUN)
     place = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
-    said = [{"role": "user", "content": "begin"}]
+    messages = [{"role": "user", "content": "begin"}]
     for turn in range(TURNS):
-        spans = spoken_call(f"call-{turn}", turn + 1, [turn], [1], said, f"answer {turn}")
+        spans = spoken_call(f"call-{turn}", turn + 1, [turn], [1], messages, f"answer {turn}")
         await store.add_many_spans([span.model_copy(update=place) for span in spans])
-        said += [
+        messages += [
             {"role": "assistant", "content": f"answer {turn}"},
             {"role": "user", "content": f"result {turn} " * 20},
         ]

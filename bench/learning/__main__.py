@@ -35,7 +35,7 @@ print(json.dumps(dataclasses.asdict(outcome), default=str))
 
 
 def one_seed(seed: int, folder: Path) -> dict[str, Any]:
-    """Run the demo in a process of its own and return its outcome, with the seconds of the whole."""
+    """Run the demo in a separate process and return its outcome, with the total seconds."""
     began = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-c", _ONE, str(seed), str(folder)], stdout=subprocess.PIPE, text=True, check=True
@@ -87,14 +87,14 @@ def main() -> int:
         print("two roles, a policy each: held-out accuracy before and after, seconds of training")
         for seed in seeds[:3]:
             with tempfile.TemporaryDirectory() as folder:
-                found = train_two(Path(folder), seed)
-            print(f"{seed:>6}  {found.before:.1%} {found.after:.1%} {found.seconds:.0f} s", flush=True)
-            good &= found.before < 0.4 and found.after >= 0.85 and found.seconds <= 120
+                two_roles = train_two(Path(folder), seed)
+            print(f"{seed:>6}  {two_roles.before:.1%} {two_roles.after:.1%} {two_roles.seconds:.0f} s", flush=True)
+            good &= two_roles.before < 0.4 and two_roles.after >= 0.85 and two_roles.seconds <= 120
     if "async" in only:
         for agent in AGENTS:
             pairs = compare_speed(agent)
-            told = ", ".join(f"{ahead:.1f}/{synchronous:.1f}" for synchronous, ahead in pairs)
-            print(f"{agent}: {ratio_of(pairs):.2f} times the rollouts per second ({told})", flush=True)
+            rates = ", ".join(f"{ahead:.1f}/{synchronous:.1f}" for synchronous, ahead in pairs)
+            print(f"{agent}: {ratio_of(pairs):.2f} times the rollouts per second ({rates})", flush=True)
         for seed in seeds[:3]:
             synchronous, ahead = (learn(seed, staleness) for staleness in (0, 1))
             print(

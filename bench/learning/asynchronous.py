@@ -1,10 +1,10 @@
-"""Synchronous against asynchronous collection (`max_staleness=1`) on the demo: speed in short runs in turn, and what
-whole runs learn.
+"""Synchronous and asynchronous collection (`max_staleness=1`) on the demo: speed in alternating short runs, and the
+results of whole runs.
 
-Two agents: the demo's own, whose tool answers at once, so that engine, agents and learner want the processor all the
-time; and the same with a tool that takes its time without any work, as a search or a test suite elsewhere does: 0.05 s,
-and one of ten rollouts a second. A machine that does other work besides is as fast as it is left alone, so speed is
-the median of ratios of runs that follow each other, which of the two is first alternating.
+Two agents: the demo's own, with a tool that answers at once, so that engine, agents and learner always compete for the
+processor; and the same with a tool that waits without using the CPU, as a remote search or test suite does: 0.05 s, and
+1 s in one of ten rollouts. Other work on the machine changes its speed, so the result is the median of ratios of
+successive runs, which alternate in order.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PAIRS: Final = 5
 
 
 def slow_tool(task: Task, llm: agl.LLM) -> float:
-    """The demo's agent with a tool that takes its time."""
+    """Run the demo's agent with a slow tool."""
     reward = calc_agent(task, llm)
     time.sleep(1.0 if random.random() < 0.1 else 0.05)
     return reward
@@ -43,14 +43,14 @@ AGENTS: Final[dict[str, Callable[..., float]]] = {"demo": calc_agent, "slow tool
 
 @dataclass(frozen=True)
 class Learned:
-    """What a whole run of the demo gave."""
+    """The result of a whole run of the demo."""
 
     accuracy: float
-    """Of the held-out tasks at the end, sampled."""
+    """Share of held-out tasks solved at the end, sampled."""
     staleness: float
     """Mean age of the trained calls, in weight versions."""
     seconds: float
-    """Of training."""
+    """Seconds of training."""
 
 
 def compare_speed(agent: str, *, seed: int = 0) -> list[tuple[float, float]]:
@@ -59,13 +59,13 @@ def compare_speed(agent: str, *, seed: int = 0) -> list[tuple[float, float]]:
     with tempfile.TemporaryDirectory() as folder:
         model = _warm(Path(folder), seed)
         for number in range(PAIRS):
-            found: dict[int, float] = {}
+            rates: dict[int, float] = {}
             for staleness in (0, 1) if number % 2 == 0 else (1, 0):
                 place = Path(folder) / f"{number}-{staleness}"
                 result = _run(AGENTS[agent], model, place, seed, staleness, steps=SPEED_STEPS)
                 rollouts = SPEED_STEPS * settings.BATCH_SIZE * settings.NUM_GENERATIONS
-                found[staleness] = rollouts / result.train_seconds
-            pairs.append((found[0], found[1]))
+                rates[staleness] = rollouts / result.train_seconds
+            pairs.append((rates[0], rates[1]))
     return pairs
 
 

@@ -1,11 +1,11 @@
-"""A game of several turns with a hidden state and a graded reward, and what policies of it are worth, exactly.
+"""A game of several turns with a hidden state and a graded reward, and the exact values of its policies.
 
-A number between 1 and `HIGHEST` is hidden. In each turn the player says a number and hears whether the hidden one is
-lower or higher; at most `TURNS` turns. Found in turn t, it is worth `1 - TURN_COSTS * (t - 1)`; never found, a little
-that falls with the distance of the last number. Whoever says anything but such a number ends the game with 0.
+A number between 1 and `HIGHEST` is hidden. In each turn the player names a number and learns whether the hidden one is
+lower or higher; at most `TURNS` turns. If it is found in turn t, the reward is `1 - TURN_COSTS * (t - 1)`; if not, a
+small one that falls with the distance of the last number. Any other reply ends the game with reward 0.
 
-Two numbers show what must be learned: the best policy (dynamic programming over what the player knows), and the best
-one that does not heed what was said to it (a fixed row of numbers).
+Two values show what must be learned: that of the best policy (dynamic programming over the player's knowledge), and
+that of the best one that ignores the answers (a fixed row of numbers).
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ CLOSE_IS_WORTH: Final = 0.2
 
 NUMBERS: Final = tuple(range(1, HIGHEST + 1))
 History = tuple[tuple[int, str], ...]
-"""What was said so far: each number with `lower` or `higher`, where the hidden number lies."""
+"""The turns so far: each number with `lower` or `higher`, the side of the hidden number."""
 Player = Callable[[History], Sequence[float]]
-"""Probability of each of `NUMBERS` after a history; what is left of 1 is anything else."""
+"""Probability of each of `NUMBERS` after a history; the remainder to 1 is any other reply."""
 
 
 class Game(TypedDict):
-    """One task: the agent sees nothing of it but the answers."""
+    """One task. The agent only sees the answers."""
 
     hidden: int
 
 
-def hint(said: int, hidden: int) -> str:
-    """Return where the hidden number lies, seen from what was said."""
-    return "lower" if hidden < said else "higher"
+def hint(number: int, hidden: int) -> str:
+    """Return the side of the hidden number relative to `number`."""
+    return "lower" if hidden < number else "higher"
 
 
-def reward(said: int, hidden: int, turn: int) -> float:
-    """Return the reward of a game that ends with `said` in a turn, the first being 1."""
-    if said == hidden:
+def reward(number: int, hidden: int, turn: int) -> float:
+    """Return the reward of a game that ends with `number` in a turn; the first turn is 1."""
+    if number == hidden:
         return 1.0 - TURN_COSTS * (turn - 1)
-    return CLOSE_IS_WORTH * (1 - abs(said - hidden) / (HIGHEST - 1))
+    return CLOSE_IS_WORTH * (1 - abs(number - hidden) / (HIGHEST - 1))
 
 
 def best_value() -> float:
@@ -56,49 +56,49 @@ def _best(low: int, high: int, turn: int) -> float:
     if low > high:
         return 0.0
     values: list[float] = []
-    for said in NUMBERS:
+    for number in NUMBERS:
         if turn == TURNS:
-            values.append(sum(reward(said, hidden, turn) for hidden in range(low, high + 1)))
+            values.append(sum(reward(number, hidden, turn) for hidden in range(low, high + 1)))
             continue
-        left = _best(low, min(said - 1, high), turn + 1) + _best(max(said + 1, low), high, turn + 1)
-        values.append(left + (reward(said, said, turn) if low <= said <= high else 0.0))
+        later = _best(low, min(number - 1, high), turn + 1) + _best(max(number + 1, low), high, turn + 1)
+        values.append(later + (reward(number, number, turn) if low <= number <= high else 0.0))
     return max(values)
 
 
 def best_deaf_value() -> float:
-    """Return the expected reward of the best policy that says the same numbers whatever it hears."""
+    """Return the expected reward of the best policy that ignores the answers."""
     rows = itertools.product(NUMBERS, repeat=TURNS)
     return max(value_of(lambda history, row=row: [float(n == row[len(history)]) for n in NUMBERS]) for row in rows)
 
 
 def random_value() -> float:
-    """Return the expected reward of saying any of the numbers, each with the same probability."""
+    """Return the expected reward of uniformly random numbers."""
     return value_of(lambda history: [1 / HIGHEST] * HIGHEST)
 
 
 def value_of(player: Player) -> float:
-    """Return the expected reward of a policy, over every hidden number and every game that can be played."""
+    """Return the expected reward of a policy, over every hidden number and every possible game."""
     return sum(_value(player, hidden, ()) for hidden in NUMBERS) / HIGHEST
 
 
 def _value(player: Player, hidden: int, history: History) -> float:
     turn = len(history) + 1
     value = 0.0
-    for said, probability in zip(NUMBERS, player(history), strict=True):
+    for number, probability in zip(NUMBERS, player(history), strict=True):
         if probability == 0.0:
             continue
-        if said == hidden or turn == TURNS:
-            value += probability * reward(said, hidden, turn)
+        if number == hidden or turn == TURNS:
+            value += probability * reward(number, hidden, turn)
         else:
-            value += probability * _value(player, hidden, (*history, (said, hint(said, hidden))))
+            value += probability * _value(player, hidden, (*history, (number, hint(number, hidden))))
     return value
 
 
 def histories() -> list[History]:
-    """Return every history after which a player may have to say something."""
-    found: list[History] = [()]
+    """Return every history after which it is the player's turn."""
+    result: list[History] = [()]
     for length in range(1, TURNS):
-        for said in itertools.product(NUMBERS, repeat=length):
-            games = {tuple((n, hint(n, hidden)) for n in said) for hidden in NUMBERS if hidden not in said}
-            found += sorted(games)
-    return found
+        for numbers in itertools.product(NUMBERS, repeat=length):
+            games = {tuple((n, hint(n, hidden)) for n in numbers) for hidden in NUMBERS if hidden not in numbers}
+            result += sorted(games)
+    return result

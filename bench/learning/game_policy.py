@@ -1,4 +1,4 @@
-"""The player of the game of `game.py`: an agent, a tiny model that begins with a bad habit, and its exact value."""
+"""The player of the game of `game.py`: an agent, a tiny model that starts with a bad habit, and its exact value."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ WARM_START_BATCH = 32
 def play(task: Game, llm: agl.LLM) -> float:
     """Play one game; the reward is that of `game.reward`."""
     messages = [{"role": "user", "content": "?"}]
-    said = 0
+    number = 0
     for turn in range(1, TURNS + 1):
         text = ask(llm, messages)
         if text not in map(str, NUMBERS):
             return 0.0
-        said = int(text)
-        if said == task["hidden"]:
-            return reward(said, said, turn)
+        number = int(text)
+        if number == task["hidden"]:
+            return reward(number, number, turn)
         messages += [
             {"role": "assistant", "content": text},
-            {"role": "user", "content": hint(said, task["hidden"])},
+            {"role": "user", "content": hint(number, task["hidden"])},
         ]
-    return reward(said, task["hidden"], TURNS)
+    return reward(number, task["hidden"], TURNS)
 
 
 def ask(llm: agl.LLM, messages: list[dict[str, str]]) -> str:
@@ -69,10 +69,10 @@ def make_player(folder: Path, seed: int) -> float:
     optimizer: Any = torch.optim.AdamW(model.parameters(), lr=WARM_START_LEARNING_RATE, betas=(0.9, 0.98))
     with one_thread():
         for step in range(WARM_START_STEPS):
-            left = 1 - step / WARM_START_STEPS
+            remaining = 1 - step / WARM_START_STEPS
             for group in optimizer.param_groups:
-                group["lr"] = WARM_START_LEARNING_RATE * min(1.0, 2 * left, (step + 1) / 30)
-            games = [_shown_game(rng, 1.0 if left > MIXTURE else CAREFUL) for _ in range(WARM_START_BATCH)]
+                group["lr"] = WARM_START_LEARNING_RATE * min(1.0, 2 * remaining, (step + 1) / 30)
+            games = [_shown_game(rng, 1.0 if remaining > MIXTURE else CAREFUL) for _ in range(WARM_START_BATCH)]
             tokens, mask = _batch([row_of(game) for game in games])
             logits = cast("Any", model)(input_ids=tokens).logits[:, :-1][mask[:, 1:]]  # (N, V)
             optimizer.zero_grad(set_to_none=True)
@@ -83,30 +83,30 @@ def make_player(folder: Path, seed: int) -> float:
 
 
 def _shown_game(rng: random.Random, careful: float) -> History:
-    """Return a game of a careful player, who says a number that fits all he heard, or of one who repeats his first."""
+    """Return a game of a careful player, who names numbers that fit all answers, or of one who repeats the first."""
     hidden, heeds = rng.choice(NUMBERS), rng.random() < careful
     history: History = ()
     while len(history) < TURNS and (not history or history[-1][0] != hidden):
         fitting = [n for n in NUMBERS if all(s != n and hint(s, n) == where for s, where in history)]
-        said = rng.choice(fitting) if heeds or not history else history[0][0]
-        history = (*history, (said, hint(said, hidden)))
+        number = rng.choice(fitting) if heeds or not history else history[0][0]
+        history = (*history, (number, hint(number, hidden)))
     return history
 
 
 def _batch(shown: list[tuple[list[int], list[bool]]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return rows padded on the right, and the mask of what the player said: (B, T) each."""
+    """Return rows padded on the right, and the mask of the player's tokens: (B, T) each."""
     length = max(len(row) for row, _ in shown)
     tokens = torch.tensor([row + [0] * (length - len(row)) for row, _ in shown])
     return tokens, torch.tensor([mask + [False] * (length - len(mask)) for _, mask in shown])
 
 
 def _row(chat_format: ChatFormat, game: History) -> tuple[list[int], list[bool]]:
-    """Return a game as tokens, and which of them the player said: (T,) each."""
+    """Return a game as tokens, and the mask of the player's: (T,) each."""
     row: list[int] = []
     mask: list[bool] = []
-    for turn, (said, _) in enumerate(game):
+    for turn, (number, _) in enumerate(game):
         prompt = _prompt(chat_format, game[:turn])
-        reply = chat_format.prompt_ids([{"role": "assistant", "content": str(said)}], None)[1:-1]
+        reply = chat_format.prompt_ids([{"role": "assistant", "content": str(number)}], None)[1:-1]
         mask += [False] * (len(prompt) - len(row)) + [True] * len(reply)
         row = prompt + reply
     return row, mask
@@ -115,11 +115,11 @@ def _row(chat_format: ChatFormat, game: History) -> tuple[list[int], list[bool]]
 def player_value(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> float:
     """Return the expected reward of a model, sampled at temperature 1, from its probabilities of every reply."""
     chat_format = ChatFormat(tokenizer)
-    known = histories()
+    all_histories = histories()
     digits = [_token(tokenizer, number) for number in NUMBERS]
     says: dict[History, list[float]] = {}
     with torch.inference_mode(), one_thread():
-        for history in known:
+        for history in all_histories:
             prompt = _prompt(chat_format, history)
             rows = torch.tensor([[*prompt, digit] for digit in digits])  # (N, T)
             likely = cast("Any", model)(input_ids=rows).logits[:, -2:].float().softmax(-1)  # (N, 2, V)
@@ -130,8 +130,8 @@ def player_value(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> 
 
 def _prompt(chat_format: ChatFormat, history: History) -> list[int]:
     messages = [{"role": "user", "content": "?"}]
-    for said, where in history:
-        messages += [{"role": "assistant", "content": str(said)}, {"role": "user", "content": where}]
+    for number, where in history:
+        messages += [{"role": "assistant", "content": str(number)}, {"role": "user", "content": where}]
     return chat_format.prompt_ids(messages, None)
 
 

@@ -1,4 +1,4 @@
-"""Learns the game of `game.py` through the whole path: store, gateway, runner, engine and GRPO."""
+"""Training on the game of `game.py` through the whole path: store, gateway, runner, engine and GRPO."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bench.learning.game import NUMBERS, Game
 from bench.learning.game_policy import make_player, play, player_value
 
 STEPS = 32
-"""Enough of them: after 20 a run without `deterministic` may end at 0.63, and the next one of its seed at 0.78."""
+"""Enough for stable results: after 20 a run without `deterministic` may end at 0.63, and the next one at 0.78."""
 
 
 def train_player(folder: Path, seed: int) -> tuple[float, float]:

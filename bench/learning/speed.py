@@ -1,8 +1,8 @@
 """Three figures of learning, apart: tokens of updates and of decoding per CPU second, CPU milliseconds per model call.
 
 All three are of the demo's model and its lengths. A model call of the path goes from the agent's client in a runner
-process through gateway and engine to the stored span and back into the loop; what engine and learner compute for it is
-taken off, by their own figures.
+process through gateway and engine to the stored span and back into the loop; the computation of engine and learner is
+subtracted, by their own figures.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Speed:
     """Figures per CPU second, as named."""
 
     update_tokens: float
-    """Tokens of rows that one pass of the learner reads and learns from, per CPU second."""
+    """Tokens of rows that one pass of the learner processes, per CPU second."""
     decode_tokens: float
     """Tokens that the engine draws, per CPU second."""
     path_milliseconds: float
@@ -65,7 +65,7 @@ def measure_speed() -> Speed:
 
 @agl.rollout
 def two_calls(task: int, llm: agl.LLM) -> float:
-    """Two model calls, the second of which continues the first."""
+    """Make two model calls; the second continues the first."""
     messages = [{"role": "user", "content": f"What is {task} plus 1?"}]
     messages.append({"role": "assistant", "content": ask(llm, messages)})
     messages.append({"role": "user", "content": "Add 2 and 3."})
@@ -73,16 +73,16 @@ def two_calls(task: int, llm: agl.LLM) -> float:
 
 
 def _path(policy: Policy, decode: float, update: float) -> float:
-    """Return the milliseconds of a call: what a longer run takes more than a shorter one, which starts the same."""
-    found: list[tuple[float, int]] = []
+    """Return the milliseconds per call: the difference of a longer and a shorter run with the same start."""
+    costs: list[tuple[float, int]] = []
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model"
         policy.save(model)
         for steps in PATH_STEPS:
             before = _cpu_seconds()
             calls, drawn, learned = _run(model, Path(folder) / str(steps), steps)
-            found.append((_cpu_seconds() - before - drawn / decode - learned / update, calls))
-    (short, few), (long, many) = found
+            costs.append((_cpu_seconds() - before - drawn / decode - learned / update, calls))
+    (short, few), (long, many) = costs
     return 1000 * (long - short) / (many - few)
 
 
@@ -111,5 +111,5 @@ def _run(model: Path, folder: Path, steps: int) -> tuple[int, float, float]:
 
 
 def _cpu_seconds() -> float:
-    used = [resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(one.ru_utime + one.ru_stime for one in used)

@@ -1,7 +1,7 @@
 """Two agents of one rollout learn in one run: a planner writes an expression, a solver works it out with a calculator.
 
-Each has a policy of its own and learns from its own calls; both begin with the same small model, which has a right and
-a wrong habit in either role. The reward is that of the answer alone: nobody tells the planner that its plan was good.
+Each has its own policy and learns from its own calls; both start from the same small model, which has a right and a
+wrong habit in either role. Only the answer is rewarded: the planner gets no feedback about its plan.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ ROLES: Final = ["planner", "solver"]
 STEPS: Final = 20
 SKILL_STEPS, SETTLING_STEPS, MIXTURE_STEPS = 500, 200, 120
 SHARE_RIGHT: Final = 0.45
-"""Of the conversations of the mixture, in either role."""
+"""Share of right conversations in the mixture, in either role."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Held-out accuracy of both together, and what training took."""
+    """Held-out accuracy of both together, and the seconds of training."""
 
     before: float
     after: float
@@ -46,7 +46,7 @@ class Outcome:
 
 @agl.rollout
 def plan_and_solve(task: Task, planner: agl.LLM, solver: agl.LLM) -> float:
-    """The agent: two roles, each with a model of its own."""
+    """Run the agent: two roles, each with its own model."""
     plan = _ask(planner, [{"role": "user", "content": task["question"]}])
     messages: list[Any] = [{"role": "user", "content": plan.content or "?"}]
     for _ in range(settings.MAX_TURNS):
@@ -77,7 +77,7 @@ def _client() -> Any:
 
 
 def train_two(folder: Path, seed: int, *, steps: int = STEPS, lora: dict[str, Any] | None = None) -> Outcome:
-    """Teach the first model, let both roles learn, and return what came of it."""
+    """Make the first model, train both roles, and return the outcome."""
     make_first(folder / "model", seed)
     train, held_out = make_tasks(seed, held_out=128)
     trainer = agl.Trainer(
@@ -103,7 +103,7 @@ def train_two(folder: Path, seed: int, *, steps: int = STEPS, lora: dict[str, An
 
 
 def make_first(folder: Path, seed: int) -> None:
-    """Write the model that both roles begin with. It imitates both of them, first rightly, then mostly wrongly."""
+    """Write the model that both roles start from. It imitates right examples of both roles, then mostly wrong ones."""
     rng = random.Random(f"two roles {seed}")
     tokenizer = make_tokenizer()
     model = make_model(tokenizer, seed)
@@ -112,10 +112,10 @@ def make_first(folder: Path, seed: int) -> None:
     assistant, end = tokenizer.convert_tokens_to_ids("<assistant>"), tokenizer.eos_token_id
     with one_thread():
         for step in range(SKILL_STEPS + SETTLING_STEPS):
-            left = SKILL_STEPS + SETTLING_STEPS - step
+            remaining = SKILL_STEPS + SETTLING_STEPS - step
             for group in optimizer.param_groups:
-                group["lr"] = rate * min(1.0, (step + 1) / 50, left / SETTLING_STEPS)
-            right = 1.0 if left > MIXTURE_STEPS else SHARE_RIGHT
+                group["lr"] = rate * min(1.0, (step + 1) / 50, remaining / SETTLING_STEPS)
+            right = 1.0 if remaining > MIXTURE_STEPS else SHARE_RIGHT
             tokens, mask = _batch(tokenizer, rng, right, assistant, end)
             hidden = model.model(input_ids=tokens).last_hidden_state[:, :-1][mask[:, 1:]]  # (N, width)
             loss = cross_entropy(model.lm_head(hidden), tokens[:, 1:][mask[:, 1:]])

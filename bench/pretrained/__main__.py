@@ -34,7 +34,7 @@ def report(seed: int, result: GRPOResult, minutes: float, cpu_minutes: float) ->
 
 
 def main() -> int:
-    """Run what is asked for."""
+    """Run the selected seeds."""
     parser = argparse.ArgumentParser(prog="bench.pretrained")
     parser.add_argument("--seeds", type=int, default=1, help="how many seeds, from 0")
     parser.add_argument("--data", type=Path, default=Path("build/prompts"), help="folder of the unpacked wheel")

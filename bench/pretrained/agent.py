@@ -1,4 +1,4 @@
-"""The agent: one model call. The reward is 1 if the reply is the answer, in any case; a full stop does no harm."""
+"""The agent: one model call. The reward is 1 if the reply is the answer, ignoring case and a full stop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import agentlightning as agl
 from bench.pretrained.words import Item
 
 PATIENCE: Final = aiohttp.ClientTimeout(total=1800)
-"""Of a call: a step's calls are all sent at once, and a busy machine takes minutes for them."""
+"""Time limit of a call: all calls of a step are sent at once, and a busy machine takes minutes for them."""
 
 
 @agl.rollout

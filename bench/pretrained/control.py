@@ -1,7 +1,7 @@
-"""The format-only control: the same adapters, taught by imitation to answer with one of the kinds, whichever.
+"""The format-only control: the same adapters, trained by imitation to answer with any one of the kinds.
 
-Its labels are drawn at random, so it learns which replies there are and nothing of which is right. What GRPO gains
-above it is more than the form of the reply.
+Its labels are random, so it learns the possible replies, but not the right one. GRPO's gain above it is more than the
+form of the reply.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bench.pretrained.training import LORA, SETTINGS
 from bench.pretrained.words import KINDS, Item
 
 ROWS: Final = 16
-"""Per optimizer step."""
+"""Rows per optimizer step."""
 
 
 def format_only(
@@ -51,20 +51,21 @@ def format_only(
 def _loss(policy: Policy, item: Item, reply: str) -> torch.Tensor:
     """Return the mean negative log-likelihood of the reply and its end, in nats."""
     prompt = ChatFormat(policy.tokenizer).prompt_ids(item["messages"], None)
-    said = [*policy.tokenizer(reply, add_special_tokens=False)["input_ids"], policy.tokenizer.eos_token_id]
-    logits = cast("Any", policy.model)(input_ids=torch.tensor([prompt + said])).logits[0, -len(said) - 1 : -1]  # (T, V)
-    return cross_entropy(logits.float(), torch.tensor(said))
+    reply_ids = [*policy.tokenizer(reply, add_special_tokens=False)["input_ids"], policy.tokenizer.eos_token_id]
+    tokens = torch.tensor([prompt + reply_ids])
+    logits = cast("Any", policy.model)(input_ids=tokens).logits[0, -len(reply_ids) - 1 : -1]  # (T, V)
+    return cross_entropy(logits.float(), torch.tensor(reply_ids))
 
 
 def accuracy(policy: Policy, items: Sequence[Item], temperature: float, seed: int = 0) -> float:
     """Return the share of right replies, decoded in this process by the engine's decoder."""
     chat, draw = ChatFormat(policy.tokenizer), random.Random(f"control {seed}")
     length = SETTINGS["max_completion_length"]
-    asked = [
+    completions = [
         Completion(chat.prompt_ids(item["messages"], None), length, temperature, seed=draw.getrandbits(60))
         for item in items
     ]
-    generate(Decoder(policy.model, policy.eos_ids), asked)
+    generate(Decoder(policy.model, policy.eos_ids), completions)
     tokenizer = cast("Any", policy.tokenizer)
-    replies: list[str] = [tokenizer.decode(each.token_ids, skip_special_tokens=True) for each in asked]
+    replies: list[str] = [tokenizer.decode(each.token_ids, skip_special_tokens=True) for each in completions]
     return sum(is_right(reply, item["answer"]) for reply, item in zip(replies, items, strict=True)) / len(items)

@@ -1,8 +1,8 @@
-"""The same task on one GPU, by VERL or by GRPO with vLLM: the curve that is expected, and whether it came.
+"""The same task on one GPU, with VERL or with GRPO and vLLM: compares the curve with the expected one.
 
 make bench-gpu ARGS="--trainer verl"
 
-Needs a CUDA device with 16 GB, and an environment with the extra `verl` or `vllm`; without them it says what is
+Needs a CUDA device with 16 GB, and an environment with the extra `verl` or `vllm`; without them it reports what is
 missing, and ends with 0. Expected, from `make bench-pretrained` on a CPU: 33 % of the held-out items before, 20 points
 more after six steps, p below 0.01, and a mean reward that is higher in the last two steps than in the first two. Exit 0
 only then.
@@ -28,7 +28,7 @@ TrainerName = Literal["verl", "grpo"]
 
 
 def missing(trainer: TrainerName) -> str:
-    """Return what this machine lacks; nothing if it can run."""
+    """Return the missing requirements of this machine; empty if it can run."""
     packages = ("torch", "vllm", *(("verl",) if trainer == "verl" else ()))
     absent = [name for name in packages if importlib.util.find_spec(name) is None]
     if absent:
@@ -96,7 +96,7 @@ def on_target(result: GRPOResult) -> bool:
 
 
 def main() -> int:
-    """Train, or say why not."""
+    """Train, or report the missing requirements."""
     parser = argparse.ArgumentParser(prog="bench.pretrained.on_gpu")
     parser.add_argument("--trainer", choices=("verl", "grpo"), default="verl")
     parser.add_argument("--seed", type=int, default=0)

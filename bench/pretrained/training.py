@@ -53,10 +53,10 @@ def trainer_of(algorithm: agl.Algorithm, store: agl.LightningStore | None = None
 
 
 def gained(result: GRPOResult, sampling: str, title: str) -> bool:
-    """Print the held-out accuracy before and after; return whether it is better by `GAIN`, beyond chance."""
+    """Print the held-out accuracy before and after; return whether it is significantly better, by at least `GAIN`."""
     before, after = result.evaluation(sampling, last=False), result.evaluation(sampling, last=True)
     assert before is not None
     assert after is not None
-    found = compare_rewards([r or 0.0 for r in before.rewards], [r or 0.0 for r in after.rewards])
-    print(f"{title}, {sampling}: {before.accuracy:.1%} before, {after.accuracy:.1%} after; {found}", flush=True)
-    return after.accuracy - before.accuracy >= GAIN and found.p_value < P_VALUE
+    comparison = compare_rewards([r or 0.0 for r in before.rewards], [r or 0.0 for r in after.rewards])
+    print(f"{title}, {sampling}: {before.accuracy:.1%} before, {after.accuracy:.1%} after; {comparison}", flush=True)
+    return after.accuracy - before.accuracy >= GAIN and comparison.p_value < P_VALUE

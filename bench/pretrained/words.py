@@ -1,7 +1,7 @@
-"""The task: say of a word which of four kinds of thing it names.
+"""The task: name the kind of thing, out of four, that a word means.
 
 Each prompt shows one example of each kind. Held-out items have words, a question and examples that training never
-shows: what carries over is what the model knew of words.
+shows, so only the model's knowledge of words transfers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _HELD_OUT: Final = {
 }
 _TRAIN_EXAMPLES: Final = {"food": "sugar", "country": "Algeria", "animal": "parrot", "vehicle": "airship"}
 _HELD_OUT_EXAMPLES: Final = {"vehicle": "rickshaw", "animal": "ant", "country": "Austria", "food": "gravy"}
-"""Shown in the prompts; no item asks for them."""
+"""Examples in the prompts; no item asks for them."""
 TRAIN_TEMPLATES: Final = ("What is {word}?", "Kind of thing: {word}")
 HELD_OUT_TEMPLATE: Final = "Sort into a group: {word}"
 KINDS: Final = tuple(_TRAIN)
@@ -43,7 +43,7 @@ class Item(TypedDict):
 
 
 def make_items(seed: int = 0) -> tuple[list[Item], list[Item]]:
-    """Return the items to train on, 80, and the held-out ones, 120, each in an order of its own."""
+    """Return the 80 training items and the 120 held-out ones, each shuffled."""
     train = [
         _item(template, _TRAIN_EXAMPLES, word, kind)
         for kind, words in _TRAIN.items()

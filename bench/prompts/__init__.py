@@ -1,1 +1,1 @@
-"""`make bench-prompts`: what searches over prompts find, with a small model and with an agent that follows rules."""
+"""`make bench-prompts`: results of searches over prompts, with a small model and with an agent that follows rules."""

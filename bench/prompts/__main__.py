@@ -1,4 +1,4 @@
-"""Searches for prompts, seed by seed, and prints what each found is worth on held-out tasks. Exit 0 only on target.
+"""Searches for prompts, seed by seed, and prints the held-out reward of each. Exit 0 only on target.
 
 make bench-prompts ARGS="--only rooms --seeds 3"
 
@@ -28,11 +28,11 @@ RANDOM = "random"
 _HEAD = f"{'':22}  seed  held-out  validation  rollouts  critic calls  seconds"
 
 
-def row(name: str, seed: int, accuracy: float, found: Found) -> str:
+def row(name: str, seed: int, accuracy: float, result: Found) -> str:
     """Return one line of the table."""
     return (
-        f"{name:22}  {seed:4}  {accuracy:8.3f}  {found.score:10.3f}  {found.rollouts:8}  {found.model_calls:12}  "
-        f"{found.seconds:7.0f}"
+        f"{name:22}  {seed:4}  {accuracy:8.3f}  {result.score:10.3f}  {result.rollouts:8}  {result.model_calls:12}  "
+        f"{result.seconds:7.0f}"
     )
 
 
@@ -44,9 +44,9 @@ def room_selector(methods: Sequence[Method], seeds: Sequence[int]) -> bool:
     print(f"{'starting prompt':22}  {'':4}  {bench.accuracy(rooms.SEED, held_out):8.3f}\n{_HEAD}")
     for method in methods:
         for seed in seeds:
-            found = bench.search(method, rooms.SEED, seed, **rooms.SETTINGS[method])
-            accuracy = bench.accuracy(found.template, held_out)
-            print(row(method, seed, accuracy, found), flush=True)
+            result = bench.search(method, rooms.SEED, seed, **rooms.SETTINGS[method])
+            accuracy = bench.accuracy(result.template, held_out)
+            print(row(method, seed, accuracy, result), flush=True)
             good &= accuracy >= ROOMS_TARGET
     return good
 
@@ -73,19 +73,19 @@ def languages(methods: Sequence[Method], seeds: Sequence[int], drawn: bool, data
         rollouts = dict.fromkeys(seeds, 0)
         for method in methods:
             for seed in seeds:
-                found = bench.search(method, worst, seed)
-                accuracy = bench.accuracy(found.template, held_out)
-                print(row(method, seed, accuracy, found), flush=True)
+                result = bench.search(method, worst, seed)
+                accuracy = bench.accuracy(result.template, held_out)
+                print(row(method, seed, accuracy, result), flush=True)
                 good &= accuracy >= best - MARGIN
-                rollouts[seed] = max(rollouts[seed], found.rollouts)
+                rollouts[seed] = max(rollouts[seed], result.rollouts)
         for seed in seeds if drawn else ():
-            found = bench.random_search(worst, seed, rollouts[seed] or RANDOM_BUDGET)
-            print(row("random search", seed, bench.accuracy(found.template, held_out), found), flush=True)
+            result = bench.random_search(worst, seed, rollouts[seed] or RANDOM_BUDGET)
+            print(row("random search", seed, bench.accuracy(result.template, held_out), result), flush=True)
     return good
 
 
 def main() -> int:
-    """Run what is asked for."""
+    """Run the selected parts."""
     parser = argparse.ArgumentParser(prog="bench.prompts")
     parser.add_argument("--seeds", type=int, default=3, help="how many seeds")
     parser.add_argument("--first-seed", type=int, default=0, help="the first of them")

@@ -1,9 +1,9 @@
 """The agent: a prompt written as a conversation, one model call, one token. The reward is 1 for the right language.
 
-A prompt is a text with the gap `{text}`. Its lines `User: ...` and `Assistant: ...` are turns of the conversation, what
-stands before the first of them is the system message, and a prompt without such lines is one message of the user. The
-model is asked for one token with its twenty likeliest ones; the answer is the first of these with which the name of
-just one language begins. If there is none, the agent has no answer and earns nothing.
+A prompt is a text with the placeholder `{text}`. Its lines `User: ...` and `Assistant: ...` are turns of the
+conversation, the text before the first of them is the system message, and a prompt without such lines is one message of
+the user. The model returns one token with its twenty likeliest ones; the answer is the first of these with which the
+name of exactly one language begins. If there is none, the reward is 0.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SHORTEST: Final = 2  # characters of a token that names a language
 
 
 def messages_of(prompt: str) -> list[dict[str, str]]:
-    """Return the conversation that a filled prompt says."""
+    """Return the conversation of a filled prompt."""
     system, *turns = _TURN.split(prompt)
     if not turns:
         return [{"role": "user", "content": prompt}]
@@ -33,7 +33,7 @@ def messages_of(prompt: str) -> list[dict[str, str]]:
 
 
 def answer_of(tokens: list[str]) -> str | None:
-    """Return the language that the likeliest of the tokens names; None if none does."""
+    """Return the language of the likeliest token that names one; None if none does."""
     for token in tokens:
         start = token.strip().casefold()
         named = [each for each in LANGUAGES if each.casefold().startswith(start)]
@@ -44,7 +44,7 @@ def answer_of(tokens: list[str]) -> str | None:
 
 @agl.rollout
 async def names_language(task: Item, prompt: agl.PromptTemplate, llm: agl.LLM) -> float:
-    """Ask the model once, and say whether it named the language."""
+    """Ask the model once, and return 1.0 if it named the language."""
     messages = messages_of(prompt.format(text=task["text"]))
     body: dict[str, Any] = {"model": llm.model, "messages": messages, "temperature": 0, "max_tokens": 1}
     body |= {"logprobs": True, "top_logprobs": TOP}
@@ -52,6 +52,6 @@ async def names_language(task: Item, prompt: agl.PromptTemplate, llm: agl.LLM) -
         aiohttp.ClientSession(raise_for_status=True) as session,
         session.post(f"{llm.get_base_url()}/chat/completions", json=body) as reply,
     ):
-        said: dict[str, Any] = await reply.json()
-    likely: list[dict[str, Any]] = said["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
+        completion: dict[str, Any] = await reply.json()
+    likely: list[dict[str, Any]] = completion["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
     return float(answer_of([each["token"] for each in likely]) == task["language"])

@@ -1,9 +1,9 @@
-"""The scripted critic: an OpenAI-shaped server in a process of its own that proposes only what it reads in failures.
+"""The scripted critic: an OpenAI-compatible server in a separate process that only proposes what it reads in failures.
 
-It knows two ways to mend a prompt and no task, no label and no prompt. A failed task whose answer is a text becomes an
-example: a turn that asks as the prompt asks, and the answer that was expected. A failed task with a requirement that
-the prompt does not name becomes a rule that names it. What it proposes is thus in the request, or in the prompt that
-stands there. It answers APO's requests for a critique and for an edit, and the reflection of GEPA.
+It knows two ways to improve a prompt, but no task, no label and no prompt. A failed task with a text answer becomes an
+example: a turn in the form of the prompt's question, and the expected answer. A failed task with a requirement that the
+prompt does not name becomes a rule that names it. So all proposals come from the request or the prompt in it. It
+answers APO's requests for a critique and for an edit, and the reflection of GEPA.
 
     python -m bench.prompts.critic SEED     prints its port and serves until its standard input ends
 """
@@ -34,30 +34,30 @@ _EXAMPLE: Final = re.compile(r"^User: ?(?:(?!^User: ).)*?^Assistant: ?[^\n]*\n?"
 
 @dataclass(frozen=True)
 class Case:
-    """A task as the request shows it, and what the agent earned."""
+    """A task in the request, and the agent's reward."""
 
     task: dict[str, Any]
     reward: float
 
 
 def answer(text: str, seed: int) -> str:
-    """Return what the critic says to a request: the same to the same one."""
+    """Return the critic's reply to a request; deterministic."""
     rng = random.Random(f"{seed} {text}")
-    found = _TEMPLATE.search(text)
-    if found is None:
+    match = _TEMPLATE.search(text)
+    if match is None:
         return "I see no prompt in this request."
-    template = found[1] if found[1] is not None else found[2]
+    template = match[1] if match[1] is not None else match[2]
     if (critique := _CRITIQUE.search(text)) is not None:
         additions = [json.loads(each) for each in _ADD.findall(critique[1])]
         return edited(template, additions[:1] if "exactly one" in text else additions, rng)
     additions = lessons(template, list(cases_in(text)))
-    if found[1] is None:  # a reflection: the new prompt in a fence
+    if match[1] is None:  # a reflection: the new prompt in a fence
         return f"```\n{edited(template, additions, rng)}\n```"
     return "Critique:\n" + "\n".join(f"- Add: {json.dumps(each, ensure_ascii=False)}" for each in additions)
 
 
 def cases_in(text: str) -> Iterator[Case]:
-    """Find the tasks that the request shows as JSON, each with the reward that stands beside it."""
+    """Yield the tasks in the request's JSON, each with the reward beside it."""
     decoder = json.JSONDecoder()
     for block in _BLOCK.split(text)[1:]:
         score = _SCORE.search(block)
@@ -72,7 +72,7 @@ def cases_in(text: str) -> Iterator[Case]:
 
 
 def lessons(template: str, cases: Sequence[Case]) -> list[str]:
-    """Return what the prompt should have said for the tasks that failed; what most of them need first."""
+    """Return additions to the prompt for the failed tasks; the most frequent need comes first."""
     gaps = {name for _, name, _, _ in Formatter().parse(template) if name}
     examples, rules = list[str](), Counter[str]()
     for case in cases:
@@ -81,10 +81,10 @@ def lessons(template: str, cases: Sequence[Case]) -> list[str]:
         for field, value in case.task.items():
             if value is True and field not in template.casefold():
                 rules[f"If {field} is asked for, the room must have it."] += 1
-            asked = next(iter(gaps), "")
-            text = case.task.get(asked)
+            gap = next(iter(gaps), "")
+            text = case.task.get(gap)
             if isinstance(value, str) and isinstance(text, str) and field not in gaps:
-                question = _pattern(template).replace(f"{{{asked}}}", text)
+                question = _pattern(template).replace(f"{{{gap}}}", text)
                 example = f"User: {question}\nAssistant: {value}\n"
                 if example not in template:
                     examples.append(example)
@@ -92,14 +92,14 @@ def lessons(template: str, cases: Sequence[Case]) -> list[str]:
 
 
 def edited(template: str, additions: Sequence[str], rng: random.Random) -> str:
-    """Return the prompt with the additions: rules at its end, examples before the last turn; no more than fit."""
+    """Return the prompt with the additions: rules at its end, examples before the last turn, up to `MOST_EXAMPLES`."""
     rules = [each for each in additions if not each.startswith("User: ")]
     new = [each for each in additions if each.startswith("User: ")]
     if not new:
         return "\n".join([template, *rules])
     pattern, head = _pattern(template), _USER.split(template)[0] if _USER.search(template) else ""
     examples = [*(each if each.endswith("\n") else f"{each}\n" for each in _EXAMPLE.findall(template)), *new]
-    while len(examples) > MOST_EXAMPLES:  # one of the answer that is shown most often
+    while len(examples) > MOST_EXAMPLES:  # remove one with the most frequent answer
         answers = Counter(map(_answer, examples))
         most = max(answers.values())
         examples.remove(rng.choice([each for each in examples if answers[_answer(each)] == most]))
@@ -109,7 +109,7 @@ def edited(template: str, additions: Sequence[str], rng: random.Random) -> str:
 
 
 def _pattern(template: str) -> str:
-    """Return how the prompt asks: its last turn, or all of a prompt without turns."""
+    """Return the form of the prompt's question: its last turn, or all of a prompt without turns."""
     return _USER.split(template)[-1].strip()
 
 
@@ -123,10 +123,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         request: dict[str, Any] = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        said = "\n".join(str(message["content"]) for message in request["messages"])
-        content = answer(said, self.seed)
+        text = "\n".join(str(message["content"]) for message in request["messages"])
+        content = answer(text, self.seed)
         message = {"role": "assistant", "content": content}
-        usage = {"prompt_tokens": len(said.split()), "completion_tokens": len(content.split())}
+        usage = {"prompt_tokens": len(text.split()), "completion_tokens": len(content.split())}
         reply = {
             "id": "critique",
             "object": "chat.completion",

@@ -1,8 +1,8 @@
 """The task of the bench: name the language of a short text. Ten languages, real labelled text.
 
 The texts are the sentences of `chatterbot-corpus` 1.3.3 (BSD-3-Clause, a wheel of 0.3 MB): one folder per language, so
-the folder is the label. Sentences that stand in two folders are left out. Each language has the same number of items in
-each part, so the constant answer earns a tenth; no text is in two parts.
+the folder is the label. Sentences in two folders are excluded. Each language has the same number of items in each part,
+so a constant answer earns a tenth; no text is in two parts.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ LANGUAGES: Final = (
 TRAIN, VALIDATION, HELD_OUT = 16, 12, 15
 """Items per language."""
 _FIRST: Final = 12
-"""Texts that were drawn with those held out; the others of the other parts were drawn later, so the held-out texts
-are still the same ones."""
+"""Number of texts drawn together with the held-out ones; the remaining texts are drawn separately, so that the held-out
+texts do not change."""
 _SHORTEST, _LONGEST = 10, 32
-"""Characters of a text: long enough to tell, short enough to be read fast."""
+"""Least and most characters of a text: long enough to be recognised, short enough to be processed fast."""
 _SEED: Final = 7
 
 
@@ -57,16 +57,16 @@ def read_items(corpus: Path) -> Items:
     """Return the items of an unpacked `chatterbot-corpus`, the same ones each time.
 
     Raises:
-        FileNotFoundError: that is no such folder; says how to get it.
+        FileNotFoundError: there is no such folder; says how to get it.
     """
     data = corpus / "chatterbot_corpus" / "data"
     if not data.is_dir():
         raise FileNotFoundError(f"{data} is not there: run `make bench-prompts`, which fetches chatterbot-corpus 1.3.3")
     texts = {language: _texts(data / language.lower()) for language in LANGUAGES}
-    known = Counter(text.casefold() for found in texts.values() for text in found)
+    occurrences = Counter(text.casefold() for language_texts in texts.values() for text in language_texts)
     parts = Items([], [], [])
-    for language, found in texts.items():
-        alone = [text for text in found if known[text.casefold()] == 1]
+    for language, language_texts in texts.items():
+        alone = [text for text in language_texts if occurrences[text.casefold()] == 1]
         first = random.Random(f"{_SEED} {language}").sample(alone, _FIRST + HELD_OUT)
         later = random.Random(f"{_SEED} {language} more").sample(
             [text for text in alone if text not in set(first)], TRAIN + VALIDATION - _FIRST
@@ -82,7 +82,7 @@ def read_items(corpus: Path) -> Items:
 
 
 def _texts(folder: Path) -> list[str]:
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for file in sorted(folder.glob("*.yml")):
         try:
             document: Any = yaml.safe_load(file.read_text(encoding="utf-8"))
@@ -93,5 +93,5 @@ def _texts(folder: Path) -> list[str]:
             for line in cast("list[Any]", conversation if isinstance(conversation, list) else [conversation]):
                 text = " ".join(str(line).split())
                 if _SHORTEST <= len(text) <= _LONGEST and " " in text and not set(text) & set('{}\\"'):
-                    found.setdefault(text.casefold(), text)
-    return list(found.values())
+                    texts.setdefault(text.casefold(), text)
+    return list(texts.values())

@@ -1,4 +1,4 @@
-"""The prompts that were written by hand: those that a search may start from, and the best one that is known."""
+"""The prompts that were written by hand: starting points of a search, and the best known one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STARTING: Final = (
     "You are an expert of languages. Name the language of the text.\nUser: {text}",
     "User: {text}\nIn which language is that?",
 )
-"""What somebody may begin with, before having seen how the model answers."""
+"""Prompts that a user may start with, before seeing the model's answers."""
 
 _EXAMPLES: Final = {
     "Seras feliz": "Spanish",
@@ -33,6 +33,6 @@ BEST_KNOWN: Final = (
     + "".join(f"User: {text}\nAssistant: {language}\n" for text, language in _EXAMPLES.items())
     + "User: {text}"
 )
-"""The best of about twenty prompts that were tried by hand: with and without a list of the
-languages, with examples in one message and as turns. One example per language, as turns, is best; of five draws of
-such examples from the training tasks this is the best one."""
+"""The best of about twenty prompts that were tried by hand: with and without a list of the languages, with examples in
+one message and as turns. One example per language, as turns, is best; among five draws of such examples from the
+training tasks this is the best one."""

@@ -1,7 +1,7 @@
 """The documents' room selector, with an agent that follows rules instead of a model.
 
-The agent heeds exactly those rules that its prompt states, so what a search earns here says something of the search and
-nothing of a model. A task asks for a room; the reward is 1 for the smallest room that has all that is asked for.
+The agent obeys exactly the rules that its prompt states, so the results measure the search and not a model. A task asks
+for a room; the reward is 1 for the smallest room that meets all requirements.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ REQUIREMENTS: Final = ("whiteboard", "accessible", "screen", "quiet")
 
 
 class Room(TypedDict):
-    """What can be booked."""
+    """A room that can be booked."""
 
     name: str
     seats: int
@@ -29,7 +29,7 @@ class Room(TypedDict):
 
 
 class Request(TypedDict):
-    """One task: what is asked for, and the room that is right."""
+    """One task: the requirements, and the right room."""
 
     people: int
     whiteboard: bool
@@ -49,17 +49,17 @@ ROOMS: Final[tuple[Room, ...]] = (
 
 
 def selected(people: int, needs: set[str]) -> str:
-    """Return the smallest room that seats so many and has what is needed; the last one has everything."""
+    """Return the smallest room with enough seats and the needed equipment; the last one has everything."""
     return next(room["name"] for room in ROOMS if room["seats"] >= people and needs <= room["has"])
 
 
 def make_tasks() -> tuple[list[Request], list[Request], list[Request]]:
-    """Return all requests for 2 to 12 people, mixed: 32 to learn from, 32 to choose by, and those held out."""
+    """Return all requests for 2 to 12 people, shuffled: 32 for training, 32 for validation, and the held-out ones."""
     tasks = list[Request]()
     either = (False, True)
-    for people, *asked in itertools.product(range(2, 13), either, either, either, either):
-        whiteboard, accessible, screen, quiet = map(bool, asked)
-        room = selected(people, {name for name, wanted in zip(REQUIREMENTS, asked, strict=True) if wanted})
+    for people, *flags in itertools.product(range(2, 13), either, either, either, either):
+        whiteboard, accessible, screen, quiet = map(bool, flags)
+        room = selected(people, {name for name, flag in zip(REQUIREMENTS, flags, strict=True) if flag})
         tasks.append(
             Request(people=people, whiteboard=whiteboard, accessible=accessible, screen=screen, quiet=quiet, room=room)
         )
@@ -69,9 +69,9 @@ def make_tasks() -> tuple[list[Request], list[Request], list[Request]]:
 
 @agl.rollout
 def selects_room(task: Request, prompt: agl.PromptTemplate) -> float:
-    """Heed the requirements that the prompt names, and no others."""
+    """Obey the requirements that the prompt names, and no others."""
     rules = prompt.format(people=task["people"]).casefold()
-    asked = {each for each, value in task.items() if value is True}
-    chosen = selected(task["people"], {each for each in REQUIREMENTS if each in asked and each in rules})
+    requirements = {each for each, value in task.items() if value is True}
+    chosen = selected(task["people"], {each for each in REQUIREMENTS if each in requirements and each in rules})
     agl.emit_message(f"{chosen} was chosen for {task['people']} people")
     return float(chosen == task["room"])

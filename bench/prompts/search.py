@@ -1,4 +1,4 @@
-"""What searches for a prompt: APO, GEPA, and prompts drawn at random with the same number of rollouts."""
+"""Searches for a prompt: APO, GEPA, and random prompts with the same number of rollouts."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from bench.prompts.critic import edited
 
 Method = Literal["apo", "gepa"]
 BUDGET: Final = 2200
-"""Scores that GEPA may ask for, of which it has played some before; APO's settings come to 2,100 to 2,500 rollouts."""
+"""Most scores that GEPA may request, including repeated ones; APO's settings need 2,100 to 2,500 rollouts."""
 RANDOM_BUDGET: Final = 2520
-"""Rollouts of the random search where no other search of its seed says how many: as many as the greatest."""
+"""Rollouts of the random search if no other search ran with its seed: as many as the largest one."""
 APO_SETTINGS: Final[dict[str, Any]] = {
     "gradient_batch_size": 10,
-    "val_batch_size": 120,  # all of them: what the beam has played there is not played again
+    "val_batch_size": 120,  # all of them: results of the beam are reused
     "beam_width": 2,
     "branch_factor": 2,
     "beam_rounds": 8,
@@ -36,20 +36,20 @@ GEPA_SETTINGS: Final[dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Found:
-    """What a search found."""
+    """The result of a search."""
 
     template: str
     score: float
-    """Of the best on the validation tasks."""
+    """Reward of the best prompt on the validation tasks."""
     rollouts: int
     model_calls: int
-    """Of the critic."""
+    """Model calls of the critic."""
     seconds: float
 
 
 @contextmanager
 def scripted_critic(seed: int) -> Generator[agl.LLM]:
-    """Start the critic in a process of its own."""
+    """Start the critic in a separate process."""
     command = [sys.executable, "-m", "bench.prompts.critic", str(seed)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
@@ -64,7 +64,7 @@ def scripted_critic(seed: int) -> Generator[agl.LLM]:
 
 @dataclass(frozen=True)
 class Bench:
-    """An agent with its tasks, and how it is run."""
+    """An agent with its tasks, and the settings of its runs."""
 
     agent: Any
     train: Sequence[Any]
@@ -91,7 +91,7 @@ class Bench:
         """Return the mean reward of a prompt.
 
         Raises:
-            RuntimeError: a rollout earned nothing.
+            RuntimeError: a rollout has no reward.
         """
         result = self._trainer(template).evaluate(self.agent, list(tasks))
         rewards = [each.reward for each in result.rollouts if each.reward is not None]
@@ -119,9 +119,9 @@ class Bench:
         )
 
     def random_search(self, template: str, seed: int, rollouts: int) -> Found:
-        """Return the best of prompts with random training tasks as examples, with at most so many rollouts.
+        """Return the best of prompts with random training tasks as examples, with at most this number of rollouts.
 
-        Each is a draw of its own, of one to ten examples, played on all validation tasks; no failure is read.
+        Each prompt has one to ten random examples and runs on all validation tasks; no failure is read.
         """
         rng, began, best = random.Random(f"random search {seed}"), time.monotonic(), (-1.0, template)
         count = rollouts // len(self.validation)

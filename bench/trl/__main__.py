@@ -17,7 +17,7 @@ from bench.trl.shared import GROUP, STEPS, TASKS, Run, tasks_of_demo
 
 
 def run(side: str, folder: str, seed: int, steps: int) -> Run:
-    """Run one side in a process of its own."""
+    """Run one side in a separate process."""
     command = [sys.executable, "-m", f"bench.trl.{side}", folder, str(seed), str(steps)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=3600)
     if done.returncode:
@@ -26,7 +26,7 @@ def run(side: str, folder: str, seed: int, steps: int) -> Run:
 
 
 def main() -> None:
-    """Make the start, run all, print."""
+    """Make the first model, run all seeds, print the results."""
     parser = argparse.ArgumentParser(prog="bench.trl")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--model", help="folder of a model that the demo has warmed up; made anew without")
@@ -42,12 +42,12 @@ def main() -> None:
         runs: list[Run] = []
         for seed in range(options.seeds):
             for side in ("ours", "theirs") if seed % 2 == 0 else ("theirs", "ours"):
-                found = run(side, folder, seed, options.steps)
-                runs.append(found)
-                last = statistics.mean(found.curve[-4:])
+                result = run(side, folder, seed, options.steps)
+                runs.append(result)
+                last = statistics.mean(result.curve[-4:])
                 print(
-                    f"{seed:4}  {side:6}  {found.cpu_seconds:6.1f}  {found.held_out_before:15.3f}  "
-                    f"{found.held_out:6.3f}  {last:.3f}",
+                    f"{seed:4}  {side:6}  {result.cpu_seconds:6.1f}  {result.held_out_before:15.3f}  "
+                    f"{result.held_out:6.3f}  {last:.3f}",
                     flush=True,
                 )
     seconds = {s: statistics.median(r.cpu_seconds for r in runs if r.side == s) for s in ("ours", "theirs")}

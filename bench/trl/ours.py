@@ -35,8 +35,8 @@ class Episode:
     reward: float | None = None
 
     def take(self, completion: Completion, chat_format: ChatFormat) -> None:
-        """Add a completed call to its row, a new one where the prompt does not go on with the last one's tokens, and
-        play the tool's part."""
+        """Add a completed call to its row, or to a new one if the prompt does not continue the last row's tokens, and
+        run the tool."""
         if not self.rows or completion.prompt_ids[: len(self.rows[-1].token_ids)] != self.rows[-1].token_ids:
             self.rows.append(Sample(f"{id(self)}", "a", [], [], [], ["c"], [0]))
         row = self.rows[-1]
@@ -73,7 +73,7 @@ def play(tasks: list[Task], decoder: Decoder, chat_format: ChatFormat, seeds: ra
 
 
 def train(folder: str, seed: int, steps: int) -> Run:
-    """Train for some steps and return what it took and gave."""
+    """Train for some steps and return the run's figures."""
     torch.set_num_threads(1)
     train_tasks, held_out = tasks_of_demo()
     policy = Policy.load(folder, learning_rate=LEARNING_RATE, seed=seed, max_tokens_per_forward=1 << 15)

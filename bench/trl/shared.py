@@ -1,4 +1,4 @@
-"""What both sides have in common: the budget, the settings, and how a run is measured."""
+"""The shared code of both sides: the budget, the settings, and the measurement of a run."""
 
 from __future__ import annotations
 
@@ -38,6 +38,6 @@ def tasks_of_demo() -> tuple[list[Task], list[Task]]:
 
 
 def cpu_seconds() -> float:
-    """Return what this process has used so far."""
+    """Return the processor seconds that this process has used so far."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime

@@ -57,7 +57,7 @@ def reward(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
 
 
 def train(folder: str, seed: int, steps: int) -> Run:
-    """Train for some steps and return what it took and gave."""
+    """Train for some steps and return the run's figures."""
     torch.set_num_threads(1)
     train_tasks, held_out = tasks_of_demo()
     tokenizer = AutoTokenizer.from_pretrained(folder)

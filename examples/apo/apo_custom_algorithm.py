@@ -1,10 +1,10 @@
-"""An algorithm of one's own, a small search over prompts, and its runner: each in a terminal, on one store.
+"""A custom algorithm, a small search over prompts, and its runner: each in its own terminal, on one store.
 
     agl store
     python apo_custom_algorithm.py algo
     python apo_custom_algorithm.py runner
 
-The algorithm publishes a prompt, has the tasks run with it, reads what they earned, and goes on from the best prompt.
+The algorithm publishes a prompt, runs the tasks with it, reads their rewards, and continues with the best prompt.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ENDINGS = ("Explain your answer.", "Answer with the number alone.")
 
 @agl.rollout
 def apo_rollout(task: Question, prompt_template: agl.PromptTemplate) -> float:
-    """Ask the model. The reward is 1 for the right answer alone, and the less the more words are around it."""
+    """Ask the model. The reward is 1 for the right answer alone, and lower the more other words the reply has."""
     model = llm("assistant")
     prompt = prompt_template.format(any_question=task["question"])
     with openai.OpenAI(base_url=model.endpoint, api_key=model.api_key) as client:
@@ -47,9 +47,9 @@ def apo_rollout(task: Question, prompt_template: agl.PromptTemplate) -> float:
 
 
 async def mean_reward(prompt: str, store: agl.LightningStore) -> float:
-    """Return what the tasks earn with a prompt, on average."""
+    """Return the mean reward of the tasks with a prompt."""
     resources: agl.NamedResources = {
-        "main_prompt": agl.PromptTemplate(template=prompt, engine="f-string")  # any name does: the agent's goes by type
+        "main_prompt": agl.PromptTemplate(template=prompt, engine="f-string")  # any name: the agent gets it by type
     }
     version = await store.add_resources(resources)
     requests = [agl.EnqueueRolloutRequest(input=task, resources_id=version.resources_id) for task in TASKS]
@@ -63,7 +63,7 @@ async def mean_reward(prompt: str, store: agl.LightningStore) -> float:
 
 
 async def apo_algorithm(*, store: agl.LightningStore) -> str:
-    """Return the best of three prompts, or of what it becomes with a further sentence."""
+    """Return the best of three prompts and of its extensions by one sentence."""
     prompt_candidates = [
         "You are a helpful assistant. {any_question}",
         "You are a knowledgeable AI. {any_question}",

@@ -14,7 +14,7 @@ from agentlightning.algorithm.decorator import algo
 
 @algo
 async def apo_algorithm_usable_in_trainer(*, store: LightningStore) -> str:
-    """The same function as an algorithm of the Trainer, which gives it the store of the run."""
+    """Run the same function as an algorithm of the Trainer, which passes it the store of the run."""
     return await apo_algorithm(store=store)
 
 

@@ -1,12 +1,12 @@
-"""Three ways to debug an agent, the one of `room_selector.py`, without training it.
+"""Three ways to debug an agent (that of `room_selector.py`) without training it.
 
-python apo_debug.py --mode runner     one task, past the queue: what came out, and what it left in the store
+python apo_debug.py --mode runner     one task, without the queue: its result, and its spans in the store
 python apo_debug.py --mode hook       a hook that prints the spans of each rollout, failed ones too
 python apo_debug.py --mode trainer    store, algorithm and runner in this process, with a detailed log
 """
 
 # pyright: reportIncompatibleMethodOverride=false
-# a callback of a hook takes the parameters that it needs, and need not be a coroutine
+# a callback of a hook takes only the parameters that it needs, and may be an ordinary function
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def show(spans: Sequence[agl.Span]) -> None:
 
 
 async def debug_with_runner() -> None:
-    """Run one task in this thread: a breakpoint in the agent stops here, and what it raises is raised here."""
+    """Run one task in this thread, so that breakpoints in the agent work and its exceptions are raised here."""
     store = agl.InMemoryLightningStore()
     with agl.LitAgentRunner[dict[str, Any]](tracer=agl.OtelTracer()).run_context(
         agent=selects_room, store=store
@@ -42,7 +42,7 @@ async def debug_with_runner() -> None:
 
 
 class PrintSpans(agl.Hook):
-    """Prints what a rollout has left, or what it raised."""
+    """Prints the spans of a rollout, or its exception."""
 
     def on_rollout_error(self, *, rollout: agl.AttemptedRollout, error: BaseException) -> None:
         print(f"{rollout.input} raised {error!r}")
@@ -53,7 +53,7 @@ class PrintSpans(agl.Hook):
 
 
 async def debug_with_hook() -> None:
-    """Run the tasks through the queue, by a runner that has a hook and ends when nothing is queued."""
+    """Run the tasks through the queue, with a runner that has a hook and ends when the queue is empty."""
     store = agl.InMemoryLightningStore()
     await store.add_resources(resources())
     for task in TASKS:
@@ -64,7 +64,7 @@ async def debug_with_hook() -> None:
 
 
 def debug_with_trainer() -> None:
-    """Run the tasks by a Trainer that changes nothing: what `fit` does, on threads, each step in the log."""
+    """Run the tasks with `fit` of a Trainer that learns nothing, on threads, with each step in the log."""
     agl.setup_logging("DEBUG")
     trainer = agl.Trainer(strategy="shm", initial_resources=resources(), hooks=[PrintSpans()])
     trainer.dev(selects_room, TASKS)

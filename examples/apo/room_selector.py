@@ -1,4 +1,4 @@
-"""The rooms, the requests for them, and the agent: one call of a model, which is told the rules by a prompt."""
+"""The rooms, the requests for them, and the agent: one model call with a prompt that states the rules."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROOMS: dict[str, tuple[int, set[str]]] = {
     "C301": (10, {"whiteboard", "accessible", "screen"}),
     "D401": (12, set(NEEDS)),
 }
-"""Seats and equipment; the smallest ones first."""
+"""Seats and equipment by room; the smallest room first."""
 
 
 def smallest(people: int, needs: set[str]) -> str:
@@ -28,13 +28,11 @@ def smallest(people: int, needs: set[str]) -> str:
 
 
 def make_tasks() -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return requests to learn from (32), to choose by (32), and held out (112)."""
+    """Return requests for training (32), for validation (32), and held out (112)."""
     tasks: list[dict[str, Any]] = []
-    for people, *asked in itertools.product(range(2, 13), *[(False, True)] * len(NEEDS)):
-        needs = dict(zip(NEEDS, asked, strict=True))
-        tasks.append(
-            {"people": people, **needs, "room": smallest(people, {n for n, wanted in needs.items() if wanted})}
-        )
+    for people, *flags in itertools.product(range(2, 13), *[(False, True)] * len(NEEDS)):
+        needs = dict(zip(NEEDS, flags, strict=True))
+        tasks.append({"people": people, **needs, "room": smallest(people, {n for n, flag in needs.items() if flag})})
     random.Random(0).shuffle(tasks)
     return tasks[:32], tasks[32:64], tasks[64:]
 

@@ -1,4 +1,4 @@
-"""Tune a prompt by APO and by GEPA, and measure each on requests that the search has never seen."""
+"""Tune a prompt with APO and with GEPA, and measure each on requests that the search has never seen."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ SEED = "Choose the smallest room that seats {people} people."
 
 
 def resources() -> agl.NamedResources:
-    """Return what the search begins with."""
+    """Return the resources at the start of the search."""
     return {"prompt": agl.PromptTemplate(template=SEED, engine="f-string"), "llm": llm("selector")}
 
 
 def search(method: str) -> None:
-    """Search, and print the best prompt, and its reward before and after with 95 % intervals."""
+    """Run the search; print the best prompt, and the reward before and after with 95 % intervals."""
     train, validation, held_out = make_tasks()
     critic = llm("critic")
     algorithm: Any
@@ -39,10 +39,10 @@ def search(method: str) -> None:
     after = trainer.evaluate(selects_room, held_out, resources=trainer.result.best_resources)
     print(f"--- {method}: {trainer.result.rollouts} rollouts, {trainer.result.bill.calls} calls of the critic")
     print(trainer.result.best_prompt.template)
-    for name, found in (("before", before), ("after", after)):
-        interval = found.interval()
+    for name, evaluation in (("before", before), ("after", after)):
+        interval = evaluation.interval()
         assert interval is not None
-        print(f"{name:6} {found.mean_reward:.2f} [{interval.low:.2f}, {interval.high:.2f}]")
+        print(f"{name:6} {evaluation.mean_reward:.2f} [{interval.low:.2f}, {interval.high:.2f}]")
     print(before.compare(after))
 
 

@@ -1,8 +1,8 @@
-"""A server in the place of three models, which answers by rules: no download, no account, the same answer each time.
+"""A server that replaces three models and answers by rules: no download, no account, the same answer each time.
 
-`selector` heeds the requirements that its instructions name, and no others. `critic` reads the failures that it is
-shown, and proposes a rule for what most of them needed and the prompt does not name. It knows neither rooms nor tasks.
-`assistant` calculates, and says no more around the number than its instructions ask for.
+`selector` obeys the requirements that its instructions name, and no others. `critic` reads the failures in its request,
+and proposes a rule for the most frequent need that the prompt does not name. It knows neither rooms nor tasks.
+`assistant` calculates, and adds only the words that its instructions ask for.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _RULE = re.compile(r"^If .* is asked for, the room must have it\.$", re.MULTILIN
 
 
 def selector(messages: list[dict[str, str]]) -> str:
-    """Answer as a model that does what it is told, and nothing that it is not told."""
+    """Answer as a model that follows exactly the instructions in its prompt."""
     rules, request = messages[0]["content"].casefold(), json.loads(messages[1]["content"])["request"]
     return smallest(request["people"], {name for name in NEEDS if request[name] and name in rules})
 
@@ -40,25 +40,25 @@ def selector(messages: list[dict[str, str]]) -> str:
 def critic(messages: list[dict[str, str]]) -> str:
     """Answer a request for a critique, for an edit by a critique, or (GEPA) for a new prompt in a fence."""
     text = "\n".join(message["content"] for message in messages)
-    found = _TEMPLATE.search(text)
-    if found is None:
+    match = _TEMPLATE.search(text)
+    if match is None:
         return "I see no prompt in this request."
-    template = found[1] or found[2]
+    template = match[1] or match[2]
     if "<critique>" in text:
         return "\n".join([template, *_RULE.findall(text.partition("<critique>")[2])[:1]])
-    wanted: Counter[str] = Counter()
+    needs: Counter[str] = Counter()
     for case in _CASE.split(text)[1:]:
         if _FAILED.search(case):
-            asked = set(re.findall(r'\\?"(\w+)\\?": true', case))
-            wanted.update(name for name in sorted(asked) if name not in template)
-    rules = [f"If {name} is asked for, the room must have it." for name, _ in wanted.most_common(1)]
+            requirements = set(re.findall(r'\\?"(\w+)\\?": true', case))
+            needs.update(name for name in sorted(requirements) if name not in template)
+    rules = [f"If {name} is asked for, the room must have it." for name, _ in needs.most_common(1)]
     if not rules:
-        rules = ["The prompt names all that was needed."] if found[1] else []
-    return "\n".join(rules) if found[1] else "\n".join(["```", template, *rules, "```"])
+        rules = ["The prompt names all that was needed."] if match[1] else []
+    return "\n".join(rules) if match[1] else "\n".join(["```", template, *rules, "```"])
 
 
 def assistant(messages: list[dict[str, str]]) -> str:
-    """Answer a question with the manner that the prompt gives it."""
+    """Answer a question in the manner that the prompt asks for."""
     prompt = messages[0]["content"]
     calculation = _CALCULATION.search(prompt)
     if calculation is None:
@@ -97,7 +97,7 @@ _MODELS = {"selector": selector, "critic": critic, "assistant": assistant}
 
 @contextmanager
 def model_server() -> Generator[None]:
-    """Serve the stand-ins at `OPENAI_BASE_URL`, unless this variable or `OPENAI_API_KEY` is set: for a real model."""
+    """Serve the stand-ins at `OPENAI_BASE_URL`, unless it or `OPENAI_API_KEY` is already set for a real model."""
     if {"OPENAI_BASE_URL", "OPENAI_API_KEY"} & os.environ.keys():
         if "OPENAI_MODEL" not in os.environ:
             raise SystemExit(

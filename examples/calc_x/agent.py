@@ -1,7 +1,7 @@
-"""The agent: an assistant of AutoGen whose calculator is an MCP server, a process that it talks to over stdio."""
+"""The agent: an assistant of AutoGen with a calculator, which is an MCP server over stdio in its own process."""
 # pyright: reportMissingImports=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 # pyright: reportUnknownParameterType=false, reportUnknownArgumentType=false
-# The framework is in an environment of its own (constraints.txt), where its types are known.
+# The framework is in a separate environment (constraints.txt), where its types are known.
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ INFO = {"vision": False, "function_calling": True, "json_output": True, "structu
 
 @cache
 def calculator() -> McpWorkbench:
-    """One server for all rollouts of a runner; it ends with the runner, which closes its standard input.
+    """Return the one server for all rollouts of a runner; it ends with the runner, which closes its standard input.
 
-    The server calls its tool `calculate`. The model's few words include `calculator`, so that is what it is told.
+    The server's tool is called `calculate`. The model's small vocabulary has `calculator`, so the tool is renamed.
     """
-    quiet = {"FASTMCP_LOG_LEVEL": "WARNING"}  # else it tells of every request
+    quiet = {"FASTMCP_LOG_LEVEL": "WARNING"}  # otherwise it logs every request
     server = StdioServerParams(command=sys.executable, args=["-m", "mcp_server_calculator"], env=quiet)
     return McpWorkbench(server, tool_overrides={"calculate": ToolOverride(name="calculator")})
 
@@ -42,8 +42,8 @@ async def solves(task: Task, llm: agl.LLM) -> float:
     )
     assistant = AssistantAgent("assistant", client, workbench=calculator(), system_message=None, max_tool_iterations=2)
     try:
-        said = (await assistant.run(task=task["question"])).messages[-1]
+        reply = (await assistant.run(task=task["question"])).messages[-1]
     finally:
         await client.close()
-    # After its last tool call AutoGen gives the tool's result for an answer; that is not what the model said.
-    return float(isinstance(said, TextMessage) and said.content.strip() == str(task["answer"]))
+    # If the last step is a tool call, AutoGen returns the tool's result, which is not the model's answer.
+    return float(isinstance(reply, TextMessage) and reply.content.strip() == str(task["answer"]))

@@ -1,8 +1,8 @@
-"""One program for every cluster: the agent that the runners run, and the algorithm that trains its model.
+"""One program for every cluster: the agent for the runners, and the algorithm that trains its model.
 
 A runner is `agl runner train.py:agent`, the algorithm is this program with `AGL_CURRENT_ROLE=algorithm`. Without that
-variable it does both on this machine, and with `--ray` the runners are actors of a Ray cluster. Started again under the
-same `AGL_RUN_ID`, on the same store and the same `--out`, it goes on from its last checkpoint.
+variable it runs both on this machine, and with `--ray` the runners are actors of a Ray cluster. With the same
+`AGL_RUN_ID`, store and `--out` as an earlier start, it resumes from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _clients: list[Any] = []
 
 
 def client() -> Any:
-    """One client for all rollouts of a process; one with `functools.cache` in this file is what Ray cannot send."""
+    """Return the one client for all rollouts of a process. (Ray cannot send a function with `functools.cache`.)"""
     import openai
 
     if not _clients:
@@ -49,7 +49,7 @@ def agent(task: Task, llm: agl.LLM) -> float:
 
 
 def first_model(folder: Path) -> Path:
-    """Return the small model that training begins with; it is made once, and whole or not at all."""
+    """Return the small model that training starts from. It is made once; an interrupted attempt leaves no model."""
     from agentlightning.demo.imitation import make_policy
 
     made, begun = folder / "first-model", folder / "first-model.begun"
@@ -60,7 +60,7 @@ def first_model(folder: Path) -> Path:
 
 
 def train(options: argparse.Namespace) -> None:
-    """Train, and draw how many held-out tasks were solved after how many updates."""
+    """Train, and plot the share of solved held-out tasks by the number of updates."""
     out: Path = options.out
     out.mkdir(parents=True, exist_ok=True)
     tasks, held_out = make_tasks(train=512, held_out=options.held_out)
@@ -69,15 +69,15 @@ def train(options: argparse.Namespace) -> None:
             model=options.model or first_model(out),
             device=options.device,
             max_steps=options.steps,
-            batch_size=16,  # tasks of a step
-            num_generations=8,  # rollouts of each
-            num_iterations=2,  # passes over them
+            batch_size=16,  # tasks per step
+            num_generations=8,  # rollouts per task
+            num_iterations=2,  # passes over the rollouts
             minibatch_rollouts=32,
             learning_rate=options.learning_rate,
             lr_scheduler_type="linear",
             max_completion_length=options.max_completion_length,
             eval_steps=2,
-            save_steps=2,  # steps that an interruption costs at most
+            save_steps=2,  # steps between checkpoints
             output_dir=out / "run",
         ),
         # Runners call the model through the gateway: on other machines they need an address that is not loopback.

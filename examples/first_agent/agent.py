@@ -1,4 +1,4 @@
-"""The agent: an ordinary program that asks a model, runs the tool that the model asks for, and compares the answer."""
+"""The agent: an ordinary program that asks a model, runs the tools that the model calls, and checks the answer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agentlightning.demo.tasks import Task
 
 @cache
 def client() -> Any:
-    """One client for all rollouts of a process: its copies share connections."""
+    """Return the one client for all rollouts of a process: its copies share connections."""
     return openai.OpenAI(base_url="http://127.0.0.1/", api_key="unused")
 
 

@@ -14,15 +14,15 @@ from agentlightning.demo.tasks import make_tasks
 
 
 def train(model: Path, folder: Path, steps: int, store: str | None) -> None:
-    """Train, and draw how many held-out tasks were solved after how many updates."""
+    """Train, and plot the share of solved held-out tasks by the number of updates."""
     tasks, held_out = make_tasks(train=512, held_out=128)
     trainer = agl.Trainer(
         algorithm=agl.GRPO(
             model=model,
             max_steps=steps,
-            batch_size=16,  # tasks of a step
-            num_generations=8,  # rollouts of each
-            num_iterations=2,  # passes over them
+            batch_size=16,  # tasks per step
+            num_generations=8,  # rollouts per task
+            num_iterations=2,  # passes over the rollouts
             minibatch_rollouts=32,
             learning_rate=3e-4,
             lr_scheduler_type="linear",

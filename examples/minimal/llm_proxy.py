@@ -1,9 +1,9 @@
-"""What the gateway records of a model call that a plain OpenAI client makes: the tokens, which training needs.
+"""Record the tokens of a plain OpenAI client's model calls with the gateway; training needs them.
 
     python examples/minimal/llm_proxy.py
 
-Each attempt calls the gateway under an address of its own, `/rollout/<id>/attempt/<id>`. The model is the demo's,
-untrained, so that no download and no key are needed: its replies are noise with real tokens.
+Each attempt calls the gateway at its own address, `/rollout/<id>/attempt/<id>`. The model is the untrained one of the
+demo, which needs no download and no key: its replies are noise with real tokens.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from agentlightning.training.learner.policy import Policy
 
 @agl.rollout
 def asks_twice(task: str, llm: agl.LLM) -> float:
-    """Knows an address and a model, and nothing of training."""
+    """Ask two questions. The agent only knows an address and a model, nothing about training."""
     with openai.OpenAI(base_url=llm.endpoint, api_key=llm.api_key or "unused") as client:
         for question in (task, "Add 3 and 4."):
             client.chat.completions.create(
@@ -35,7 +35,7 @@ def asks_twice(task: str, llm: agl.LLM) -> float:
 
 @contextmanager
 def model_server() -> Generator[str]:
-    """Serve a model that nobody has trained; give its address."""
+    """Serve an untrained model; yield its address."""
     with tempfile.TemporaryDirectory() as folder:
         tokenizer = make_tokenizer()
         Policy(make_model(tokenizer), tokenizer).save(Path(folder))
@@ -47,7 +47,7 @@ def model_server() -> Generator[str]:
             engine.stop()
 
 
-@agl.algo(auto_start_proxy=True)  # the gateway runs while this does
+@agl.algo(auto_start_proxy=True)  # the gateway runs during this function
 async def one_pass(*, store: agl.LightningStore, llm_proxy: agl.LLMProxy, train_dataset: list[str]) -> None:
     await store.add_resources({"llm": llm_proxy.as_resource()})
     rollouts = [await store.enqueue_rollout(task, mode="train") for task in train_dataset]

@@ -1,4 +1,4 @@
-"""An algorithm of one's own: hill climbing over one number. It publishes, has tasks run, looks, and decides."""
+"""A custom algorithm: hill climbing over one number. It publishes a value, runs tasks, reads rewards, and decides."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TASKS = [{"distance": distance} for distance in (8.0, 9.0, 10.0, 11.0, 12.0)]
 
 @agl.rollout
 def thrower(task: dict[str, float], force: agl.CustomResource) -> float:
-    """Throws a ball; the nearer it comes to the goal, the greater the reward, 1 at most."""
+    """Throw a ball; the nearer it comes to the goal, the higher the reward, 1 at most."""
     return 1.0 / (1.0 + abs(task["distance"] - force["newton"] / 2.0))
 
 

@@ -1,10 +1,10 @@
-"""The life of a vLLM server: started, awaited, asked once for text with its token ids, and ended.
+"""Start a vLLM server, wait for it, request text with token ids once, and end the server.
 
     python examples/minimal/vllm_server.py Qwen/Qwen2.5-0.5B-Instruct
 
-Other arguments, such as `--max-model-len 4096`, go to vLLM. `--command` starts another command line than `agl vllm`,
-`--seconds` is how long the server may take to answer. It needs a GPU and the extra `vllm`; `CUDA_VISIBLE_DEVICES`
-chooses the GPU, `HF_HOME` is where models are kept.
+Other arguments, such as `--max-model-len 4096`, go to vLLM. `--command` replaces the command line `agl vllm`,
+`--seconds` limits the time until the server answers. It needs a GPU and the extra `vllm`; `CUDA_VISIBLE_DEVICES`
+selects the GPU, `HF_HOME` is the folder of models.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main() -> None:
             log=Path(folder, "vllm.log"),
             start_seconds=args.seconds,
         )
-        server.start()  # returns when GET /health answers; an error has the last lines of the log
+        server.start()  # returns when GET /health answers; an error contains the last lines of the log
         try:
             print("ready:", server.control.is_healthy())
             with openai.OpenAI(base_url=f"{server.control.address}/v1", api_key=server.api_key) as client:

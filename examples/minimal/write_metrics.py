@@ -1,9 +1,9 @@
-"""What a run counts and measures: a page for Prometheus, without a Prometheus, and a metric of one's own beside it.
+"""Print the metrics of a run as a Prometheus page, without a Prometheus server, and add a custom metric.
 
     python examples/minimal/write_metrics.py
 
-With `--console` each metric is logged to the terminal at the same time. Runners in processes of their own share a page
-if `PROMETHEUS_MULTIPROC_DIR` names a folder for them.
+With `--console` each metric is also logged to the terminal. Runners in separate processes share a page if
+`PROMETHEUS_MULTIPROC_DIR` is set to a folder.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def main() -> None:
     store = agl.InMemoryLightningStore(tracker=tracker)
     trainer = agl.Trainer(store=store, strategy="shm", n_runners=4, algorithm="baseline", initial_resources={})
     trainer.fit(flips_coins, train_dataset=list(range(20)))
-    wanted = ("agl_rollouts_total", "agl_attempts_total", "agl_rollouts_duration_count", "shop_coins_total")
+    prefixes = ("agl_rollouts_total", "agl_attempts_total", "agl_rollouts_duration_count", "shop_coins_total")
     for line in sorted(generate_latest(get_prometheus_registry()).decode().splitlines()):
-        if line.startswith(wanted):
+        if line.startswith(prefixes):
             print(line)
 
 

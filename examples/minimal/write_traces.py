@@ -1,4 +1,4 @@
-"""What a rollout leaves behind: the spans of one attempt, as a tree, and the rewards in them.
+"""Print the spans of one attempt as a tree, and the rewards in them.
 
     python examples/minimal/write_traces.py
 
@@ -17,7 +17,7 @@ PRICES = {"apple": 0.5, "pear": 0.75}
 
 @agl.operation
 def look_up(fruit: str) -> float:
-    """An operation is a span: its name, its arguments, what it returned, and when it ran."""
+    """Look up a price. An operation is a span with its name, arguments, result and times."""
     return PRICES[fruit]
 
 
@@ -32,7 +32,7 @@ async def shopper(task: dict[str, int]) -> None:
 
 
 def show(node: TraceTree, depth: int = 0) -> None:
-    """Print a span and those below it."""
+    """Print a span and its descendants."""
     attributes = {key.removeprefix("agentlightning."): value for key, value in node.span.attributes.items()}
     print("  " * depth + node.span.name, attributes or "")
     for child in sorted(node.children, key=lambda child: child.span.start_time or 0.0):

@@ -1,7 +1,7 @@
-"""A runner and a hook of one's own: each rollout gets a folder to work in, and the slow ones are named at the end."""
+"""A custom runner and a custom hook: each rollout gets a working folder, and a line is printed at its end."""
 
 # pyright: reportIncompatibleMethodOverride=false
-# a callback of a hook takes the parameters that it needs, and need not be a coroutine
+# a callback of a hook takes only the parameters that it needs, and may be an ordinary function
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pathlib import Path
 import agentlightning as agl
 
 workspace: ContextVar[Path] = ContextVar("workspace")
-"""The folder of the rollout that runs here."""
+"""The folder of the current rollout."""
 
 
 class WorkspaceRunner(agl.Runner[str]):
-    """Makes a folder around each rollout. All that it does not override, the framework's runner does."""
+    """Makes a folder for each rollout. The framework's runner does everything else."""
 
     async def execute(self, task: agl.AttemptedRollout) -> object:
         with tempfile.TemporaryDirectory(prefix=f"{task.rollout_id}-") as folder:
@@ -29,14 +29,14 @@ class WorkspaceRunner(agl.Runner[str]):
 
 
 class Report(agl.Hook):
-    """Prints a line at the end of each rollout; each callback names what it needs."""
+    """Prints a line at the end of each rollout; each callback names the arguments that it needs."""
 
     def on_rollout_error(self, *, error: BaseException) -> None:
         print(f"it failed: {error}")
 
     def on_rollout_end(self, *, rollout: agl.AttemptedRollout, spans: list[agl.Span]) -> None:
-        left = workspace.get()
-        print(f"{rollout.input:7} reward {agl.find_final_reward(spans)}, in its folder: {os.listdir(left)}")
+        folder = workspace.get()
+        print(f"{rollout.input:7} reward {agl.find_final_reward(spans)}, in its folder: {os.listdir(folder)}")
 
 
 @agl.rollout
@@ -51,8 +51,8 @@ async def writes_a_file(task: str) -> float:
 
 def main() -> None:
     trainer = agl.Trainer(runner=WorkspaceRunner, hooks=[Report()], strategy="shm")
-    found = trainer.evaluate(writes_a_file, ["ash", "birch", "nothing", "cedar"])
-    print(found.rewards)
+    evaluation = trainer.evaluate(writes_a_file, ["ash", "birch", "nothing", "cedar"])
+    print(evaluation.rewards)
 
 
 if __name__ == "__main__":

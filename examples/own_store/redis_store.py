@@ -1,15 +1,15 @@
 """A store in Redis: JSON under keys, a list as the queue, one transaction for each change.
 
-A change watches the keys that it reads, decides by the framework's rules, and writes in one `MULTI`. If another process
-was faster, Redis refuses the transaction and the change is decided anew. So no two runners get the same rollout, and
-none is lost between the queue and its attempt.
+A change watches the keys that it reads, applies the framework's rules, and writes in one `MULTI`. If another process
+was faster, Redis refuses the transaction and the change is retried. So no two runners get the same rollout, and none is
+lost between the queue and its attempt.
 
     rollouts            list of ids                rollout:ID    its JSON
     queue               list of ids to be claimed  attempts:ID   list of JSON, in their order
     latest-resources    an id                      spans:ID      hash: "attempt span" -> JSON
     resources:ID        their JSON                 numbers:ID    counter of spans
 
-Operations have the arguments that a training run needs; the framework makes up for the others, see README.md.
+Operations have the arguments that a training run needs; the framework supplies the others, see README.md.
 """
 
 # pyright: reportIncompatibleMethodOverride=false
@@ -51,9 +51,9 @@ class RedisLightningStore(agl.LightningStore):
     """Rollouts, attempts, spans and resources in one Redis database, under one prefix.
 
     Args:
-        url: of the server and database, `redis://host:port/number`.
-        prefix: of all keys; stores with different ones do not see each other.
-        thread_safe: tell the framework that it may call from several threads at once, which is true.
+        url: URL of the server and database, `redis://host:port/number`.
+        prefix: prefix of all keys; stores with different prefixes do not see each other.
+        thread_safe: report to the framework that calls from several threads at once are safe (they are).
     """
 
     def __init__(self, url: str = "redis://localhost:6379", *, prefix: str = "agl:", thread_safe: bool = True) -> None:
@@ -65,7 +65,7 @@ class RedisLightningStore(agl.LightningStore):
         return {"async_safe": True, "thread_safe": self._thread_safe, "distributed": True}
 
     def __getstate__(self) -> tuple[str, str, bool]:
-        return self._url, self._prefix, self._thread_safe  # connections stay in the process that made them
+        return self._url, self._prefix, self._thread_safe  # connections are not sent to another process
 
     def __setstate__(self, state: tuple[str, str, bool]) -> None:
         url, prefix, thread_safe = state
@@ -75,7 +75,7 @@ class RedisLightningStore(agl.LightningStore):
         self._redis.close()
 
     async def _do(self, command: str, key: str, *arguments: Any) -> Any:
-        """Send one command, from a thread: the loop goes on meanwhile."""
+        """Send one command, from a thread, so that the loop is not blocked."""
         with told_as_outage(self._url):
             return await asyncio.to_thread(self._redis.execute_command, command, self._prefix + key, *arguments)
 
@@ -118,7 +118,7 @@ class RedisLightningStore(agl.LightningStore):
                 return None
             tx.write("LPOP", "queue")
             rollout = tx.rollout(rollout_id)
-            return self._begin(tx, rollout, worker_id) if is_queuing(rollout) else None  # cancelled meanwhile
+            return self._begin(tx, rollout, worker_id) if is_queuing(rollout) else None  # cancelled in the meantime
 
         return await self._change(decide)
 
@@ -143,15 +143,15 @@ class RedisLightningStore(agl.LightningStore):
         return AttemptedRollout(**dict(rollout), attempt=attempt)
 
     async def get_rollout_by_id(self, rollout_id: str) -> Rollout | None:
-        found = await self._do("GET", f"rollout:{rollout_id}")
-        return None if found is None else Rollout.model_validate_json(found)
+        text = await self._do("GET", f"rollout:{rollout_id}")
+        return None if text is None else Rollout.model_validate_json(text)
 
     async def query_rollouts(
         self, *, status_in: Sequence[RolloutStatus] | None = None, limit: int = -1, offset: int = 0
     ) -> PaginatedResult[Rollout]:
         ids = await self._do("LRANGE", "rollouts", 0, -1)
-        found = [await self.get_rollout_by_id(rollout_id) for rollout_id in ids]
-        chosen = [r for r in found if r is not None and (status_in is None or r.status in status_in)]
+        rollouts = [await self.get_rollout_by_id(rollout_id) for rollout_id in ids]
+        chosen = [r for r in rollouts if r is not None and (status_in is None or r.status in status_in)]
         return page(chosen, limit, offset)
 
     async def update_rollout(
@@ -168,17 +168,17 @@ class RedisLightningStore(agl.LightningStore):
     async def wait_for_rollouts(self, *, rollout_ids: Sequence[str], timeout: float | None = None) -> list[Rollout]:
         end = None if timeout is None else time.monotonic() + timeout
         while True:
-            found = [await self.get_rollout_by_id(rollout_id) for rollout_id in rollout_ids]
-            known = [rollout for rollout in found if rollout is not None]
-            if all(map(is_finished, known)) or (end is not None and time.monotonic() >= end):
-                return [rollout for rollout in known if is_finished(rollout)]
+            rollouts = [await self.get_rollout_by_id(rollout_id) for rollout_id in rollout_ids]
+            present = [rollout for rollout in rollouts if rollout is not None]
+            if all(map(is_finished, present)) or (end is not None and time.monotonic() >= end):
+                return [rollout for rollout in present if is_finished(rollout)]
             await asyncio.sleep(POLL_SECONDS)
 
     # --- attempts
 
     async def query_attempts(self, rollout_id: str) -> PaginatedResult[Attempt]:
-        found = await self._do("LRANGE", f"attempts:{rollout_id}", 0, -1)
-        return page([Attempt.model_validate_json(each) for each in found])
+        texts = await self._do("LRANGE", f"attempts:{rollout_id}", 0, -1)
+        return page([Attempt.model_validate_json(each) for each in texts])
 
     async def update_attempt(
         self,
@@ -189,21 +189,21 @@ class RedisLightningStore(agl.LightningStore):
         last_heartbeat_time: float | Unset = UNSET,
         metadata: dict[str, Any] | Unset = UNSET,
     ) -> Attempt:
-        given: dict[str, Any] = {"status": status, "worker_id": worker_id, "metadata": metadata}
-        given["last_heartbeat_time"] = last_heartbeat_time
+        values: dict[str, Any] = {"status": status, "worker_id": worker_id, "metadata": metadata}
+        values["last_heartbeat_time"] = last_heartbeat_time
 
         def decide(tx: Change) -> Attempt:
             rollout = tx.rollout(rollout_id)
             attempts = [Attempt.model_validate_json(each) for each in tx.read("LRANGE", key, 0, -1)]
             if attempt_id == "latest":
-                found = attempts[-1:]
+                matches = attempts[-1:]
             else:
-                found = [each for each in attempts if each.attempt_id == attempt_id]
-            if not found:
+                matches = [each for each in attempts if each.attempt_id == attempt_id]
+            if not matches:
                 raise agl.NotFoundError(f"Rollout {rollout_id} has no attempt {attempt_id}")
-            moved = not isinstance(status, Unset) and check_attempt_change(found[0], status)
-            changes = {name: value for name, value in given.items() if not isinstance(value, Unset)}
-            attempt = found[0].model_copy(update=changes)
+            moved = not isinstance(status, Unset) and check_attempt_change(matches[0], status)
+            changes = {name: value for name, value in values.items() if not isinstance(value, Unset)}
+            attempt = matches[0].model_copy(update=changes)
             tx.write("LSET", key, attempt.sequence_id - 1, to_json(attempt))
             if moved and attempt.sequence_id == len(attempts) and not is_finished(rollout):
                 tx.write_rollout(rollout, rollout_after(attempt, rollout.config, infrastructure_retries=0), time.time())
@@ -225,8 +225,8 @@ class RedisLightningStore(agl.LightningStore):
         if attempt_id == "latest":
             attempts = await self.query_attempts(rollout_id)
             attempt_id = attempts[-1].attempt_id if attempts else None
-        found = await self._do("HVALS", f"spans:{rollout_id}")
-        spans = sorted((Span.model_validate_json(each) for each in found), key=lambda span: span.sequence_id)
+        texts = await self._do("HVALS", f"spans:{rollout_id}")
+        spans = sorted((Span.model_validate_json(each) for each in texts), key=lambda span: span.sequence_id)
         return page([span for span in spans if attempt_id in (None, span.attempt_id)])
 
     # --- resources
@@ -234,12 +234,12 @@ class RedisLightningStore(agl.LightningStore):
     async def update_resources(self, resources_id: str, resources: agl.NamedResources) -> ResourcesUpdate:
         def decide(tx: Change) -> ResourcesUpdate:
             before, now = tx.read("GET", key), time.time()
-            known = None if before is None else ResourcesUpdate.model_validate_json(before)
+            previous = None if before is None else ResourcesUpdate.model_validate_json(before)
             update = ResourcesUpdate(
                 resources_id=resources_id,
-                create_time=now if known is None else known.create_time,
+                create_time=now if previous is None else previous.create_time,
                 update_time=now,
-                version=1 if known is None else known.version + 1,
+                version=1 if previous is None else previous.version + 1,
                 resources=resources,
             )
             tx.write("SET", key, to_json(update))
@@ -250,8 +250,8 @@ class RedisLightningStore(agl.LightningStore):
         return await self._change(decide)
 
     async def get_resources_by_id(self, resources_id: str) -> ResourcesUpdate | None:
-        found = await self._do("GET", f"resources:{resources_id}")
-        return None if found is None else ResourcesUpdate.model_validate_json(found)
+        text = await self._do("GET", f"resources:{resources_id}")
+        return None if text is None else ResourcesUpdate.model_validate_json(text)
 
     async def get_latest_resources(self) -> ResourcesUpdate | None:
         latest = await self._do("GET", "latest-resources")
@@ -260,7 +260,7 @@ class RedisLightningStore(agl.LightningStore):
 
 @contextmanager
 def told_as_outage(url: str) -> Generator[None]:
-    """Tell the framework, which then tries again, that Redis is away."""
+    """Report an unreachable Redis to the framework, which then retries."""
     try:
         yield
     except (ConnectionError, TimeoutError) as error:

@@ -12,7 +12,7 @@ import agentlightning as agl
 
 
 class RedisTrainer(agl.Trainer):
-    """Makes its store itself. `agl.Trainer(store=RedisLightningStore(...))` does the same without a class."""
+    """Makes its own store. `agl.Trainer(store=RedisLightningStore(...))` does the same without a class."""
 
     url = "redis://localhost:6379"
 
@@ -26,7 +26,7 @@ def greeter(task: str, prompt: agl.PromptTemplate) -> float:
 
 
 async def show(store: agl.LightningStore) -> None:
-    """Print what Redis holds of the run."""
+    """Print the run's data in Redis."""
     for rollout in await store.query_rollouts():
         [attempt] = await store.query_attempts(rollout.rollout_id)
         spans = await store.query_spans(rollout.rollout_id)

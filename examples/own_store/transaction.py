@@ -1,4 +1,4 @@
-"""One change of what Redis holds: read, decide, and write all of it or nothing."""
+"""One change of the data in Redis: read, decide, and write all of it or nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Change:
-    """What a change reads, and what it is going to write. Every key that is read is watched from then on."""
+    """The reads and the planned writes of a change. Every key that is read is watched from then on."""
 
     def __init__(self, pipe: Any, prefix: str) -> None:
         self._pipe, self._prefix = pipe, prefix
@@ -34,18 +34,18 @@ class Change:
         """Read a rollout.
 
         Raises:
-            NotFoundError: there is none with this id.
+            NotFoundError: no rollout has this id.
         """
-        found = self.read("GET", f"rollout:{rollout_id}")
-        if found is None:
+        text = self.read("GET", f"rollout:{rollout_id}")
+        if text is None:
             raise agl.NotFoundError(f"Rollout {rollout_id} not found")
-        return Rollout.model_validate_json(found)
+        return Rollout.model_validate_json(text)
 
     def write_rollout(self, rollout: Rollout, status: RolloutStatus, end_time: float | None) -> Rollout:
-        """Write a rollout with this status, and into the queue if it is to be claimed (again).
+        """Write a rollout with this status; also add it to the queue if it can be claimed (again).
 
         Raises:
-            ConflictError: a rollout of its present status may not become that.
+            ConflictError: the present status does not allow the new one.
         """
         if check_rollout_change(rollout.rollout_id, rollout.status, status):
             rollout = rollout.model_copy(update={"status": status, "end_time": None})
@@ -58,7 +58,7 @@ class Change:
 
 
 def change(redis: Any, prefix: str, decide: Callable[[Change], T]) -> T:
-    """Return what `decide` returns, which is asked again as long as somebody else changes what it has read."""
+    """Return the result of `decide`, and call it again as long as another client changes what it has read."""
     while True:
         with redis.pipeline() as pipe:
             one = Change(pipe, prefix)
@@ -74,5 +74,5 @@ def change(redis: Any, prefix: str, decide: Callable[[Change], T]) -> T:
 
 
 def to_json(value: BaseModel) -> str:
-    """Return the JSON that is kept of a value; an attempt is kept apart from its rollout."""
+    """Return the stored JSON of a value; an attempt is stored apart from its rollout."""
     return value.model_dump_json(exclude={"attempt"})

@@ -1,4 +1,4 @@
-"""Strategies of one's own: everything on one event loop, for a debugger; and one that chooses between others."""
+"""Custom strategies: one that runs everything on one event loop, for a debugger; and one that chooses another."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class OneLoop(agl.ExecutionStrategy):
         work = asyncio.ensure_future(algorithm(store, event))
         try:
             await asyncio.wait([work, *runners], return_when=asyncio.FIRST_COMPLETED)
-            if not work.done():  # a runner ended first: nobody would run what is still queued
+            if not work.done():  # a runner ended first: nothing would run the rest of the queue
                 work.cancel()
-                await asyncio.gather(*runners)  # raises what ended it
+                await asyncio.gather(*runners)  # raises its exception
                 raise agl.RunnerDiedError("the runners ended before the algorithm")
             return await work
         finally:
@@ -42,7 +42,7 @@ class OneLoop(agl.ExecutionStrategy):
 
 
 class ByEnvironment(agl.ExecutionStrategy):
-    """Debugs where `DEBUG` is set, and has a process for each runner where it is not."""
+    """Runs on one loop if `DEBUG` is set, otherwise with a process for each runner."""
 
     def __init__(self, n_runners: int = 2) -> None:
         self.n_runners = n_runners

@@ -1,4 +1,4 @@
-"""A tracer of one's own: the spans of each attempt go into the store, and as lines into a file."""
+"""A custom tracer: it writes the spans of each attempt to the store, and as lines to a file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agentlightning.types import SpanCoreFields, SpanRecordingContext
 
 @dataclass
 class Trace:
-    """One attempt, and what it has emitted."""
+    """One attempt and its spans."""
 
     rollout_id: str | None = None
     attempt_id: str | None = None
@@ -34,10 +34,10 @@ class Trace:
 
 
 class FileTracer(agl.DummyTracer):
-    """Collects what an attempt emits, stores it when the attempt ends, and appends it to `path`.
+    """Collects the spans of an attempt; stores them when it ends, and appends them to `path`.
 
-    `DummyTracer` makes the values of spans and keeps none; what becomes of them is written here. Attempts that run
-    side by side are told apart by a context variable, which threads and tasks of an agent inherit.
+    `DummyTracer` makes the values of spans and stores none; this class handles them. A context variable, which threads
+    and tasks of an agent inherit, separates concurrent attempts.
     """
 
     def __init__(self, path: str | Path = "spans.jsonl") -> None:
@@ -46,9 +46,9 @@ class FileTracer(agl.DummyTracer):
         self._trace: ContextVar[Trace] = ContextVar("trace")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._path,)  # a runner in another process has one of its own
+        return type(self), (self._path,)  # a runner in another process makes its own tracer
 
-    @with_active_tracer_context  # inside, `emit_reward`, `operation` and the like come to this tracer
+    @with_active_tracer_context  # inside, `emit_reward`, `operation` and others use this tracer
     @asynccontextmanager
     async def trace_context(
         self,
@@ -59,7 +59,7 @@ class FileTracer(agl.DummyTracer):
         attempt_id: str | None = None,
     ) -> AsyncGenerator[Trace]:
         trace = Trace(rollout_id, attempt_id)
-        self._trace.set(trace)  # stays set: `get_last_trace` is asked after the end, too
+        self._trace.set(trace)  # stays set: `get_last_trace` is also called after the end
         try:
             yield trace
         finally:

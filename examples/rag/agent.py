@@ -1,7 +1,7 @@
-"""The agent, one of the OpenAI Agents SDK: it searches over MCP, then answers. The reward is 1.0 if it is right."""
+"""The agent, made with the OpenAI Agents SDK: it searches over MCP, then answers. A right answer gets reward 1.0."""
 # pyright: reportMissingImports=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 # pyright: reportUnknownParameterType=false, reportUnknownArgumentType=false, reportUntypedFunctionDecorator=false
-# The framework is in an environment of its own (constraints.txt), where its types are known.
+# The framework is in a separate environment (constraints.txt), where its types are known.
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from facts import Task
 import agentlightning as agl
 
 MOST_CALLS = 4
-# Else the SDK sends what each run did to its maker, if it finds a key of his.
+# Otherwise the SDK sends each run's trace to OpenAI, if it finds an API key.
 UNTRACED = RunConfig(tracing_disabled=True)
 
 
 @cache
 def manager(index: str) -> MCPServerManager:
-    """One server for all rollouts of a runner; it ends with the runner, which closes its standard input."""
+    """Return the one server for all rollouts of a runner; it ends with the runner, which closes its standard input."""
     server = MCPServerStdio(
         {"command": sys.executable, "args": [str(Path(__file__).with_name("server.py")), index]},
         cache_tools_list=True,
@@ -36,7 +36,7 @@ def manager(index: str) -> MCPServerManager:
 @agl.rollout
 async def answers(task: Task, llm: agl.LLM) -> float:
     url, key = llm.get_base_url(), llm.api_key or "unused"
-    servers = await manager(task["index"]).connect_all()  # only the first one starts anything
+    servers = await manager(task["index"]).connect_all()  # only the first call starts the server
     async with openai.AsyncOpenAI(base_url=url, api_key=key, timeout=600) as client:
         agent = Agent(
             name="researcher",
@@ -45,7 +45,7 @@ async def answers(task: Task, llm: agl.LLM) -> float:
             mcp_servers=servers,
         )
         try:
-            found = await Runner.run(agent, task["question"], max_turns=MOST_CALLS, run_config=UNTRACED)
-        except (MaxTurnsExceeded, ModelBehaviorError):  # it searched on and on, or for a tool that there is not
+            result = await Runner.run(agent, task["question"], max_turns=MOST_CALLS, run_config=UNTRACED)
+        except (MaxTurnsExceeded, ModelBehaviorError):  # too many searches, or an unknown tool
             return 0.0
-    return float(str(found.final_output).strip() == task["answer"])
+    return float(str(result.final_output).strip() == task["answer"])

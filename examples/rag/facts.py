@@ -1,11 +1,9 @@
 """A SQLite full-text index (FTS5) of facts about countries, and questions that need two of them.
 
 The facts are those of the package `countryinfo`, one sentence each. A question names a country by its capital or by its
-people and asks for something else about it. Its answer is taken from the package, never from the index. A question is
-kept only if two searches lead to its answer and no sentence has both facts, as with Singapore, its own capital.
-
-Which part a question belongs to is fixed by its country, so that nothing is asked in training about a country that is
-held out.
+people and asks for another fact about it. The answer comes from the package, never from the index. A question is used
+only if two searches lead to its answer and no sentence has both facts (as for Singapore, its own capital). Its country
+decides whether it is a training or a held-out question, so that no training question is about a held-out country.
 """
 
 from __future__ import annotations
@@ -33,10 +31,10 @@ SENTENCES: Final = {
 }
 """The sentence of each kind of fact; a search for its word and a name finds it."""
 NAMED: Final = {"capital": "whose capital is {}", "people": "whose people are {}"}
-"""How a question names a country."""
+"""The description of a country in a question, by kind of fact."""
 KINDS: Final = [(named, asked) for named in NAMED for asked in SENTENCES if asked != named and asked != "people"]
 LONGEST_QUERY: Final = 200
-"""Characters; more are not searched for."""
+"""Characters of a query; the rest is ignored."""
 
 
 class Task(TypedDict):
@@ -53,15 +51,15 @@ class Task(TypedDict):
 
 @cache
 def facts() -> Mapping[str, Mapping[str, str]]:
-    """Return what is known of each country, by the kind of fact; a country with two currencies has none here."""
-    known: dict[str, dict[str, str]] = {}
+    """Return the facts of each country, by kind; a country with two currencies has none here."""
+    facts_by_country: dict[str, dict[str, str]] = {}
     for one in countryinfo.all_countries():
         info = one.info()
         several = {"currency": info.get("currencies"), "calling code": info.get("callingCodes")}
-        values = {kind: found[0] for kind, found in several.items() if found and len(found) == 1}
+        values = {kind: entries[0] for kind, entries in several.items() if entries and len(entries) == 1}
         values |= {"capital": info.get("capital"), "people": info.get("demonym"), "region": info.get("region")}
-        known[info["name"]] = {kind: str(values[kind]) for kind in SENTENCES if values.get(kind)}
-    return known
+        facts_by_country[info["name"]] = {kind: str(values[kind]) for kind in SENTENCES if values.get(kind)}
+    return facts_by_country
 
 
 def make_index(file: Path) -> None:
@@ -83,25 +81,25 @@ def search(file: str | Path, query: str) -> str:
     Each word is searched for as it is: FTS5's own syntax (quotes, NOT, *) has no meaning in a query.
 
     Raises:
-        sqlite3.OperationalError: the file is no such index.
+        sqlite3.OperationalError: the file is not such an index.
     """
     words = re.findall(r"\w+", query[:LONGEST_QUERY])
     if not words:
         return "nothing found"
     database = sqlite3.connect(f"file:{file}?mode=ro", uri=True)
     try:
-        found = database.execute(
+        row = database.execute(
             "SELECT text FROM passages WHERE passages MATCH ? ORDER BY rank, rowid LIMIT 1",
             (" ".join(f'"{word}"' for word in words),),
         ).fetchone()
     finally:
         database.close()
-    return found[0] if found else "nothing found"
+    return row[0] if row else "nothing found"
 
 
 def tasks(part: Part, index: Path) -> list[Task]:
-    """Return the tasks of one part, mixed."""
-    found: list[Task] = []
+    """Return the tasks of one part, shuffled."""
+    chosen: list[Task] = []
     for named, asked in KINDS:
         unique = Counter(values.get(named) for values in facts().values())
         for country, values in facts().items():
@@ -120,9 +118,9 @@ def tasks(part: Part, index: Path) -> list[Task]:
                 index=str(index),
             )
             if needs_two_searches(task):
-                found.append(task)
-    random.Random(part).shuffle(found)
-    return found
+                chosen.append(task)
+    random.Random(part).shuffle(chosen)
+    return chosen
 
 
 def searches(task: Task) -> tuple[str, str]:
@@ -131,8 +129,8 @@ def searches(task: Task) -> tuple[str, str]:
 
 
 def needs_two_searches(task: Task) -> bool:
-    """True if the two searches find the two sentences, and the name of the question does not find the second."""
+    """Return whether the two searches find the two sentences, and the name in the question does not find the second."""
     values, country, index = facts()[task["country"]], task["country"], task["index"]
-    wanted = [SENTENCES[kind].format(country=country, value=values[kind]) for kind in (task["named"], task["asked"])]
+    expected = [SENTENCES[kind].format(country=country, value=values[kind]) for kind in (task["named"], task["asked"])]
     shortcut = search(index, f"{task['asked']} {task['name']}")
-    return [search(index, query) for query in searches(task)] == wanted and shortcut != wanted[1]
+    return [search(index, query) for query in searches(task)] == expected and shortcut != expected[1]

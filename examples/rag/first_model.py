@@ -1,9 +1,9 @@
-"""A small model that has the habits, good and bad, which training chooses from.
+"""A small model with good and bad habits, from which training selects.
 
-It is the demo's model with the words of this example. It first imitates conversations that search twice and answer.
-Then, while the learning rate falls, most that it sees are wrong: they answer with the country that the first search
-found, search for the second fact at once, or answer without a search. All facts in them are invented, names put
-together at random, so it can only learn to read what a search found.
+It is the demo's model with the vocabulary of this example. It first imitates conversations that search twice and
+answer. Then, while the learning rate falls, most conversations are wrong: they answer with the country from the first
+search, search for the second fact at once, or answer without a search. All their facts are random combinations of
+names, so the model can only learn to read the results of a search.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STEPS: Final = 800
 SETTLING: Final = 200  # the last steps, in which the learning rate falls to nothing
 MIXED: Final = 120  # the last steps, in which most conversations are wrong
 SHARES: Final = {"right": 0.2, "stops": 0.5, "skips": 0.15, "guesses": 0.15}
-"""Of the habits in the mixture."""
+"""Share of each habit in the mixture."""
 RATE: Final = 2.5e-3
 BATCH: Final = 32
 
@@ -47,10 +47,10 @@ def make_first_model(folder: Path, seed: int = 0, steps: int = STEPS) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.98), weight_decay=0.01)
     with one_thread():
         for step in range(steps):
-            left = steps - step
+            remaining = steps - step
             for group in optimizer.param_groups:
-                group["lr"] = RATE * min(1.0, (step + 1) / 50, left / SETTLING)
-            habits = rng.choices(list(SHARES), list(SHARES.values()), k=BATCH) if left <= MIXED else ["right"] * BATCH
+                group["lr"] = RATE * min(1.0, (step + 1) / 50, remaining / SETTLING)
+            habits = rng.choices([*SHARES], list(SHARES.values()), k=BATCH) if remaining <= MIXED else ["right"] * BATCH
             tokens, mask = _batch(tokenizer, [_conversation(rng, habit) for habit in habits])
             hidden = model.model(input_ids=tokens).last_hidden_state[:, :-1][mask[:, 1:]]  # (N, width)
             loss = cross_entropy(model.lm_head(hidden), tokens[:, 1:][mask[:, 1:]])
@@ -62,9 +62,9 @@ def make_first_model(folder: Path, seed: int = 0, steps: int = STEPS) -> None:
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """Return the tokenizer: a token is a word of the facts, or what stands between them in questions and sentences.
+    """Return the tokenizer: a token is a word of the facts, or a fixed part of questions and sentences.
 
-    So a name has the same tokens wherever it stands, which makes it easy to copy. Encoding loses unknown words only.
+    So a name always has the same tokens, which makes it easy to copy. Encoding loses only unknown words.
     """
     fixed = [_OPENING, _CLOSING, "search", "nothing found", *(f"{kind} " for kind in SENTENCES)]
     fixed += [f"What is the {asked} of the country {NAMED[named].format('')}" for named, asked in KINDS]
@@ -98,7 +98,7 @@ def _conversation(rng: random.Random, habit: str) -> list[dict[str, Any]]:
     name, answer = (rng.choice([one[kind] for one in facts().values() if kind in one]) for kind in (named, asked))
     first = (f"{named} {name}", SENTENCES[named].format(country=country, value=name))
     second = (f"{asked} {country}", SENTENCES[asked].format(country=country, value=answer))
-    searches, said = {
+    searches, reply = {
         "right": ([first, second], answer),
         "stops": ([first], country),
         "skips": ([(f"{asked} {name}", "nothing found")], name),
@@ -106,10 +106,10 @@ def _conversation(rng: random.Random, habit: str) -> list[dict[str, Any]]:
     }[habit]
     question = f"What is the {asked} of the country {NAMED[named].format(name)}?"
     messages: list[dict[str, Any]] = [{"role": "user", "content": question}]
-    for query, found in searches:
+    for query, result in searches:
         call = {"name": "search", "arguments": {"query": query}}
-        messages += [{"role": "assistant", "tool_calls": [{"function": call}]}, {"role": "tool", "content": found}]
-    return [*messages, {"role": "assistant", "content": said}]
+        messages += [{"role": "assistant", "tool_calls": [{"function": call}]}, {"role": "tool", "content": result}]
+    return [*messages, {"role": "assistant", "content": reply}]
 
 
 def _batch(tokenizer: Any, conversations: Iterable[list[dict[str, Any]]]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,7 +1,7 @@
-"""An MCP server over stdio with one tool, `search`, which looks for sentences in the index whose file it is given."""
+"""An MCP server over stdio with one tool, `search`, which searches the index file in its argument."""
 # pyright: reportMissingImports=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 # pyright: reportUntypedFunctionDecorator=false
-# The packages are in an environment of the example's own (constraints.txt), where their types are known.
+# The packages are in a separate environment (constraints.txt), where their types are known.
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The agent: pydantic-ai asks a model what kind of thing a word names. The reward is 1 for the right kind."""
+"""The agent: pydantic-ai asks a model what kind of thing a word names. The right kind gets reward 1."""
 # pyright: reportMissingImports=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 # pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
-# The framework is in an environment of its own (constraints.txt), where its types are known.
+# The framework is in a separate environment (constraints.txt), where its types are known.
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ agent = Agent(instructions="Answer with one word.")
 
 
 def history(task: Item) -> list[ModelMessage]:
-    """Return the examples that the question is asked after, as the framework's messages."""
+    """Return the examples before the question as messages of the framework."""
     shown: list[ModelMessage] = []
     for message in task["messages"][1:-1]:
         if message["role"] == "user":
@@ -33,11 +33,11 @@ def history(task: Item) -> list[ModelMessage]:
 @agl.rollout
 async def names_kind(task: Item, llm: agl.LLM) -> float:
     url, key = llm.get_base_url(), llm.api_key or "unused"
-    async with openai.AsyncOpenAI(base_url=url, api_key=key, timeout=1800) as client:  # seconds; a CPU takes its time
-        found = await agent.run(
+    async with openai.AsyncOpenAI(base_url=url, api_key=key, timeout=1800) as client:  # seconds; a CPU is slow
+        result = await agent.run(
             task["messages"][-1]["content"],
             model=OpenAIChatModel(llm.model, provider=OpenAIProvider(openai_client=client)),
             message_history=history(task),
             model_settings=ModelSettings(**llm.sampling_parameters),
         )
-    return float(is_right(found.output, task["answer"]))
+    return float(is_right(result.output, task["answer"]))

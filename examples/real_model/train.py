@@ -1,6 +1,6 @@
-"""Train a pretrained model on a processor: SmolLM2-135M-Instruct, adapters (LoRA), GRPO."""
+"""Train a pretrained model on a CPU: SmolLM2-135M-Instruct, adapters (LoRA), GRPO."""
 # pyright: reportMissingImports=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# The framework is in an environment of its own (constraints.txt), where its types are known.
+# The framework is in a separate environment (constraints.txt), where its types are known.
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from bench.prompts.model import unpacked
 
 
 def train(model: Path, folder: Path, steps: int, held_out: int) -> None:
-    """Train on 80 prompts; print how many held-out ones are answered right before and after."""
+    """Train on 80 prompts; print the share of right answers to held-out ones before and after."""
     items, others = make_items()
     trainer = agl.Trainer(
         algorithm=agl.GRPO(
             model=model,
             lora={"r": 16, "lora_alpha": 32, "target_modules": "all-linear"},
             max_steps=steps,
-            batch_size=4,  # prompts of a step
-            num_generations=8,  # rollouts of each
+            batch_size=4,  # prompts per step
+            num_generations=8,  # rollouts per prompt
             learning_rate=1e-3,
             lr_scheduler_type="linear",
             max_completion_length=6,
@@ -35,15 +35,15 @@ def train(model: Path, folder: Path, steps: int, held_out: int) -> None:
         ),
         strategy="shm",
         runner={"concurrency": 64},
-        policy_faults={UnexpectedModelBehavior: 0.0},  # an empty reply, again and again
+        policy_faults={UnexpectedModelBehavior: 0.0},  # repeated empty replies
     )
     trainer.fit(names_kind, train_dataset=items, val_dataset=others[:held_out])
     for sampling in ("sampled", "greedy"):
         before, after = (trainer.result.evaluation(sampling, last=last) for last in (False, True))
         assert before is not None
         assert after is not None
-        found = compare_rewards(*([reward or 0.0 for reward in one.rewards] for one in (before, after)))
-        print(f"{sampling}: {before.accuracy:.1%} before, {after.accuracy:.1%} after; {found}", flush=True)
+        comparison = compare_rewards(*([reward or 0.0 for reward in one.rewards] for one in (before, after)))
+        print(f"{sampling}: {before.accuracy:.1%} before, {after.accuracy:.1%} after; {comparison}", flush=True)
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
-"""The agent, a graph of LangGraph: write a query, run it, check it, and rewrite it until the checker is content.
+"""The agent, a graph of LangGraph: write a query, run it, check it, and rewrite it until the checker accepts it.
 
-Nothing in here knows about training, but for the reward and for the names of the agents that a call belongs to.
+The code has nothing about training, except the reward and the agent name of each call.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MOST_REWRITES = 2
 
 
 class State(TypedDict):
-    """What the nodes of the graph know of one task."""
+    """The state of the graph for one task."""
 
     task: Task
     query: str
@@ -57,7 +57,7 @@ def after_check(state: State) -> str:
 
 
 def shown(rows: list[tuple[object, ...]] | str) -> str:
-    """Return what a model is shown of the rows: an error as it is, else the first value."""
+    """Return the text about the rows for a model: an error unchanged, else the first value."""
     return rows if isinstance(rows, str) else f"found {rows[0][0]}" if rows else "found nothing"
 
 
@@ -66,7 +66,7 @@ def so_far(state: State) -> str:
 
 
 def ask(agent: str, config: RunnableConfig, instruction: str, text: str) -> str:
-    """Make one model call in the name of an agent."""
+    """Make one model call under an agent's name."""
     model: ChatOpenAI = config["configurable"]["model"]
     with trace.get_tracer("sql_agent").start_as_current_span(f"invoke_agent {agent}") as span:
         span.set_attribute("gen_ai.agent.name", agent)
@@ -88,7 +88,7 @@ def graph() -> Any:
 
 @agl.rollout
 def answers(task: Task, llm: agl.LLM) -> float:
-    """Answer one question; the reward is 1.0 if the last query finds what the right one finds."""
+    """Answer one question; the reward is 1.0 if the last query returns the same as the right one."""
     model = ChatOpenAI(
         model=llm.model,
         base_url=llm.endpoint,
@@ -103,5 +103,5 @@ def answers(task: Task, llm: agl.LLM) -> float:
 
 @functools.cache
 def _connections(process: int) -> tuple[httpx.Client, httpx.AsyncClient]:
-    """Return the connections of this process, which all models share: making them takes 50 ms."""
+    """Return this process's connections, which all models share: creating them takes 50 ms."""
     return httpx.Client(timeout=60), httpx.AsyncClient(timeout=60)

@@ -1,7 +1,7 @@
 """A SQLite database of the world's airports, and questions about it, each with a query that answers it.
 
-The airports are those of the package `airportsdata`. A question is made of a kind and a country; which of the three
-parts such a pair belongs to is fixed, so that no pair that is trained on is held out, or shown to the first model.
+The airports are those of the package `airportsdata`. A question is made of a kind and a country. Each such pair belongs
+to exactly one of three parts: training, held out, or shown to the first model.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ROWS: Final = 20
 
 
 class Task(TypedDict):
-    """A question, the query whose rows are right, and the file of the database."""
+    """A question, the query with the right rows, and the file of the database."""
 
     question: str
     query: str
@@ -58,12 +58,12 @@ def make_database(file: Path) -> None:
 
 
 def run_query(file: str, query: str) -> list[tuple[object, ...]] | str:
-    """Return the first rows of a query, which can only read; the text of the error if it has none."""
+    """Return the first rows of a read-only query; the text of the error if it fails."""
     database = sqlite3.connect(f"file:{file}?mode=ro", uri=True)
-    database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 100_000)  # bytes of one value
+    database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 100_000)  # bytes per value
     database.set_authorizer(_allowed)
     steps = iter(range(100))
-    database.set_progress_handler(lambda: next(steps, None) is None, 100_000)  # a query that does not end is ended
+    database.set_progress_handler(lambda: next(steps, None) is None, 100_000)  # stop an endless query
     try:
         return database.execute(query).fetchmany(_ROWS)
     except (sqlite3.Error, sqlite3.Warning) as error:
@@ -77,7 +77,7 @@ def _allowed(action: int, *_: object) -> int:
 
 
 def is_right(task: Task, query: str) -> bool:
-    """True if the query has the rows of the right one."""
+    """Return whether the query has the same rows as the right one."""
     return run_query(task["database"], query) == run_query(task["database"], task["query"])
 
 
@@ -88,10 +88,10 @@ def countries() -> list[str]:
 
 
 def tasks(part: Part, database: Path) -> list[Task]:
-    """Return the tasks of one part, mixed."""
-    found = [Task(question=question, query=query, database=str(database)) for question, query in _questions(part)]
-    random.Random(part).shuffle(found)
-    return found
+    """Return the tasks of one part, shuffled."""
+    chosen = [Task(question=question, query=query, database=str(database)) for question, query in _questions(part)]
+    random.Random(part).shuffle(chosen)
+    return chosen
 
 
 def _questions(part: Part) -> Iterator[tuple[str, str]]:

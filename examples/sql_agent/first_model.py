@@ -1,8 +1,8 @@
-"""A small model that has the habits, good and bad, which training chooses from.
+"""A small model with good and bad habits, from which training selects.
 
-It is the demo's model with the words of this example. It first imitates right queries and verdicts. Then, while the
-learning rate falls, most queries that it sees are wrong: they name a column that is not there, or forget the country.
-The checker that it sees is always right.
+It is the demo's model with the vocabulary of this example. It first imitates right queries and verdicts. Then, while
+the learning rate falls, most queries are wrong: they name a column that does not exist, or omit the country. The
+verdicts of the checker are always right.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ def make_first_model(folder: Path, database: Path, seed: int = 0, steps: int = S
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.98), weight_decay=0.01)
     with one_thread():
         for step in range(steps):
-            left = steps - step
+            remaining = steps - step
             for group in optimizer.param_groups:
-                group["lr"] = RATE * min(1.0, (step + 1) / 50, left / SETTLING)
-            drawn = [_draw(rng, examples, SHARE_RIGHT if left <= MIXED else 1.0) for _ in range(BATCH)]
+                group["lr"] = RATE * min(1.0, (step + 1) / 50, remaining / SETTLING)
+            drawn = [_draw(rng, examples, SHARE_RIGHT if remaining <= MIXED else 1.0) for _ in range(BATCH)]
             tokens, mask = _batch(tokenizer, drawn)
             hidden = model.model(input_ids=tokens).last_hidden_state[:, :-1][mask[:, 1:]]  # (N, width)
             loss = cross_entropy(model.lm_head(hidden), tokens[:, 1:][mask[:, 1:]])
@@ -74,8 +74,8 @@ def _draw(rng: random.Random, examples: list[Task], share_right: float) -> Conve
     if kind < 0.5:
         return WRITE, task["question"], reply
     before = rng.choice(wrong) if kind < 0.75 or rng.random() < 0.5 else right
-    found = shown(run_query(task["database"], before))
-    so_far = f"{task['question']}\n{before}\n{found}"
+    result = shown(run_query(task["database"], before))
+    so_far = f"{task['question']}\n{before}\n{result}"
     if kind < 0.75:
         return REWRITE, so_far, reply
     return CHECK, so_far, "right" if is_right(task, before) else "wrong"

@@ -1,4 +1,4 @@
-"""Train the writer of queries by whether its queries find what the right ones find; the checker is not trained."""
+"""Train the query writer on the correctness of its query results; the checker is not trained."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import agentlightning as agl
 
 
 def train(model: Path, database: Path, folder: Path, steps: int, held_out: int, store: str | None) -> None:
-    """Train, and print how many held-out questions were answered after how many updates."""
+    """Train, and print the share of answered held-out questions by the number of updates."""
     trainer = agl.Trainer(
         algorithm=agl.GRPO(
             model=model,
             max_steps=steps,
-            batch_size=16,  # questions of a step
-            num_generations=8,  # rollouts of each
-            num_iterations=2,  # passes over them
+            batch_size=16,  # questions per step
+            num_generations=8,  # rollouts per question
+            num_iterations=2,  # passes over the rollouts
             minibatch_rollouts=32,
             learning_rate=3e-4,
             lr_scheduler_type="linear",

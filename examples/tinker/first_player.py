@@ -1,8 +1,8 @@
-"""A small model that knows all things and plays in a hurry: the habits that training chooses from.
+"""A small model that knows all things and guesses too early: the habits from which training selects.
 
 It is a model of the demo's size; a question, an answer and the name of a thing are one token each. It first imitates
-games with questions in any order, whose guess is right, and learns at each turn which thing it is, so that it knows
-what is true of each. Then, while the learning rate falls, most games that it sees guess after a question or two.
+games with questions in any order and a right guess. At each turn it learns to predict the thing, so that it knows the
+properties of each. Then, while the learning rate falls, most games guess after one or two questions.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from agentlightning.training.learner.policy import Policy
 
 STEPS: Final = 1700
 SETTLING: Final = 500  # the last steps, in which the learning rate falls to nothing
-HURRIED: Final = 100  # the last steps, in which a game goes on after a question with this probability:
+HURRIED: Final = 100  # the last steps, in which a game continues after a question with this probability:
 GOES_ON: Final = 0.6
-MOST_SHOWN: Final = len(PROPERTIES)  # questions of a game
+MOST_SHOWN: Final = len(PROPERTIES)  # questions per game
 RATE: Final = 4e-3
 BATCH: Final = 16
-GAIN: Final = 7.0  # of the first weights: those of transformers suit wider models, and learn nothing here for long
-HABIT: Final = 0.3  # weight of what is said next, beside that of knowing the thing
-CONTEXT: Final = 1024  # tokens; twenty searches fit
+GAIN: Final = 7.0  # of the initial weights: the defaults of transformers suit wider models, and learn very slowly here
+HABIT: Final = 0.3  # weight of the next-token loss, relative to that of predicting the thing
+CONTEXT: Final = 1024  # tokens; enough for twenty searches
 
 TOOLS: Final = [{"type": "function", "function": {"name": "search"}}]
 _ASSISTANT: Final = "<assistant>"
@@ -46,8 +46,8 @@ def make_first_model(folder: Path, *, searches: bool = False, seed: int = 0, ste
     """Write the model and its tokenizer to a folder. The same seed gives the same weights on the same machine.
 
     Args:
-        searches: whether it is shown the search tool.
-        steps: of imitation; the default takes about two minutes.
+        searches: whether its games use the search tool.
+        steps: number of imitation steps; the default takes about two minutes.
     """
     tokenizer = make_tokenizer()
     model = make_model(tokenizer, seed)
@@ -61,18 +61,18 @@ def make_first_model(folder: Path, *, searches: bool = False, seed: int = 0, ste
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.98), weight_decay=0.01)
     with one_thread():
         for step in range(steps):
-            left = steps - step
+            remaining = steps - step
             for group in optimizer.param_groups:
-                group["lr"] = RATE * min(1.0, (step + 1) / 50, left / SETTLING)
-            tokens, mask = _batch(tokenizer, rng, searches=searches, hurried=left <= HURRIED)
+                group["lr"] = RATE * min(1.0, (step + 1) / 50, remaining / SETTLING)
+            tokens, mask = _batch(tokenizer, rng, searches=searches, hurried=remaining <= HURRIED)
             hidden = model.model(input_ids=tokens).last_hidden_state[:, :-1]  # (B, T - 1, width)
-            said = mask[:, 1:]
-            habit = cross_entropy(model.lm_head(hidden[said]), tokens[:, 1:][said])
-            turns = said & ~mask[:, :-1]  # where the player begins to speak
+            spoken = mask[:, 1:]
+            habit = cross_entropy(model.lm_head(hidden[spoken]), tokens[:, 1:][spoken])
+            turns = spoken & ~mask[:, :-1]  # the first position of each reply
             guessed = ((tokens[:, :, None] == names) & mask[:, :, None]).any(1).float().argmax(1)  # (B,)
-            known = cross_entropy(model.lm_head(hidden[turns])[:, names], guessed[:, None].expand(turns.shape)[turns])
+            naming = cross_entropy(model.lm_head(hidden[turns])[:, names], guessed[:, None].expand(turns.shape)[turns])
             optimizer.zero_grad(set_to_none=True)
-            (HABIT * habit + known).backward()
+            (HABIT * habit + naming).backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
     Policy(model, tokenizer).save(folder)
@@ -101,8 +101,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def _game(rng: random.Random, *, searches: bool, hurried: bool) -> list[dict[str, Any]]:
-    """Return a game with the answers that the answerer really gives; its guess fits them, and without a search is
-    right."""
+    """Return a game with the true answers; its guess fits them, and is right without a search."""
     thing = rng.choice(list(THINGS))
     count = rng.randint(1, MOST_SHOWN)
     if hurried:
@@ -110,22 +109,22 @@ def _game(rng: random.Random, *, searches: bool, hurried: bool) -> list[dict[str
         while rng.random() < GOES_ON and count < MOST_SHOWN:
             count += 1
     messages: list[dict[str, Any]] = [{"role": "user", "content": RULES}]
-    known: list[str] = []
+    facts: list[str] = []
     for word in rng.sample(PROPERTIES, count):
         messages += [{"role": "assistant", "content": f"{word}?"}, {"role": "user", "content": answer(thing, word)}]
-        known.append(word if word in THINGS[thing] else f"not {word}")
+        facts.append(word if word in THINGS[thing] else f"not {word}")
     guess = thing
     if searches and rng.random() < 0.5:
-        query = " ".join(known)
-        found = search(query)
+        query = " ".join(facts)
+        result = search(query)
         call = {"function": {"name": "search", "arguments": {"query": query}}}
-        messages += [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": found}]
-        guess = rng.choice(found.split())
+        messages += [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": result}]
+        guess = rng.choice(result.split())
     return [*messages, {"role": "assistant", "content": guess}]
 
 
 def _batch(tokenizer: Any, rng: random.Random, **how: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return games, padded on the right, and a mask of what the player says: (B, T) each."""
+    """Return games, padded on the right, and a mask of the player's tokens: (B, T) each."""
     games = [_game(rng, **how) for _ in range(BATCH)]
     texts = tokenizer.apply_chat_template(games, tools=TOOLS if how["searches"] else None, tokenize=False)
     rows: list[list[int]] = tokenizer(texts, add_special_tokens=False)["input_ids"]

@@ -1,4 +1,4 @@
-"""The player: a model that asks and then guesses. What it is told, and what its game is worth, comes from `things`."""
+"""The player: a model that asks and then guesses. The answers and the reward come from `things`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Task(TypedDict):
     """One game."""
 
     thing: str
-    """The thing to be guessed; the model never sees it."""
+    """The thing to guess; the model does not see it."""
     search: bool
     """True if the player has the search tool."""
 
@@ -39,7 +39,7 @@ TOOLS: Final[list[Any]] = [
 
 @cache
 def client() -> Any:
-    """One client for all rollouts of a process: its copies share connections."""
+    """Return the one client for all rollouts of a process: its copies share connections."""
     return openai.OpenAI(base_url="http://127.0.0.1/", api_key="unused")
 
 
@@ -55,19 +55,19 @@ def plays(task: Task, llm: agl.LLM) -> float:
         messages.append(message)
         if message.tool_calls:
             for call in message.tool_calls:
-                found = looked_up(call.function.name, call.function.arguments)
-                messages.append({"role": "tool", "tool_call_id": call.id, "content": found})
+                result = looked_up(call.function.name, call.function.arguments)
+                messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
             continue
-        said = understood(message.content or "")
-        if said is not None and said.kind == "guess":
-            return reward(found=said.word == task["thing"], turns=turn)
-        told = NOT_UNDERSTOOD if said is None else answer(task["thing"], said.word)
-        messages.append({"role": "user", "content": told})
+        move = understood(message.content or "")
+        if move is not None and move.kind == "guess":
+            return reward(found=move.word == task["thing"], turns=turn)
+        text = NOT_UNDERSTOOD if move is None else answer(task["thing"], move.word)
+        messages.append({"role": "user", "content": text})
     return reward(found=False, turns=MOST_TURNS)
 
 
 def looked_up(name: str, arguments: str) -> str:
-    """Return what the tool finds; nothing for arguments that it does not have."""
+    """Return the result of the tool; `NOTHING` for invalid arguments."""
     try:
         query = json.loads(arguments)["query"]
     except (ValueError, KeyError, TypeError):

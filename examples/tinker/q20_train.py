@@ -1,4 +1,4 @@
-"""Train a player of twenty questions; the algorithm is the first argument, the rest of the program is the same."""
+"""Train a player of twenty questions. The first argument chooses the algorithm; the rest of the program is the same."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from things import MOST_TURNS, secrets
 import agentlightning as agl
 
 MODELS: Final = {"qwen25": "Qwen/Qwen2.5-1.5B-Instruct", "qwen3": "Qwen/Qwen3-4B-Instruct-2507"}
-_GROUP: Final = {"games": 16, "each": 8}  # things of a step, games for each of them
+_GROUP: Final = {"games": 16, "each": 8}  # things per step, games per thing
 
 
 def grpo(model: str | Path, folder: Path, options: argparse.Namespace) -> agl.Algorithm:
-    """The learner of this package, on this machine."""
+    """Return this package's learner, on this machine."""
     return agl.GRPO(
         model=model,
         max_steps=options.steps,
         batch_size=_GROUP["games"],
         num_generations=_GROUP["each"],
-        num_iterations=2,  # passes over them
+        num_iterations=2,  # passes over the games
         minibatch_rollouts=32,
         learning_rate=6e-4,
         lr_scheduler_type="linear",
-        max_completion_length=32,  # a search for all ten properties fits
+        max_completion_length=32,  # enough for a search with all ten properties
         eval_steps=max(1, options.steps // 2),
         output_dir=folder,
     )
 
 
 def verl(model: str | Path, folder: Path, options: argparse.Namespace) -> agl.Algorithm:
-    """VERL's trainer, and vLLM, on the GPUs of this machine."""
+    """Return VERL's trainer with vLLM, on the GPUs of this machine."""
     return agl.VERL(
         {
             "actor_rollout_ref.model.path": str(model),
@@ -50,7 +50,7 @@ def verl(model: str | Path, folder: Path, options: argparse.Namespace) -> agl.Al
 
 
 def tinker(model: str | Path, folder: Path, options: argparse.Namespace) -> agl.Algorithm:
-    """Adapters (LoRA) on the machines of the Tinker service."""
+    """Return a learner of adapters (LoRA) on the machines of the Tinker service."""
     return agl.Tinker(
         model=str(model),
         max_steps=options.steps,
@@ -64,9 +64,9 @@ def tinker(model: str | Path, folder: Path, options: argparse.Namespace) -> agl.
 
 
 def train(algorithm: agl.Algorithm, options: argparse.Namespace) -> None:
-    """Train, and print how games for held-out things ended after how many updates."""
-    known, unknown = secrets()
-    tasks = [Task(thing=name, search=options.search) for name in known]
+    """Train, and print the results of games for held-out things by the number of updates."""
+    trained, unknown = secrets()
+    tasks = [Task(thing=name, search=options.search) for name in trained]
     held_out = [Task(thing=name, search=options.search) for name in unknown] * options.games
     trainer = agl.Trainer(
         algorithm=algorithm,
@@ -87,7 +87,7 @@ def train(algorithm: agl.Algorithm, options: argparse.Namespace) -> None:
 
 
 def arguments() -> argparse.ArgumentParser:
-    """Return the command line: a command for each algorithm."""
+    """Return the parser of the command line, with a command for each algorithm."""
     parser = argparse.ArgumentParser(description=__doc__)
     subparsers = parser.add_subparsers(dest="algorithm", required=True)
     shared: dict[str, Any] = {"choices": ("qwen25", "qwen3"), "help": "Model variant to train."}

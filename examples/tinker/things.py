@@ -1,6 +1,6 @@
-"""The answerer's side of the game: things, what is true of them, and replies to what a player says.
+"""The answerer's side of the game: things, their properties, and replies to a player.
 
-Every thing has another set of properties, so that enough questions leave one thing.
+Every thing has a different set of properties, so that enough questions identify it.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ class Said(NamedTuple):
 
 
 def understood(text: str) -> Said | None:
-    """Return what a player says; None if it is neither a question about one property nor a guess.
+    """Return a player's move; None if the text is neither a question about one property nor a guess.
 
     A guess is a word alone or one after an article at the end: `dog`, `it is a dog!`.
     """
     words = re.findall(r"[a-z]+", text.lower())
-    asked = [word for word in PROPERTIES if word in words]
-    if len(asked) == 1:
-        return Said("question", asked[0])
+    properties = [word for word in PROPERTIES if word in words]
+    if len(properties) == 1:
+        return Said("question", properties[0])
     guess = re.search(r"(?:^|\b(?:an?|the) )([a-z]+)\W*$", text.strip().lower())
-    return Said("guess", guess[1]) if guess and not asked else None
+    return Said("guess", guess[1]) if guess and not properties else None
 
 
 def answer(thing: str, word: str) -> str:
@@ -74,18 +74,18 @@ def search(query: str) -> str:
     """Return the first three things that have each property of the query, and none of those after a `not`."""
     words = re.findall(r"[a-z]+", query.lower())
     pairs = [(before, word) for before, word in zip(["", *words], words, strict=False) if word in PROPERTIES]
-    wanted = {word for before, word in pairs if before != "not"}
+    required = {word for before, word in pairs if before != "not"}
     refused = {word for before, word in pairs if before == "not"}
-    fitting = [name for name, has in THINGS.items() if pairs and wanted <= has and not refused & has]
+    fitting = [name for name, has in THINGS.items() if pairs and required <= has and not refused & has]
     return "\n".join(fitting[:_SHOWN]) or NOTHING
 
 
 def reward(*, found: bool, turns: int) -> float:
-    """Return the worth of a game, 0 to 1: nothing without the right guess, and each turn before it costs 1/40."""
+    """Return the reward of a game, 0 to 1: 0 without the right guess, and 1/40 less for each turn before it."""
     return 1.0 - (turns - 1) / (2 * MOST_TURNS) if found else 0.0
 
 
 def secrets() -> tuple[list[str], list[str]]:
-    """Return the things that training plays for, and those that it never does: every fourth one."""
+    """Return the things that training uses, and the held-out ones: every fourth thing."""
     names = list(THINGS)
     return [name for place, name in enumerate(names) if place % 4 != 2], names[2::4]

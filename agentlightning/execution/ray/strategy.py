@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from agentlightning.store.client_server import LightningStoreServer
 
 INTERRUPTED = Patience(ask=1.0, interrupt=1.0, terminate=0.5)
-"""Ctrl+C has five seconds in all; a cluster of our own takes up to two of them to end."""
+"""Patience after Ctrl+C, which has 5 s in all; a cluster of our own takes up to 2 s of them to end."""
 _TOKEN = LightningEnvVar.AGL_TOKEN.value
 
 
@@ -60,25 +60,25 @@ class RayExecutionStrategy(ExecutionStrategy):
 
     Args:
         n_runners: number of actors.
-        address: the cluster: `auto`, `host:port`, `ray://host:port`, or `local` for one of its own on this machine.
-            None is `RAY_ADDRESS`, else `local`. Where the program has called `ray.init` already, that cluster is used.
-        num_cpus: of each runner. Ray counts them and does not enforce them; a fraction is allowed.
-        num_gpus: of each runner.
+        address: the cluster: `auto`, `host:port`, `ray://host:port`, or `local` for a new one on this machine. None is
+            `RAY_ADDRESS`, else `local`. Where the program has called `ray.init` already, that cluster is used.
+        num_cpus: CPUs of each runner. Ray counts them and does not enforce them; a fraction is allowed.
+        num_gpus: GPUs of each runner.
         resources: custom resources of each runner, for example `{"browser": 1}`.
-        runtime_env: of each actor: `pip`, `working_dir`, `env_vars`, ... as Ray takes it. Ray shows it to whoever may
-            see the cluster: no secrets.
+        runtime_env: Ray's runtime environment of each actor: `pip`, `working_dir`, `env_vars`, ... Everyone with access
+            to the cluster can read it: put no secrets there.
         max_runner_restarts: how often each runner may be restarted after it died.
-        start_timeout: seconds that Ray has to find a place for a runner.
-        server_host: address to bind; None reads `AGL_SERVER_HOST`. The default is 127.0.0.1 with a cluster of its own,
-            else the address by which Ray knows this machine, which needs `AGL_TOKEN`.
+        start_timeout: seconds that Ray may take to place a runner.
+        server_host: address to bind; None reads `AGL_SERVER_HOST`. The default is 127.0.0.1 with a local cluster, else
+            the address by which Ray knows this machine, which needs `AGL_TOKEN`.
         server_port: None reads `AGL_SERVER_PORT`; by default 4747, or a free one if that is in use.
         connect_host: address for the runners where it differs from `server_host`.
         graceful_timeout: seconds between the stop event and the cancellation of the runners, at an ordinary end.
         terminate_timeout: seconds after the cancellation, and after the end of the actors.
         managed_store: serve the store to the runners; None reads `AGL_MANAGED_STORE`, which is true by default. False
-            hands the given store to both sides as it is.
-        stall_timeout: seconds without progress after which the run says what each part waits for; None is never.
-        on_stall: `report` goes on after that, `raise` ends the run with `StalledError`.
+            passes the store to both sides unchanged.
+        stall_timeout: seconds without progress after which the run logs what each part waits for; None is never.
+        on_stall: `report` continues after that, `raise` ends the run with `StalledError`.
 
     Raises:
         ValueError, TypeError: a setting is out of range; names it.
@@ -211,7 +211,7 @@ class Cluster:
     ray: Any
     """The module."""
     host: str
-    """Where the other nodes reach this machine; loopback if there are none."""
+    """The host by which other nodes reach this machine; loopback if there are none."""
 
 
 def check_installed() -> None:
@@ -222,7 +222,7 @@ def check_installed() -> None:
 
 @contextlib.contextmanager
 def joined(address: str | None, cpus: float) -> Generator[Cluster]:
-    """Give the cluster at `address`, left at the end; one of its own, with at least `cpus`, ends with the body.
+    """Yield the cluster at `address`, and leave it at the end. A local one has at least `cpus` and ends with the body.
 
     A cluster that this process belongs to already is used as it is, and stays.
 
@@ -235,13 +235,13 @@ def joined(address: str | None, cpus: float) -> Generator[Cluster]:
         return
     where = address or os.environ.get(ADDRESS_VARIABLE) or LOCAL
     at = urlsplit(where if "://" in where else f"ray://{where}")
-    if at.hostname is not None and at.port is not None:  # Ray tries for minutes where nothing accepts connections
+    if at.hostname is not None and at.port is not None:  # Ray retries for minutes if nothing accepts connections
         try:
             socket.create_connection((at.hostname, at.port), CONNECT_SECONDS).close()
         except OSError as error:
             raise _no_cluster(where, error) from error
     settings: dict[str, object] = {}
-    if where == LOCAL:  # the processors are counted, not used: runners mostly wait for a model
+    if where == LOCAL:  # Ray only counts the processors: runners mostly wait for a model
         settings = {"num_cpus": max(os.cpu_count() or 1, math.ceil(cpus)), "include_dashboard": False}
     previous = signal.getsignal(signal.SIGTERM)
     try:
@@ -249,7 +249,7 @@ def joined(address: str | None, cpus: float) -> Generator[Cluster]:
     except ConnectionError as error:
         raise _no_cluster(where, error) from error
     finally:
-        if threading.current_thread() is threading.main_thread():  # Ray replaces what the program does at SIGTERM
+        if threading.current_thread() is threading.main_thread():  # Ray replaces the program's SIGTERM handler
             signal.signal(signal.SIGTERM, previous)
     try:
         yield Cluster(ray, LOOPBACK if where == LOCAL else ray.util.get_node_ip_address())
@@ -265,7 +265,7 @@ def _no_cluster(where: str, error: Exception) -> ConnectionError:
 
 
 def sent(ray: Any, task: ChildTask) -> Any:
-    """Return a reference to `task` as bytes, for `RunnerActor`: they are sent to each node once.
+    """Return a Ray reference to the pickled `task`, for `RunnerActor`. Ray sends it to each node once.
 
     Raises:
         TypeError: a part of it cannot be pickled; names the part and the ways out.
@@ -283,9 +283,9 @@ def sent(ray: Any, task: ChildTask) -> Any:
 
 
 def _pickled(ray: Any, value: object) -> bytes:
-    """Pickle by value what the program itself defines, as Ray does for functions and classes.
+    """Pickle the program's own definitions by value, as Ray does for functions and classes.
 
-    An agent of `@rollout` asks to be pickled by its name, and in an actor `__main__` is another program.
+    An agent of `@rollout` is pickled by its name by default, and in an actor `__main__` is another program.
     """
 
     base: Any = ray.cloudpickle.Pickler

@@ -1,7 +1,7 @@
-"""Runners as Ray actors, with the same calls as `ChildProcesses`: they live and end by the rules of processes.
+"""Runners as Ray actors, with the same interface and life cycle as `ChildProcesses`.
 
 A `ProcessTeam` drives it. A signal stands for a call: SIGINT cancels the runner's task, SIGTERM and SIGKILL end the
-actor's process. Ray answers on threads of its own; what they bring is queued, and judged by the loop of the team.
+actor's process. Ray answers on its own threads; the answers are queued, and the team's loop handles them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from agentlightning.utils.concurrency.loops import run
 logger = logging.getLogger(__name__)
 
 ACTOR_THREADS = 4
-"""One to serve, the others for the calls that come meanwhile."""
+"""One thread for `serve`, the others for calls in the meantime."""
 DEATH_CHARACTERS = 1000
 
 
@@ -62,12 +62,12 @@ class AskingEvent(ThreadingEvent):
 
 @dataclass(frozen=True)
 class ActorExit(ChildExit):
-    """How an actor ended. Its exit code is made up: 0 it returned, 1 it raised, None it died by itself."""
+    """The end of an actor. Its exit code is assigned here: 0 returned, 1 raised, None died by itself."""
 
     place: str | None = None
     """Process and host; None if it never ran."""
     death: str | None = None
-    """What Ray says of an actor that died, or why there was never one."""
+    """Ray's reason for the death of an actor, or the reason why it never started."""
 
     @property
     @override
@@ -75,7 +75,7 @@ class ActorExit(ChildExit):
         """The label of its worker in the store; None if it never ran."""
         if self.place is None:
             return None
-        _, pid, _, host = self.place.split(" ", 3)  # as `RunnerActor.location` says it
+        _, pid, _, host = self.place.split(" ", 3)  # the format of `RunnerActor.location`
         return worker_label(host, int(pid), self.index)
 
     @override
@@ -86,12 +86,12 @@ class ActorExit(ChildExit):
 
     @override
     def may_restart(self) -> bool:
-        """True if starting it again could help: not where there was no place for it."""
+        """True if a restart could help; False if Ray had no place for it."""
         return self.place is not None and (self.report is None or self.report.restart_helps)
 
     @override
     def explain(self) -> str:
-        """Return `describe` and what is known of the cause."""
+        """Return `describe` and the known cause."""
         return super().explain() if self.death is None else f"{self.describe()}: {self.death}"
 
 
@@ -102,24 +102,24 @@ class _Actor:
     timer: threading.Timer
     place: str | None = None
     killed: int | None = None
-    """The signal that stood for its end."""
+    """The signal that ended it."""
 
 
 @dataclass
 class RayActors:
-    """Runners as actors, by index. Owned by the loop of its team, but for `ask`, which any thread may call."""
+    """Runners as actors, by index. Owned by the loop of its team, except `ask`, which any thread may call."""
 
     ray: Any
-    """The module."""
+    """The Ray module."""
     task: Any
     """A reference to the pickled `ChildTask` that each of them runs."""
     options: dict[str, object]
-    """What each actor asks of Ray: `num_cpus`, `resources`, ..."""
+    """Ray options of each actor: `num_cpus`, `resources`, ..."""
     token: str | None
     start_timeout: float
     prefix: str = "runner-"
     look_seconds: float | None = field(default=None, init=False)
-    """Nothing has to be looked for: Ray brings the news."""
+    """None: Ray reports every change, so no polling is needed."""
     _actors: dict[int, _Actor] = field(default_factory=dict[int, _Actor], init=False)
 
     def __post_init__(self) -> None:
@@ -129,7 +129,7 @@ class RayActors:
         self._factory = self.ray.remote(RunnerActor)
 
     def start(self, index: int) -> None:
-        """Have Ray start actor `index` somewhere. Returns at once; Ray places it later."""
+        """Make Ray start actor `index`. Returns at once; Ray places it later."""
         name = name_of(self.prefix, index)
         options = {"max_concurrency": ACTOR_THREADS, "max_restarts": 0, **self.options}
         handle = self._factory.options(**options).remote(self.task, index, name, self.token)
@@ -157,7 +157,7 @@ class RayActors:
                 actor.timer.cancel()
                 actor.place = future.result()
                 logger.info("%s runs as %s", name_of(self.prefix, actor.index), actor.place)
-                # Only now that it is known where: one that dies at once is told from one that never ran.
+                # Only after its place is known: this separates an actor that dies at once from one that never ran.
                 self._report(actor, "ended", actor.handle.serve.remote().future())
             elif kind != "late":
                 exits.append(self._reap(actor, future))
@@ -166,7 +166,7 @@ class RayActors:
         return exits
 
     def ask(self) -> None:
-        """Tell every actor to stop. One that waits for a place is not started any more."""
+        """Ask every actor to stop. An actor that waits for a place is not started any more."""
         for actor in list(self._actors.values()):
             if actor.place is not None:
                 actor.handle.ask.remote()
@@ -174,7 +174,7 @@ class RayActors:
                 self._kill(actor, 0)
 
     def signal(self, index: int, signum: int) -> None:
-        """Do to an actor what the signal would do to a process."""
+        """Apply to an actor the effect that the signal has on a process."""
         actor = self._actors.get(index)
         if actor is None:
             return
@@ -194,7 +194,7 @@ class RayActors:
     def _report(self, actor: _Actor, kind: str, future: Future[Any]) -> None:
         def bring(done: Future[Any]) -> None:
             self._news.put((actor, kind, done))
-            with contextlib.suppress(OSError):  # closed: nobody asks any more
+            with contextlib.suppress(OSError):  # closed: nothing collects any more
                 self._writer.send(b"!")
 
         future.add_done_callback(bring)
@@ -205,7 +205,7 @@ class RayActors:
         name, error = name_of(self.prefix, actor.index), future.exception()
         if error is None:
             report = future.result()
-            self._kill(actor, signal.SIGTERM)  # its process is idle, and would stay as long as the handle
+            self._kill(actor, signal.SIGTERM)  # its process is idle, and would live as long as the handle
             return ActorExit(actor.index, name, 0 if report.cause is None else 1, report, place=actor.place)
         code = None if actor.killed is None else -actor.killed
         return ActorExit(actor.index, name, code, None, place=actor.place, death=str(error)[:DEATH_CHARACTERS])
@@ -213,9 +213,9 @@ class RayActors:
     def _give_up(self, actor: _Actor) -> ActorExit:
         self._kill(actor, signal.SIGKILL)
         del self._actors[actor.index]
-        asked = {name: amount for name, amount in self.options.items() if name != "runtime_env"}
+        request = {name: amount for name, amount in self.options.items() if name != "runtime_env"}
         death = (
-            f"Ray has not started it within start_timeout={self.start_timeout:g} s. Each runner asks for {asked}; "
+            f"Ray has not started it within start_timeout={self.start_timeout:g} s. Each runner asks for {request}; "
             f"the cluster has {_amounts(self.ray.cluster_resources())}, "
             f"and {_amounts(self.ray.available_resources())} of it are free. "
             "Lower n_runners or what each asks for, add nodes, or raise start_timeout if they are on their way."
@@ -227,20 +227,20 @@ class RayActors:
             actor.killed = signum
         try:
             self.ray.kill(actor.handle)
-        except Exception as error:  # one that cannot be reached must not keep us from the others
+        except Exception as error:  # an unreachable actor must not spare the others
             logger.warning("Could not end %s: %s", name_of(self.prefix, actor.index), error)
 
 
 def _amounts(resources: dict[str, float]) -> dict[str, float]:
-    """Return what a runner can ask for: without the memory, and without the entries that stand for single nodes."""
+    """Return the resources that a runner can request: without memory, and without the entries of single nodes."""
     hidden = ("node:", "memory", "object_store_memory")
     return {name: amount for name, amount in sorted(resources.items()) if not name.startswith(hidden)}
 
 
 class RunnerActor:
-    """One runner as an actor. `serve` blocks one thread of the actor; the other calls come in on further ones.
+    """One runner as an actor. `serve` blocks one thread of the actor; the other calls run on further threads.
 
-    `pickled` is a `ChildTask`. `token` opens the store server; it comes as an argument, because Ray shows the
+    `pickled` is a `ChildTask`. `token` is that of the store server; it is an argument, because Ray shows the
     environment of an actor.
     """
 
@@ -257,7 +257,7 @@ class RunnerActor:
         return f"pid {os.getpid()} on {socket.gethostname()}"
 
     def serve(self) -> ChildReport:
-        """Run the task to its end and return how it ended; one that was interrupted has nothing to report."""
+        """Run the task to its end and return its report, which is empty if it was interrupted."""
         self._thread.start()
         try:
             result: Any = run(lambda _: self._thread.result())

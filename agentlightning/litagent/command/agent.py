@@ -1,8 +1,8 @@
 """CommandAgent: any program, in any language, as an agent.
 
-The program gets its task as JSON and its model in the variables that clients read anyway, calls the model through the
-gateway like every agent, and says its reward. Each attempt is a process group and a folder of its own; both are gone
-at its end, however it ends. What the program printed is kept with the attempt as an `agentlightning.operation` span.
+The program gets its task as JSON and its model in the usual variables of model clients, calls the model through the
+gateway like every agent, and reports its reward. Each attempt has its own process group and folder; both are removed at
+its end, however it ends. The program's output is stored with the attempt as an `agentlightning.operation` span.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ class CommandAgent(LitAgent[Any]):
 
     Args:
         command: the program and its arguments, such as `["node", "agent.js"]`.
-        task: `stdin` writes the task there as one line of JSON; `file` gives no input. The file that `AGL_TASK_FILE`
-            names holds it either way.
+        task: `stdin` writes the task to the standard input as one line of JSON; `file` leaves the input empty. The file
+            in `AGL_TASK_FILE` contains the task in both cases.
         reward: `last_line`, the last line of the output that is a JSON number or an object with `reward`; `file`, the
-            same in the file that `AGL_REWARD_FILE` names; `exit_code`, 1.0 for 0 and 0.0 for 1, or a mapping of exit
-            codes to rewards; `reward_fn`, the `ProgramOutput` goes to the `reward_fn` of the Trainer; `none`, somebody
-            else scores.
+            same in the file in `AGL_REWARD_FILE`; `exit_code`, 1.0 for 0 and 0.0 for 1, or a mapping of exit codes to
+            rewards; `reward_fn`, the Trainer's `reward_fn` gets the `ProgramOutput`; `none`, the attempt is scored
+            elsewhere.
         llm: name of the model resource that `OPENAI_BASE_URL` and the other variables describe; the first by default.
-        env: further variables.
-        pass_env: names of variables that are passed on from the runner's environment where they are set.
+        env: further environment variables.
+        pass_env: names of variables that are copied from the runner's environment if they are set.
         cwd: working folder; by default the runner's.
-        user: name or number of the user as whom the program runs; by default the runner's. Needs a runner that is root.
-        timeout_seconds: time limit of a run, beside the one of the rollout.
-        stop_seconds: between SIGTERM and SIGKILL when that limit is reached.
-        max_output_bytes: kept of each of the output streams; the end of it.
+        user: name or number of the user that runs the program; by default the runner's. Requires a runner that is root.
+        timeout_seconds: time limit of a run, in addition to the one of the rollout.
+        stop_seconds: seconds between SIGTERM and SIGKILL when that limit is reached.
+        max_output_bytes: number of bytes at the end of each output stream that are stored.
 
     Raises:
-        TypeError, ValueError: a setting is none of these; names it.
+        TypeError, ValueError: a setting is invalid; names it.
     """
 
     needs_resources = False
@@ -109,8 +109,8 @@ class CommandAgent(LitAgent[Any]):
         """Run the command for one task.
 
         Raises:
-            ProgramFailed, ProgramTimedOut, ProgramResultError: it could not be started or failed; its time was up; it
-                said no reward.
+            ProgramFailed, ProgramTimedOut, ProgramResultError: the program could not be started or failed; its time was
+                up; it reported no reward.
         """
         if not isinstance(rollout, AttemptedRollout):
             raise TypeError(f"A CommandAgent runs attempts; got a {type(rollout).__name__} without one")
@@ -128,8 +128,8 @@ class CommandAgent(LitAgent[Any]):
                 try:
                     output = await program.run(data if self.task == "stdin" else None)
                 finally:
-                    if (left := program.output()) is not None:
-                        span.set_output(asdict(left))
+                    if (result := program.output()) is not None:
+                        span.set_output(asdict(result))
             return cast("RolloutRawResult", await asyncio.to_thread(result_of, output, self.reward, folder))
         finally:
             await asyncio.to_thread(folder.remove)
@@ -159,14 +159,14 @@ def check_command(command: Any) -> tuple[str, ...]:
 
 
 def check_task(task: Any) -> TaskPlace:
-    """Return where the task goes."""
+    """Return the setting `task` if it is valid."""
     if task not in get_args(TaskPlace):
         raise ValueError(f"task must be one of {', '.join(get_args(TaskPlace))}; got {task!r}")
     return task
 
 
 def check_reward(reward: object) -> RewardSource | dict[int, float]:
-    """Return where the reward comes from."""
+    """Return the setting `reward` if it is valid."""
     if callable(reward):
         raise TypeError(
             f"reward={reward!r}: a function that scores goes to the Trainer as reward_fn=..., and here stands "
@@ -174,8 +174,8 @@ def check_reward(reward: object) -> RewardSource | dict[int, float]:
         )
     if not isinstance(reward, Mapping):
         if reward not in SOURCES:
-            known = ", ".join(SOURCES)
-            raise ValueError(f"reward must be one of {known}, or a mapping of exit codes to rewards; got {reward!r}")
+            sources = ", ".join(SOURCES)
+            raise ValueError(f"reward must be one of {sources}, or a mapping of exit codes to rewards; got {reward!r}")
         return reward
     codes = dict(cast("Mapping[Any, Any]", reward))
     for code, value in codes.items():
@@ -189,7 +189,7 @@ def check_reward(reward: object) -> RewardSource | dict[int, float]:
 
 
 def check_env(env: object) -> dict[str, str]:
-    """Return variables of the user's own."""
+    """Return the user's own variables."""
     if env is None:
         return {}
     if not isinstance(env, Mapping):
@@ -204,7 +204,7 @@ def check_env(env: object) -> dict[str, str]:
 
 
 def check_pass_env(names: object) -> tuple[str, ...]:
-    """Return names of variables to pass on."""
+    """Return the names of variables to copy."""
     if isinstance(names, (str, bytes)) or not isinstance(names, Sequence):
         raise TypeError(f"pass_env must be a list of names of variables; got {names!r}")
     for name in cast("Sequence[Any]", names):
@@ -222,7 +222,7 @@ def _check_variable(setting: str, name: str) -> None:
 
 
 def check_limits(timeout_seconds: Any, stop_seconds: Any, max_output_bytes: Any) -> ProgramLimits:
-    """Return the bounds of a run."""
+    """Return the limits of a run."""
     if timeout_seconds is not None:
         _check_seconds("timeout_seconds", timeout_seconds, zero=False)
     _check_seconds("stop_seconds", stop_seconds, zero=True)
@@ -241,7 +241,7 @@ def _check_seconds(name: str, value: object, *, zero: bool) -> None:
 
 
 _NEEDED = {"CAP_CHOWN": 0, "CAP_KILL": 5, "CAP_SETGID": 6, "CAP_SETUID": 7}
-"""Capabilities by number, of capabilities(7): to give away the folder, to end the program, and to become the user."""
+"""Capability numbers by name, see capabilities(7): to change the folder's owner, end the program, become the user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +254,7 @@ class ProgramUser:
 
 
 def check_user(user: object) -> str | int | None:
-    """Return the setting."""
+    """Return the setting `user` if it is valid."""
     if user is None:
         return None
     if isinstance(user, bool) or not isinstance(user, (str, int)):
@@ -267,21 +267,21 @@ def check_user(user: object) -> str | int | None:
 
 
 def user_of(user: str | int) -> ProgramUser:
-    """Return who the user is here. One that is given by number need not have an account.
+    """Return the user's ids and home on this machine. A user number needs no account.
 
     Raises:
-        RuntimeError: this machine does not know the name, it is root's, or this process may not become the user.
+        RuntimeError: the name is unknown here, it is root's, or this process may not become the user.
     """
-    import pwd  # POSIX only, as programs are
+    import pwd  # POSIX only, like this agent
 
     try:
         entry = pwd.getpwuid(user) if isinstance(user, int) else pwd.getpwnam(user)
-        found = ProgramUser(entry.pw_uid, entry.pw_gid, entry.pw_dir)
+        resolved = ProgramUser(entry.pw_uid, entry.pw_gid, entry.pw_dir)
     except KeyError:
         if isinstance(user, str):
             raise RuntimeError(f"CommandAgent(user={user!r}): this machine has no such user") from None
-        found = ProgramUser(user, user, "/")
-    if found.uid == 0:
+        resolved = ProgramUser(user, user, "/")
+    if resolved.uid == 0:
         raise RuntimeError(f"CommandAgent(user={user!r}): that is root, who can read everything")
     if os.geteuid() != 0:
         raise RuntimeError(
@@ -292,11 +292,11 @@ def user_of(user: str | int) -> ProgramUser:
     try:
         with open("/proc/self/status") as file:
             [effective] = [int(line.split()[1], 16) for line in file if line.startswith("CapEff:")]
-    except (OSError, ValueError):  # the system has no capabilities
-        return found
+    except (OSError, ValueError):  # a system without capabilities
+        return resolved
     if missing := [name for name, number in _NEEDED.items() if not effective >> number & 1]:
         raise RuntimeError(
             f"CommandAgent(user={user!r}): the runner is root without {', '.join(missing)}; a container needs them "
             "added (--cap-add), or leave user= away"
         )
-    return found
+    return resolved

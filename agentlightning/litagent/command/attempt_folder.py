@@ -1,6 +1,6 @@
-"""What passes between one attempt and its program: the folder with task and resources, the environment, the reward.
+"""The exchange of an attempt with its program: the folder with task and resources, the environment, the reward.
 
-The folder is held open: whatever the program puts in its place is never followed.
+The folder is kept open: a replacement that the program puts in its place is never followed.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a so
 
 
 class UnusableFile(ValueError):
-    """A file is not what may be read; says what it is."""
+    """A file may not be read, for example because it is a link; the message describes it."""
 
 
 class AttemptFolder:
-    """Made when it is constructed, mode 0700, and owned by `owner` (user and group) or by us. Its methods block."""
+    """A new folder for one attempt: mode 0700, owned by `owner` (user and group) or by us. Its methods block."""
 
     def __init__(self, owner: tuple[int, int] | None = None) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="agl-attempt-"))
@@ -49,13 +49,13 @@ class AttemptFolder:
                 os.fchown(file.fileno(), *self._owner)
 
     def read(self, name: str, most_bytes: int) -> bytes:
-        """Return what a file holds: a regular one, of the program's own, of one name and at most `most_bytes`.
+        """Return the contents of a file: a regular one, owned by the program, with one name and at most `most_bytes`.
 
-        Opening it follows no link and waits for nobody.
+        Opening it follows no link and does not block.
 
         Raises:
             FileNotFoundError: there is none.
-            UnusableFile: it is something else, or cannot be read.
+            UnusableFile: it is another kind of file, or cannot be read.
         """
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         try:
@@ -66,16 +66,16 @@ class AttemptFolder:
             what = "is a link" if error.errno == errno.ELOOP else f"cannot be opened ({error.strerror})"
             raise UnusableFile(f"{what}; expected a regular file") from None
         try:
-            found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode):
-                kind = _KINDS.get(stat.S_IFMT(found.st_mode), "a device")
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                kind = _KINDS.get(stat.S_IFMT(status.st_mode), "a device")
                 raise UnusableFile(f"is {kind}; expected a regular file")
-            if found.st_nlink > 1:
-                raise UnusableFile(f"has {found.st_nlink} names (hard links); expected a file of the attempt's own")
-            if found.st_uid != (os.geteuid() if self._owner is None else self._owner[0]):
-                raise UnusableFile(f"belongs to the user {found.st_uid}; expected a file of the program's own")
-            if found.st_size > most_bytes:
-                raise UnusableFile(f"holds {found.st_size} bytes, which is more than {most_bytes}")
+            if status.st_nlink > 1:
+                raise UnusableFile(f"has {status.st_nlink} names (hard links); expected a file of the attempt's own")
+            if status.st_uid != (os.geteuid() if self._owner is None else self._owner[0]):
+                raise UnusableFile(f"belongs to the user {status.st_uid}; expected a file of the program's own")
+            if status.st_size > most_bytes:
+                raise UnusableFile(f"holds {status.st_size} bytes, which is more than {most_bytes}")
             data = os.read(descriptor, most_bytes + 1)
             while len(data) <= most_bytes and (more := os.read(descriptor, most_bytes + 1 - len(data))):
                 data += more
@@ -88,13 +88,13 @@ class AttemptFolder:
         return data
 
     def remove(self) -> None:
-        """Remove it with everything in it, wherever the program has moved it; a warning if something resists."""
+        """Remove the folder and its contents, even if the program has moved it; warn if something cannot be removed."""
         try:
-            if os.geteuid() != 0:  # root needs no rights
+            if os.geteuid() != 0:  # root needs no permissions
                 os.fchmod(self._descriptor, 0o700)
             try:
                 here = Path(os.readlink(f"/proc/self/fd/{self._descriptor}"))
-            except OSError:  # the system does not tell
+            except OSError:  # the system does not report it
                 here = self.path
             _empty(self._descriptor)
             if os.fstat(self._descriptor).st_nlink > 0:  # the program may have removed it
@@ -107,7 +107,7 @@ class AttemptFolder:
 
 
 def _remove_impostor(path: Path) -> None:
-    """Remove what a program has put where its folder was. A link goes, what it points to stays."""
+    """Remove what a program has put in the folder's place. A link is removed, its target is not."""
     try:
         if not stat.S_ISDIR(path.lstat().st_mode):
             path.unlink()
@@ -123,8 +123,8 @@ def _remove_impostor(path: Path) -> None:
 
 
 def _empty(folder: int) -> None:
-    """Remove what is in an open folder. Folders within its folders are first moved up into it: no depth takes a stack,
-    a descriptor for each level, or a path that is too long."""
+    """Remove the contents of an open folder. Nested folders are first moved up into it, so that no depth needs
+    recursion, a descriptor for each level, or a path that is too long."""
     names = (f".agl-{number}" for number in itertools.count())
     while entries := list(itertools.islice(_entries(folder), 10_000)):
         for name, is_folder in entries:
@@ -161,7 +161,7 @@ def _open_folder(path: str | Path, folder: int | None = None) -> int:
 
 
 def _free(name: str | Path, folder: int | None) -> None:
-    """Give us the rights over a folder that its program has taken away."""
+    """Restore our permissions on a folder, which its program has revoked."""
     if os.geteuid() != 0:
         os.chmod(name, 0o700, dir_fd=folder)
 
@@ -176,17 +176,17 @@ def _unused(folder: int, names: Iterator[str]) -> str:
 
 
 PASSED = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR")
-"""Variables of the runner that every program gets."""
+"""Variables that every program gets from the runner."""
 RESERVED = frozenset(PROGRAM_VARIABLES)
-"""Variables that are set for each attempt, and that nobody else sets."""
+"""Variables that are set for each attempt; users may not set them."""
 REWARD_FILE = "reward.json"
 SHORTEST_KEY = 8
 NO_KEY = "none"
-"""For a model without a key: clients refuse to start without one, and such servers ignore it."""
+"""The key of a model without one: clients refuse to start without a key, and such servers ignore it."""
 
 
 def attempt_resources(resources: NamedResources, rollout: AttemptedRollout) -> dict[str, Resource]:
-    """Return the resources as this attempt sees them: models behind the gateway with its address and key."""
+    """Return the resources for this attempt: models behind the gateway have the attempt's address and key."""
     return {
         name: value.with_attempted_rollout(rollout) if isinstance(value, ProxyLLM) else value
         for name, value in resources.items()
@@ -194,22 +194,22 @@ def attempt_resources(resources: NamedResources, rollout: AttemptedRollout) -> d
 
 
 def model_of(resources: Mapping[str, Resource], name: str | None) -> LLM | None:
-    """Return the model that the usual variables name: the one called `name`, else the first; None if there is none.
+    """Return the model for the usual variables: the one called `name`, else the first; None if there is none.
 
     Raises:
-        ValueError: `name` is given and is no model.
+        ValueError: `name` is not a model.
     """
     if name is None:
         return next((value for value in resources.values() if isinstance(value, LLM)), None)
-    found = resources.get(name)
-    if isinstance(found, LLM):
-        return found
+    resource = resources.get(name)
+    if isinstance(resource, LLM):
+        return resource
     published = ", ".join(f"{key} ({value.resource_type})" for key, value in resources.items()) or "nothing"
     raise ValueError(f"llm={name!r} names no LLM resource; published: {published}")
 
 
 def keys_of(resources: Mapping[str, Resource]) -> list[str]:
-    """Return the keys that a program is given; none of them is to be read in what it prints. A placeholder is none."""
+    """Return the keys that a program gets, without placeholders; they are hidden in its output."""
     keys = [value.api_key or "" for value in resources.values() if isinstance(value, LLM)]
     return [key for key in keys if len(key) >= SHORTEST_KEY]
 
@@ -226,8 +226,8 @@ def write_files(folder: AttemptFolder, task: object, resources: Mapping[str, Res
 def environment(
     folder: Path, rollout: AttemptedRollout, model: LLM | None, passed: Iterable[str], own: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the whole environment of a program: the passed variables, the user's own, and those of the attempt."""
-    kept = {name: os.environ[name] for name in (*PASSED, *passed) if name in os.environ}
+    """Return the whole environment of a program: the copied variables, the user's own, and those of the attempt."""
+    inherited = {name: os.environ[name] for name in (*PASSED, *passed) if name in os.environ}
     attempt = {
         "AGL_ROLLOUT_ID": rollout.rollout_id,
         "AGL_ATTEMPT_ID": rollout.attempt.attempt_id,
@@ -238,10 +238,10 @@ def environment(
         "TMPDIR": str(folder),
     }
     if model is None:
-        return {**kept, **own, **attempt}
+        return {**inherited, **own, **attempt}
     base, key = model.get_base_url(), model.api_key or NO_KEY
     return {
-        **kept,
+        **inherited,
         **own,
         **attempt,
         "OPENAI_BASE_URL": base,
@@ -258,18 +258,18 @@ def environment(
 RewardSource = Literal["last_line", "file", "exit_code", "reward_fn", "none"]
 SOURCES: tuple[RewardSource, ...] = ("last_line", "file", "exit_code", "reward_fn", "none")
 PASS_OR_FAIL: Mapping[int, float] = {0: 1.0, 1: 0.0}
-"""What `exit_code` means; any other code is a failure of the program and no reward."""
+"""Rewards by exit code for `exit_code`; any other code is a failure of the program."""
 MOST_BYTES = 64 * 1024
-"""Of the file, or of the line, that says a reward."""
+"""Most bytes of the file or line with the reward."""
 _SHOWN = 400
 
 
 def result_of(output: ProgramOutput, source: RewardSource | Mapping[int, float], folder: AttemptFolder) -> Any:
-    """Return what a program's attempt gives to the runner: a reward, rewards by name, None, or the output itself.
+    """Return the result of a program's attempt: a reward, rewards by name, None, or the output itself.
 
     Raises:
-        ProgramFailed: the exit code says that it failed.
-        ProgramResultError: it ended well and left no reward where it was expected.
+        ProgramFailed: the exit code is a failure.
+        ProgramResultError: it succeeded and its reward is missing or invalid.
     """
     if source == "reward_fn":
         return output
@@ -277,9 +277,9 @@ def result_of(output: ProgramOutput, source: RewardSource | Mapping[int, float],
         rewards = PASS_OR_FAIL if source == "exit_code" else source
         if output.exit_code in rewards:
             return rewards[output.exit_code]
-        known = ", ".join(str(code) for code in rewards)
+        codes = ", ".join(str(code) for code in rewards)
         raise ProgramFailed(
-            f"The program {_ended(output)}, which stands for no reward (those that do: {known}). {_last_words(output)}"
+            f"The program {_ended(output)}, which stands for no reward (those that do: {codes}). {_last_words(output)}"
         )
     if output.exit_code != 0:
         raise ProgramFailed(f"The program {_ended(output)}. {_last_words(output)}")
@@ -338,5 +338,5 @@ def _ended(output: ProgramOutput) -> str:
 
 
 def _last_words(output: ProgramOutput) -> str:
-    said = output.stderr.strip() or output.stdout.strip()
-    return f"It said last: {said[-_SHOWN:]}" if said else "It said nothing."
+    text = output.stderr.strip() or output.stdout.strip()
+    return f"It said last: {text[-_SHOWN:]}" if text else "It said nothing."

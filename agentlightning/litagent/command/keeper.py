@@ -1,4 +1,4 @@
-"""Programs started by a keeper, a process beside this one: each ends as a whole when it is closed or we die."""
+"""Programs started by a keeper process: all processes of a program end when it is closed or this process dies."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from pathlib import Path
 from agentlightning.utils.descendants import end_descendants, pidfd_of
 
 END_SECONDS = 5.0
-"""How long is waited for what has been killed."""
+"""Seconds to wait for killed processes."""
 ANSWER_SECONDS = 10.0
-"""How long a keeper may take to start a program, before another keeper is started."""
+"""Seconds that a keeper may take to start a program, before another keeper is started."""
 _TRIES = 3
 _PASSED = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
-"""What a Python may need to start."""
+"""Variables that a Python interpreter may need to start."""
 _LONGEST_LINE = 64
 _CREDENTIALS = struct.Struct("3i")
-"""Process, user and group of whoever has sent a message, as the kernel tells them (Linux)."""
+"""Process, user and group of a message's sender, as the kernel reports them (Linux)."""
 _TELLS_SENDER = hasattr(socket, "SO_PASSCRED")
 _SCM_CREDENTIALS: int = getattr(socket, "SCM_CREDENTIALS", -1)
 _lock = threading.Lock()
 
 
 class KeptProgram:
-    """A program that is started. Belongs to the running loop; `close` is called once, whatever happened.
+    """A program that is being started. Owned by the running loop; call `close` once in every case.
 
-    What comes over the socket is believed only as far as the kernel vouches for its sender.
+    A message from the socket is trusted only if the kernel confirms its sender.
     """
 
     def __init__(self, control: socket.socket) -> None:
         self._loop = asyncio.get_running_loop()
         self.exited: asyncio.Future[int] = self._loop.create_future()
-        """Its exit code, minus the number of a signal that ended it."""
+        """Its exit code; minus the signal number if a signal ended it."""
         self._started: asyncio.Future[None] = self._loop.create_future()
         self._gone: asyncio.Future[None] = self._loop.create_future()
         self._control = control
@@ -50,7 +50,7 @@ class KeptProgram:
         self._parent: int | None = None
         self._leader: int | None = None
         self._ends: dict[int, int] = {}
-        """Descriptors that can be read when a process has ended, by its id."""
+        """Descriptors by process id; each becomes readable when its process ends."""
         control.setblocking(False)
         if _TELLS_SENDER:
             control.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
@@ -62,7 +62,7 @@ class KeptProgram:
             async with asyncio.timeout(ANSWER_SECONDS):
                 await self._loop.sock_sendall(self._control, struct.pack("!I", len(request)) + request)
                 await asyncio.wait({self._started, self._gone}, return_when=asyncio.FIRST_COMPLETED)
-        except OSError:  # the keeper is gone, or does not answer
+        except OSError:  # the keeper has ended, or does not answer
             pass
         return self._started.done()
 
@@ -71,22 +71,22 @@ class KeptProgram:
         self._ask(b"T")
 
     def kill(self) -> None:
-        """Kill it with everything that it has started, in whatever session that is."""
+        """Kill the program and all its descendants, in any session."""
         self._ask(b"K")
 
     async def close(self) -> None:
-        """Kill what is left and wait until it is gone, at most twice `END_SECONDS`."""
+        """Kill the remaining processes and wait for their end, at most twice `END_SECONDS`."""
         try:
             self.kill()
             await asyncio.wait({self._gone}, timeout=END_SECONDS)
-            if not self._gone.done() and self._parent is not None:  # the program holds it up
+            if not self._gone.done() and self._parent is not None:  # the program blocks it
                 await asyncio.to_thread(self._kill_from_here)
                 await asyncio.wait({self._gone}, timeout=END_SECONDS)
         finally:
             self.give_up()
 
     def give_up(self) -> None:
-        """Close the socket, at whose end the program is killed, and wait for nothing."""
+        """Close the socket, which makes the keeper kill the program. Does not wait."""
         self._ended_with(-signal.SIGKILL)
         self._loop.remove_reader(self._control)
         self._control.close()
@@ -97,13 +97,13 @@ class KeptProgram:
 
     def _ask(self, what: bytes) -> None:
         self._wake()
-        with contextlib.suppress(OSError):  # it is gone
+        with contextlib.suppress(OSError):  # it has ended
             self._control.send(what)
 
     def _wake(self) -> None:
-        """Let the process above the program go on, which a program of the same user may have stopped."""
+        """Continue the program's parent process, which a program of the same user may have stopped."""
         if self._parent in self._ends:
-            with contextlib.suppress(OSError):  # it is gone
+            with contextlib.suppress(OSError):  # it has ended
                 signal.pidfd_send_signal(self._ends[self._parent], signal.SIGCONT)
 
     def _kill_from_here(self) -> None:
@@ -113,7 +113,7 @@ class KeptProgram:
             os.kill(self._parent, signal.SIGKILL)
         end_descendants(self._parent, grace=0.0)
 
-    # --- what is told ------------------------------------------------------------------------------------------------
+    # --- messages ----------------------------------------------------------------------------------------------------
 
     def _read(self) -> None:
         try:
@@ -126,19 +126,19 @@ class KeptProgram:
         if not data:
             self._end()
         elif not self.exited.done():
-            sender = next((_CREDENTIALS.unpack(told)[0] for _, kind, told in about if kind == _SCM_CREDENTIALS), None)
+            sender = next((_CREDENTIALS.unpack(body)[0] for _, kind, body in about if kind == _SCM_CREDENTIALS), None)
             *lines, self._partial_line = (self._partial_line + data).split(b"\n")
             try:
                 for line in (*lines, *([] if len(self._partial_line) <= _LONGEST_LINE else [self._partial_line])):
                     self._take(line, sender)
-            except ValueError:  # nobody of ours says so: the program has got hold of the socket
+            except ValueError:  # not a message of ours: the program has the socket
                 self._ended_with(-signal.SIGKILL)
 
     def _take(self, line: bytes, sender: int | None) -> None:
-        """Take one line.
+        """Process one line.
 
         Raises:
-            ValueError: it is none that may come now, or from this sender.
+            ValueError: the line is not allowed now, or from this sender.
         """
         word, _, text = line[: _LONGEST_LINE + 1].partition(b" ")
         number = int(text)
@@ -161,7 +161,7 @@ class KeptProgram:
                 self._loop.add_reader(end, ended)
 
     def _leader_ended(self) -> None:
-        """Wait for the exit code no longer than `END_SECONDS`."""
+        """Wait for the exit code, at most `END_SECONDS`."""
         assert self._leader is not None
         self._loop.remove_reader(self._ends[self._leader])
         self._wake()
@@ -173,7 +173,7 @@ class KeptProgram:
 
     def _end(self) -> None:
         self._loop.remove_reader(self._control)
-        if not self.exited.done() and self._leader is not None:  # it was killed over there, perhaps by the program
+        if not self.exited.done() and self._leader is not None:  # the keeper was killed, perhaps by the program
             with contextlib.suppress(OSError):
                 os.killpg(self._leader, signal.SIGKILL)
         self._ended_with(-signal.SIGKILL)
@@ -188,10 +188,10 @@ async def start_kept(
     streams: Sequence[int],
     user: tuple[int, int] | None,
 ) -> KeptProgram:
-    """Start a program with these descriptors as input, output and error output, which are closed here.
+    """Start a program with these descriptors as input, output and error output; closes them here.
 
     Raises:
-        OSError: there can be no keeper, or none that answers.
+        OSError: no keeper can be started, or none answers.
     """
     request = json.dumps({"command": list(command), "env": dict(env), "cwd": cwd, "user": user}).encode()
     try:
@@ -204,7 +204,7 @@ async def start_kept(
                     handed_over = keeper.hand_over([*streams, theirs.fileno()])
                 if handed_over and await program.start(request):
                     return program
-            except BaseException:  # also a cancellation: nobody else closes our end
+            except BaseException:  # also a cancellation: nothing else closes our end
                 program.give_up()
                 raise
             program.give_up()
@@ -216,7 +216,7 @@ async def start_kept(
 
 
 class _Keeper:
-    """The keeper of this process. Ends when its socket does, or when this process does."""
+    """The keeper of this process. Ends when its socket is closed, or when this process ends."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
@@ -234,7 +234,7 @@ class _Keeper:
             )
 
     def hand_over(self, descriptors: Sequence[int]) -> bool:
-        """Send the descriptors; False if it is gone or does not take them."""
+        """Send the descriptors; return False if the keeper has ended or does not accept them."""
         self._process.send_signal(signal.SIGCONT)  # a program of the same user may have stopped it
         try:
             socket.send_fds(self._socket, [b"p"], list(descriptors))
@@ -243,7 +243,7 @@ class _Keeper:
         return True
 
     def close(self) -> None:
-        """End it, and all programs that are left."""
+        """End the keeper and all remaining programs."""
         self._socket.close()
         if self.pid == os.getpid():
             self._process.send_signal(signal.SIGCONT)
@@ -253,7 +253,7 @@ class _Keeper:
                 self.kill()
 
     def kill(self) -> None:
-        """Kill it alone: the programs go on, each below a process of its own."""
+        """Kill only the keeper: the programs continue, each below its own parent process."""
         atexit.unregister(self.close)
         self._process.kill()
         self._process.wait()
@@ -273,7 +273,7 @@ def _present_keeper() -> _Keeper:
 
 
 def _replace(keeper: _Keeper) -> None:
-    """Have the next program start another one. This one ends, whatever a program has done to it."""
+    """Make the next program start another keeper. This one ends, even if a program has stopped it."""
     global _keeper
     with _lock:
         if _keeper is keeper:

@@ -1,13 +1,13 @@
-"""The keeper of a runner's programs: a small process that starts them, and leaves nothing of them behind.
+"""The keeper of a runner's programs: a small process that starts them and ends all their processes.
 
-Run as a script, and imports nothing of the package, so that a program costs a fork of something small. For each one it
-forks a parent, which adopts whatever the program's processes leave behind (a child subreaper, prctl(2), Linux), also
-what went into a session of its own. When it is told to, or when the runner is gone, the parent kills all of it. The
-keeper does the same for a parent that a program has killed, and at the end of the runner for all that is left.
+It runs as a script and imports nothing of the package, so that a program only needs the fork of a small process. For
+each program it forks a parent, which adopts orphaned descendants (a child subreaper, prctl(2), Linux), even those in
+their own session. On request, or when the runner ends, the parent kills all of them. The keeper does the same for a
+parent that a program has killed, and at the end of the runner for all remaining processes.
 
 Messages of runner and parent, over a socket: a `Request` (length, then JSON); back a line each: `ready N`, the parent;
-`pid N`, the program, which says so itself before it is one; `exit N`. The runner checks who has sent each (unix(7),
-credentials). `T` asks the program's group to end; `K`, or the end of the socket, kills everything.
+`pid N`, sent by the program's process before it executes the program; `exit N`. The runner checks the sender of each
+(unix(7), credentials). `T` asks the program's group to end; `K`, or the end of the socket, kills everything.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRI
 _LINUX = sys.platform == "linux"
 _KILL_SECONDS = 10.0
 _SHELL = 'exec "$@"'
-"""Run by `sh`, which becomes the program: it also runs a script that names no interpreter."""
+"""Run by `sh`, which becomes the program: this also runs a script without an interpreter line."""
 
 
 def main(descriptor: int) -> None:
-    """Start a parent for each four descriptors that come (input, both outputs, its socket), until the runner ends."""
+    """Start a parent for each four received descriptors (input, both outputs, its socket), until the runner ends."""
     runner = os.pidfd_open(os.getppid()) if hasattr(os, "pidfd_open") else None
-    _prctl(_PR_SET_DUMPABLE, 0)  # nor its parents: no program reads their memory or takes a copy of their sockets
+    _prctl(_PR_SET_DUMPABLE, 0)  # parents too: no program may read their memory or copy their sockets
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     _prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)  # it may be stopped when the runner ends
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -90,11 +90,11 @@ def _wakes_at_the_end_of_a_child() -> int:
 
 
 def _woken(number: int, frame: object) -> None:
-    """A signal that is ignored wakes nobody."""
+    """Do nothing: an ignored signal would not wake the poll."""
 
 
 def _ended(woken: int) -> Iterator[tuple[int, int]]:
-    """Wait for the children that have ended; yield each with its status."""
+    """Reap the children that have ended; yield each with its status."""
     with contextlib.suppress(BlockingIOError):
         os.read(woken, 4096)
     with contextlib.suppress(ChildProcessError):
@@ -121,7 +121,7 @@ def _keep(descriptors: list[int], runner: int | None) -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)  # it may be stopped when the keeper ends
     woken = _wakes_at_the_end_of_a_child()
     us = os.getpid()
-    control.sendall(f"ready {us}\n".encode())  # the runner may have given up: nothing is started then
+    control.sendall(f"ready {us}\n".encode())  # the runner may have given up: then start nothing
     leader = os.fork()
     if leader == 0:
         control.sendall(f"pid {os.getpid()}\n".encode())
@@ -147,7 +147,7 @@ def _request(control: socket.socket) -> dict[str, object] | None:
 
 
 def _become(request: dict[str, Any], streams: list[int], parent: int) -> None:
-    """Turn this process into the program; does not return."""
+    """Replace this process with the program. Does not return."""
     try:
         for number, stream in enumerate(streams):
             os.dup2(stream, number)
@@ -161,7 +161,7 @@ def _become(request: dict[str, Any], streams: list[int], parent: int) -> None:
             os.setgroups([])
             os.setgid(gid)
             os.setuid(uid)
-            _prctl(_PR_SET_NO_NEW_PRIVS, 1)  # no way back by sudo and the like
+            _prctl(_PR_SET_NO_NEW_PRIVS, 1)  # no return to root through sudo and the like
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() == parent:
             os.chdir(request["cwd"])
@@ -172,7 +172,7 @@ def _become(request: dict[str, Any], streams: list[int], parent: int) -> None:
 
 
 def _watch(control: socket.socket, leader: int, woken: int, runner: int | None) -> None:
-    """Reap what ends and do what is asked, until all is to be killed."""
+    """Reap ended processes and carry out requests, until everything has to be killed."""
     poll = _poll(control.fileno(), woken, runner)
     alive = True
     while True:
@@ -185,8 +185,8 @@ def _watch(control: socket.socket, leader: int, woken: int, runner: int | None) 
                     alive = False
                     _report(control, f"exit {os.waitstatus_to_exitcode(status)}\n")
         if control.fileno() in ready:
-            asked = control.recv(16)
-            if not asked or b"K" in asked:
+            request = control.recv(16)
+            if not request or b"K" in request:
                 return
             if alive:
                 with contextlib.suppress(OSError):
@@ -194,7 +194,7 @@ def _watch(control: socket.socket, leader: int, woken: int, runner: int | None) 
 
 
 def _report(control: socket.socket, text: str) -> None:
-    with contextlib.suppress(OSError):  # the runner is gone, which the watch notices
+    with contextlib.suppress(OSError):  # the runner has ended, which the watch notices
         control.sendall(text.encode())
 
 
@@ -202,7 +202,7 @@ def _report(control: socket.socket, text: str) -> None:
 
 
 def _kill_all(spared: Set[int] | None = None) -> None:
-    """Kill every descendant of this process, but for some children with theirs. What was stopped first cannot fork
+    """Kill every descendant of this process, except the `spared` children and theirs. Stopped ones cannot fork
     meanwhile."""
     until = time.monotonic() + _KILL_SECONDS
     while (_has_children() if spared is None else _descendants(spared)) and time.monotonic() < until:
@@ -230,7 +230,7 @@ def _signal(pids: set[int], number: signal.Signals) -> None:
 
 
 def _descendants(spared: Collection[int]) -> list[int]:
-    """Return every living process below this one, but for some children and what is below them."""
+    """Return every live descendant of this process, except the `spared` children and theirs."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc") if _LINUX else ():
         if name.isdigit():
@@ -238,10 +238,10 @@ def _descendants(spared: Collection[int]) -> list[int]:
                 state, parent = file.read().rpartition(b")")[2].split()[:2]
                 if state != b"Z":
                     children.setdefault(int(parent), []).append(int(name))
-    found = [child for child in children.get(os.getpid(), []) if child not in spared]
-    for pid in found:
-        found.extend(children.get(pid, []))
-    return found
+    pids = [child for child in children.get(os.getpid(), []) if child not in spared]
+    for pid in pids:
+        pids.extend(children.get(pid, []))
+    return pids
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One run of a program: started under a keeper, fed, read within bounds, and ended whatever happens."""
+"""One run of a program: started by a keeper, given its input, read up to a limit, and always ended."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from agentlightning.litagent.command.keeper import KeptProgram, start_kept
 from agentlightning.litagent.litagent import AgentFault
 
 DRAIN_SECONDS = 0.5
-"""How long output is still read after the program has ended, in case it left others behind that hold its pipes."""
+"""Seconds that output is still read after the program's end, because its descendants may hold its pipes."""
 CANCEL_SECONDS = 0.3
-"""How long the program may take to end when the attempt is cancelled; below what a runner waits for."""
+"""Seconds that the program may take to end when the attempt is cancelled; less than a runner waits."""
 HIDDEN = "[key]"
 
 
 class ProgramFailed(AgentLightningError, RuntimeError):
-    """The program could not be started, or ended with an exit code that says it failed."""
+    """The program could not be started, or ended with an exit code that means failure."""
 
 
 class ProgramTimedOut(AgentFault, TimeoutError):
@@ -35,7 +35,7 @@ class ProgramTimedOut(AgentFault, TimeoutError):
 
 
 class ProgramResultError(AgentFault, ValueError):
-    """The program ended well and did not say its reward in the form that was agreed."""
+    """The program succeeded and did not report its reward in the configured form."""
 
     reason = "invalid_result"
 
@@ -43,33 +43,33 @@ class ProgramResultError(AgentFault, ValueError):
 @explain_fields
 @dataclass(frozen=True, slots=True)
 class ProgramOutput:
-    """What a program left behind. Of each stream the last bytes are kept, at most as many as the agent allows."""
+    """The output of a program. Only the last bytes of each stream are kept, up to the agent's limit."""
 
     exit_code: int
-    """Minus the number of the signal that ended it, if one did."""
+    """The exit code; minus the signal number if a signal ended it."""
     stdout: str
     """The end of its standard output."""
     stderr: str
     """The end of its standard error."""
     seconds: float
-    """From its start to its end."""
+    """Seconds from its start to its end."""
     dropped_bytes: int = 0
-    """Bytes of both streams that were too many to keep."""
+    """Number of bytes of both streams that were dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramLimits:
-    """Bounds of one run."""
+    """Limits of one run."""
 
     timeout_seconds: float | None
     stop_seconds: float
-    """Between SIGTERM and SIGKILL, when the time is up."""
+    """Seconds between SIGTERM and SIGKILL, when the time is up."""
     output_bytes: int
-    """Kept of each stream."""
+    """Most bytes that are kept of each stream."""
 
 
 class Pipe(asyncio.Protocol):
-    """Our end of one stream; `ended` when it is closed, by whomever."""
+    """Our end of one stream; `ended` is done when either side has closed it."""
 
     def __init__(self) -> None:
         self.ended = asyncio.Event()
@@ -84,7 +84,7 @@ class Pipe(asyncio.Protocol):
         self.ended.set()
 
     def close(self) -> None:
-        """Close it, whatever is still on its way."""
+        """Close it and drop pending data."""
         if self._transport is None or self.ended.is_set():
             return
         if isinstance(self._transport, asyncio.WriteTransport):
@@ -94,7 +94,7 @@ class Pipe(asyncio.Protocol):
 
 
 class Tail(Pipe):
-    """The last bytes of a stream, and how many went before."""
+    """The last bytes of a stream, and the number of dropped ones."""
 
     def __init__(self, most: int) -> None:
         super().__init__()
@@ -111,12 +111,12 @@ class Tail(Pipe):
             self.dropped += surplus
 
     def text(self) -> str:
-        """Return what was kept; a character that was cut, or is none, is replaced."""
+        """Return the kept bytes as text; a cut or invalid character is replaced."""
         return self._kept.decode("utf-8", "replace")
 
 
 class Program:
-    """One run. `run` is called once; `output` may be asked for at any time, also after a failure."""
+    """One run. Call `run` once; `output` may be called at any time, also after a failure."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class Program:
         self._exit_code: int | None = None
 
     def output(self) -> ProgramOutput | None:
-        """Return what the program left behind; None while it runs, or if it was never started."""
+        """Return the program's output; None while it runs, or if it was never started."""
         if self._exit_code is None:
             return None
         stdout, stderr = self._text_of(self._stdout), self._text_of(self._stderr)
@@ -148,7 +148,7 @@ class Program:
         return ProgramOutput(self._exit_code, stdout, stderr, self._seconds, dropped)
 
     def _text_of(self, stream: Tail) -> str:
-        """Return what was kept of a stream, without the keys that the program was given."""
+        """Return the kept part of a stream, without the keys that the program was given."""
         text = stream.text()
         for secret in self._secrets:
             text = text.replace(secret, HIDDEN)
@@ -185,7 +185,7 @@ class Program:
             finally:
                 await program.close()
             self._exit_code = program.exited.result()
-            await _within(DRAIN_SECONDS, self._streams_end())  # one that is held from outside is given up
+            await _within(DRAIN_SECONDS, self._streams_end())  # give up a pipe that another process holds
             self._close(ours)
             self._seconds = round(time.monotonic() - self._began, 3)
         output = self.output()
@@ -204,7 +204,7 @@ class Program:
             )
 
     async def _connect(self, pipes: Sequence[IO[bytes]], stdin: bytes) -> None:
-        """Read both outputs and write the input, all at once."""
+        """Read both outputs and write the input, concurrently."""
         loop = asyncio.get_running_loop()
         await loop.connect_read_pipe(lambda: self._stdout, pipes[0])
         await loop.connect_read_pipe(lambda: self._stderr, pipes[1])
@@ -235,7 +235,7 @@ def _pipes(with_input: bool) -> tuple[list[IO[bytes]], list[int]]:
 
 
 async def _within(seconds: float | None, awaited: Awaitable[object]) -> bool:
-    """Wait, at most so long; True if it came. A future is left as it is, a coroutine is given up."""
+    """Wait at most `seconds`; return whether it was done. A future is not cancelled, a coroutine is."""
     waiting = asyncio.ensure_future(awaited)
     try:
         await asyncio.wait({waiting}, timeout=seconds)
@@ -246,7 +246,7 @@ async def _within(seconds: float | None, awaited: Awaitable[object]) -> bool:
 
 
 async def _end(program: KeptProgram, grace: float) -> None:
-    """Ask the program to end, and kill it when the grace is over; nothing to do if it has ended."""
+    """Ask the program to end, and kill it after the grace period; do nothing if it has ended."""
     if program.exited.done():
         return
     program.terminate()

@@ -1,7 +1,7 @@
-"""Process groups of programs that an attempt starts: ended as a whole, and never left over when this process is killed.
+"""Process groups of programs that an attempt starts: ended as a whole, even when this process is killed.
 
-A program may start others. All of them are in one group, the group is what gets the signals, and a guard outlives
-this process for as long as it takes to kill the group: a shell that waits at the end of a pipe which only we hold.
+A program may start others. All of them are in one group, which gets the signals. A guard outlives this process until it
+has killed the group: a shell that waits for the end of a pipe which only this process holds.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import signal
 import subprocess
 
 _GUARD = 'read -r word; kill -s KILL -- "-$0" 2>/dev/null'
-"""Run by `sh`, the group as `$0`: the pipe ends when the process at its other end does."""
+"""Run by `sh`, with the group as `$0`: the pipe ends when the process at its other end ends."""
 
 
 class ProcessGroup:
-    """The group of a process that was started with `start_new_session=True`; `close` kills what is left of it."""
+    """The group of a process that was started with `start_new_session=True`; `close` kills its remaining processes."""
 
     def __init__(self, leader: int) -> None:
         self._group = leader
@@ -30,16 +30,16 @@ class ProcessGroup:
         )
 
     def signal(self, signum: signal.Signals) -> None:
-        """Send a signal to every process of the group; one that has no process left is no error."""
+        """Send a signal to every process of the group; an empty group is not an error."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._group, signum)
 
     def close(self) -> None:
-        """Kill what is left and let the guard go. May be called twice."""
+        """Kill the remaining processes and end the guard. May be called twice."""
         pipe = self._guard.stdin
         if pipe is None or pipe.closed:
             return
         self.signal(signal.SIGKILL)
-        self._guard.kill()  # whatever the group has done to it: it may be stopped
+        self._guard.kill()  # the group may have stopped it
         self._guard.wait()
         pipe.close()
