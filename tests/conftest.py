@@ -60,7 +60,7 @@ def no_secrets_of_another_test() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="module")
 def leaks_are_found_where_they_are_made() -> Iterator[None]:
-    """What a module leaves open warns while that module runs, not in whichever test the collector runs by chance."""
+    """Report leaks while the module that makes them runs, not in whichever test the collector runs by chance."""
     yield
     gc.collect()
     gc.freeze()  # what stays was imported by a test, or belongs to the session

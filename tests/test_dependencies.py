@@ -1,4 +1,4 @@
-"""What may be installed: no version with a published hole, and what the tests ran with is among it."""
+"""Versions that may be installed: none has a published vulnerability, and those of the tests are among them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the documents name exists: files, functions, modules, attributes; and what they print as Python runs."""
+"""Everything that the documents name exists: files, functions, modules, attributes; the Python that they print runs."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_every_link_of_a_document_leads_to_a_file(document: Path) -> None:
 
 
 def test_every_page_is_reached_from_the_index() -> None:
-    """By its own row, or from the index of its folder."""
+    """A page has a row of its own there, or in the index of its folder."""
     indexes = [path for path in BELOW if path.name in ("index.md", "README.md")]
     reached = {(path.parent / link).resolve() for path in indexes for link in re.findall(r"\]\(([^)#]+)", prose(path))}
     assert [
@@ -159,7 +159,7 @@ def as_it_works(document: Path) -> str:
 
 VERL_PAGES = ("verl.md", "scale-with-verl.md")
 SETTINGS_OF_VERL = frozenset(f"agentlightning.{name}" for name in (*OWN, *GONE, *OURS))
-"""Of VERL's configuration, in which our settings have this name before them."""
+"""Settings of VERL's configuration, in which our settings have this name before them."""
 
 
 def is_attribute_key(name: str) -> bool:

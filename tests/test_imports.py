@@ -1,4 +1,4 @@
-"""What a bare import may load, that every public name exists, and that no module depends on itself."""
+"""A bare import loads few modules, every public name exists, and no module depends on itself."""
 
 from __future__ import annotations
 
@@ -277,7 +277,7 @@ trainer.trainer types.core types.tracer utils.env utils.otel"""
 def test_the_modules_that_documents_name_are_attributes_after_the_bare_import(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As if no other import had bound any of them."""
+    """No other import may have bound any of them."""
     found: Any = agl
     for name in path.split("."):
         if "__getattr__" in vars(found) and isinstance(vars(found).get(name), types.ModuleType):

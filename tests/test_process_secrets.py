@@ -1,4 +1,4 @@
-"""What a process keeps to itself: where a secret comes from, what is left of it, and who is handed it."""
+"""Secrets in a process: the source of each, what remains of it, and the processes that get it."""
 
 from __future__ import annotations
 

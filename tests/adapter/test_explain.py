@@ -1,4 +1,4 @@
-"""What became of each call, as a value and as the table that a person reads."""
+"""The outcome of each call, as a value and as the table that a person reads."""
 
 from __future__ import annotations
 

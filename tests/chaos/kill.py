@@ -43,7 +43,7 @@ _CROSSINGS: dict[Where, int] = {"any moment": 300, "primitive": 300, "before com
 
 @dataclass(frozen=True)
 class Trap:
-    """Where a server is killed: at the `count`-th crossing of a place, or `count` ms after its first answer."""
+    """The place where a server is killed: the `count`-th crossing of a place, or `count` ms after its first answer."""
 
     where: Where
     count: int

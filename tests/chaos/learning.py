@@ -40,7 +40,7 @@ from tests.algorithm.parts import ask, calls_of, refused, rollouts_of, say
 
 STEPS, TASKS, EACH = 3, 4, 8
 LIMIT_SECONDS = 12.0
-"""Of an attempt; one that hangs goes on for longer."""
+"""Limit of an attempt; one that hangs goes on for longer."""
 FATES = {
     "good": 12,
     "raises": 2,
@@ -51,7 +51,7 @@ FATES = {
     "is refused": 2,
     "leaves a call": 2,
 }
-"""What may befall a rollout, and how often in relation to the others."""
+"""The fates of a rollout, each with its relative frequency."""
 
 
 def fate_of(metadata: Mapping[str, Any]) -> tuple[str, float]:

@@ -22,7 +22,7 @@ CONTEXT.set_forkserver_preload(["agentlightning", "tests.chaos.stores"])
 LIMIT_SECONDS = 60.0
 """A server that does not start for so long ends the run."""
 Prepare = Callable[[LightningStore], object]
-"""What is done to a store before it is served; it must be picklable."""
+"""A function that prepares a store before it is served; it must be picklable."""
 
 
 class StoreProcess:

@@ -90,7 +90,7 @@ def train(endpoint: str, rollouts: int, runners: int) -> None:
 
 @dataclass
 class Losses:
-    """What the fire took."""
+    """Counts of the injected failures."""
 
     runners: int = 0
     servers: int = 0

@@ -40,7 +40,7 @@ ALLOWED_GROWTH = 0.10
 
 @dataclass
 class Soak:
-    """What was done to one server, and its resident memory in bytes while it was."""
+    """The operations on one server, and its resident memory in bytes meanwhile."""
 
     backend: str
     rate: float
@@ -58,7 +58,7 @@ class Soak:
 
     @property
     def growth(self) -> float:
-        """By what part the largest window is above the end of the warm-up."""
+        """Return the part by which the largest window is above the end of the warm-up."""
         settled = statistics.median(self.warm_up[-max(1, len(self.warm_up) // 10) :]) / 2**20
         return max(self.windows) / settled - 1
 

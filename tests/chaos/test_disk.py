@@ -31,7 +31,7 @@ BODY = "x" * 4000
 
 @dataclass
 class Fault:
-    """How a disk goes bad under a store, and how it is mended; both in the process that writes."""
+    """A disk failure under a store and its repair; both in the process that writes."""
 
     folder: Path
     begin: Callable[[], None]

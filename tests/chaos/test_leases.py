@@ -26,7 +26,7 @@ LEASE = 1.0
 TIMER = 0.25
 """Between two looks of the timer, for this lease."""
 SLACK = 1.0
-"""What a loaded machine may take to let a thread run."""
+"""Seconds that a loaded machine may take to let a thread run."""
 HARD_LIMIT = 30.0
 SETTINGS: dict[str, Any] = {"lease_seconds": LEASE, "scan_debounce_seconds": 1e9}
 """No call looks for lost workers but the first: the timer alone does."""

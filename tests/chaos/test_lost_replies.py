@@ -15,7 +15,7 @@ from tests.chaos.proxy import CHANCES, FaultyProxy
 from tests.chaos.stores import Place
 
 CALLS = {"mongo": 1000, "postgres": 4000}
-"""How many, where it is not 10,000."""
+"""Number of calls, where it is not 10,000."""
 SEED = int(os.environ.get("AGL_CHAOS_SEED", "4"))
 LIMIT_SECONDS = 300.0
 

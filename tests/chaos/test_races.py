@@ -17,7 +17,7 @@ from tests.chaos.stores import Place, open_store
 pytestmark = pytest.mark.slow
 THREADS, PROCESSES = 8, 4
 COUNTS = {"mongo": 500}
-"""How many rollouts, where it is not 5,000."""
+"""Number of rollouts, where it is not 5,000."""
 Taken = list[tuple[str, str, str]]
 """(rollout id, attempt id, worker)."""
 

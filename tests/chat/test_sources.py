@@ -1,4 +1,4 @@
-"""Who may answer a `Chat`: real clients of OpenAI's package, and callables of every kind."""
+"""Sources of a `Chat`: real clients of OpenAI's package, and callables of every kind."""
 
 from __future__ import annotations
 

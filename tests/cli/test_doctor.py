@@ -15,7 +15,7 @@ from tests.cli.terminal import on_terminal
 
 
 def _install(site: Path, name: str, version: str, files: dict[str, str]) -> None:
-    """What pip leaves: the files, and a RECORD of them."""
+    """Write the files that pip installs, and a RECORD of them."""
     info = site / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")

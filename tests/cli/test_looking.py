@@ -1,4 +1,4 @@
-"""What a store holds, looked at and changed by hand: rollouts, resources, workers, statistics; as text and as JSON."""
+"""Show and change the content of a store by hand: rollouts, resources, workers, statistics; as text and as JSON."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What an operator watches: every metric that the board and the alert rules name is on the page of a server that was
-used, with the labels that they ask for."""
+"""Every metric that the board and the alert rules name is on the page of a used server, with the named labels."""
 
 from __future__ import annotations
 
@@ -126,7 +125,7 @@ def test_every_metric_of_the_guide_is_on_the_page(page: Samples) -> None:
 
 
 def test_every_metric_of_ours_on_the_page_is_known_with_its_labels_and_its_kind(page: Samples) -> None:
-    """What is known is what `docs/reference/settings.md` is made of."""
+    """The known metrics are those from which `docs/reference/settings.md` is made."""
     known = {metric.name: metric for metric in exported_metrics()}
     endings = {"histogram": ("_bucket", "_count", "_sum", "_created"), "counter": ("", "_created"), "gauge": ("",)}
     expected = {name.removesuffix("_total") + "_created" for name in known} | {

@@ -1,4 +1,4 @@
-"""What tests ask of a page in a browser: to be quiet, to load from its own server only, and no faults of access."""
+"""Checks of a page in a browser: it is quiet, loads from its own server only, and has no faults of access."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RULES = ("wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"
 _NOT_A_SKIP_LINK = {"skip-link": {"enabled": False}}
 """Links within the page stand behind `#`, and axe takes the first of them for a jump to an element of that name."""
 _LOST = ("Failed to load resource", "net::ERR_")
-"""What the browser itself writes when a server refuses or is gone; the page's own faults read otherwise."""
+"""Messages of the browser itself when a server refuses or is unreachable; the page's own faults read otherwise."""
 
 
 class Watch:

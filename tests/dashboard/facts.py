@@ -1,4 +1,4 @@
-"""What the tests of views know of the store that a page shows, asked from its server."""
+"""Facts about the store that a page shows, queried from its server."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from tests.adapter.span_maker import reward, span, spoken_call
 from tests.dashboard.stores import HOSTILE, run_async
 
 TEXT = HOSTILE.replace("\x00", "").replace("\ud800", "")
-"""Where the store refuses a text (a NUL, half a character), it stands without those."""
+"""The hostile text without the characters that the store refuses: NUL and half a character."""
 NAME = TEXT.replace("\u202c", "")[:200] + "\u202eturned \u2066 \U0001f642\u200d"
 LONG = TEXT + "x" * 1_000_000
 RUN = TEXT[:64] + "\u202erun"

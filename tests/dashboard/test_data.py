@@ -1,4 +1,4 @@
-"""What the page asks for beyond the store's own operations: explanations, trees, conversations, comparisons."""
+"""Requests of the page beyond the store's own operations: explanations, trees, conversations, comparisons."""
 
 from __future__ import annotations
 

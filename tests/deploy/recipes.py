@@ -20,10 +20,10 @@ PROGRAM = DEPLOY / "program/train.py"
 CLUSTER = ROOT / "examples/cluster"
 """An example whose recipes keep the same rules."""
 ENTRYPOINT = ["agl"]
-"""Of the image."""
+"""Entry point of the image."""
 
 VALUES = {"AGL_TOKEN": "a-token-for-all-parts", "UPSTREAM_URL": "http://127.0.0.1:1/v1", "MODEL": "m"}
-"""What a user gives: by the shell, a Secret, or the ConfigMap."""
+"""Values that a user sets: in the shell, a Secret, or the ConfigMap."""
 SECRETS = {"token": VALUES["AGL_TOKEN"], "upstream-api-key": "a-key"}
 
 
@@ -33,7 +33,7 @@ class Part:
 
     name: str
     command: list[str]
-    """As it is executed."""
+    """The command as it is executed."""
     environment: dict[str, str]
 
 

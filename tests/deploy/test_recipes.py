@@ -1,4 +1,4 @@
-"""What the recipes of `deploy/` name exists: commands, options, variables, ports; and no secret is written in them."""
+"""The commands, options, variables and ports that `deploy/` names exist, and no secret is written in its recipes."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ WORDS = (
     "0123456789 []{}()<>,.:;!?'\"-_/\\|=+*&%$#@~^`",
     "abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ",
 )
-"""What the tokenizers are made from and what the policy of the tests may say; every letter of the tests is in it."""
+"""Words for making the tokenizers and for the policy's replies; they contain every letter of the tests."""
 
 
 @dataclass(frozen=True)

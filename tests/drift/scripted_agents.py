@@ -1,4 +1,4 @@
-"""What agents do with a conversation: each scripted agent makes its calls and notes which call each one continues,
+"""Scripted agents that change a conversation: each makes its calls and notes which call each one continues,
 and what it changed of the conversation."""
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from tests.drift.families import WORDS
 
 @dataclass(frozen=True)
 class Step:
-    """What an agent did between two of its calls."""
+    """The agent's action between two of its calls."""
 
     continues: int | None
     """The call that it goes on from; None begins a conversation."""
     change: str | None = None
-    """What it changed of it; None where it sent back what was said."""
+    """The change to the conversation; None where the agent sent it back unchanged."""
     taken: str = "branch"
     """The cause where another call went on from there already, token for token."""
 

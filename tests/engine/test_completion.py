@@ -1,4 +1,4 @@
-"""Which token is drawn, what is recorded of it, and where a reply ends."""
+"""The choice of a token, its record, and the end of a reply."""
 
 from __future__ import annotations
 

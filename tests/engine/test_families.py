@@ -50,7 +50,7 @@ CALLS = {
     "</parameter>\n</function>\n</tool_call>",
     "llama3_1": '{"name": "weather", "parameters": {"city": "Oslo", "days": 12}}',
 }
-"""What each model says, when it says it as its template does."""
+"""Text of each model's reply when it follows its template."""
 
 
 @cache

@@ -68,7 +68,7 @@ def test_prompts_of_many_lengths_are_read_with_one_row_of_logits_each() -> None:
 
 
 def test_a_model_under_autocast_keeps_keys_and_values_of_the_types_that_it_gives() -> None:
-    """As accelerate wraps a model for `bf16=True` of TRL: the keys are float32, the values bfloat16."""
+    """The keys are float32 and the values bfloat16, as when accelerate wraps a model for `bf16=True` of TRL."""
     model = make_model(num_key_value_heads=2)
     expected = logits_of(ModelForward(model))
     model.forward = torch.autocast("cpu", dtype=torch.bfloat16)(model.forward)

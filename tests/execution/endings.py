@@ -38,7 +38,7 @@ ENDINGS: dict[str, str] = {
     "kill -9 of the program": "stays",
     "kill -9 of a child": "stays",
 }
-"""What happens, and the case of `ending_program.py` until then."""
+"""Each ending, and the case of `ending_program.py` until then."""
 EXIT_CODES: dict[str, int] = {
     "the algorithm returns": 0,
     "the algorithm returns, work is queued": 0,
@@ -61,7 +61,7 @@ def cells() -> list[tuple[str, str]]:
 
 @dataclass
 class Observation:
-    """What was seen of one ending."""
+    """An observation of one ending."""
 
     seconds: float
     exit_code: int

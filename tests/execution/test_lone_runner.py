@@ -191,7 +191,7 @@ async def test_it_leaves_no_process_however_it_is_ended(
 async def test_a_group_that_is_terminated_finishes_what_it_runs(
     store: LightningStoreClient, start: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
-    """As a service manager or a batch system does: SIGTERM goes to the runner process as well."""
+    """SIGTERM goes to the runner process as well, as from a service manager or a batch system."""
     (tmp_path / "program.py").write_text(
         "import sys\nimport agentlightning as agl\nfrom agent import agent\n"
         "role = {'type': 'cs', 'role': 'runner', 'managed_store': False}\n"

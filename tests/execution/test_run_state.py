@@ -1,4 +1,4 @@
-"""How each way in which a run ends is written down, by each strategy."""
+"""The recorded state of a run for each way in which it ends, by each strategy."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def test_a_token_that_the_server_refuses_ends_the_runners_at_once(start: Callabl
 
 @pytest.mark.heavy
 def test_a_run_on_a_store_of_its_own_is_stopped_through_it(start: Callable[..., Machine]) -> None:
-    """What `agl run stop` does: algorithm and runners end, each with exit code 0."""
+    """`agl run stop` ends algorithm and runners, each with exit code 0."""
 
     async def stopped() -> None:
         server = LightningStoreServer(InMemoryLightningStore(), "127.0.0.1", 0)

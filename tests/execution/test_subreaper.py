@@ -1,4 +1,4 @@
-"""What agents start ends with the run, whatever way the run ends, and keeps nobody from seeing a runner's death."""
+"""Processes of agents end with the run, whatever way it ends, and hide no runner's death."""
 
 from __future__ import annotations
 

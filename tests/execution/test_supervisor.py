@@ -15,7 +15,7 @@ from agentlightning.utils.concurrency.interrupts import Interrupts
 
 
 async def test_a_store_is_not_asked_for_open_work_once_the_run_is_stopped() -> None:
-    """Who stops the run may have closed the store: that it answers no more is no failure of the run."""
+    """The store may be closed by whoever stops the run: that it answers no more is no failure of the run."""
     event = ThreadingEvent()
 
     async def stopped() -> None:

@@ -109,7 +109,7 @@ class Listener:
 
 @pytest.fixture
 def outside(monkeypatch: pytest.MonkeyPatch) -> Iterator[Listener]:
-    """What is sent to any other machine goes here."""
+    """Yield a listener that receives everything sent to any other machine."""
     listener = Listener()
     for name in ("HTTPS_PROXY", "HTTP_PROXY", "https_proxy", "http_proxy"):
         monkeypatch.setenv(name, listener.url)

@@ -25,7 +25,7 @@ class Engine(ModelServer):
     def __init__(self, answer: Callable[[Json], str | Json]) -> None:
         super().__init__(answer)
         self.trouble: list[Exception] = []
-        """What a script raised: it was asked something that it does not expect."""
+        """Errors of a script that got a request it does not expect."""
         self._names = (f"chatcmpl-{number}" for number in itertools.count(1))
 
     @override

@@ -38,7 +38,7 @@ ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 UV = ROOT / ".venv-frameworks-uv/bin/uv"
 TESTING = HERE / "testing.txt"
-"""What the tests of every group need."""
+"""Requirements of the tests of every group."""
 QUIET = {
     "AGNO_TELEMETRY": "false",
     "CREWAI_DISABLE_TELEMETRY": "true",
@@ -46,7 +46,7 @@ QUIET = {
     "HAYSTACK_TELEMETRY_ENABLED": "False",
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else its prices come from a network as it is imported
 }
-"""What keeps frameworks from reaching out on their own; each is told in the guide of its framework."""
+"""Variables that keep frameworks from reaching out on their own; the guide of each framework names them."""
 PYTHON = "3.11"
 """The oldest Python that the package supports; `--lock` finds versions for it."""
 
@@ -79,7 +79,7 @@ class Group:
 
     @property
     def missing(self) -> str:
-        """What this machine lacks for the group and pip cannot bring; "" for nothing."""
+        """Return what the group needs and neither this machine nor pip has; "" for nothing."""
         wanted = ("node", "npm") if (self.whole / "package.json").exists() else ()
         return ", ".join(name for name in wanted if shutil.which(name) is None)
 

@@ -55,7 +55,7 @@ class TaskResult:
 
     task: str
     output: Any
-    """What the agent returned; a number is its reward."""
+    """Return value of the agent; a number is its reward."""
     exchanges: list[Exchange]
     evidence: Evidence
     record: RolloutRecord

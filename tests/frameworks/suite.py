@@ -123,7 +123,7 @@ def asking(tool: str, argument: str, **more: str) -> Model:
 
 @dataclass(frozen=True)
 class Promise:
-    """What holds for the runs of an agent on the two tasks.
+    """The expected results of an agent's runs on the two tasks.
 
     Attributes:
         model: what the model server says.

@@ -323,7 +323,7 @@ async def test_a_call_that_another_instrumentation_records_has_no_second_span(se
 
 
 class FunctionWrapper:
-    """What `wrapt` puts in the place of a function, as instrumentations do."""
+    """A wrapper that replaces a function, as `wrapt` does for instrumentations."""
 
     def __init__(self, wrapped: Any) -> None:
         self.wrapped = wrapped
@@ -425,7 +425,7 @@ async def traced_attempt(server: ModelServer, monkeypatch: pytest.MonkeyPatch) -
 
 
 SPANS: list[Span] = []
-"""Of the attempt that `traced_attempt` made last."""
+"""Spans of the attempt that `traced_attempt` made last."""
 
 
 @pytest.mark.parametrize("package", ["openai", "anthropic"])  # the latter names its spans of its own accord

@@ -66,7 +66,7 @@ class Agent:
 
     @property
     def asked(self) -> Json:
-        """What the model server was asked last."""
+        """Return the last request to the model server."""
         return self.harness.model.calls[-1].request
 
 

@@ -247,7 +247,7 @@ CALLERS: dict[str, tuple[Caller, Caller]] = {
     "openai responses": (ask_responses, stream_responses),
     "anthropic messages": (ask_messages, stream_messages),
 }
-"""By name: plain and streamed."""
+"""A plain and a streaming caller for each name."""
 
 
 # --- what became of a call ----------------------------------------------------------------------------------------
@@ -261,16 +261,16 @@ class Outcome:
     caller: str
     streamed: bool
     states: tuple[str, ...]
-    """Of all calls recorded for the attempt."""
+    """States of all calls recorded for the attempt."""
     raised: BaseException | None
     text: str
-    """What the agent got, if it got all of it."""
+    """Text that the agent got, if it got all of it."""
     seconds: float
     spans: tuple[Span, ...]
 
     @property
     def heard(self) -> str:
-        """What the agent saw: the library's error, or `the reply`."""
+        """Return what the agent saw: the library's error, or `the reply`."""
         return "the reply" if self.raised is None else type(self.raised).__name__
 
     def triplets(self) -> list[list[Triplet]]:

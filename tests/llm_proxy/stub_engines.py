@@ -121,7 +121,7 @@ SPEECH: dict[str, tuple[str, Callable[[Json], Json], Callable[[Json], Json]]] = 
     "openai": ("openai", provider_chat, provider_chat),
     "unknown": ("somebody", vllm_chat, vllm_text),
 }
-"""By engine: the owner of its models, and what it says in chat and in text completions."""
+"""For each engine: the owner of its models, and its replies in chat and in text completions."""
 
 
 class StubEngine:

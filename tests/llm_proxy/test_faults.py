@@ -110,7 +110,7 @@ def cutting(framing: str, made: list[bytes]) -> Way:
 
 @dataclass(frozen=True)
 class Seen:
-    """What an agent got: read as strictly as the specification of server-sent events allows."""
+    """The answer that an agent got, read as strictly as the specification of server-sent events allows."""
 
     status: int
     body: bytes

@@ -1,4 +1,4 @@
-"""What the pages about the gateway and its tokens say is what the code has: states, bounds, and tests that exist."""
+"""The pages about the gateway and its tokens agree with the code: states, bounds, and tests that exist."""
 
 from __future__ import annotations
 

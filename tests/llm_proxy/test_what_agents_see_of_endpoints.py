@@ -1,4 +1,4 @@
-"""Of the place where a model is served, an agent sees a host and a port; credentials in addresses are refused."""
+"""An agent sees only the host and the port of a model server; credentials in addresses are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which names are public, and where each is defined: read from the sources, without importing the package.
+"""The public names and the module that defines each: read from the sources, without importing the package.
 
 Public is what `agl.` and the packages give: the names that an `__init__.pyi`, or else an `__init__.py`, imports. The
 site has one page per package, made of these by `pages.py`.

@@ -48,7 +48,7 @@ def with_links_of_the_site(page: Path) -> str:
 
 
 API = Path("reference/api")
-"""Where the pages of the packages are, in the folder of the site."""
+"""Folder of the packages' pages, in the folder of the site."""
 
 
 def pages_of_names() -> dict[Path, str]:

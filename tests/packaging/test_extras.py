@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXTRAS: dict[str, list[str]] = PYPROJECT["project"]["optional-dependencies"]
 APART = {"all", "dev", "verl", "vllm"}
-"""What the extra `all` does not name."""
+"""Extras that the extra `all` does not name."""
 
 
 def of_itself(requirements: list[str]) -> set[str]:

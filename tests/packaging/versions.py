@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 DEV = "dev"
 MENU = '\n[project.extra.version]\nprovider = "mike"\ndefault = "latest"\n'
-"""What the theme needs to show the menu: it reads `../versions.json`, the format that the tool mike introduced."""
+"""Settings with which the theme shows the menu: it reads `../versions.json`, a format that mike introduced."""
 
 
 def releases(tags: Iterable[str]) -> list[str]:

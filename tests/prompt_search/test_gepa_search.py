@@ -213,7 +213,7 @@ def test_an_interrupted_search_keeps_its_best_and_goes_on_in_its_folder(tmp_path
 
 
 class Program:
-    """What a pickle can hide: reading it makes a file."""
+    """A program hidden in a pickle: reading it makes a file."""
 
     def __init__(self, made: Path) -> None:
         self.made = made

@@ -1,4 +1,4 @@
-"""What a rollout leaves behind does not reach the next one; what it has too much of is told."""
+"""Files and processes of a rollout do not reach the next one; the excess is reported."""
 
 from __future__ import annotations
 

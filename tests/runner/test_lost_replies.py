@@ -33,7 +33,7 @@ pytestmark = pytest.mark.heavy
 LEASE = 6.0
 SHORT_LEASE = 1.0
 LIMIT_SECONDS = 90.0
-"""What hangs, ends."""
+"""Seconds after which a call that hangs ends."""
 CLAIM, SPANS = "/v1/agl/queues/rollouts/dequeue", "/v1/agl/spans/batch"
 REPORT, RESOURCES = "/v1/agl/rollouts/ro-[^/]+/attempts/at-.*", "/v1/agl/resources/.*"
 SEVERAL_TRIES: dict[str, Any] = {"request_timeout": 0.5, "deadline": 10.0}

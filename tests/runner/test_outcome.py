@@ -515,7 +515,7 @@ async def test_a_reward_fn_is_not_asked_about_numbers_none_and_spans(serve: Any)
 
 @pytest.mark.parametrize("value", [1e200, -1e308, float("nan")])
 async def test_a_reward_too_large_that_nothing_could_refuse_is_a_fault(serve: Any, value: float) -> None:
-    """As a program in another language emits it, through a tracer of its own."""
+    """A program in another language emits the reward, through a tracer of its own."""
 
     @rollout
     def agent(task: str) -> None:

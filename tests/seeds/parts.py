@@ -1,4 +1,4 @@
-"""What the documents import from a project of their own, by path."""
+"""The modules that the documents import from a project of their own, by path."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def store_url() -> Iterator[str]:
 
 @pytest.fixture
 def without_grpc(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the extra were not installed, also where it is."""
+    """Make the extra look absent, also where it is installed."""
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "grpc" else found(name, *rest))
 

@@ -1,4 +1,4 @@
-"""What the long manual says beside its programs: names, settings and values that there are not say what there is."""
+"""Statements of the long manual beside its programs: a wrong name, setting or value gets an error that lists all."""
 
 from __future__ import annotations
 

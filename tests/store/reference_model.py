@@ -1,4 +1,4 @@
-"""What a store does, as plainly as it can be said: one list of rollouts, no indexes, no storage, no concurrency.
+"""A plain model of a store: one list of rollouts, no indexes, no storage, no concurrency.
 
 `test_model.py` holds every backend against it. Time is an argument; ids of attempts are told to it.
 """

@@ -1,4 +1,4 @@
-"""What only the store in memory does: its bound on spans, and who is told what was dropped."""
+"""Features of the store in memory alone: its bound on spans, and the notice of dropped ones."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ CONFIGS = st.builds(
 
 
 class Stories(SideBySide):
-    """What may happen to a store, one rule each."""
+    """The operations on a store, one rule each."""
 
     # --- work comes in ---------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""What only the MongoDB store does: its order of writes, its numbers, its indexes, its client.
+"""Features of the MongoDB store alone: its order of writes, its numbers, its indexes, its client.
 
 What every store does is in `conformance/`. Each test has a partition of its own in one server.
 """
@@ -200,7 +200,7 @@ def _numbered_span(rollout_id: str, attempt_id: str, number: int) -> Span:
 
 
 def _contents(backend: MongoBackend) -> Any:
-    """What is there but for the workers' rows, which repeat what attempts say, and what can still be claimed."""
+    """Return all rows but the workers', which repeat the attempts', and the rollouts that can still be claimed."""
 
     def read(tx: Tx) -> Any:
         records = [tx.load(f"ro-{n}") for n in range(3)]

@@ -178,7 +178,7 @@ async def test_values_in_values_without_end_are_no_fault(server: LightningStoreS
 
 
 async def test_health_is_answered_while_large_requests_are_worked_on(server: LightningStoreServer) -> None:
-    """Of what is refused or made in a thread the loop does no part: each answer in between is one that it gave."""
+    """A thread makes or refuses these, not the loop: the loop gives each answer in between."""
     events = within(1, 2, 2, content=b"\x5a\x00" * 900_000)
     work = [
         asyncio.create_task(export(server, "traces", gzip.compress(events), content_encoding="gzip")) for _ in range(4)

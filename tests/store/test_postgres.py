@@ -1,4 +1,4 @@
-"""What only the PostgreSQL store does: locks and races, commits of many, what it says of lost connections, its tables.
+"""Features of the PostgreSQL store alone: locks and races, commits of many, errors for lost connections, its tables.
 
 What every store does is in `conformance/`. Each test has a partition of its own in one server.
 """

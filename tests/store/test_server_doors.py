@@ -1,4 +1,4 @@
-"""Who gets into a store server: every route of the app, present and future, is tried with every kind of key."""
+"""Access to a store server: every route of the app, present and future, is tried with every kind of key."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.stubs.raw_http import Answer, exchange, request
 
 TOKEN = "the-token-of-this-server"
 OPEN = {("GET", "/health"), ("GET", f"{PREFIX}/health")}
-"""What is served without a token; a further entry needs a ruling."""
+"""Routes without a token; a further entry needs a ruling."""
 FILES = {("GET", "/"), ("GET", "/assets/{name}")}
 """The page, without a token too: it holds no data."""
 KEYS = {

@@ -1,4 +1,4 @@
-"""What only the store in a file does: several processes, forks, versions of the file, files of others."""
+"""Features of the store in a file alone: several processes, forks, versions of the file, files of others."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Request:
     asked: Json
     path: str
     number: int
-    """Of all requests, from 1 on."""
+    """Number of the request among all, from 1 on."""
     repeated: bool
     """The same was asked before."""
     _reader: asyncio.StreamReader

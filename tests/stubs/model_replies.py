@@ -1,4 +1,4 @@
-"""What the stub of a model server says: whole replies and streams of each dialect, with deterministic tokens.
+"""Replies of the stub of a model server: whole ones and streams of each dialect, with deterministic tokens.
 
 Written from the API references, not with the gateway's own code. A token is a word with the white space before it, so
 texts come through a stream exactly.
@@ -271,4 +271,4 @@ REPLIES = {
     "/v1/messages": (message_reply, message_frames),
     "/v1/responses": (response_reply, response_frames),
 }
-"""By path: what makes a reply, and what cuts it into the frames of a stream."""
+"""For each path: the function that makes a reply, and the one that cuts it into the frames of a stream."""

@@ -29,7 +29,7 @@ Json = dict[str, Any]
 
 @dataclass
 class Fault:
-    """What to do instead of answering well, for one request."""
+    """A wrong answer to one request."""
 
     status: int = 200
     body: bytes | None = None
@@ -82,9 +82,9 @@ class ModelServer:
         self.counts = True
         """False has no route that counts tokens."""
         self.get_status, self.gets = 200, 0
-        """What `GET /v1/models` is answered, and how often it was asked."""
+        """Answer to `GET /v1/models`, and the number of such requests."""
         self.get_headers: dict[str, dict[str, str]] = {}
-        """By path: the headers of the last GET."""
+        """The headers of the last GET for each path."""
         self.calls: list[Exchange] = []
         self.faults: list[Fault] = []
         self.port = 0

@@ -61,7 +61,7 @@ def attack(planted, spared):
 
 @dataclass(frozen=True)
 class Unprivileged:
-    """How a process of that user is started."""
+    """The start of a process of that user."""
 
     python: str
     path: str

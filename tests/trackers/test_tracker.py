@@ -1,4 +1,4 @@
-"""What any tracker is told of a run, by which door it is given, and what becomes of a run whose tracker misbehaves."""
+"""Calls to any tracker during a run, the ways to pass one, and the effect on a run of a tracker that misbehaves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `fit` and `evaluate` take as a dataset: real libraries where installed, and stand-ins with their protocol."""
+"""Datasets of `fit` and `evaluate`: real libraries where installed, and stand-ins with their protocol."""
 
 from __future__ import annotations
 

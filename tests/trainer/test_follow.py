@@ -1,4 +1,4 @@
-"""What a run shows: a table while it runs on a terminal, one line at its end, nothing where nobody looks."""
+"""The display of a run: a table while it runs on a terminal, one line at its end, nothing without a viewer."""
 
 from __future__ import annotations
 

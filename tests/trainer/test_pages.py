@@ -20,7 +20,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 HOW_TO = ("write-an-agent", "write-an-algorithm", "emit-rewards", "promote")
 PAGES = ["quickstart.md", *(f"how-to/{name}.md" for name in HOW_TO)]
 ENGINE = "http://127.0.0.1:8000"
-"""Where the pages say that a model is; a stub stands there."""
+"""Address of the model on the pages; a stub listens there."""
 
 
 @pytest.fixture

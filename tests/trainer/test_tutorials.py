@@ -88,7 +88,7 @@ def test_the_commands_of_the_lessons_show_the_rollouts(
 
 
 def test_the_node_with_a_collector_is_told_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As its program would be, when it makes its Trainer; with the page's other address nothing is said."""
+    """The program makes its Trainer in the same way; with the page's other address nothing is reported."""
     if importlib.util.find_spec("grpc") is not None:
         pytest.skip("gRPC is installed")
     shown, repaired = blocks_of("4-scale-out", "bash")[-2:]

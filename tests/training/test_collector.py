@@ -1,4 +1,4 @@
-"""How old a group is, and what is left of one that is too old."""
+"""The age of a group, and the record of one that is too old."""
 
 from __future__ import annotations
 

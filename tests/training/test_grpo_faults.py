@@ -81,7 +81,7 @@ async def test_rewards_that_are_too_large_are_left_out_and_the_rest_is_trained(
 
 
 async def test_a_stored_reward_that_is_too_large_is_left_out_with_a_reason() -> None:
-    """As a store has it of an older version, or of a program in another language."""
+    """A store has such a reward from an older version, or from a program in another language."""
     store = agl.InMemoryLightningStore()
     rollout = await store.start_rollout("task", mode="train")
     ids = rollout.rollout_id, rollout.attempt.attempt_id

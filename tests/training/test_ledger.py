@@ -1,4 +1,4 @@
-"""What becomes of every model call: finished rollouts are read, and the books of a step add up or say what does not."""
+"""The ledger of model calls: finished rollouts are read, and the books of a step add up or name the difference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What PPO has of its own: values and returns per token, the value head in its files, the place of the divergence."""
+"""Features of PPO alone: values and returns per token, the value head in its files, the place of the divergence."""
 
 from __future__ import annotations
 

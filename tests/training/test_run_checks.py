@@ -1,4 +1,4 @@
-"""What keeps a run from learning: rollouts without a trainable or a scored call, refused calls, tokens that drift."""
+"""Causes of a run without learning: rollouts without a trainable or scored call, refused calls, tokens that drift."""
 
 from __future__ import annotations
 

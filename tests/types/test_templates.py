@@ -1,4 +1,4 @@
-"""What a published prompt template may do in the agent's process."""
+"""The limits of a published prompt template in the agent's process."""
 # ruff: noqa: E501 -- a template is one line
 
 from __future__ import annotations

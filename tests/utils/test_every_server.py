@@ -1,4 +1,4 @@
-"""What no server of ours may do, whatever it serves: hold what a client sends without end, or leave it unanswered."""
+"""Limits of every server: it does not hold what a client sends without end, nor leave it unanswered."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.stubs.raw_http import Answer, exchange, read_answer, request
 pytestmark = pytest.mark.filterwarnings("ignore:.* speaks the deprecated v0.1 protocol:DeprecationWarning")
 MIB = 2**20
 SENT = 48 * MIB
-"""What an attack sends at most."""
+"""Bytes that an attack sends at most."""
 TAKEN = 16 * MIB
-"""What a server may have taken of it when it has closed: some pieces, what it reads on so that its refusal is read, and
+"""Bytes that a server may have read when it has closed: some pieces, what it reads on so that its refusal is read, and
 what lies in the buffers of both sockets."""
 HELD = 100 * MIB
-"""How much the process, which holds both ends, may grow by it. The weakest of them took twenty times what was sent."""
+"""Bytes by which the process with both ends may grow. The weakest server took twenty times what was sent."""
 Server = tuple[int, list[str]]
 
 

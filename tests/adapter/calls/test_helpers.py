@@ -1,4 +1,4 @@
-"""Which calls are helpers: those of known programs by their texts, and those that a rule of the user names."""
+"""Helper calls: those of known programs, found by their texts, and those that a rule of the user names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose a call is: a name is right or absent, never wrong, and every call is counted once, whoever recorded it."""
+"""The owner of a call: a name is right or absent, never wrong, and every call counts once, whoever recorded it."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_the_role_in_the_url_says_whose_call_it_is_whatever_runs_beside_it() -> 
 
 
 def test_an_instrumentation_without_a_place_and_one_without_ids_tell_of_one_call_together() -> None:
-    """As OpenInference does for LangChain: the client's span has the id and no parent, the model's span the agent."""
+    """The client's span has the id and no parent, the model's span the agent, as in OpenInference for LangChain."""
     spans = [
         *SIDE_BY_SIDE,
         told("sa", 2, 8, "agent-a", "langchain", **said(conversation("one"))),
@@ -203,7 +203,7 @@ class Trace:
 
     spans: list[Span] = field(default_factory=list[Span])
     owner: dict[str, str] = field(default_factory=dict[str, str])
-    """Of every call that the gateway saw."""
+    """The owner of every call that the gateway saw."""
     names: list[str] = field(default_factory=list[str])
 
 

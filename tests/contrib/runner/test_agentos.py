@@ -359,7 +359,7 @@ def test_settings_that_cannot_work_are_refused() -> None:
 
 
 def test_what_the_packages_own_engine_sees_of_a_tools_arguments() -> None:
-    """What `docs/how-to/agent-os.md` says of 3.7.0; once this fails, the page's `Policy` is not needed any more."""
+    """Check the statement of `docs/how-to/agent-os.md` on 3.7.0; once this fails, its `Policy` is no longer needed."""
     engine = importlib.import_module("agent_control_plane.policy_engine").PolicyEngine()
     engine.add_constraint(ROLE, ["database_query"])
     kernel = kernel_of(engine)

@@ -1,4 +1,4 @@
-"""What we use of vLLM, read from the source of the real package: fields, routes, arguments, variables, metrics.
+"""The parts of vLLM in use, read from the source of the real package: fields, routes, arguments, variables, metrics.
 
 `python -m tests.engine.vllm_engine.signatures WHEEL` writes `vllm_signatures.json` from a wheel of vLLM; with
 `--check` it compares, and fails where vLLM has changed what is used. Nothing of the wheel is run: it needs a GPU.

@@ -23,7 +23,7 @@ __all__ = ["store"]
 
 @pytest.fixture(autouse=True)
 def attempts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the folders of attempts are made; nothing may be left there."""
+    """Return the parent of the folders of attempts; it must be empty afterwards."""
     folder = tmp_path / "attempts"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))

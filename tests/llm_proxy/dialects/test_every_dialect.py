@@ -1,4 +1,4 @@
-"""What holds in each dialect alike, with the library of the agent: streams, their ends, refusals, native servers."""
+"""Rules of every dialect, tested with the library of the agent: streams, their ends, refusals, native servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one call leaves in the store, and what the agent gets to see of it."""
+"""The span of one call in the store, and the part of it that the agent sees."""
 
 from __future__ import annotations
 

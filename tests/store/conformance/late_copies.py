@@ -31,9 +31,9 @@ class Story:
     other: Act | None
     """The call with other arguments; None where nothing tells it from the first."""
     refused: type[Exception] | None = None
-    """What the call is refused with, and its copy."""
+    """The error that refuses the call and its copy."""
     copy_refused: type[Exception] | None = None
-    """What only the copy may be refused with."""
+    """An error that may refuse the copy alone."""
 
     def __str__(self) -> str:
         return f"{self.operation}, {self.name}"

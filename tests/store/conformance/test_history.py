@@ -248,7 +248,7 @@ async def test_a_reward_too_large_of_a_history_is_left_out(store: LightningStore
 
 
 async def test_a_whole_store_moves_into_another(store: LightningStore) -> None:
-    """What a store of this package tells of its rollouts is what another takes."""
+    """Another store imports everything that a store of this package exports of its rollouts."""
     source = InMemoryLightningStore()
     for number in range(3):
         made = await source.start_rollout(input=number, run_id="r")

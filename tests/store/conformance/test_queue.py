@@ -1,4 +1,4 @@
-"""Which rollout is claimed next: priority, `not_before`, pauses before a retry."""
+"""The order in which rollouts are claimed: priority, `not_before`, pauses before a retry."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def test_filters_name_every_field() -> None:
 
 
 class Remembered:
-    """What a store that no longer changes says of its rollouts; it is asked each question once."""
+    """The answers of a store that no longer changes; it is asked each question once."""
 
     def __init__(self, store: LightningStore) -> None:
         self._store = store

@@ -28,7 +28,7 @@ from agentlightning.types import LLM
 
 TOKEN = "fuzz"
 EXAMPLES = 6
-"""Of each operation, for right and for wrong requests each."""
+"""Number of examples for each operation, for right and for wrong requests each."""
 CHECKS = [
     not_a_server_error,
     status_code_conformance,

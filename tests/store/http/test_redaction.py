@@ -1,4 +1,4 @@
-"""What a server says of runs holds no secret that its name gives away; what an algorithm goes on from is told whole."""
+"""A server's answers about runs hold no secret with a telling name; the input of an algorithm is returned whole."""
 
 from __future__ import annotations
 
@@ -78,13 +78,13 @@ IDS = {
     "rollout_id": "ro-p", "attempt_id": "at-p", "worker_id": "w-p", "run_id": "r-p", "resources_id": "rs-p",
     "span_id": "a" * 16, "trace_id": "b" * 32, "parent_id": "c" * 16, "vocabulary_id": "v-p", "id": "id-p",
 }  # fmt: skip
-"""By these something is asked for again; a record's name is a part of its identity, too."""
+"""Fields by which a record is queried again; a record's name is a part of its identity, too."""
 WHOLE = {
     "start_rollout", "start_attempt", "enqueue_many_rollouts", "dequeue_many_rollouts",
     "get_rollout_by_id", "wait_for_rollouts", "get_resources_by_id", "get_latest_resources", "add_resources",
     "update_resources",
 }  # fmt: skip
-"""What an agent or an algorithm works with: asked for by id or as the latest, claimed, or answered to its author."""
+"""Input of an agent or an algorithm: queried by id or as the latest, claimed, or answered to its author."""
 
 
 def planted(schema: Any, name: str, components: dict[str, Any]) -> Any:

@@ -39,9 +39,9 @@ FOLLOWS = {
     "unresponsive": "failed",
     "timeout": "failed",
 }
-"""Where a rollout that has not ended goes with its latest attempt, when no retry is left."""
+"""The status of a rollout that has not ended after its latest attempt, when no retry is left."""
 AFTER_SPAN = {"preparing": "running", "running": "running", "unresponsive": "running"}
-"""What a span makes of the latest attempt; of others nothing. An older attempt that is unresponsive stays it."""
+"""Status of the latest attempt after a span; others do not change. An older attempt stays unresponsive."""
 
 
 @pytest.fixture(params=["memory", "sqlite"])

@@ -1,4 +1,4 @@
-"""How long runs are kept: with a policy that says so, with their records and resources; else for good."""
+"""The retention of runs: limited by a policy, with their records and resources; else unlimited."""
 
 from __future__ import annotations
 

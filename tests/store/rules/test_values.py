@@ -41,7 +41,7 @@ GIVEN: list[dict[str, Any]] = [
 
 
 def outcome(make: Callable[..., EnqueueRolloutRequest], given: dict[str, Any]) -> object:
-    """What becomes of a request: its values with their classes, or why it is refused."""
+    """Return the values of a request with their classes, or the reason for which it is refused."""
     try:
         made = make(input={"task": 1}, **given)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""Which collector the environment names, and what is said when it cannot be followed. gRPC against a real server."""
+"""The collector that the environment names, and the message when it is unusable. gRPC against a real server."""
 
 from __future__ import annotations
 

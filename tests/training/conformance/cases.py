@@ -183,7 +183,7 @@ ENDS: Final = {
     (1, 2): "raises", (1, 3): "fault", (2, 1): "none", (2, 2): "nan",
     (3, 0): "no call", (3, 1): "string", (3, 2): "too long",
 }  # fmt: skip
-"""How a training rollout ends, by its task and its sample; all others earn a reward."""
+"""The ending of a training rollout for its task and its sample; all others earn a reward."""
 EXCLUDED: Final = {"infrastructure_fault": 3, "no_reward": 1, "no_call": 1, "refused_call": 1}
 """Rollouts of a step that earn no reward to learn from."""
 
@@ -302,11 +302,11 @@ class Books:
     records: list[RunRecord]
     rollouts: list[Rollout]
     calls: list[ModelCall]
-    """Of the training rollouts."""
+    """Model calls of the training rollouts."""
     held_out: list[Rollout]
     held_out_calls: list[ModelCall]
     lines: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    """Of `metrics.jsonl`."""
+    """Lines of `metrics.jsonl`."""
 
     def of(self, kind: str) -> list[RunRecord]:
         return [record for record in self.records if record.kind == kind]

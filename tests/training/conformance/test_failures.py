@@ -1,4 +1,4 @@
-"""What nothing can be learned from changes nothing, and a run that cannot go on ends with its reason."""
+"""Rollouts without anything to learn change nothing, and a run that cannot go on ends with its reason."""
 
 from __future__ import annotations
 

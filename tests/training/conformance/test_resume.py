@@ -44,7 +44,7 @@ from tests.training.conformance.cases import (
 from tests.training.conformance.conftest import Whole
 
 TRAINED = ("step", "mean_reward", "calls_trained")
-"""What is the same where some rollouts were cancelled and run once more."""
+"""Fields that stay the same where some rollouts were cancelled and run once more."""
 
 
 def checkpoints(folder: Path) -> list[int]:
@@ -206,7 +206,7 @@ def test_a_killed_runner_does_not_stop_the_run_and_its_rollout_counts_once(
 
 @pytest.mark.heavy
 def test_a_run_whose_stored_rewards_are_too_large_goes_on_without_them(untrained_model: Path, tmp_path: Path) -> None:
-    """As an older version has left it."""
+    """An older version has stored such rewards."""
     assert play(GRPO, untrained_model, tmp_path, "before ledger 1") == -signal.SIGKILL
     with closing(sqlite3.connect(tmp_path / "store.db", isolation_level=None)) as db:
         query = (
@@ -312,7 +312,7 @@ def test_the_resources_beside_the_policy_go_on_with_the_run(case: Case, untraine
 def test_a_run_whose_weights_come_out_otherwise_takes_the_later_steps_anew(
     case: Case, untrained_model: Path, tmp_path: Path
 ) -> None:
-    """As on a GPU: here the record of the second step is changed, and the newest checkpoints are broken."""
+    """The record of the second step is changed and the newest checkpoints are broken, to get the effect of a GPU."""
     agent, settings = ManyEnds(case.roles), {"save_steps": 1, "save_total_limit": None}
     fit_whole(case, untrained_model, tmp_path, agent=agent, **settings)
     for step in (2, 3, 4):

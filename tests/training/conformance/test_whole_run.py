@@ -1,4 +1,4 @@
-"""What a whole run records and leaves behind, whatever its agent does: figures, ledger, evaluations, model, alarms."""
+"""Records and files of a whole run, whatever its agent does: figures, ledger, evaluations, model, alarms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What saves memory changes the update by rounding alone: bfloat16, checkpointed activations, adapters."""
+"""Settings that save memory change the update by rounding alone: bfloat16, checkpointed activations, adapters."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ SETTINGS: tuple[tuple[dict[str, Any], ...], ...] = (
     ),
     ({}, {"entropy_coef": 0.01}),
 )
-"""What each dimension of the cross-product may be."""
+"""The values of each dimension of the cross-product."""
 
 
 def one_token(logprob: Tensor, sampler_logprob: Tensor, advantage: float, **settings: Any) -> PolicyLoss:

@@ -44,7 +44,7 @@ class StubService:
     fails: Callable[[str], str | None] = lambda _: None
     """Gives the text of the error with which a request of a kind fails; None answers it."""
     ended: list[str] = field(default_factory=list[str])
-    """How the runs ended, as they said."""
+    """The endings that the runs reported."""
     url: str = ""
 
     def __post_init__(self) -> None:

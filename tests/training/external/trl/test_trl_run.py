@@ -1,4 +1,4 @@
-"""What agl.TRL has of its own: TRL's settings, adapters and figures. By `make test-trl`."""
+"""Features of agl.TRL alone: TRL's settings, adapters and figures. By `make test-trl`."""
 
 from __future__ import annotations
 

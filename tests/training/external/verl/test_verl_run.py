@@ -1,4 +1,4 @@
-"""What agl.VERL has of its own, on the processor: rollouts of several rows, adapters, its processes: `make test-verl`.
+"""Features of agl.VERL alone, on the processor: rollouts of several rows, adapters, processes: `make test-verl`.
 
 The platform and the engine over transformers are test code (`cpu_platform.py`); VERL's trainer, agent loops, transfer
 of weights, FSDP workers, validation and checkpoints are its own.
