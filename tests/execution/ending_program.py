@@ -80,8 +80,8 @@ def main() -> None:
     try:
         trainer.fit(agent, train_dataset=tasks)
     finally:
-        left = [thread.name for thread in threading.enumerate() if not thread.daemon]
-        print("threads", *left, flush=True)
+        threads = [thread.name for thread in threading.enumerate() if not thread.daemon]
+        print("threads", *threads, flush=True)
 
 
 if __name__ == "__main__":

@@ -86,18 +86,20 @@ def _observe(layout: str, ending: str, folder: str) -> Observation:
         text=True,
         start_new_session=True,
     )
-    said, family, endpoint = "", list[psutil.Process](), "-"
+    processes, family, endpoint = "", list[psutil.Process](), "-"
     try:
         if ENDINGS[ending] == "stays":
-            said, endpoint = _until_ready(process)
+            processes, endpoint = _until_ready(process)
             family = psutil.Process(process.pid).children(recursive=True)
         began = time.monotonic()
         _bring_to_its_end(process, ending, family)
-        said += process.communicate(timeout=LIMIT_SECONDS)[0]
+        processes += process.communicate(timeout=LIMIT_SECONDS)[0]
         while _others(process.pid, family) and time.monotonic() - began < LIMIT_SECONDS:
             time.sleep(0.01)
         seconds = time.monotonic() - began
-        return Observation(seconds, process.returncode, said, _left(process.pid, family, endpoint, said, folder))
+        return Observation(
+            seconds, process.returncode, processes, _left(process.pid, family, endpoint, processes, folder)
+        )
     finally:
         process.kill()
         for child in family:
@@ -107,12 +109,12 @@ def _observe(layout: str, ending: str, folder: str) -> Observation:
 
 def _until_ready(process: subprocess.Popen[str]) -> tuple[str, str]:
     assert process.stdout is not None
-    said = ""
+    output = ""
     for line in process.stdout:
-        said += line
+        output += line
         if line.startswith("ready"):
-            return said, line.split()[1]
-    raise AssertionError(f"the program ended before it was ready:\n{said}")
+            return output, line.split()[1]
+    raise AssertionError(f"the program ended before it was ready:\n{output}")
 
 
 def _bring_to_its_end(process: subprocess.Popen[str], ending: str, family: Sequence[psutil.Process]) -> None:
@@ -145,13 +147,13 @@ def _worker(family: Sequence[psutil.Process]) -> psutil.Process:
     return own[-1]
 
 
-def _left(pid: int, family: Sequence[psutil.Process], endpoint: str, said: str, folder: str) -> list[str]:
-    left = [f"process {other.pid}" for other in _others(pid, family)]
+def _left(pid: int, family: Sequence[psutil.Process], endpoint: str, output: str, folder: str) -> list[str]:
+    leftovers = [f"process {other.pid}" for other in _others(pid, family)]
     if endpoint != "-" and not _is_free(endpoint):
-        left.append(f"port {endpoint}")
-    threads = [line for line in said.splitlines() if line.startswith("threads")]
-    left += [line for line in threads if line != "threads MainThread"]
-    return left + [f"file {path.name}" for path in Path(folder).iterdir()]
+        leftovers.append(f"port {endpoint}")
+    threads = [line for line in output.splitlines() if line.startswith("threads")]
+    leftovers += [line for line in threads if line != "threads MainThread"]
+    return leftovers + [f"file {path.name}" for path in Path(folder).iterdir()]
 
 
 def _others(pid: int, family: Sequence[psutil.Process]) -> list[psutil.Process]:
@@ -184,14 +186,14 @@ def main() -> None:
     print("| ending | exit code |", " | ".join(layouts), "|")
     print("| --- " * (len(layouts) + 2) + "|")
     for ending in ENDINGS:
-        told = [_cell(layout, ending) if (layout, ending) in cells() else "-" for layout in layouts]
-        print(f"| {ending} | {EXIT_CODES[ending]} |", " | ".join(told), "|", flush=True)
+        row_cells = [_cell(layout, ending) if (layout, ending) in cells() else "-" for layout in layouts]
+        print(f"| {ending} | {EXIT_CODES[ending]} |", " | ".join(row_cells), "|", flush=True)
 
 
 def _cell(layout: str, ending: str) -> str:
-    seen = observe(layout, ending)
-    wrong = [] if seen.exit_code == EXIT_CODES[ending] else [f"exit code {seen.exit_code}"]
-    return "; ".join([f"{seen.seconds:.1f} s", *wrong, *seen.left])
+    observation = observe(layout, ending)
+    wrong = [] if observation.exit_code == EXIT_CODES[ending] else [f"exit code {observation.exit_code}"]
+    return "; ".join([f"{observation.seconds:.1f} s", *wrong, *observation.left])
 
 
 if __name__ == "__main__":

@@ -281,7 +281,7 @@ async def test_a_runner_that_cannot_be_spawned_is_run_here_and_that_is_said(
         subprocess.run, [sys.executable, "program.py", store.server_address_root], cwd=tmp_path, capture_output=True,
         text=True, timeout=LIMIT_SECONDS,
     )  # fmt: skip
-    pid, said = program.stdout.splitlines()
-    assert (program.returncode, said) == (0, f"ran in {pid}"), program.stderr
+    pid, message = program.stdout.splitlines()
+    assert (program.returncode, message) == (0, f"ran in {pid}"), program.stderr
     assert "The runner runs in this process" in program.stderr
     assert "a lock of mine" in program.stderr

@@ -48,8 +48,8 @@ def sends(data: Callable[[Request], bytes]) -> Way:
 
 def answers(status: int, body: bytes | None = None) -> Way:
     """Return a way that gives this answer; without a body OpenAI's error object."""
-    said = body if body is not None else json.dumps({"error": {"message": f"told to answer {status}"}}).encode()
-    return sends(lambda _: whole(status, said))
+    content = body if body is not None else json.dumps({"error": {"message": f"told to answer {status}"}}).encode()
+    return sends(lambda _: whole(status, content))
 
 
 def streams(*more: bytes, frames: slice = slice(3), head: bytes = CHUNKED) -> Way:
@@ -74,8 +74,8 @@ def half_whole(request: Request) -> bytes:
 
 async def until_heard(request: Request) -> None:
     """Return when the agent has an event of the stream; what is sent after that is not read together with it."""
-    asked = json.dumps(request.asked)
-    while not any(words in asked for words in list(HEARD)):  # noqa: ASYNC110 -- another loop has no event to offer
+    request_text = json.dumps(request.asked)
+    while not any(words in request_text for words in list(HEARD)):  # noqa: ASYNC110 -- another loop has no event to offer
         await asyncio.sleep(0.01)
 
 
@@ -209,8 +209,8 @@ async def ask_chat(client: Client, model: str, words: str) -> str:
 
 async def stream_chat(client: Client, model: str, words: str) -> str:
     text = ""
-    said: Any = [{"role": "user", "content": words}]
-    stream = await client.openai.chat.completions.create(model=model, messages=said, stream=True)
+    messages: Any = [{"role": "user", "content": words}]
+    stream = await client.openai.chat.completions.create(model=model, messages=messages, stream=True)
     async for chunk in stream:
         HEARD.add(words)
         text += chunk.choices[0].delta.content or ""
@@ -229,14 +229,14 @@ async def stream_responses(client: Client, model: str, words: str) -> str:
 
 
 async def ask_messages(client: Client, model: str, words: str) -> str:
-    said: Any = [{"role": "user", "content": words}]
-    reply = await client.anthropic.messages.create(model=model, max_tokens=9, messages=said)
+    messages: Any = [{"role": "user", "content": words}]
+    reply = await client.anthropic.messages.create(model=model, max_tokens=9, messages=messages)
     return "".join(block.text for block in reply.content if block.type == "text")
 
 
 async def stream_messages(client: Client, model: str, words: str) -> str:
-    said: Any = [{"role": "user", "content": words}]
-    async with client.anthropic.messages.stream(model=model, max_tokens=9, messages=said) as stream:
+    messages: Any = [{"role": "user", "content": words}]
+    async with client.anthropic.messages.stream(model=model, max_tokens=9, messages=messages) as stream:
         async for _ in stream:
             HEARD.add(words)
         return await stream.get_final_text()
@@ -336,15 +336,15 @@ def _entry(name: str, port: int) -> Any:
 # --- as a page shows it -------------------------------------------------------------------------------------------
 
 
-def table(found: list[Outcome]) -> str:
+def table(outcomes: list[Outcome]) -> str:
     """Return the outcomes as a table in Markdown: one line per fault, two where plain and streamed calls differ."""
     lines = [
         "| the engine | call | recorded as | `openai` raises | `anthropic` raises |",
         "| --- | --- | --- | --- | --- |",
     ]
-    for fault in dict.fromkeys(outcome.fault for outcome in found):
+    for fault in dict.fromkeys(outcome.fault for outcome in outcomes):
         cells = {
-            streamed: _cells([o for o in found if (o.fault, o.streamed) == (fault, streamed)])
+            streamed: _cells([o for o in outcomes if (o.fault, o.streamed) == (fault, streamed)])
             for streamed in (False, True)
         }
         if cells[False] == cells[True]:
@@ -358,12 +358,14 @@ def table(found: list[Outcome]) -> str:
     return "\n".join(lines)
 
 
-def _cells(found: list[Outcome]) -> str:
-    if not found:
+def _cells(outcomes: list[Outcome]) -> str:
+    if not outcomes:
         return ""
-    states = {state for outcome in found for state in outcome.states}
-    heard = [{o.heard for o in found if o.caller.startswith(library)} for library in ("openai", "anthropic")]
-    return " | ".join(", ".join(_marked(name) for name in sorted(names)) for names in (states, *heard))
+    states = {state for outcome in outcomes for state in outcome.states}
+    names_by_library = [
+        {o.heard for o in outcomes if o.caller.startswith(library)} for library in ("openai", "anthropic")
+    ]
+    return " | ".join(", ".join(_marked(name) for name in sorted(names)) for names in (states, *names_by_library))
 
 
 def _marked(name: str) -> str:

@@ -127,15 +127,15 @@ async def test_a_request_that_is_too_much_is_refused_by_its_shape(route: str, ca
     body = TOO_MUCH[case](ROUTES[route], LISTS[route])
     async with GatewayHarness() as harness:
         attempt = await harness.attempt()
-        status, said = await harness.post(harness.url(attempt, route), body)
-        assert status == 400, said
-        assert set(said["error"]) >= {"type", "message"}
-        assert len(json.dumps(said)) < LONGEST_ERROR + 2000
+        status, reply = await harness.post(harness.url(attempt, route), body)
+        assert status == 400, reply
+        assert set(reply["error"]) >= {"type", "message"}
+        assert len(json.dumps(reply)) < LONGEST_ERROR + 2000
         assert harness.model.calls == []
         states = await harness.states(attempt)
         assert states == ([] if "count" in route else ["refused"])
-        kept = "".join(span.model_dump_json() for span in await harness.spans(attempt))
-        assert len(kept) < 2 * LONGEST_ERROR + 20_000 or "user" in case
+        record = "".join(span.model_dump_json() for span in await harness.spans(attempt))
+        assert len(record) < 2 * LONGEST_ERROR + 20_000 or "user" in case
         assert (await harness.ask(attempt))[0] == 200
     assert max(compared, default=0) <= LONGEST_COMPARED
 
@@ -477,8 +477,8 @@ async def test_what_a_body_expands_to_is_held_and_one_alone_always_fits() -> Non
         call = asyncio.create_task(harness.post(url, body))
         await harness.model.until(arrived(1))
         assert PROCESS.held == 12 * MIB
-        status, said = await harness.post(url, body)
-        assert (status, said["error"]["code"]) == (429, "too_many_bytes")
+        status, reply = await harness.post(url, body)
+        assert (status, reply["error"]["code"]) == (429, "too_many_bytes")
         harness.model.release()
         assert (await call)[0] == 200
         await until(lambda: PROCESS.held == 0)

@@ -147,7 +147,7 @@ def places(whole: bytes, which: str) -> set[int]:
     """Return where to cut: after every byte, or around the ends of the head and of each frame."""
     if which == "every byte":
         return set(range(len(whole) + 20))  # the agent's words, so the length, differ by a bit
-    ends = [found.end() for found in re.finditer(rb"\n\n|\r\n\r\n", whole)]
+    ends = [match.end() for match in re.finditer(rb"\n\n|\r\n\r\n", whole)]
     return {0, 1} | {end + apart for end in ends for apart in range(-4, 5)}
 
 
@@ -250,9 +250,9 @@ async def test_a_stream_of_another_api_that_is_cut_between_frames_is_whole_or_an
     made: list[bytes] = []
 
     async def cut(request: Request) -> None:
-        asked = request.asked.get("prompt") or request.asked.get("input") or request.asked["messages"][0]["content"]
+        prompt = request.asked.get("prompt") or request.asked.get("input") or request.asked["messages"][0]["content"]
         made.append(wire_form(request, "until closed"))
-        await request.send(made[-1][: int(asked)])
+        await request.send(made[-1][: int(prompt)])
 
     with FaultyEngine({"cut": cut}) as engine:
         async with (
@@ -264,7 +264,7 @@ async def test_a_stream_of_another_api_that_is_cut_between_frames_is_whole_or_an
             whole = await harness.attempt()
             assert await call(libraries.at(harness.url(whole, "")), "cut", str(10**6)) == SAID
             assert await harness.states(whole) == [state]
-            ends = [found.end() for found in re.finditer(rb"\n\n", made[0])]
+            ends = [match.end() for match in re.finditer(rb"\n\n", made[0])]
             for place in sorted({end + apart for end in ends for apart in (-3, -1, 0)} - {len(made[0])}):
                 attempt = await harness.attempt()
                 try:

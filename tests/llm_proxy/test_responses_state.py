@@ -26,8 +26,8 @@ from tests.stubs.model_server import Fault, encode
 A, B = ("ro-1", "at-1"), ("ro-2", "at-1")
 
 
-def response(attempt: AttemptName, name: str, *said: str) -> StoredResponse:
-    items = tuple(Item(f"msg_{text[:20]}", text.encode()) for text in said)
+def response(attempt: AttemptName, name: str, *texts: str) -> StoredResponse:
+    items = tuple(Item(f"msg_{text[:20]}", text.encode()) for text in texts)
     return StoredResponse(attempt, name, b"{}", items[:-1], items[-1:])
 
 
@@ -37,10 +37,10 @@ def memory(count: int = 1024, own: int = 2**26, total: int = 2**28) -> ResponseM
 
 
 def test_a_conversation_that_is_sent_again_with_each_call_is_kept_once() -> None:
-    remembered, said = memory(), [f"{number} {'x' * 10_000}" for number in range(100)]
+    remembered, texts = memory(), [f"{number} {'x' * 10_000}" for number in range(100)]
     for number in range(1, 100):
-        remembered.add(response(A, f"r{number}", *said[: number + 1]))
-    assert remembered.size < 2 * sum(map(len, said))
+        remembered.add(response(A, f"r{number}", *texts[: number + 1]))
+    assert remembered.size < 2 * sum(map(len, texts))
 
 
 def test_the_response_that_was_not_used_for_longest_is_forgotten_first() -> None:
@@ -55,8 +55,8 @@ def test_the_response_that_was_not_used_for_longest_is_forgotten_first() -> None
 
 def test_the_attempt_that_was_silent_for_longest_is_forgotten_first() -> None:
     remembered = memory(total=30_000)
-    for attempt, name, said in ((A, "r", "a" * 12_000), (B, "r", "b" * 6000), (B, "s", "c" * 6000)):
-        remembered.add(response(attempt, name, said))
+    for attempt, name, text in ((A, "r", "a" * 12_000), (B, "r", "b" * 6000), (B, "s", "c" * 6000)):
+        remembered.add(response(attempt, name, text))
     assert remembered.response(A, "r") is not None
     remembered.add(response(("ro-3", "at-1"), "r", "d" * 14_000))
     assert remembered.response(A, "r") is not None
@@ -150,9 +150,9 @@ async def test_several_conversations_branch_from_one_response_at_the_same_time(a
     assert len({branch.id for branch in branches}) == 8
     twigs = await asyncio.gather(*(agent.ask(input="t", previous_response_id=branch.id) for branch in branches))
     assert len(twigs) == 8
-    said = [[message["content"] for message in call.request["messages"]] for call in agent.harness.model.calls[9:]]
+    histories = [[message["content"] for message in call.request["messages"]] for call in agent.harness.model.calls[9:]]
     expected = [["root", "after root", f"b{i}", f"after b{i}", "t"] for i in range(8)]
-    assert sorted(said) == sorted(expected)
+    assert sorted(histories) == sorted(expected)
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -198,8 +198,8 @@ async def test_responses_of_a_server_that_gives_every_reply_the_same_id_are_told
     assert len({response.id for response in made}) == 3
     for number, response in enumerate(made):
         await agent.ask(input="?", previous_response_id=response.id)
-        said = [message["content"] for message in agent.asked["messages"]]
-        assert said == [f"question {number}", f"answer {number}", "?"]
+        texts = [message["content"] for message in agent.asked["messages"]]
+        assert texts == [f"question {number}", f"answer {number}", "?"]
     recorded = [span for span in await agent.harness.spans(agent.attempt) if span.name == "litellm_request"]
     assert [span.attributes["gen_ai.response.id"] for span in recorded[:3]] == [response.id for response in made]
 
@@ -226,8 +226,8 @@ async def test_what_is_not_stored_cannot_be_continued(agent: Agent, streamed: bo
     first = await agent.whole(store=False, streamed=streamed)
     assert first.store is False
     await refused(agent, first.id, first.output[0].id)
-    kept = await agent.ask()
-    await agent.ask(input="more", previous_response_id=kept.id, store=False)  # it may go on from one that is
+    stored = await agent.ask()
+    await agent.ask(input="more", previous_response_id=stored.id, store=False)  # it may go on from one that is
     assert len(agent.asked["messages"]) == 3
 
 
@@ -244,9 +244,9 @@ async def refused(agent: Agent, response_id: str, item_id: str) -> None:
             await agent.whole(input=[{"type": "item_reference", "id": item_id}], streamed=streamed)
         assert missing.value.param == "input"
         assert f"Item with id '{item_id}' not found" in missing.value.message
-    for asked in (agent.client.responses.retrieve, agent.client.responses.delete, agent.client.responses.cancel):
+    for operation in (agent.client.responses.retrieve, agent.client.responses.delete, agent.client.responses.cancel):
         with pytest.raises(openai.NotFoundError, match="not found"):
-            await asked(response_id)
+            await operation(response_id)
     assert len(agent.harness.model.calls) == calls
 
 
@@ -324,10 +324,10 @@ async def test_a_conversation_beyond_the_bound_of_a_request_is_refused() -> None
 
 async def test_a_large_conversation_is_counted_as_the_value_that_is_made_of_it(agent: Agent) -> None:
     parts = [{"type": "input_text", "text": "a"}] * 5000
-    said: Json = {"model": "policy", "input": [{"role": "user", "content": parts}]}
+    body: Json = {"model": "policy", "input": [{"role": "user", "content": parts}]}
     url, held = agent.harness.url(agent.attempt, "/responses"), list[int]()
     agent.harness.model.answer = lambda request: held.append(PROCESS.held) or "yes"
-    _, first = await agent.harness.post(url, said)
+    _, first = await agent.harness.post(url, body)
     await agent.harness.post(url, {"model": "policy", "input": "hi", "previous_response_id": first["id"]})
     sent, remembered = held
     assert remembered > 0.8 * sent > 2 * len(json.dumps(parts))
@@ -480,14 +480,14 @@ async def test_a_deleted_response_is_gone_and_what_went_on_from_it_stays(harness
         first = await client.responses.create(model="policy", input="one")
         second = await client.responses.create(model="policy", input="two", previous_response_id=first.id)
         await client.responses.delete(first.id)
-        for asked in (client.responses.retrieve, client.responses.delete):
+        for operation in (client.responses.retrieve, client.responses.delete):
             with pytest.raises(openai.NotFoundError, match="not found"):
-                await asked(first.id)
+                await operation(first.id)
         with pytest.raises(openai.BadRequestError):
             await client.responses.create(model="policy", input="?", previous_response_id=first.id)
         await client.responses.create(model="policy", input="three", previous_response_id=second.id)
-        said = [message["content"] for message in harness.model.calls[-1].request["messages"]]
-        assert said == ["one", "you said one", "two", "you said two", "three"]
+        texts = [message["content"] for message in harness.model.calls[-1].request["messages"]]
+        assert texts == ["one", "you said one", "two", "you said two", "three"]
 
 
 async def test_nothing_of_it_is_a_call_of_the_attempt(harness: GatewayHarness) -> None:

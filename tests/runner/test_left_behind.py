@@ -48,8 +48,8 @@ async def test_a_thread_that_a_rollout_left_behind_gives_no_reward_to_the_next(
     serve: Callable[..., Any], store: InMemoryLightningStore
 ) -> None:
     first, second = await serve(leaves_a_thread, "first", "second")
-    found = [find_final_reward(list(await store.query_spans(each.rollout_id))) for each in (first, second)]
-    assert found == [0.25, 0.5]
+    rewards = [find_final_reward(list(await store.query_spans(each.rollout_id))) for each in (first, second)]
+    assert rewards == [0.25, 0.5]
 
 
 @pytest.mark.heavy

@@ -89,7 +89,7 @@ class Task:
 
     def add_span(self, attempt: Try, span_id: str, number: int, now: float) -> int | None:
         """Return the number of a new span, None for one that is there."""
-        is_new = span_id not in [known for known, _, _ in attempt.spans]
+        is_new = span_id not in [other_id for other_id, _, _ in attempt.spans]
         if number >= 0:
             self.issued = max(self.issued, number)
         if not is_new:
@@ -111,10 +111,10 @@ class Task:
         if self.status not in RUNNING or not self.tries or self.tries[-1].status not in RUNNING:
             return
         attempt, config = self.tries[-1], self.config
-        heard = attempt.started if attempt.heard is None else attempt.heard
+        last_sign = attempt.started if attempt.heard is None else attempt.heard
         if config.timeout_seconds is not None and now - attempt.started > config.timeout_seconds:
             self.set_attempt(attempt, "timeout", now)
-        elif config.unresponsive_seconds is not None and now - heard > config.unresponsive_seconds:
+        elif config.unresponsive_seconds is not None and now - last_sign > config.unresponsive_seconds:
             self.set_attempt(attempt, "unresponsive", now)
 
 

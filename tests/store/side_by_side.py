@@ -106,20 +106,20 @@ class SideBySide(RuleBasedStateMachine):
             attempts = self.run(self.store.query_attempts(task.rollout_id))
             assert [(a.attempt_id, a.status) for a in attempts] == [(a.attempt_id, a.status) for a in task.tries]
             spans = self.run(self.store.query_spans(task.rollout_id))
-            found = {(s.attempt_id, s.span_id, s.sequence_id, "agentlightning.stale" in s.attributes) for s in spans}
-            assert found == {(attempt.attempt_id, *span) for attempt in task.tries for span in attempt.spans}
+            span_ids = {(s.attempt_id, s.span_id, s.sequence_id, "agentlightning.stale" in s.attributes) for s in spans}
+            assert span_ids == {(attempt.attempt_id, *span) for attempt in task.tries for span in attempt.spans}
 
     def changed_and_told(self) -> list[Task]:
         """Return the rollouts that have changed since the last look, and those that the store says have: all the
         former are among the latter."""
         page = self.run(self.store.query_events(after=self.cursor, limit=1000))
-        told = {event.rollout_id: event.status for event in page.events}
+        statuses = {event.rollout_id: event.status for event in page.events}
         now = {task.rollout_id: repr(task) for task in self.model.tasks}
         changed = [task for task in self.model.tasks if self.seen.get(task.rollout_id) != now[task.rollout_id]]
         for task in changed:
-            assert told.get(task.rollout_id) == task.status or self.only_a_number_was_taken(task)
+            assert statuses.get(task.rollout_id) == task.status or self.only_a_number_was_taken(task)
         self.cursor, self.seen = page.cursor, now
-        return [task for task in self.model.tasks if task in changed or task.rollout_id in told]
+        return [task for task in self.model.tasks if task in changed or task.rollout_id in statuses]
 
     def only_a_number_was_taken(self, task: Task) -> bool:
         """True if all that changed is a number that was given out, which no event need tell."""

@@ -67,9 +67,9 @@ class Data:
         address, _, name = uri.rpartition("/")
         with pymongo.MongoClient[Any](address) as client:
             collection = client[name][f"agl_{table}"]
-            found = list(collection.find({"partition": partition, **where}))
-            assert found
-            for document in found:
+            documents = list(collection.find({"partition": partition, **where}))
+            assert documents
+            for document in documents:
                 collection.update_one({"_id": document["_id"]}, {"$set": {"body": how(document["body"])}})
 
 
@@ -104,8 +104,8 @@ async def test_a_damaged_rollout_at_the_head_of_the_queue_holds_nobody_up(
     ):
         with pytest.raises(DamagedRecordError, match=f"rollout '{bad}' cannot be read"):
             await call()
-    told = [record for record in caplog.records if bad in record.getMessage()]
-    assert [record.levelno for record in told] == [logging.ERROR]
+    log_records = [record for record in caplog.records if bad in record.getMessage()]
+    assert [record.levelno for record in log_records] == [logging.ERROR]
     assert await store.delete_rollouts(rollout_ids=[bad], force=True) == 1
     assert await store.get_rollout_by_id(bad) is None
 

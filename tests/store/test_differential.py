@@ -61,5 +61,5 @@ async def compare(seed: int, steps: int, kind: str, over: str, request: pytest.F
                 await client.close()
                 await server.stop()
             await store.close()
-    for number, (answer, told) in enumerate(zip(answers, expected, strict=True)):
-        assert answer == told, f"step {number} of story {seed}: {expected_story.asked[number]}"
+    for number, (answer, expected_answer) in enumerate(zip(answers, expected, strict=True)):
+        assert answer == expected_answer, f"step {number} of story {seed}: {expected_story.asked[number]}"

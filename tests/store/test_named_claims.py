@@ -85,16 +85,16 @@ async def scripts(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 def test_a_claim_that_its_worker_never_names_lapses_and_the_others_stay(scripts: Scripts) -> None:
     scripts.beat("w", [])
     scripts.enqueue(3)
-    [(lost, unheard), (_, heard)] = scripts.claim("w", 2)
+    [(lost, unheard), (_, live_claim)] = scripts.claim("w", 2)
     for _ in range(3):
         scripts.now += 10
-        scripts.beat("w", [heard])
+        scripts.beat("w", [live_claim])
         assert scripts.look() == set()
     scripts.now += 0.1
     assert scripts.look() == {unheard}
     [(first, _), (again, _)] = scripts.claim("other", 2)
     assert first != again == lost
-    assert {a.status for r in scripts.records() for a in r.attempts if a.attempt_id == heard} == {"preparing"}
+    assert {a.status for r in scripts.records() for a in r.attempts if a.attempt_id == live_claim} == {"preparing"}
 
 
 def test_the_lease_of_a_claim_counts_from_when_it_was_last_named(scripts: Scripts) -> None:
@@ -164,7 +164,7 @@ def test_a_heartbeat_for_two_hundred_claims_writes_one_small_row(scripts: Script
             def __getattr__(self, name: str) -> Any:
                 member = getattr(tx, name)
                 if name in ("put", "save", "drop", "delete", "add_spans", "claim"):
-                    return lambda *given: (wrote.append((name, given)), member(*given))[1]
+                    return lambda *arguments: (wrote.append((name, arguments)), member(*arguments))[1]
                 return member
 
         heartbeat(Watching(), scripts.now, "w", {}, None, frozenset(attempts))  # type: ignore[arg-type]
@@ -299,7 +299,7 @@ class Stories(RuleBasedStateMachine):
     def learn(self, worker: str, claims: list[tuple[str, str]]) -> None:
         held = {a.attempt_id: a for r in self.scripts.records() for a in r.attempts}
         for rollout, attempt in claims:
-            assert all(attempt not in known for known in self.knows.values()), "handed out twice"
+            assert all(attempt not in names for names in self.knows.values()), "handed out twice"
             self.knows[worker][attempt] = rollout
             self.named_at[attempt] = held[attempt].start_time
 

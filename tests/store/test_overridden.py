@@ -177,11 +177,11 @@ async def test_both_forms_of_a_server_and_of_threads_reach_the_override() -> Non
 
 
 async def test_an_override_that_is_set_on_the_store_itself_counts_too() -> None:
-    store, seen = agl.InMemoryLightningStore(), []
+    store, names = agl.InMemoryLightningStore(), []
     plain = store.add_span
 
     async def spy(span: Span) -> Span | None:
-        seen.append(span.name)
+        names.append(span.name)
         return await plain(span)
 
     store.add_span = spy  # type: ignore[method-assign]
@@ -190,7 +190,7 @@ async def test_an_override_that_is_set_on_the_store_itself_counts_too() -> None:
         attributes={}, name="x", rollout_id=claimed.rollout_id, attempt_id=claimed.attempt.attempt_id
     )
     await complete(store).add_many_spans([span])
-    assert seen == ["x"]
+    assert names == ["x"]
 
 
 async def test_a_tracker_that_counts_each_operation_hides_no_override() -> None:

@@ -199,7 +199,7 @@ async def recorded(folder: Path) -> dict[str, Any]:
     for record in records:
         entry = {"step": record.step, "name": record.name, **record.data}
         text = json.dumps(plain(entry)).replace(str(folder), "FOLDER")
-        text = _ROLLOUT.sub(lambda found: places.get(found[0], "rollout"), text)
+        text = _ROLLOUT.sub(lambda match: places.get(match[0], "rollout"), text)
         by_kind.setdefault(record.kind, []).append(json.loads(text))
     return {kind: sorted(entries, key=lambda entry: json.dumps(entry)) for kind, entries in sorted(by_kind.items())}
 
@@ -241,17 +241,17 @@ def main() -> int:
     parser.add_argument("what", choices=["make", "check"])
     parser.add_argument("folder", type=Path, help="where the files are")
     parser.add_argument("names", nargs="*", help=f"which runs; all by default: {', '.join(RUNS)}")
-    given = parser.parse_args()
-    if unknown := set(given.names) - set(RUNS):
+    options = parser.parse_args()
+    if unknown := set(options.names) - set(RUNS):
         parser.error(f"no such run: {', '.join(sorted(unknown))}; there are {', '.join(RUNS)}")
-    given.folder.mkdir(parents=True, exist_ok=True)
+    options.folder.mkdir(parents=True, exist_ok=True)
     equal = True
-    for name in given.names or RUNS:
+    for name in options.names or RUNS:
         if find_spec(RUNS[name][0]) is None:
             print(f"{name}: passed over, {RUNS[name][0]} is not installed", flush=True)
             continue
-        file = given.folder / f"{name}.json"
-        if given.what == "check" and not file.exists():
+        file = options.folder / f"{name}.json"
+        if options.what == "check" and not file.exists():
             equal = False
             print(f"{name}: there is no {file}; make it at the commit to compare with", flush=True)
             continue
@@ -265,14 +265,17 @@ def main() -> int:
             print(f"{name}: FAILED\n{output.stderr[-2000:]}", flush=True)
             continue
         result = json.loads(output.stdout.splitlines()[-1])
-        if given.what == "make":
+        if options.what == "make":
             file.write_text(json.dumps(result, indent=1, sort_keys=True))
             print(f"{name}: made", flush=True)
             continue
-        found = differences(json.loads(file.read_text()), result)
-        equal &= not found
+        changes = differences(json.loads(file.read_text()), result)
+        equal &= not changes
         print(
-            f"{name}: " + ("equal" if not found else f"{len(found)} differences"), *found[:20], sep="\n  ", flush=True
+            f"{name}: " + ("equal" if not changes else f"{len(changes)} differences"),
+            *changes[:20],
+            sep="\n  ",
+            flush=True,
         )
     return 0 if equal else 1
 

@@ -163,8 +163,8 @@ _shares = st.fixed_dictionaries(
 _counts = st.fixed_dictionaries({name: st.integers(0, 20) for name in ("rollouts_done", "rollouts_failed")})
 _steps = st.lists(
     st.builds(
-        lambda update, taken, shares, held_out, counts, calls, equal: step(
-            update={**update, "steps": taken}, **shares, held_out=held_out, **counts, calls_captured=calls,
+        lambda update, steps, shares, held_out, counts, calls, equal: step(
+            update={**update, "steps": steps}, **shares, held_out=held_out, **counts, calls_captured=calls,
             calls_trained=calls, groups={"compared": equal, "equal_rewards": equal} if equal else {},
         ),
         _update, st.integers(0, 2), _shares, _share, _counts, st.integers(0, 5), st.integers(0, 4),

@@ -90,6 +90,6 @@ async def test_a_stored_reward_that_is_too_large_is_left_out_with_a_reason() -> 
     await store.update_attempt(*ids, status="succeeded", outcome="scored")
     rollout = await store.get_rollout_by_id(rollout.rollout_id)
     assert rollout is not None
-    found = await evidence(store, rollout)
-    assert (found.reward, found.attempts[0].reward) == (None, None)
-    assert read_rollout(rollout, found.attempts, found.spans).verdict == "no_reward"
+    rollout_evidence = await evidence(store, rollout)
+    assert (rollout_evidence.reward, rollout_evidence.attempts[0].reward) == (None, None)
+    assert read_rollout(rollout, rollout_evidence.attempts, rollout_evidence.spans).verdict == "no_reward"

@@ -90,8 +90,8 @@ def test_rewards_that_differ_in_their_seventh_digit_give_their_advantages(
     assert sorted(entry["reward"] for entry in entries) == rewards
     middle, spread = statistics.mean(rewards), statistics.stdev(rewards)
     for entry in entries:
-        wanted = (entry["reward"] - middle) / (spread + 1e-6)
-        assert [call["advantage"] for call in entry["calls"]] == [pytest.approx(wanted, abs=1e-6)]
+        expected = (entry["reward"] - middle) / (spread + 1e-6)
+        assert [call["advantage"] for call in entry["calls"]] == [pytest.approx(expected, abs=1e-6)]
     assert result.metrics[0].calls_trained == 4
 
 
@@ -119,18 +119,18 @@ def test_tasks_of_different_forms_train_and_are_evaluated_together(untrained_mod
         ["a", {"list": True}],
         7,
     ]
-    seen = list[Any]()
+    inputs = list[Any]()
 
     @agl.rollout
     def agent(task: Any, llm: agl.LLM, rollout: agl.Rollout) -> float:
-        seen.append(task)
+        inputs.append(task)
         ask(llm, [say(str(task))])
         return float((rollout.metadata or {}).get("sample") or 0)
 
     settings: dict[str, Any] = {"max_steps": 3, "batch_size": 2, "eval_steps": 0}
     result = cases.fit(cases.GRPO, agent, untrained_model, tmp_path, tasks=tasks, held_out=tasks, **settings)
     books = cases.read(tmp_path)
-    assert all(task in tasks for task in seen)
+    assert all(task in tasks for task in inputs)
     assert [rollout.input in tasks for rollout in books.rollouts] == [True] * 24
     assert {str(rollout.input) for rollout in books.rollouts} == set(map(str, tasks))
     for evaluation in result.evaluations:

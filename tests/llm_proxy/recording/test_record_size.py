@@ -56,8 +56,8 @@ async def test_a_call_whose_texts_grow_when_written_is_recorded_whole_or_by_hash
     answer = text if case in ("umlauts", "emoji", "quotes") else "short"
     async with GatewayHarness(ModelServer(lambda _: answer), store=store) as harness:
         attempt = await harness.attempt()
-        asked = {"model": "policy", "messages": [{"role": "user", "content": text}], "stream": streamed}
-        body = json.dumps(asked, ensure_ascii=case != "umlauts").encode()
+        request_body = {"model": "policy", "messages": [{"role": "user", "content": text}], "stream": streamed}
+        body = json.dumps(request_body, ensure_ascii=case != "umlauts").encode()
         async with harness.session.post(harness.url(attempt), data=io.BytesIO(body)) as reply:
             assert reply.status == 200, await reply.text()
             assert (b"[DONE]" in await reply.read()) == streamed

@@ -53,8 +53,8 @@ async def test_the_same_request_is_replayed_in_the_order_of_its_recording(tmp_pa
             await harness.ask(await harness.attempt())
     async with GatewayHarness(replay=path) as harness:
         attempt = await harness.attempt()
-        told = [(await harness.ask(attempt))[1]["choices"][0]["message"]["content"] for _ in range(4)]
-    assert told == ["one", "two", "three", "three"]
+        replies = [(await harness.ask(attempt))[1]["choices"][0]["message"]["content"] for _ in range(4)]
+    assert replies == ["one", "two", "three", "three"]
 
 
 async def test_a_call_that_is_not_on_file_is_refused_and_shows_the_one_most_like_it(tmp_path: Path) -> None:
@@ -96,8 +96,8 @@ async def test_one_file_for_both_asks_only_what_it_does_not_hold(tmp_path: Path)
             attempt = await harness.attempt()
             for content in ("a", "b"):
                 assert (await harness.ask(attempt, content))[0] == 200
-            asked = len(harness.model.calls)
-    assert asked == 0
+            count = len(harness.model.calls)
+    assert count == 0
     assert len(path.read_text().splitlines()) == 2
 
 

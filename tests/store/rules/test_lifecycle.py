@@ -59,9 +59,9 @@ async def given(store: LightningStore, rollout: Any, attempt: Any, *, older: boo
     await store.update_attempt(rollout_id, attempt_id, status=attempt)
     if older:
         await store.start_attempt(rollout_id)
-    found = await store.get_rollout_by_id(rollout_id)
-    assert found is not None
-    if found.status in TERMINAL and found.status != rollout:
+    stored_rollout = await store.get_rollout_by_id(rollout_id)
+    assert stored_rollout is not None
+    if stored_rollout.status in TERMINAL and stored_rollout.status != rollout:
         await store.update_rollout(rollout_id, status="queuing")
     await store.update_rollout(rollout_id, status=rollout)
     return rollout_id, attempt_id

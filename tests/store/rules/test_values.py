@@ -40,18 +40,18 @@ GIVEN: list[dict[str, Any]] = [
 ]
 
 
-def outcome(make: Callable[..., EnqueueRolloutRequest], given: dict[str, Any]) -> object:
+def outcome(make: Callable[..., EnqueueRolloutRequest], values: dict[str, Any]) -> object:
     """Return the values of a request with their classes, or the reason for which it is refused."""
     try:
-        made = make(input={"task": 1}, **given)
+        made = make(input={"task": 1}, **values)
     except ValidationError as error:
         return str(error)
     return made, {name: type(value) for name, value in made}, digest([made, 1]), made.model_dump_json()
 
 
-@pytest.mark.parametrize("given", GIVEN, ids=str)
-def test_a_request_is_the_one_that_validation_makes(given: dict[str, Any]) -> None:
-    assert outcome(new_request, given) == outcome(EnqueueRolloutRequest, given)
+@pytest.mark.parametrize("values", GIVEN, ids=str)
+def test_a_request_is_the_one_that_validation_makes(values: dict[str, Any]) -> None:
+    assert outcome(new_request, values) == outcome(EnqueueRolloutRequest, values)
 
 
 class Counted(Mapping[str, int]):

@@ -213,8 +213,8 @@ async def test_a_copy_taken_under_writers_is_one_moment_and_has_all_that_was_ack
         assert await asyncio.to_thread(backup_file, store.path, copy) > 200 * 2000
         assert check_file(copy).problems == []
         with closing(sqlite3.connect(copy)) as db:
-            found = {row[0] for row in db.execute("SELECT rollout_id FROM rollouts")}
-        assert set(before) <= found
+            ids = {row[0] for row in db.execute("SELECT rollout_id FROM rollouts")}
+        assert set(before) <= ids
     stop.set()
     await asyncio.gather(*writers)
 

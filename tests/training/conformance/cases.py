@@ -199,8 +199,8 @@ class ManyEnds(agl.LitAgent[Any]):
         place, train = rollout.metadata or {}, rollout.mode == "train"
         policies = [resources[role].with_attempted_rollout(rollout) for role in self._roles]
         end = ENDS.get((place["task"], place["sample"])) if train else None
-        said = resources["prompt"].format(task=task)
-        text = "" if end == "no call" else "".join(ask(llm, [say(said)])["content"] for llm in policies)
+        prompt = resources["prompt"].format(task=task)
+        text = "" if end == "no call" else "".join(ask(llm, [say(prompt)])["content"] for llm in policies)
         if end == "too long":
             assert refused(policies[0], [say("1 " * 300)]) == 400
         if train and self._in_step is not None:
@@ -290,8 +290,8 @@ def fit_whole(case: Case, model: Path, folder: Path, *, steps: int = STEPS, **se
     """Train with the agent that fails in every way, held-out tasks, and resources beside the policy."""
     judge = agl.LLM(endpoint="http://127.0.0.1:1/v1", model="judge")
     beside = {"prompt": PROMPT, "judge": judge}
-    given = {"held_out": HELD_OUT, "max_steps": steps, "trainer_initial_resources": beside, **settings}
-    return fit(case, given.pop("agent", ManyEnds), model, folder, **given)
+    arguments = {"held_out": HELD_OUT, "max_steps": steps, "trainer_initial_resources": beside, **settings}
+    return fit(case, arguments.pop("agent", ManyEnds), model, folder, **arguments)
 
 
 @dataclass
@@ -355,10 +355,10 @@ def read(folder: Path, run_id: str = RUN, *, output: str = "run") -> Books:
             await calls_of(store, held_out),
         )
 
-    found: Books = stored(folder, books)
+    run_books: Books = stored(folder, books)
     metrics = folder / output / "metrics.jsonl"  # not there if the first step ended the run
-    found.lines = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
-    return found
+    run_books.lines = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
+    return run_books
 
 
 def assert_complete(books: Books, steps: int, *, starts: int = 1) -> None:

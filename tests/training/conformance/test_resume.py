@@ -165,8 +165,8 @@ def test_a_run_that_is_killed_at_many_points_is_the_one_that_was_not(
     assert play(case, untrained_model, tmp_path) == 0
     books = read(tmp_path)
     assert_complete(books, STEPS, starts=len(points) + 1)
-    taken = [tuple(key) for line in books.lines for key in line["flight"].get("taken", ())]
-    assert len(set(taken)) == len(taken), "no group is trained twice"
+    groups = [tuple(key) for line in books.lines for key in line["flight"].get("taken", ())]
+    assert len(set(groups)) == len(groups), "no group is trained twice"
     if case.replays:
         assert stored(tmp_path, lambda store: replay(store, RUN, STEPS)).differences == []
     if case.is_exact:
@@ -197,8 +197,8 @@ def test_a_killed_runner_does_not_stop_the_run_and_its_rollout_counts_once(
     assert [(line["rollouts_done"], line["rollouts_failed"]) for line in books.lines] == [(12, 4)] * STEPS
     assert books.lines[1]["calls_excluded"]["superseded_attempt"] >= 1
     first, *_, last = stored(tmp_path, lambda store: store.query_attempts(rollout))
-    found = (first.attempt_id, first.status, first.outcome, first.outcome_reason)
-    assert found == (dead, "failed", "infrastructure_fault", "runner_died")
+    state = (first.attempt_id, first.status, first.outcome, first.outcome_reason)
+    assert state == (dead, "failed", "infrastructure_fault", "runner_died")
     assert (last.status, last.outcome) == ("succeeded", "scored")
     spans = stored(tmp_path, lambda store: store.query_spans(rollout))
     assert [span.attempt_id for span in spans if agl.get_reward_value(span) is not None] == [last.attempt_id]
@@ -281,13 +281,13 @@ def test_what_may_not_change_is_refused_with_both_values(case: Case, untrained_m
 @pytest.mark.slow
 @each(GRPO, PPO, SFT)
 def test_the_resources_beside_the_policy_go_on_with_the_run(case: Case, untrained_model: Path, tmp_path: Path) -> None:
-    seen = list[tuple[str, str, str]]()
+    served = list[tuple[str, str, str]]()
 
     @agl.rollout
     def agent(task: str, main_llm: agl.LLM, judge: agl.LLM, prompt: agl.PromptTemplate) -> float:
         ask(main_llm, [say(prompt.format(task=task))])
-        seen.append((judge.endpoint, judge.model, prompt.template))
-        return float(len(seen) % 2)
+        served.append((judge.endpoint, judge.model, prompt.template))
+        return float(len(served) % 2)
 
     def start(steps: int, text: str = "Say {task}.", port: int = 1, key: str = "k-1", judge: str = "judge") -> None:
         beside: dict[str, Any] = {
@@ -301,10 +301,10 @@ def test_the_resources_beside_the_policy_go_on_with_the_run(case: Case, untraine
     for changed, name in ({"text": "Shout {task}."}, "prompt"), ({"judge": "other"}, "judge"):
         with pytest.raises(agl.BadRequestError, match=f"initial_resources of run '{RUN}' were others: '{name}' had"):
             start(2, **changed)
-    assert set(seen) == {("http://127.0.0.1:1/v1", "judge", "Say {task}.")}
-    seen.clear()
+    assert set(served) == {("http://127.0.0.1:1/v1", "judge", "Say {task}.")}
+    served.clear()
     start(2, port=2, key="k-2")  # the judge is another server now
-    assert set(seen) == {("http://127.0.0.1:2/v1", "judge", "Say {task}.")}
+    assert set(served) == {("http://127.0.0.1:2/v1", "judge", "Say {task}.")}
 
 
 @pytest.mark.heavy
