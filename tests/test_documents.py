@@ -147,8 +147,11 @@ def test_every_dotted_name_of_the_package_that_a_document_uses_exists(document: 
     if document == SNIPPETS:
         return
     names = set(re.findall(r"\bagentlightning(?:\.\w+)+", as_it_works(document)))
-    known = SETTINGS_OF_VERL if document.name in VERL_PAGES else frozenset[str]()
-    assert sorted(name for name in names if not (name in known or is_attribute_key(name) or is_importable(name))) == []
+    names_of_verl = SETTINGS_OF_VERL if document.name in VERL_PAGES else frozenset[str]()
+    assert (
+        sorted(name for name in names if not (name in names_of_verl or is_attribute_key(name) or is_importable(name)))
+        == []
+    )
 
 
 def as_it_works(document: Path) -> str:
@@ -177,9 +180,9 @@ def is_importable(name: str) -> bool:
     parts = name.split(".")
     for length in range(len(parts), 0, -1):
         try:
-            found: object = importlib.import_module(".".join(parts[:length]))
+            value: object = importlib.import_module(".".join(parts[:length]))
             for part in parts[length:]:
-                found = getattr(found, part)
+                value = getattr(value, part)
         except (ModuleNotFoundError, AttributeError):
             continue
         return True

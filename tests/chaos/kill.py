@@ -62,13 +62,13 @@ def set_trap(trap: Trap, store: Any) -> None:
     """Put the trap around the backend's writes; it kills the process."""
     if trap.where == "any moment":
         return
-    left = trap.count
+    remaining = trap.count
     run = store._backend.run
 
     def cross(where: Where) -> None:
-        nonlocal left
-        left -= where == trap.where
-        if left <= 0:
+        nonlocal remaining
+        remaining -= where == trap.where
+        if remaining <= 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
     async def run_with_trap(script: Callable[[Any], Any], *, write: bool = True) -> Any:
@@ -369,9 +369,9 @@ def look(place: Place, facts: list[Fact], *, complete: bool) -> list[str]:
         async with place.opened() as store:
             return await problems(store, facts, complete=complete)
 
-    found = asyncio.run(read())
+    differences = asyncio.run(read())
     verdict = place.integrity()
-    return found if verdict == "ok" else [*found, f"integrity: {verdict}"]
+    return differences if verdict == "ok" else [*differences, f"integrity: {verdict}"]
 
 
 @contextlib.contextmanager

@@ -118,9 +118,9 @@ async def update_anew(store: LightningStore, settings: GRPOSettings) -> list[str
             and rollout.status == "succeeded"
         ]
         good.sort(key=lambda rollout: ((rollout.metadata or {})["task"], (rollout.metadata or {})["sample"]))
-        found = [await evidence(store, rollout) for rollout in good]
+        rollout_evidence = [await evidence(store, rollout) for rollout in good]
         groups = [(rollout.metadata or {})["task"] for rollout in good]
-        rows = choose_rows(read_records(found, TracerTraceToTriplet()), groups, Ledger(step=step), settings)
+        rows = choose_rows(read_records(rollout_evidence, TracerTraceToTriplet()), groups, Ledger(step=step), settings)
         policy.update(
             rows.samples,
             rows.advantages,
@@ -140,7 +140,7 @@ async def account(folder: Path, settings: GRPOSettings, result: Any) -> dict[str
     store = agl.SQLiteLightningStore(folder / "store.db")
     rollouts = await rollouts_of(store)
     ledger = await check_ledger(store, "r")
-    found = {
+    entries = {
         "wrong": ledger.wrong,
         "captured": ledger.captured,
         "calls": len(await calls_of(store, rollouts)),
@@ -160,7 +160,7 @@ async def account(folder: Path, settings: GRPOSettings, result: Any) -> dict[str
         "anew": await update_anew(store, settings),
     }
     await store.close()
-    return found
+    return entries
 
 
 def main() -> None:

@@ -91,11 +91,11 @@ async def test_a_killed_workers_attempt_ends_within_its_lease_and_with_no_traffi
         assert (attempt.status, attempt.outcome, attempt.outcome_reason) == (
             *("unresponsive", "infrastructure_fault", "lease_expired"),
         )
-        seen = await store.get_worker_by_id("first")
-        assert seen is not None
-        assert seen.last_heartbeat_time is not None
+        stored_worker = await store.get_worker_by_id("first")
+        assert stored_worker is not None
+        assert stored_worker.last_heartbeat_time is not None
         assert attempt.end_time is not None
-        assert LEASE <= attempt.end_time - seen.last_heartbeat_time <= LEASE + TIMER + SLACK
+        assert LEASE <= attempt.end_time - stored_worker.last_heartbeat_time <= LEASE + TIMER + SLACK
 
 
 async def test_a_frozen_worker_that_comes_back_late_changes_nothing_of_the_newer_attempt(place: Place) -> None:

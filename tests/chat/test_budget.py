@@ -85,12 +85,12 @@ async def test_calls_run_together_where_their_reservations_fit_and_else_one_afte
 ) -> None:
     model.hold()
     chat = chat_of(model, {"tokens": bound}, **sampling)
-    asked = [asyncio.create_task(chat.ask(PROMPT)) for _ in range(3)]
+    pending = [asyncio.create_task(chat.ask(PROMPT)) for _ in range(3)]
     await model.until(lambda calls: len(calls) == at_once)
     await asyncio.sleep(0.1)
     assert len(model.calls) == at_once
     model.release()
-    await asyncio.gather(*asked)
+    await asyncio.gather(*pending)
     assert chat.bill.tokens == 3 * CALL
 
 

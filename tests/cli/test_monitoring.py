@@ -59,11 +59,11 @@ async def scraped() -> Samples:
     finally:
         await server.stop()
         await store.close()
-    found: Samples = {}
+    samples: Samples = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            found.setdefault(sample.name, []).append((dict(sample.labels), sample.value))
-    return found
+            samples.setdefault(sample.name, []).append((dict(sample.labels), sample.value))
+    return samples
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +95,7 @@ def test_what_a_board_or_rule_asks_for_is_on_the_page(page: Samples, place: str,
     grouped = {label.strip() for by in re.findall(r"by \(([^)]*)\)", plain) for label in by.split(",")}
     chosen = set(re.findall(r'(\w+)\s*(?:=~|!~|!=|=)\s*""', plain))
     assert (grouped | chosen) - labels - ADDED_BY_PROMETHEUS == set()
-    assert all(plain.count(left) == plain.count(right) for left, right in ("()", "{}", "[]"))
+    assert all(plain.count(opening) == plain.count(right) for opening, right in ("()", "{}", "[]"))
 
 
 def value(page: Samples, name: str, **labels: str) -> float:
@@ -126,15 +126,15 @@ def test_every_metric_of_the_guide_is_on_the_page(page: Samples) -> None:
 
 def test_every_metric_of_ours_on_the_page_is_known_with_its_labels_and_its_kind(page: Samples) -> None:
     """The known metrics are those from which `docs/reference/settings.md` is made."""
-    known = {metric.name: metric for metric in exported_metrics()}
+    metrics = {metric.name: metric for metric in exported_metrics()}
     endings = {"histogram": ("_bucket", "_count", "_sum", "_created"), "counter": ("", "_created"), "gauge": ("",)}
-    expected = {name.removesuffix("_total") + "_created" for name in known} | {
-        name + ending for name, metric in known.items() for ending in endings[metric.kind]
+    expected = {name.removesuffix("_total") + "_created" for name in metrics} | {
+        name + ending for name, metric in metrics.items() for ending in endings[metric.kind]
     }
     shown = {name for name in page if name.startswith("agl_")}
     assert shown - expected == set()
-    assert {name for name in known if not shown & {name, name + "_count"}} == ABSENT_IN_MEMORY
-    for name, metric in known.items():
+    assert {name for name in metrics if not shown & {name, name + "_count"}} == ABSENT_IN_MEMORY
+    for name, metric in metrics.items():
         for labels, _ in page.get(name, []) + page.get(name + "_count", []):
             assert set(labels) == set(metric.labels), name
 

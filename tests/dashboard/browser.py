@@ -26,13 +26,13 @@ class Watch:
         """The test makes the server refuse, or kills it: the browser's notes of failed requests are no faults."""
         host = urlsplit(address).netloc
         page.on("pageerror", lambda error: self.faults.append(f"page error: {error}"))
-        page.on("console", lambda told: self._said(told.type, told.text))
+        page.on("console", lambda message: self._said(message.type, message.text))
         page.on(
             "request",
-            lambda asked: (
+            lambda request: (
                 None
-                if urlsplit(asked.url).netloc == host or asked.url.startswith(("data:", "blob:"))
-                else self.faults.append(f"request to another host: {asked.url}")
+                if urlsplit(request.url).netloc == host or request.url.startswith(("data:", "blob:"))
+                else self.faults.append(f"request to another host: {request.url}")
             ),
         )
 
@@ -58,13 +58,13 @@ class Opened:
 def no_violations(page: Page) -> None:
     """Fail if axe finds a fault of access. It runs in a world of its own, which the page's policy does not reach."""
     page.evaluate(AXE.read_text("utf-8"))
-    found = page.evaluate(
+    violations = page.evaluate(
         "async ([values, rules]) => (await axe.run(document, {runOnly: {type: 'tag', values}, rules}))"
         ".violations.map(v => [v.id, v.help, v.nodes.slice(0, 5)"
         ".map(n => n.html.slice(0, 200) + ' ' + n.failureSummary)])",
         [list(RULES), _NOT_A_SKIP_LINK],
     )
-    assert not found, "\n".join(f"{rule}: {help}\n  " + "\n  ".join(nodes) for rule, help, nodes in found)
+    assert not violations, "\n".join(f"{rule}: {help}\n  " + "\n  ".join(nodes) for rule, help, nodes in violations)
 
 
 def nothing_cut_off(page: Page) -> None:

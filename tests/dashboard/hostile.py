@@ -61,9 +61,9 @@ async def _make(path: Path) -> str:
 
 
 def _spans() -> list[Span]:
-    said = [{"role": "system", "content": TEXT}, {"role": "user", "content": LONG}, {"role": NAME, "content": TEXT}]
+    messages = [{"role": "system", "content": TEXT}, {"role": "user", "content": LONG}, {"role": NAME, "content": TEXT}]
     names: dict[str, Any] = {"gen_ai.request.model": NAME, "agentlightning.agent": NAME}
-    call = spoken_call("c1", 1, [0, 1], [2, 3], said, TEXT, **names)
+    call = spoken_call("c1", 1, [0, 1], [2, 3], messages, TEXT, **names)
     attributes = {NAME: LONG, "tool.name": NAME, "gen_ai.tool.name": NAME}
     failed = span("f", NAME, None, 1.0, 2.0, 9).model_copy(
         update={"status": TraceStatus(status_code="ERROR", description=LONG), "attributes": attributes}

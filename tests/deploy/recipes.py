@@ -53,7 +53,7 @@ def workloads(files: Iterable[Path] = MANIFESTS) -> list[dict[str, Any]]:
 
 def interpolated(text: str, values: Mapping[str, str]) -> str:
     """Fill `${NAME}`, `${NAME:-default}` and `${NAME:?message}` as compose does."""
-    return re.sub(r"\$\{(\w+)(?::-([^}]*)|:\?[^}]*)?\}", lambda found: values.get(found[1], found[2] or ""), text)
+    return re.sub(r"\$\{(\w+)(?::-([^}]*)|:\?[^}]*)?\}", lambda match: values.get(match[1], match[2] or ""), text)
 
 
 def compose_parts(values: Mapping[str, str] = VALUES, file: Path = COMPOSE) -> list[Part]:
@@ -83,5 +83,5 @@ def _part(container: dict[str, Any], settings: dict[str, str]) -> Part:
         reference = entry.get("valueFrom")
         environment[entry["name"]] = SECRETS[reference["secretKeyRef"]["key"]] if reference else entry["value"]
     words = [*container.get("command", ENTRYPOINT), *container.get("args", [])]
-    filled = [re.sub(r"\$\((\w+)\)", lambda found: environment[found[1]], word) for word in words]
+    filled = [re.sub(r"\$\((\w+)\)", lambda match: environment[match[1]], word) for word in words]
     return Part(container["name"], filled, environment)

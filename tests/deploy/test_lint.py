@@ -96,8 +96,8 @@ def test_packages_are_pinned_and_leave_no_cache() -> None:
 
 @each_image
 def test_no_variable_of_the_image_holds_a_secret(image: Path) -> None:
-    for given in (*all_of("ENV", image), *all_of("ARG", image)):
-        assert not re.search("TOKEN|KEY|SECRET|PASSWORD", given)
+    for instruction in (*all_of("ENV", image), *all_of("ARG", image)):
+        assert not re.search("TOKEN|KEY|SECRET|PASSWORD", instruction)
 
 
 @each_script

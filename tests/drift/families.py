@@ -63,8 +63,8 @@ class Family:
         if spelling in SPECIAL or len(spelling) < 2:
             return None
         cuts = [self.piece(spelling, place) for place in range(1, len(spelling))]
-        known = [[self.tokenizer.token_to_id(part) for part in cut] for cut in cuts]
-        whole = [cut for cut in known if None not in cut]
+        id_pairs = [[self.tokenizer.token_to_id(part) for part in cut] for cut in cuts]
+        whole = [cut for cut in id_pairs if None not in cut]
         return random.choice(whole) if whole else None
 
     def noise(self, length: int, random: Random) -> list[int]:
@@ -75,10 +75,10 @@ class Family:
         special = {self.tokenizer.token_to_id(token) for token in SPECIAL}
         ordinary = [id for id in range(self.tokenizer.get_vocab_size()) if id not in special]
         while True:
-            said = [random.choice(ordinary) for _ in range(length)]
-            text = self.decode(said)
+            token_ids = [random.choice(ordinary) for _ in range(length)]
+            text = self.decode(token_ids)
             if self.decode(self.encode(text)) == text:
-                return said
+                return token_ids
             length = max(1, length - 1)
 
 

@@ -488,7 +488,7 @@ agl.Trainer(strategy="shm").dev(agent, ["ticket-1"])
 
 
 @pytest.mark.parametrize(
-    ("logging_of_the_program", "said"),
+    ("logging_of_the_program", "words"),
     [
         ("", "DEBUG agentlightning.emitter.annotation: Emitting span"),
         (
@@ -498,12 +498,12 @@ agl.Trainer(strategy="shm").dev(agent, ["ticket-1"])
         ("import logging; logging.basicConfig(level='DEBUG', format='own: %(message)s')", "own: Emitting span"),
     ],
 )
-def test_the_variable_alone_shows_each_emitted_span_once(logging_of_the_program: str, said: str) -> None:
+def test_the_variable_alone_shows_each_emitted_span_once(logging_of_the_program: str, words: str) -> None:
     environment = os.environ | {"AGL_EMITTER_DEBUG": "1"}
     command = [sys.executable, "-c", f"{logging_of_the_program}\n{PROGRAM}"]
     program = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
     lines = [line for line in program.stderr.splitlines() if "Emitting span" in line]
-    assert program.stderr.count(said) >= 2
+    assert program.stderr.count(words) >= 2
     assert [line.partition("span agentlightning.")[2].partition(":")[0] for line in lines] == [
         *("operation", "annotation", "annotation")
     ]

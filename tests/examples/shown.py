@@ -33,12 +33,12 @@ class Shown:
 
 def shown(*examples: str) -> list[Shown]:
     """Return the commands, in their order, of those examples that show their output."""
-    found: list[Shown] = []
+    commands: list[Shown] = []
     for name in examples:
         blocks: list[tuple[str, str]] = _SHOWN.findall((EXAMPLES / name / "README.md").read_text())
         assert blocks, f"examples/{name}/README.md shows no command with its output"
-        found.extend(Shown(f"{name}-{number}", *block) for number, block in enumerate(blocks))
-    return found
+        commands.extend(Shown(f"{name}-{number}", *block) for number, block in enumerate(blocks))
+    return commands
 
 
 def run(command: str, folder: Path = ROOT, *, timeout: float = 110, **environment: str) -> str:
@@ -88,9 +88,12 @@ def play(agent: Callable[[agl.LLM], float], model: Callable[[Json], str | Json])
 
 def same(printed: str, expected: str, *, tolerance: float = 0.0) -> bool:
     """True if both say the same, but for spaces at ends of lines and for decimal numbers within the tolerance."""
-    left, right = (_NUMBER.split("\n".join(map(str.rstrip, text.strip().splitlines()))) for text in (printed, expected))
-    if left[::2] != right[::2]:
+    printed_parts, right = (
+        _NUMBER.split("\n".join(map(str.rstrip, text.strip().splitlines()))) for text in (printed, expected)
+    )
+    if printed_parts[::2] != right[::2]:
         return False
     return all(
-        math.isclose(float(a), float(b), abs_tol=tolerance) for a, b in zip(left[1::2], right[1::2], strict=True)
+        math.isclose(float(a), float(b), abs_tol=tolerance)
+        for a, b in zip(printed_parts[1::2], right[1::2], strict=True)
     )

@@ -40,8 +40,8 @@ def asks(expression: str) -> Callable[[Json], str | Json]:
     """A model that has the expression worked out and then says what it was told."""
 
     def model(request: Json) -> str | Json:
-        told = last(request)["role"] == "tool"
-        return said(last(request)) if told else call("calculator", expression=expression)
+        has_result = last(request)["role"] == "tool"
+        return said(last(request)) if has_result else call("calculator", expression=expression)
 
     return model
 

@@ -50,8 +50,8 @@ def says(*replies: str | Json) -> Callable[[Json], str | Json]:
 
 def test_enough_questions_leave_one_thing_and_no_thing_is_in_two_parts(things: Any) -> None:
     assert len(set(things.THINGS.values())) == len(things.THINGS)
-    known, unknown = things.secrets()
-    assert sorted([*known, *unknown]) == sorted(things.THINGS)
+    train_secrets, unknown = things.secrets()
+    assert sorted([*train_secrets, *unknown]) == sorted(things.THINGS)
     assert not set(things.THINGS) & set(things.PROPERTIES), "a guess would be read as a question"
 
 

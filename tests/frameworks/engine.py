@@ -80,11 +80,11 @@ def call(name: str, number: int = 0, **arguments: Any) -> Json:
     return calls((name, arguments), number=number)
 
 
-def calls(*wanted: tuple[str, Json], number: int = 0) -> Json:
+def calls(*named_arguments: tuple[str, Json], number: int = 0) -> Json:
     """Return an answer that calls several tools at once. `number` tells the calls of several turns apart."""
     made = [
-        {"id": f"call_{number}_{i}", "type": "function", "function": {"name": name, "arguments": json.dumps(given)}}
-        for i, (name, given) in enumerate(wanted)
+        {"id": f"call_{number}_{i}", "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
+        for i, (name, arguments) in enumerate(named_arguments)
     ]
     return {"content": None, "tool_calls": made}
 
@@ -102,9 +102,9 @@ def offered(request: Json) -> set[str]:
 def numbers(request: Json) -> Json:
     """Return the two numbers of the question, the first message of the user."""
     question = next(said(message) for message in request["messages"] if message["role"] == "user")
-    found = re.search(r"(\d+) times (\d+)", question)
-    assert found, question
-    return {"a": int(found[1]), "b": int(found[2])}
+    match = re.search(r"(\d+) times (\d+)", question)
+    assert match, question
+    return {"a": int(match[1]), "b": int(match[2])}
 
 
 def calculator(request: Json) -> str | Json:
@@ -119,8 +119,8 @@ def both_ways(request: Json) -> str | Json:
     results = [said(message) for message in request["messages"] if message["role"] == "tool"]
     if results:
         return f"It is {' and '.join(results)}."
-    given = numbers(request)
-    return calls(("multiply", given), ("multiply", {"a": given["b"], "b": given["a"]}))
+    factors = numbers(request)
+    return calls(("multiply", factors), ("multiply", {"a": factors["b"], "b": factors["a"]}))
 
 
 def steps(*answers: str | Json) -> Callable[[Json], str | Json]:

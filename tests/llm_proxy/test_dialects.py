@@ -185,10 +185,10 @@ def unanswered(samples: list[Case], to_chat: Callable[[Json], Json], without_eff
         answer = answer_to(case, to_chat)
         value = repr(_at(case.value, case.path))
         path = re.sub(r"^input\[0\]\.tools\b", "tools", case.path)  # tools that are added have the same fields
-        match = any(re.fullmatch(match, text) for match in without_effect for text in (path, f"{path}={value}"))
+        is_known = any(re.fullmatch(pattern, text) for pattern in without_effect for text in (path, f"{path}={value}"))
         tool = _at(case.value, case.path[: -len(path)] + "tools[0]") if path.startswith("tools[0].") else {}
         of_server = is_run_by_server(tool)
-        if answer not in ("served", "refused") and not (answer == "nothing" and (match or of_server)):
+        if answer not in ("served", "refused") and not (answer == "nothing" and (is_known or of_server)):
             lost.append(f"{case.path}={value}: {answer}")
     return lost
 
@@ -308,7 +308,7 @@ def _tool_pieces(draw: st.DrawFn, calls: list[tuple[str, str, str]]) -> list[Jso
     pieces: list[Json] = []
     begun = 0
     while any(waiting):
-        candidates = [index for index, left in enumerate(waiting[: begun + 1]) if left]
+        candidates = [index for index, rest in enumerate(waiting[: begun + 1]) if rest]
         index = draw(st.sampled_from(candidates))
         begun = max(begun, index + 1)
         pieces.append(waiting[index].pop(0))

@@ -219,9 +219,9 @@ def test_every_wrong_value_of_a_reply_is_read_or_a_fault_of_the_server(number: i
             call = GatewayCall("ro-1", "at-1", 1, dialect=agents)
             call.request, call.prompt = request, sent.prompt
             try:
-                found = read_reply(wire, UpstreamResponse(200, raw))
-                record, answer, _ = convert_reply(sent, found, raw, streamed)
-                call.answered(record, wire.tokens_of(found, request))
+                upstream_reply = read_reply(wire, UpstreamResponse(200, raw))
+                record, answer, _ = convert_reply(sent, upstream_reply, raw, streamed)
+                call.answered(record, wire.tokens_of(upstream_reply, request))
                 if not streamed:
                     json.loads(answer, parse_constant=_no_constant)
             except CallFailed as failure:

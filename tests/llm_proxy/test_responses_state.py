@@ -77,10 +77,10 @@ STEPS = st.tuples(st.sampled_from([A, B]), st.integers(0, 5), st.lists(st.intege
 @given(st.lists(st.one_of(STEPS, STEPS.map(lambda step: step[:2])), max_size=40))
 def test_sizes_add_up_and_stay_within_the_bounds(steps: list[tuple[AttemptName, int, list[int]]]) -> None:
     remembered, number = memory(count=4, own=6000, total=9000), 0
-    for attempt, which, *said in steps:
-        if said:
+    for attempt, which, *words in steps:
+        if words:
             number += 1
-            texts = [f"{place} {'x' * 100 * place}" for place in said[0]]
+            texts = [f"{place} {'x' * 100 * place}" for place in words[0]]
             remembered.add(response(attempt, f"r{number}", *texts))
             assert remembered.response(attempt, f"r{number}") is not None
         else:
@@ -355,10 +355,14 @@ async def test_the_tokens_of_a_conversation_are_counted(agent: Agent) -> None:
     count = await agent.client.responses.input_tokens.count(
         model="policy", input="three", previous_response_id=first.id
     )
-    (asked,) = [call for call in agent.harness.model.calls if call.path == "/tokenize"]
-    assert [message["content"] for message in asked.request["messages"]] == ["one two", "you said one two", "three"]
+    (tokenize_call,) = [call for call in agent.harness.model.calls if call.path == "/tokenize"]
+    assert [message["content"] for message in tokenize_call.request["messages"]] == [
+        "one two",
+        "you said one two",
+        "three",
+    ]
     assert count.object == "response.input_tokens"
-    assert count.input_tokens == len(encode(json.dumps(asked.request["messages"])))
+    assert count.input_tokens == len(encode(json.dumps(tokenize_call.request["messages"])))
     agent.harness.model.counts = False
     with pytest.raises(openai.InternalServerError) as caught:
         await agent.client.responses.input_tokens.count(model="policy", input="three")
@@ -390,8 +394,8 @@ def test_nested_nonsense_is_answered_or_refused_and_never_remembered_wrongly() -
                 assert status == 200 or reply["error"]["message"]
                 if status == 200:
                     more = {"model": "policy", "input": [], "previous_response_id": reply["id"]}
-                    again, told = await harness.post(harness.url(attempt, "/responses"), more)
-                    assert (again == 200) is (body.get("store") is not False), told
+                    again, second_reply = await harness.post(harness.url(attempt, "/responses"), more)
+                    assert (again == 200) is (body.get("store") is not False), second_reply
                 return status
 
             @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
@@ -441,9 +445,9 @@ async def test_what_was_said_before_a_response_is_listed_page_by_page(harness: G
         second = await client.responses.create(model="policy", input=items, previous_response_id=first.id)
         texts = ["one", "you said one", *map(str, range(30))]
         for order, expected in (("asc", texts), ("desc", texts[::-1])):
-            found = [item async for item in client.responses.input_items.list(second.id, order=order, limit=7)]
-            assert [item.content[0].text for item in found] == expected
-            assert {(item.type, item.status) for item in found} == {("message", "completed")}
+            listed = [item async for item in client.responses.input_items.list(second.id, order=order, limit=7)]
+            assert [item.content[0].text for item in listed] == expected
+            assert {(item.type, item.status) for item in listed} == {("message", "completed")}
         page = await client.responses.input_items.list(second.id)
         assert (len(page.data), page.has_more) == (20, True)
         for wrong in ({"limit": 0}, {"limit": 101}, {"order": "up"}, {"after": "nowhere"}):

@@ -26,8 +26,8 @@ def evaluator_of(store: agl.LightningStore, **settings: Any) -> CandidateEvaluat
     async def read(rollouts: Sequence[Rollout]) -> list[RolloutResult]:
         return await read_results(store, rollouts, agl.TraceToMessages())
 
-    given: dict[str, Any] = {"name": "apo", "run": "r", "resources": resources(), "timeout_seconds": 30.0}
-    return CandidateEvaluator(store, read, **{**given, **settings})
+    defaults: dict[str, Any] = {"name": "apo", "run": "r", "resources": resources(), "timeout_seconds": 30.0}
+    return CandidateEvaluator(store, read, **{**defaults, **settings})
 
 
 def prompts(text: str) -> dict[str, agl.PromptTemplate]:

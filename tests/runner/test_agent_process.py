@@ -506,7 +506,7 @@ def fails(task: str) -> Any:
 
 async def test_exceptions_arrive_with_class_message_and_attributes(store: InMemoryLightningStore) -> None:
     class Looking(Hook):
-        errors: list[BaseException]
+        seen: list[BaseException]
 
         async def on_rollout_error(self, *, error: BaseException, **_: Any) -> None:
             self.seen.append(error)

@@ -96,5 +96,5 @@ async def writes_a_trace(task: str) -> None:
 
 
 def test_operations_and_rewards_of_an_agent() -> None:
-    found = Trainer(strategy="shm").evaluate(writes_a_trace, ["ticket"])
-    assert found.rewards == [0.85]
+    evaluation = Trainer(strategy="shm").evaluate(writes_a_trace, ["ticket"])
+    assert evaluation.rewards == [0.85]

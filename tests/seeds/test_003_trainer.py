@@ -37,8 +37,8 @@ def test_an_algorithm_of_ones_own(shown: Shown) -> None:
 
 @pytest.mark.snippet("003/parallel-workers", instead="PPO trains a model, which must be named")
 def test_four_workers_in_shared_memory(shown: Shown) -> None:
-    told = shown.explains(TypeError, "PPO needs settings that are missing: model")
-    with pytest.warns(DeprecationWarning, match="n_workers"), told:
+    explanation = shown.explains(TypeError, "PPO needs settings that are missing: model")
+    with pytest.warns(DeprecationWarning, match="n_workers"), explanation:
         shown.run(runner=agl.LitAgentRunner[Any](tracer=agl.OtelTracer()))
     with pytest.warns(DeprecationWarning, match="n_workers"):
         trainer = agl.Trainer(n_workers=4, execution_strategy="shm", algorithm="baseline", initial_resources={})

@@ -1,4 +1,4 @@
-"""A claim is one worker's; what was acknowledged survives a kill. (Scripts broken off: `test_faults.py`.)"""
+"""A claim is one worker's; acknowledged writes survive a kill. (Aborted scripts: `test_faults.py`.)"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A record that cannot be read is a fault of the store, named once; everything else goes on without it."""
+"""A record that cannot be read is a fault of the store, reported once; everything else continues without it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BODIES = {
 
 
 class Data:
-    """The rows of a store as they lie there."""
+    """The rows of a store as they are stored."""
 
     def __init__(self, spec: str) -> None:
         self.spec = spec

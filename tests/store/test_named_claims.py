@@ -1,4 +1,4 @@
-"""Heartbeats that name claims: what a worker holds and does not name lapses, what it names never does.
+"""Heartbeats that name claims: a claim of a worker that it does not name lapses, a named one never does.
 
 The clock is an argument of the scripts, so nothing here waits. Every backend is held to the same table and the same
 random stories; `tests/runner/test_lost_replies.py` shows the whole way over HTTP.
@@ -56,7 +56,7 @@ class Scripts:
         return [(rollout.rollout_id, attempt.attempt_id) for rollout, attempt in claims.claims]
 
     def token(self) -> str:
-        """Return a token that no call on this store was given, in none of the stories told on it."""
+        """Return a token that no call on this store has had, in any of its stories."""
         return f"t{next(self._numbers)}"
 
     def beat(self, worker: str, attempts: Any) -> None:
@@ -64,7 +64,7 @@ class Scripts:
         self.run(heartbeat, self.now, worker, {}, None, named)
 
     def look(self) -> set[str]:
-        """Do what the timer does; return the attempts that lapsed."""
+        """Run the timer's scan; return the attempts that lapsed."""
         lost = self.run(lost_claims, self.now, LEASE)
         args = ("unresponsive", LEASE_EXPIRED, LEASE)
         return {a for r, a in lost if self.run(expire, self.now, r, a, *args)}
@@ -270,7 +270,7 @@ WORKERS = st.sampled_from(["v", "w"])
 
 
 class Stories(RuleBasedStateMachine):
-    """Two workers whose replies get lost; what each knows of, it names and runs."""
+    """Two workers whose replies get lost; each names and runs the claims that it knows of."""
 
     scripts: Scripts
 
@@ -340,7 +340,7 @@ class Stories(RuleBasedStateMachine):
             assert record.rollout.status != "succeeded" or record.attempts[-1].status == "succeeded"
 
     def teardown(self) -> None:
-        """From here on nothing is lost: then every rollout must come to its end, and succeed."""
+        """Lose no more replies: every rollout must then end, and succeed."""
         for _ in range(60):
             self.scripts.now += 10
             for worker in self.knows:

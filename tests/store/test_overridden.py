@@ -1,4 +1,4 @@
-"""A subclass of a store that overrides one form of an operation: whoever calls the other form reaches the override."""
+"""A subclass of a store that overrides one form of an operation: a caller of the other form reaches the override."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.store.conftest import Serve
 
 
 class SingleForms(agl.InMemoryLightningStore):
-    """Overrides the single forms, in the words of the older contract."""
+    """Overrides the single forms, with the names of the older contract."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -226,7 +226,7 @@ async def test_a_store_in_which_both_forms_are_overridden_keeps_both() -> None:
 
 
 class Picky(agl.InMemoryLightningStore):
-    """Hands out even tasks only, in the words of the older contract; the others it ends."""
+    """Hands out even tasks only, with the names of the older contract; it ends the others."""
 
     @override
     async def dequeue_rollout(self, worker_id: str | None = None) -> AttemptedRollout | None:  # type: ignore[override]

@@ -121,7 +121,7 @@ class PlainLists(RedisLikeStore):
 
 
 class PlainListsInMemory(agl.InMemoryLightningStore):
-    """One of ours, of which a list is overridden."""
+    """A store of the package, of which a list is overridden."""
 
     async def query_rollouts(self, **filters: Any) -> Any:
         return list(await super().query_rollouts(**filters))
@@ -257,7 +257,7 @@ async def test_a_store_of_the_contract_before_runs_is_used_as_it_is_and_says_tha
 
 
 async def test_a_claim_that_nobody_waits_for_goes_back_to_the_queue(own: RedisLikeStore) -> None:
-    """The store has handed the rollout out, and whoever asked has left before the answer arrives."""
+    """The store has handed the rollout out, and the caller has left before the answer arrives."""
     event = asyncio.Event()
 
     class Slow(RedisLikeStore):

@@ -1,4 +1,4 @@
-"""Promises of the store that no single operation shows: what is read, who is woken, which threads and loops may call.
+"""Promises of the store that no single operation shows: reads, wake-ups, and the threads and loops that may call.
 
 The table of `docs/deep-dive/store-promises.md` names these tests.
 """
@@ -64,7 +64,7 @@ def spans_of(claimed: AttemptedRollout, count: int = 1) -> list[Span]:
 
 
 async def until(true: Callable[[], Any], seconds: float = 20.0) -> None:
-    """Look again and again: what is waited for is done by a timer of the store, which tells nobody."""
+    """Poll: the expected change is made by a timer of the store, without a notice."""
     end = time.monotonic() + seconds
     while not await true():
         assert time.monotonic() < end, "it never came true"
@@ -215,7 +215,7 @@ async def test_a_thousand_waits_need_no_thread_and_each_ends_with_its_rollout(st
 
 
 def test_many_threads_read_and_write_at_once(tmp_path: Path) -> None:
-    """Each thread with an event loop of its own, all on one store."""
+    """Run threads with an event loop of their own, all on one store."""
     failures: list[BaseException] = []
     for made in (InMemoryLightningStore(), SQLiteLightningStore(tmp_path / "x.db", synchronous="NORMAL")):
 
@@ -467,7 +467,7 @@ async def test_a_page_of_spans_is_in_order_and_reads_the_bodies_of_its_spans_onl
 
 
 class Troubled(InMemoryLightningStore):
-    """Raises what it is told to."""
+    """Raises the error that it is made with."""
 
     trouble: BaseException | None = None
 

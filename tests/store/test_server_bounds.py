@@ -1,4 +1,4 @@
-"""Requests that nobody should send: each gets a 4xx, or the right answer where it is legal, and one line of log."""
+"""Invalid requests: each gets a 4xx, or the right answer where it is legal, and one line of log."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def ask(server: LightningStoreServer, method: str, path: str, body: bytes 
 
 
 def assert_told_quietly(answer: Answer, caplog: pytest.LogCaptureFixture, what: object) -> None:
-    """Nothing of the inside in the answer, one line of log at most, none of it long, no traceback."""
+    """Check that the answer has nothing internal, and the log at most one line, none long, no traceback."""
     assert b"Traceback" not in answer.body, what
     assert b"site-packages" not in answer.body, what
     if answer.status >= 400:

@@ -1,4 +1,4 @@
-"""Secrets are planted wherever one may land, and looked for in everything that a store server says."""
+"""Secrets are planted wherever one may occur, and searched for in everything that a store server sends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Databases of older programs are brought up to date, whole or not at all; those of newer programs are refused."""
+"""Databases of older programs are upgraded, whole or not at all; those of newer programs are refused."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def future(spec: str, killed_at: int | None = None) -> subprocess.CompletedProce
 
 
 async def assert_summaries(store: LightningStore) -> None:
-    """Compare what is kept in short, and the rewards of attempts, with what rollouts and spans say."""
+    """Compare the stored summaries, and the rewards of attempts, with the rollouts and spans."""
     expected = await query_summaries(store, None, "start_time", "asc", limit=1000, offset=0, cursor=None)
     summaries = await store.query_rollout_summaries(sort_order="asc", limit=1000)
     assert {s.rollout_id: s for s in summaries} == {s.rollout_id: s for s in expected}
@@ -174,7 +174,7 @@ async def test_rewards_of_an_older_database_are_read_out_of_its_spans(
 
 
 def assert_same(actual: Any, expected: Any) -> None:
-    """Compare answers; a newer program may say more of a thing, never less."""
+    """Compare answers; a newer program may return more fields, never fewer."""
     if isinstance(expected, Mapping):
         expected = cast("Mapping[str, Any]", expected)
         if "events" in expected:  # a dump that was loaded into another server of PostgreSQL has lost their order
@@ -217,7 +217,7 @@ def set_version(spec: str, version: int) -> None:
 
 
 def future_parts(spec: str) -> bool:
-    """Return whether what the future program adds is there: all of it (True) or nothing (False)."""
+    """Return whether the changes of the future program are there: all of them (True) or none (False)."""
     if spec.startswith("sqlite"):
         columns = [row[1] for row in _sqlite(spec, "PRAGMA table_info(rollouts)")]
         indexes = _sqlite(spec, "SELECT name FROM sqlite_master WHERE name = 'future_words'")

@@ -34,7 +34,7 @@ def _without(operation: str, argument: str) -> WireOperation:
 
 @pytest.fixture
 async def older_server(monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[LightningStoreServer]:
-    """One whose table lacks two operations and two arguments."""
+    """A server whose table lacks two operations and two arguments."""
     operations = {name: row for name, row in OPERATIONS.items() if name not in ("query_events", "statistics")}
     operations["update_worker"] = _without("update_worker", "run_id")
     operations["query_resources"] = _without("query_resources", "resources_id_contains")

@@ -1,4 +1,4 @@
-"""The store over HTTP: what is on the wire for each route, in each of its forms, and what an error says."""
+"""The store over HTTP: the bytes on the wire for each route, in each of its forms, and the text of errors."""
 
 from __future__ import annotations
 
@@ -271,7 +271,7 @@ async def test_any_id_may_be_in_a_path(wire: Wire) -> None:
 
 
 def test_every_row_of_the_table_is_asked_in_this_file() -> None:
-    """So that a route that is added gets its line in the tests of the wire form."""
+    """Require a test of the wire form for each new route."""
     text = Path(__file__).read_text() + (Path(__file__).parent / "http" / "test_operations.py").read_text()
     ways = {path for operation in OPERATIONS.values() for _, path in operation.declared.ways}
     last = {path.rsplit("/", 1)[1] for path in ways if not path.endswith("}")}

@@ -150,13 +150,13 @@ class FaultyEngine:
                 return
             length = int(head.lower().split(b"content-length:", 1)[1].split(b"\r\n", 1)[0])
             body = await reader.readexactly(length)
-            asked, path = json.loads(body), head.split()[1].decode()
+            content, path = json.loads(body), head.split()[1].decode()
             with self._news:
                 self.requests += 1
                 self._news.notify_all()
-            request = Request(asked, path, self.requests, body in self._seen, reader, writer)
+            request = Request(content, path, self.requests, body in self._seen, reader, writer)
             self._seen.add(body)
-            await self.ways[asked["model"]](request)
+            await self.ways[content["model"]](request)
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass  # the client has left, or the engine stops
         finally:

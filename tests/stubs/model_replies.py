@@ -125,8 +125,8 @@ def _chat_pieces(choice: Json) -> list[Json]:
 
 
 def text_reply(request: Json, answer: Answer, name: str, tokens: bool) -> Json:
-    given = request["prompt"]
-    prompts = [given] if isinstance(given, str) or all(isinstance(token, int) for token in given) else given
+    content = request["prompt"]
+    prompts = [content] if isinstance(content, str) or all(isinstance(token, int) for token in content) else content
     count = request.get("n") or 1
     choices: list[Json] = []
     for number, prompt in enumerate(prompts * count):
@@ -170,8 +170,8 @@ def _text_pieces(choice: Json) -> list[Json]:
 
 
 def embeddings_reply(request: Json, answer: Answer, name: str, tokens: bool) -> Json:
-    given = request["input"]
-    inputs = [given] if isinstance(given, str) else given
+    value = request["input"]
+    inputs = [value] if isinstance(value, str) else value
     data = [{"object": "embedding", "index": i, "embedding": [0.25, float(i)]} for i, _ in enumerate(inputs)]
     usage = {"prompt_tokens": 3, "total_tokens": 3}
     return {"object": "list", "data": data, "model": request["model"], "usage": usage}

@@ -208,14 +208,14 @@ class ModelServer:
         """Wait as long as an answer takes; False if the client leaves in the meantime."""
         if not self.delay and self._open.is_set():
             return True
-        ready, left = asyncio.ensure_future(self._ready()), asyncio.ensure_future(reader.read(1))
+        ready, disconnect = asyncio.ensure_future(self._ready()), asyncio.ensure_future(reader.read(1))
         try:
-            await asyncio.wait({ready, left}, return_when=asyncio.FIRST_COMPLETED)
-            return not left.done()
+            await asyncio.wait({ready, disconnect}, return_when=asyncio.FIRST_COMPLETED)
+            return not disconnect.done()
         finally:  # `_close` waits for both when it has cancelled this
             ready.cancel()
-            left.cancel()
-            await asyncio.wait({ready, left})
+            disconnect.cancel()
+            await asyncio.wait({ready, disconnect})
 
     async def _ready(self) -> None:
         await asyncio.sleep(self.delay)

@@ -139,8 +139,8 @@ def test_calls_operations_and_emitters_stand_in_one_tree_per_rollout(seen: dict[
             branch = parents[middle["parent_id"]]
             assert (middle["name"], branch["name"]) == ("agentlightning.operation", "branch")
             assert branch["parent_id"] == root["span_id"]
-        said = {span["attributes"]["agentlightning.message.body"] for span in named(trace, "agentlightning.message")}
-        assert said == {f"leaf {10 * number}", f"leaf {10 * number + 1}"}
+        bodies = {span["attributes"]["agentlightning.message.body"] for span in named(trace, "agentlightning.message")}
+        assert bodies == {f"leaf {10 * number}", f"leaf {10 * number + 1}"}
 
 
 @needs_weave

@@ -112,7 +112,7 @@ def ahead(model: Path, folder: Path) -> None:
 
 
 def resumed(model: Path, folder: Path) -> None:
-    """Two steps, and in another process the other two."""
+    """Run two steps, and the other two in another process."""
     program = (
         "import sys, pathlib; from tests.training.golden_runs import grpo; "
         "grpo(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), max_steps=2)"
@@ -177,7 +177,7 @@ RUNS: dict[str, tuple[str, Callable[[Path, Path], None]]] = {
     "gepa": ("gepa", gepa),
     "trl": ("trl", trl),
 }  # fmt: skip
-"""For each run the package that it needs and what makes it."""
+"""For each run, the package that it needs and the function that makes it."""
 
 
 # --- what a run came to ----------------------------------------------------------------------------------------------
@@ -205,7 +205,7 @@ async def recorded(folder: Path) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Return a value of a record without what another run of the same program has otherwise."""
+    """Return a value of a record without the parts that differ in another run of the same program."""
     if isinstance(value, dict):
         entries = cast("dict[str, Any]", value)
         return {key: plain(each) for key, each in sorted(entries.items()) if not _VOLATILE.search(key)}
@@ -213,13 +213,13 @@ def plain(value: Any) -> Any:
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """Return a SHA-256 of each file of weights that a run left."""
+    """Return a SHA-256 of each file of weights of a run."""
     files = sorted((folder / "run").rglob("*.safetensors")) if (folder / "run").exists() else []
     return {str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 
 def result_of(name: str) -> dict[str, Any]:
-    """Make a run in a folder of its own and return what it came to."""
+    """Make a run in a folder of its own and return its results."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         RUNS[name][1](save_untrained_model(folder / "model"), folder)

@@ -1,4 +1,4 @@
-"""Each rule is bad on its condition and fine on a healthy run, and one condition gives one alarm and one end of it."""
+"""Each rule is bad on its condition and fine on a healthy run; one condition gives one alarm and one end of it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PAGE = (Path(__file__).parents[2] / "docs/how-to/watch-a-run.md").read_text()
 
 
 def step(number: int = 1, *, update: dict[str, float] | None = None, **changes: Any) -> StepFigures:
-    """A healthy step but for the changes."""
+    """Return a healthy step but for the changes."""
     figures: dict[str, Any] = {
         "step": number, "steps": 50, "mean_reward": 0.5, "rollouts_done": 16, "rollouts_failed": 0,
         "calls_captured": 32, "calls_trained": 32, "calls_excluded": {}, "tokens_per_second": 100.0, "seconds": {},

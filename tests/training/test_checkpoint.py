@@ -1,4 +1,4 @@
-"""A checkpoint is there whole or not at all, whatever interrupts its writing, and a broken one is known as broken."""
+"""A checkpoint exists whole or not at all, whatever interrupts its writing, and a broken one is detected."""
 
 from __future__ import annotations
 

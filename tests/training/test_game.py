@@ -1,4 +1,4 @@
-"""GRPO learns a game of several turns, in which each reply must heed what was said, to near the best that can be."""
+"""GRPO learns a game of several turns, in which each reply must use the earlier ones, to near the optimum."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rewards that a loss cannot be made of: the step is skipped, or they are left out."""
+"""Rewards that a loss cannot be computed from: the step is skipped, or they are excluded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The numbers that a run records of its loss, what the check of a ledger finds, and what is kept out of the records."""
+"""The numbers that a run records of its loss, the findings of a ledger check, and texts that are not recorded."""
 
 from __future__ import annotations
 

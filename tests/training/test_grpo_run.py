@@ -1,4 +1,4 @@
-"""Whole runs of GRPO: a gateway that serves again, turns in one row, parallel calls, tasks and rewards as they are."""
+"""Whole runs of GRPO: a gateway that serves again, turns in one row, parallel calls, tasks and rewards unchanged."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_same_seed_and_one_runner_give_the_same_rewards(untrained_model: Pat
 
 
 async def _run(model: Path, folder: Path, **settings: Any) -> tuple[agl.InMemoryLightningStore, GRPOResult]:
-    """Run `two_turns` in a thread, so that the store can be asked from here afterwards."""
+    """Run `two_turns` in a thread, so that the store can be queried from here afterwards."""
     store = agl.InMemoryLightningStore()
     result = await asyncio.to_thread(fit, two_turns, TASKS, store=store, model=model, output_dir=folder, **settings)
     return store, result
@@ -77,7 +77,7 @@ def test_two_hundred_parallel_calls_of_one_attempt_are_answered_and_trained(
 def test_rewards_that_differ_in_their_seventh_digit_give_their_advantages(
     untrained_model: Path, tmp_path: Path
 ) -> None:
-    """In bfloat16 they would all be 100, and no step would learn."""
+    """Use float32: in bfloat16 they would all be 100, and no step would learn."""
 
     @agl.rollout
     def agent(task: str, llm: agl.LLM, rollout: agl.Rollout) -> float:

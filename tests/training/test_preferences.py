@@ -1,4 +1,4 @@
-"""Preference pairs out of real rollouts: which are made, which are left out and counted, and whether TRL reads them."""
+"""Preference pairs from real rollouts: the pairs, the excluded rollouts with their counts, and the file for TRL."""
 
 from __future__ import annotations
 

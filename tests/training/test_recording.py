@@ -1,4 +1,4 @@
-"""A step's entries hold how each call ended and what the loss used; a row reads as text by its table."""
+"""A step's entries record the ending of each call and the inputs of the loss; a row reads as text by its table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A RunLog stores what it is given, whoever calls it and whether or not anybody waits, and lets no secret out."""
+"""A RunLog stores its records, whoever calls it and whether or not anybody waits, and lets no secret out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step that is taken again from its records gives what was recorded, and what was changed since is found."""
+"""A step that is computed again from its records has the recorded result, and a later change is found."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def ask(folder: Path, step: int) -> Any:
 
 @pytest.fixture(scope="module")
 def recorded(untrained_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run of five steps, whose checkpoints of steps 4 and 5 are left."""
+    """The folder of a run of five steps, with the checkpoints of steps 4 and 5."""
     folder = tmp_path_factory.mktemp("recorded")
     settings = {"num_iterations": 2, "minibatch_rollouts": 3, "lr_scheduler_type": "linear", "deterministic": False}
     fit(GRPO, two_turns, untrained_model, folder, max_steps=5, **settings)

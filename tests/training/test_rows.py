@@ -1,4 +1,4 @@
-"""The rows of a step: what weight they have in its mean, and what the ledger is told of them."""
+"""The rows of a step: their weight in its mean, and their entries in the ledger."""
 
 from __future__ import annotations
 

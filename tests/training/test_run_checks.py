@@ -52,7 +52,7 @@ def test_a_group_that_a_cache_answered_in_part_compares_the_others_and_says_once
 
 
 class Listener(logging.Handler):
-    """Notes the reports on an agent that goes past the gateway."""
+    """Records the warnings about an agent that bypasses the gateway."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ def test_an_agent_whose_client_goes_to_the_model_server_itself_is_told_that_its_
 
 @agl.rollout
 def swallows(task: str, llm: agl.LLM) -> float:
-    """An agent whose framework takes a refusal in and goes on with an empty text."""
+    """An agent whose framework swallows a refusal and continues with an empty text."""
     reply = ask(llm, [say("a")])["content"]
     if task == "refused":
         assert refused(llm, [say(reply), say("b")], model="gpt-unknown") == 404
@@ -191,7 +191,7 @@ def test_a_smoke_test_without_any_reward_says_so_and_does_not_raise(caplog: pyte
 
 @pytest.fixture(scope="module")
 def forgetful_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An untrained model whose chat template leaves out what the assistant said."""
+    """An untrained model whose chat template drops the assistant's messages."""
     folder = tmp_path_factory.mktemp("forgetful")
     tokenizer = make_tokenizer()
     turn = "<{{ m.role }}>{{ m.content if m.role == 'user' }}"

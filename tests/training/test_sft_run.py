@@ -1,4 +1,4 @@
-"""Whole runs of SFT: real store, gateway, runner, engine and model; what is chosen, learned, recorded and refused."""
+"""Whole runs of SFT: real store, gateway, runner, engine and model; choosing, learning, recording and refusing."""
 
 from __future__ import annotations
 

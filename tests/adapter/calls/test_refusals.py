@@ -149,10 +149,10 @@ async def test_the_other_dialects_tell_which_turn_was_refused_too(gateway: Gatew
     assert await _refused(gateway, attempt) == ["refused"]
     assert (await gateway.post(gateway.url(attempt, "/responses"), body))[0] == 200
     assert await _refused(gateway, attempt) == []
-    said = {"model": "policy", "max_tokens": 9, "messages": [U1]}
-    assert (await gateway.post(gateway.url(attempt, "/messages"), {**said, "tools": 1}))[0] == 400
+    request_body = {"model": "policy", "max_tokens": 9, "messages": [U1]}
+    assert (await gateway.post(gateway.url(attempt, "/messages"), {**request_body, "tools": 1}))[0] == 400
     assert await _refused(gateway, attempt) == ["refused"]
-    assert (await gateway.post(gateway.url(attempt, "/messages"), said))[0] == 200
+    assert (await gateway.post(gateway.url(attempt, "/messages"), request_body))[0] == 200
     assert await _refused(gateway, attempt) == []
 
 

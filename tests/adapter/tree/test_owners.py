@@ -284,8 +284,8 @@ def _add_call(
 
 
 def _without_words(made: Span) -> Span:
-    kept = {key: value for key, value in made.attributes.items() if not key.startswith(("gen_ai.p", "gen_ai.c"))}
-    return made.model_copy(update={"attributes": kept})
+    others = {key: value for key, value in made.attributes.items() if not key.startswith(("gen_ai.p", "gen_ai.c"))}
+    return made.model_copy(update={"attributes": others})
 
 
 @pytest.mark.heavy
@@ -299,9 +299,9 @@ def test_a_name_is_right_or_absent_and_each_call_is_counted_once(trace: Trace) -
     assert sorted(named) == sorted(trace.owner)
     assert {call: name for call, name in named.items() if name not in ("*", trace.owner[call])} == {}
     for name in set(trace.names):
-        taken = owners(trace.spans, f"^{re.escape(name)}$")
-        assert {call for call in taken if trace.owner[call] != name} == set()
-        missing = [call for call, owner in trace.owner.items() if owner == name and call not in taken]
+        calls = owners(trace.spans, f"^{re.escape(name)}$")
+        assert {call for call in calls if trace.owner[call] != name} == set()
+        missing = [call for call, owner in trace.owner.items() if owner == name and call not in calls]
         assert len(missing) <= unknown(trace.spans, f"^{re.escape(name)}$")
 
 

@@ -194,7 +194,7 @@ def test_a_folder_that_its_program_has_closed_is_removed_by_a_runner_that_is_not
             check=False,
             **user.popen,
         )
-        left = os.listdir(attempts)
+        files = os.listdir(attempts)
     assert done.stdout.splitlines() == list(CLOSING.values()), done.stderr
-    assert left == []
+    assert files == []
     assert "could not be removed" not in done.stderr

@@ -592,8 +592,8 @@ async def test_a_native_response_that_failed_is_heard_and_recorded_as_failed(nat
     ]
     body = b"".join(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode() for event in events)
     native.harness.model.faults = [Fault(body=body, headers=SSE)]
-    seen = [event.to_dict() async for event in await native.ask(model="gpt", stream=True)]
-    assert [event["type"] for event in seen] == [event["type"] for event in events]
-    assert seen[-1]["response"]["error"]["message"] == "out of memory"
+    received = [event.to_dict() async for event in await native.ask(model="gpt", stream=True)]
+    assert [event["type"] for event in received] == [event["type"] for event in events]
+    assert received[-1]["response"]["error"]["message"] == "out of memory"
     attributes, call = await native.recorded()
     assert (call["state"], attributes["gen_ai.completion.0.content"]) == ("upstream_error", "so far")

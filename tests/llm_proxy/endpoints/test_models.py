@@ -201,9 +201,9 @@ async def test_each_endpoint_adds_its_own_and_the_record_says_what_was_asked(
     harness.model.faults.append(Fault(503))
     assert (await harness.ask(attempt, temperature=1.0))[0] == 200
     assert (harness.model.calls[0].request["max_tokens"], harness.model.calls[0].request["top_k"]) == (7, 1)
-    asked = second.calls[0].request
-    assert {name: asked[name] for name in body} == body
-    assert (asked["max_tokens"], "top_k" in asked) == (33, False)
+    upstream_request = second.calls[0].request
+    assert {name: upstream_request[name] for name in body} == body
+    assert (upstream_request["max_tokens"], "top_k" in upstream_request) == (33, False)
     request = (await harness.spans(attempt))[0].attributes
     settings = ("temperature", "top_p", "max_tokens")
     assert [request[f"gen_ai.request.{name}"] for name in settings] == [0.3, 0.5, 33]

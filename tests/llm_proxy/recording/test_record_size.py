@@ -63,10 +63,10 @@ async def test_a_call_whose_texts_grow_when_written_is_recorded_whole_or_by_hash
             assert (b"[DONE]" in await reply.read()) == streamed
         assert harness.proxy.stats()["lost"] == 0
         assert await harness.states(attempt) == ["ok"]
-        kept = str((await harness.spans(attempt))[0].attributes["gen_ai.prompt.0.content"])
+        prompt = str((await harness.spans(attempt))[0].attributes["gen_ai.prompt.0.content"])
         written = text.encode("utf-8", "replace")
         sha = hashlib.sha256(written).hexdigest()
-        assert kept in (written.decode(), f"[not kept: {len(written)} bytes, sha256 {sha}]")
+        assert prompt in (written.decode(), f"[not kept: {len(written)} bytes, sha256 {sha}]")
 
 
 TOKENS = 500_000

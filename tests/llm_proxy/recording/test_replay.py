@@ -70,14 +70,14 @@ async def test_a_call_that_is_not_on_file_is_refused_and_shows_the_one_most_like
         assert harness.model.calls == []
 
 
-@pytest.mark.parametrize("said", ["one\u2028two\u0085three\x1c", "half \ud83d", "wörter 中文"])
-async def test_every_text_comes_back_from_the_file(tmp_path: Path, said: str) -> None:
+@pytest.mark.parametrize("reply_text", ["one\u2028two\u0085three\x1c", "half \ud83d", "wörter 中文"])
+async def test_every_text_comes_back_from_the_file(tmp_path: Path, reply_text: str) -> None:
     path = tmp_path / "calls.jsonl"
-    async with GatewayHarness(ModelServer(answer=lambda request: said), record=path) as harness:
-        status, made = await harness.ask(await harness.attempt(), said)
+    async with GatewayHarness(ModelServer(answer=lambda request: reply_text), record=path) as harness:
+        status, made = await harness.ask(await harness.attempt(), reply_text)
         assert status == 200
     async with GatewayHarness(replay=path, model_list=[]) as harness:
-        status, reply = await harness.ask(await harness.attempt(), said)
+        status, reply = await harness.ask(await harness.attempt(), reply_text)
         assert (status, reply["choices"][0]["message"]) == (200, made["choices"][0]["message"])
 
 

@@ -147,10 +147,10 @@ CALL: Any = {"id": "call_1", "type": "function", "function": {"name": "weather",
 async def test_tools_are_served_plain_and_streamed(harness: GatewayHarness) -> None:
     harness.model.answer = lambda request: {"content": None, "tool_calls": [CALL]}
     attempt = await harness.attempt()
-    asked: Any = {**HI, "tools": [WEATHER], "tool_choice": "required", "parallel_tool_calls": False}
+    arguments: Any = {**HI, "tools": [WEATHER], "tool_choice": "required", "parallel_tool_calls": False}
     async with openai.AsyncOpenAI(base_url=harness.url(attempt, "/v1"), api_key="any", max_retries=0) as client:
-        whole = (await client.chat.completions.create(**asked)).choices[0].message.tool_calls or []
-        stream = await client.chat.completions.create(**asked, stream=True)
+        whole = (await client.chat.completions.create(**arguments)).choices[0].message.tool_calls or []
+        stream = await client.chat.completions.create(**arguments, stream=True)
         deltas = [c.choices[0].delta.tool_calls or [] async for c in stream if c.choices]
     functions = [call.function for pieces in deltas for call in pieces if call.function]
     assert [(call.id, call.function.name, call.function.arguments) for call in whole] == [

@@ -58,12 +58,12 @@ def test_whatever_a_stream_says_the_key_is_not_in_it_and_the_rest_is(parts: list
     pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     frames = [frame(content=piece) for piece in pieces]
     shown = watched(frames)
-    said = content(shown)
-    assert KEY not in said
+    visible = content(shown)
+    assert KEY not in visible
     if KEY not in text and not any(text.endswith(KEY[:n]) for n in range(8, len(KEY))):
         assert shown == frames
     elif KEY in text and not any(text.endswith(KEY[:n]) for n in range(8, len(KEY))):
-        assert said == text.replace(KEY, HIDDEN)
+        assert visible == text.replace(KEY, HIDDEN)
 
 
 def test_only_a_frame_that_may_begin_a_key_waits_for_the_next() -> None:

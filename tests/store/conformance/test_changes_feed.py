@@ -1,4 +1,4 @@
-"""Following a store: which rollouts changed after a cursor, also for those who come back later."""
+"""The feed of a store: the rollouts that changed after a cursor, also for a reader that comes back later."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agentlightning.types import Span
 async def _follow(
     store: LightningStore, cursor: str, until: set[str], timeout: float = 10.0
 ) -> tuple[dict[str, str], str]:
-    """Read pages until each of these rollouts was seen; returns what was told last of each."""
+    """Read pages until each of these rollouts has appeared, and return the last status reported of each."""
     statuses: dict[str, str] = {}
 
     async def read() -> str:

@@ -1,4 +1,4 @@
-"""Outlines of spans, one span, versions of resources and texts of tokens, as every store tells them."""
+"""Outlines of spans, one span, versions of resources and texts of tokens, in every store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Taking in the finished history of another store: as it was, once, and whatever order it comes in."""
+"""Importing the finished history of another store: unchanged, once, and in any order."""
 
 from __future__ import annotations
 
@@ -274,7 +274,7 @@ async def test_a_whole_store_moves_into_another(store: LightningStore) -> None:
 
 
 async def everything(store: LightningStore) -> object:
-    """All that a store tells of what it holds."""
+    """Return everything that a store reports of its content."""
     rollouts = sorted(await store.query_rollouts(), key=lambda each: each.rollout_id)
     return [
         (

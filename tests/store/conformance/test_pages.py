@@ -85,7 +85,7 @@ async def test_nothing_is_lost_or_doubled_while_others_add_and_delete(
 async def test_a_whole_list_has_each_rollout_once_while_they_change(
     store: LightningStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sorted by what changes: a rollout that ends would go to a page that was read, or is to be read once more."""
+    """A list sorted by a field that changes: a rollout that ends moves to a page read before or read again."""
     monkeypatch.setattr(client, "CHUNK", 3)
     ids = await _fill(store)
     done = asyncio.Event()

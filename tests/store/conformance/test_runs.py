@@ -1,4 +1,4 @@
-"""Runs and their records, on every store: begun, ended, begun again, written down once, paged, gone back, deleted."""
+"""Runs and their records, on every store: begun, ended, begun again, recorded once, paged, gone back, deleted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evidence comes in: spans, their numbers, and what they say of an attempt."""
+"""Spans on every store: storing them, their numbers, and their effect on an attempt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Summaries, figures and rewards, checked against what the other questions of the same store say."""
+"""Summaries, figures and rewards, checked against the answers to the other queries of the same store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work comes in: creating, queueing, claiming, waiting."""
+"""Work on every store: creating, queueing, claiming, waiting."""
 
 from __future__ import annotations
 

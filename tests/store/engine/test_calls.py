@@ -12,7 +12,7 @@ from agentlightning.store.sqlite import SQLiteLightningStore
 
 
 def _waits(beats: IdleBeats) -> bool:
-    """True if a heartbeat that comes now waits for others."""
+    """Return whether a heartbeat that comes now waits for others."""
     beat = beats.gather()
     try:
         beat.send(None)

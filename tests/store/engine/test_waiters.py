@@ -1,4 +1,4 @@
-"""A wait that is asked for chunk by chunk goes on: it misses nothing, and looks at the store once."""
+"""A wait that is continued chunk by chunk misses nothing, and reads the store once."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of rollouts of each look."""
+    """Number of rollouts of each look."""
     counted: list[int] = []
     look = reading.ended_rollouts
 

@@ -1,4 +1,4 @@
-"""Server-sent events: each change is told once it is made, and none is missed, whatever breaks in between."""
+"""Server-sent events: each change is sent once, and none is missed, whatever breaks in between."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ class Stream:
         return fields
 
     async def next(self) -> tuple[str, dict[str, Any]]:
-        """Return kind and data of the next message, comments passed over."""
+        """Return kind and data of the next message, without comments."""
         while "event" not in (fields := await self.block()):
             pass
         return fields["event"], json.loads(fields["data"])
 
     async def until(self, condition: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
-        """Return the changes up to the first one that `found` accepts."""
+        """Return the changes up to the first one that `condition` accepts."""
         events: list[dict[str, Any]] = []
         while not events or not condition(events[-1]):
             kind, data = await self.next()

@@ -348,7 +348,7 @@ async def test_the_page_is_served_in_the_format_that_is_asked_for() -> None:
 
 
 async def lines_of_runs(store: LightningStore) -> list[str]:
-    """The lines of the page that tell of runs."""
+    """Return the lines of the page about runs."""
     response = await prometheus_response(store)
     return [line for line in bytes(response.body).decode().splitlines() if line.startswith("agl_run_")]
 

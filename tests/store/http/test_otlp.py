@@ -1,4 +1,4 @@
-"""OTLP over a real socket: both forms, partial success, who is told to try again, and that bad input is never a 500."""
+"""OTLP over a real socket: both forms, partial success, answers that ask for a retry; bad input is never a 500."""
 
 from __future__ import annotations
 

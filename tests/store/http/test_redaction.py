@@ -88,7 +88,7 @@ WHOLE = {
 
 
 def planted(schema: Any, name: str, components: dict[str, Any]) -> Any:
-    """Return a value of a schema in which every text that is free holds a secret."""
+    """Return a value of a schema with a secret in every free text."""
     if "$ref" in schema:
         return planted(components[schema["$ref"].rpartition("/")[2]], name, components)
     for choices in ("oneOf", "anyOf"):
@@ -113,7 +113,7 @@ def planted(schema: Any, name: str, components: dict[str, Any]) -> Any:
 
 
 def body_of(operation: str, **changes: Any) -> Any:
-    """Return a body for an operation with a secret in every text; fields that are given are as they are given."""
+    """Return a body for an operation with a secret in every text; the given fields are taken as they are."""
     document = openapi_document()
     (entry,) = [e for path in document["paths"].values() for e in path.values() if e.get("operationId") == operation]
     schema = entry["requestBody"]["content"]["application/json"]["schema"]

@@ -1,4 +1,4 @@
-"""Spans that a client sends are not sent back: it is told which were stored, and what the store changed of them."""
+"""Spans that a client sends are not sent back: the answer names the stored ones and the changes to them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agentlightning.store.http.span_changes import spans_of_answer
 
 
 class Stamping(agl.InMemoryLightningStore):
-    """A user's store, which answers copies that say more than what was sent."""
+    """A user's store, whose answers contain copies that differ from the spans sent."""
 
     @override
     async def add_many_spans(self, spans: Any) -> list[agl.Span]:

@@ -1,4 +1,4 @@
-"""The records of runs in memory stay within their bound, and say what they gave up."""
+"""The records of runs in memory stay within their bound, and name the fields that were evicted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spans in memory are kept in several forms; what was stored is what is read, whatever anybody does to the objects."""
+"""Spans in memory are kept in several forms; a span is read as it was stored, whatever happens to the objects."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _span(rollout: AttemptedRollout, number: int = 1, **changes: Any) -> Span:
 
 
 def _change(span: Span) -> None:
-    """Change all that can be changed in place."""
+    """Change every field that can be changed in place."""
     span.name, span.sequence_id, span.kind = "other", 99, None
     span.attributes["ids"].append(3)  # pyright: ignore[reportAttributeAccessIssue]
     span.attributes.pop("text")

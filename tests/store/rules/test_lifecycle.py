@@ -1,4 +1,4 @@
-"""Every status of a rollout with every status of its attempt, and what each change makes of both.
+"""Every status of a rollout with every status of its attempt, and the result of each change for both.
 
 The tables say it again in full; `store/rules/lifecycle.py` is not asked. The conformance suite has the plain pairs on
 every backend; here is the product of both machines.
@@ -68,7 +68,7 @@ async def given(store: LightningStore, rollout: Any, attempt: Any, *, older: boo
 
 
 async def seen(store: LightningStore, rollout_id: str, attempt_id: str) -> tuple[Any, str]:
-    """Return both statuses; looks that both ends are stamped and that the queue agrees."""
+    """Return both statuses; check that both ends have their times and that the queue agrees."""
     rollout = await store.get_rollout_by_id(rollout_id)
     [attempt] = [a for a in await store.query_attempts(rollout_id) if a.attempt_id == attempt_id]
     assert rollout is not None

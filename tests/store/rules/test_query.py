@@ -29,7 +29,7 @@ def make_span(claimed: AttemptedRollout, **fields: Any) -> Span:
 
 
 async def filled(store: LightningStore) -> dict[str, Any]:
-    """Put a few of everything in, with holes; returns how to list each kind."""
+    """Store a few of each kind, with empty fields; return how to list each kind."""
     await store.add_resources({})
     await store.update_resources("mine", {}, run_id="r")
     started = await store.start_rollout("a", mode="train", worker_id="")

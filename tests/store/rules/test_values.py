@@ -55,7 +55,7 @@ def test_a_request_is_the_one_that_validation_makes(values: dict[str, Any]) -> N
 
 
 class Counted(Mapping[str, int]):
-    """A mapping that counts how often it is gone through."""
+    """A mapping that counts the iterations over it."""
 
     def __init__(self) -> None:
         self.times = 0
@@ -91,7 +91,7 @@ def test_what_is_nested_under_unusual_keys_is_converted_once(key: str) -> None:
 
 
 class Proxy:
-    """Says that it is of the class of its target, as the proxies of frameworks do."""
+    """An object that reports the class of its target, as the proxies of frameworks do."""
 
     def __init__(self, target: str) -> None:
         self.target = target

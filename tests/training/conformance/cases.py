@@ -36,27 +36,27 @@ PROMPT: Final = agl.PromptTemplate(template="Say {task}.", engine="f-string")
 
 @dataclass(frozen=True)
 class Case:
-    """An algorithm, and which of the promises it makes."""
+    """An algorithm, and the promises that it makes."""
 
     name: str
     make: Callable[..., Any]
-    """Makes it of the settings of `agl.GRPO`."""
+    """Returns the algorithm for the settings of `agl.GRPO`."""
     learns: Mapping[str, Any]
     """Settings by which the reward rises within seconds."""
     defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Settings that all its runs have, unless a test says otherwise."""
+    """Settings of all its runs, unless a test sets others."""
     section: str = "grpo"
     """Its settings in `config.json`."""
     package: str = "torch"
     roles: tuple[str, ...] = ("main_llm",)
-    """The policies that an agent asks."""
+    """The policies that an agent calls."""
     staleness: int = 0
     is_exact: bool = True
-    """A run that goes on has the weights of one that nothing interrupted."""
+    """Whether a resumed run has the weights of an uninterrupted one."""
     replays: bool = True
     records_tokens: bool = True
     compares: bool = True
-    """An advantage compares a rollout with those of the same task."""
+    """Whether an advantage compares a rollout with those of the same task."""
     hint: str = "num_iterations"
     """A setting that the alarm on a shift of the policy names."""
 
@@ -189,7 +189,7 @@ EXCLUDED: Final = {"infrastructure_fault": 3, "no_reward": 1, "no_call": 1, "ref
 
 
 class ManyEnds(agl.LitAgent[Any]):
-    """Asks each policy of the run once; a part of its rollouts fails, in every way in which a rollout can fail."""
+    """Calls each policy of the run once; a part of its rollouts fails, in every way in which a rollout can fail."""
 
     def __init__(self, roles: Sequence[str], in_step: InStep | None = None) -> None:
         super().__init__()
@@ -234,7 +234,7 @@ class StoppingStore(agl.SQLiteLightningStore):
     """Does something before or after the records of a kind and a step are stored."""
 
     def __init__(self, path: Path, point: str, stop: Callable[[], None]) -> None:
-        """`point` is such as `before ledger 2`."""
+        """A point such as `before ledger 2`."""
         super().__init__(path)
         self._when, self._kind, step = point.split()
         self._step, self._stop = int(step), stop
@@ -320,7 +320,7 @@ class Books:
         ]
 
     def curve(self, *names: str) -> list[dict[str, Any]]:
-        """Return what two runs that are equal have in common in each step."""
+        """Return the parts of each step that two equal runs have in common."""
         names = names or ("step", "mean_reward", "calls_captured", "calls_trained", "calls_excluded", "held_out")
         return [{name: line[name] for name in (*names, "update", "weights")} for line in self.lines]
 
@@ -329,7 +329,7 @@ class Books:
 
 
 def stored(folder: Path, use: Callable[[Any], Any]) -> Any:
-    """Return what `use` makes of the store of a run."""
+    """Return the result of `use` for the store of a run."""
 
     async def opened() -> Any:
         store = agl.SQLiteLightningStore(folder / "store.db")
@@ -342,7 +342,7 @@ def stored(folder: Path, use: Callable[[Any], Any]) -> Any:
 
 
 def read(folder: Path, run_id: str = RUN, *, output: str = "run") -> Books:
-    """Return what a run left in its store and its output folder."""
+    """Return the content of a run's store and of its output folder."""
 
     async def books(store: Any) -> Books:
         trained, held_out = await rollouts_of(store, "train"), await rollouts_of(store, "val")

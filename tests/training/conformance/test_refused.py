@@ -1,4 +1,4 @@
-"""A run that must not begin is refused in one error that says what to change, and leaves no folder."""
+"""A run that must not begin is refused in one error that says what to change, and no folder is made."""
 
 from __future__ import annotations
 

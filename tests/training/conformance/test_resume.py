@@ -1,4 +1,4 @@
-"""A run that is started again under its name goes on where it was, whatever ended it, and is one run in the end."""
+"""A run that is started again under its name continues, whatever ended it, and is one run in the end."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_run_that_an_error_ended_goes_on_as_if_nothing_had_been(
 
 
 class SendsASignal(ManyEnds):
-    """Ends the run while its last step is played, once."""
+    """Ends the run while its last step runs, once."""
 
     def rollout(self, task: Any, resources: Any, rollout: Any) -> Any:
         earned, place = super().rollout(task, resources, rollout), rollout.metadata or {}

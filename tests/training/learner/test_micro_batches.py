@@ -67,7 +67,7 @@ print(json.dumps(found))
 
 
 def learn_in(room: int, model: Path, count: int, longest: int) -> dict[str, Any]:
-    """Let a process with so many MiB to spare learn from rows; return what it tells."""
+    """Let a process with so many MiB to spare learn from rows; return its report."""
     command = [sys.executable, "-W", "ignore", "-c", _CHILD, str(model), str(count), str(longest), str(room)]
     environment = {"PYTHONPATH": str(ROOT), "PATH": "", "MALLOC_ARENA_MAX": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

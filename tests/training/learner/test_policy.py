@@ -1,4 +1,4 @@
-"""The policy learns what it is told, takes no step that is not finite, and writes what transformers reads."""
+"""The policy learns from its rows, takes no step that is not finite, and writes files that transformers reads."""
 
 from __future__ import annotations
 

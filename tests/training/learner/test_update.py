@@ -1,4 +1,4 @@
-"""The same rows make the same update, and what it used of each token comes back."""
+"""The same rows make the same update, and the numbers used for each token are returned."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_an_update_that_fails_leaves_another_version_if_a_step_was_taken_before(
 
 
 def test_a_smaller_last_mini_batch_has_the_gradient_that_it_has_alone(model_folder: Path) -> None:
-    """Four rollouts in mini-batches of three: the fourth is neither left out nor counted for less."""
+    """Four rollouts in mini-batches of three: the fourth is neither excluded nor counted for less."""
 
     def figures_of(rollouts: list[int], **settings: int) -> tuple[float, float]:
         rows, advantages = make_rows(8, VOCABULARY), make_advantages(8)

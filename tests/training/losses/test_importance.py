@@ -1,4 +1,4 @@
-"""The decoupled objective: a stale token is compared with the learner, and weighs by what older weights differ in."""
+"""The decoupled objective: a stale token is compared with the learner, and its weight is the ratio to older weights."""
 
 from __future__ import annotations
 

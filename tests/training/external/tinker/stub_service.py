@@ -35,7 +35,7 @@ Json = dict[str, Any]
 
 @dataclass
 class StubService:
-    """One service with one base model. What it was asked is in `asked`, the rows of each training request in `rows`."""
+    """One service with one base model. Its requests are in `asked`, the rows of each training request in `rows`."""
 
     folder: Path
     asked: list[str] = field(default_factory=list[str])

@@ -43,7 +43,7 @@ def service(model: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[StubServi
 
 @agl.rollout
 def says(task: dict[str, str], llm: agl.LLM) -> float:
-    """Ask once; the reward is 1 if the reply begins with one of a third of the words."""
+    """Call the model once; the reward is 1 if the reply begins with one of a third of the words."""
     import openai
 
     with openai.OpenAI(base_url=llm.endpoint, api_key=llm.api_key or "unused") as client:

@@ -1,4 +1,4 @@
-"""The model that a run of VERL with adapters leaves is the one that PEFT merges, whole and in several files."""
+"""The model of a VERL run with adapters equals the one that PEFT merges, whole and in several files."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def _moved(entries: list[dict[str, Any]], saved: Path) -> float:
 
 
 def _check_tokens(entry: dict[str, Any]) -> None:
-    """The record holds of each trained token what VERL's loss began with, and nothing of what it did inside."""
+    """The record holds the inputs of VERL's loss for each trained token, and nothing of its internals."""
     trained = [call for call in entry["calls"] if call["ending"] == "trained"]
     rows = [(row, numbers_of(row)) for row in entry.get("rows", [])]
     assert {row["row"] for row, _ in rows} == {call["row"] for call in trained}

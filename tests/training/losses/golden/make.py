@@ -1,4 +1,4 @@
-"""Asks TRL and VERL for losses, gradients and advantages of random batches, and writes what they say.
+"""Compute losses, gradients and advantages of random batches with TRL and VERL, and write the results.
 
     make golden         writes golden.json anew
     make test-golden    compares golden.json with what the packages say
