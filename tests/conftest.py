@@ -1,4 +1,4 @@
-"""Servers that tests of several folders use, started when the first test asks; what a test leaves in the process."""
+"""Servers that tests of several folders use, started when the first test asks; checks of what a test leaves behind."""
 
 import gc
 import logging
@@ -32,7 +32,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a shell's background
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Let the collector look for the tests' own garbage only: what is loaded with them is some million objects."""
+    """Let the collector search the tests' own garbage only: the loaded modules are some million objects."""
     gc.disable()
     try:
         return (yield)

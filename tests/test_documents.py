@@ -55,7 +55,7 @@ each_document = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: 
 each_of_ours = pytest.mark.parametrize(
     "document", [each for each in DOCUMENTS if each != SNIPPETS], ids=lambda path: str(path.relative_to(ROOT))
 )
-"""All but the one that quotes paths of others; that its tests are there, tests/seeds/test_table.py asserts."""
+"""All files but the one that quotes paths of others; tests/seeds/test_table.py checks that its tests exist."""
 
 
 def prose(document: Path) -> str:

@@ -1,4 +1,4 @@
-"""The README keeps its word: its program runs as printed, and every make target that a document names is there."""
+"""The README is correct: its program runs as printed, and every make target that a document names exists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spans as chat messages with tools, also from spans that are not as they should be."""
+"""Spans as chat messages with tools, also from malformed spans."""
 
 from __future__ import annotations
 

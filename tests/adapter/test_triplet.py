@@ -1,4 +1,4 @@
-"""Triplets beyond the worked examples: two recordings of one call, links, scopes, and what is left out and why."""
+"""Triplets beyond the worked examples: two recordings of one call, links, scopes, and excluded calls with reasons."""
 
 from __future__ import annotations
 

@@ -55,14 +55,14 @@ FATES = {
 
 
 def fate_of(metadata: Mapping[str, Any]) -> tuple[str, float]:
-    """Return what is to befall the rollout, and the part of its reward that its reply does not decide."""
+    """Return the fate of the rollout, and the part of its reward that its reply does not decide."""
     chance = random.Random(f"{metadata['step']} {metadata['task']} {metadata['sample']}")
     return chance.choices(list(FATES), list(FATES.values()))[0], chance.random()
 
 
 @agl.rollout
 def agent(task: str, llm: agl.LLM, rollout: AttemptedRollout) -> float:
-    """Two calls and a reward, unless something befalls it in between."""
+    """Make two calls and return a reward, unless the fate of the rollout intervenes."""
     fate, share = fate_of(rollout.metadata or {})
     messages: list[dict[str, Any]] = [say(task)]
     messages.append(ask(llm, messages))

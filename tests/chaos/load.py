@@ -21,7 +21,7 @@ Fact = list[Any]
 
 
 class Actor:
-    """Calls a store, and counts and notes what it was answered."""
+    """Calls a store, and counts and records the answers."""
 
     def __init__(self, store: LightningStore, name: str, seed: int, note: Callable[[Fact], None]) -> None:
         self.name = name

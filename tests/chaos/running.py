@@ -38,7 +38,7 @@ from tests.stubs.processes import Process
 ROOT = Path(__file__).parents[2]
 LEASE_SECONDS = 2.0
 LIMIT_SECONDS = 120.0
-"""Without progress for so long the run has failed."""
+"""Seconds without progress after which the run has failed."""
 BATCH = 500
 EACH_FAILS = 10
 """Every tenth task raises."""
@@ -179,7 +179,7 @@ async def _done(keeper: StoreProcess) -> int:
 
 
 async def _count(spec: str, rollouts: int, counts: dict[str, int]) -> list[str]:
-    """Read what lies in the file and return what is wrong with it."""
+    """Read the file and return its problems."""
     failing = len(range(EACH_FAILS - 1, rollouts, EACH_FAILS))
     expected = {"succeeded": rollouts - failing, "failed": failing}
     problems = (

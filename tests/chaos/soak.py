@@ -34,7 +34,7 @@ MOST_AT_ONCE = 40
 """Groups under way; when there are more, the load waits, for the machine is too slow for it."""
 KEEP_LAST = 500
 WINDOWS = 10
-"""Into how many parts the measured time is cut; each is judged by its median."""
+"""Number of parts of the measured time; each is judged by its median."""
 ALLOWED_GROWTH = 0.10
 
 
@@ -91,7 +91,7 @@ def server(backend: str) -> Iterator[tuple[psutil.Process, str]]:
 
 
 def soak(backend: str, rate: float, warm_up_seconds: float, seconds: float) -> Soak:
-    """Load one backend and return what was seen."""
+    """Load one backend and return the measurement."""
     measurement = Soak(backend, rate)
     with server(backend) as (process, endpoint):
         asyncio.run(_load(endpoint, process, measurement, warm_up_seconds, warm_up_seconds + seconds))

@@ -58,7 +58,7 @@ def small_disk(tmp_path: Path, megabytes: int = 4) -> Iterator[Fault]:
 
 @contextlib.contextmanager
 def read_only_file(tmp_path: Path) -> Iterator[Fault]:
-    """Database and log may no longer be written, not even by who has them open (their shared memory may)."""
+    """Database and log are read-only even for a process that has them open (their shared memory may not be)."""
 
     def turn(sign: str) -> None:
         files = [str(file) for file in tmp_path.iterdir() if file.name in ("store.db", "store.db-wal")]
@@ -88,7 +88,7 @@ def file_size_limit(tmp_path: Path) -> Iterator[Fault]:
 
 
 def _run_as_root(command: list[str]) -> None:
-    """Run a command that needs rights, or skip the test and say why."""
+    """Run a command that needs rights, or skip the test with the reason."""
     if os.geteuid() != 0:
         pytest.skip(f"needs root for {command[0]}")
     done = subprocess.run(command, capture_output=True, text=True)
@@ -125,7 +125,7 @@ def write_under_a_limit(tmp_path: Path, pipe: Connection) -> None:
 
 
 async def write_through(fault: Fault) -> None:
-    """Write until it fails, look, mend, write on, look again."""
+    """Write until it fails, check, mend, write on, check again."""
     place = Place("sqlite", f"sqlite:///{fault.folder}/store.db")
     async with place.opened() as store:
         started = await store.start_rollout("first")
@@ -147,7 +147,7 @@ async def write_through(fault: Fault) -> None:
 
 
 async def enqueue_until_it_fails(store: LightningStore, folder: str) -> list[str]:
-    """Several callers at once, so that their scripts share a commit: each is told what became of its own."""
+    """Several callers at once, so that their scripts share a commit: each gets the result of its own."""
     acknowledged: list[str] = []
     failures: list[BaseException] = []
 
@@ -176,7 +176,7 @@ def writes(store: LightningStore, rollout_id: str, attempt_id: str) -> Iterator[
 
 
 async def check(store: LightningStore, ids: list[str], started: str) -> None:
-    """Look that all that was acknowledged is there, and nothing else."""
+    """Check that the acknowledged rows are there, and no others."""
     stored_ids = {rollout.rollout_id for rollout in await store.query_rollouts()}
     assert stored_ids == set(ids)
     assert (await store.query_spans(started)).total == 0

@@ -24,7 +24,7 @@ from tests.chaos.stores import Place, open_store
 pytestmark = pytest.mark.slow
 LEASE = 1.0
 TIMER = 0.25
-"""Between two looks of the timer, for this lease."""
+"""Seconds between two scans of the timer, for this lease."""
 SLACK = 1.0
 """Seconds that a loaded machine may take to let a thread run."""
 HARD_LIMIT = 30.0
@@ -62,7 +62,7 @@ def work(spec: str, pipe: Connection) -> None:
 
 @contextlib.asynccontextmanager
 async def worker(spec: str) -> AsyncIterator[tuple[Any, Connection]]:
-    """A worker in a process of its own, with a claim in hand."""
+    """A worker in a process of its own, with a pending claim."""
     ours, theirs = CONTEXT.Pipe()
     process = CONTEXT.Process(target=work, args=(spec, theirs), daemon=True)
     process.start()

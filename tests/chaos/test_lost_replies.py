@@ -1,4 +1,4 @@
-"""Requests and replies are lost, cut, delayed and doubled: afterwards the store is what it would have been."""
+"""Requests and replies are lost, cut, delayed and doubled: afterwards the store is the same as without."""
 
 from __future__ import annotations
 

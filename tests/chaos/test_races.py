@@ -68,7 +68,7 @@ async def test_threads_and_processes_claim_each_rollout_once(place: Place) -> No
 
 
 async def race(place: Place, store: LightningStore, count: int) -> Taken:
-    """Let all claim at once while the second half of the rollouts trickles in; return who took what."""
+    """Let all claim at once while the second half of the rollouts arrives slowly; return the claims."""
     barrier = CONTEXT.Barrier(THREADS + PROCESSES + 1)
 
     def claim_in_thread(worker: str, limit: int) -> Taken:

@@ -1,4 +1,4 @@
-"""`kill -9` of the store server between and within the batches of a run: what was acknowledged is there, once."""
+"""`kill -9` of the store server between and within the batches of a run: acknowledged records are there, once."""
 
 from __future__ import annotations
 

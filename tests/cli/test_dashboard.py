@@ -29,7 +29,7 @@ run = partial(shell, "dashboard", "--no-browser")
 
 @pytest.fixture
 def run_folder(tmp_path: Path) -> Path:
-    """A folder as a finished run leaves it."""
+    """A folder of a finished run."""
 
     async def fill() -> None:
         store = agl.SQLiteLightningStore(tmp_path / "store.db")

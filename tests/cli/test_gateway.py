@@ -1,4 +1,4 @@
-"""`agl gateway` as a user runs it: a process, a base URL, a program that knows nothing of us, a file with its calls."""
+"""`agl gateway` as a user runs it: a process, a base URL, an unaware program, a file with its calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A store full of hostile names, looked at by every command: nothing that a terminal obeys comes out."""
+"""A store full of hostile names, shown by every command: no control sequence of a terminal is printed."""
 
 from __future__ import annotations
 

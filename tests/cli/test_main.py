@@ -1,4 +1,4 @@
-"""The command `agl`, as a shell runs it: exit codes, errors in one line, and what `--help` costs."""
+"""The command `agl`, as a shell runs it: exit codes, errors in one line, and the imports of `--help`."""
 
 from __future__ import annotations
 

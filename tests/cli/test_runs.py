@@ -1,4 +1,4 @@
-"""`agl runs`: what a store knows of training runs, as tables for people and as JSON; no secret leaves with it."""
+"""`agl runs`: the training runs of a store, as tables for people and as JSON; no secret is in them."""
 
 from __future__ import annotations
 

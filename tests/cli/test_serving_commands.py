@@ -1,4 +1,4 @@
-"""`agl prometheus`, `agl agentops`, `agl vllm` and `agl doctor`, each against the real thing that it stands for."""
+"""`agl prometheus`, `agl agentops`, `agl vllm` and `agl doctor`, each against the real counterpart."""
 
 from __future__ import annotations
 

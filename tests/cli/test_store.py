@@ -1,4 +1,4 @@
-"""`agl store` as a shell runs it: where the data lies, how it ends, and how its file is looked after."""
+"""`agl store` as a shell runs it: the place of the data, its end, and the maintenance of its file."""
 
 from __future__ import annotations
 

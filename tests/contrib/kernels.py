@@ -62,7 +62,7 @@ async def execute(context: Any, statement: str, **more: Any) -> Any:
 
 
 def living_agent(kernel: Any) -> Callable[[list[str]], Any]:
-    """Return an agent that runs each statement of its task, whatever becomes of those before."""
+    """Return an agent that runs each statement of its task, whatever the result of those before."""
 
     async def agent(task: list[str]) -> Any:
         results = [await execute(unknown_agent(kernel), statement) for statement in task]

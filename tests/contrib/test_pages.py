@@ -1,4 +1,4 @@
-"""The page on Agent-OS: its programs run on the real package and print what stands beside them."""
+"""The page on Agent-OS: its programs run on the real package and print the output beside them."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ _LOST = ("Failed to load resource", "net::ERR_")
 
 
 class Watch:
-    """Collects what a page must not do: errors, violations of its policy, requests to other hosts."""
+    """Collects what a page must not cause: errors, violations of its policy, requests to other hosts."""
 
     def __init__(self, page: Page, address: str) -> None:
         self.faults: list[str] = []

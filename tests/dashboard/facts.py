@@ -8,7 +8,7 @@ from typing import Any
 
 
 def ask(address: str, path: str, body: Any = None) -> Any:
-    """Return what the server answers below `/v1/agl`."""
+    """Return the server's answer below `/v1/agl`."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(f"{address}/v1/agl{path}", data, {"content-type": "application/json"})
     with urllib.request.urlopen(request, timeout=30) as reply:
@@ -16,7 +16,7 @@ def ask(address: str, path: str, body: Any = None) -> Any:
 
 
 def summaries(address: str, **filters: Any) -> dict[str, Any]:
-    """Return a page of summaries; what begins with `page_` is about the page."""
+    """Return a page of summaries; arguments that begin with `page_` are about the page."""
     page = {name.removeprefix("page_"): value for name, value in filters.items() if name.startswith("page_")}
     chosen = {name: value for name, value in filters.items() if not name.startswith("page_")}
     page_of_summaries: dict[str, Any] = ask(address, "/rollouts/summaries", {"filter": chosen, **page})

@@ -22,7 +22,7 @@ API = "/v1/agl"
 
 
 class Page:
-    """A store server with what a page asks it."""
+    """A store server with the requests of the page."""
 
     def __init__(self, server: LightningStoreServer, session: aiohttp.ClientSession) -> None:
         self.store, self._server, self._session = server.store, server, session

@@ -1,4 +1,4 @@
-"""One rollout: its conversation, its spans over time, its tokens, and what can be done with it."""
+"""One rollout: its conversation, its spans over time, its tokens, and its actions."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_spans_are_chosen_by_kind(open_view: OpenView, store_address: str) -> No
 
 
 def facts_of_token(page: Page, at: int) -> str:
-    """Return what the page says of a token of the first row."""
+    """Return the page's facts about a token of the first row."""
     page.locator(f"#token-{at}").first.click()
     return page.get_by_test_id("token-facts").first.text_content() or ""
 

@@ -1,4 +1,4 @@
-"""Runs, one run, a group of rollouts, a comparison: each shows what the store says, and where it leads."""
+"""Runs, one run, a group of rollouts, a comparison: each agrees with the store, and its links work."""
 
 from __future__ import annotations
 

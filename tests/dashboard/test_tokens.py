@@ -1,4 +1,4 @@
-"""The tokens of a rollout: the parts of a row, where rows begin, parts of characters, and what colours them."""
+"""The tokens of a rollout: the parts of a row, the begins of rows, parts of characters, and the colours."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def two_rows(tmp_path: Path, serve: Serve) -> tuple[str, str]:
 
 
 def facts_of(page: Page, row: int, at: int) -> str:
-    """Return what the page says of a token that is pointed at."""
+    """Return the page's facts about a token below the pointer."""
     section = page.locator(f"[data-row='{row}']")
     section.locator(f"#token-{at}").hover()
     facts = section.get_by_test_id("token-facts")

@@ -81,7 +81,7 @@ def test_an_empty_store_says_what_to_type(open_view: OpenView, empty_address: st
 
 
 def test_times_count_by_the_server_s_clock(open_view: OpenView) -> None:
-    """A browser that is an hour ahead takes no worker for silent, and counts from the same moment."""
+    """A browser whose clock is an hour ahead shows no worker as silent, and counts from the same moment."""
     page = open_view("/settings")
     page.clock.install(time=time.time() + 3600)
     page.reload()

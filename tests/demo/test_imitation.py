@@ -1,4 +1,4 @@
-"""The warm start: what it shows, that it is the same for the same seed, and what it does when it does not get there."""
+"""The warm start: its examples, the same result for the same seed, and its error when it does not succeed."""
 
 from __future__ import annotations
 

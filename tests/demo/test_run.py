@@ -138,7 +138,7 @@ def _load_model(folder: Path) -> None:
 
 @pytest.fixture
 def refusal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Any]:
-    """A function that runs `agl demo`, sees that it starts and writes nothing, and returns the one line it says."""
+    """A function that runs `agl demo`, checks that it starts and writes nothing, and returns its one line."""
     threads, children = set(threading.enumerate()), psutil.Process().children()
 
     def refused(*arguments: str) -> str:
@@ -230,7 +230,7 @@ sys.meta_path.insert(0, Blocker())
 
 @pytest.fixture
 def demo(tmp_path: Path) -> Iterator[Any]:
-    """A function that starts a demo in a session of its own and returns it when it has said what is waited for."""
+    """A function that starts a demo in a session of its own and returns it after the expected line."""
     running: list[subprocess.Popen[str]] = []
 
     def start(until: str) -> subprocess.Popen[str]:

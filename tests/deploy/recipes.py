@@ -1,4 +1,4 @@
-"""The recipes of `deploy/` as data: which parts there are, what each is started with, and what it is told."""
+"""The recipes of `deploy/` as data: their parts, and the command and variables of each."""
 
 from __future__ import annotations
 

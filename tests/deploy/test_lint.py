@@ -35,7 +35,7 @@ def all_of(name: str, image: Path = DOCKERFILE) -> list[str]:
 
 
 def sources(image: Path) -> list[str]:
-    """Return what is copied out of the folder that the image is built in."""
+    """Return the files that are copied from the folder in which the image is built."""
     copies = [copy for copy in all_of("COPY", image) if not copy.startswith("--from=")]
     return [word for copy in copies for word in copy.split()[:-1]]
 

@@ -72,7 +72,7 @@ def submit(
 
 
 def in_file(file: Path, look: Callable[[LightningStore], Any]) -> Any:
-    """Return what a look at the store of a file gives."""
+    """Return the result of a query to the store of a file."""
 
     async def ask() -> Any:
         store = SQLiteLightningStore(file)

@@ -42,7 +42,7 @@ class Family:
     piece: Callable[[str, int], tuple[str, str]]
     """Cuts a token's spelling at a place into the spellings of two tokens."""
     plain: Callable[[str], str]
-    """A text without what the tokenizer cannot keep."""
+    """Returns a text without the parts that the tokenizer cannot keep."""
 
     def encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False).ids

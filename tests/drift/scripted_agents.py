@@ -17,11 +17,11 @@ class Step:
     """The agent's action between two of its calls."""
 
     continues: int | None
-    """The call that it goes on from; None begins a conversation."""
+    """The call that it continues; None begins a conversation."""
     change: str | None = None
     """The change to the conversation; None where the agent sent it back unchanged."""
     taken: str = "branch"
-    """The cause where another call went on from there already, token for token."""
+    """The cause where another call has continued from there already, token for token."""
 
 
 @dataclass
@@ -80,7 +80,7 @@ def talks(agent: ScriptedAgent) -> None:
 
 
 def thinks(agent: ScriptedAgent) -> None:
-    """Each answer is thought about before it is given."""
+    """Each answer has thoughts before it."""
     messages, opened = [SYSTEM], "" if agent.engine.template == "opens a thought" else "<think>"
     for turn in range(3):
         say = f"{opened}{agent.words()}</think>{agent.words()}"

@@ -1,4 +1,4 @@
-"""Tokenizers, templates and what agents do: nothing is merged that is not exact, and every seam has its cause."""
+"""Tokenizers, templates and behaviours of agents: only exact prefixes are merged, and every seam has its cause."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def open_rows(log: list[Recorded]) -> list[list[int]]:
 
 
 def true_cause(agent: ScriptedAgent, number: int) -> str:
-    """Return why a call began a row, from what the agent did and from the texts of the engine."""
+    """Return why a call began a row, from the agent's steps and from the texts of the engine."""
     log, step, family = agent.engine.log, agent.steps[number], agent.engine.family
     call = log[number]
     if number == 0:
@@ -167,7 +167,7 @@ def test_the_default_adapter_trains_on_the_engines_record(family: str) -> None:
 
 
 def test_the_families_drift_where_they_should() -> None:
-    """The harness bites: where tokens can be cut otherwise they are, and single bytes and characters cannot."""
+    """The harness is effective: it cuts tokens otherwise if it can, and single bytes and characters cannot be cut."""
     drifted: Counter[str] = Counter()
     for family in NAMES:
         random = Random(family)

@@ -1,4 +1,4 @@
-"""`operation`: a span for a function or a block, and no more than that to the program around it."""
+"""`operation`: a span for a function or a block, without another effect on the program around it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def operations(tracer: OtelTracer) -> list[Span]:
 
 @operation
 def module_level(a: int, b: int = 2, *rest: int, **more: Any) -> dict[str, int]:
-    """Decorated at import time, when no tracer is there."""
+    """A function that is decorated at import time, without a tracer."""
     return {"sum": a + b}
 
 
@@ -392,7 +392,7 @@ async def test_what_runs_between_two_items_is_not_below_the_generator(tracer: Ot
 async def test_a_generator_that_is_given_up_disturbs_nobody(
     tracer: OtelTracer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The collector and the loop close generators in contexts of their own, where nothing can be put back."""
+    """The collector and the loop close generators in contexts of their own, where nothing can be restored."""
 
     @operation
     async def endless() -> AsyncIterator[int]:

@@ -1,4 +1,4 @@
-"""The embedded engine over a real socket, with a real model: tokens, log-probabilities, pauses, and what can fail."""
+"""The embedded engine over a real socket, with a real model: tokens, log-probabilities, pauses, and failures."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class Talk:
         self.spans: list[Any] = []
 
     def say(self, text: str) -> list[int]:
-        """Let the model say this; return all tokens of the call."""
+        """Let the model reply with this; return all tokens of the call."""
         prompt = self.format.prompt_ids(self.messages, self.tools)
         token_ids = [*self.tokenizer(text, add_special_tokens=False)["input_ids"]]
         token_ids.append(self.tokenizer.convert_tokens_to_ids(END[self.family]))
@@ -98,7 +98,7 @@ class Talk:
         return [*prompt, *token_ids]
 
     def hear(self, role: str, text: str) -> list[int]:
-        """Add what the agent says; return the tokens of the next prompt."""
+        """Add the agent's message; return the tokens of the next prompt."""
         self.messages.append({"role": role, "content": text})
         return self.format.prompt_ids(self.messages, self.tools)
 

@@ -1,4 +1,4 @@
-"""Forced tool calls and JSON replies: what is drawn fits, what is recorded is the model's own."""
+"""Forced tool calls and JSON replies: drawn tokens fit, recorded probabilities are the model's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A seed follows from the rollout's place and from what it asks, not from when it asks or in which attempt."""
+"""A seed depends on the rollout's place and on the request, not on its time or its attempt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules of promotion, one by one: what passes, what does not, and with which reason."""
+"""The rules of promotion, one by one: candidates that pass, candidates that fail, and the reasons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversations won and lost: which are shown, and what of them. The page itself: tests/cli/test_promotion.py."""
+"""Conversations won and lost: the selection, and their text. The page itself: tests/cli/test_promotion.py."""
 
 from __future__ import annotations
 

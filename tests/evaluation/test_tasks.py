@@ -1,4 +1,4 @@
-"""Slices of tasks: fields, nested fields, functions, and what has none."""
+"""Slices of tasks: fields, nested fields, functions, and tasks without the field."""
 
 from __future__ import annotations
 

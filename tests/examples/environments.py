@@ -35,7 +35,7 @@ def run(name: str, group: Group, arguments: Sequence[str]) -> bool:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run examples, or do what else the arguments say."""
+    """Run examples, or do what the arguments request."""
     return run_chosen(arguments, "example", examples(), examples(locked=False), run)
 
 

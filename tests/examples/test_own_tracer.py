@@ -1,4 +1,4 @@
-"""examples/own_tracer: what it prints, what is in the store, and attempts side by side."""
+"""examples/own_tracer: its output, the spans in the store, and attempts side by side."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""examples/rag: the real OpenAI Agents SDK and its MCP server, the index, and what training brings."""
+"""examples/rag: the real OpenAI Agents SDK and its MCP server, the index, and the effect of training."""
 
 from __future__ import annotations
 

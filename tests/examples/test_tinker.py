@@ -1,4 +1,4 @@
-"""examples/tinker: the answerer, the player on a scripted model, the command line, and what training brings."""
+"""examples/tinker: the answerer, the player on a scripted model, the command line, and the effect of training."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def plays(things: Any) -> Callable[[Json], Callable[[agl.LLM], float]]:
 
 
 def says(*replies: str | Json) -> Callable[[Json], str | Json]:
-    """A model that says one after another, and the last one again and again."""
+    """A model that replies with these texts in turn, and with the last one again and again."""
 
     def model(request: Json) -> str | Json:
         turn = sum(message["role"] == "assistant" for message in request["messages"])

@@ -279,7 +279,7 @@ def test_the_stack_beyond_loopback_needs_a_token_and_trains(stack: Callable[...,
 
 
 def refused(recipe: Path, folder: Path, **settings: str) -> str:
-    """Return what the script says as it refuses to start."""
+    """Return the script's message when it refuses to start."""
     one = Stack(recipe, folder, **settings)
     assert one.ended() == 2, one.said
     assert not one.folder.exists()

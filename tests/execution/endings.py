@@ -71,7 +71,7 @@ class Observation:
 
 
 def observe(layout: str, ending: str) -> Observation:
-    """Run a program, bring it to its end, and look what is left."""
+    """Run a program, bring it to its end, and return what remains of it."""
     with tempfile.TemporaryDirectory(prefix="agl-ending-") as folder:
         return _observe(layout, ending, folder)
 
@@ -157,7 +157,7 @@ def _left(pid: int, family: Sequence[psutil.Process], endpoint: str, output: str
 
 
 def _others(pid: int, family: Sequence[psutil.Process]) -> list[psutil.Process]:
-    """The processes that the program has left, those in its session that it never told of among them."""
+    """Return the processes left by the program, those in its session that it never reported among them."""
     session = [process for process in psutil.process_iter() if _session_of(process) == pid]
     return [process for process in {*family, *session} if lives(process)]
 
@@ -181,7 +181,7 @@ def _is_free(endpoint: str) -> bool:
 
 
 def main() -> None:
-    """Print the table: a row per ending, a column per layout; seconds, exit code, and what was left."""
+    """Print the table: a row per ending, a column per layout; seconds, exit code, and the remains."""
     layouts = [layout for layout in LAYOUTS if len(sys.argv) == 1 or layout in sys.argv[1:]]
     print("| ending | exit code |", " | ".join(layouts), "|")
     print("| --- " * (len(layouts) + 2) + "|")

@@ -102,7 +102,7 @@ async def misses_its_resources(*, store: LightningStore, train_dataset: Dataset[
 
 @agl.algo
 async def leaves_them_running(*, store: LightningStore, train_dataset: Dataset[int]) -> list[str]:
-    """Return while the rollouts are in the hands of the runners."""
+    """Return while runners run the rollouts."""
     ids = await enqueue(store, train_dataset)
     while (await store.query_rollouts(status_in=["preparing", "running"])).total < len(ids):  # noqa: ASYNC110 -- see below
         await asyncio.sleep(0.02)  # they are claimed by other processes
@@ -134,7 +134,7 @@ def _has_stopped(written: Path) -> bool:
 
 @agl.algo
 async def raises_meanwhile(*, store: LightningStore, train_dataset: Dataset[int]) -> None:
-    """Raise while the rollouts are in the hands of the runners."""
+    """Raise while runners run the rollouts."""
     await leaves_them_running(store=store, train_dataset=train_dataset)
     raise TimeoutError("the algorithm gave up")
 

@@ -219,7 +219,7 @@ async def test_a_group_that_is_terminated_finishes_what_it_runs(
     [(69, "StoreUnreachableError: away", "StoreUnreachableError"), (77, "UnauthorizedError: no", "UnauthorizedError")],
 )
 async def test_what_ends_every_runner_for_good_keeps_its_exit_code(exitcode: int, error: str, name: str) -> None:
-    """The runner may meet it before the watch of its parent does."""
+    """The runner may get it before the watch of its parent does."""
     team = processes.ProcessTeam(_Ended(exitcode, error), 1, ThreadingEvent(), alone=True)
     team.start()
     with pytest.raises(Exception, match=error) as caught:
@@ -228,7 +228,7 @@ async def test_what_ends_every_runner_for_good_keeps_its_exit_code(exitcode: int
 
 
 class _Ended:
-    """Children that ended before anybody looked."""
+    """Children that ended before the first check."""
 
     look_seconds = 0.0
 

@@ -1,4 +1,4 @@
-"""Roles in processes that share nothing but a port, as on several machines: they wait, survive, are told, give up."""
+"""Roles in processes that share only a port, as on several machines: they wait, survive, get notices, give up."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Machine(Program):
         super().__init__("tests.execution.machine_program", prefix=prefix, env={**os.environ, **own, **environment})
 
     def end(self) -> tuple[int, str]:
-        """Wait for its end; return its exit code and all that it printed."""
+        """Wait for its end; return its exit code and its output."""
         output = self.output()
         return self.process.returncode, output
 

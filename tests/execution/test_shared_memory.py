@@ -1,4 +1,4 @@
-"""Shared memory: several runners in one process, and an end whichever side has the main thread."""
+"""Shared memory: several runners in one process, and an end whichever role has the main thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run in which nothing moves says what each part waits for, once, and ends with that where it was asked to."""
+"""A stalled run reports once what each part waits for, and ends with that report if a setting asks for it."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def _runner_of(pid: int) -> int:
 
 
 def _command(process: psutil.Process | None) -> list[str]:
-    """The first word of a command; nothing of a process that has ended."""
+    """Return the first word of a command; nothing for a process that has ended."""
     with contextlib.suppress(psutil.NoSuchProcess):  # a zombie, too
         return process.cmdline()[:1] if process is not None else []
     return []
@@ -141,7 +141,7 @@ def test_an_end_is_seen_with_and_without_word_from_the_kernel(pidfd: bool, monke
 
 
 def test_processes_that_the_program_itself_has_started_are_left_alone() -> None:
-    """A fit in a larger program: what is not below a runner is not ours."""
+    """A fit in a larger program: only processes below a runner are the run's."""
     code = (
         "import subprocess, sys\n"
         "from tests.execution import children_program as program\n"

@@ -58,13 +58,13 @@ def _tokenise(reply: Json, prompt: list[int]) -> None:
 
 
 def template(request: Json) -> str:
-    """Return the whole prompt as text: the tools, every message, and the beginning of the answer."""
+    """Return the whole prompt as text: the tools, every message, and the beginning of the reply."""
     tools = [json.dumps(tool["function"], sort_keys=True) for tool in request.get("tools") or []]
     return "\n".join([*tools, *(f"<{m['role']}> {said(m)}" for m in request["messages"]), "<assistant>"])
 
 
 def said(message: Json) -> str:
-    """Return what one message says: thoughts, text, then its tool calls with their arguments in one spelling."""
+    """Return the text of one message: thoughts, text, then its tool calls with their arguments in one spelling."""
     content = message.get("content") or []
     thoughts = [f"<think> {message['reasoning_content']} </think>"] if message.get("reasoning_content") else []
     words = [content] if isinstance(content, str) else [part.get("text") or part["type"] for part in content]
@@ -124,7 +124,7 @@ def both_ways(request: Json) -> str | Json:
 
 
 def steps(*answers: str | Json) -> Callable[[Json], str | Json]:
-    """Return a model that gives one answer after the other, each after the result of a tool."""
+    """Return a model that gives one reply after the other, each after the result of a tool."""
     return lambda request: answers[sum(message["role"] == "tool" for message in request["messages"])]
 
 

@@ -88,7 +88,7 @@ class Group:
         return sorted(path.stem.removeprefix("test_").replace("_", "-") for path in self.folder.glob("test_*.py"))
 
     def state(self) -> str:
-        """Return a hash of all that decides what is in the environment."""
+        """Return a hash of everything that determines the environment."""
         files = [self.folder / name for name in ("requirements.txt", "constraints.txt")]
         files += [self.whole / name for name in ("package.json", "package-lock.json")]
         files = [path for path in files if path.exists()]
@@ -156,13 +156,13 @@ def uv(*arguments: str | Path) -> None:
 
 
 def make(environment: Path, *packages: str | Path) -> None:
-    """Make an environment anew and install packages, named as for pip; it takes a tenth of what pip takes."""
+    """Make an environment again and install packages, named as for pip; it takes a tenth of pip's time."""
     uv("venv", "--quiet", "--clear", "--python", sys.executable, environment)
     uv("pip", "install", "--quiet", "--python", environment / "bin/python", *packages)
 
 
 def prepare(group: Group) -> Path:
-    """Return the Python of the environment of a group, which is made if it is not as the files of the group say."""
+    """Return the Python of the environment of a group, which is made if it does not match the files of the group."""
     python, stamp = group.environment / "bin/python", group.environment / ".agl-setup"
     if stamp.exists() and stamp.read_text() == group.state():
         return python
@@ -289,7 +289,7 @@ def run_chosen(
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run frameworks, or do what else the arguments say."""
+    """Run frameworks, or do what the arguments request."""
     return run_chosen(arguments, "framework", homes(), {group.name: group for group in groups()}, run)
 
 

@@ -51,7 +51,7 @@ _TOKENS = (
 
 @dataclass(frozen=True)
 class TaskResult:
-    """One task that was run: what the agent returned, what the model server saw, what was recorded."""
+    """One task that was run: the agent's result, the requests to the model server, the records."""
 
     task: str
     output: Any
@@ -62,7 +62,7 @@ class TaskResult:
 
     @property
     def spans(self) -> list[Span]:
-        """In their order."""
+        """Spans of the counted attempt, in their order."""
         return self.evidence.counted
 
     def named(self, name: str) -> list[Span]:

@@ -217,7 +217,7 @@ IN_STYLES = Promise(
 CONVERSATION = Promise("conversation", explaining, [[answer, "It is so."] for answer in SAID], [3])
 THOUGHTS_KEPT = Promise("thoughts kept", thinking, SAID, [2], direct=False, also=_kept)
 THOUGHTS_DROPPED = Promise("thoughts dropped", thinking, SAID, [1, 1], direct=False, also=_dropped)
-"""So say the guides; a change of the library is welcome, and then a change of the guide."""
+"""The guides state this; if a change of the library ends it, change the guide."""
 ASKED = Promise("an agent asks another", outputs=[f"The expert says: {answer}" for answer in SAID], rows=[2, 2])
 """Its model is one of `asking`."""
 NAMED_LOOP = TOOL_LOOP.but(name="named loop", names=["solver"] * 2)

@@ -31,7 +31,7 @@ async def client_of(llm: agl.LLM) -> AsyncIterator[OpenAIChatCompletionClient]:
 
 
 def speakers(result: TaskResult) -> list[str]:
-    """Return whose call each one is, by the agent's span that is next above it."""
+    """Return the owner of each call, by the agent's span that is next above it."""
     agents = [[name for name in above if name.startswith("invoke_agent ")] for above in result.above_calls()]
     return [names[-1].removeprefix("invoke_agent ") for names in agents]
 

@@ -1,4 +1,4 @@
-"""The environments of the frameworks: what is in their files, which of them a commit runs, where packages come from."""
+"""The environments of the frameworks: the content of their files, those that a commit runs, the sources of packages."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ def whole(task: str, llm: agl.LLM, keep: Any = lambda item: item, **options: Any
 
 
 def sealed(task: str, llm: agl.LLM) -> str:
-    """Keep of a thought what a program is to keep."""
+    """Return the part of a thought that a program has to keep."""
 
     def keep(item: Any) -> Any:
         reasoning = {"type": "reasoning", "id": item.id, "summary": []}

@@ -1,4 +1,4 @@
-"""Rewards by a judge on a socket: a score, a comparison, and what an agent tries to make of it."""
+"""Rewards by a judge on a socket: a score, a comparison, and attacks of an agent on it."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_a_reply_that_only_opens_objects_is_looked_through_in_bounded_time(piece
 
 @pytest.mark.parametrize("kind", ["", "Async"])
 def test_the_judges_calls_are_not_the_agents(kind: str) -> None:
-    """A client of OpenAI is watched in a rollout; what it asks for a judge is none of the agent's calls."""
+    """A client of OpenAI is traced in a rollout; its requests for a judge are none of the agent's calls."""
     openai = pytest.importorskip("openai")
     with ModelServer(lambda request: '{"score": 10}') as server:
         alone = {"Connection": "close"}  # each call has a connection of its own: none is left open

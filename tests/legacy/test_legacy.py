@@ -1,4 +1,4 @@
-"""The v0.1 protocol from end to end, over a socket, and what each of its names says when it is used."""
+"""The v0.1 protocol from end to end, over a socket, and the warning of each of its names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs as agents: what they find when they start, how they say their reward, and that nothing of them is left."""
+"""Programs as agents: their environment at the start, their reward, and that no process of them is left."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class Agent:
                     yield text
 
     async def recorded(self) -> tuple[Json, Json]:
-        """Return what is recorded of the one call: the attributes of what was said, and the typed ones."""
+        """Return the record of the one call: the attributes of its texts, and the typed ones."""
         (parent,) = [span for span in await self.harness.spans(self.attempt) if span.name == "litellm_request"]
         (call,) = await self.harness.raw(self.attempt)
         return dict(parent.attributes), call

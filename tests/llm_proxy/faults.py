@@ -25,7 +25,7 @@ from tests.llm_proxy.harness import GatewayHarness
 from tests.stubs.faulty_engine import CHUNKED, UNTIL_CLOSED, FaultyEngine, Request, Way, chunked, whole
 
 SILENT_SECONDS = 5.0
-"""Time of a call in the rows in which the engine falls silent; enough for what it says before, whatever the load."""
+"""Time of a call in the rows in which the engine falls silent; enough for its output before, at any load."""
 HEARD: set[str] = set()
 """The words of the streamed calls of which the agent has had an event."""
 _LIMITS = GatewayLimits(call_seconds=60.0, body_bytes=64 * 1024)
@@ -73,7 +73,7 @@ def half_whole(request: Request) -> bytes:
 
 
 async def until_heard(request: Request) -> None:
-    """Return when the agent has an event of the stream; what is sent after that is not read together with it."""
+    """Return when the agent has an event of the stream, so that it does not read it together with the next bytes."""
     request_text = json.dumps(request.asked)
     while not any(words in request_text for words in list(HEARD)):  # noqa: ASYNC110 -- another loop has no event to offer
         await asyncio.sleep(0.01)
@@ -93,7 +93,7 @@ async def late(request: Request) -> None:
 
 
 def endless(begin: Callable[[Request], bytes], more: Callable[[Request], bytes], pause: float = 0.0) -> Way:
-    """Return a way that begins a stream and, once the agent has heard of it, sends more without end."""
+    """Return a way that begins a stream and, once the agent has an event of it, sends more without end."""
 
     async def way(request: Request) -> None:
         await request.send(begin(request))
@@ -142,7 +142,7 @@ OUT_OF_MEMORY = b'data: {"error": {"message": "out of memory", "code": 500}}\n\n
 
 @dataclass(frozen=True)
 class Fault:
-    """One row: a way to fail, and which calls it is tried with."""
+    """One row: a way to fail, and the calls that it is tried with."""
 
     name: str
     way: Way | None
@@ -188,17 +188,17 @@ FAULTS = (
 # --- how agents call ----------------------------------------------------------------------------------------------
 
 Caller = Callable[["Client", str, str], Awaitable[str]]
-"""Asks a model with these words and returns the whole text."""
+"""A function that sends these words to a model and returns the whole text."""
 
 
 class Client:
-    """The libraries as their users hold them. What `at` returns shares their connections."""
+    """Clients of the libraries. The result of `at` shares their connections."""
 
     def __init__(self, openai_client: openai.AsyncOpenAI, anthropic_client: anthropic.AsyncAnthropic) -> None:
         self.openai, self.anthropic = openai_client, anthropic_client
 
     def at(self, url: str) -> Client:
-        """Return the same, pointed at an attempt's URL."""
+        """Return a copy that calls an attempt's URL."""
         return Client(self.openai.with_options(base_url=f"{url}/v1"), self.anthropic.with_options(base_url=url))
 
 
@@ -274,7 +274,7 @@ class Outcome:
         return "the reply" if self.raised is None else type(self.raised).__name__
 
     def triplets(self) -> list[list[Triplet]]:
-        """Return what each adapter would have trained on."""
+        """Return the calls that each adapter would have trained on."""
         return [adapter.read(self.spans).triplets for adapter in (TracerTraceToTriplet(), LlmProxyTraceToTriplet())]
 
 
@@ -318,7 +318,7 @@ async def _outcome(harness: GatewayHarness, client: Client, fault: Fault, caller
 
 
 class _ClosedPort:
-    """A port that is bound and not listened at, so that nobody else takes it."""
+    """A port that is bound without a listener, so that no other program takes it."""
 
     def __enter__(self) -> int:
         self._socket = socket.socket()

@@ -1,4 +1,4 @@
-"""Small servers that speak as vLLM, SGLang, llama.cpp's server and a provider do, each in its own spelling of tokens.
+"""Small servers that reply like vLLM, SGLang, llama.cpp's server and a provider, each in its own spelling of tokens.
 
 Written from the engines' request and reply models, not with the gateway's own code. A token is a word; the prompt of a
 chat is its messages' words with a word for each role.

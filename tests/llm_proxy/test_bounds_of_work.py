@@ -1,4 +1,4 @@
-"""One agent's request cannot hold up the others: its shape is bounded before any work, long work leaves the loop."""
+"""One agent's request cannot delay the others: its shape is bounded before any work, long work leaves the loop."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ HUGE_NAME = "p" * 30_000_000
 
 
 def encoded(body: Json, **fields: Any) -> bytes:
-    """Return a request; a field of bytes is put in as it is."""
+    """Return a request; a field of bytes is inserted as it is."""
     raw = json.dumps({**body, **{k: "@" if isinstance(v, bytes) else v for k, v in fields.items()}}).encode()
     return raw.replace(b'"@"', next((value for value in fields.values() if isinstance(value, bytes)), b""))
 
@@ -99,7 +99,7 @@ TOO_MUCH: dict[str, Callable[[Json, str], bytes]] = {
 
 @pytest.fixture
 def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The lengths of the texts that were compared with others, in order."""
+    """Lengths of the texts that were compared with others, in order."""
     lengths: list[int] = []
     matcher: Any = difflib.SequenceMatcher
     original = matcher.set_seq2
@@ -113,7 +113,7 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 LARGE = ("million", "30 MB", "too many fields")
-"""In the names of cases that take half a second; all dialects read with the same reader, so one is enough."""
+"""Parts of the names of cases that take half a second; all dialects have the same reader, so one is enough."""
 CASES = [
     (route, case)
     for route in ROUTES
@@ -241,7 +241,7 @@ def test_depth_is_counted_without_recursion() -> None:
 
 
 def calls_made(function: Callable[[], object]) -> int:
-    """Return how many functions were called, generators' turns among them."""
+    """Return the number of function calls, generators' turns among them."""
     made = 0
 
     def count(frame: Any, event: str, argument: Any) -> None:

@@ -84,7 +84,7 @@ ROUTES: dict[str, dict[str, Any]] = {
     "/messages/count_tokens": {"messages": [{"role": "user", "content": "hi"}]},
 }
 HIDDEN = "hidden-path-0123456789"
-"""Stands in the path of an endpoint's address, where some providers have an account's number."""
+"""Part of the path of an endpoint's address, where some providers have an account's number."""
 
 
 async def test_no_failure_of_an_upstream_shows_more_than_its_place(caplog: pytest.LogCaptureFixture) -> None:

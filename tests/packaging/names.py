@@ -56,7 +56,7 @@ def given_by(module: str) -> Iterator[tuple[str, str, str]]:
 
 
 def statements(tree: ast.Module) -> Iterator[ast.stmt]:
-    """Yield what stands at the top of a module, or there below an `if`."""
+    """Yield the statements at the top of a module, or there below an `if`."""
     for node in tree.body:
         yield from node.body if isinstance(node, ast.If) else (node,)
 

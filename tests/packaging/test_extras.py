@@ -1,4 +1,4 @@
-"""The extras: which there are, and which of them a resolver can install together."""
+"""The extras: their names, and those that a resolver can install together."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def of_itself(requirements: list[str]) -> set[str]:
 
 
 def resolve(extras: str, python: str = "3.12", *, lowest: bool = False) -> tuple[dict[str, str], str]:
-    """Return the versions that a resolver chooses for Linux, and what it says where there are none."""
+    """Return the versions that a resolver chooses for Linux, and its output where there are none."""
     command = [str(Path(sys.executable).parent / "uv"), "pip", "compile", "-q", "--index-strategy", "unsafe-best-match"]
     command += ["--python-version", python, "--python-platform", "linux", "pyproject.toml"]
     command += [part for extra in extras.split(",") for part in ("--extra", extra)]

@@ -1,4 +1,4 @@
-"""The site of every release: which versions it has, where the front page leads, and one real build from a tag."""
+"""The site of every release: its versions, the target of the front page, and one real build from a tag."""
 
 from __future__ import annotations
 

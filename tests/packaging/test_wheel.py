@@ -1,4 +1,4 @@
-"""The wheel: what is in it, what it says of itself, and that the same sources give the same bytes."""
+"""The wheel: its files, its metadata, and that the same sources give the same bytes."""
 
 from __future__ import annotations
 

@@ -230,7 +230,7 @@ def test_a_server_that_dies_later_leaves_the_best_so_far() -> None:
     ("what", "bound", "requests"), [("calls", 10, 10), ("tokens", 1200, None), ("cost", 0.0012, None)]
 )
 def test_a_limit_ends_the_search_with_what_it_has(what: str, bound: float, requests: int | None) -> None:
-    """No call beyond the limit, what was paid for is judged, and versions are paid for before further critiques."""
+    """Make no call beyond the limit, judge what was paid for, and pay for versions before further critiques."""
     with asked() as server:
         options: dict[str, Any] = {**SMALL, "limits": {what: bound}, "prices": {"critic": (1.0, 1.0)}}
         result = fit(agl.APO(llm(server), **options, concurrency=16))

@@ -1,4 +1,4 @@
-"""One task, now: `step`, and the context in which a runner is ready."""
+"""One task at once: `step`, and the context in which a runner is ready."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`isolation="process"`: the agent runs where it can be killed, and everything else is as if it ran here."""
+"""`isolation="process"`: the agent runs where it can be killed; everything else is the same as in this process."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ from tests.runner.serving import run_tasks as run_tasks_here
 
 
 class OutOfLuck(Exception):
-    """An exception that no copy can be made of."""
+    """An exception that cannot be copied."""
 
     def __init__(self, one: int, two: int) -> None:
         super().__init__(f"{one} and {two}")
 
 
 class Actor(LitAgent[Any]):
-    """Does what its task says."""
+    """Acts by its task."""
 
     needs_resources = False
 
@@ -73,7 +73,7 @@ class Actor(LitAgent[Any]):
 
 
 class Stubborn(LitAgent[Any]):
-    """Ignores its time limit, and the wish that it end; with a program that does the same."""
+    """Ignores its time limit and SIGTERM; with a program that does the same."""
 
     needs_resources = False
 
@@ -249,7 +249,7 @@ class Mapped(Exception):
 
 
 class Unpickled:
-    """Writes down where it is unpickled."""
+    """Records where it is unpickled."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -275,7 +275,7 @@ def _pipe() -> socket.socket:
 
 
 class Intruder(LitAgent[Any]):
-    """Takes what it can get."""
+    """Attacks its runner in the way that its task names."""
 
     needs_resources = False
 
@@ -338,7 +338,7 @@ def _span(rollout_id: str, attempt_id: str, name: str, number: int = -1) -> Span
 
 
 def attacks(other: list[str]) -> dict[str, tuple[str, list[Any]]]:
-    """Return calls of the store that an agent has no business with; `other` is another rollout with its attempt."""
+    """Return calls of the store that an agent must not make; `other` is another rollout with its attempt."""
     return {
         "cancel": ("update_rollout", [other[0], None, "cancelled"]),
         "finish": ("finish_rollout", [other[0]]),

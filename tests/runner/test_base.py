@@ -1,4 +1,4 @@
-"""A runner as a context, and what says that its settings belong elsewhere."""
+"""A runner as a context, and the errors for settings that belong elsewhere."""
 
 from __future__ import annotations
 

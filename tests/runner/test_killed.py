@@ -1,4 +1,4 @@
-"""A worker that is killed in the middle of a rollout costs time, and nothing else."""
+"""A worker that is killed in the middle of a rollout delays it, and nothing else."""
 
 from __future__ import annotations
 

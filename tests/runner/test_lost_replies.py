@@ -155,7 +155,7 @@ async def test_a_claim_that_its_worker_never_heard_of_goes_to_another_while_the_
     claims: list[Any] = []
 
     async def steal() -> None:
-        """Claim in the name of the runner, as a request does whose reply and whose token are lost."""
+        """Claim in the name of the runner, with a request whose reply and token are lost."""
         while not (workers := [w.worker_id for w in await store.query_workers(status_in=["busy"])]):  # noqa: ASYNC110
             await asyncio.sleep(0.02)
         claims.append(await store.dequeue_rollout(workers[0]))

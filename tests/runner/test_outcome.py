@@ -1,4 +1,4 @@
-"""Every way in which an agent can end, and what the store then says of the attempt."""
+"""Every way in which an agent can end, and the state of the attempt in the store."""
 
 from __future__ import annotations
 

@@ -260,7 +260,7 @@ class Shown:
 
 
 def both_end(algorithm: Process, runner: Process) -> None:
-    """Wait for two machines that run the tasks of `parts.py`, and look at what they said."""
+    """Wait for two machines that run the tasks of `parts.py`, and check their output."""
     assert "role algorithm result 2 rollouts (2 scored), mean reward 0.500" in algorithm.succeeded()
     assert "role runner" in runner.succeeded()
 

@@ -1,4 +1,4 @@
-"""The page on the documents, docs/reference/documents.md: programs by what their tests found, and statements."""
+"""The page on the documents, docs/reference/documents.md: programs by the outcomes of their tests, and statements."""
 
 from __future__ import annotations
 

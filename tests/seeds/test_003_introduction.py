@@ -40,7 +40,7 @@ async def test_the_parts_that_write_traces(shown: Shown) -> None:
 
 
 class KernelSpace:
-    """The little that is asked of a kernel."""
+    """The few methods that are called on a kernel."""
 
     def on_violation(self, callback: Any) -> None:
         self.refuse = callback

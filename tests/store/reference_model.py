@@ -76,7 +76,7 @@ class Task:
             self.follow(status, now)
 
     def follow(self, status: str, now: float) -> None:
-        """Set the status of the rollout by that of the latest attempt."""
+        """Set the status of the rollout for this status of the latest attempt."""
         if status in ("failed", "timeout", "unresponsive"):
             again = status in self.config.retry_condition and len(self.tries) < self.config.max_attempts
             status = "requeuing" if again else "failed"

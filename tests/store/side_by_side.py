@@ -147,7 +147,7 @@ class SideBySide(RuleBasedStateMachine):
 
 
 class Peeked(Exception):
-    """Aborts a script; its arguments are the order that the script read."""
+    """Aborts a script; its arguments are the values that the script read."""
 
 
 def _claim_all(tx: Tx, run_id: str | None, now: float) -> None:

@@ -222,7 +222,7 @@ class _Killer(monitoring.CommandListener):
     def __init__(self, kill_at: float = float("inf")) -> None:
         self.kill_at = kill_at
         self.sent = -1
-        """Minus one until the test begins it."""
+        """Number of commands sent; -1 before the count begins."""
 
     def started(self, event: monitoring.CommandStartedEvent) -> None:
         if self.sent >= 0:

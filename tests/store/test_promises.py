@@ -64,7 +64,7 @@ def spans_of(claimed: AttemptedRollout, count: int = 1) -> list[Span]:
 
 
 async def until(true: Callable[[], Any], seconds: float = 20.0) -> None:
-    """Poll: the expected change is made by a timer of the store, without a notice."""
+    """Poll until the condition is true: a timer of the store makes the change, without a notice."""
     end = time.monotonic() + seconds
     while not await true():
         assert time.monotonic() < end, "it never came true"

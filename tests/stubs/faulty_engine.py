@@ -1,4 +1,4 @@
-"""A model server that fails as it is told to: the model that is asked for names the way in which it fails.
+"""A model server that fails on request: the name of the model sets the way in which it fails.
 
     with FaultyEngine({"policy": closes_without_a_byte}) as engine:
         proxy.update_model_list([engine.entry("policy")])
@@ -47,7 +47,7 @@ class Request:
     number: int
     """Number of the request among all, from 1 on."""
     repeated: bool
-    """The same was asked before."""
+    """True if the same request came before."""
     _reader: asyncio.StreamReader
     _writer: asyncio.StreamWriter
 
@@ -56,7 +56,7 @@ class Request:
         return bool(self.asked.get("stream"))
 
     def reply(self, text: str = "one two three", tokens: bool = True) -> Json:
-        """Return a good reply with the tokens that were asked for."""
+        """Return a good reply with the requested tokens."""
         return REPLIES[self.path][0](self.asked, text, f"reply-{self.number:06}", tokens)
 
     def frames(self, text: str = "one two three", tokens: bool = True) -> list[bytes]:
@@ -66,7 +66,7 @@ class Request:
         return cut(self.reply(text, tokens), self.asked)
 
     def good(self, text: str = "one two three", tokens: bool = True) -> bytes:
-        """Return a whole good answer, as a stream if that was asked for."""
+        """Return a whole good answer, as a stream if the request asks for one."""
         if self.streamed:
             return CHUNKED + chunked(self.frames(text, tokens))
         return whole(200, json.dumps(self.reply(text, tokens)).encode())

@@ -34,7 +34,7 @@ def words(text: str) -> list[str]:
 
 
 def said(message: Json) -> str:
-    """Return all that the model said, as its tokens have it."""
+    """Return all that the model wrote, as its tokens have it."""
     calls = message.get("tool_calls")
     parts = (*(message.get(name) for name in _TEXTS), json.dumps(calls) if calls else None)
     return " ".join(part for part in parts if part) or "null"

@@ -41,7 +41,7 @@ class Fault:
 
 @dataclass
 class Exchange:
-    """One request and what became of it."""
+    """One request and its outcome."""
 
     request: Json
     headers: dict[str, str]

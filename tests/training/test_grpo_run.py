@@ -77,7 +77,7 @@ def test_two_hundred_parallel_calls_of_one_attempt_are_answered_and_trained(
 def test_rewards_that_differ_in_their_seventh_digit_give_their_advantages(
     untrained_model: Path, tmp_path: Path
 ) -> None:
-    """Use float32: in bfloat16 they would all be 100, and no step would learn."""
+    """In bfloat16 all rewards would be 100, and no step would learn."""
 
     @agl.rollout
     def agent(task: str, llm: agl.LLM, rollout: agl.Rollout) -> float:

@@ -18,7 +18,7 @@ TASKS = [f"held out {number}" for number in range(8)]
 
 
 def earning(reward: Callable[[int, int], float]) -> Any:
-    """An agent whose reward on held-out tasks is `reward` of the number of steps and the number of the task."""
+    """An agent whose reward on held-out tasks is `reward` of the number of the step and of the task."""
 
     @agl.rollout
     def agent(task: str, llm: agl.LLM, rollout: AttemptedRollout) -> float:

@@ -1,4 +1,4 @@
-"""Calls that were refused for good: judged by what a real gateway recorded of what a program asked."""
+"""Calls that were refused for good: judged by a real gateway's records of a program's requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ U1, A1, U2 = (
     {"role": "user", "content": "and nine?"},
 )
 REFUSED: dict[str, Any] = {"model": "gpt-unknown"}
-"""The gateway refuses a model that it does not have, whatever the messages are."""
+"""The gateway refuses a model that it does not have, for any messages."""
 
 
 @pytest.fixture

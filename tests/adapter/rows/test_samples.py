@@ -183,7 +183,7 @@ def conversations(draw: st.DrawFn) -> list[ModelCall]:
 
 
 def slow_rows(calls: list[ModelCall]) -> list[list[str]]:
-    """The rule in five lines: compare with every row; of equal ones that which has been so for the longest time."""
+    """The rule in five lines: compare with every row; of equal ones take the one that has been so longest."""
     rows: list[tuple[list[int], list[str]]] = []
     for one in calls:
         open_rows = [row for row in rows if one.prompt_token_ids[: len(row[0])] == row[0]]

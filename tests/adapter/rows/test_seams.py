@@ -1,4 +1,4 @@
-"""Why a call begins a row: what the words of two calls say, and what their tokens say where words are not kept."""
+"""The reason why a call begins a row: from the words of two calls, and from their tokens where words are not kept."""
 
 from __future__ import annotations
 

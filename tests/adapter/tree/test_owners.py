@@ -23,7 +23,7 @@ def agent(name: str, start: float, end: float, parent: str | None = None, id: st
 def told(
     id: str, start: float, end: float, parent: str | None = None, scope: str = "framework", **attributes: Any
 ) -> Span:
-    """A call as an instrumentation tells it."""
+    """A call as an instrumentation records it."""
     made = with_attributes(span(id, "chat", parent, start, end), {"gen_ai.operation.name": "chat", **attributes})
     return made.model_copy(update={"scope": {"name": scope}})
 

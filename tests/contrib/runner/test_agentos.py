@@ -1,4 +1,4 @@
-"""`AgentOSRunner` on `KernelSpace` of the package agent-os-kernel: what a refusal becomes, however it is made."""
+"""`AgentOSRunner` on `KernelSpace` of the package agent-os-kernel: the effect of a refusal, however it is made."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Attempt(NamedTuple):
 
 @agl.algo
 async def attempts(*, store: LightningStore, train_dataset: Dataset[Any]) -> list[Attempt]:
-    """Runs every task at once and returns what became of each."""
+    """Runs every task at once and returns the outcome of each."""
     await store.add_resources({})
     made = [await store.enqueue_rollout(task, config=agl.RolloutConfig(max_attempts=1)) for task in train_dataset]
     await store.wait_for_rollouts(rollout_ids=[rollout.rollout_id for rollout in made], timeout=60)

@@ -55,7 +55,7 @@ VARIABLES = "envs.py"
 
 
 def signatures_of(wheel: Path) -> dict[str, Any]:
-    """Return what a wheel of vLLM offers of what is used."""
+    """Return the parts of a wheel of vLLM that are in use."""
     with zipfile.ZipFile(wheel) as package:
         names = set(package.namelist())
 
@@ -146,7 +146,7 @@ def main() -> int:
 
 
 def lost_entries(stored: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """Return what is stored and not found, a line each. What a later version adds does no harm."""
+    """Return the entries that are stored and missing, a line each. Additions of a later version do no harm."""
     lines: list[str] = []
     for name in ("classes", "routes", "functions", "arguments", "variables", "metrics"):
         for entry in sorted(_entries(stored[name]) - _entries(new[name])):

@@ -25,7 +25,7 @@ def fields(**values: str) -> str:
 
 
 def asked_for(request: Json) -> tuple[str, str]:
-    """Return the last message in two parts: what is given, and what is demanded of the answer."""
+    """Return the last message in two parts: the inputs, and the fields of the answer."""
     inputs, _, fields = said(request["messages"][-1]).rpartition("Respond with")
     return inputs, fields
 
@@ -62,7 +62,7 @@ async def test_a_typed_output(task: str, llm: agl.LLM, adapter: Any) -> Product:
 
 
 def reacting(request: Json) -> str:
-    """A model that calls the tool, then ends, then concludes; in the form that the adapter asks for."""
+    """A model that calls the tool, then ends, then concludes; in the form of the adapter."""
     inputs, form = asked_for(request)
     if "next_tool_name" not in form:
         return predicting(request)

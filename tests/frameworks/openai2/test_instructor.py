@@ -25,7 +25,7 @@ AN_OBJECT = PARSED.but(outputs=OBJECTS)
 
 
 def in_markdown(request: Json) -> str | Json:
-    """A model that answers in the form that it was told, JSON in a block of Markdown if so."""
+    """A model that replies in the requested form, JSON in a block of Markdown if so."""
     answer = in_form(request)
     return f"```json\n{answer}\n```" if isinstance(answer, str) and "```" in str(request["messages"]) else answer
 

@@ -74,7 +74,7 @@ async def test_the_words_of_an_agent_as_they_come(task: str, llm: agl.LLM) -> li
 
 
 def reacting(request: Json) -> str:
-    """A model whose tools are in words."""
+    """A model whose tool calls are text."""
     if "Observation" in said(last(request)):
         return f"Thought: I can answer.\nAnswer: {said(last(request)).split()[-1]}"
     question = [message for message in request["messages"] if "times" in said(message)][-1]

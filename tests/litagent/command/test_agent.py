@@ -1,4 +1,4 @@
-"""`CommandAgent(user=...)`: the program is somebody else, and what belongs to the runner is out of its reach."""
+"""`CommandAgent(user=...)`: the program runs as another user, and the runner's data is out of its reach."""
 
 from __future__ import annotations
 

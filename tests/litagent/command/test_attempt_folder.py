@@ -1,4 +1,4 @@
-"""The folder of an attempt, and the reward file in it, under a program that puts something else in their place."""
+"""The folder of an attempt, and the reward file in it, with a program that replaces them."""
 
 from __future__ import annotations
 

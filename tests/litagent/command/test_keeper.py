@@ -1,4 +1,4 @@
-"""Nothing that a program starts outlives its attempt, wherever it hides; and nothing else ends with it."""
+"""No process that a program starts outlives its attempt, wherever it hides; and no other process ends with it."""
 
 from __future__ import annotations
 

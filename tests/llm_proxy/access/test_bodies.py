@@ -1,4 +1,4 @@
-"""Compressed requests: unpacked within the bound of a request, whoever packed them and whatever is in them."""
+"""Compressed requests: unpacked within the bound of a request, for every encoder and content."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenAI's responses through the gateway, with their own client library: what it gets, and what is recorded of it."""
+"""OpenAI's responses through the gateway, with their own client library: its replies, and the records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools that only a vendor's server can run, in each dialect: the model is not shown them, and the call says so."""
+"""Tools that only a vendor's server can run, in each dialect: the model sees none, and the record names them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several endpoints of one model: a rollout stays, new ones go where there is least to do, broken ones rest."""
+"""Several endpoints of one model: a rollout stays, new ones go to the least busy, broken ones rest."""
 
 from __future__ import annotations
 

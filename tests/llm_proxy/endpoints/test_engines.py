@@ -1,4 +1,4 @@
-"""Engines spell tokens differently: each is asked in its own way, and the agent sees what it asked for, no more."""
+"""Engines spell tokens differently: each is called in its own way, and the agent sees the fields that it requested."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def _no_provider_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def stub_at(provider: str, monkeypatch: pytest.MonkeyPatch) -> ModelServer:
-    """Return a server for whose address the provider's is taken."""
+    """Return a server whose address stands for the provider's."""
     with ModelServer() as model:
         monkeypatch.setitem(engines.ADDRESSES, provider, model.base_url)
     return model  # the harness opens the same port again

@@ -22,7 +22,7 @@ from tests.stubs.model_server import Fault, ModelServer, encode
 
 HI: Any = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
 SHORT = 0.2
-"""Seconds that a server which does not answer is given."""
+"""Seconds before a server that does not answer is given up."""
 TENANT = "tenant-planted-0123456789"
 
 

@@ -1,4 +1,4 @@
-"""Fallbacks and aliases: which model answers a call, what its record says of it, and who learns from it."""
+"""Fallbacks and aliases: the model that answers a call, the record of it, and the policy that learns from it."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def gateway(backup: ModelServer, *more: Any, **options: Any) -> GatewayHarness:
 
 
 async def asked_and_answered(harness: GatewayHarness, attempt: AttemptedRollout) -> Json:
-    """Return what the record of the last call says of its models."""
+    """Return the models in the record of the last call."""
     request, call = (await harness.spans(attempt))[-2].attributes, (await harness.raw(attempt))[-1]
     names = ("model", "policy", "policy_kind", "state")
     return {"asked": request["gen_ai.request.model"], **{name: call.get(name) for name in names}}
 
 
 async def trained(harness: GatewayHarness, attempt: AttemptedRollout, policy: str | None = None) -> int:
-    """Return how many of the attempt's calls would be learned from."""
+    """Return the number of the attempt's calls that can be trained."""
     return len(LlmProxyTraceToTriplet(policy=policy).adapt(await harness.spans(attempt)))
 
 
@@ -134,7 +134,7 @@ async def test_where_all_fail_the_first_one_is_heard_and_all_are_named(
 
 
 async def test_each_fallback_is_asked_in_a_dialect_of_its_own(backup: ModelServer) -> None:
-    """Messages go translated to a server of chats, and as they are to one that speaks them; and the other way round."""
+    """Messages are translated for a server of chats and sent unchanged to a native one; and the other way round."""
     native = ["messages", "responses"]
     for first, second in ((None, native), (native, None)):
         async with gateway(backup) as harness:

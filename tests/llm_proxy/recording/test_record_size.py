@@ -1,4 +1,4 @@
-"""A record that is too large shrinks and is kept: whatever grows when it is written down, no call is lost."""
+"""A record that is too large shrinks and is kept: no call is lost, whatever grows in its serialization."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls on file: recorded with their tokens, replayed without a model server, strictly or by likeness."""
+"""Calls in a file: recorded with their tokens, replayed without a model server, strictly or by similarity."""
 
 from __future__ import annotations
 

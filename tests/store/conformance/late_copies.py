@@ -416,7 +416,7 @@ def _check_refusal(answer: Any, expected: type[Exception] | None) -> None:
 
 
 def _check_same(copy: Any, answer: Any) -> None:
-    """Return what remains of a claim; the answer to a span that is stored already is empty."""
+    """Compare the answer to a copy with the first one, unless it is None or empty."""
     if copy is not None and copy != []:
         assert _identity(copy) == _identity(answer)
 

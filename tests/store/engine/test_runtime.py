@@ -80,7 +80,7 @@ async def test_a_process_that_stands_still_in_the_middle_of_a_look_takes_nothing
 
 
 class Watched(MemoryBackend):
-    """Record the functions of the package through which a script was called."""
+    """A backend that records the functions of the package through which a script was called."""
 
     way: tuple[str, ...] = ()
 

@@ -52,11 +52,11 @@ class Case:
     """The policies that an agent calls."""
     staleness: int = 0
     is_exact: bool = True
-    """Whether a resumed run has the weights of an uninterrupted one."""
+    """True if a resumed run has the weights of an uninterrupted one."""
     replays: bool = True
     records_tokens: bool = True
     compares: bool = True
-    """Whether an advantage compares a rollout with those of the same task."""
+    """True if an advantage compares a rollout with those of the same task."""
     hint: str = "num_iterations"
     """A setting that the alarm on a shift of the policy names."""
 
