@@ -147,11 +147,8 @@ def test_every_dotted_name_of_the_package_that_a_document_uses_exists(document: 
     if document == SNIPPETS:
         return
     names = set(re.findall(r"\bagentlightning(?:\.\w+)+", as_it_works(document)))
-    names_of_verl = SETTINGS_OF_VERL if document.name in VERL_PAGES else frozenset[str]()
-    assert (
-        sorted(name for name in names if not (name in names_of_verl or is_attribute_key(name) or is_importable(name)))
-        == []
-    )
+    verl = SETTINGS_OF_VERL if document.name in VERL_PAGES else frozenset[str]()
+    assert sorted(name for name in names if not (name in verl or is_attribute_key(name) or is_importable(name))) == []
 
 
 def as_it_works(document: Path) -> str:

@@ -53,10 +53,8 @@ def test_it_prints_as_a_table_with_the_seams_below() -> None:
 
 
 def test_a_call_that_continues_its_row_says_so() -> None:
-    explanation = TracerTraceToTriplet().explain(
-        [*gateway_call("a", 1, [1], [2]), *gateway_call("b", 2, [1, 2, 3], [4])]
-    )
-    assert [each.cells()[-2:] for each in explanation.calls] == [("1", "first_call"), ("1", "continues its row")]
+    story = TracerTraceToTriplet().explain([*gateway_call("a", 1, [1], [2]), *gateway_call("b", 2, [1, 2, 3], [4])])
+    assert [each.cells()[-2:] for each in story.calls] == [("1", "first_call"), ("1", "continues its row")]
 
 
 def test_counts_are_shown_where_the_ids_were_not_kept() -> None:

@@ -66,14 +66,9 @@ def test_several_turns_keep_tool_calls_and_their_results() -> None:
 
 def test_the_tool_calls_of_an_answer_come_from_child_spans_where_it_tells_none() -> None:
     call = said(completion__0__role="assistant", completion__0__finish_reason="tool_calls")
-    tool_attributes = {
-        "tool.call.id": "t1",
-        "tool.call.type": "function",
-        "tool.name": "add",
-        "tool.parameters": '{"a": 1}',
-    }
-    child = with_attributes(span("k", "tool", "c", 0, 1), tool_attributes)
-    stranger = with_attributes(span("m", "tool", "elsewhere", 0, 1), tool_attributes)
+    tool = {"tool.call.id": "t1", "tool.call.type": "function", "tool.name": "add", "tool.parameters": '{"a": 1}'}
+    child = with_attributes(span("k", "tool", "c", 0, 1), tool)
+    stranger = with_attributes(span("m", "tool", "elsewhere", 0, 1), tool)
     messages = TraceToMessages()([call, child, stranger])[0]["messages"]
     assert messages == [{"role": "assistant", "content": None, "tool_calls": [CALL]}]
 

@@ -339,12 +339,10 @@ def test_the_search_for_calls_can_begin_within_a_larger_tree() -> None:
         return [(node.id, name) for node, name in tree.find_llm_calls(**options)]
 
     every = [("c1", "*"), ("n", "*"), ("c2", "*")]
-    call_ids = {"c1"}
+    ids = {"c1"}
     first = {"llm_call_match": r"openai\.chat\.completion", "agent_match": None, "within_matching_subtree": "*"}
-    assert (
-        found(**first, within_reward=False, within_llm_call=False, existing_llm_call_response_ids=call_ids) == every[1:]
-    )
-    assert call_ids == {"c1", "c2"}
+    assert found(**first, within_reward=False, within_llm_call=False, existing_llm_call_response_ids=ids) == every[1:]
+    assert ids == {"c1", "c2"}
     assert found(within_reward=None, within_llm_call=None, existing_llm_call_response_ids=None) == every
     assert found(within_reward=True) == []
     assert found(within_llm_call=True) == [("c1", "*"), ("c2", "*")]

@@ -223,20 +223,18 @@ def _one_rollout(rollout: Any, attempts: list[Any], spans: list[Any], complete: 
 
 
 async def _published(store: LightningStore, facts: dict[str, list[Fact]], complete: bool) -> list[str]:
-    messages: list[str] = []
+    notes: list[str] = []
     last: dict[str, int] = {}
     for _, resources_id, version, text in facts["published"] if complete else facts["published"][-3:]:
         update = await store.get_resources_by_id(resources_id, version)
         prompt: Any = update.resources["prompt"] if update is not None else None
         if prompt is None or prompt.template != text:
-            messages.append(f"{resources_id} version {version} was {text!r} and is {prompt}")
+            notes.append(f"{resources_id} version {version} was {text!r} and is {prompt}")
         if complete and version != last.get(resources_id, 0) + 1:
-            messages.append(f"{resources_id}: after version {last.get(resources_id, 0)} came {version}")
+            notes.append(f"{resources_id}: after version {last.get(resources_id, 0)} came {version}")
         last[resources_id] = version
     for resources_id, version in last.items() if complete else ():
         newest = await store.get_resources_by_id(resources_id)
         if newest is None or newest.version != version:
-            messages.append(
-                f"{resources_id}: the newest version is {newest and newest.version}, published was {version}"
-            )
-    return messages
+            notes.append(f"{resources_id}: the newest version is {newest and newest.version}, published was {version}")
+    return notes

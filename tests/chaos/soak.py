@@ -98,27 +98,25 @@ def soak(backend: str, rate: float, warm_up_seconds: float, seconds: float) -> S
     return measurement
 
 
-async def _load(
-    endpoint: str, process: psutil.Process, measurement: Soak, warm_up_seconds: float, seconds: float
-) -> None:
+async def _load(endpoint: str, process: psutil.Process, run: Soak, warm_up_seconds: float, seconds: float) -> None:
     client = LightningStoreClient(endpoint, deadline=60.0)
     began = time.monotonic()
-    sampling = asyncio.create_task(_sample(process, measurement, began + warm_up_seconds))
+    sampling = asyncio.create_task(_sample(process, run, began + warm_up_seconds))
     lives: set[asyncio.Task[None]] = set()
     number = 0
     try:
         while (passed := time.monotonic() - began) < seconds:
-            await asyncio.sleep(number * GROUP / measurement.rate - passed)
+            await asyncio.sleep(number * GROUP / run.rate - passed)
             if len(lives) >= MOST_AT_ONCE:
                 await asyncio.wait(lives, return_when=asyncio.FIRST_COMPLETED)
             for life in [life for life in lives if life.done()]:
                 life.result()
                 lives.discard(life)
-            lives.add(asyncio.create_task(_live(client, measurement, number)))
+            lives.add(asyncio.create_task(_live(client, run, number)))
             number += 1
         await asyncio.gather(*lives)
     finally:
-        measurement.seconds = time.monotonic() - began
+        run.seconds = time.monotonic() - began
         for task in (sampling, *lives):
             task.cancel()
         await asyncio.gather(sampling, *lives, return_exceptions=True)

@@ -172,12 +172,8 @@ async def test_statistics_are_numbers_for_programs_too(
     store_file: tuple[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert await asyncio.to_thread(main, ["stats", store_file[0], "--json"]) == 0
-    statistics = json.loads(capsys.readouterr().out)
-    assert (statistics["total_rollouts"], statistics["rollouts"]["queuing"], statistics["rollouts"]["failed"]) == (
-        3,
-        1,
-        1,
-    )
+    stats = json.loads(capsys.readouterr().out)
+    assert (stats["total_rollouts"], stats["rollouts"]["queuing"], stats["rollouts"]["failed"]) == (3, 1, 1)
 
 
 async def test_a_run_is_told_to_stop(agl: Any, store_file: tuple[str, Any]) -> None:

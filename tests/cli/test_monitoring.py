@@ -95,7 +95,7 @@ def test_what_a_board_or_rule_asks_for_is_on_the_page(page: Samples, place: str,
     grouped = {label.strip() for by in re.findall(r"by \(([^)]*)\)", plain) for label in by.split(",")}
     chosen = set(re.findall(r'(\w+)\s*(?:=~|!~|!=|=)\s*""', plain))
     assert (grouped | chosen) - labels - ADDED_BY_PROMETHEUS == set()
-    assert all(plain.count(opening) == plain.count(right) for opening, right in ("()", "{}", "[]"))
+    assert all(plain.count(left) == plain.count(right) for left, right in ("()", "{}", "[]"))
 
 
 def value(page: Samples, name: str, **labels: str) -> float:

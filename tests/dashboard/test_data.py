@@ -304,20 +304,14 @@ async def test_two_steps_are_compared_on_the_evaluation_that_both_have(page: Pag
         evaluation(4, "held_out_sampled", [1.0] * 10 + [0.0, None], tasks),
     ]
     await page.store.add_run_records("run", records)
-    comparison = await page.get("/comparison?before=run:0&after=run:4&limit=3")
-    assert comparison["before"].endswith("step 0, held_out_sampled")
-    assert (
-        comparison["tasks"],
-        comparison["gained"],
-        comparison["lost"],
-        comparison["unchanged"],
-        comparison["total"],
-    ) == (11, 10, 0, 1, 11)
-    assert (comparison["verdict"], comparison["test"]) == ("better", "exact sign test")
-    assert comparison["p_value"] == pytest.approx(2 / 2**10)
-    assert comparison["difference"] == pytest.approx(10 / 11)
-    assert [(pair["before"], pair["after"]) for pair in comparison["pairs"]] == [(0.0, 1.0)] * 3
-    assert comparison["pairs"][0]["after_rollout_id"].startswith("ro-held_out_sampled-4-")
+    diff = await page.get("/comparison?before=run:0&after=run:4&limit=3")
+    assert diff["before"].endswith("step 0, held_out_sampled")
+    assert (diff["tasks"], diff["gained"], diff["lost"], diff["unchanged"], diff["total"]) == (11, 10, 0, 1, 11)
+    assert (diff["verdict"], diff["test"]) == ("better", "exact sign test")
+    assert diff["p_value"] == pytest.approx(2 / 2**10)
+    assert diff["difference"] == pytest.approx(10 / 11)
+    assert [(pair["before"], pair["after"]) for pair in diff["pairs"]] == [(0.0, 1.0)] * 3
+    assert diff["pairs"][0]["after_rollout_id"].startswith("ro-held_out_sampled-4-")
     last = await page.get("/comparison?before=run:0&after=run:4&limit=3&offset=10")
     assert [(pair["before"], pair["after"]) for pair in last["pairs"]] == [(0.0, 0.0)]
 

@@ -112,21 +112,19 @@ def test_what_passes_the_filter_is_written_into_a_file(
     open_view: OpenView, store_address: str, tmp_path: Path, form: str, button: str
 ) -> None:
     page = open_view("/rollouts?mode=train&columns=id,reward,input", address=store_address)
-    expected = summaries(store_address, mode_in=["train"], page_limit=1000)["items"]
-    total_of(page, len(expected))
+    items = summaries(store_address, mode_in=["train"], page_limit=1000)["items"]
+    total_of(page, len(items))
     with page.expect_download() as download:
         page.get_by_role("button", name=button).click()
     download.value.save_as(tmp_path / "file")
     text = (tmp_path / "file").read_text(encoding="utf-8")
     if form == "csv":
         rows = list(csv.DictReader(text.splitlines()))
-        assert [row["Rollout"] for row in rows] == [each["rollout_id"] for each in expected]
+        assert [row["Rollout"] for row in rows] == [each["rollout_id"] for each in items]
         assert set(rows[0]) == {"Rollout", "Reward", "Input"}
     else:
-        assert [json.loads(line)["rollout_id"] for line in text.splitlines()] == [
-            each["rollout_id"] for each in expected
-        ]
-    expect(page.get_by_text(f"{len(expected)} rollouts written")).to_be_visible()
+        assert [json.loads(line)["rollout_id"] for line in text.splitlines()] == [each["rollout_id"] for each in items]
+    expect(page.get_by_text(f"{len(items)} rollouts written")).to_be_visible()
 
 
 def test_from_a_rollout_to_the_next_one_of_its_list_and_back(open_view: OpenView, store_address: str) -> None:

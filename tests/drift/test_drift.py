@@ -125,10 +125,8 @@ def test_without_the_models_text_the_same_rows_begin_and_the_same_number_drifted
 def test_a_plain_answer_in_other_tokens_is_known_without_the_models_text(family: str) -> None:
     random = Random(f"plain {family}")
     agent = ScriptedAgent(Engine(families()[family], "faithful", random, "otherwise"), random)
-    messages = agent.ask(
-        [agent.user()], say="the answer is forty two and the other answers are not known to anybody here"
-    )
-    agent.ask([*messages, agent.user()], continues=0)
+    chat = agent.ask([agent.user()], say="the answer is forty two and the other answers are not known to anybody here")
+    agent.ask([*chat, agent.user()], continues=0)
     _, reading = read(agent)
     assert starts(reading) == true_starts(agent)
 

@@ -81,12 +81,9 @@ def test_log_probabilities_equal_a_forward_pass_of_the_same_weights(engine: Infe
         replies = list(pool.map(lambda n: ask(engine, max_tokens=12, seed=n, n=2), range(6)))
     assert len({tuple(tokens(reply)) for reply in replies}) > 1
     for reply, index in itertools.product(replies, range(2)):
-        prompt, reply_tokens = reply["prompt_token_ids"], tokens(reply, index)
-        mask, sampler_logprobs = (
-            [0] * len(prompt) + [1] * len(reply_tokens),
-            [0.0] * len(prompt) + logprobs(reply, index),
-        )
-        row = Sample("r", "a", prompt + reply_tokens, mask, sampler_logprobs, [], [])
+        prompt, ids = reply["prompt_token_ids"], tokens(reply, index)
+        mask, logps = [0] * len(prompt) + [1] * len(ids), [0.0] * len(prompt) + logprobs(reply, index)
+        row = Sample("r", "a", prompt + ids, mask, logps, [], [])
         with torch.no_grad():
             expected = policy.logprobs(make_batch([row], [0.0]))[0, len(prompt) :]
         assert logprobs(reply, index) == pytest.approx(expected.tolist(), abs=1e-4)

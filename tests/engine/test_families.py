@@ -106,12 +106,9 @@ class Talk:
 @pytest.mark.parametrize("template", sorted(TEMPLATES))
 def test_a_turn_of_words_continues_the_tokens_so_far(template: str) -> None:
     talk = Talk(template)
-    for reply, next_turn in (
-        ("It is cold: bring a coat.\n\n1. a scarf", "And café 漢字?"),
-        ("Yes, 12 of them.", "Thanks"),
-    ):
+    for reply, turn in (("It is cold: bring a coat.\n\n1. a scarf", "And café 漢字?"), ("Yes, 12 of them.", "Thanks")):
         tokens = talk.say(reply)
-        assert talk.hear("user", next_turn)[: len(tokens)] == tokens
+        assert talk.hear("user", turn)[: len(tokens)] == tokens
 
 
 @pytest.mark.parametrize("template", sorted(CALLS))

@@ -30,11 +30,9 @@ def test_fields_without_effect_are_noted_once(byte_engine: InferenceEngine, capl
     function = {"name": "weather", "strict": True, "parameters": {"type": "object", "properties": {}}}
     tools = [{"type": "function", "function": function}]  # which need not be called
     with caplog.at_level(logging.INFO):
-        contents = [
-            content(ask(byte_engine, seed=1, max_tokens=5, chat_template_kwargs={"x": 1}, **fields)) for _ in "ab"
-        ]
+        texts = [content(ask(byte_engine, seed=1, max_tokens=5, chat_template_kwargs={"x": 1}, **fields)) for _ in "ab"]
         for _ in "ab":
             ask(byte_engine, seed=1, max_tokens=5, tools=tools)
-    assert contents[0] == contents[1] == content(ask(byte_engine, seed=1, max_tokens=5))
+    assert texts[0] == texts[1] == content(ask(byte_engine, seed=1, max_tokens=5))
     for name in (*fields, "x", "strict"):
         assert caplog.text.count(f"the field {name!r} ") == 1

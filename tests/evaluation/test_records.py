@@ -44,10 +44,8 @@ def read_again(data: dict[str, Any], run_id: str | None = None) -> EvaluationRes
 def recorded() -> tuple[EvaluationResult, dict[str, Any]]:
     """A result, and the data of the record that its run has of it."""
     store = agl.InMemoryLightningStore()
-    evaluation = agl.Trainer(store=store, strategy="shm", n_runners=2).evaluate(
-        agent, TASKS, n_samples=2, slices="level"
-    )
-    return evaluation, data_of(store, evaluation)
+    result = agl.Trainer(store=store, strategy="shm", n_runners=2).evaluate(agent, TASKS, n_samples=2, slices="level")
+    return result, data_of(store, result)
 
 
 def test_a_record_is_read_again_as_the_same_result(recorded: tuple[EvaluationResult, dict[str, Any]]) -> None:

@@ -88,12 +88,9 @@ def play(agent: Callable[[agl.LLM], float], model: Callable[[Json], str | Json])
 
 def same(printed: str, expected: str, *, tolerance: float = 0.0) -> bool:
     """True if both say the same, but for spaces at ends of lines and for decimal numbers within the tolerance."""
-    printed_parts, right = (
-        _NUMBER.split("\n".join(map(str.rstrip, text.strip().splitlines()))) for text in (printed, expected)
-    )
-    if printed_parts[::2] != right[::2]:
+    left, right = (_NUMBER.split("\n".join(map(str.rstrip, text.strip().splitlines()))) for text in (printed, expected))
+    if left[::2] != right[::2]:
         return False
     return all(
-        math.isclose(float(a), float(b), abs_tol=tolerance)
-        for a, b in zip(printed_parts[1::2], right[1::2], strict=True)
+        math.isclose(float(a), float(b), abs_tol=tolerance) for a, b in zip(left[1::2], right[1::2], strict=True)
     )

@@ -86,20 +86,18 @@ def _observe(layout: str, ending: str, folder: str) -> Observation:
         text=True,
         start_new_session=True,
     )
-    processes, family, endpoint = "", list[psutil.Process](), "-"
+    output, family, endpoint = "", list[psutil.Process](), "-"
     try:
         if ENDINGS[ending] == "stays":
-            processes, endpoint = _until_ready(process)
+            output, endpoint = _until_ready(process)
             family = psutil.Process(process.pid).children(recursive=True)
         began = time.monotonic()
         _bring_to_its_end(process, ending, family)
-        processes += process.communicate(timeout=LIMIT_SECONDS)[0]
+        output += process.communicate(timeout=LIMIT_SECONDS)[0]
         while _others(process.pid, family) and time.monotonic() - began < LIMIT_SECONDS:
             time.sleep(0.01)
         seconds = time.monotonic() - began
-        return Observation(
-            seconds, process.returncode, processes, _left(process.pid, family, endpoint, processes, folder)
-        )
+        return Observation(seconds, process.returncode, output, _left(process.pid, family, endpoint, output, folder))
     finally:
         process.kill()
         for child in family:

@@ -66,10 +66,8 @@ def test_runners_wait_for_the_server_and_say_so_and_end_when_they_are_told(
     algorithm = start("algorithm", port)
     code, output = algorithm.end()
     assert (code, f"algorithm {REWARDS}\n" in output) == (0, True), output
-    code, runner_output = runners.end()
-    assert (code, "answers after" in runner_output, runner_output.endswith("runner None\n")) == (0, True, True), (
-        runner_output
-    )
+    code, other = runners.end()
+    assert (code, "answers after" in other, other.endswith("runner None\n")) == (0, True, True), other
 
 
 @pytest.mark.heavy

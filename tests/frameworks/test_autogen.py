@@ -114,9 +114,7 @@ DONE = [("expert", "It is 42. DONE"), ("expert", "It is 72. DONE")]
 async def test_a_swarm(task: str, llm: agl.LLM) -> tuple[str, str]:
     async with client_of(llm) as client:
         front = AssistantAgent("front", client, handoffs=["expert"], system_message="Hand over.")
-        instruction = "Multiply. Say DONE at the end."
-        expert = AssistantAgent(
-            "expert", client, tools=[multiply], reflect_on_tool_use=True, system_message=instruction
-        )
+        role = "Multiply. Say DONE at the end."
+        expert = AssistantAgent("expert", client, tools=[multiply], reflect_on_tool_use=True, system_message=role)
         result = await Swarm([front, expert], termination_condition=TextMentionTermination("DONE")).run(task=task)
         return result.messages[-1].source, result.messages[-1].to_text()

@@ -57,11 +57,9 @@ def test_a_key_that_no_header_can_hold_is_refused_without_showing_it(
             pytest.skip("no environment holds it")
         monkeypatch.setenv("MY_PROVIDER_KEY", key)
         assert os.environ["MY_PROVIDER_KEY"] == key
-    api_key = key if place == "entry" else "os.environ/MY_PROVIDER_KEY"
+    value = key if place == "entry" else "os.environ/MY_PROVIDER_KEY"
     with pytest.raises(ValueError, match=r"model_list\[0\]\.litellm_params\.api_key") as caught:
-        ModelTable(
-            [{"model_name": "m", "litellm_params": {"model": "m", "api_base": "http://h/v1", "api_key": api_key}}]
-        )
+        ModelTable([{"model_name": "m", "litellm_params": {"model": "m", "api_base": "http://h/v1", "api_key": value}}])
     assert SECRET not in str(caught.value)
 
 

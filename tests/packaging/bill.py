@@ -28,10 +28,8 @@ RULE = "=" * 80 + "\n"
 def scripts() -> dict[str, dict[str, Any]]:
     """Return the packages whose code is in the page, by name, as the lock file describes them."""
     packages = json.loads((PAGE / "package-lock.json").read_text())["packages"]
-    shipped = {
-        path.rpartition("node_modules/")[2]: one for path, one in packages.items() if path and not one.get("dev")
-    }
-    return {name: shipped[name] for name in sorted(shipped) if name not in TYPES_ONLY}
+    parts = {path.rpartition("node_modules/")[2]: one for path, one in packages.items() if path and not one.get("dev")}
+    return {name: parts[name] for name in sorted(parts) if name not in TYPES_ONLY}
 
 
 def bill() -> dict[str, Any]:

@@ -126,10 +126,8 @@ seconds and has `_bucket`, `_count` and `_sum` behind its name. What to make of 
     yield table(("key", "what it holds"), [(f"`{getattr(semconv, name)}`", texts[name]) for name in KEYS_OF_SPANS])
     for title, group, before in KEYS:
         yield f"{title}:\n"
-        descriptions = meanings(semconv, group.__name__)
-        yield table(
-            ("key", "what it holds"), ((f"`{before}{each.value}`", descriptions[each.name]) for each in members(group))
-        )
+        docs = meanings(semconv, group.__name__)
+        yield table(("key", "what it holds"), ((f"`{before}{each.value}`", docs[each.name]) for each in members(group)))
     yield """### Attributes of others
 
 Keys of OpenTelemetry's conventions, and of the older system, that the gateway, the tracers and the traces of client

@@ -79,10 +79,10 @@ def main() -> None:
         await store.close()
         return count
 
-    report = {"best": result.best_prompt.template, "calls": result.bill.calls, "rollouts": asyncio.run(everything())}
+    facts = {"best": result.best_prompt.template, "calls": result.bill.calls, "rollouts": asyncio.run(everything())}
     states = [[version.version, version.state, version.score] for version in result.history]
     print(
-        json.dumps({**report, "states": states, "same": algorithm.get_best_prompt() == result.best_prompt}), flush=True
+        json.dumps({**facts, "states": states, "same": algorithm.get_best_prompt() == result.best_prompt}), flush=True
     )
 
 

@@ -396,9 +396,7 @@ async def test_waiting_for_one_rollout_twice_gives_it_twice(store: LightningStor
     started = await store.start_rollout("x")
     await store.finish_rollout(started.rollout_id)
     ids = [started.rollout_id, "no", started.rollout_id]
-    assert [rollout.rollout_id for rollout in await store.wait_for_rollouts(rollout_ids=ids)] == [
-        started.rollout_id
-    ] * 2
+    assert [each.rollout_id for each in await store.wait_for_rollouts(rollout_ids=ids)] == [started.rollout_id] * 2
 
 
 async def test_nothing_that_a_caller_holds_is_the_stores(store: LightningStore) -> None:

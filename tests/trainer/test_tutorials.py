@@ -58,7 +58,7 @@ def test_the_programs_of_a_lesson_print_what_it_says(
     pytest.importorskip("openai", reason="openai is not installed (the extra demo has it)")
     _, shown = run(lesson, monkeypatch, tmp_path)
     matches = [
-        hits for block in blocks_of(lesson, "python") for hits in re.findall(r"^print\(.*\)  # (.+)$", block, re.M)
+        text for block in blocks_of(lesson, "python") for text in re.findall(r"^print\(.*\)  # (.+)$", block, re.M)
     ]
     lines = shown.splitlines()
     assert matches

@@ -269,13 +269,10 @@ def main() -> int:
             file.write_text(json.dumps(result, indent=1, sort_keys=True))
             print(f"{name}: made", flush=True)
             continue
-        changes = differences(json.loads(file.read_text()), result)
-        equal &= not changes
+        diffs = differences(json.loads(file.read_text()), result)
+        equal &= not diffs
         print(
-            f"{name}: " + ("equal" if not changes else f"{len(changes)} differences"),
-            *changes[:20],
-            sep="\n  ",
-            flush=True,
+            f"{name}: " + ("equal" if not diffs else f"{len(diffs)} differences"), *diffs[:20], sep="\n  ", flush=True
         )
     return 0 if equal else 1
 

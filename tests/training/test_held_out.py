@@ -30,14 +30,8 @@ def earning(reward: Callable[[int, int], float]) -> Any:
 
 
 def run(reward: Callable[[int, int], float], model: Path, folder: Path, **settings: Any) -> GRPOResult:
-    arguments: dict[str, Any] = {
-        "max_steps": 2,
-        "eval_steps": 1,
-        "val_dataset": TASKS,
-        "trainer_run_id": "r",
-        **settings,
-    }
-    return fit(earning(reward), ["one", "two"], model=model, output_dir=folder, **arguments)
+    base: dict[str, Any] = {"max_steps": 2, "eval_steps": 1, "val_dataset": TASKS, "trainer_run_id": "r", **settings}
+    return fit(earning(reward), ["one", "two"], model=model, output_dir=folder, **base)
 
 
 async def test_the_best_step_and_the_alarm_follow_the_mean_of_graded_rewards(

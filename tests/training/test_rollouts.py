@@ -55,18 +55,16 @@ def _reward_span(claimed: AttemptedRollout, reward: float) -> Span:
 
 async def test_rollouts_come_back_in_the_order_of_the_requests(store: InMemoryLightningStore) -> None:
     assert await collect(store, [], timeout_seconds=30) == []
-    indices = list[int]()
-    collecting = asyncio.create_task(
-        collect(store, _requests("a", "b", "c"), timeout_seconds=30, on_done=indices.append)
-    )
+    order = list[int]()
+    collecting = asyncio.create_task(collect(store, _requests("a", "b", "c"), timeout_seconds=30, on_done=order.append))
     claims = [await _claim(store) for _ in range(3)]
     for claimed in reversed(claims):
         await _finish(store, claimed)
     rollouts = await collecting
     assert [rollout.input for rollout in rollouts] == ["a", "b", "c"]
     assert {rollout.status for rollout in rollouts} == {"succeeded"}
-    assert indices[-1] == 3
-    assert indices == sorted(indices)
+    assert order[-1] == 3
+    assert order == sorted(order)
 
 
 async def test_what_is_not_done_in_time_is_cancelled(store: InMemoryLightningStore) -> None:

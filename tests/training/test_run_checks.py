@@ -43,12 +43,10 @@ def test_a_group_that_a_cache_answered_in_part_compares_the_others_and_says_once
         result = fit(cached, ["a"], model=untrained_model, output_dir=tmp_path, batch_size=1, scale_rewards="none")
     first, _ = result.metrics
     assert (first.calls_trained, first.rollouts_excluded, first.mean_reward) == (2, {"no_call": 2}, 0.5)
-    messages = [
-        line.getMessage() for line in caplog.records if "no model call that can be trained" in line.getMessage()
-    ]
-    assert len(messages) == 1
-    assert messages[0].startswith("step 1: 2 of 4 rollouts")
-    assert "enable_disk_cache=False" in messages[0]
+    lines = [line.getMessage() for line in caplog.records if "no model call that can be trained" in line.getMessage()]
+    assert len(lines) == 1
+    assert lines[0].startswith("step 1: 2 of 4 rollouts")
+    assert "enable_disk_cache=False" in lines[0]
 
 
 class Listener(logging.Handler):

@@ -326,7 +326,5 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)  # 
 @pytest.mark.skipif(sys.platform != "linux", reason="the unit of ru_maxrss is that of Linux")
 def test_no_template_makes_a_process_large(pytestconfig: pytest.Config) -> None:
     command = [sys.executable, "-c", ATTACK, str(pytestconfig.rootpath)]
-    process = subprocess.run(
-        command, capture_output=True, text=True, check=True, cwd=pytestconfig.rootpath, timeout=110
-    )
-    assert int(process.stdout) < 500
+    run = subprocess.run(command, capture_output=True, text=True, check=True, cwd=pytestconfig.rootpath, timeout=110)
+    assert int(run.stdout) < 500

@@ -170,11 +170,8 @@ def test_flattened_headers_are_hidden_by_their_neighbour() -> None:
 
 
 def test_what_agent_and_model_said_is_not_searched_for_names() -> None:
-    attributes = {
-        "gen_ai.prompt.0.content": "my password: open sesame",
-        "gen_ai.completion.0.content": '{"token": "a"}',
-    }
-    assert without_secrets(attributes) is None
+    texts = {"gen_ai.prompt.0.content": "my password: open sesame", "gen_ai.completion.0.content": '{"token": "a"}'}
+    assert without_secrets(texts) is None
 
 
 def test_depth_and_length_are_bounded() -> None:

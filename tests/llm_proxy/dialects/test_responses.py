@@ -233,21 +233,16 @@ async def test_a_thought_that_is_kept_in_its_opaque_form_alone_goes_back_as_it_w
         thought = done[0]
     else:
         thought = (await agent.ask(**fields)).output[0].to_dict()
-    opaque = {
-        "type": "reasoning",
-        "id": thought["id"],
-        "summary": [],
-        "encrypted_content": thought["encrypted_content"],
-    }
+    bare = {"type": "reasoning", "id": thought["id"], "summary": [], "encrypted_content": thought["encrypted_content"]}
     reply = {"role": "assistant", "content": "ok"}
-    for form in (thought, opaque, {**opaque, "summary": [{"type": "summary_text", "text": "short"}]}):
+    for form in (thought, bare, {**bare, "summary": [{"type": "summary_text", "text": "short"}]}):
         await agent.ask(input=[{"role": "user", "content": "hi"}, form, reply], store=False)
         assert agent.asked["messages"][1] == {**reply, "reasoning_content": "hm \u00fc  \U0001f600 so"}
     calls = len(agent.harness.model.calls)
-    changed = opaque["encrypted_content"][:-6] + "AAAAAA"
-    for value in (changed, "\u00fc", "AAAA", opaque["encrypted_content"][:-4]):
+    changed = bare["encrypted_content"][:-6] + "AAAAAA"
+    for value in (changed, "\u00fc", "AAAA", bare["encrypted_content"][:-4]):
         with pytest.raises(openai.BadRequestError) as caught:
-            await agent.ask(input=[{**opaque, "encrypted_content": value}, reply])
+            await agent.ask(input=[{**bare, "encrypted_content": value}, reply])
         assert (caught.value.code, caught.value.param) == (
             "invalid_encrypted_content",
             "input[0].encrypted_content",

@@ -100,10 +100,8 @@ async def test_a_stream_has_the_time_until_its_first_bytes_and_then_all_that_it_
         first = await anext(stream)
         await asyncio.sleep(3 * SHORT)
         second.release()
-        pieces = [
-            chunk.choices[0].delta.content or "" for chunk in [first, *[c async for c in stream]] if chunk.choices
-        ]
-    assert "".join(pieces) == "you said hi"
+        texts = [chunk.choices[0].delta.content or "" for chunk in [first, *[c async for c in stream]] if chunk.choices]
+    assert "".join(texts) == "you said hi"
     assert await harness.states(attempt) == ["ok"]
 
 

@@ -106,11 +106,9 @@ async def test_a_page_that_loads_its_lists_after_the_cursor_loses_nothing(server
         await stream.next()
         ids = [(await server.enqueue_rollout(number)).rollout_id for number in range(20)]
         listed = {rollout.rollout_id for rollout in await server.query_rollouts(limit=10)}
-        ids_of_events = {
-            event["rollout_id"] for event in await stream.until(lambda event: event["rollout_id"] == ids[-1])
-        }
-    assert set(ids) <= ids_of_events | listed
-    assert set(ids) == ids_of_events
+        sent = {event["rollout_id"] for event in await stream.until(lambda event: event["rollout_id"] == ids[-1])}
+    assert set(ids) <= sent | listed
+    assert set(ids) == sent
 
 
 async def test_the_life_of_a_rollout_is_told_with_its_attempt(server: LightningStoreServer) -> None:

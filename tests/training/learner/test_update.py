@@ -57,32 +57,24 @@ def test_the_figures_of_each_token_are_those_of_the_loss(policy: Policy) -> None
     distributions = [distribution(policy, row, 0.8) for row in rows]
     result = policy.update(rows, advantages, temperature=0.8)
     loss = 0.0
-    for number, (row, figures) in enumerate(zip(rows, result.rows, strict=True)):
+    for number, (row, trace) in enumerate(zip(rows, result.rows, strict=True)):
         trained = [position for position, bit in enumerate(row.mask) if bit]
         every = distributions[number]
         own = torch.stack([every[position - 1, row.token_ids[position]] for position in trained])
         entropy = -(every.exp() * every).sum(dim=-1)[[position - 1 for position in trained]]
         engine = np.float32([row.logprobs[position] for position in trained])
-        assert figures["engine_logprobs"].tobytes() == engine.tobytes()  # bit for bit
-        assert figures["trainer_logprobs"] == pytest.approx(own.numpy(), abs=1e-5)
-        assert figures["entropy"] == pytest.approx(entropy.numpy(), abs=1e-5)
-        assert figures["ratio"] == pytest.approx(
-            np.exp(figures["trainer_logprobs"] - figures["engine_logprobs"]), rel=1e-5
-        )
-        gains = figures["ratio"] * figures["advantage"], np.clip(figures["ratio"], 0.8, 1.28) * figures["advantage"]
-        assert (figures["clipped"] > 0).tolist() == (gains[1] < gains[0]).tolist()
-        assert (figures["advantage"] == np.float32(advantages[number])).all()
-        loss -= float((figures["weight"] * np.minimum(*gains)).sum())
-        for array in (
-            figures["trainer_logprobs"],
-            figures["entropy"],
-            figures["ratio"],
-            figures["weight"],
-            figures["advantage"],
-        ):
+        assert trace["engine_logprobs"].tobytes() == engine.tobytes()  # bit for bit
+        assert trace["trainer_logprobs"] == pytest.approx(own.numpy(), abs=1e-5)
+        assert trace["entropy"] == pytest.approx(entropy.numpy(), abs=1e-5)
+        assert trace["ratio"] == pytest.approx(np.exp(trace["trainer_logprobs"] - trace["engine_logprobs"]), rel=1e-5)
+        gains = trace["ratio"] * trace["advantage"], np.clip(trace["ratio"], 0.8, 1.28) * trace["advantage"]
+        assert (trace["clipped"] > 0).tolist() == (gains[1] < gains[0]).tolist()
+        assert (trace["advantage"] == np.float32(advantages[number])).all()
+        loss -= float((trace["weight"] * np.minimum(*gains)).sum())
+        for array in (trace["trainer_logprobs"], trace["entropy"], trace["ratio"], trace["weight"], trace["advantage"]):
             assert array.dtype == np.float32
-    assert any(figures["clipped"].any() for figures in result.rows)
-    assert sum(float(figures["weight"].sum()) for figures in result.rows) == pytest.approx(1.0)
+    assert any(trace["clipped"].any() for trace in result.rows)
+    assert sum(float(trace["weight"].sum()) for trace in result.rows) == pytest.approx(1.0)
     assert result.figures["loss"] == pytest.approx(loss, rel=1e-5)
 
 

@@ -351,7 +351,5 @@ async def test_a_request_has_one_authorization_the_one_of_its_headers(name: str)
         await connections.request("GET", "/", {}, None, 5.0)
         await connections.request("GET", "/", {name: "Bearer t"}, None, 5.0)
         connections.close()
-    authorizations = [
-        [line for line in head.split(b"\r\n") if line.lower().startswith(b"authorization")] for head in heads
-    ]
-    assert authorizations == [[b"authorization: Basic dXNlcjpwYXNz"], [name.encode() + b": Bearer t"]]
+    values = [[line for line in head.split(b"\r\n") if line.lower().startswith(b"authorization")] for head in heads]
+    assert values == [[b"authorization: Basic dXNlcjpwYXNz"], [name.encode() + b": Bearer t"]]

@@ -49,13 +49,12 @@ def test_the_weights_are_those_that_peft_merges(untrained_model: Path, tmp_path:
     merge_adapters(folder, rank=4, alpha=12)
     merged, loading_info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     assert (set(loading_info["missing_keys"]), set(loading_info["unexpected_keys"])) == (set(), set())
-    expected = made.merge_and_unload().state_dict()
+    target = made.merge_and_unload().state_dict()
     for name, tensor in merged.state_dict().items():
-        torch.testing.assert_close(tensor, expected[name], rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(tensor, target[name], rtol=1e-6, atol=1e-7)
     before: Any = AutoModelForCausalLM.from_pretrained(untrained_model)
     assert not torch.equal(
-        before.state_dict()["model.layers.0.self_attn.q_proj.weight"],
-        expected["model.layers.0.self_attn.q_proj.weight"],
+        before.state_dict()["model.layers.0.self_attn.q_proj.weight"], target["model.layers.0.self_attn.q_proj.weight"]
     )
     suffixes = [".json"] * (1 + (files > 1)) + [".safetensors"] * files
     assert sorted(path.suffix for path in folder.iterdir()) == suffixes
