@@ -32,14 +32,14 @@ def failed(state: str, text: str) -> list[Span]:
 
 
 def test_each_call_says_who_saw_it_how_it_ended_and_where_it_went() -> None:
-    explanation = TracerTraceToTriplet().explain([*two_turns(), *failed("upstream_error", "no such model")])
-    a, b, x = explanation.calls
+    story = TracerTraceToTriplet().explain([*two_turns(), *failed("upstream_error", "no such model")])
+    a, b, x = story.calls
     assert (a.seen_by, a.matched_by, a.call.agent) == ("both", "response_id", "planner")
     assert (a.row, a.begins) == (1, "first_call")
     assert (b.seen_by, b.matched_by, b.row, b.begins, b.has_tokens) == ("gateway", None, 2, "tokenisation", True)
     assert (x.row, x.reason, x.error, x.has_tokens) == (None, "upstream_error", "no such model", False)
     assert (b.prompt_tokens, b.completion_tokens) == (5, 1)
-    assert [each.number for each in explanation.trainable] == [1, 2]
+    assert [each.number for each in story.trainable] == [1, 2]
 
 
 def test_it_prints_as_a_table_with_the_seams_below() -> None:
@@ -81,9 +81,9 @@ def test_counts_are_shown_where_the_ids_were_not_kept() -> None:
     ],
 )
 def test_a_rollout_without_a_trainable_call_is_an_error_that_says_what_to_try(spans: list[Span], advice: str) -> None:
-    explanation = TracerTraceToTriplet().explain(spans)
+    story = TracerTraceToTriplet().explain(spans)
     with pytest.raises(NoTrainableCallError) as raised:
-        explanation.require_trainable()
+        story.require_trainable()
     assert isinstance(raised.value, ValueError)
     assert isinstance(raised.value, AgentLightningError)
     assert advice in str(raised.value)
@@ -95,17 +95,17 @@ def test_a_rollout_with_one_trainable_call_is_no_error() -> None:
 
 
 def test_what_an_adapter_leaves_out_is_said_to_be_left_out_by_it() -> None:
-    explanation = TracerTraceToTriplet(agent_match="critic").explain(two_turns())
-    assert explanation.counts() == {"not_selected": 2}
-    assert "look at its agent_match" in str(explanation)
+    story = TracerTraceToTriplet(agent_match="critic").explain(two_turns())
+    assert story.counts() == {"not_selected": 2}
+    assert "look at its agent_match" in str(story)
     assert LlmProxyTraceToTriplet().explain(two_turns()).counts() == {}
 
 
 def test_several_attempts_are_explained_together() -> None:
     first = gateway_call("a", 1, [1], [2], attempt_id="at-1")
     second = gateway_call("b", 2, [1, 2, 3], [4], attempt_id="at-2")
-    explanation = TracerTraceToTriplet().explain([*first, *second])
-    assert [(each.number, each.row, each.begins) for each in explanation.calls] == [
+    story = TracerTraceToTriplet().explain([*first, *second])
+    assert [(each.number, each.row, each.begins) for each in story.calls] == [
         (1, 1, "first_call"),
         (2, 1, "first_call"),
     ]

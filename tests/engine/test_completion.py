@@ -22,12 +22,11 @@ PLAIN = {"seed": 3, "max_tokens": 40}
 
 
 def drawn(
-    adjustments: tuple[int, ...], *, temperature: float = 1.0, top_p: float = 1.0, **settings: object
+    drawn_ids: tuple[int, ...], *, temperature: float = 1.0, top_p: float = 1.0, **settings: object
 ) -> Counter[int]:
     changes = Adjustments(**settings) if settings else None  # type: ignore[arg-type]  # of the right types
     made = [
-        Completion((5,), 9, temperature, top_p, n, adjustments=changes, token_ids=list(adjustments))
-        for n in range(3000)
+        Completion((5,), 9, temperature, top_p, n, adjustments=changes, token_ids=list(drawn_ids)) for n in range(3000)
     ]
     ids, recorded = draw(LOGITS.repeat(3000, 1), made)
     own = (LOGITS / temperature).log_softmax(dim=-1)
@@ -43,7 +42,7 @@ def changed(changes: dict[int, float]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("adjustments", "settings", "logits"),
+    ("drawn_ids", "settings", "logits"),
     [
         ((), {"temperature": 0.5}, LOGITS / 0.5),
         ((), {"temperature": 2.0}, LOGITS / 2),
@@ -58,9 +57,9 @@ def changed(changes: dict[int, float]) -> torch.Tensor:
     ],
 )
 def test_tokens_are_drawn_as_often_as_the_settings_say(
-    adjustments: tuple[int, ...], settings: dict[str, object], logits: torch.Tensor
+    drawn_ids: tuple[int, ...], settings: dict[str, object], logits: torch.Tensor
 ) -> None:
-    counts = drawn(adjustments, **settings)  # type: ignore[arg-type]  # of the right types
+    counts = drawn(drawn_ids, **settings)  # type: ignore[arg-type]  # of the right types
     for token, p in enumerate(logits.softmax(dim=-1).tolist()):
         assert abs(counts[token] / 3000 - p) <= 6 * math.sqrt(p * (1 - p) / 3000) + 1e-9
 

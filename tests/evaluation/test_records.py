@@ -49,29 +49,25 @@ def recorded() -> tuple[EvaluationResult, dict[str, Any]]:
 
 
 def test_a_record_is_read_again_as_the_same_result(recorded: tuple[EvaluationResult, dict[str, Any]]) -> None:
-    evaluation, data = recorded
-    again = read_again(data, evaluation.run_id)
-    assert again.rollouts == evaluation.rollouts
-    assert (again.rewards, again.outcomes, again.failures) == (
-        evaluation.rewards,
-        evaluation.outcomes,
-        evaluation.failures,
-    )
+    first, data = recorded
+    again = read_again(data, first.run_id)
+    assert again.rollouts == first.rollouts
+    assert (again.rewards, again.outcomes, again.failures) == (first.rewards, first.outcomes, first.failures)
     assert list(again.slices) == ["level=0", "level=1"]
     assert [task.input for task in again.tasks] == data["tasks"]
-    compared = evaluation.compare(again)
+    compared = first.compare(again)
     assert (compared.pairs, compared.unpaired, compared.p_value) == (11, 1, 1.0)
 
 
 def test_figures_are_in_the_record_for_other_readers_and_no_task(
     recorded: tuple[EvaluationResult, dict[str, Any]],
 ) -> None:
-    evaluation, data = recorded
-    interval = evaluation.interval()
+    first, data = recorded
+    interval = first.interval()
     assert interval is not None
     assert data["interval"] == {"mean": interval.mean, "low": interval.low, "high": interval.high, "method": "wilson"}
     assert set(data["dimensions"]) == {"right", "speed"}
-    assert (data["value"], data["failures"]) == (evaluation.mean_reward, {"ConnectionError": 2})
+    assert (data["value"], data["failures"]) == (first.mean_reward, {"ConnectionError": 2})
     assert data["slices"][:2] == [["level=0"], ["level=1"]]
     assert "'n'" not in str(data)
 
@@ -102,14 +98,14 @@ def test_equal_tasks_are_compared_with_those_of_their_place_after_stopping_early
 def test_a_record_that_is_too_large_holds_rewards_by_task_or_figures_alone(
     recorded: tuple[EvaluationResult, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    evaluation, data = recorded
+    first, data = recorded
     monkeypatch.setattr(records, "MOST_BYTES", len(json.dumps(data["samples"])))
-    smaller = record_of(evaluation, data["tasks"])
+    smaller = record_of(first, data["tasks"])
     again = read_again(smaller)
     assert smaller["left_out"] == ["samples"]
-    assert (again.rewards, again.left_out) == (evaluation.rewards, ("samples",))
+    assert (again.rewards, again.left_out) == (first.rewards, ("samples",))
     monkeypatch.setattr(records, "MOST_BYTES", 10)
-    smallest = record_of(evaluation, data["tasks"])
+    smallest = record_of(first, data["tasks"])
     assert smallest["left_out"] == ["samples", "slices", "tasks", "rewards"]
     assert result_of(smallest) is None
     assert smallest["interval"] == data["interval"]

@@ -311,13 +311,8 @@ def test_settings_come_from_arguments_then_environment_then_defaults(monkeypatch
     monkeypatch.setenv("AGL_MANAGED_STORE", "0")
     read = ClientServerExecutionStrategy()
     assert (read.role, read.server_host, read.server_port, read.managed_store) == ("runner", "10.0.0.4", 10000, False)
-    explicit = ClientServerExecutionStrategy(role="both", server_host="127.0.0.1", server_port=1, managed_store=True)
-    assert (explicit.role, explicit.server_host, explicit.server_port, explicit.managed_store) == (
-        "both",
-        "127.0.0.1",
-        1,
-        True,
-    )
+    own = ClientServerExecutionStrategy(role="both", server_host="127.0.0.1", server_port=1, managed_store=True)
+    assert (own.role, own.server_host, own.server_port, own.managed_store) == ("both", "127.0.0.1", 1, True)
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [

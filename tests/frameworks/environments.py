@@ -193,11 +193,11 @@ def lock(group: Group) -> None:
     out.write_text(
         f"# The versions that this folder's tests ran with, on Python {PYTHON}.\n{_anywhere(out.read_text())}"
     )
-    for files in group.folder.glob("commands-*.in"):
-        own = files.with_suffix(".txt")
-        _, _, versions_of_python = files.read_text().partition(";")
+    for file in group.folder.glob("commands-*.in"):
+        own = file.with_suffix(".txt")
+        _, _, versions_of_python = file.read_text().partition(";")
         options = ["--no-header", "--no-annotate", "--quiet", "--python-version", PYTHON, "--output-file"]
-        uv("pip", "compile", *options, own, files)
+        uv("pip", "compile", *options, own, file)
         lines = _anywhere(own.read_text()).splitlines()
         own.write_text("".join(f"{line} ;{versions_of_python.rstrip()}\n" for line in lines))
 

@@ -28,7 +28,7 @@ def said(request: dict[str, Any]) -> str:
 
 def between(name: str, text: str) -> list[str]:
     """Return what stands between marks of this name."""
-    return [matches[1] for matches in re.findall(rf"<({name}-[0-9a-f]{{12}})>\n(.*?)\n</\1>", text, re.DOTALL)]
+    return [pair[1] for pair in re.findall(rf"<({name}-[0-9a-f]{{12}})>\n(.*?)\n</\1>", text, re.DOTALL)]
 
 
 def grades(request: dict[str, Any]) -> str:

@@ -57,12 +57,12 @@ def test_the_programs_of_a_lesson_print_what_it_says(
 ) -> None:
     pytest.importorskip("openai", reason="openai is not installed (the extra demo has it)")
     _, shown = run(lesson, monkeypatch, tmp_path)
-    matches = [
+    notes = [
         text for block in blocks_of(lesson, "python") for text in re.findall(r"^print\(.*\)  # (.+)$", block, re.M)
     ]
     lines = shown.splitlines()
-    assert matches
-    for expected in matches:
+    assert notes
+    for expected in notes:
         pattern = re.escape(expected).replace(re.escape("..."), ".*")
         assert any(re.fullmatch(pattern, line.rstrip()) for line in lines), f"{expected!r} in {shown}"
 

@@ -112,9 +112,7 @@ async def test_structured_output(task: str, llm: agl.LLM, way: str) -> Product:
     if way == "structured_llm":
         return (await model.as_structured_llm(Product).achat([ChatMessage(task)])).raw
     if way == "tool":
-        form = FunctionTool.from_defaults(
-            fn=lambda **fields: fields, name="Product", description="p", fn_schema=Product
-        )
+        form = FunctionTool.from_defaults(fn=lambda **form: form, name="Product", description="p", fn_schema=Product)
         reply = await model.achat_with_tools([form], user_msg=task, tool_required=True)
         (tool_call,) = model.get_tool_calls_from_response(reply)
         return Product(**tool_call.tool_kwargs)

@@ -222,7 +222,7 @@ async def test_anthropics_messages_get_the_body_too_translated_or_not(harness: G
 
 
 @pytest.mark.parametrize(
-    ("route", "fields", "dialects"),
+    ("route", "body", "dialects"),
     [
         ("/v1/chat/completions", {"messages": HI["messages"]}, None),
         ("/v1/chat/completions", {"messages": HI["messages"], "stream": True}, None),
@@ -234,16 +234,14 @@ async def test_anthropics_messages_get_the_body_too_translated_or_not(harness: G
     ],
 )
 async def test_headers_go_out_with_every_request(
-    harness: GatewayHarness, route: str, fields: Any, dialects: Any, monkeypatch: pytest.MonkeyPatch
+    harness: GatewayHarness, route: str, body: Any, dialects: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OUR_TENANT", TENANT)
     headers = {"X-Tenant": "os.environ/OUR_TENANT", "User-Agent": "our agents/1", "anthropic-beta": "ours"}
     chosen = {} if dialects is None else {"dialects": dialects}
     harness.proxy.update_model_list([harness.model.entry("policy", extra_headers=headers, **chosen)])
     url = harness.url(await harness.attempt(), route)
-    async with harness.session.post(
-        url, json={"model": "policy", **fields}, headers={"anthropic-beta": "its"}
-    ) as reply:
+    async with harness.session.post(url, json={"model": "policy", **body}, headers={"anthropic-beta": "its"}) as reply:
         assert reply.status == 200
         await reply.read()
     sent = harness.model.calls[-1].headers

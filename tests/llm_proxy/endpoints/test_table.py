@@ -161,14 +161,12 @@ async def test_a_fallback_that_cannot_be_asked_in_any_form_is_passed_over(backup
         assert (await asked_and_answered(harness, attempt))["model"] == "backup"
 
 
-@pytest.mark.parametrize(
-    ("route", "prompt"), [("/v1/completions", {"prompt": "hi"}), ("/v1/embeddings", {"input": "h"})]
-)
-async def test_other_routes_have_fallbacks_too(backup: ModelServer, route: str, prompt: Any) -> None:
+@pytest.mark.parametrize(("route", "text"), [("/v1/completions", {"prompt": "hi"}), ("/v1/embeddings", {"input": "h"})])
+async def test_other_routes_have_fallbacks_too(backup: ModelServer, route: str, text: Any) -> None:
     async with gateway(backup) as harness:
         harness.model.faults = [Fault(500)]
         attempt = await harness.attempt()
-        assert (await harness.post(harness.url(attempt, route), {"model": "policy", **prompt}))[0] == 200
+        assert (await harness.post(harness.url(attempt, route), {"model": "policy", **text}))[0] == 200
         assert [call.path for call in backup.calls] == [route]
 
 

@@ -312,16 +312,12 @@ async def test_changes_of_runs_are_told_beside_those_of_rollouts(server: Lightni
         await server.start_run("r")
         await server.start_run("of another")
         await server.add_run_records("r", [RunRecord(kind="step", step=3)])
-        run_events: list[Any] = []
-        while not run_events or run_events[-1]["last_step"] is None:
+        changes: list[Any] = []
+        while not changes or changes[-1]["last_step"] is None:
             kind, data = await stream.next()
-            run_events += [data] if kind == "run" else []
-        assert {each["run_id"] for each in run_events} == {"r"}
-        assert (run_events[-1]["state"], run_events[-1]["last_step"], run_events[-1]["records"]) == (
-            "running",
-            3,
-            {"step": 1},
-        )
+            changes += [data] if kind == "run" else []
+        assert {each["run_id"] for each in changes} == {"r"}
+        assert (changes[-1]["state"], changes[-1]["last_step"], changes[-1]["records"]) == ("running", 3, {"step": 1})
         rollout = await server.enqueue_rollout("x", run_id="r")
         [event] = await stream.until(lambda data: True)
         assert event["rollout_id"] == rollout.rollout_id

@@ -72,9 +72,7 @@ def test_packed_rows_have_the_probabilities_and_the_gradient_of_single_rows(fami
 
 def test_logits_are_made_for_trained_tokens_alone(policy: Policy) -> None:
     shapes: list[tuple[int, ...]] = []
-    policy.model.get_output_embeddings().register_forward_hook(
-        lambda *arguments: shapes.append(tuple(arguments[2].shape))
-    )
+    policy.model.get_output_embeddings().register_forward_hook(lambda *args: shapes.append(tuple(args[2].shape)))
     rows = make_rows(4, 80)
     trained = sum(sum(row.mask) for row in rows)
     for packed in (False, True):
