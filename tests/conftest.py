@@ -1,4 +1,4 @@
-"""Servers that tests of several folders use, started when the first test asks; what a test leaves in the process."""
+"""Servers that tests of several folders use, started when the first test asks; checks of what a test leaves behind."""
 
 import gc
 import logging
@@ -32,7 +32,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a shell's background
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Let the collector look for the tests' own garbage only: what is loaded with them is some million objects."""
+    """Let the collector search the tests' own garbage only: the loaded modules are some million objects."""
     gc.disable()
     try:
         return (yield)
@@ -60,7 +60,7 @@ def no_secrets_of_another_test() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="module")
 def leaks_are_found_where_they_are_made() -> Iterator[None]:
-    """What a module leaves open warns while that module runs, not in whichever test the collector runs by chance."""
+    """Report leaks while the module that makes them runs, not in whichever test the collector runs by chance."""
     yield
     gc.collect()
     gc.freeze()  # what stays was imported by a test, or belongs to the session

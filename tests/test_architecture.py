@@ -38,15 +38,15 @@ def test_every_package_is_in_the_picture() -> None:
 
 def test_no_folder_of_a_model_is_read_as_a_program() -> None:
     wrong: list[str] = []
-    seen = 0
+    count = 0
     for path in (ROOT / "agentlightning").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
                 continue
             if node.func.attr in ("from_pretrained", "from_config") and ast.unparse(node.func.value).startswith("Auto"):
-                seen += 1
-                given = {each.arg: ast.unparse(each.value) for each in node.keywords}
-                if given.get("trust_remote_code") != "False":
+                count += 1
+                keywords = {each.arg: ast.unparse(each.value) for each in node.keywords}
+                if keywords.get("trust_remote_code") != "False":
                     wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}")
     assert not wrong
-    assert seen > 5
+    assert count > 5

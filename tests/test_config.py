@@ -139,9 +139,9 @@ class Modern:
 )
 def test_each_type_is_read_as_people_write_it(words: str, expected: dict[str, Any], tmp_path: Path) -> None:
     argv = ["--modern.path", str(tmp_path), *(word.replace("\u00a0", " ") for word in words.split(" "))]
-    given = lightning_cli(Modern, argv=argv).given
-    assert {name: given[name] for name in expected} == expected
-    assert given["path"] == tmp_path
+    values = lightning_cli(Modern, argv=argv).given
+    assert {name: values[name] for name in expected} == expected
+    assert values["path"] == tmp_path
 
 
 def test_a_value_that_is_none_of_the_choices_ends_with_usage(capsys: pytest.CaptureFixture[str]) -> None:

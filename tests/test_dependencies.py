@@ -1,4 +1,4 @@
-"""What may be installed: no version with a published hole, and what the tests ran with is among it."""
+"""Versions that may be installed: none has a published vulnerability, and those of the tests are among them."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ HOLES = {
 
 
 def _requirements(texts: list[str]) -> dict[str, Requirement]:
-    found = [Requirement(text) for text in texts]
-    return {canonicalize_name(one.name): one for one in found}
+    requirements = [Requirement(text) for text in texts]
+    return {canonicalize_name(one.name): one for one in requirements}
 
 
 EXTRAS = [text for extra in PROJECT["optional-dependencies"].values() for text in extra]
@@ -56,8 +56,8 @@ def test_what_the_tests_ran_with_may_be_installed(file: str) -> None:
     refused = {
         name: version
         for name, version in pinned.items()
-        if (known := ALL.get(canonicalize_name(name))) is not None
-        and not known.specifier.contains(version, prereleases=True)
+        if (requirement := ALL.get(canonicalize_name(name))) is not None
+        and not requirement.specifier.contains(version, prereleases=True)
     }
     assert refused == {}
 

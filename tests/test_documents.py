@@ -1,4 +1,4 @@
-"""What the documents name exists: files, functions, modules, attributes; and what they print as Python runs."""
+"""Everything that the documents name exists: files, functions, modules, attributes; the Python that they print runs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ each_document = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: 
 each_of_ours = pytest.mark.parametrize(
     "document", [each for each in DOCUMENTS if each != SNIPPETS], ids=lambda path: str(path.relative_to(ROOT))
 )
-"""All but the one that quotes paths of others; that its tests are there, tests/seeds/test_table.py asserts."""
+"""All files but the one that quotes paths of others; tests/seeds/test_table.py checks that its tests exist."""
 
 
 def prose(document: Path) -> str:
@@ -101,7 +101,7 @@ def test_every_link_of_a_document_leads_to_a_file(document: Path) -> None:
 
 
 def test_every_page_is_reached_from_the_index() -> None:
-    """By its own row, or from the index of its folder."""
+    """A page has a row of its own there, or in the index of its folder."""
     indexes = [path for path in BELOW if path.name in ("index.md", "README.md")]
     reached = {(path.parent / link).resolve() for path in indexes for link in re.findall(r"\]\(([^)#]+)", prose(path))}
     assert [
@@ -147,8 +147,8 @@ def test_every_dotted_name_of_the_package_that_a_document_uses_exists(document: 
     if document == SNIPPETS:
         return
     names = set(re.findall(r"\bagentlightning(?:\.\w+)+", as_it_works(document)))
-    known = SETTINGS_OF_VERL if document.name in VERL_PAGES else frozenset[str]()
-    assert sorted(name for name in names if not (name in known or is_attribute_key(name) or is_importable(name))) == []
+    verl = SETTINGS_OF_VERL if document.name in VERL_PAGES else frozenset[str]()
+    assert sorted(name for name in names if not (name in verl or is_attribute_key(name) or is_importable(name))) == []
 
 
 def as_it_works(document: Path) -> str:
@@ -159,7 +159,7 @@ def as_it_works(document: Path) -> str:
 
 VERL_PAGES = ("verl.md", "scale-with-verl.md")
 SETTINGS_OF_VERL = frozenset(f"agentlightning.{name}" for name in (*OWN, *GONE, *OURS))
-"""Of VERL's configuration, in which our settings have this name before them."""
+"""Settings of VERL's configuration, in which our settings have this name before them."""
 
 
 def is_attribute_key(name: str) -> bool:
@@ -177,9 +177,9 @@ def is_importable(name: str) -> bool:
     parts = name.split(".")
     for length in range(len(parts), 0, -1):
         try:
-            found: object = importlib.import_module(".".join(parts[:length]))
+            value: object = importlib.import_module(".".join(parts[:length]))
             for part in parts[length:]:
-                found = getattr(found, part)
+                value = getattr(value, part)
         except (ModuleNotFoundError, AttributeError):
             continue
         return True

@@ -1,4 +1,4 @@
-"""What a bare import may load, that every public name exists, and that no module depends on itself."""
+"""A bare import loads few modules, every public name exists, and no module depends on itself."""
 
 from __future__ import annotations
 
@@ -246,24 +246,24 @@ def test_no_module_depends_on_itself() -> None:
 def _strongly_connected(graph: grimp.ImportGraph) -> list[set[str]]:
     """Return the strongly connected components: modules that reach each other."""
     below = {module: _reachable(graph, module) for module in graph.modules}
-    left, found = set(graph.modules), list[set[str]]()
-    while left:
-        module = next(iter(left))
+    remaining, components = set(graph.modules), list[set[str]]()
+    while remaining:
+        module = next(iter(remaining))
         component = {module} | {other for other in below[module] if module in below[other]}
-        left -= component
-        found.append(component)
-    return found
+        remaining -= component
+        components.append(component)
+    return components
 
 
 def _reachable(graph: grimp.ImportGraph, module: str) -> set[str]:
-    seen: set[str] = set()
+    modules: set[str] = set()
     todo = [module]
     while todo:
         for imported in graph.find_modules_directly_imported_by(todo.pop()):
-            if imported not in seen:
-                seen.add(imported)
+            if imported not in modules:
+                modules.add(imported)
                 todo.append(imported)
-    return seen
+    return modules
 
 
 NAMED_BY_DOCUMENTS = """adapter.base algorithm.FastAlgorithm algorithm.base algorithm.decorator contrib.reward.agentos
@@ -277,9 +277,9 @@ trainer.trainer types.core types.tracer utils.env utils.otel"""
 def test_the_modules_that_documents_name_are_attributes_after_the_bare_import(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As if no other import had bound any of them."""
-    found: Any = agl
+    """No other import may have bound any of them."""
+    value: Any = agl
     for name in path.split("."):
-        if "__getattr__" in vars(found) and isinstance(vars(found).get(name), types.ModuleType):
-            monkeypatch.delattr(found, name)
-        found = getattr(found, name)
+        if "__getattr__" in vars(value) and isinstance(vars(value).get(name), types.ModuleType):
+            monkeypatch.delattr(value, name)
+        value = getattr(value, name)

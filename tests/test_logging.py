@@ -148,13 +148,13 @@ def test_each_line_may_be_one_json_object(tmp_path: Path, capsys: pytest.Capture
         except KeyError:
             logging.getLogger("agentlightning.runner").exception("two\nlines, %s", {"of": "it"})
     [line] = path.read_text().splitlines()
-    told = json.loads(line)
+    entry = json.loads(line)
     assert capsys.readouterr().err == line + "\n"
-    assert told["message"] == "two\nlines, {'of': 'it'}"
-    assert (told["level"], told["logger"], told["process"]) == ("ERROR", "agentlightning.runner", os.getpid())
-    assert (told["run_id"], told["rollout_id"], "attempt_id" in told) == ("run-1", "ro-2", False)
-    assert told["time"].endswith("+00:00")
-    assert told["exception"].endswith("KeyError: 'x'")
+    assert entry["message"] == "two\nlines, {'of': 'it'}"
+    assert (entry["level"], entry["logger"], entry["process"]) == ("ERROR", "agentlightning.runner", os.getpid())
+    assert (entry["run_id"], entry["rollout_id"], "attempt_id" in entry) == ("run-1", "ro-2", False)
+    assert entry["time"].endswith("+00:00")
+    assert entry["exception"].endswith("KeyError: 'x'")
 
 
 @pytest.mark.parametrize("other", [{"formatter": logging.Formatter()}, {"color": {"show_path": False}}])
@@ -185,9 +185,9 @@ async def test_what_is_logged_while_an_attempt_runs_has_its_ids() -> None:
         rollout = await store.enqueue_rollout("it", run_id=None)
         with runner.run_context(agent=agent, store=store):
             await runner.iter()
-        told = [json.loads(line) for line in stream.getvalue().splitlines()]
+        entries = [json.loads(line) for line in stream.getvalue().splitlines()]
         [mine] = [
-            line for line in told if line["message"] == "working on it" and line["rollout_id"] == rollout.rollout_id
+            line for line in entries if line["message"] == "working on it" and line["rollout_id"] == rollout.rollout_id
         ]
         [attempt] = await store.query_attempts(rollout.rollout_id)
         assert mine["attempt_id"] == attempt.attempt_id

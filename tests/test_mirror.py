@@ -69,7 +69,7 @@ FILES = {
         cli/test_hostile_names cli/test_looking cli/test_monitoring cli/test_serve cli/test_serving_commands
     """,
 }
-"""Reason, and the files that it holds for."""
+"""The reason, and the files that it applies to."""
 
 
 def names_no_module(file: str) -> bool:

@@ -1,4 +1,4 @@
-"""What a process keeps to itself: where a secret comes from, what is left of it, and who is handed it."""
+"""Secrets in a process: the source of each, what remains of it, and the processes that get it."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def test_many_threads_that_ask_at_once_all_get_it(monkeypatch: pytest.MonkeyPatc
         token = f"token-{number}"
         monkeypatch.setenv("AGL_TOKEN", token)
         with ThreadPoolExecutor(4) as threads:
-            got = [asked.result() for asked in [threads.submit(server_token) for _ in range(4)]]
+            got = [future.result() for future in [threads.submit(server_token) for _ in range(4)]]
         assert got == [token] * 4
 
 

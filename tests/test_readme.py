@@ -1,4 +1,4 @@
-"""The README keeps its word: its program runs as printed, and every make target that a document names is there."""
+"""The README is correct: its program runs as printed, and every make target that a document names exists."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_every_make_target_and_variable_that_a_document_names_is_in_the_makefile
     targets = set(re.findall(r"^([a-z][\w-]*):", makefile, re.MULTILINE))
     commands = re.findall(r"^(?:\$ )?make ([a-z][\w-]*)((?: [A-Z_]+=)*)", code_of(document), re.MULTILINE)
     assert {target for target, _ in commands} <= targets
-    variables = {name for _, given in commands for name in re.findall(r"[A-Z_]+", given)}
+    variables = {name for _, arguments in commands for name in re.findall(r"[A-Z_]+", arguments)}
     assert variables <= set(re.findall(r"\$\(([A-Z_]+)\)", makefile))
 
 

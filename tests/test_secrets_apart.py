@@ -82,9 +82,9 @@ def planted() -> tuple[str, str]:
 
 
 def environment(user: Unprivileged, folder: Path, planted: tuple[str, str], **further: str) -> dict[str, str]:
-    kept = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
+    variables = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
     here = {"HOME": str(folder), "TMPDIR": str(folder), "PYTHONPATH": f"{folder}{os.pathsep}{user.path}"}
-    return {**kept, **here, "AGL_TOKEN": planted[0], "PROVIDER_KEY": planted[1], **further}
+    return {**variables, **here, "AGL_TOKEN": planted[0], "PROVIDER_KEY": planted[1], **further}
 
 
 def task_of(planted: tuple[str, str]) -> dict[str, Any]:
@@ -110,9 +110,9 @@ def test_the_attack_finds_what_is_not_protected(folder: Path, planted: tuple[str
     finally:
         decoy.kill()
         decoy.wait()
-    found = json.loads(done.stderr)["found"]
-    assert [line for line in found if line.startswith("token-") and f"environ of {decoy.pid} " in line]
-    assert [line for line in found if line.startswith("provider") and f"environ of {decoy.pid} " in line]
+    lines = json.loads(done.stderr)["found"]
+    assert [line for line in lines if line.startswith("token-") and f"environ of {decoy.pid} " in line]
+    assert [line for line in lines if line.startswith("provider") and f"environ of {decoy.pid} " in line]
 
 
 @pytest.mark.heavy
@@ -149,8 +149,8 @@ async def test_a_program_finds_nothing_in_runner_store_gateway_and_guard(
         [ended] = await client.wait_for_rollouts(rollout_ids=[rollout.rollout_id], timeout=120)
         assert ended.status == "succeeded", (folder / "errors").read_text()
         spans = await client.query_spans(rollout.rollout_id)
-        said = [text for span in spans for text in map(str, span.attributes.values()) if '"found"' in text]
-        assert '\\"found\\": []' in said[0] or '"found": []' in said[0], said[0]
+        texts = [text for span in spans for text in map(str, span.attributes.values()) if '"found"' in text]
+        assert '\\"found\\": []' in texts[0] or '"found": []' in texts[0], texts[0]
     finally:
         if client is not None:
             await client.close()
@@ -184,9 +184,9 @@ def test_what_an_agent_starts_finds_nothing_and_the_agents_own_key_stays(
     )
     assert done.returncode == 0, done.stderr
     [file] = folder.glob("said-*.json")
-    said = json.loads(file.read_text())
-    assert said["found"] == []
-    assert not {"AGL_TOKEN", "PROVIDER_KEY"} & {*said["own"], *said["here"]}
-    assert said["agents_own"] == said["own"]["MY_OWN_KEY"] == "of the agent"
-    assert said["key"].startswith("agl-")
+    report = json.loads(file.read_text())
+    assert report["found"] == []
+    assert not {"AGL_TOKEN", "PROVIDER_KEY"} & {*report["own"], *report["here"]}
+    assert report["agents_own"] == report["own"]["MY_OWN_KEY"] == "of the agent"
+    assert report["key"].startswith("agl-")
     assert planted[0] not in file.read_text()

@@ -48,11 +48,11 @@ def test_a_test_that_passes_alone_is_reported_and_lets_the_stage_pass(folder: Pa
             in done.stdout
         )
         assert done.stdout.count(f"AssertionError: first run of {number}") >= 2  # where it failed, and under unsteady
-    said = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "tests.unsteady"],
         cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=100,
     )  # fmt: skip
-    assert "- test_it.py::test_fails_once[0] (check one" in said.stdout
+    assert "- test_it.py::test_fails_once[0] (check one" in process.stdout
 
 
 def test_a_test_that_fails_again_fails_the_stage(folder: Path) -> None:

@@ -47,7 +47,7 @@ class FailedTestsOnceMore:
             return
         unsteady = [test for test in self._tracebacks if self._passes_alone(test)]
         self._keep(unsteady)
-        of_check = sum(kept["check"] == self._check for kept in read(FILE))
+        of_check = sum(entry["check"] == self._check for entry in read(FILE))
         if of_check > MOST:
             self._outcome.append(f"{of_check} unsteady tests in this check: at most {MOST} are let through")
         elif len(unsteady) == len(self._tracebacks):
@@ -78,13 +78,13 @@ class FailedTestsOnceMore:
         with FILE.open("a", encoding="utf-8") as file:
             for test in unsteady:
                 traceback = self._tracebacks[test]
-                kept = {"check": self._check, "test": test, "seed": self._seed(), "traceback": traceback}
-                file.write(json.dumps(kept) + "\n")
+                entry = {"check": self._check, "test": test, "seed": self._seed(), "traceback": traceback}
+                file.write(json.dumps(entry) + "\n")
                 self._outcome += [f"unsteady, passed alone: {test} (Hypothesis seed: {self._seed()})", traceback]
 
     def _seed(self) -> str:
-        given = self._config.getoption("--hypothesis-seed", default=None)
-        return str(given) if given is not None else "fixed, by CI" if os.environ.get("CI") else "drawn anew"
+        seed = self._config.getoption("--hypothesis-seed", default=None)
+        return str(seed) if seed is not None else "fixed, by CI" if os.environ.get("CI") else "drawn anew"
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -64,9 +64,9 @@ def reward(
     id: str, parent: str | None, at: float | None, value: Any, links: dict[str, str] | None = None, **more: Any
 ) -> Span:
     attributes: dict[str, Any] = {"agentlightning.reward.0.name": "primary", "agentlightning.reward.0.value": value}
-    for index, (key, wanted) in enumerate((links or {}).items()):
+    for index, (key, value_match) in enumerate((links or {}).items()):
         attributes[f"agentlightning.link.{index}.key_match"] = key
-        attributes[f"agentlightning.link.{index}.value_match"] = wanted
+        attributes[f"agentlightning.link.{index}.value_match"] = value_match
     return with_attributes(span(id, NOTE, parent, at, at, **more), attributes)
 
 
@@ -123,12 +123,12 @@ def gateway_call(
 
 def said(messages: list[dict[str, Any]], answer: str | None = None) -> dict[str, Any]:
     """The words of a call as attributes of a span: roles and texts of the prompt, and the text of the answer."""
-    told: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
     for index, message in enumerate(messages):
-        told |= {f"gen_ai.prompt.{index}.{key}": value for key, value in message.items()}
+        attributes |= {f"gen_ai.prompt.{index}.{key}": value for key, value in message.items()}
     if answer is not None:
-        told |= {"gen_ai.completion.0.role": "assistant", "gen_ai.completion.0.content": answer}
-    return told
+        attributes |= {"gen_ai.completion.0.role": "assistant", "gen_ai.completion.0.content": answer}
+    return attributes
 
 
 def conversation(*texts: str, system: str | None = None) -> list[dict[str, Any]]:
@@ -151,6 +151,6 @@ def spoken_call(
 ) -> list[Span]:
     """The gateway's two spans of a call with its words."""
     request, record = gateway_call(call_id, sequence_id, prompt, completion, **more)
-    kept = {key: value for key, value in request.attributes.items() if not key.startswith("gen_ai.prompt")}
-    request = request.model_copy(update={"attributes": {**kept, **said(messages, answer)}})
+    others = {key: value for key, value in request.attributes.items() if not key.startswith("gen_ai.prompt")}
+    request = request.model_copy(update={"attributes": {**others, **said(messages, answer)}})
     return [request, record]

@@ -12,7 +12,7 @@ PAGE = Path(__file__).parents[2] / "docs/deep-dive/tokens-and-samples.md"
 
 
 def drawn() -> dict[str, list[str]]:
-    """Return what stands behind `call 1 prompt`, `row 1 mask` and so on, word by word."""
+    """Return the text after `call 1 prompt`, `row 1 mask` and so on, word by word."""
     section = PAGE.read_text().partition("\n## A seam\n")[2].partition("\n## ")[0]
     lines = re.findall(r"^(call \d (?:prompt|answer)|row \d (?:tokens|mask)) +(.+)$", section, re.MULTILINE)
     return {name: text.replace("│", " ").split() for name, text in lines}

@@ -1,4 +1,4 @@
-"""What became of each call, as a value and as the table that a person reads."""
+"""The outcome of each call, as a value and as the table that a person reads."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def failed(state: str, text: str) -> list[Span]:
 
 
 def test_each_call_says_who_saw_it_how_it_ended_and_where_it_went() -> None:
-    told = TracerTraceToTriplet().explain([*two_turns(), *failed("upstream_error", "no such model")])
-    a, b, x = told.calls
+    story = TracerTraceToTriplet().explain([*two_turns(), *failed("upstream_error", "no such model")])
+    a, b, x = story.calls
     assert (a.seen_by, a.matched_by, a.call.agent) == ("both", "response_id", "planner")
     assert (a.row, a.begins) == (1, "first_call")
     assert (b.seen_by, b.matched_by, b.row, b.begins, b.has_tokens) == ("gateway", None, 2, "tokenisation", True)
     assert (x.row, x.reason, x.error, x.has_tokens) == (None, "upstream_error", "no such model", False)
     assert (b.prompt_tokens, b.completion_tokens) == (5, 1)
-    assert [each.number for each in told.trainable] == [1, 2]
+    assert [each.number for each in story.trainable] == [1, 2]
 
 
 def test_it_prints_as_a_table_with_the_seams_below() -> None:
@@ -53,8 +53,8 @@ def test_it_prints_as_a_table_with_the_seams_below() -> None:
 
 
 def test_a_call_that_continues_its_row_says_so() -> None:
-    told = TracerTraceToTriplet().explain([*gateway_call("a", 1, [1], [2]), *gateway_call("b", 2, [1, 2, 3], [4])])
-    assert [each.cells()[-2:] for each in told.calls] == [("1", "first_call"), ("1", "continues its row")]
+    story = TracerTraceToTriplet().explain([*gateway_call("a", 1, [1], [2]), *gateway_call("b", 2, [1, 2, 3], [4])])
+    assert [each.cells()[-2:] for each in story.calls] == [("1", "first_call"), ("1", "continues its row")]
 
 
 def test_counts_are_shown_where_the_ids_were_not_kept() -> None:
@@ -81,9 +81,9 @@ def test_counts_are_shown_where_the_ids_were_not_kept() -> None:
     ],
 )
 def test_a_rollout_without_a_trainable_call_is_an_error_that_says_what_to_try(spans: list[Span], advice: str) -> None:
-    told = TracerTraceToTriplet().explain(spans)
+    story = TracerTraceToTriplet().explain(spans)
     with pytest.raises(NoTrainableCallError) as raised:
-        told.require_trainable()
+        story.require_trainable()
     assert isinstance(raised.value, ValueError)
     assert isinstance(raised.value, AgentLightningError)
     assert advice in str(raised.value)
@@ -95,24 +95,27 @@ def test_a_rollout_with_one_trainable_call_is_no_error() -> None:
 
 
 def test_what_an_adapter_leaves_out_is_said_to_be_left_out_by_it() -> None:
-    told = TracerTraceToTriplet(agent_match="critic").explain(two_turns())
-    assert told.counts() == {"not_selected": 2}
-    assert "look at its agent_match" in str(told)
+    story = TracerTraceToTriplet(agent_match="critic").explain(two_turns())
+    assert story.counts() == {"not_selected": 2}
+    assert "look at its agent_match" in str(story)
     assert LlmProxyTraceToTriplet().explain(two_turns()).counts() == {}
 
 
 def test_several_attempts_are_explained_together() -> None:
     first = gateway_call("a", 1, [1], [2], attempt_id="at-1")
     second = gateway_call("b", 2, [1, 2, 3], [4], attempt_id="at-2")
-    told = TracerTraceToTriplet().explain([*first, *second])
-    assert [(each.number, each.row, each.begins) for each in told.calls] == [(1, 1, "first_call"), (2, 1, "first_call")]
+    story = TracerTraceToTriplet().explain([*first, *second])
+    assert [(each.number, each.row, each.begins) for each in story.calls] == [
+        (1, 1, "first_call"),
+        (2, 1, "first_call"),
+    ]
 
 
 def test_a_user_reads_it_without_a_tracer_or_a_gateway_of_ours() -> None:
-    asked: dict[str, Any] = {
+    attributes: dict[str, Any] = {
         "gen_ai.request.model": "m",
         "gen_ai.usage.input_tokens": 7,
         "gen_ai.operation.name": "chat",
     }
-    (call,) = TracerTraceToTriplet().explain([with_attributes(span("t", "chat m", None, 1, 2), asked)]).calls
+    (call,) = TracerTraceToTriplet().explain([with_attributes(span("t", "chat m", None, 1, 2), attributes)]).calls
     assert (call.model, call.prompt_tokens, call.completion_tokens, call.seen_by) == ("m", 7, None, "tracer")

@@ -1,4 +1,4 @@
-"""Spans as chat messages with tools, also from spans that are not as they should be."""
+"""Spans as chat messages with tools, also from malformed spans."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ TOOL = {"name": "add", "description": "adds", "parameters": {"type": "object"}}
 
 
 def said(id: str = "c", parent: str | None = None, **attributes: Any) -> Span:
-    told = {f"gen_ai.{key}".replace("__", "."): value for key, value in attributes.items()}
-    return with_attributes(span(id, CHAT, parent, 0, 1), told)
+    values = {f"gen_ai.{key}".replace("__", "."): value for key, value in attributes.items()}
+    return with_attributes(span(id, CHAT, parent, 0, 1), values)
 
 
 def test_a_conversation_with_a_tool_is_told_in_openais_form() -> None:
@@ -66,9 +66,9 @@ def test_several_turns_keep_tool_calls_and_their_results() -> None:
 
 def test_the_tool_calls_of_an_answer_come_from_child_spans_where_it_tells_none() -> None:
     call = said(completion__0__role="assistant", completion__0__finish_reason="tool_calls")
-    told = {"tool.call.id": "t1", "tool.call.type": "function", "tool.name": "add", "tool.parameters": '{"a": 1}'}
-    child = with_attributes(span("k", "tool", "c", 0, 1), told)
-    stranger = with_attributes(span("m", "tool", "elsewhere", 0, 1), told)
+    tool = {"tool.call.id": "t1", "tool.call.type": "function", "tool.name": "add", "tool.parameters": '{"a": 1}'}
+    child = with_attributes(span("k", "tool", "c", 0, 1), tool)
+    stranger = with_attributes(span("m", "tool", "elsewhere", 0, 1), tool)
     messages = TraceToMessages()([call, child, stranger])[0]["messages"]
     assert messages == [{"role": "assistant", "content": None, "tool_calls": [CALL]}]
 
@@ -78,7 +78,7 @@ def test_a_call_through_the_gateway_is_told_once() -> None:
     call = GatewayCall("ro", "at", 1, request={"messages": [{"role": "user", "content": "hi"}], "tools": tools})
     message = {"role": "assistant", "content": None, "tool_calls": [CALL]}
     call.answered({"id": "x", "choices": [{"message": message, "finish_reason": "tool_calls"}]}, None)
-    told = {
+    expected = {
         "messages": [
             {"role": "user", "content": "hi"},
             {"role": "assistant", "content": None, "tool_calls": [CALL]},
@@ -86,9 +86,9 @@ def test_a_call_through_the_gateway_is_told_once() -> None:
         "tools": tools,
     }
     gateway = spans_of(call)
-    assert TraceToMessages()(gateway) == [told]
-    seen = said(prompt__0__role="user", prompt__0__content="hi", response__id="x")
-    assert len(TraceToMessages()([*gateway, seen])) == 1
+    assert TraceToMessages()(gateway) == [expected]
+    client_call = said(prompt__0__role="user", prompt__0__content="hi", response__id="x")
+    assert len(TraceToMessages()([*gateway, client_call])) == 1
 
 
 def test_content_in_parts_is_told_in_parts() -> None:
@@ -131,13 +131,13 @@ def test_spans_that_are_no_calls_tell_nothing() -> None:
 
 
 def test_a_call_is_told_once_whoever_recorded_it() -> None:
-    asked = conversation("six times seven?")
+    attributes = conversation("six times seven?")
     words = [Event(name="gen_ai.user.message", attributes={"content": "six times seven?"})]
     agent = with_attributes(span("a", "invoke_agent", None, 0, 9), {"gen_ai.operation.name": "invoke_agent"})
     model = with_attributes(span("m", "chat", "a", 1, 8), {"gen_ai.operation.name": "chat"})
-    client = with_attributes(span("c", CHAT, None, 2, 7), {"gen_ai.response.id": "r", **_said(asked, "42")})
+    client = with_attributes(span("c", CHAT, None, 2, 7), {"gen_ai.response.id": "r", **_said(attributes, "42")})
     spans = [
-        *spoken_call("g", 1, [1], [2], asked, "42", response_id="r", start=3),
+        *spoken_call("g", 1, [1], [2], attributes, "42", response_id="r", start=3),
         agent.model_copy(update={"events": words}),
         model.model_copy(update={"events": words, "scope": {"name": "framework"}}),
         client,

@@ -144,8 +144,8 @@ def traces(draw: st.DrawFn) -> list[Span]:
     for place in range(1, draw(st.integers(2, 12))):
         start, end = sorted((draw(st.integers(0, 6)), draw(st.integers(0, 6))))
         parent = draw(st.integers(0, place - 1))
-        known = draw(st.integers(0, 9)) > 0
-        spans.append(span(str(place), "n", str(parent), float(start) if known else None, float(end)))
+        has_time = draw(st.integers(0, 9)) > 0
+        spans.append(span(str(place), "n", str(parent), float(start) if has_time else None, float(end)))
     return spans
 
 
@@ -158,12 +158,12 @@ def slowly_repaired(spans: list[Span]) -> dict[str, str]:
     order = fork.traverse()[1:]
     parents = {child.id: node.id for node in tree.traverse() for child in node.children}
     moving = list(fork.children)
-    left = len(moving)
+    count = len(moving)
     for child in moving:
         best: tuple[float, int] | None = None
         for place, other in enumerate(order):
             times = (child.start_time, child.end_time, other.start_time, other.end_time)
-            if left == 1 or other is child or None in times:
+            if count == 1 or other is child or None in times:
                 continue
             start, end, begin, finish = (time or 0.0 for time in times)
             above, at = False, other.id
@@ -174,7 +174,7 @@ def slowly_repaired(spans: list[Span]) -> dict[str, str]:
                 best = min(best or (finish - begin, place), (finish - begin, place))
         if best is not None:
             parents[child.id] = order[best[1]].id
-            left -= 1
+            count -= 1
     return parents
 
 

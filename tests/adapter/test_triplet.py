@@ -1,4 +1,4 @@
-"""Triplets beyond the worked examples: two recordings of one call, links, scopes, and what is left out and why."""
+"""Triplets beyond the worked examples: two recordings of one call, links, scopes, and excluded calls with reasons."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def test_what_the_gateway_writes_is_read_back_exactly(adapter: TraceToTripletBas
     assert triplet.prompt["token_ids"] == [1, 2]
     assert triplet.response["token_ids"] == [7, 8]
     assert triplet.response["token_logprobs"] == [-0.25, -1.0]
-    known = {key: triplet.metadata[key] for key in ("call_id", "response_id", "finish_reason", "weight_version")}
-    assert known == {
+    values = {key: triplet.metadata[key] for key in ("call_id", "response_id", "finish_reason", "weight_version")}
+    assert values == {
         "call_id": call.call_id,
         "response_id": "chatcmpl-1",
         "finish_reason": "length",
@@ -68,9 +68,9 @@ def test_the_default_adapter_also_tells_what_was_said() -> None:
 
 def test_a_call_seen_by_tracer_and_gateway_is_one_triplet_with_the_place_of_one_and_the_tokens_of_the_other() -> None:
     planner = with_attributes(span("P", "p", None, 0, 9), {"agent.name": "planner"})
-    seen = chat("c", "P", 1, 2, response_id="chatcmpl-1", sequence_id=9)
+    client_call = chat("c", "P", 1, 2, response_id="chatcmpl-1", sequence_id=9)
     record = gateway_call("call-1", 3, [1], [2], response_id="chatcmpl-1", start=1.1)
-    (triplet,) = TracerTraceToTriplet()([*record, planner, seen])
+    (triplet,) = TracerTraceToTriplet()([*record, planner, client_call])
     assert triplet.metadata["agent_name"] == "planner"
     assert triplet.metadata["call_id"] == "call-1"
     assert (triplet.prompt["token_ids"], triplet.response["token_ids"]) == ([1], [2])
@@ -167,10 +167,10 @@ def test_all_links_must_hold_and_a_link_that_meets_nothing_gives_the_reward_to_n
 
 
 def test_a_link_may_name_what_only_the_gateway_recorded() -> None:
-    seen = [chat(f"c{n}", None, n, n + 0.5, response_id=f"chatcmpl-{n}") for n in (1, 2)]
+    client_calls = [chat(f"c{n}", None, n, n + 0.5, response_id=f"chatcmpl-{n}") for n in (1, 2)]
     records = [made for n in (1, 2) for made in gateway_call(f"call-{n}", n, [1], [2], response_id=f"chatcmpl-{n}")]
     linked = reward("r", None, 9, 1.0, links={"agentlightning.call.id": "call-1"})
-    assert rewards(TracerTraceToTriplet()([*seen, *records, linked])) == {"chatcmpl-1": 1.0, "chatcmpl-2": None}
+    assert rewards(TracerTraceToTriplet()([*client_calls, *records, linked])) == {"chatcmpl-1": 1.0, "chatcmpl-2": None}
 
 
 def two_agents() -> list[Span]:
@@ -277,19 +277,19 @@ def test_two_spans_of_one_response_are_one_call() -> None:
 
 def test_images_are_found_in_lists_and_in_text() -> None:
     parts = [{"type": "text", "text": "look"}, {"type": "image_url", "image_url": {"url": "http://x/1.png"}}]
-    asked = {
+    attributes = {
         "gen_ai.prompt.0.role": "user",
         "gen_ai.prompt.0.content": repr(parts),
         "gen_ai.prompt.1.role": "user",
         "gen_ai.prompt.1.content": '[{"type": "image_url", "image_url": {"url": "http://x/2.png"}}]',
         "gen_ai.prompt.2.content": "an image_url in words",
     }
-    (triplet,) = TracerTraceToTriplet()([with_attributes(chat("c1", None, 1, 2), asked)])
+    (triplet,) = TracerTraceToTriplet()([with_attributes(chat("c1", None, 1, 2), attributes)])
     assert triplet.prompt["image_urls"] == ["http://x/1.png", "http://x/2.png"]
 
 
 def test_request_and_response_are_told_without_messages_and_tokens() -> None:
-    told = {
+    attributes = {
         "agentlightning.operation.input.model": "m",
         "agentlightning.operation.input.messages.0.role": "user",
         "agentlightning.operation.input.messages.0.content": "hi",
@@ -298,7 +298,7 @@ def test_request_and_response_are_told_without_messages_and_tokens() -> None:
         "agentlightning.operation.output.prompt_token_ids": [1],
         "agentlightning.operation.output.response_token_ids.0": [2],
     }
-    (triplet,) = TracerTraceToTriplet()([with_attributes(span("c", "openai.chat.completion", None, 0, 1), told)])
+    (triplet,) = TracerTraceToTriplet()([with_attributes(span("c", "openai.chat.completion", None, 0, 1), attributes)])
     assert triplet.metadata["request"] == {"model": "m"}
     assert triplet.metadata["response"] == {"id": "x"}
     assert triplet.prompt["raw_content"] == [{"role": "user", "content": "hi"}]
@@ -335,14 +335,14 @@ def test_the_search_for_calls_can_begin_within_a_larger_tree() -> None:
         [SESSION, chat("c1", "S", 1, 2), span("n", "openai.chat.completion", "S", 3, 4), chat("c2", "S", 5, 6)]
     )
 
-    def found(**told: Any) -> list[tuple[str, str]]:
-        return [(node.id, name) for node, name in tree.find_llm_calls(**told)]
+    def found(**options: Any) -> list[tuple[str, str]]:
+        return [(node.id, name) for node, name in tree.find_llm_calls(**options)]
 
     every = [("c1", "*"), ("n", "*"), ("c2", "*")]
-    known = {"c1"}
+    ids = {"c1"}
     first = {"llm_call_match": r"openai\.chat\.completion", "agent_match": None, "within_matching_subtree": "*"}
-    assert found(**first, within_reward=False, within_llm_call=False, existing_llm_call_response_ids=known) == every[1:]
-    assert known == {"c1", "c2"}
+    assert found(**first, within_reward=False, within_llm_call=False, existing_llm_call_response_ids=ids) == every[1:]
+    assert ids == {"c1", "c2"}
     assert found(within_reward=None, within_llm_call=None, existing_llm_call_response_ids=None) == every
     assert found(within_reward=True) == []
     assert found(within_llm_call=True) == [("c1", "*"), ("c2", "*")]

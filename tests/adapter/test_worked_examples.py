@@ -51,8 +51,8 @@ def test_a_triplet_has_exactly_these_fields_where_nothing_more_is_known() -> Non
 
 def test_a_second_reward_goes_to_the_call_before_that_and_a_third_is_lost() -> None:
     calls = [SESSION, chat("c1", "S", 1, 2), chat("c2", "S", 3, 4)]
-    given = [reward("r1", "S", 5, 0.1), reward("r2", "S", 6, 0.9), reward("r3", "S", 7, 0.3)]
-    reading = TracerTraceToTriplet().read([*calls, *given])
+    reward_spans = [reward("r1", "S", 5, 0.1), reward("r2", "S", 6, 0.9), reward("r3", "S", 7, 0.3)]
+    reading = TracerTraceToTriplet().read([*calls, *reward_spans])
     assert rewards(reading.triplets) == {"c1": 0.9, "c2": 0.1}
     assert [(problem.kind, problem.span_id) for problem in reading.problems] == [("lost_reward", "r3")]
 
@@ -100,15 +100,15 @@ def test_the_calls_of_a_grader_are_left_out_and_its_reward_goes_to_the_agent() -
 
 
 def test_the_calls_of_a_grader_are_kept_on_request_or_if_it_has_another_name() -> None:
-    kept = TracerTraceToTriplet(exclude_llm_call_in_reward=False)
-    assert rewards(kept(graded("agentlightning.reward"))) == {"c1": None, "g1": 1.0}
+    adapter = TracerTraceToTriplet(exclude_llm_call_in_reward=False)
+    assert rewards(adapter(graded("agentlightning.reward"))) == {"c1": None, "g1": 1.0}
     assert rewards(TracerTraceToTriplet()(graded("grade"))) == {"c1": None, "g1": 1.0}
 
 
 def proxy_trace(reward_number: int) -> list[Span]:
-    given = reward("r", None, 2.7, 1.0, sequence_id=reward_number)
+    reward_span = reward("r", None, 2.7, 1.0, sequence_id=reward_number)
     calls = [text_call("c1", 1, [1, 2], [3]), text_call("c2", 2, [1, 2, 3, 4], [5]), text_call("c3", 4, [6], [7])]
-    return [calls[2], given, *calls[:2]]
+    return [calls[2], reward_span, *calls[:2]]
 
 
 def test_gateway_spans_alone_are_ordered_and_rewarded_by_their_numbers() -> None:
@@ -173,8 +173,8 @@ def test_a_reward_as_it_is_on_the_wire() -> None:
         "agentlightning.link.0.key_match": "gen_ai.response.id",
         "agentlightning.link.0.value_match": "chatcmpl-7",
     }
-    given = with_attributes(span("r", "agentlightning.annotation", "S", 9, 9), wire)
-    spans = [SESSION, chat("c1", "S", 1, 2, response_id="chatcmpl-7"), chat("c2", "S", 3, 4), given]
+    annotation = with_attributes(span("r", "agentlightning.annotation", "S", 9, 9), wire)
+    spans = [SESSION, chat("c1", "S", 1, 2, response_id="chatcmpl-7"), chat("c2", "S", 3, 4), annotation]
     first, second = TracerTraceToTriplet()(spans)
     assert (first.reward, first.metadata["rewards"]) == (1.0, {"task_completion": 1.0, "efficiency": 0.8})
     assert second.reward is None

@@ -63,7 +63,7 @@ def positional(store: Any, /) -> None: ...
 
 
 @pytest.mark.parametrize(
-    ("function", "settings", "said"),
+    ("function", "settings", "message"),
     [
         (learning_rate, {}, "parameter 'learning_rate'; it can give: store, adapter"),
         (positional, {}, "'store' is positional-only: remove the '/'"),
@@ -72,9 +72,9 @@ def positional(store: Any, /) -> None: ...
     ],
 )
 def test_a_function_that_cannot_be_called_is_refused_when_decorated(
-    function: Any, settings: dict[str, Any], said: str
+    function: Any, settings: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(TypeError, match=said):
+    with pytest.raises(TypeError, match=message):
         agl.algo(**settings)(function)
 
 

@@ -13,7 +13,7 @@ BASELINE = EvaluationResult(tuple(EvaluatedTask(n, (EvaluatedRollout("", "scored
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({}, "either a baseline or a threshold"),
         ({"baseline": BASELINE, "threshold": 0.5}, "either a baseline or a threshold"),
@@ -24,8 +24,8 @@ BASELINE = EvaluationResult(tuple(EvaluatedTask(n, (EvaluatedRollout("", "scored
         ({"threshold": 0.5, "batch": 0}, "batch=0"),
     ],
 )
-def test_a_rule_that_cannot_be_is_refused(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_a_rule_that_cannot_be_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         SequentialStop(**settings)
 
 

@@ -105,7 +105,7 @@ def test_the_log_shows_as_much_of_each_span_as_its_verbosity_says(
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"n_epochs": 0}, "n_epochs"),
         ({"max_queue_length": 0}, "max_queue_length"),
@@ -115,8 +115,8 @@ def test_the_log_shows_as_much_of_each_span_as_its_verbosity_says(
         ({}, "Baseline needs tasks"),
     ],
 )
-def test_a_wrong_setting_or_no_task_is_refused(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(agl.BadRequestError, match=said):
+def test_a_wrong_setting_or_no_task_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(agl.BadRequestError, match=message):
         fit(agent, [], **settings)
 
 

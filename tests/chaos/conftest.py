@@ -1,4 +1,4 @@
-"""Every test of this folder runs on every backend that it can."""
+"""Every test of this folder runs on every backend that supports it."""
 
 from __future__ import annotations
 

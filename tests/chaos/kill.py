@@ -43,7 +43,7 @@ _CROSSINGS: dict[Where, int] = {"any moment": 300, "primitive": 300, "before com
 
 @dataclass(frozen=True)
 class Trap:
-    """Where a server is killed: at the `count`-th crossing of a place, or `count` ms after its first answer."""
+    """The place where a server is killed: the `count`-th crossing of a place, or `count` ms after its first answer."""
 
     where: Where
     count: int
@@ -62,13 +62,13 @@ def set_trap(trap: Trap, store: Any) -> None:
     """Put the trap around the backend's writes; it kills the process."""
     if trap.where == "any moment":
         return
-    left = trap.count
+    remaining = trap.count
     run = store._backend.run
 
     def cross(where: Where) -> None:
-        nonlocal left
-        left -= where == trap.where
-        if left <= 0:
+        nonlocal remaining
+        remaining -= where == trap.where
+        if remaining <= 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
     async def run_with_trap(script: Callable[[Any], Any], *, write: bool = True) -> Any:
@@ -109,7 +109,7 @@ class Server(StoreProcess):
     """A store server that falls into traps."""
 
     data_can_be_read = True
-    """While it is dead."""
+    """Whether the data can be read while it is dead."""
 
     def __init__(self, place: Place) -> None:
         super().__init__(place.spec)
@@ -124,7 +124,7 @@ class Server(StoreProcess):
         self.start(functools.partial(set_trap, trap))
 
     def await_death(self) -> None:
-        """Return when the trap has snapped."""
+        """Return when the trap has fired."""
         if (code := self.joined()) != -signal.SIGKILL:
             raise RuntimeError(f"the store server did not fall into its trap: exit code {code}")
 
@@ -160,7 +160,7 @@ class Database:
         return self._store.is_alive()
 
     def await_death(self) -> None:
-        """Not for this one: it has no traps."""
+        """Do nothing: the database has no traps."""
         raise NotImplementedError
 
     def kill(self) -> None:
@@ -219,7 +219,7 @@ def work(endpoint: str, name: str, seed: int, pipe: Connection) -> None:
 
 
 class Crowd:
-    """The clients, and all the facts that they were told, in the order in which the news came."""
+    """The clients, and all the facts that they reported, in the order in which they arrived."""
 
     def __init__(self, endpoint: str, seed: int) -> None:
         self.facts: list[Fact] = []
@@ -251,7 +251,7 @@ class Crowd:
                     self._news.notify_all()
 
     def await_news(self, server: Server | Database) -> bool:
-        """Return True when a client is told something more, False if the server dies before that.
+        """Return True when a client reports another fact, False if the server dies before that.
 
         Raises:
             RuntimeError: a client failed, or nothing came for long.
@@ -297,7 +297,7 @@ _NONE = Trap("any moment", 0)
 
 @dataclass
 class Point:
-    """One kill: where, how many facts were acknowledged before, how long until the next one, and what was wrong."""
+    """One kill: its place, the facts acknowledged before, the time until the next one, and the problems."""
 
     number: int
     trap: Trap
@@ -369,9 +369,9 @@ def look(place: Place, facts: list[Fact], *, complete: bool) -> list[str]:
         async with place.opened() as store:
             return await problems(store, facts, complete=complete)
 
-    found = asyncio.run(read())
+    differences = asyncio.run(read())
     verdict = place.integrity()
-    return found if verdict == "ok" else [*found, f"integrity: {verdict}"]
+    return differences if verdict == "ok" else [*differences, f"integrity: {verdict}"]
 
 
 @contextlib.contextmanager

@@ -40,7 +40,7 @@ from tests.algorithm.parts import ask, calls_of, refused, rollouts_of, say
 
 STEPS, TASKS, EACH = 3, 4, 8
 LIMIT_SECONDS = 12.0
-"""Of an attempt; one that hangs goes on for longer."""
+"""Limit of an attempt; one that hangs goes on for longer."""
 FATES = {
     "good": 12,
     "raises": 2,
@@ -51,18 +51,18 @@ FATES = {
     "is refused": 2,
     "leaves a call": 2,
 }
-"""What may befall a rollout, and how often in relation to the others."""
+"""The fates of a rollout, each with its relative frequency."""
 
 
 def fate_of(metadata: Mapping[str, Any]) -> tuple[str, float]:
-    """Return what is to befall the rollout, and the part of its reward that its reply does not decide."""
+    """Return the fate of the rollout, and the part of its reward that its reply does not decide."""
     chance = random.Random(f"{metadata['step']} {metadata['task']} {metadata['sample']}")
     return chance.choices(list(FATES), list(FATES.values()))[0], chance.random()
 
 
 @agl.rollout
 def agent(task: str, llm: agl.LLM, rollout: AttemptedRollout) -> float:
-    """Two calls and a reward, unless something befalls it in between."""
+    """Make two calls and return a reward, unless the fate of the rollout intervenes."""
     fate, share = fate_of(rollout.metadata or {})
     messages: list[dict[str, Any]] = [say(task)]
     messages.append(ask(llm, messages))
@@ -118,9 +118,9 @@ async def update_anew(store: LightningStore, settings: GRPOSettings) -> list[str
             and rollout.status == "succeeded"
         ]
         good.sort(key=lambda rollout: ((rollout.metadata or {})["task"], (rollout.metadata or {})["sample"]))
-        found = [await evidence(store, rollout) for rollout in good]
+        rollout_evidence = [await evidence(store, rollout) for rollout in good]
         groups = [(rollout.metadata or {})["task"] for rollout in good]
-        rows = choose_rows(read_records(found, TracerTraceToTriplet()), groups, Ledger(step=step), settings)
+        rows = choose_rows(read_records(rollout_evidence, TracerTraceToTriplet()), groups, Ledger(step=step), settings)
         policy.update(
             rows.samples,
             rows.advantages,
@@ -140,7 +140,7 @@ async def account(folder: Path, settings: GRPOSettings, result: Any) -> dict[str
     store = agl.SQLiteLightningStore(folder / "store.db")
     rollouts = await rollouts_of(store)
     ledger = await check_ledger(store, "r")
-    found = {
+    entries = {
         "wrong": ledger.wrong,
         "captured": ledger.captured,
         "calls": len(await calls_of(store, rollouts)),
@@ -160,7 +160,7 @@ async def account(folder: Path, settings: GRPOSettings, result: Any) -> dict[str
         "anew": await update_anew(store, settings),
     }
     await store.close()
-    return found
+    return entries
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ Fact = list[Any]
 
 
 class Actor:
-    """Calls a store, and counts and notes what it was answered."""
+    """Calls a store, and counts and records the answers."""
 
     def __init__(self, store: LightningStore, name: str, seed: int, note: Callable[[Fact], None]) -> None:
         self.name = name
@@ -69,13 +69,13 @@ class Producer(Actor):
         return EnqueueRolloutRequest(input=plan, config=config)
 
     async def _wait(self, rollout_ids: list[str]) -> None:
-        left = rollout_ids
-        while left:
-            ended = await self.do("wait_for_rollouts", rollout_ids=left, timeout=self.random.choice((0.05, 5.0)))
+        remaining = rollout_ids
+        while remaining:
+            ended = await self.do("wait_for_rollouts", rollout_ids=remaining, timeout=self.random.choice((0.05, 5.0)))
             for rollout in ended:
                 self.note(["waited", rollout.rollout_id])
             done = {rollout.rollout_id for rollout in ended}
-            left = [rollout_id for rollout_id in left if rollout_id not in done]
+            remaining = [rollout_id for rollout_id in remaining if rollout_id not in done]
 
 
 class Worker(Actor):
@@ -146,13 +146,13 @@ class Publisher(Actor):
 async def problems(store: LightningStore, facts: Iterable[Fact], *, complete: bool) -> list[str]:
     """Return how a store differs from the facts. If every call was answered (`complete`), it is exactly what they say;
     else it holds what they say, and what they do not mention is not looked at."""
-    known: dict[str, list[Fact]] = defaultdict(list)
+    facts_by_kind: dict[str, list[Fact]] = defaultdict(list)
     for fact in facts:
-        known[fact[0]].append(fact)
-    mentioned = {fact[2 if fact[0] == "enqueued" else 1] for name in known for fact in known[name]}
+        facts_by_kind[fact[0]].append(fact)
+    mentioned = {fact[2 if fact[0] == "enqueued" else 1] for name in facts_by_kind for fact in facts_by_kind[name]}
     chosen: dict[str, Any] = {} if complete else {"rollout_id_in": sorted(mentioned)}
     rollouts = {rollout.rollout_id: rollout for rollout in await store.query_rollouts(**chosen)}
-    found = [*_enqueued(known, rollouts, complete), *await _published(store, known, complete)]
+    messages = [*_enqueued(facts_by_kind, rollouts, complete), *await _published(store, facts_by_kind, complete)]
     statuses: dict[tuple[str, str], str] = {}
     numbers: dict[tuple[str, str, str], int] = {}
     for rollout_id, rollout in rollouts.items():
@@ -160,44 +160,44 @@ async def problems(store: LightningStore, facts: Iterable[Fact], *, complete: bo
         spans = list(await store.query_spans(rollout_id))
         statuses.update({(rollout_id, attempt.attempt_id): attempt.status for attempt in attempts})
         numbers.update({(rollout_id, span.attempt_id, span.span_id): span.sequence_id for span in spans})
-        found += _one_rollout(rollout, attempts, spans, complete)
-    found += _claimed(known, set(statuses), complete)
-    found += [f"span {key} is missing" for key in _missing_spans(known, numbers)]
-    for _, rollout_id, attempt_id, status in known["ended"]:
+        messages += _one_rollout(rollout, attempts, spans, complete)
+    messages += _claimed(facts_by_kind, set(statuses), complete)
+    messages += [f"span {key} is missing" for key in _missing_spans(facts_by_kind, numbers)]
+    for _, rollout_id, attempt_id, status in facts_by_kind["ended"]:
         if statuses.get((rollout_id, attempt_id)) != status:
-            found.append(f"{attempt_id} was {status} and is {statuses.get((rollout_id, attempt_id))}")
-    for _, rollout_id in known["waited"]:
+            messages.append(f"{attempt_id} was {status} and is {statuses.get((rollout_id, attempt_id))}")
+    for _, rollout_id in facts_by_kind["waited"]:
         if rollout_id not in rollouts or rollouts[rollout_id].status != "succeeded":
-            found.append(f"{rollout_id} was said to have ended")
+            messages.append(f"{rollout_id} was said to have ended")
     if complete:
         counts = await store.statistics()
-        said = (counts.get("total_rollouts"), counts.get("total_attempts"), counts.get("total_spans"))
-        if said != (len(rollouts), len(statuses), len(numbers)):
-            found.append(f"the statistics say {said}, there are {(len(rollouts), len(statuses), len(numbers))}")
-    return found
+        reported = (counts.get("total_rollouts"), counts.get("total_attempts"), counts.get("total_spans"))
+        if reported != (len(rollouts), len(statuses), len(numbers)):
+            messages.append(f"the statistics say {reported}, there are {(len(rollouts), len(statuses), len(numbers))}")
+    return messages
 
 
-def _enqueued(known: dict[str, list[Fact]], rollouts: dict[str, Any], complete: bool) -> Iterable[str]:
+def _enqueued(facts: dict[str, list[Fact]], rollouts: dict[str, Any], complete: bool) -> Iterable[str]:
     names = Counter(rollout.input["name"] for rollout in rollouts.values())
     yield from (f"{name} is there {count} times" for name, count in names.items() if count > 1)
-    told = {rollout_id: name for _, name, rollout_id in known["enqueued"]}
-    for rollout_id, name in told.items():
+    enqueued = {rollout_id: name for _, name, rollout_id in facts["enqueued"]}
+    for rollout_id, name in enqueued.items():
         if rollout_id not in rollouts or rollouts[rollout_id].input["name"] != name:
             yield f"{name} was enqueued as {rollout_id} and is not there"
-    if complete and set(rollouts) != set(told):
-        yield f"nobody was told of {set(rollouts) - set(told)}"
+    if complete and set(rollouts) != set(enqueued):
+        yield f"nobody was told of {set(rollouts) - set(enqueued)}"
 
 
-def _claimed(known: dict[str, list[Fact]], attempts: set[tuple[str, str]], complete: bool) -> Iterable[str]:
-    told = Counter((rollout_id, attempt_id) for _, rollout_id, attempt_id in known["claimed"])
-    yield from (f"{claim} was handed out {count} times" for claim, count in told.items() if count > 1)
-    yield from (f"the claim {claim} is lost" for claim in set(told) - attempts)
+def _claimed(facts: dict[str, list[Fact]], attempts: set[tuple[str, str]], complete: bool) -> Iterable[str]:
+    counts = Counter((rollout_id, attempt_id) for _, rollout_id, attempt_id in facts["claimed"])
+    yield from (f"{claim} was handed out {count} times" for claim, count in counts.items() if count > 1)
+    yield from (f"the claim {claim} is lost" for claim in set(counts) - attempts)
     if complete:
-        yield from (f"nobody was told of the claim {claim}" for claim in attempts - set(told))
+        yield from (f"nobody was told of the claim {claim}" for claim in attempts - set(counts))
 
 
-def _missing_spans(known: dict[str, list[Fact]], numbers: dict[tuple[str, str, str], int]) -> Iterable[str]:
-    for _, rollout_id, attempt_id, span_id, number in known["span"]:
+def _missing_spans(facts: dict[str, list[Fact]], numbers: dict[tuple[str, str, str], int]) -> Iterable[str]:
+    for _, rollout_id, attempt_id, span_id, number in facts["span"]:
         key = (rollout_id, attempt_id, span_id)
         if key not in numbers or number not in (None, numbers[key]):
             yield f"{key} {number}"
@@ -222,19 +222,19 @@ def _one_rollout(rollout: Any, attempts: list[Any], spans: list[Any], complete: 
             yield f"{name}: has {len(spans)} spans in {len(attempts)} attempts, planned were {each} in each"
 
 
-async def _published(store: LightningStore, known: dict[str, list[Fact]], complete: bool) -> list[str]:
-    found: list[str] = []
+async def _published(store: LightningStore, facts: dict[str, list[Fact]], complete: bool) -> list[str]:
+    notes: list[str] = []
     last: dict[str, int] = {}
-    for _, resources_id, version, text in known["published"] if complete else known["published"][-3:]:
+    for _, resources_id, version, text in facts["published"] if complete else facts["published"][-3:]:
         update = await store.get_resources_by_id(resources_id, version)
         prompt: Any = update.resources["prompt"] if update is not None else None
         if prompt is None or prompt.template != text:
-            found.append(f"{resources_id} version {version} was {text!r} and is {prompt}")
+            notes.append(f"{resources_id} version {version} was {text!r} and is {prompt}")
         if complete and version != last.get(resources_id, 0) + 1:
-            found.append(f"{resources_id}: after version {last.get(resources_id, 0)} came {version}")
+            notes.append(f"{resources_id}: after version {last.get(resources_id, 0)} came {version}")
         last[resources_id] = version
     for resources_id, version in last.items() if complete else ():
         newest = await store.get_resources_by_id(resources_id)
         if newest is None or newest.version != version:
-            found.append(f"{resources_id}: the newest version is {newest and newest.version}, published was {version}")
-    return found
+            notes.append(f"{resources_id}: the newest version is {newest and newest.version}, published was {version}")
+    return notes

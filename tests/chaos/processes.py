@@ -20,9 +20,9 @@ CONTEXT = multiprocessing.get_context("forkserver")
 
 CONTEXT.set_forkserver_preload(["agentlightning", "tests.chaos.stores"])
 LIMIT_SECONDS = 60.0
-"""A server that does not start for so long ends the run."""
+"""Seconds after which a server that has not started ends the run."""
 Prepare = Callable[[LightningStore], object]
-"""What is done to a store before it is served; it must be picklable."""
+"""A function that prepares a store before it is served; it must be picklable."""
 
 
 class StoreProcess:

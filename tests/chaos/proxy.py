@@ -134,7 +134,7 @@ class FaultyProxy:
         return self._random.choices(self._fates, self._weights)[0]
 
     async def _meet(self, fate: Fate, request: bytes) -> bytes | None:
-        """Do to a request what is its fate; return what the client is told, None to cut its connection."""
+        """Apply its fate to a request; return the answer for the client, None to cut its connection."""
         if fate == "lost request":
             return None
         if fate in ("torn request", "gone client"):
@@ -206,7 +206,7 @@ class FaultyProxy:
 
 
 async def read_message(reader: asyncio.StreamReader) -> bytes:
-    """Return one HTTP/1.1 request or answer, head and body, whose length its head says.
+    """Return one HTTP/1.1 request or answer, head and body, whose length its head states.
 
     Raises:
         asyncio.IncompleteReadError: the connection ended before or within it.

@@ -38,7 +38,7 @@ from tests.stubs.processes import Process
 ROOT = Path(__file__).parents[2]
 LEASE_SECONDS = 2.0
 LIMIT_SECONDS = 120.0
-"""Without progress for so long the run has failed."""
+"""Seconds without progress after which the run has failed."""
 BATCH = 500
 EACH_FAILS = 10
 """Every tenth task raises."""
@@ -90,7 +90,7 @@ def train(endpoint: str, rollouts: int, runners: int) -> None:
 
 @dataclass
 class Losses:
-    """What the fire took."""
+    """Counts of the injected failures."""
 
     runners: int = 0
     servers: int = 0
@@ -116,11 +116,11 @@ def under_fire(
         if code != 0:
             losses.problems.append(f"the run ended with exit code {code}: {program.said[-2000:]}")
             return losses
-        told = json.loads(program.said.splitlines()[-1])
+        counts = json.loads(program.said.splitlines()[-1])
     finally:
         program.kill()
         keeper.kill()
-    losses.problems += asyncio.run(_count(keeper.spec, rollouts, told))
+    losses.problems += asyncio.run(_count(keeper.spec, rollouts, counts))
     return losses
 
 
@@ -159,9 +159,9 @@ def _shoot(
 def _kill_a_runner(pid: int, chance: random.Random) -> int:
     """Kill one of the processes that the fork server has forked; 0 if there is none."""
     with contextlib.suppress(psutil.NoSuchProcess):
-        found = [p for child in psutil.Process(pid).children() for p in child.children()]
-        if found:
-            chance.choice(found).kill()
+        processes = [p for child in psutil.Process(pid).children() for p in child.children()]
+        if processes:
+            chance.choice(processes).kill()
             return 1
     return 0
 
@@ -178,17 +178,19 @@ async def _done(keeper: StoreProcess) -> int:
 # --- the count -------------------------------------------------------------------------------------------------------
 
 
-async def _count(spec: str, rollouts: int, told: dict[str, int]) -> list[str]:
-    """Read what lies in the file and return what is wrong with it."""
+async def _count(spec: str, rollouts: int, counts: dict[str, int]) -> list[str]:
+    """Read the file and return its problems."""
     failing = len(range(EACH_FAILS - 1, rollouts, EACH_FAILS))
     expected = {"succeeded": rollouts - failing, "failed": failing}
-    problems = [] if told == {k: v for k, v in expected.items() if v} else [f"the algorithm saw {told}, not {expected}"]
+    problems = (
+        [] if counts == {k: v for k, v in expected.items() if v} else [f"the algorithm saw {counts}, not {expected}"]
+    )
     store = open_store(spec)
     try:
-        found: list[Any] = list(await store.query_rollouts())
-        times = Counter(rollout.input for rollout in found)
+        stored_rollouts: list[Any] = list(await store.query_rollouts())
+        times = Counter(rollout.input for rollout in stored_rollouts)
         problems += [f"task {task} is there {times[task]} times" for task in range(rollouts) if times[task] != 1]
-        for rollout in found:
+        for rollout in stored_rollouts:
             problems += await _judge(store, rollout)
     finally:
         await store.close()
@@ -221,17 +223,17 @@ def main() -> None:
     parser.add_argument("--pause", type=float, default=2.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--train", metavar="ENDPOINT", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.train:
-        return train(given.train, given.rollouts, given.runners)
+    options = parser.parse_args()
+    if options.train:
+        return train(options.train, options.rollouts, options.runners)
     with tempfile.TemporaryDirectory() as folder:
         losses = under_fire(
-            given.rollouts, given.runners, server_kills=given.server_kills, pause=given.pause, seed=given.seed,
-            folder=Path(folder), progress=True,
+            options.rollouts, options.runners, server_kills=options.server_kills, pause=options.pause,
+            seed=options.seed, folder=Path(folder), progress=True,
         )  # fmt: skip
-    rate = given.rollouts / max(losses.seconds, 1e-9)
+    rate = options.rollouts / max(losses.seconds, 1e-9)
     print(
-        f"{given.rollouts} rollouts in {losses.seconds:.0f} s ({rate:.0f}/s), {losses.runners} runners and "
+        f"{options.rollouts} rollouts in {losses.seconds:.0f} s ({rate:.0f}/s), {losses.runners} runners and "
         f"{losses.servers} servers killed: {len(losses.problems)} problems"
     )
     print("\n".join(losses.problems[:50]))

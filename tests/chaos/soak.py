@@ -34,13 +34,13 @@ MOST_AT_ONCE = 40
 """Groups under way; when there are more, the load waits, for the machine is too slow for it."""
 KEEP_LAST = 500
 WINDOWS = 10
-"""Into how many parts the measured time is cut; each is judged by its median."""
+"""Number of parts of the measured time; each is judged by its median."""
 ALLOWED_GROWTH = 0.10
 
 
 @dataclass
 class Soak:
-    """What was done to one server, and its resident memory in bytes while it was."""
+    """The operations on one server, and its resident memory in bytes meanwhile."""
 
     backend: str
     rate: float
@@ -58,7 +58,7 @@ class Soak:
 
     @property
     def growth(self) -> float:
-        """By what part the largest window is above the end of the warm-up."""
+        """Return the part by which the largest window is above the end of the warm-up."""
         settled = statistics.median(self.warm_up[-max(1, len(self.warm_up) // 10) :]) / 2**20
         return max(self.windows) / settled - 1
 
@@ -91,46 +91,46 @@ def server(backend: str) -> Iterator[tuple[psutil.Process, str]]:
 
 
 def soak(backend: str, rate: float, warm_up_seconds: float, seconds: float) -> Soak:
-    """Load one backend and return what was seen."""
-    seen = Soak(backend, rate)
+    """Load one backend and return the measurement."""
+    measurement = Soak(backend, rate)
     with server(backend) as (process, endpoint):
-        asyncio.run(_load(endpoint, process, seen, warm_up_seconds, warm_up_seconds + seconds))
-    return seen
+        asyncio.run(_load(endpoint, process, measurement, warm_up_seconds, warm_up_seconds + seconds))
+    return measurement
 
 
-async def _load(endpoint: str, process: psutil.Process, seen: Soak, warm_up_seconds: float, seconds: float) -> None:
+async def _load(endpoint: str, process: psutil.Process, run: Soak, warm_up_seconds: float, seconds: float) -> None:
     client = LightningStoreClient(endpoint, deadline=60.0)
     began = time.monotonic()
-    sampling = asyncio.create_task(_sample(process, seen, began + warm_up_seconds))
+    sampling = asyncio.create_task(_sample(process, run, began + warm_up_seconds))
     lives: set[asyncio.Task[None]] = set()
     number = 0
     try:
         while (passed := time.monotonic() - began) < seconds:
-            await asyncio.sleep(number * GROUP / seen.rate - passed)
+            await asyncio.sleep(number * GROUP / run.rate - passed)
             if len(lives) >= MOST_AT_ONCE:
                 await asyncio.wait(lives, return_when=asyncio.FIRST_COMPLETED)
             for life in [life for life in lives if life.done()]:
                 life.result()
                 lives.discard(life)
-            lives.add(asyncio.create_task(_live(client, seen, number)))
+            lives.add(asyncio.create_task(_live(client, run, number)))
             number += 1
         await asyncio.gather(*lives)
     finally:
-        seen.seconds = time.monotonic() - began
+        run.seconds = time.monotonic() - began
         for task in (sampling, *lives):
             task.cancel()
         await asyncio.gather(sampling, *lives, return_exceptions=True)
         await client.close()
 
 
-async def _sample(process: psutil.Process, seen: Soak, warm_at: float) -> None:
+async def _sample(process: psutil.Process, measurement: Soak, warm_at: float) -> None:
     while True:
         size = process.memory_info().rss
-        (seen.warm_up if time.monotonic() < warm_at else seen.measured).append(size)
+        (measurement.warm_up if time.monotonic() < warm_at else measurement.measured).append(size)
         await asyncio.sleep(0.5)
 
 
-async def _live(client: LightningStoreClient, seen: Soak, number: int) -> None:
+async def _live(client: LightningStoreClient, measurement: Soak, number: int) -> None:
     """The life of a group of rollouts, as an algorithm and a worker lead it."""
     worker = f"worker-{number % 16}"
     requests = [EnqueueRolloutRequest(input={"number": number, "text": "x" * 500}) for _ in range(GROUP)]
@@ -144,7 +144,7 @@ async def _live(client: LightningStoreClient, seen: Soak, number: int) -> None:
         await client.update_attempt(claim.rollout_id, claim.attempt.attempt_id, status="succeeded")
     await client.wait_for_rollouts(rollout_ids=[rollout.rollout_id for rollout in rollouts], timeout=60.0)
     await client.query_spans(rollouts[0].rollout_id)
-    seen.done += GROUP
+    measurement.done += GROUP
 
 
 def _span(claim: AttemptedRollout, number: int) -> Span:
@@ -174,9 +174,9 @@ def main() -> int:
     backends: list[str] = options.backend or ["memory", "sqlite"]
     print(f"{', '.join(backends)}: {options.rate:g} rollouts a second with {SPANS} spans, keep_last={KEEP_LAST}, "
           f"{options.warm_up:g} minutes of warm-up, {options.minutes:g} measured", flush=True)  # fmt: skip
-    seen = soak_all(backends, options.rate, options.warm_up * 60, options.minutes * 60)
-    print(*seen, sep="\n")
-    return 0 if all(one.flat for one in seen) else 1
+    measurements = soak_all(backends, options.rate, options.warm_up * 60, options.minutes * 60)
+    print(*measurements, sep="\n")
+    return 0 if all(one.flat for one in measurements) else 1
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Where a store's data lies, as one string that any process can open: what the tests of this folder run over.
+"""The address of a store's data, as one string that any process can open, for the tests of this folder.
 
 A new backend joins by one line in `SPECS`, and one in `conftest.py` if it outlives its process.
 """

@@ -31,7 +31,7 @@ BODY = "x" * 4000
 
 @dataclass
 class Fault:
-    """How a disk goes bad under a store, and how it is mended; both in the process that writes."""
+    """A disk failure under a store and its repair; both in the process that writes."""
 
     folder: Path
     begin: Callable[[], None]
@@ -58,7 +58,7 @@ def small_disk(tmp_path: Path, megabytes: int = 4) -> Iterator[Fault]:
 
 @contextlib.contextmanager
 def read_only_file(tmp_path: Path) -> Iterator[Fault]:
-    """Database and log may no longer be written, not even by who has them open (their shared memory may)."""
+    """Database and log are read-only even for a process that has them open (their shared memory may not be)."""
 
     def turn(sign: str) -> None:
         files = [str(file) for file in tmp_path.iterdir() if file.name in ("store.db", "store.db-wal")]
@@ -88,7 +88,7 @@ def file_size_limit(tmp_path: Path) -> Iterator[Fault]:
 
 
 def _run_as_root(command: list[str]) -> None:
-    """Run a command that needs rights, or skip the test and say why."""
+    """Run a command that needs rights, or skip the test with the reason."""
     if os.geteuid() != 0:
         pytest.skip(f"needs root for {command[0]}")
     done = subprocess.run(command, capture_output=True, text=True)
@@ -125,29 +125,29 @@ def write_under_a_limit(tmp_path: Path, pipe: Connection) -> None:
 
 
 async def write_through(fault: Fault) -> None:
-    """Write until it fails, look, mend, write on, look again."""
+    """Write until it fails, check, mend, write on, check again."""
     place = Place("sqlite", f"sqlite:///{fault.folder}/store.db")
     async with place.opened() as store:
         started = await store.start_rollout("first")
-        known = [started.rollout_id]
-        known += [(await store.enqueue_rollout(BODY)).rollout_id for _ in range(5)]
+        ids = [started.rollout_id]
+        ids += [(await store.enqueue_rollout(BODY)).rollout_id for _ in range(5)]
         fault.begin()
-        known += await enqueue_until_it_fails(store, str(fault.folder))
+        ids += await enqueue_until_it_fails(store, str(fault.folder))
         for write in writes(store, started.rollout_id, started.attempt.attempt_id):
             with pytest.raises(OSError, match=r"Nothing of this call was stored"):
                 await write
-        await check(store, known, started.rollout_id)
+        await check(store, ids, started.rollout_id)
         fault.mend()
-        known += [(await store.enqueue_rollout(BODY)).rollout_id for _ in range(20)]
-        await check(store, known, started.rollout_id)
+        ids += [(await store.enqueue_rollout(BODY)).rollout_id for _ in range(20)]
+        await check(store, ids, started.rollout_id)
         await store.update_attempt(started.rollout_id, "latest", status="succeeded")
     assert place.integrity() == "ok"
     async with place.opened() as again:
-        assert [rollout.rollout_id for rollout in await again.query_rollouts()] == known
+        assert [rollout.rollout_id for rollout in await again.query_rollouts()] == ids
 
 
 async def enqueue_until_it_fails(store: LightningStore, folder: str) -> list[str]:
-    """Several callers at once, so that their scripts share a commit: each is told what became of its own."""
+    """Several callers at once, so that their scripts share a commit: each gets the result of its own."""
     acknowledged: list[str] = []
     failures: list[BaseException] = []
 
@@ -175,15 +175,15 @@ def writes(store: LightningStore, rollout_id: str, attempt_id: str) -> Iterator[
     yield store.update_worker("w", {"text": BODY * 50})
 
 
-async def check(store: LightningStore, known: list[str], started: str) -> None:
-    """Look that all that was acknowledged is there, and nothing else."""
-    found = {rollout.rollout_id for rollout in await store.query_rollouts()}
-    assert found == set(known)
+async def check(store: LightningStore, ids: list[str], started: str) -> None:
+    """Check that the acknowledged rows are there, and no others."""
+    stored_ids = {rollout.rollout_id for rollout in await store.query_rollouts()}
+    assert stored_ids == set(ids)
     assert (await store.query_spans(started)).total == 0
     assert await store.get_worker_by_id("w") is None
     statistics = await store.statistics()
     counted = [statistics.get(name) for name in ("total_rollouts", "total_attempts", "total_spans", "total_workers")]
-    assert counted == [len(known), 1, 0, 0]
+    assert counted == [len(ids), 1, 0, 0]
 
 
 async def test_a_client_is_told_by_the_server_that_the_disk_is_full(tmp_path: Path) -> None:
@@ -214,15 +214,15 @@ async def test_a_store_that_cannot_open_its_file_for_writing_says_so_and_does_no
     highest = max(int(name) for name in os.listdir("/proc/self/fd"))
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (highest - 1, hard))
-        taken = []
+        descriptors = []
         with contextlib.suppress(OSError):
             while True:
-                taken.append(os.open("/dev/null", os.O_RDONLY))
+                descriptors.append(os.open("/dev/null", os.O_RDONLY))
         with pytest.raises((OSError, ValueError), match=r"store\.db"):
             await asyncio.wait_for(store.enqueue_rollout("x"), 30)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        for descriptor in taken:
+        for descriptor in descriptors:
             os.close(descriptor)
     await asyncio.wait_for(store.enqueue_rollout("x"), 30)
     assert (await store.query_rollouts()).total == 1

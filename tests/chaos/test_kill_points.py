@@ -55,14 +55,14 @@ def test_a_training_run_goes_on_while_its_store_is_killed_and_restarted(durable:
             if not server.is_alive():
                 kills += 1
                 server.start_with(Trap.draw(chance, "before commit", "after commit", "primitive"))
-        said, complained = program.communicate()
+        output, complained = program.communicate()
     finally:
         program.kill()
         program.communicate()
         server.kill()
     assert program.returncode == 0, complained
-    seen: list[Any] = json.loads(said.splitlines()[-1])
-    assert seen == [[task, "succeeded", 1, [task / 10], True] for task in range(60)]
+    rows: list[Any] = json.loads(output.splitlines()[-1])
+    assert rows == [[task, "succeeded", 1, [task / 10], True] for task in range(60)]
     assert kills >= 5
     assert asyncio.run(_totals(durable)) == (60, 60)
 

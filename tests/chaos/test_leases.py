@@ -24,9 +24,9 @@ from tests.chaos.stores import Place, open_store
 pytestmark = pytest.mark.slow
 LEASE = 1.0
 TIMER = 0.25
-"""Between two looks of the timer, for this lease."""
+"""Seconds between two scans of the timer, for this lease."""
 SLACK = 1.0
-"""What a loaded machine may take to let a thread run."""
+"""Seconds that a loaded machine may take to let a thread run."""
 HARD_LIMIT = 30.0
 SETTINGS: dict[str, Any] = {"lease_seconds": LEASE, "scan_debounce_seconds": 1e9}
 """No call looks for lost workers but the first: the timer alone does."""
@@ -62,7 +62,7 @@ def work(spec: str, pipe: Connection) -> None:
 
 @contextlib.asynccontextmanager
 async def worker(spec: str) -> AsyncIterator[tuple[Any, Connection]]:
-    """A worker in a process of its own, with a claim in hand."""
+    """A worker in a process of its own, with a pending claim."""
     ours, theirs = CONTEXT.Pipe()
     process = CONTEXT.Process(target=work, args=(spec, theirs), daemon=True)
     process.start()
@@ -91,11 +91,11 @@ async def test_a_killed_workers_attempt_ends_within_its_lease_and_with_no_traffi
         assert (attempt.status, attempt.outcome, attempt.outcome_reason) == (
             *("unresponsive", "infrastructure_fault", "lease_expired"),
         )
-        seen = await store.get_worker_by_id("first")
-        assert seen is not None
-        assert seen.last_heartbeat_time is not None
+        stored_worker = await store.get_worker_by_id("first")
+        assert stored_worker is not None
+        assert stored_worker.last_heartbeat_time is not None
         assert attempt.end_time is not None
-        assert LEASE <= attempt.end_time - seen.last_heartbeat_time <= LEASE + TIMER + SLACK
+        assert LEASE <= attempt.end_time - stored_worker.last_heartbeat_time <= LEASE + TIMER + SLACK
 
 
 async def test_a_frozen_worker_that_comes_back_late_changes_nothing_of_the_newer_attempt(place: Place) -> None:

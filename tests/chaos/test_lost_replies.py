@@ -1,4 +1,4 @@
-"""Requests and replies are lost, cut, delayed and doubled: afterwards the store is what it would have been."""
+"""Requests and replies are lost, cut, delayed and doubled: afterwards the store is the same as without."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.chaos.proxy import CHANCES, FaultyProxy
 from tests.chaos.stores import Place
 
 CALLS = {"mongo": 1000, "postgres": 4000}
-"""How many, where it is not 10,000."""
+"""Number of calls, where it is not 10,000."""
 SEED = int(os.environ.get("AGL_CHAOS_SEED", "4"))
 LIMIT_SECONDS = 300.0
 
@@ -28,18 +28,18 @@ async def test_after_ten_thousand_calls_over_a_faulty_network_the_store_equals_t
     print(f"AGL_CHAOS_SEED={SEED}")
     caplog.set_level(logging.CRITICAL)  # spans that arrive twice are logged, and there are many
     facts: list[Fact] = []
-    wanted = CALLS.get(place.name, 10_000)
+    count = CALLS.get(place.name, 10_000)
     async with place.opened(synchronous="NORMAL") as store, place.served(store) as endpoint:
         async with FaultyProxy(urlsplit(endpoint).port or 0, SEED) as proxy:
-            calls = await asyncio.wait_for(make_calls(proxy.endpoint, wanted, facts), LIMIT_SECONDS)
+            calls = await asyncio.wait_for(make_calls(proxy.endpoint, count, facts), LIMIT_SECONDS)
             await proxy.settle()
         print(f"{calls} calls, {dict(proxy.seen)}")
-        assert calls >= wanted
+        assert calls >= count
         assert set(proxy.seen) == set(CHANCES)
         assert await problems(store, facts, complete=True) == []
 
 
-async def make_calls(endpoint: str, wanted: int, facts: list[Fact]) -> int:
+async def make_calls(endpoint: str, count: int, facts: list[Fact]) -> int:
     """Let actors on four clients work until enough calls were made; return how many."""
     clients = [LightningStoreClient(endpoint, deadline=60.0) for _ in range(4)]
     producers = [Producer(clients[i % 4], f"producer-{i}", SEED, facts.append) for i in range(4)]
@@ -48,7 +48,7 @@ async def make_calls(endpoint: str, wanted: int, facts: list[Fact]) -> int:
     actors: list[Actor] = [*producers, *workers, *publishers]
     over = asyncio.Event()
     working = asyncio.gather(*[actor.run(over) for actor in (*workers, *publishers)])
-    producing = asyncio.gather(*[p.run(lambda: sum(a.calls for a in actors) >= wanted) for p in producers])
+    producing = asyncio.gather(*[p.run(lambda: sum(a.calls for a in actors) >= count) for p in producers])
     try:
         await asyncio.wait((working, producing), return_when=asyncio.FIRST_COMPLETED)
         if working.done():

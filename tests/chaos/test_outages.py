@@ -1,4 +1,4 @@
-"""A run goes on where it was after all its processes stood still."""
+"""A run continues after all its processes were stopped for a while."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.stubs.processes import Process, Terminal
 
 ROOT = Path(__file__).parents[2]
 STILL_SECONDS = 90.0
-"""Longer than the 60 seconds for which a store may be away."""
+"""More than the 60 seconds for which a store may be unreachable."""
 REWARDS = "rewards [0.1, 0.2, 0.3]"
 
 

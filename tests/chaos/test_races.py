@@ -17,7 +17,7 @@ from tests.chaos.stores import Place, open_store
 pytestmark = pytest.mark.slow
 THREADS, PROCESSES = 8, 4
 COUNTS = {"mongo": 500}
-"""How many rollouts, where it is not 5,000."""
+"""Number of rollouts, where it is not 5,000."""
 Taken = list[tuple[str, str, str]]
 """(rollout id, attempt id, worker)."""
 
@@ -31,10 +31,10 @@ def _meet_at(barrier: Any) -> None:
 
 async def claim_all(store: LightningStore, worker: str, limit: int) -> Taken:
     """Claim until nothing has come for a while."""
-    taken: Taken = []
+    claims_made: Taken = []
     while claims := await store.dequeue_many_rollouts(limit=limit, worker_id=worker, timeout=1.0):
-        taken += [(claim.rollout_id, claim.attempt.attempt_id, worker) for claim in claims]
-    return taken
+        claims_made += [(claim.rollout_id, claim.attempt.attempt_id, worker) for claim in claims]
+    return claims_made
 
 
 def claim_in_process(spec: str, worker: str, limit: int) -> Taken:
@@ -63,12 +63,12 @@ async def test_threads_and_processes_claim_each_rollout_once(place: Place) -> No
     count = COUNTS.get(place.name, 5000)
     async with place.opened() as store:
         await enqueue(store, 0, count // 2)
-        taken = await race(place, store, count)
-        await _check(store, taken, count)
+        claims = await race(place, store, count)
+        await _check(store, claims, count)
 
 
 async def race(place: Place, store: LightningStore, count: int) -> Taken:
-    """Let all claim at once while the second half of the rollouts trickles in; return who took what."""
+    """Let all claim at once while the second half of the rollouts arrives slowly; return the claims."""
     barrier = CONTEXT.Barrier(THREADS + PROCESSES + 1)
 
     def claim_in_thread(worker: str, limit: int) -> Taken:
@@ -91,16 +91,16 @@ async def race(place: Place, store: LightningStore, count: int) -> Taken:
             return [claim for claims in await claiming for claim in claims]
 
 
-async def _check(store: LightningStore, taken: Taken, count: int) -> None:
+async def _check(store: LightningStore, claims: Taken, count: int) -> None:
     rollouts = {rollout.rollout_id: rollout for rollout in await store.query_rollouts()}
-    assert Counter(rollout_id for rollout_id, _, _ in taken) == Counter(dict.fromkeys(rollouts, 1))
+    assert Counter(rollout_id for rollout_id, _, _ in claims) == Counter(dict.fromkeys(rollouts, 1))
     assert sorted(rollout.input for rollout in rollouts.values()) == list(range(count))
-    for rollout_id, attempt_id, worker in taken:
+    for rollout_id, attempt_id, worker in claims:
         rollout: Any = rollouts[rollout_id]
-        seen = (rollout.status, rollout.attempt.attempt_id, rollout.attempt.sequence_id, rollout.attempt.worker_id)
-        assert seen == ("preparing", attempt_id, 1, worker)
-    assert any(worker.startswith("thread") for _, _, worker in taken)
-    assert any(worker.startswith("process") for _, _, worker in taken)
+        state = (rollout.status, rollout.attempt.attempt_id, rollout.attempt.sequence_id, rollout.attempt.worker_id)
+        assert state == ("preparing", attempt_id, 1, worker)
+    assert any(worker.startswith("thread") for _, _, worker in claims)
+    assert any(worker.startswith("process") for _, _, worker in claims)
     statistics = await store.statistics()
     assert (statistics.get("total_rollouts"), statistics.get("total_attempts")) == (count, count)
     assert statistics.get("total_workers") == THREADS + PROCESSES

@@ -1,4 +1,4 @@
-"""Runners and the store server are killed while a run goes on: every task ends once, with what it was bound to earn."""
+"""Runners and the store server are killed while a run continues: every task ends once, with its expected reward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kill -9` of the store server between and within the batches of a run: what was acknowledged is there, once."""
+"""`kill -9` of the store server between and within the batches of a run: acknowledged records are there, once."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ async def test_acknowledged_records_survive_kill_9_and_are_there_once(
     done.set()
     await restarting
     assert kills >= 4
-    found = await client.query_run_records("r")
-    assert [(record.step, record.kind, record.name) for record in found] == expected
+    records = await client.query_run_records("r")
+    assert [(record.step, record.kind, record.name) for record in records] == expected
     run = await client.get_run_by_id("r")
     assert run is not None
     assert (run.starts, run.stop_reason, run.last_step) == (1, f"at {STEPS}", STEPS - 3)

@@ -16,8 +16,8 @@ RATE = 50.0
 @pytest.mark.slow
 @pytest.mark.timeout(WARM_UP_SECONDS + SECONDS + 120)
 def test_memory_stays_flat_while_retention_removes_what_has_ended() -> None:
-    seen = soak_all(["memory", "sqlite"], RATE, WARM_UP_SECONDS, SECONDS)
-    print(*seen, sep="\n")
-    for one in seen:
+    measurements = soak_all(["memory", "sqlite"], RATE, WARM_UP_SECONDS, SECONDS)
+    print(*measurements, sep="\n")
+    for one in measurements:
         assert one.done > 10 * (WARM_UP_SECONDS + SECONDS), f"too little was done to say anything: {one}"
         assert one.flat, one

@@ -29,7 +29,7 @@ async def agent(task: int) -> float:
 @agl.algo
 async def rounds(*, store: LightningStore, train_dataset: Dataset[int]) -> list[Any]:
     """Publish, enqueue a round, wait for it, read it; returns [task, status, attempts, rewards, version] of each."""
-    seen: list[Any] = []
+    rows: list[Any] = []
     for number in range(ROUNDS):
         update = await store.update_resources("policy", {"p": PromptTemplate(template=str(number), engine="f-string")})
         tasks = [train_dataset[i] for i in range(number * EACH, (number + 1) * EACH)]
@@ -38,8 +38,8 @@ async def rounds(*, store: LightningStore, train_dataset: Dataset[int]) -> list[
             spans = list(await store.query_spans(rollout.rollout_id))
             rewards = [agl.get_reward_value(span) for span in agl.find_reward_spans(spans)]
             attempts = (await store.query_attempts(rollout.rollout_id)).total
-            seen.append([rollout.input, rollout.status, attempts, rewards, rollout.resources_version == update.version])
-    return seen
+            rows.append([rollout.input, rollout.status, attempts, rewards, rollout.resources_version == update.version])
+    return rows
 
 
 def main() -> None:

@@ -85,18 +85,18 @@ async def test_calls_run_together_where_their_reservations_fit_and_else_one_afte
 ) -> None:
     model.hold()
     chat = chat_of(model, {"tokens": bound}, **sampling)
-    asked = [asyncio.create_task(chat.ask(PROMPT)) for _ in range(3)]
+    pending = [asyncio.create_task(chat.ask(PROMPT)) for _ in range(3)]
     await model.until(lambda calls: len(calls) == at_once)
     await asyncio.sleep(0.1)
     assert len(model.calls) == at_once
     model.release()
-    await asyncio.gather(*asked)
+    await asyncio.gather(*pending)
     assert chat.bill.tokens == 3 * CALL
 
 
 @pytest.mark.parametrize("what", ["tokens", "cost"])
 async def test_replies_that_grow_pass_a_limit_by_one_of_them_at_most(what: str) -> None:
-    """What a reply will be is not known; that the first ones were short is no reason to begin many at once."""
+    """The cost of a reply is unknown before it ends; short first replies are no reason to begin many at once."""
     with ModelServer(lambda request: " ".join(["word"] * 4 ** len(growing.calls))) as growing:
         chat = chat_of(growing, {what: 3000 if what == "tokens" else 3000 / 1e6})
         await asyncio.gather(*(chat.ask(PROMPT) for _ in range(16)), return_exceptions=True)

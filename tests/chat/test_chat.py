@@ -127,20 +127,20 @@ async def test_a_slow_server_is_given_up_and_asked_again(model: ModelServer, mon
 
 
 async def test_a_server_that_is_not_there_is_told_of() -> None:
-    gone = agl.LLM(endpoint=f"http://127.0.0.1:{free_port()}/v1", model="m")
+    unreachable = agl.LLM(endpoint=f"http://127.0.0.1:{free_port()}/v1", model="m")
     with pytest.raises(agl.ChatError, match="gave no whole answer"):
-        await Chat(gone, retries=0).ask("hello")
+        await Chat(unreachable, retries=0).ask("hello")
 
 
 async def test_so_many_calls_run_at_a_time(model: ModelServer) -> None:
     model.hold()
     chat = Chat(llm(model), concurrency=3)
-    asked = [asyncio.create_task(chat.ask(str(number))) for number in range(8)]
+    pending = [asyncio.create_task(chat.ask(str(number))) for number in range(8)]
     await model.until(lambda calls: len(calls) == 3)
     await asyncio.sleep(0.1)
     assert len(model.calls) == 3
     model.release()
-    await asyncio.gather(*asked)
+    await asyncio.gather(*pending)
     assert chat.bill.calls == 8
 
 
@@ -167,11 +167,11 @@ async def test_what_an_earlier_process_spent_counts(model: ModelServer) -> None:
 async def test_a_cancelled_call_is_on_the_bill(model: ModelServer) -> None:
     model.hold()
     chat = Chat(llm(model))
-    asked = asyncio.create_task(chat.ask("hello"))
+    call = asyncio.create_task(chat.ask("hello"))
     await model.until(lambda calls: len(calls) == 1)
-    asked.cancel()
+    call.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asked
+        await call
     assert (chat.bill.failed_calls, chat.bill.requests) == (1, 1)
 
 
@@ -185,7 +185,7 @@ def test_one_chat_serves_several_loops_and_is_pickled(model: ModelServer) -> Non
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         ({"concurrency": 0}, "concurrency of 1"),
         ({"timeout_seconds": 0}, "timeout_seconds above 0"),
@@ -195,6 +195,6 @@ def test_one_chat_serves_several_loops_and_is_pickled(model: ModelServer) -> Non
         ({"limits": {"cost": 2.0}}, r"limits=\{'cost': 2\} cannot hold without prices"),
     ],
 )
-def test_wrong_settings_are_refused(wrong: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_wrong_settings_are_refused(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         Chat(**wrong)

@@ -1,4 +1,4 @@
-"""Who may answer a `Chat`: real clients of OpenAI's package, and callables of every kind."""
+"""Sources of a `Chat`: real clients of OpenAI's package, and callables of every kind."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ async def test_what_is_final_for_a_client_is_final(model: ModelServer) -> None:
 async def test_a_sync_client_does_not_block_the_loop(model: ModelServer) -> None:
     model.hold()
     with openai.OpenAI(base_url=model.base_url, api_key="k") as client:
-        asked = asyncio.create_task(agl.Chat(client, model="m").ask("hello"))
+        call = asyncio.create_task(agl.Chat(client, model="m").ask("hello"))
         await model.until(lambda calls: len(calls) == 1)
         model.release()
-        assert (await asked).text == "an answer"
+        assert (await call).text == "an answer"
 
 
 async def test_a_server_that_is_not_there_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:

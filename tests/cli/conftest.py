@@ -23,8 +23,8 @@ def agl(place: str, capsys: pytest.CaptureFixture[str]) -> Any:
     async def run(*arguments: str) -> tuple[int, str, str]:
         capsys.readouterr()
         code = await asyncio.to_thread(main, [*arguments, "--store", place])
-        told = capsys.readouterr()
-        return code, told.out, told.err
+        output = capsys.readouterr()
+        return code, output.out, output.err
 
     return run
 

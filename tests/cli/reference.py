@@ -15,7 +15,7 @@ from agentlightning.cli.main import COMMANDS, load
 PAGE = Path(__file__).parents[2] / "docs/reference/cli.md"
 
 FIRST = "## agl demo"
-"""Here begins what is written out of the commands; what stands before it is written by hand."""
+"""Mark of the generated part; the text before it is written by hand."""
 
 
 def page() -> str:

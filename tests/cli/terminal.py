@@ -1,4 +1,4 @@
-"""Commands on a terminal of 80 columns: what a person sees."""
+"""Commands on a terminal of 80 columns, as a person sees them."""
 
 from __future__ import annotations
 

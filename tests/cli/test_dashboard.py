@@ -29,7 +29,7 @@ run = partial(shell, "dashboard", "--no-browser")
 
 @pytest.fixture
 def run_folder(tmp_path: Path) -> Path:
-    """A folder as a finished run leaves it."""
+    """A folder of a finished run."""
 
     async def fill() -> None:
         store = agl.SQLiteLightningStore(tmp_path / "store.db")
@@ -47,10 +47,10 @@ def test_a_finished_run_is_served_until_ctrl_c(run_folder: Path) -> None:
     ) as process:
         try:
             assert process.stdout is not None
-            told = [process.stdout.readline(), process.stdout.readline()]
-            found = re.search(r"the page: (http://127\.0\.0\.1:\d+/)", "".join(told))
-            assert found, told
-            with urllib.request.urlopen(found[1] + "v1/agl/runs/the-run") as reply:
+            lines = [process.stdout.readline(), process.stdout.readline()]
+            match = re.search(r"the page: (http://127\.0\.0\.1:\d+/)", "".join(lines))
+            assert match, lines
+            with urllib.request.urlopen(match[1] + "v1/agl/runs/the-run") as reply:
                 assert b'"succeeded"' in reply.read()
         finally:
             process.send_signal(signal.SIGINT)
@@ -68,7 +68,7 @@ def other_server() -> Iterator[str]:
 
 
 def test_what_cannot_be_opened_is_one_clear_line(tmp_path: Path, other_server: str) -> None:
-    for arguments, said in (
+    for arguments, message in (
         ([str(tmp_path / "none.db")], "There is no store file"),
         (["memory"], "can be asked by its own process only"),
         (["http://127.0.0.1:9"], "No server answers at http://127.0.0.1:9/"),
@@ -78,7 +78,7 @@ def test_what_cannot_be_opened_is_one_clear_line(tmp_path: Path, other_server: s
     ):
         ended = run(*arguments)
         assert ended.returncode == 2, (arguments, ended)
-        assert said in ended.stderr, (arguments, ended.stderr)
+        assert message in ended.stderr, (arguments, ended.stderr)
         assert len(ended.stderr.strip().splitlines()) == 1, ended.stderr
 
 

@@ -15,7 +15,7 @@ from tests.cli.terminal import on_terminal
 
 
 def _install(site: Path, name: str, version: str, files: dict[str, str]) -> None:
-    """What pip leaves: the files, and a RECORD of them."""
+    """Write the files that pip installs, and a RECORD of them."""
     info = site / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
@@ -47,9 +47,9 @@ def test_nothing_is_said_where_all_files_are_our_own(site: Path) -> None:
 def test_another_distribution_in_the_same_folder_is_named_with_what_it_has_put_there(site: Path) -> None:
     theirs = {"agentlightning/__init__.py": "theirs = 1\n", "agentlightning/more.py": "theirs = 2\n"}
     _install(site, "agentlightning", "0.3.0", theirs)
-    said = _said(site)
-    assert "agentlightning 0.3.0 has agentlightning/__init__.py, agentlightning/more.py there" in said
-    assert "agentlightning/__init__.py there, not as agl-framework 0.4.0 has installed it" in said
+    message = _said(site)
+    assert "agentlightning 0.3.0 has agentlightning/__init__.py, agentlightning/more.py there" in message
+    assert "agentlightning/__init__.py there, not as agl-framework 0.4.0 has installed it" in message
 
 
 def test_what_an_uninstalled_one_has_left_is_seen(site: Path) -> None:
@@ -58,8 +58,8 @@ def test_what_an_uninstalled_one_has_left_is_seen(site: Path) -> None:
 
 
 def test_a_package_that_hides_the_installed_one_is_seen(site: Path, tmp_path: Path) -> None:
-    said = "\n".join(misplaced(tmp_path / "elsewhere" / "agentlightning", distributions(path=[str(site)])))
-    assert "is installed elsewhere" in said
+    message = "\n".join(misplaced(tmp_path / "elsewhere" / "agentlightning", distributions(path=[str(site)])))
+    assert "is installed elsewhere" in message
 
 
 def test_a_checkout_has_nothing_to_compare(tmp_path: Path) -> None:

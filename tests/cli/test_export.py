@@ -1,4 +1,4 @@
-"""`agl export` as a user calls it: a folder in, a folder out, or one line that says why not."""
+"""`agl export` as a user calls it: a folder in, a folder out, or one line with the reason why not."""
 
 from __future__ import annotations
 

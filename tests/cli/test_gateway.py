@@ -1,4 +1,4 @@
-"""`agl gateway` as a user runs it: a process, a base URL, a program that knows nothing of us, a file with its calls."""
+"""`agl gateway` as a user runs it: a process, a base URL, an unaware program, a file with its calls."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_program_is_recorded_without_a_trainer_and_run_without_a_model(start: 
     with ModelServer() as model:
         upstream = ("--upstream", model.base_url, "--model", "tiny", "--record", "calls.jsonl")
         process, urls = start(*upstream)
-        told = _ask(urls["OPENAI_BASE_URL"], "hello")["choices"][0]["message"]["content"]
+        content = _ask(urls["OPENAI_BASE_URL"], "hello")["choices"][0]["message"]["content"]
         stats = _end(process)
     assert stats["calls"] == {"ok": 1}
 
@@ -62,7 +62,7 @@ def test_a_program_is_recorded_without_a_trainer_and_run_without_a_model(start: 
 
     assert asyncio.run(recorded()) == ("succeeded", encode("you said hello"))
     process, urls = start("--replay", "calls.jsonl", "--store", "memory")
-    assert _ask(urls["OPENAI_BASE_URL"], "hello")["choices"][0]["message"]["content"] == told
+    assert _ask(urls["OPENAI_BASE_URL"], "hello")["choices"][0]["message"]["content"] == content
     _end(process)
 
 
@@ -91,8 +91,8 @@ def test_a_file_names_fallbacks_and_aliases_as_litellm_does(start: Any, tmp_path
         config = {"model_list": [model.entry("tiny"), backup.entry("backup")], "router_settings": router}
         (tmp_path / "gateway.json").write_text(json.dumps({"litellm_config": config}))
         process, urls = start("--config", "gateway.json", "--store", "memory")
-        said = (_ask(urls["OPENAI_BASE_URL"], "hello", name) for name in ("tiny", "gpt-4o"))
-        answers = [answer["choices"][0]["message"]["content"] for answer in said]
+        replies = (_ask(urls["OPENAI_BASE_URL"], "hello", name) for name in ("tiny", "gpt-4o"))
+        answers = [answer["choices"][0]["message"]["content"] for answer in replies]
         assert answers == ["the backup", "you said hello"]
         assert _end(process)["calls"] == {"ok": 2}
 

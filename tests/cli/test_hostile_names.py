@@ -1,4 +1,4 @@
-"""A store full of hostile names, looked at by every command: nothing that a terminal obeys comes out."""
+"""A store full of hostile names, shown by every command: no control sequence of a terminal is printed."""
 
 from __future__ import annotations
 
@@ -99,11 +99,11 @@ async def test_no_command_says_what_a_terminal_obeys(
         arguments = [place[1] if word == "ID" else word for word in command]
         capsys.readouterr()
         await asyncio.to_thread(main, [*(["--debug"] if debug else []), *arguments, "--store", place[0]])
-        told = capsys.readouterr()
-        assert told.out or told.err, command
-        for text in (told.out, told.err):
-            found = OBEYED.search(text)
-            assert found is None, (command, ascii(text[max(0, found.start() - 60) : found.end() + 20]))
+        output = capsys.readouterr()
+        assert output.out or output.err, command
+        for text in (output.out, output.err):
+            match = OBEYED.search(text)
+            assert match is None, (command, ascii(text[max(0, match.start() - 60) : match.end() + 20]))
             assert "\nagl: forged" not in text, command
 
 
@@ -113,8 +113,8 @@ async def test_no_command_about_a_file_either(
 ) -> None:
     await asyncio.to_thread(main, [*arguments, place[0]])
     await asyncio.to_thread(main, [*arguments, place[0] + NAME])
-    told = capsys.readouterr()
-    assert OBEYED.search(told.out + told.err) is None
+    output = capsys.readouterr()
+    assert OBEYED.search(output.out + output.err) is None
 
 
 async def test_json_of_a_command_means_what_the_store_holds(

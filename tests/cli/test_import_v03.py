@@ -38,9 +38,9 @@ async def imported(place: str, folder: Path, *arguments: str) -> tuple[int, dict
 
 async def contents(file: Path) -> Any:
     store = SQLiteLightningStore(file)
-    found = await everything(store)
+    content = await everything(store)
     await store.close()
-    return found
+    return content
 
 
 @pytest.fixture(params=["mongo", "server", "list", "lines", "one file"])
@@ -116,8 +116,8 @@ async def test_what_has_not_ended_is_named_or_taken_as_cancelled(place: Place, t
     named = await place(made)
     code, report = await imported(*named, tmp_path)
     assert (code, report["whole"]) == (0, True)
-    found = {(each["kind"], each["reason"]): each["count"] for each in report["not_carried_over"]}
-    assert found == {("rollouts", "not_ended"): 1, ("attempts", "no_rollout"): 2, ("spans", "no_rollout"): 6}
+    counts = {(each["kind"], each["reason"]): each["count"] for each in report["not_carried_over"]}
+    assert counts == {("rollouts", "not_ended"): 1, ("attempts", "no_rollout"): 2, ("spans", "no_rollout"): 6}
     assert report["not_carried_over"][0]["examples"] == ["ro-000000000001"]
     assert "--unfinished cancel" in report["not_carried_over"][0]["message"]
     code, report = await imported(*named, tmp_path, "--unfinished", "cancel", "--run-id", "old")
@@ -141,10 +141,10 @@ async def test_what_cannot_be_read_and_what_has_no_place_is_counted_and_named(pl
     code, report = await imported(*await place(made), tmp_path)
     assert (code, report["whole"]) == (1, False)
     assert report["dropped_fields"] == {"rollouts.owner": 1, "rollouts.config.patience": 1}
-    found = {
+    examples = {
         (each["kind"], each["reason"]): (each["count"], each["examples"][0]) for each in report["not_carried_over"]
     }
-    assert found == {
+    assert examples == {
         ("resources", "unreadable"): (1, "rs-000000000001/?"),
         ("rollouts", "unreadable"): (1, "ro-000000000002"),
         ("attempts", "no_rollout"): (2, "at-00000201"),

@@ -1,4 +1,4 @@
-"""What a store holds, looked at and changed by hand: rollouts, resources, workers, statistics; as text and as JSON."""
+"""Show and change the content of a store by hand: rollouts, resources, workers, statistics; as text and as JSON."""
 
 from __future__ import annotations
 
@@ -85,11 +85,11 @@ async def test_a_rollout_is_shown_with_what_agent_and_model_said(
 
 async def test_a_rollout_as_json_has_attempts_messages_and_spans(agl: Any, store_file: Any) -> None:
     code, out, _ = await agl("rollouts", "show", store_file[1]["scored"], "--spans", "--json")
-    told = json.loads(out)
-    assert (code, told["reward"], told["rollout"]["status"]) == (0, 0.5, "succeeded")
-    assert [attempt["outcome"] for attempt in told["attempts"]] == ["scored"]
-    assert len(told["spans"]) == 6
-    assert told["messages"]
+    report = json.loads(out)
+    assert (code, report["reward"], report["rollout"]["status"]) == (0, 0.5, "succeeded")
+    assert [attempt["outcome"] for attempt in report["attempts"]] == ["scored"]
+    assert len(report["spans"]) == 6
+    assert report["messages"]
 
 
 async def test_what_the_agent_raised_is_shown_with_its_traceback(agl: Any, store_file: Any) -> None:
@@ -172,8 +172,8 @@ async def test_statistics_are_numbers_for_programs_too(
     store_file: tuple[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert await asyncio.to_thread(main, ["stats", store_file[0], "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["total_rollouts"], told["rollouts"]["queuing"], told["rollouts"]["failed"]) == (3, 1, 1)
+    stats = json.loads(capsys.readouterr().out)
+    assert (stats["total_rollouts"], stats["rollouts"]["queuing"], stats["rollouts"]["failed"]) == (3, 1, 1)
 
 
 async def test_a_run_is_told_to_stop(agl: Any, store_file: tuple[str, Any]) -> None:
@@ -223,6 +223,6 @@ async def test_no_command_that_looks_shows_a_secret_of_a_task_a_worker_an_error_
         always_json = command[:2] in (("rollouts", "export"), ("resources", "show"))
         for form in ((),) if always_json else ((), ("--json",)):
             code = await asyncio.to_thread(main, [*command, *form, "--store", str(tmp_path / "agl.db")])
-            told = capsys.readouterr()
-            assert code == 0, (command, told.err)
-            assert SECRET not in told.out + told.err, (command, told.out)
+            output = capsys.readouterr()
+            assert code == 0, (command, output.err)
+            assert SECRET not in output.out + output.err, (command, output.out)

@@ -1,4 +1,4 @@
-"""The command `agl`, as a shell runs it: exit codes, errors in one line, and what `--help` costs."""
+"""The command `agl`, as a shell runs it: exit codes, errors in one line, and the imports of `--help`."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def test_wrong_use_is_exit_code_2_and_no_traceback(arguments: list[str]) -> None
 
 
 def test_a_port_that_is_taken_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
+    with socket.socket() as occupied:
+        occupied.bind(("127.0.0.1", 0))
+        occupied.listen()
+        port = str(occupied.getsockname()[1])
         done = run("store", "--port", port, "--db", str(tmp_path / "agl.db"))
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
@@ -47,19 +47,19 @@ def test_a_host_beyond_loopback_without_a_token_names_both_ways_out(tmp_path: Pa
     assert not (tmp_path / "agl.db").exists()
 
 
-@pytest.mark.parametrize(("backend", "left"), [((), ["agl.db"]), (("--backend", "memory"), [])])
+@pytest.mark.parametrize(("backend", "interrupted"), [((), ["agl.db"]), (("--backend", "memory"), [])])
 async def test_a_store_is_served_and_ctrl_c_is_its_ordinary_end(
-    serve: Any, tmp_path: Path, backend: tuple[str, ...], left: list[str]
+    serve: Any, tmp_path: Path, backend: tuple[str, ...], interrupted: list[str]
 ) -> None:
     for rounds in (1, 2):
         server, [line] = serve("store", *backend)
         client = LightningStoreClient(line.split()[-1])
         await client.enqueue_rollout({"round": rounds})
-        assert len(await client.query_rollouts()) == (rounds if left else 1)
+        assert len(await client.query_rollouts()) == (rounds if interrupted else 1)
         await client.close()
         server.send_signal(signal.SIGINT)
         assert server.wait(30) == 0
-    assert os.listdir(tmp_path) == left
+    assert os.listdir(tmp_path) == interrupted
 
 
 def test_main_returns_the_exit_code(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,4 @@
-"""What an operator watches: every metric that the board and the alert rules name is on the page of a server that was
-used, with the labels that they ask for."""
+"""Every metric that the board and the alert rules name is on the page of a used server, with the named labels."""
 
 from __future__ import annotations
 
@@ -60,11 +59,11 @@ async def scraped() -> Samples:
     finally:
         await server.stop()
         await store.close()
-    found: Samples = {}
+    samples: Samples = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            found.setdefault(sample.name, []).append((dict(sample.labels), sample.value))
-    return found
+            samples.setdefault(sample.name, []).append((dict(sample.labels), sample.value))
+    return samples
 
 
 @pytest.fixture(scope="module")
@@ -126,16 +125,16 @@ def test_every_metric_of_the_guide_is_on_the_page(page: Samples) -> None:
 
 
 def test_every_metric_of_ours_on_the_page_is_known_with_its_labels_and_its_kind(page: Samples) -> None:
-    """What is known is what `docs/reference/settings.md` is made of."""
-    known = {metric.name: metric for metric in exported_metrics()}
+    """The known metrics are those from which `docs/reference/settings.md` is made."""
+    metrics = {metric.name: metric for metric in exported_metrics()}
     endings = {"histogram": ("_bucket", "_count", "_sum", "_created"), "counter": ("", "_created"), "gauge": ("",)}
-    expected = {name.removesuffix("_total") + "_created" for name in known} | {
-        name + ending for name, metric in known.items() for ending in endings[metric.kind]
+    expected = {name.removesuffix("_total") + "_created" for name in metrics} | {
+        name + ending for name, metric in metrics.items() for ending in endings[metric.kind]
     }
     shown = {name for name in page if name.startswith("agl_")}
     assert shown - expected == set()
-    assert {name for name in known if not shown & {name, name + "_count"}} == ABSENT_IN_MEMORY
-    for name, metric in known.items():
+    assert {name for name in metrics if not shown & {name, name + "_count"}} == ABSENT_IN_MEMORY
+    for name, metric in metrics.items():
         for labels, _ in page.get(name, []) + page.get(name + "_count", []):
             assert set(labels) == set(metric.labels), name
 

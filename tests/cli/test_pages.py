@@ -93,9 +93,9 @@ def test_a_pipe_gets_no_colours() -> None:
     assert "\x1b" not in shell("rollouts", "--help", NO_COLOR="").stdout
 
 
-@pytest.mark.parametrize("asked", ["--debug", "AGL_DEBUG"])
+@pytest.mark.parametrize("variable", ["--debug", "AGL_DEBUG"])
 def test_an_unforeseen_error_is_one_line_and_its_traceback_comes_when_asked_for(
-    asked: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    variable: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def broken(*_: Any) -> None:
         raise LookupError("no such thing")
@@ -104,9 +104,9 @@ def test_an_unforeseen_error_is_one_line_and_its_traceback_comes_when_asked_for(
     assert main(["doctor"]) == 70
     [line] = capsys.readouterr().err.splitlines()
     assert line == "agl: unforeseen LookupError: no such thing. `agl --debug ...` shows where."
-    if asked == "AGL_DEBUG":
+    if variable == "AGL_DEBUG":
         monkeypatch.setenv("AGL_DEBUG", "1")
-    assert main(["--debug", "doctor"] if asked == "--debug" else ["doctor"]) == 70
+    assert main(["--debug", "doctor"] if variable == "--debug" else ["doctor"]) == 70
     assert "in broken" in capsys.readouterr().err
 
 

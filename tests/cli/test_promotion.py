@@ -58,17 +58,17 @@ def test_a_worse_one_is_not_with_exit_code_1_and_the_reason_of_each_rule(
     store, runs = place
     limits = ("--floor", "short=0.9", "--json", "--store", store)
     assert main(["promote", runs["easy hard odd"], runs["hard"], *limits]) == 1
-    told = json.loads(capsys.readouterr().out)
-    assert told["promoted"] is False
-    failed = {rule["rule"]: rule["reason"] for rule in told["rules"] if not rule["passed"]}
+    report = json.loads(capsys.readouterr().out)
+    assert report["promoted"] is False
+    failed = {rule["rule"]: rule["reason"] for rule in report["rules"] if not rule["passed"]}
     assert set(failed) == {"better", "slices", "floor short"}
     assert "worse in level=easy, level=odd" in failed["slices"]
-    assert [each["evaluation"] for each in told["evaluations"]] == ["evaluation", "evaluation"]
-    assert told["comparison"]["lost"] == 24
+    assert [each["evaluation"] for each in report["evaluations"]] == ["evaluation", "evaluation"]
+    assert report["comparison"]["lost"] == 24
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["easy odd", "steps-only"], "cannot be compared task by task: it has no evaluation. Record one"),
         (["easy odd", "easy odd"], "was given twice"),
@@ -82,25 +82,25 @@ def test_a_worse_one_is_not_with_exit_code_1_and_the_reason_of_each_rule(
     ],
 )
 def test_wrong_input_is_exit_code_2_and_one_line(
-    words: list[str], said: str, place: tuple[str, dict[str, str]], capsys: pytest.CaptureFixture[str]
+    words: list[str], message: str, place: tuple[str, dict[str, str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     store, runs = place
     code = main(["promote", *(runs.get(word, word) for word in words), "--store", store])
     assert code == 2
     [line] = capsys.readouterr().err.splitlines()
-    assert said in line
+    assert message in line
 
 
 def test_agl_compare_is_agl_runs_compare(
     place: tuple[str, dict[str, str]], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     store, runs = place
-    told: list[str] = []
+    outputs: list[str] = []
     for words in (["compare"], ["runs", "compare"]):
         assert main([*words, runs["easy odd"], runs["easy hard odd"], "--store", store]) == 0
-        told.append(capsys.readouterr().out)
-    assert told[0] == told[1]
-    assert "better: 12 tasks gained" in told[0]
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1]
+    assert "better: 12 tasks gained" in outputs[0]
     page = tmp_path / "report.html"
     assert main(["compare", runs["easy odd"], runs["hard"], "--store", store, "--report", str(page)]) == 0
     assert "Promoted" not in page.read_text()
@@ -113,8 +113,8 @@ def test_runs_without_common_tasks_are_compared_as_far_as_they_go(
     assert main(["compare", runs["easy odd"], "steps-only", "--store", store]) == 0
     assert "no evaluation task by task: run steps-only cannot be compared" in capsys.readouterr().out
     assert main(["compare", runs["easy odd"], runs["other"], "--store", store, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["evaluations"][-1]["shared_tasks"] == 3
+    report = json.loads(capsys.readouterr().out)
+    assert report["evaluations"][-1]["shared_tasks"] == 3
 
 
 def test_runs_of_two_kinds_are_judged_by_the_tasks_that_they_share(tmp_path: Path) -> None:

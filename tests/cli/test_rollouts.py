@@ -1,4 +1,4 @@
-"""`agl rollouts` as a shell runs it: what became of the calls of a rollout, and one line where there is none."""
+"""`agl rollouts` as a shell runs it: the outcome of the calls of a rollout, and one line for an unknown one."""
 
 from __future__ import annotations
 

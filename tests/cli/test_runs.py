@@ -1,4 +1,4 @@
-"""`agl runs`: what a store knows of training runs, as tables for people and as JSON; no secret leaves with it."""
+"""`agl runs`: the training runs of a store, as tables for people and as JSON; no secret is in them."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ async def test_runs_are_listed_the_newest_first(agl: Any) -> None:
     assert (await agl("list", "--state", "failed"))[1].splitlines()[-1] == "1 runs"
     out = (await agl("list", "--limit", "2"))[1]
     assert "2 of 3 runs; --offset 2 shows the next ones" in out
-    found = json.loads((await agl("list", "--contains", "first", "--json"))[1])
-    assert [run["run_id"] for run in found] == ["run-first"]
+    listed_runs = json.loads((await agl("list", "--contains", "first", "--json"))[1])
+    assert [run["run_id"] for run in listed_runs] == ["run-first"]
 
 
 async def test_a_run_whose_algorithm_is_silent_is_told_apart(agl: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,8 +153,8 @@ async def test_a_check_says_what_does_not_add_up(agl: Any, place: str) -> None:
     assert code == 1
     assert "call c1 (rollout" in out
     assert "has 2 endings, in steps 4, 5" in out
-    found = json.loads((await agl("ledger", "run-first", "--check", "--json"))[1])
-    assert (found["adds_up"], found["wrong_count"]) == (False, 2)
+    report = json.loads((await agl("ledger", "run-first", "--check", "--json"))[1])
+    assert (report["adds_up"], report["wrong_count"]) == (False, 2)
 
 
 async def test_two_runs_are_compared(agl: Any) -> None:
@@ -166,19 +166,19 @@ async def test_two_runs_are_compared(agl: Any) -> None:
     assert "better: 8 tasks gained, 0 lost of 8 pairs" in out
     as_json = (await agl("compare", "run-first", "run-second", "--json"))[1]
     assert SECRET not in out + as_json
-    found = json.loads(as_json)
-    assert found["settings"]["algorithm.rate"] == [0.1, 0.2]
-    assert found["figures"]["mean_reward"][0] == [1, 0.1, 1.1]
-    assert found["evaluations"][0]["p_value"] < 0.05
+    report = json.loads(as_json)
+    assert report["settings"]["algorithm.rate"] == [0.1, 0.2]
+    assert report["figures"]["mean_reward"][0] == [1, 0.1, 1.1]
+    assert report["evaluations"][0]["p_value"] < 0.05
     code, _, err = await agl("compare", "run-first", "run-second", "--figure", "mean_rewrd")
     assert (code, "did you mean 'mean_reward'?" in err) == (2, True)
 
 
 async def test_a_run_is_exported_with_its_vocabulary_and_read_back(agl: Any, tmp_path: Path) -> None:
     out = tmp_path / "exported"
-    code, told, _ = await agl("export", "run-first", "--out", str(out))
+    code, output, _ = await agl("export", "run-first", "--out", str(out))
     assert code == 0
-    assert "3 ledger" in told
+    assert "3 ledger" in output
     assert sorted(path.name for path in out.iterdir()) == [
         "alarm.jsonl", "evaluation.jsonl", "ledger.jsonl", "run.json", "step.jsonl", "vocabulary-v1.json",
     ]  # fmt: skip

@@ -29,12 +29,12 @@ def test_a_model_is_served_and_its_calls_are_recorded_with_their_tokens(tmp_path
     environment = {name: value for name, value in os.environ.items() if name != "AGL_TOKEN"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None
-        said: dict[str, str] = {}
-        while "OPENAI_BASE_URL" not in said:
+        variables: dict[str, str] = {}
+        while "OPENAI_BASE_URL" not in variables:
             line = process.stdout.readline()
             assert line, process.wait()
-            said |= dict([line.strip().split("=", 1)]) if "=" in line else {}
-        url = said["OPENAI_BASE_URL"]
+            variables |= dict([line.strip().split("=", 1)]) if "=" in line else {}
+        url = variables["OPENAI_BASE_URL"]
         assert url.startswith("http://127.0.0.1:")
         llm = LLM(endpoint=url, model="policy", sampling_parameters={"max_tokens": 3})
         assert ask(llm, [say("one")])["role"] == "assistant"
@@ -49,10 +49,10 @@ def test_a_model_is_served_and_its_calls_are_recorded_with_their_tokens(tmp_path
     async def calls() -> list[int]:
         store = SQLiteLightningStore(tmp_path / "agl.db")
         [rollout] = await store.query_rollouts()
-        found = model_calls(list(await store.query_spans(rollout.rollout_id)))
+        recorded_calls = model_calls(list(await store.query_spans(rollout.rollout_id)))
         await store.close()
         assert rollout.status == "succeeded"
-        return [len(call.completion_token_ids) for call in found if call.state == "ok"]
+        return [len(call.completion_token_ids) for call in recorded_calls if call.state == "ok"]
 
     assert asyncio.run(calls()) == [3]
 

@@ -1,4 +1,4 @@
-"""`agl prometheus`, `agl agentops`, `agl vllm` and `agl doctor`, each against the real thing that it stands for."""
+"""`agl prometheus`, `agl agentops`, `agl vllm` and `agl doctor`, each against the real counterpart."""
 
 from __future__ import annotations
 
@@ -84,12 +84,12 @@ def trace(*spans: tuple[bytes, bytes, str]) -> bytes:
 @pytest.mark.parametrize("token", ["", "s3cret"])
 async def test_what_the_agentops_sdk_sends_becomes_a_rollout(serve: Serve, tmp_path: Path, token: str) -> None:
     server, lines = serve("agentops", "--store", "agl.db", lines=3, AGL_TOKEN=token)
-    told = dict(line.split("=", 1) for line in lines)
-    endpoint = told["AGENTOPS_API_ENDPOINT"]
-    key = token or told["AGENTOPS_API_KEY"]
+    variables = dict(line.split("=", 1) for line in lines)
+    endpoint = variables["AGENTOPS_API_ENDPOINT"]
+    key = token or variables["AGENTOPS_API_KEY"]
     answer = json.loads(fetch(f"{endpoint}/v3/auth/token", json.dumps({"api_key": key}).encode()))
     sender = {"authorization": f"Bearer {answer['token']}", "content_type": "application/x-protobuf"}
-    traces = told["AGENTOPS_EXPORTER_ENDPOINT"]
+    traces = variables["AGENTOPS_EXPORTER_ENDPOINT"]
     fetch(traces, trace((b"child--1", b"root---1", "llm")), **sender)
     fetch(traces, trace((b"child--2", b"root---1", "tool"), (b"root---1", b"", "session")), **sender)
     fetch(f"{endpoint}/v4/logs/upload/", b"said", **sender)
@@ -167,9 +167,9 @@ def test_the_doctor_finds_nothing_wrong_where_nothing_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    code, found = findings(capsys)
-    assert (code, {finding["state"] for finding in found.values()} - {"ok", "absent"}) == (0, set())
-    assert found["folder"]["state"] == "ok"
+    code, all_findings = findings(capsys)
+    assert (code, {finding["state"] for finding in all_findings.values()} - {"ok", "absent"}) == (0, set())
+    assert all_findings["folder"]["state"] == "ok"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -178,13 +178,13 @@ def test_the_doctor_names_what_is_wrong_and_no_secret(
 ) -> None:
     monkeypatch.setenv("AGL_TOKN", "x")
     monkeypatch.setenv("AGL_TOKEN", "s3cret")
-    code, found = findings(capsys, "--store", "http://u:hidden@127.0.0.1:1?deadline=0.1")
+    code, all_findings = findings(capsys, "--store", "http://u:hidden@127.0.0.1:1?deadline=0.1")
     assert code == 1
-    assert found["AGL_TOKN"]["state"] == "wrong"
-    assert found["AGL_TOKN"]["found"].endswith("did you mean AGL_TOKEN?")
-    [store] = [finding for what, finding in found.items() if what.startswith("store ")]
+    assert all_findings["AGL_TOKN"]["state"] == "wrong"
+    assert all_findings["AGL_TOKN"]["found"].endswith("did you mean AGL_TOKEN?")
+    [store] = [finding for what, finding in all_findings.items() if what.startswith("store ")]
     assert store["state"] == "wrong"
-    assert not re.search("s3cret|hidden", json.dumps(found))
+    assert not re.search("s3cret|hidden", json.dumps(all_findings))
 
 
 def test_the_doctor_knows_every_variable_that_the_package_reads() -> None:

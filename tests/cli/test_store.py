@@ -1,4 +1,4 @@
-"""`agl store` as a shell runs it: where the data lies, how it ends, and how its file is looked after."""
+"""`agl store` as a shell runs it: the place of the data, its end, and the maintenance of its file."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ async def test_a_second_signal_ends_it_at_once_and_loses_no_answer(
     serve_store: Serve, client: Any, tmp_path: Path, number: signal.Signals
 ) -> None:
     server, endpoint = serve_store("--db", "run.db")
-    kept = await client(endpoint).enqueue_rollout("x")
+    stored_rollout = await client(endpoint).enqueue_rollout("x")
     _, writer = await asyncio.open_connection("127.0.0.1", int(endpoint.rsplit(":", 1)[1]))
     half = b"POST /v1/agl/spans HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n{"
     writer.write(half)  # a request in progress, for which a stop in good order waits
@@ -191,7 +191,7 @@ async def test_a_second_signal_ends_it_at_once_and_loses_no_answer(
     assert await asyncio.to_thread(server.wait, 30) == 128 + number
     writer.close()
     again = SQLiteLightningStore(tmp_path / "run.db")
-    assert [rollout.rollout_id for rollout in await again.query_rollouts()] == [kept.rollout_id]
+    assert [rollout.rollout_id for rollout in await again.query_rollouts()] == [stored_rollout.rollout_id]
     await again.close()
 
 

@@ -24,9 +24,9 @@ class SQLPolicy:
     def check_violation(self, agent_role: str, tool_name: str, args: dict[str, Any]) -> str | None:
         if agent_role != ROLE or tool_name not in ("query", "file_read", "file_write", "syscall_sys_checkpolicy"):
             return f"{agent_role} may not use {tool_name}"
-        given = args.get("args", args)
-        found = [word for word in DENIED if word in str(given.get("statement", ""))]
-        return f"{found[0]} is denied in {given['statement']}" if found else None
+        arguments = args.get("args", args)
+        words = [word for word in DENIED if word in str(arguments.get("statement", ""))]
+        return f"{words[0]} is denied in {arguments['statement']}" if words else None
 
 
 def query(statement: str, **options: object) -> str:
@@ -62,7 +62,7 @@ async def execute(context: Any, statement: str, **more: Any) -> Any:
 
 
 def living_agent(kernel: Any) -> Callable[[list[str]], Any]:
-    """Return an agent that runs each statement of its task, whatever becomes of those before."""
+    """Return an agent that runs each statement of its task, whatever the result of those before."""
 
     async def agent(task: list[str]) -> Any:
         results = [await execute(unknown_agent(kernel), statement) for statement in task]

@@ -62,14 +62,14 @@ async def names_of_spans(*, store: LightningStore, train_dataset: Dataset[Any]) 
     await store.add_resources({})
     made = [await store.enqueue_rollout(task) for task in train_dataset]
     await store.wait_for_rollouts(rollout_ids=[rollout.rollout_id for rollout in made], timeout=30)
-    found: list[tuple[str, list[str]]] = []
+    rows: list[tuple[str, list[str]]] = []
     for rollout in made:
         attempt = await store.get_latest_attempt(rollout.rollout_id)
         spans = await store.query_spans(rollout.rollout_id)
         assert attempt is not None
         violations = [str(span.attributes["violation"]) for span in spans if "violation" in span.attributes]
-        found.append((str(attempt.outcome), violations))
-    return found
+        rows.append((str(attempt.outcome), violations))
+    return rows
 
 
 @pytest.mark.parametrize(
@@ -113,8 +113,8 @@ def test_a_kernel_that_tells_of_nothing_is_refused() -> None:
 
 def test_the_reward_needs_the_runner_that_counts() -> None:
     kernel = Kernel(deny=["DROP"])
-    found = agl.Trainer(strategy="shm", reward_fn=PolicyReward(kernel)).evaluate(agent_of(kernel), TASKS[:1])
-    assert found.failures == {"RuntimeError": 1}
+    evaluation = agl.Trainer(strategy="shm", reward_fn=PolicyReward(kernel)).evaluate(agent_of(kernel), TASKS[:1])
+    assert evaluation.failures == {"RuntimeError": 1}
 
 
 def test_workers_that_share_a_kernel_count_each_violation_once() -> None:

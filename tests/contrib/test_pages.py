@@ -1,4 +1,4 @@
-"""The page on Agent-OS: its programs run on the real package and print what stands beside them."""
+"""The page on Agent-OS: its programs run on the real package and print the output beside them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def test_the_programs_of_the_page_print_what_it_says(capsys: pytest.CaptureFixtu
     names: dict[str, Any] = {"__name__": "page"}
     for block in blocks:
         exec(compile(block, str(PAGE), "exec"), names)
-    said = [text for block in blocks for text in re.findall(r"print\(.*\)  # (.+)$", block, re.MULTILINE)]
+    matches = [text for block in blocks for text in re.findall(r"print\(.*\)  # (.+)$", block, re.MULTILINE)]
     lines = capsys.readouterr().out.splitlines()
-    assert len(said) == 4
-    for expected in said:
+    assert len(matches) == 4
+    for expected in matches:
         pattern = re.escape(expected).replace(re.escape("..."), ".*")
         assert any(re.fullmatch(pattern, line) for line in lines), f"{expected!r} in {lines}"

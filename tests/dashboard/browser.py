@@ -1,4 +1,4 @@
-"""What tests ask of a page in a browser: to be quiet, to load from its own server only, and no faults of access."""
+"""Checks of a page in a browser: it is quiet, loads from its own server only, and has no faults of access."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ RULES = ("wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"
 _NOT_A_SKIP_LINK = {"skip-link": {"enabled": False}}
 """Links within the page stand behind `#`, and axe takes the first of them for a jump to an element of that name."""
 _LOST = ("Failed to load resource", "net::ERR_")
-"""What the browser itself writes when a server refuses or is gone; the page's own faults read otherwise."""
+"""Messages of the browser itself when a server refuses or is unreachable; the page's own faults read otherwise."""
 
 
 class Watch:
-    """Collects what a page must not do: errors, violations of its policy, requests to other hosts."""
+    """Collects what a page must not cause: errors, violations of its policy, requests to other hosts."""
 
     def __init__(self, page: Page, address: str) -> None:
         self.faults: list[str] = []
@@ -26,13 +26,13 @@ class Watch:
         """The test makes the server refuse, or kills it: the browser's notes of failed requests are no faults."""
         host = urlsplit(address).netloc
         page.on("pageerror", lambda error: self.faults.append(f"page error: {error}"))
-        page.on("console", lambda told: self._said(told.type, told.text))
+        page.on("console", lambda message: self._said(message.type, message.text))
         page.on(
             "request",
-            lambda asked: (
+            lambda request: (
                 None
-                if urlsplit(asked.url).netloc == host or asked.url.startswith(("data:", "blob:"))
-                else self.faults.append(f"request to another host: {asked.url}")
+                if urlsplit(request.url).netloc == host or request.url.startswith(("data:", "blob:"))
+                else self.faults.append(f"request to another host: {request.url}")
             ),
         )
 
@@ -58,13 +58,13 @@ class Opened:
 def no_violations(page: Page) -> None:
     """Fail if axe finds a fault of access. It runs in a world of its own, which the page's policy does not reach."""
     page.evaluate(AXE.read_text("utf-8"))
-    found = page.evaluate(
+    violations = page.evaluate(
         "async ([values, rules]) => (await axe.run(document, {runOnly: {type: 'tag', values}, rules}))"
         ".violations.map(v => [v.id, v.help, v.nodes.slice(0, 5)"
         ".map(n => n.html.slice(0, 200) + ' ' + n.failureSummary)])",
         [list(RULES), _NOT_A_SKIP_LINK],
     )
-    assert not found, "\n".join(f"{rule}: {help}\n  " + "\n  ".join(nodes) for rule, help, nodes in found)
+    assert not violations, "\n".join(f"{rule}: {help}\n  " + "\n  ".join(nodes) for rule, help, nodes in violations)
 
 
 def nothing_cut_off(page: Page) -> None:

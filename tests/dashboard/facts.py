@@ -1,4 +1,4 @@
-"""What the tests of views know of the store that a page shows, asked from its server."""
+"""Facts about the store that a page shows, queried from its server."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def ask(address: str, path: str, body: Any = None) -> Any:
-    """Return what the server answers below `/v1/agl`."""
+    """Return the server's answer below `/v1/agl`."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(f"{address}/v1/agl{path}", data, {"content-type": "application/json"})
     with urllib.request.urlopen(request, timeout=30) as reply:
@@ -16,22 +16,22 @@ def ask(address: str, path: str, body: Any = None) -> Any:
 
 
 def summaries(address: str, **filters: Any) -> dict[str, Any]:
-    """Return a page of summaries; what begins with `page_` is about the page."""
+    """Return a page of summaries; arguments that begin with `page_` are about the page."""
     page = {name.removeprefix("page_"): value for name, value in filters.items() if name.startswith("page_")}
     chosen = {name: value for name, value in filters.items() if not name.startswith("page_")}
-    found: dict[str, Any] = ask(address, "/rollouts/summaries", {"filter": chosen, **page})
-    return found
+    page_of_summaries: dict[str, Any] = ask(address, "/rollouts/summaries", {"filter": chosen, **page})
+    return page_of_summaries
 
 
 def records(address: str, run_id: str, kind: str, **query: Any) -> list[dict[str, Any]]:
     """Return the records of one kind of a run."""
-    found: list[dict[str, Any]] = []
+    items: list[dict[str, Any]] = []
     while True:
-        asked = {"kind_in": [kind], "limit": 1000, "offset": len(found), **query}
-        page = ask(address, f"/runs/{run_id}/records/search", asked)
-        found += page["items"]
-        if not page["items"] or len(found) >= page["total"]:
-            return found
+        query_body = {"kind_in": [kind], "limit": 1000, "offset": len(items), **query}
+        page = ask(address, f"/runs/{run_id}/records/search", query_body)
+        items += page["items"]
+        if not page["items"] or len(items) >= page["total"]:
+            return items
 
 
 def the_run(address: str) -> str:

@@ -13,7 +13,7 @@ from tests.adapter.span_maker import reward, span, spoken_call
 from tests.dashboard.stores import HOSTILE, run_async
 
 TEXT = HOSTILE.replace("\x00", "").replace("\ud800", "")
-"""Where the store refuses a text (a NUL, half a character), it stands without those."""
+"""The hostile text without the characters that the store refuses: NUL and half a character."""
 NAME = TEXT.replace("\u202c", "")[:200] + "\u202eturned \u2066 \U0001f642\u200d"
 LONG = TEXT + "x" * 1_000_000
 RUN = TEXT[:64] + "\u202erun"
@@ -61,9 +61,9 @@ async def _make(path: Path) -> str:
 
 
 def _spans() -> list[Span]:
-    said = [{"role": "system", "content": TEXT}, {"role": "user", "content": LONG}, {"role": NAME, "content": TEXT}]
+    messages = [{"role": "system", "content": TEXT}, {"role": "user", "content": LONG}, {"role": NAME, "content": TEXT}]
     names: dict[str, Any] = {"gen_ai.request.model": NAME, "agentlightning.agent": NAME}
-    call = spoken_call("c1", 1, [0, 1], [2, 3], said, TEXT, **names)
+    call = spoken_call("c1", 1, [0, 1], [2, 3], messages, TEXT, **names)
     attributes = {NAME: LONG, "tool.name": NAME, "gen_ai.tool.name": NAME}
     failed = span("f", NAME, None, 1.0, 2.0, 9).model_copy(
         update={"status": TraceStatus(status_code="ERROR", description=LONG), "attributes": attributes}

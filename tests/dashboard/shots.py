@@ -28,7 +28,7 @@ SHOWN = {
     "compare": "[data-verdict]",
     "workers": "[data-worker]",
 }
-"""What a view shows when all of it is there."""
+"""Text that a view shows once it has loaded."""
 
 
 def _first(address: str, path: str, name: str) -> str:

@@ -72,8 +72,8 @@ def demo_store() -> Path:
             shutil.rmtree(draft, ignore_errors=True)  # of a run that was killed
             command = [sys.executable, "-m", "agentlightning.cli", "demo", "--steps", "3", "--plain"]
             done = subprocess.run([*command, "--out", str(draft)], cwd=ROOT, capture_output=True, text=True)
-            left = (draft / "store.db").exists()
-            assert left, f"agl demo left no store (exit code {done.returncode}):\n{done.stderr[-4000:]}"
+            has_store = (draft / "store.db").exists()
+            assert has_store, f"agl demo left no store (exit code {done.returncode}):\n{done.stderr[-4000:]}"
             draft.rename(made)
         return store
 

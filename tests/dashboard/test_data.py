@@ -1,4 +1,4 @@
-"""What the page asks for beyond the store's own operations: explanations, trees, conversations, comparisons."""
+"""Requests of the page beyond the store's own operations: explanations, trees, conversations, comparisons."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ API = "/v1/agl"
 
 
 class Page:
-    """A store server with what a page asks it."""
+    """A store server with the requests of the page."""
 
     def __init__(self, server: LightningStoreServer, session: aiohttp.ClientSession) -> None:
         self.store, self._server, self._session = server.store, server, session
 
     async def get(self, path: str, status: int = 200) -> Any:
         async with self._session.get(f"{self._server.endpoint}{API}{path}") as reply:
-            told = await reply.json()
-            assert reply.status == status, told
-            return told
+            body = await reply.json()
+            assert reply.status == status, body
+            return body
 
     async def played(self, spans: Sequence[Span], *, mode: str = "train", end: bool = True) -> AttemptedRollout:
         """Return a rollout of a run whose attempt has these spans."""
@@ -45,8 +45,8 @@ class Page:
         return rollout
 
     async def conversation(self, rollout: AttemptedRollout) -> list[dict[str, Any]]:
-        told = await self.get(f"/rollouts/{rollout.rollout_id}/attempts/{rollout.attempt.attempt_id}/conversation")
-        return told["calls"]
+        answer = await self.get(f"/rollouts/{rollout.rollout_id}/attempts/{rollout.attempt.attempt_id}/conversation")
+        return answer["calls"]
 
 
 @pytest.fixture
@@ -73,9 +73,9 @@ async def test_each_call_says_what_the_ledger_did_with_it_or_why_it_is_in_no_row
     entry |= {"row": 4, "tokens": 2, "advantage": 0.5, "weight_version": 7}
     data = {"calls": [entry, "a record that another program wrote", {"call_id": 3}]}
     await page.store.add_run_records("run", [RunRecord(kind="ledger", step=2, name=rollout.rollout_id, data=data)])
-    told = await page.get(f"/rollouts/{rollout.rollout_id}/explanation")
-    assert (told["reward"], told["outcome"], told["rows"]) == (1.0, "scored", 1)
-    first, second = told["calls"]
+    explanation = await page.get(f"/rollouts/{rollout.rollout_id}/explanation")
+    assert (explanation["reward"], explanation["outcome"], explanation["rows"]) == (1.0, "scored", 1)
+    first, second = explanation["calls"]
     assert (first["row"], first["begins"], first["reason"]) == (1, "first_call", None)
     assert first["ledger"] == {
         **{"ending": "trained", "reason": None, "row": 4, "advantage": 0.5, "weight_version": 7},
@@ -117,42 +117,42 @@ async def test_the_gateways_record_stands_below_the_client_that_made_the_call(pa
         span("orphan", "tool", "never-stored", 3.0, None, 5, status="ERROR"),
     ]
     rollout = await page.played(spans)
-    told = await page.get(f"/rollouts/{rollout.rollout_id}/attempts/latest/tree")
-    names = {node["span_id"]: [child["span_id"] for child in node["children"]] for node in walk(told["roots"])}
+    tree = await page.get(f"/rollouts/{rollout.rollout_id}/attempts/latest/tree")
+    names = {node["span_id"]: [child["span_id"] for child in node["children"]] for node in walk(tree["roots"])}
     assert set(names["seen"]) == {"req-c0", "req-c1"}
     assert names["req-c1"] == ["raw-c1"]
     assert {"seen", "r", "req-c2"} <= set(names["root"])
-    nodes = {node["span_id"]: node for node in walk(told["roots"])}
+    nodes = {node["span_id"]: node for node in walk(tree["roots"])}
     assert nodes["r"]["reward"] == 0.5
     assert (nodes["orphan"]["status_code"], nodes["orphan"]["end_time"]) == ("ERROR", None)
 
 
 async def test_spans_that_are_below_one_another_are_still_shown(page: Page) -> None:
     rollout = await page.played([span("a", "a", "b", 0.0, 1.0, 1), span("b", "b", "a", 0.0, 1.0, 2)])
-    told = await page.get(f"/rollouts/{rollout.rollout_id}/attempts/latest/tree")
-    assert {node["span_id"] for node in walk(told["roots"])} >= {"a", "b"} or told["problems"]
+    tree = await page.get(f"/rollouts/{rollout.rollout_id}/attempts/latest/tree")
+    assert {node["span_id"] for node in walk(tree["roots"])} >= {"a", "b"} or tree["problems"]
 
 
 async def test_a_chain_of_thousands_of_spans_is_told_to_a_bounded_depth(page: Page) -> None:
     chain = [span(f"s{n}", "step", f"s{n - 1}" if n else None, float(n), n + 1.0, n + 1) for n in range(5000)]
     rollout = await page.played(chain)
-    told = await page.get(f"/rollouts/{rollout.rollout_id}/attempts/latest/tree")
-    assert len(walk(told["roots"])) == 5000
-    assert any("levels deep" in problem for problem in told["problems"])
+    tree = await page.get(f"/rollouts/{rollout.rollout_id}/attempts/latest/tree")
+    assert len(walk(tree["roots"])) == 5000
+    assert any("levels deep" in problem for problem in tree["problems"])
 
 
 @pytest.mark.parametrize("path", ["tree", "conversation"])
 async def test_the_spans_of_an_attempt_are_read_once(page: Page, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rollout = await page.played([span("root", "agent", None, 0.0, 9.0, 1)])
-    read, asked = page.store.query_spans, list[str]()
+    read, ids = page.store.query_spans, list[str]()
 
     async def counted(rollout_id: str, *args: Any, **options: Any) -> Any:
-        asked.append(rollout_id)
+        ids.append(rollout_id)
         return await read(rollout_id, *args, **options)
 
     monkeypatch.setattr(page.store, "query_spans", counted)
     await page.get(f"/rollouts/{rollout.rollout_id}/attempts/latest/{path}")
-    assert asked == [rollout.rollout_id]
+    assert ids == [rollout.rollout_id]
 
 
 def walk(nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -180,8 +180,8 @@ async def test_a_message_is_shown_where_it_was_first_said(page: Page) -> None:
         ]
     )
     calls = await page.conversation(rollout)
-    said = [[part["text"] for message in call["messages_new"] for part in message["content"]] for call in calls]
-    assert said == [["be brief", "hello"], ["more"], ["something else"], ["quite another agent"]]
+    texts = [[part["text"] for message in call["messages_new"] for part in message["content"]] for call in calls]
+    assert texts == [["be brief", "hello"], ["more"], ["something else"], ["quite another agent"]]
     assert [call["branches_from"] for call in calls] == [None, None, 1, None]
     assert [call["reply"][0]["content"][0]["text"] for call in calls] == ["hi", "no", "yes", "yes"]
     assert [call["weight_version"] for call in calls] == [7] * 4
@@ -198,11 +198,11 @@ async def test_a_message_of_a_long_conversation_is_read_once_and_not_once_for_ea
         return normalise(message)
 
     monkeypatch.setattr(conversation, "line_of", counted)
-    said, turns = [user("begin")], 60
+    messages, turns = [user("begin")], 60
     spans = list[Span]()
     for turn in range(turns):
-        spans += spoken_call(f"c{turn}", turn + 1, [turn], [1], said, f"answer {turn}")
-        said = [*said, {"role": "assistant", "content": f"answer {turn}"}, user(f"result {turn}")]
+        spans += spoken_call(f"c{turn}", turn + 1, [turn], [1], messages, f"answer {turn}")
+        messages = [*messages, {"role": "assistant", "content": f"answer {turn}"}, user(f"result {turn}")]
     calls = await page.conversation(await page.played(spans))
     assert [len(call["messages_new"]) for call in calls] == [1] * turns
     assert len(read) <= 4 * turns
@@ -278,11 +278,11 @@ async def test_a_text_of_megabytes_is_cut_and_hostile_text_stays_text(
     monkeypatch.setattr(conversation, "MOST_TEXT", 1000)
     hostile = "<script>alert(1)</script>\x00\u202e" + "x" * 5000
     rollout = await page.played(spoken_call("c1", 1, [1], [2], [user(hostile)], "ok"))
-    told = await page.get(f"/rollouts/{rollout.rollout_id}/attempts/latest/conversation")
-    text = told["calls"][0]["messages_new"][0]["content"][0]["text"]
+    answer = await page.get(f"/rollouts/{rollout.rollout_id}/attempts/latest/conversation")
+    text = answer["calls"][0]["messages_new"][0]["content"][0]["text"]
     assert text.startswith("<script>alert(1)</script>")
     assert f"({len(hostile)} characters" in text
-    assert told["shortened"] == 1
+    assert answer["shortened"] == 1
 
 
 # --- comparison ------------------------------------------------------------------------------------------------------
@@ -304,14 +304,14 @@ async def test_two_steps_are_compared_on_the_evaluation_that_both_have(page: Pag
         evaluation(4, "held_out_sampled", [1.0] * 10 + [0.0, None], tasks),
     ]
     await page.store.add_run_records("run", records)
-    told = await page.get("/comparison?before=run:0&after=run:4&limit=3")
-    assert told["before"].endswith("step 0, held_out_sampled")
-    assert (told["tasks"], told["gained"], told["lost"], told["unchanged"], told["total"]) == (11, 10, 0, 1, 11)
-    assert (told["verdict"], told["test"]) == ("better", "exact sign test")
-    assert told["p_value"] == pytest.approx(2 / 2**10)
-    assert told["difference"] == pytest.approx(10 / 11)
-    assert [(pair["before"], pair["after"]) for pair in told["pairs"]] == [(0.0, 1.0)] * 3
-    assert told["pairs"][0]["after_rollout_id"].startswith("ro-held_out_sampled-4-")
+    diff = await page.get("/comparison?before=run:0&after=run:4&limit=3")
+    assert diff["before"].endswith("step 0, held_out_sampled")
+    assert (diff["tasks"], diff["gained"], diff["lost"], diff["unchanged"], diff["total"]) == (11, 10, 0, 1, 11)
+    assert (diff["verdict"], diff["test"]) == ("better", "exact sign test")
+    assert diff["p_value"] == pytest.approx(2 / 2**10)
+    assert diff["difference"] == pytest.approx(10 / 11)
+    assert [(pair["before"], pair["after"]) for pair in diff["pairs"]] == [(0.0, 1.0)] * 3
+    assert diff["pairs"][0]["after_rollout_id"].startswith("ro-held_out_sampled-4-")
     last = await page.get("/comparison?before=run:0&after=run:4&limit=3&offset=10")
     assert [(pair["before"], pair["after"]) for pair in last["pairs"]] == [(0.0, 0.0)]
 
@@ -330,14 +330,14 @@ async def test_two_versions_of_a_prompt_are_compared_by_the_rollouts_that_used_t
             await page.store.add_span(reward("r", None, 1.0, value).model_copy(update=place))
             await page.store.update_attempt(*place.values(), status="succeeded", outcome="scored")
     sides = f"before=resources:{first.resources_id}@1&after=resources:{first.resources_id}@2"
-    told = await page.get(f"/comparison?{sides}")
-    assert (told["tasks"], told["gained"], told["lost"], told["unchanged"]) == (4, 2, 1, 1)
-    assert (told["before_mean"], told["after_mean"]) == (0.25, 0.625)
-    assert told["after"] == f"{first.resources_id} version 2"
+    comparison = await page.get(f"/comparison?{sides}")
+    assert (comparison["tasks"], comparison["gained"], comparison["lost"], comparison["unchanged"]) == (4, 2, 1, 1)
+    assert (comparison["before_mean"], comparison["after_mean"]) == (0.25, 0.625)
+    assert comparison["after"] == f"{first.resources_id} version 2"
 
 
 @pytest.mark.parametrize(
-    ("query", "status", "said"),
+    ("query", "status", "message"),
     [
         ("before=run", 400, "after="),
         ("before=run:x&after=run", 400, "names no side"),
@@ -353,12 +353,12 @@ async def test_two_versions_of_a_prompt_are_compared_by_the_rollouts_that_used_t
         (f"before={quote('<b>' * 100)}&after=run", 404, "<b><b>"),
     ],
 )
-async def test_a_comparison_that_cannot_be_made_says_why(page: Page, query: str, status: int, said: str) -> None:
+async def test_a_comparison_that_cannot_be_made_says_why(page: Page, query: str, status: int, message: str) -> None:
     for run in ("run", "other"):
         await page.store.start_run(run, algorithm="GRPO")
         records = [evaluation(step, "held_out", [0.0, 1.0], [f"{run}-1", f"{run}-2"]) for step in (0, 4)]
         await page.store.add_run_records(run, records)
-    assert said in (await page.get(f"/comparison?{query}", status))["detail"]
+    assert message in (await page.get(f"/comparison?{query}", status))["detail"]
 
 
 # --- the rest --------------------------------------------------------------------------------------------------------
@@ -367,17 +367,17 @@ async def test_a_comparison_that_cannot_be_made_says_why(page: Page, query: str,
 async def test_what_is_not_there_is_told_by_its_name(page: Page) -> None:
     rollout = await page.played([])
     waiting = await page.store.enqueue_rollout({"question": "?"})
-    for path, status, said in (
+    for path, status, message in (
         ("/rollouts/ro-none/explanation", 404, "'ro-none'"),
         (f"/rollouts/{rollout.rollout_id}/explanation?attempt_id=at-none", 404, "'at-none'"),
         (f"/rollouts/{rollout.rollout_id}/attempts/at-none/tree", 404, rollout.attempt.attempt_id),
         (f"/rollouts/{waiting.rollout_id}/attempts/latest/conversation", 400, "nobody has claimed it"),
     ):
-        assert said in (await page.get(path, status))["detail"]
+        assert message in (await page.get(path, status))["detail"]
 
 
 async def test_the_server_says_what_it_is(page: Page) -> None:
-    told = await page.get("/server")
-    assert (told["backend"], told["persistent"]) == ("memory", False)
-    assert told["started"] <= told["now"]
-    assert told["statistics"]["total_rollouts"] == 0
+    facts = await page.get("/server")
+    assert (facts["backend"], facts["persistent"]) == ("memory", False)
+    assert facts["started"] <= facts["now"]
+    assert facts["statistics"]["total_rollouts"] == 0

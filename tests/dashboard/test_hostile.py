@@ -59,8 +59,8 @@ def is_harmless(page: Page) -> None:
     """Fail if a text of the store ran, hides or turns writing round, or is drawn at a length nobody reads."""
     assert page.evaluate("window.hacked") is None
     assert page.locator("#root script, #root img, #root svg[onload], #root [onerror]").count() == 0
-    found = page.evaluate(FIND_HIDDEN)
-    assert not found, "\n".join(found[:8])
+    hidden = page.evaluate(FIND_HIDDEN)
+    assert not hidden, "\n".join(hidden[:8])
     long = page.evaluate(
         f"[...document.querySelectorAll('#root *')].filter(each => each.textContent.length > {MOST_CHARACTERS})"
         ".map(each => `${each.tagName}.${each.className}: ${each.textContent.length}`)"

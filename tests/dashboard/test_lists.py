@@ -25,7 +25,7 @@ def total_of(page: Page, total: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("search", "asked"),
+    ("search", "chosen"),
     [
         ("status=succeeded", {"status_in": ["succeeded"]}),
         ("status=failed,cancelled", {"status_in": ["failed", "cancelled"]}),
@@ -42,15 +42,15 @@ def total_of(page: Page, total: int) -> None:
     ],
 )
 def test_each_filter_of_the_address_is_asked_of_the_server(
-    open_view: OpenView, store_address: str, search: str, asked: dict[str, Any]
+    open_view: OpenView, store_address: str, search: str, chosen: dict[str, Any]
 ) -> None:
     page = open_view(f"/rollouts?{search}", address=store_address)
-    total_of(page, summaries(store_address, **asked)["total"])
+    total_of(page, summaries(store_address, **chosen)["total"])
 
 
 def test_worker_version_and_run_are_filters_too(open_view: OpenView, store_address: str) -> None:
     row = summaries(store_address, page_limit=1)["items"][0]
-    for search, asked in (
+    for search, chosen in (
         (f"worker={row['worker_id']}", {"worker_id": row["worker_id"]}),
         (
             f"resources={row['resources_id']}&version={row['resources_version']}",
@@ -60,7 +60,7 @@ def test_worker_version_and_run_are_filters_too(open_view: OpenView, store_addre
         (f"id={row['rollout_id'][4:]}", {"rollout_id_contains": row["rollout_id"][4:]}),
     ):
         page = open_view(f"/rollouts?{search}", address=store_address)
-        total_of(page, summaries(store_address, **asked)["total"])
+        total_of(page, summaries(store_address, **chosen)["total"])
 
 
 def test_what_is_typed_and_chosen_is_in_the_address(open_view: OpenView, store_address: str) -> None:
@@ -87,12 +87,12 @@ def test_a_click_on_the_head_of_a_column_sorts_by_it_and_a_second_one_turns_it(
     page = open_view("/rollouts?sort=attempts", address=store_address)
     total_of(page, 1408)
     column = page.get_by_role("columnheader", name=head)
-    for told, order in (("descending", "desc"), ("ascending", "asc")):
+    for direction, order in (("descending", "desc"), ("ascending", "asc")):
         column.get_by_role("button").click()
-        expect(column).to_have_attribute("aria-sort", told)
+        expect(column).to_have_attribute("aria-sort", direction)
         [sort] = re.findall(r"sort=(\w+)", page.url)
-        wanted = summaries(store_address, page_sort_by=sort, page_sort_order=order, page_limit=1)["items"][0]
-        expect(page.locator("[data-index='0']")).to_have_attribute("data-rollout", wanted["rollout_id"])
+        first_row = summaries(store_address, page_sort_by=sort, page_sort_order=order, page_limit=1)["items"][0]
+        expect(page.locator("[data-index='0']")).to_have_attribute("data-rollout", first_row["rollout_id"])
 
 
 def test_the_columns_that_are_chosen_stay_chosen(open_view: OpenView, store_address: str) -> None:
@@ -112,30 +112,30 @@ def test_what_passes_the_filter_is_written_into_a_file(
     open_view: OpenView, store_address: str, tmp_path: Path, form: str, button: str
 ) -> None:
     page = open_view("/rollouts?mode=train&columns=id,reward,input", address=store_address)
-    wanted = summaries(store_address, mode_in=["train"], page_limit=1000)["items"]
-    total_of(page, len(wanted))
+    items = summaries(store_address, mode_in=["train"], page_limit=1000)["items"]
+    total_of(page, len(items))
     with page.expect_download() as download:
         page.get_by_role("button", name=button).click()
     download.value.save_as(tmp_path / "file")
     text = (tmp_path / "file").read_text(encoding="utf-8")
     if form == "csv":
         rows = list(csv.DictReader(text.splitlines()))
-        assert [row["Rollout"] for row in rows] == [each["rollout_id"] for each in wanted]
+        assert [row["Rollout"] for row in rows] == [each["rollout_id"] for each in items]
         assert set(rows[0]) == {"Rollout", "Reward", "Input"}
     else:
-        assert [json.loads(line)["rollout_id"] for line in text.splitlines()] == [each["rollout_id"] for each in wanted]
-    expect(page.get_by_text(f"{len(wanted)} rollouts written")).to_be_visible()
+        assert [json.loads(line)["rollout_id"] for line in text.splitlines()] == [each["rollout_id"] for each in items]
+    expect(page.get_by_text(f"{len(items)} rollouts written")).to_be_visible()
 
 
 def test_from_a_rollout_to_the_next_one_of_its_list_and_back(open_view: OpenView, store_address: str) -> None:
     search = "mode=train&step_from=2&step_to=2&sort=reward&order=desc"
     page = open_view(f"/rollouts?{search}", address=store_address)
     filters = {"mode_in": ["train"], "step_from": 2, "step_to": 2}
-    found = summaries(store_address, **filters, page_sort_by="reward", page_sort_order="desc", page_limit=3)
-    first, second, third = (row["rollout_id"] for row in found["items"])
+    rows = summaries(store_address, **filters, page_sort_by="reward", page_sort_order="desc", page_limit=3)
+    first, second, third = (row["rollout_id"] for row in rows["items"])
     page.locator(f"[data-rollout='{first}'] a").click()
     expect(page.get_by_role("heading", name=first)).to_be_visible()
-    expect(page.locator("[data-place='0']")).to_contain_text(f"1 of {found['total']}")
+    expect(page.locator("[data-place='0']")).to_contain_text(f"1 of {rows['total']}")
     expect(page.get_by_role("button", name="Previous")).to_be_disabled()
     page.get_by_role("tab", name="Waterfall").click()
     page.get_by_role("button", name="Next").click()
@@ -146,7 +146,7 @@ def test_from_a_rollout_to_the_next_one_of_its_list_and_back(open_view: OpenView
     page.keyboard.press("k")
     expect(page.get_by_role("heading", name=second)).to_be_visible()
     page.get_by_role("link", name="Back to the list").click()
-    total_of(page, found["total"])
+    total_of(page, rows["total"])
     expect(page.locator("[data-index='0']")).to_have_attribute("data-rollout", first)
 
 

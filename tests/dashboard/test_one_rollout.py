@@ -1,4 +1,4 @@
-"""One rollout: its conversation, its spans over time, its tokens, and what can be done with it."""
+"""One rollout: its conversation, its spans over time, its tokens, and its actions."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ TABS = ("conversation", "waterfall", "tokens", "attempts", "details")
 
 def trained_rollout(address: str) -> str:
     """Return a rollout of the demo's first step whose tokens were trained; one of equal rewards has no rows."""
-    kept = records(address, the_run(address), "ledger", step_from=1, step_to=1)
-    return str(next(record["name"] for record in kept if record["data"].get("rows")))
+    entries = records(address, the_run(address), "ledger", step_from=1, step_to=1)
+    return str(next(record["name"] for record in entries if record["data"].get("rows")))
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -88,7 +88,7 @@ def test_spans_are_chosen_by_kind(open_view: OpenView, store_address: str) -> No
 
 
 def facts_of_token(page: Page, at: int) -> str:
-    """Return what the page says of a token of the first row."""
+    """Return the page's facts about a token of the first row."""
     page.locator(f"#token-{at}").first.click()
     return page.get_by_test_id("token-facts").first.text_content() or ""
 
@@ -106,13 +106,13 @@ def test_a_token_shows_what_the_ledger_recorded_of_it(open_view: OpenView, store
     expect(page.locator(".agl-coloured").first).to_be_visible()
     trained = [place for place, flag in enumerate(numbers["mask"]) if flag]
     for number in (0, len(trained) - 1):
-        told = facts_of_token(page, trained[number]).replace("−", "-")
-        assert f"id {numbers['tokens'][trained[number]]}" in told
+        facts = facts_of_token(page, trained[number]).replace("−", "-")
+        assert f"id {numbers['tokens'][trained[number]]}" in facts
         for name, label in (("engine_logprobs", "engine"), ("entropy", "entropy"), ("ratio", "ratio")):
-            found = re.search(rf"{label}[^·]*? (-?\d[\d.e-]*)", told)
-            assert found is not None, (label, told)
-            assert float(found[1]) == pytest.approx(numbers[name][number], rel=2e-3, abs=2e-4)
-            assert math.isfinite(float(found[1]))
+            match = re.search(rf"{label}[^·]*? (-?\d[\d.e-]*)", facts)
+            assert match is not None, (label, facts)
+            assert float(match[1]) == pytest.approx(numbers[name][number], rel=2e-3, abs=2e-4)
+            assert math.isfinite(float(match[1]))
     first = numbers["mask"].index(0)
     assert "not trained" in facts_of_token(page, first)
 
@@ -155,17 +155,17 @@ def test_a_rollout_is_queued_again_only_after_a_question_and_then_claimed(
 def test_a_bar_stands_where_the_answer_of_a_call_begins_and_kl_colours_the_tokens(
     open_view: OpenView, store_address: str
 ) -> None:
-    found = trained_rollout(store_address)
-    page = open_view(f"/rollouts/{found}?tab=tokens&colour=kl", address=store_address)
+    rollout_id = trained_rollout(store_address)
+    page = open_view(f"/rollouts/{rollout_id}?tab=tokens&colour=kl", address=store_address)
     row = page.locator("[data-row]").first
     expect(row.locator("[data-call]").first).to_be_visible()
-    record = ask(store_address, f"/runs/{the_run(store_address)}/records?kind_in=ledger&name={found}")["items"][-1][
-        "data"
-    ]
+    record = ask(store_address, f"/runs/{the_run(store_address)}/records?kind_in=ledger&name={rollout_id}")["items"][
+        -1
+    ]["data"]
     number = int(row.get_attribute("data-row") or "-1")
     calls = [place + 1 for place, call in enumerate(record["calls"]) if call["row"] == number]
-    told = [int(each.get_attribute("data-call") or "0") for each in row.locator("[data-call]").all()]
-    assert told == calls
+    call_numbers = [int(each.get_attribute("data-call") or "0") for each in row.locator("[data-call]").all()]
+    assert call_numbers == calls
     expect(row.get_by_test_id("row-figures")).to_be_visible()
 
 
@@ -178,11 +178,11 @@ def test_a_conversation_of_many_calls_is_drawn_page_by_page_and_its_first_calls_
         store = SQLiteLightningStore(tmp_path / "long.db", synchronous="NORMAL")
         rollout = await store.start_rollout({"question": "a long task"}, mode="train")
         place = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
-        said, spans = [{"role": "user", "content": "begin"}], list[Span]()
+        messages, spans = [{"role": "user", "content": "begin"}], list[Span]()
         for turn in range(turns):
-            spans += spoken_call(f"c{turn}", turn + 1, [turn], [1], said, f"answer {turn}")
-            said = [
-                *said,
+            spans += spoken_call(f"c{turn}", turn + 1, [turn], [1], messages, f"answer {turn}")
+            messages = [
+                *messages,
                 {"role": "assistant", "content": f"answer {turn}"},
                 {"role": "user", "content": f"result {turn}"},
             ]

@@ -52,13 +52,13 @@ async def test_the_page_is_open_and_lets_in_only_what_carries_its_nonce(server: 
     for answer in answers:
         assert answer.status == 200
         assert answer.headers["content-type"].startswith("text/html")
-        told = answer.headers["content-security-policy"]
-        [nonce] = set(re.findall(r"'nonce-([\w-]+)'", told))
+        policy = answer.headers["content-security-policy"]
+        [nonce] = set(re.findall(r"'nonce-([\w-]+)'", policy))
         assert f'nonce="{nonce}"'.encode() in answer.body
         assert b"__CSP_NONCE__" not in answer.body
-        assert "default-src 'none'" in told
-        assert "unsafe" not in told
-        assert "*" not in told
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert "*" not in policy
         assert answer.headers["cache-control"] == "no-store"
         nonces.add(nonce)
     assert len(nonces) == 2, "a nonce is used once"

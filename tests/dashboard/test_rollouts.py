@@ -1,4 +1,4 @@
-"""The list of rollouts, over 100,000 of them: what it draws, filters, sorts and opens by keys."""
+"""The list of rollouts, over 100,000 of them: drawing, filters, sorting and opening by keys."""
 
 from __future__ import annotations
 

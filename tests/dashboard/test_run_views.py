@@ -1,4 +1,4 @@
-"""Runs, one run, a group of rollouts, a comparison: each shows what the store says, and where it leads."""
+"""Runs, one run, a group of rollouts, a comparison: each agrees with the store, and its links work."""
 
 from __future__ import annotations
 
@@ -88,17 +88,19 @@ def test_the_curves_of_a_run_are_those_of_its_rollouts_and_evaluations(open_view
     groups = ask(
         store_address, "/rollouts/aggregate", {"by": "step", "filter": {"run_id": run_id, "mode_in": ["train"]}}
     )
-    told = {str(group["key"]): group["mean"] for group in groups["groups"]}
+    means = {str(group["key"]): group["mean"] for group in groups["groups"]}
     train = dict(zip(shown["step"], shown["training rollouts"], strict=True))
-    assert {step: float(value) for step, value in train.items() if value != "–"} == pytest.approx(told, abs=1e-3)
+    assert {step: float(value) for step, value in train.items() if value != "–"} == pytest.approx(means, abs=1e-3)
     for name in ("held_out_sampled", "held_out_greedy"):
-        kept = {
+        recorded_values = {
             str(r["step"]): r["data"]["value"]
             for r in records(store_address, run_id, "evaluation")
             if r["name"] == name
         }
         drawn = dict(zip(shown["step"], shown[name.replace("_", " ")], strict=True))
-        assert {step: float(value) for step, value in drawn.items() if value != "–"} == pytest.approx(kept, abs=1e-3)
+        assert {step: float(value) for step, value in drawn.items() if value != "–"} == pytest.approx(
+            recorded_values, abs=1e-3
+        )
 
 
 def test_the_verdict_has_its_p_value_and_leads_to_the_tasks(open_view: OpenView, store_address: str) -> None:
@@ -157,8 +159,8 @@ def test_an_asynchronous_run_shows_its_groups_in_flight_and_their_age(
     page = open_view("/runs/flight", address=serve(tmp_path / "flight.db").address)
     for title, (_, values, unit) in drawn.items():
         expect(page.locator(f'[data-chart="{title}"]')).to_be_visible()
-        told = [value.removesuffix(f" {unit}") for value in rows_of(page, title)[title]]
-        assert [float(value) for value in told] == [float(value) for value in values], title
+        figures = [value.removesuffix(f" {unit}") for value in rows_of(page, title)[title]]
+        assert [float(value) for value in figures] == [float(value) for value in values], title
         expect(page.locator(f'[data-chart="{title}"]')).to_contain_text(unit)
     page = loaded(open_view(f"/runs/{the_run(store_address)}"))
     for title in drawn:
@@ -244,8 +246,8 @@ def test_a_run_without_steps_says_so_and_one_that_failed_shows_its_error(
 
 def test_a_group_shows_rewards_advantages_and_where_its_tokens_part(open_view: OpenView, store_address: str) -> None:
     run_id = the_run(store_address)
-    kept = {r["name"]: r["data"] for r in records(store_address, run_id, "ledger", step_from=1, step_to=1)}
-    task = next(data["group"] for data in kept.values() if data["advantage"] not in (None, 0.0) and data.get("rows"))
+    entries = {r["name"]: r["data"] for r in records(store_address, run_id, "ledger", step_from=1, step_to=1)}
+    task = next(data["group"] for data in entries.values() if data["advantage"] not in (None, 0.0) and data.get("rows"))
     members = summaries(store_address, run_id=run_id, step_from=1, step_to=1, task=task, mode_in=["train"])["items"]
     page = open_view(f"/runs/{run_id}/steps/1/groups/{task}")
     table = page.get_by_role("table", name="Rollouts of the group")
@@ -253,7 +255,7 @@ def test_a_group_shows_rewards_advantages_and_where_its_tokens_part(open_view: O
     expect(page.get_by_test_id("parting")).to_contain_text(re.compile(r"same up to token \d+"))
     for member in members:
         cells = table.locator("tbody tr", has_text=member["rollout_id"]).locator("td").all_text_contents()
-        advantage = kept[member["rollout_id"]]["advantage"]
+        advantage = entries[member["rollout_id"]]["advantage"]
         assert float(cells[2]) == member["reward"]
         assert (
             cells[3] == "–"
@@ -290,7 +292,7 @@ def test_a_step_before_the_last_ones_is_reached_by_keyboard_and_parts_of_bars_di
 
 def test_two_steps_are_compared_and_each_side_leads_to_its_rollout(open_view: OpenView, store_address: str) -> None:
     run_id = the_run(store_address)
-    told = ask(store_address, f"/comparison?before={run_id}:0&after={run_id}:3")
+    comparison = ask(store_address, f"/comparison?before={run_id}:0&after={run_id}:3")
     page = open_view(f"/compare?before={run_id}%3A0&after={run_id}%3A3")
     task = ask(store_address, f"/comparison?before={run_id}:0&after={run_id}:3&limit=1")["pairs"][0]
     expect(page.locator("main tbody tr td").first).to_have_attribute("title", task["task"])
@@ -298,7 +300,7 @@ def test_two_steps_are_compared_and_each_side_leads_to_its_rollout(open_view: Op
     expect(page.locator("[data-verdict]")).to_contain_text("after is better")
     facts = page.locator("main").inner_text()
     for name in ("gained", "lost", "unchanged"):
-        assert re.search(rf"{name.title()}\s+{told[name]:,}", facts), (name, told[name])
+        assert re.search(rf"{name.title()}\s+{comparison[name]:,}", facts), (name, comparison[name])
     row = page.get_by_role("table", name="Tasks").locator("tbody tr").first
     expect(row).to_contain_text("gained")
     row.get_by_role("link", name="after").click()
@@ -356,17 +358,17 @@ def test_the_curve_of_a_real_run_grows_while_the_page_is_open(open_view: OpenVie
         assert demo.stdout is not None
         address = None
         for line in demo.stdout:
-            if (found := re.search(r"(http://127\.0\.0\.1:\d+)", line)) is not None:
-                address = found[1]
+            if (match := re.search(r"(http://127\.0\.0\.1:\d+)", line)) is not None:
+                address = match[1]
                 break
         assert address is not None, "agl demo says where its page is"
         page = open_view("/runs", address=address, may_fail=True)
         page.locator("tbody a").first.click()
-        seen: list[int] = []
+        counts: list[int] = []
         bars = page.locator('[data-chart="What became of the model calls"] table:not(.u-legend) tbody tr')
-        for wanted in (1, 2):
-            expect(bars).to_have_count(wanted, timeout=90_000)
-            seen.append(bars.count())
-        assert seen == [1, 2]
+        for count in (1, 2):
+            expect(bars).to_have_count(count, timeout=90_000)
+            counts.append(bars.count())
+        assert counts == [1, 2]
         demo.stdout.read()
     assert demo.returncode == 0

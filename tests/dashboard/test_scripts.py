@@ -147,7 +147,7 @@ FAILING = "import { test } from 'vitest';\ntest('no', () => {\n  throw new Error
 
 
 @pytest.mark.parametrize(
-    ("script", "file", "text", "said"),
+    ("script", "file", "text", "words"),
     [
         ("eslint", "a.ts", "export function go(): void {\n  fetch('/');\n}\n", "no-floating-promises"),
         ("eslint", "a.tsx", HOOK, "rules-of-hooks"),
@@ -158,11 +158,11 @@ FAILING = "import { test } from 'vitest';\ntest('no', () => {\n  throw new Error
     ],
     ids=lambda value: value if value.isidentifier() else "-",
 )
-def test_a_check_finds_the_fault_that_it_is_for(script: str, file: str, text: str, said: str, tmp_path: Path) -> None:
+def test_a_check_finds_the_fault_that_it_is_for(script: str, file: str, text: str, words: str, tmp_path: Path) -> None:
     faulty(tmp_path, file, text)
     code, out = finished(script, folder=tmp_path)
     assert code != 0, out
-    assert said in out
+    assert words in out
 
 
 def test_format_repairs_what_prettier_finds(tmp_path: Path) -> None:

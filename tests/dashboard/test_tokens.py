@@ -1,4 +1,4 @@
-"""The tokens of a rollout: the parts of a row, where rows begin, parts of characters, and what colours them."""
+"""The tokens of a rollout: the parts of a row, the begins of rows, parts of characters, and the colours."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def two_rows(tmp_path: Path, serve: Serve) -> tuple[str, str]:
 
 
 def facts_of(page: Page, row: int, at: int) -> str:
-    """Return what the page says of a token that is pointed at."""
+    """Return the page's facts about a token below the pointer."""
     section = page.locator(f"[data-row='{row}']")
     section.locator(f"#token-{at}").hover()
     facts = section.get_by_test_id("token-facts")
@@ -80,16 +80,16 @@ def facts_of(page: Page, row: int, at: int) -> str:
 
 def test_each_row_says_with_which_call_it_began_and_why(open_view: OpenView, two_rows: tuple[str, str]) -> None:
     address, rollout_id = two_rows
-    told = ask(address, f"/rollouts/{rollout_id}/explanation")
+    explanation = ask(address, f"/rollouts/{rollout_id}/explanation")
     page = open_view(f"/rollouts/{rollout_id}?tab=tokens", address=address)
-    for row, call in ((4, told["calls"][0]), (5, told["calls"][1])):
+    for row, call in ((4, explanation["calls"][0]), (5, explanation["calls"][1])):
         assert call["begins"], "each call begins a row of its own"
         expect(page.locator(f"[data-row='{row}']")).to_contain_text(
             f"begins with call {call['number']}: {call['begins'].replace('_', ' ')}"
         )
-    assert told["notes"], "the tokens part between the calls"
+    assert explanation["notes"], "the tokens part between the calls"
     expect(page.get_by_role("region", name="Where new rows began")).to_contain_text(
-        told["notes"][0].splitlines()[0][:40]
+        explanation["notes"][0].splitlines()[0][:40]
     )
 
 
@@ -110,9 +110,9 @@ def test_engine_and_trainer_stand_side_by_side_with_their_difference(
 ) -> None:
     address, rollout_id = two_rows
     page = open_view(f"/rollouts/{rollout_id}?tab=tokens&colour=difference", address=address)
-    told = facts_of(page, 4, 3).replace("−", "-")
-    for said in ("(engine) -0.5", "(trainer) -0.25", "trainer - engine 0.25", "answer of call 1", "weights 7"):
-        assert said in told, (said, told)
+    facts = facts_of(page, 4, 3).replace("−", "-")
+    for fact in ("(engine) -0.5", "(trainer) -0.25", "trainer - engine 0.25", "answer of call 1", "weights 7"):
+        assert fact in facts, (fact, facts)
     assert "answer of call 2" in facts_of(page, 5, 5)
     colours = [
         page.locator(f"[data-row='4'] #token-{at}").evaluate("each => getComputedStyle(each).backgroundColor")
@@ -139,10 +139,10 @@ def test_tokens_are_coloured_by_their_divergence_from_the_reference(
 
 
 def test_a_row_of_several_calls_says_where_each_answer_begins(open_view: OpenView, store_address: str) -> None:
-    kept = records(store_address, the_run(store_address), "ledger", step_from=1, step_to=1)
-    found = next(each for each in kept if each["data"].get("rows") and len(each["data"]["calls"]) == 2)
-    page = open_view(f"/rollouts/{found['name']}?tab=tokens")
-    row = found["data"]["rows"][0]["row"]
+    entries = records(store_address, the_run(store_address), "ledger", step_from=1, step_to=1)
+    record = next(each for each in entries if each["data"].get("rows") and len(each["data"]["calls"]) == 2)
+    page = open_view(f"/rollouts/{record['name']}?tab=tokens")
+    row = record["data"]["rows"][0]["row"]
     parts = page.locator(f"[data-row='{row}'] [data-part]")
     expect(parts).to_have_text(["given", "answer 1", "given", "answer 2"])
     page.get_by_role("listbox").first.focus()

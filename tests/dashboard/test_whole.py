@@ -81,14 +81,14 @@ def test_an_empty_store_says_what_to_type(open_view: OpenView, empty_address: st
 
 
 def test_times_count_by_the_server_s_clock(open_view: OpenView) -> None:
-    """A browser that is an hour ahead takes no worker for silent, and counts from the same moment."""
+    """A browser whose clock is an hour ahead shows no worker as silent, and counts from the same moment."""
     page = open_view("/settings")
     page.clock.install(time=time.time() + 3600)
     page.reload()
     page.get_by_role("link", name="Workers").click()
     expect(page.locator("[data-worker]")).to_have_count(2)
-    said = page.locator("[data-worker] td:nth-child(3)").first
-    shown = said.inner_text()
+    age_cell = page.locator("[data-worker] td:nth-child(3)").first
+    shown = age_cell.inner_text()
     assert "ago" in shown
     beats = [each["last_heartbeat_time"] for each in ask(page.url.partition("#")[0].rstrip("/"), "/workers")["items"]]
     silent = time.time() - max(beats)
@@ -203,7 +203,7 @@ def test_the_views_of_one_rollout_and_of_one_resource_get_no_secret(
     for view in (*views, "/resources/llms", "/resources/llms?version=2&before=1", "/resources/llms?version=1"):
         page = open_view("/runs", address=address)
         answers: list[Response] = []
-        page.on("response", lambda answer, told=answers: told.append(answer))
+        page.on("response", lambda answer, texts=answers: texts.append(answer))
         page.goto(f"{address}/#{view}")
         shown = page.get_by_role("region", name="llm") if "resources" in view else page.get_by_role("tabpanel")
         expect(shown).to_contain_text("h:[hidden]@host" if "resources" in view else re.compile("."))
@@ -212,8 +212,8 @@ def test_the_views_of_one_rollout_and_of_one_resource_get_no_secret(
             expect(shown).to_contain_text("[hidden]")
         expect(page.get_by_text("Loading")).to_have_count(0)
         assert SECRET not in page.content(), view
-        told = [each.url for each in answers if "/v1/agl/events" not in each.url and SECRET in each.text()]
-        assert not told, view
+        addresses = [each.url for each in answers if "/v1/agl/events" not in each.url and SECRET in each.text()]
+        assert not addresses, view
 
 
 async def _secrets(path: Path) -> str:

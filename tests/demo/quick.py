@@ -1,4 +1,4 @@
-"""`agl` with a warm start that stops as soon as it can, for tests of what comes after it.
+"""`agl` with a warm start that stops as soon as it can, for tests of the training after it.
 
 `python -m tests.demo.quick demo --steps 2` takes the path of `agl demo --steps 2`; the policy to begin with is bad.
 """

@@ -1,4 +1,4 @@
-"""The demo's agent as an ordinary agent: it talks to any OpenAI-shaped server and knows when it is right."""
+"""The demo's agent as an ordinary agent: it calls any OpenAI-shaped server and scores its answers."""
 
 from __future__ import annotations
 

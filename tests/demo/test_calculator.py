@@ -1,4 +1,4 @@
-"""The calculator works out what a model may write, and answers `error` to the rest."""
+"""The calculator evaluates the expressions that a model may write, and answers `error` to the rest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The warm start: what it shows, that it is the same for the same seed, and what it does when it does not get there."""
+"""The warm start: its examples, the same result for the same seed, and its error when it does not succeed."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def test_what_is_shown_is_right_and_what_is_guessed_is_wrong() -> None:
 def test_only_what_the_assistant_says_is_imitated() -> None:
     tokenizer = make_tokenizer()
     warm_start = WarmStart(make_model(tokenizer), tokenizer)
-    tokens, said = warm_start._conversations(shown=1.0)
-    taught = tokenizer.decode(tokens[0][said[0]])
+    tokens, masks = warm_start._conversations(shown=1.0)
+    taught = tokenizer.decode(tokens[0][masks[0]])
     assert taught.startswith("<tool_call>")
     assert taught.count("<eos>") == 2
     assert "<user>" not in taught
     assert "<tool>" not in taught
-    assert not said[tokens == tokenizer.pad_token_id].any()
+    assert not masks[tokens == tokenizer.pad_token_id].any()
 
 
 def test_the_same_seed_gives_the_same_weights(quick_settings: None, tmp_path: Path) -> None:
@@ -66,9 +66,9 @@ def test_the_agent_gets_through_the_engine_what_is_measured_without_it(
 ) -> None:
     monkeypatch.setattr(settings, "SETTLING_STEPS", 120)
     monkeypatch.setattr(settings, "SHARE_SHOWING_TOOL", 0.6)
-    told: list[Any] = []
-    make_policy(tmp_path, on_progress=lambda steps, measured: told.append((steps, measured)))
-    assert [steps for steps, _ in told] == [0, 120]
+    reports: list[Any] = []
+    make_policy(tmp_path, on_progress=lambda steps, measured: reports.append((steps, measured)))
+    assert [steps for steps, _ in reports] == [0, 120]
     policy = Policy.load(tmp_path)
     tasks = make_tasks(0, held_out=32)[1]
     measured = measure(policy.model, policy.tokenizer, tasks, temperature=0.0)

@@ -40,8 +40,8 @@ def test_the_second_prompt_begins_with_exactly_the_tokens_of_the_first_turn() ->
     chat_format = ChatFormat(tokenizer)
     messages: list[dict[str, Any]] = [{"role": "user", "content": "What is 34 plus 5?"}]
     prompt = chat_format.prompt_ids(messages, TOOLS)
-    said = '<tool_call>{"name": "calculator", "arguments": {"expression": "34 + 5"}}</tool_call>'
-    completion = [*tokenizer(said)["input_ids"], tokenizer.eos_token_id]
+    call_text = '<tool_call>{"name": "calculator", "arguments": {"expression": "34 + 5"}}</tool_call>'
+    completion = [*tokenizer(call_text)["input_ids"], tokenizer.eos_token_id]
     reply = chat_format.reply(completion[:-1], with_tools=True)
     messages += [message_body(reply), {"role": "tool", "tool_call_id": "c", "content": "39"}]
     second = chat_format.prompt_ids(messages, TOOLS)

@@ -111,10 +111,10 @@ async def _rollouts_of(path: Path) -> list[Any]:
 @pytest.mark.heavy
 def test_a_port_that_is_taken_ends_it_with_one_line_and_the_traceback_in_the_log(tmp_path: Path) -> None:
     command = [*QUICK, "demo", "--steps", "1", "--tasks", _tasks(tmp_path, *_sums(20)), "--out", tmp_path / "run"]
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        environment = {**os.environ, "AGL_SERVER_PORT": str(taken.getsockname()[1])}
+    with socket.socket() as occupied:
+        occupied.bind(("127.0.0.1", 0))
+        occupied.listen()
+        environment = {**os.environ, "AGL_SERVER_PORT": str(occupied.getsockname()[1])}
         done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=ROOT, env=environment)
     assert done.returncode == 1
     [line] = done.stderr.splitlines()
@@ -138,17 +138,17 @@ def _load_model(folder: Path) -> None:
 
 @pytest.fixture
 def refusal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Any]:
-    """A function that runs `agl demo`, sees that it starts and writes nothing, and returns the one line it says."""
+    """A function that runs `agl demo`, checks that it starts and writes nothing, and returns its one line."""
     threads, children = set(threading.enumerate()), psutil.Process().children()
 
     def refused(*arguments: str) -> str:
         before = sorted(tmp_path.rglob("*"))
         code = main(["demo", "--out", str(tmp_path / "run"), *arguments])
-        said = capsys.readouterr()
+        output = capsys.readouterr()
         assert code == 2
-        assert said.out == ""
+        assert output.out == ""
         assert sorted(tmp_path.rglob("*")) == before
-        [line] = said.err.splitlines()
+        [line] = output.err.splitlines()
         assert line.startswith("agl: ")
         return line
 
@@ -173,8 +173,8 @@ LONG = json.dumps({"question": "1 2 3 " * 50 + "?", "answer": 6})
 )
 def test_a_wrong_tasks_file_is_refused(refusal: Any, tmp_path: Path, lines: list[str] | None, texts: list[str]) -> None:
     path = str(tmp_path / "tasks.jsonl") if lines is None else _tasks(tmp_path, *lines)
-    said = refusal("--tasks", path)
-    assert [text for text in texts if text not in said] == []
+    message = refusal("--tasks", path)
+    assert [text for text in texts if text not in message] == []
 
 
 @pytest.mark.parametrize("out", ["/proc/run", "/dev/null/run"])
@@ -230,7 +230,7 @@ sys.meta_path.insert(0, Blocker())
 
 @pytest.fixture
 def demo(tmp_path: Path) -> Iterator[Any]:
-    """A function that starts a demo in a session of its own and returns it when it has said what is waited for."""
+    """A function that starts a demo in a session of its own and returns it after the expected line."""
     running: list[subprocess.Popen[str]] = []
 
     def start(until: str) -> subprocess.Popen[str]:
@@ -241,12 +241,12 @@ def demo(tmp_path: Path) -> Iterator[Any]:
         )
         running.append(process)
         assert process.stdout is not None
-        said = ""
+        output = ""
         for line in process.stdout:
-            said += line
+            output += line
             if line.startswith(until):
                 return process
-        raise AssertionError(f"it ended before {until!r}: {said}")
+        raise AssertionError(f"it ended before {until!r}: {output}")
 
     yield start
     for process in running:
@@ -280,13 +280,13 @@ def test_ctrl_c_in_training_ends_everything_and_says_where_the_run_lies(demo: An
         process.send_signal(signal.SIGINT)
     else:
         os.killpg(process.pid, signal.SIGINT)
-    said, _ = process.communicate(timeout=10)
+    output, _ = process.communicate(timeout=10)
 
     assert process.returncode == 130
-    assert "Traceback" not in said
+    assert "Traceback" not in output
     run = tmp_path / "run"
     begin = f"interrupted; the run lies in {run} and holds: checkpoints, config.json, log.txt, "
-    assert said.splitlines()[-1].startswith(begin)
+    assert output.splitlines()[-1].startswith(begin)
     assert {"config.json", "log.txt", "metrics.jsonl", "model", "store.db"} <= {path.name for path in run.iterdir()}
     _, alive = psutil.wait_procs(family, timeout=1)
     assert not [member for member in alive if member.status() != psutil.STATUS_ZOMBIE]
@@ -302,7 +302,7 @@ def test_ctrl_c_in_training_ends_everything_and_says_where_the_run_lies(demo: An
 def test_ctrl_c_in_the_warm_start_ends_it_too(demo: Any, tmp_path: Path) -> None:
     process = demo(until="warm start: ")
     os.killpg(process.pid, signal.SIGINT)
-    said, _ = process.communicate(timeout=10)
+    output, _ = process.communicate(timeout=10)
     assert process.returncode == 130
-    assert "Traceback" not in said
-    assert said.splitlines()[-1] == f"interrupted; the run lies in {tmp_path / 'run'} and holds: config.json, log.txt"
+    assert "Traceback" not in output
+    assert output.splitlines()[-1] == f"interrupted; the run lies in {tmp_path / 'run'} and holds: config.json, log.txt"

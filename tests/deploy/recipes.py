@@ -1,4 +1,4 @@
-"""The recipes of `deploy/` as data: which parts there are, what each is started with, and what it is told."""
+"""The recipes of `deploy/` as data: their parts, and the command and variables of each."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ PROGRAM = DEPLOY / "program/train.py"
 CLUSTER = ROOT / "examples/cluster"
 """An example whose recipes keep the same rules."""
 ENTRYPOINT = ["agl"]
-"""Of the image."""
+"""Entry point of the image."""
 
 VALUES = {"AGL_TOKEN": "a-token-for-all-parts", "UPSTREAM_URL": "http://127.0.0.1:1/v1", "MODEL": "m"}
-"""What a user gives: by the shell, a Secret, or the ConfigMap."""
+"""Values that a user sets: in the shell, a Secret, or the ConfigMap."""
 SECRETS = {"token": VALUES["AGL_TOKEN"], "upstream-api-key": "a-key"}
 
 
@@ -33,7 +33,7 @@ class Part:
 
     name: str
     command: list[str]
-    """As it is executed."""
+    """The command as it is executed."""
     environment: dict[str, str]
 
 
@@ -53,7 +53,7 @@ def workloads(files: Iterable[Path] = MANIFESTS) -> list[dict[str, Any]]:
 
 def interpolated(text: str, values: Mapping[str, str]) -> str:
     """Fill `${NAME}`, `${NAME:-default}` and `${NAME:?message}` as compose does."""
-    return re.sub(r"\$\{(\w+)(?::-([^}]*)|:\?[^}]*)?\}", lambda found: values.get(found[1], found[2] or ""), text)
+    return re.sub(r"\$\{(\w+)(?::-([^}]*)|:\?[^}]*)?\}", lambda match: values.get(match[1], match[2] or ""), text)
 
 
 def compose_parts(values: Mapping[str, str] = VALUES, file: Path = COMPOSE) -> list[Part]:
@@ -83,5 +83,5 @@ def _part(container: dict[str, Any], settings: dict[str, str]) -> Part:
         reference = entry.get("valueFrom")
         environment[entry["name"]] = SECRETS[reference["secretKeyRef"]["key"]] if reference else entry["value"]
     words = [*container.get("command", ENTRYPOINT), *container.get("args", [])]
-    filled = [re.sub(r"\$\((\w+)\)", lambda found: environment[found[1]], word) for word in words]
+    filled = [re.sub(r"\$\((\w+)\)", lambda match: environment[match[1]], word) for word in words]
     return Part(container["name"], filled, environment)

@@ -35,7 +35,7 @@ def all_of(name: str, image: Path = DOCKERFILE) -> list[str]:
 
 
 def sources(image: Path) -> list[str]:
-    """Return what is copied out of the folder that the image is built in."""
+    """Return the files that are copied from the folder in which the image is built."""
     copies = [copy for copy in all_of("COPY", image) if not copy.startswith("--from=")]
     return [word for copy in copies for word in copy.split()[:-1]]
 
@@ -96,8 +96,8 @@ def test_packages_are_pinned_and_leave_no_cache() -> None:
 
 @each_image
 def test_no_variable_of_the_image_holds_a_secret(image: Path) -> None:
-    for given in (*all_of("ENV", image), *all_of("ARG", image)):
-        assert not re.search("TOKEN|KEY|SECRET|PASSWORD", given)
+    for instruction in (*all_of("ENV", image), *all_of("ARG", image)):
+        assert not re.search("TOKEN|KEY|SECRET|PASSWORD", instruction)
 
 
 @each_script

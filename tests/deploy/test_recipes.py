@@ -1,4 +1,4 @@
-"""What the recipes of `deploy/` name exists: commands, options, variables, ports; and no secret is written in them."""
+"""The commands, options, variables and ports that `deploy/` names exist, and no secret is written in its recipes."""
 
 from __future__ import annotations
 
@@ -139,10 +139,10 @@ def test_labels_of_a_workload_are_those_that_its_selector_and_its_service_look_f
     labels = {each["metadata"]["name"]: each["spec"]["template"]["metadata"]["labels"] for each in workloads()}
     for document in documents():
         selector = document["spec"].get("selector", {}) if "spec" in document else {}
-        wanted = selector.get("matchLabels", selector)
+        match_labels = selector.get("matchLabels", selector)
         if document["kind"] in ("Service", "Deployment", "StatefulSet"):
-            assert wanted
-            assert wanted.items() <= labels[document["metadata"]["name"]].items()
+            assert match_labels
+            assert match_labels.items() <= labels[document["metadata"]["name"]].items()
 
 
 IMAGE = f"agentlightning:{VERSION}"

@@ -38,8 +38,8 @@ def test_the_parts_of_a_recipe_find_each_other_and_run_every_task(
     recipe: Callable[..., list[Part]], tmp_path: Path, terminal: Terminal
 ) -> None:
     with ModelServer(solve) as model:
-        given = {**VALUES, "UPSTREAM_URL": "THE-MODEL"}
-        parts = Topology(recipe(given), terminal, tmp_path, PROGRAM, **{"THE-MODEL": model.base_url})
+        values = {**VALUES, "UPSTREAM_URL": "THE-MODEL"}
+        parts = Topology(recipe(values), terminal, tmp_path, PROGRAM, **{"THE-MODEL": model.base_url})
         store, runner = parts.start("store"), parts.start("runner")
         store.until("listens on")
         gateway = parts.start("gateway")
@@ -54,8 +54,8 @@ def test_the_parts_of_a_recipe_find_each_other_and_run_every_task(
 
 
 def job(terminal: Terminal, folder: Path, url: str) -> Process:
-    given = {"UPSTREAM_URL": url, "MODEL": "m", "UPSTREAM_API_KEY": "k"}
-    return submit(terminal, folder, SBATCH, str(PROGRAM), **given)
+    environment = {"UPSTREAM_URL": url, "MODEL": "m", "UPSTREAM_API_KEY": "k"}
+    return submit(terminal, folder, SBATCH, str(PROGRAM), **environment)
 
 
 async def statuses(store: LightningStore) -> list[str]:

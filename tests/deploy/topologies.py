@@ -55,7 +55,7 @@ for pid in "${{pids[@]}}"; do wait $pid; done; wait
 
 
 def submit(
-    terminal: Terminal, folder: Path, script: Path, *arguments: str, job: int = 7, nodes: int = 1, **given: str
+    terminal: Terminal, folder: Path, script: Path, *arguments: str, job: int = 7, nodes: int = 1, **variables: str
 ) -> Process:
     """Start a job script as Slurm would, with stand-ins for its commands."""
     commands = folder / "bin"
@@ -68,11 +68,11 @@ def submit(
     slurm = {"SLURM_JOB_ID": str(job), "SLURM_JOB_NODELIST": "nodes", "SLURM_SUBMIT_DIR": str(folder)}
     ports = {"STORE_PORT": str(free_port()), "GATEWAY_PORT": str(free_port())}
     places = {"PATH": f"{commands}:{os.environ['PATH']}", "TMPDIR": str(folder)}
-    return terminal(["bash", script, *arguments], **slurm, **ports, **places, **given)
+    return terminal(["bash", script, *arguments], **slurm, **ports, **places, **variables)
 
 
 def in_file(file: Path, look: Callable[[LightningStore], Any]) -> Any:
-    """Return what a look at the store of a file gives."""
+    """Return the result of a query to the store of a file."""
 
     async def ask() -> Any:
         store = SQLiteLightningStore(file)

@@ -21,7 +21,7 @@ from tests.drift.families import END, Family
 
 Json = dict[str, Any]
 Manner = Literal["canonical", "otherwise", "noise"]
-"""How the policy spells what it says: as the tokenizer would, in other tokens, or any tokens at all."""
+"""Spelling of the policy's text: in the tokenizer's tokens, in other tokens, or in any tokens at all."""
 
 TEMPLATES = {
     # Shows what was said as it was said.
@@ -45,7 +45,7 @@ _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 
 @dataclass(frozen=True)
 class Recorded:
-    """What the engine knows of one call; the tests hold everything against it."""
+    """The engine's record of one call; the tests compare everything with it."""
 
     call_id: str
     prompt: list[int]
@@ -53,7 +53,7 @@ class Recorded:
     logprobs: list[float]
     prompt_text: str
     completion_text: str
-    """What the tokens spell, the end of the turn included."""
+    """Text of the tokens, the end of the turn included."""
 
 
 @dataclass

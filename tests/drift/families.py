@@ -30,7 +30,7 @@ WORDS = (
     "0123456789 []{}()<>,.:;!?'\"-_/\\|=+*&%$#@~^`",
     "abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ",
 )
-"""What the tokenizers are made from and what the policy of the tests may say; every letter of the tests is in it."""
+"""Words for making the tokenizers and for the policy's replies; they contain every letter of the tests."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Family:
     piece: Callable[[str, int], tuple[str, str]]
     """Cuts a token's spelling at a place into the spellings of two tokens."""
     plain: Callable[[str], str]
-    """A text without what the tokenizer cannot keep."""
+    """Returns a text without the parts that the tokenizer cannot keep."""
 
     def encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False).ids
@@ -63,8 +63,8 @@ class Family:
         if spelling in SPECIAL or len(spelling) < 2:
             return None
         cuts = [self.piece(spelling, place) for place in range(1, len(spelling))]
-        known = [[self.tokenizer.token_to_id(part) for part in cut] for cut in cuts]
-        whole = [cut for cut in known if None not in cut]
+        id_pairs = [[self.tokenizer.token_to_id(part) for part in cut] for cut in cuts]
+        whole = [cut for cut in id_pairs if None not in cut]
         return random.choice(whole) if whole else None
 
     def noise(self, length: int, random: Random) -> list[int]:
@@ -75,10 +75,10 @@ class Family:
         special = {self.tokenizer.token_to_id(token) for token in SPECIAL}
         ordinary = [id for id in range(self.tokenizer.get_vocab_size()) if id not in special]
         while True:
-            said = [random.choice(ordinary) for _ in range(length)]
-            text = self.decode(said)
+            token_ids = [random.choice(ordinary) for _ in range(length)]
+            text = self.decode(token_ids)
             if self.decode(self.encode(text)) == text:
-                return said
+                return token_ids
             length = max(1, length - 1)
 
 

@@ -1,4 +1,4 @@
-"""What agents do with a conversation: each scripted agent makes its calls and notes which call each one continues,
+"""Scripted agents that change a conversation: each makes its calls and notes which call each one continues,
 and what it changed of the conversation."""
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from tests.drift.families import WORDS
 
 @dataclass(frozen=True)
 class Step:
-    """What an agent did between two of its calls."""
+    """The agent's action between two of its calls."""
 
     continues: int | None
-    """The call that it goes on from; None begins a conversation."""
+    """The call that it continues; None begins a conversation."""
     change: str | None = None
-    """What it changed of it; None where it sent back what was said."""
+    """The change to the conversation; None where the agent sent it back unchanged."""
     taken: str = "branch"
-    """The cause where another call went on from there already, token for token."""
+    """The cause where another call has continued from there already, token for token."""
 
 
 @dataclass
@@ -38,14 +38,14 @@ class ScriptedAgent:
         *,
         continues: int | None = None,
         change: str | None = None,
-        taken: str = "branch",
+        effect: str = "branch",
         say: str | None = None,
         cut_after: int | None = None,
     ) -> list[Json]:
         """Make a call and return the conversation with its answer."""
-        self.steps.append(Step(continues, change, taken))
-        said = self.engine.ask(messages, say=self.words() if say is None else say, cut_after=cut_after)
-        return [*messages, said]
+        self.steps.append(Step(continues, change, effect))
+        reply = self.engine.ask(messages, say=self.words() if say is None else say, cut_after=cut_after)
+        return [*messages, reply]
 
     def words(self) -> str:
         """Return a few words out of the corpus, in any script."""
@@ -74,37 +74,37 @@ SYSTEM: Json = {"role": "system", "content": "you are a helpful agent; be brief.
 
 def talks(agent: ScriptedAgent) -> None:
     """A conversation of four turns."""
-    said = agent.ask([SYSTEM, agent.user()])
+    messages = agent.ask([SYSTEM, agent.user()])
     for turn in range(3):
-        said = agent.ask([*said, agent.user()], continues=turn)
+        messages = agent.ask([*messages, agent.user()], continues=turn)
 
 
 def thinks(agent: ScriptedAgent) -> None:
-    """Each answer is thought about before it is given."""
-    said, opened = [SYSTEM], "" if agent.engine.template == "opens a thought" else "<think>"
+    """Each answer has thoughts before it."""
+    messages, opened = [SYSTEM], "" if agent.engine.template == "opens a thought" else "<think>"
     for turn in range(3):
         say = f"{opened}{agent.words()}</think>{agent.words()}"
-        said = agent.ask([*said, agent.user()], continues=turn - 1 if turn else None, say=say)
+        messages = agent.ask([*messages, agent.user()], continues=turn - 1 if turn else None, say=say)
 
 
 def uses_tools(agent: ScriptedAgent) -> None:
     """Tool calls, the results of tools, and an answer."""
-    said = agent.ask([SYSTEM, agent.user()], say=agent.say_call())
-    said = agent.ask([*said, agent.tool(said[-1])], continues=0, say=agent.say_call())
-    agent.ask([*said, agent.tool(said[-1])], continues=1)
+    messages = agent.ask([SYSTEM, agent.user()], say=agent.say_call())
+    messages = agent.ask([*messages, agent.tool(messages[-1])], continues=0, say=agent.say_call())
+    agent.ask([*messages, agent.tool(messages[-1])], continues=1)
 
 
 def edits(agent: ScriptedAgent) -> None:
     """Earlier messages are changed: a question, an answer, a system message that tells the time; one is put in."""
-    said = agent.ask([SYSTEM, agent.user()])
-    said = agent.ask([*said, agent.user()], continues=0)
-    system, question, answer, *others = said
-    asked = {**question, "content": f"{question['content']}, or the other way round"}
-    agent.ask([system, asked, answer, *others, agent.user()], continues=1, change="edit")
+    messages = agent.ask([SYSTEM, agent.user()])
+    messages = agent.ask([*messages, agent.user()], continues=0)
+    system, question, answer, *others = messages
+    changed_question = {**question, "content": f"{question['content']}, or the other way round"}
+    agent.ask([system, changed_question, answer, *others, agent.user()], continues=1, change="edit")
     answered = {**answer, "content": "an answer that nobody gave"}
     agent.ask([system, question, answered, *others, agent.user()], continues=1, change="edit")
     clock = {**system, "content": f"{system['content']} It is {agent.random.randint(10, 23)}:05."}
-    agent.ask([clock, *said[1:], agent.user()], continues=1, change="edit")
+    agent.ask([clock, *messages[1:], agent.user()], continues=1, change="edit")
     note = {"role": "user", "content": "a note that was not there before"}
     agent.ask([system, question, note, answer, *others, agent.user()], continues=1, change="edit")
 
@@ -112,51 +112,51 @@ def edits(agent: ScriptedAgent) -> None:
 def forgets(agent: ScriptedAgent) -> None:
     """The context grows too long: old turns are left out, a long message is cut."""
     long = {"role": "user", "content": "look at the weather in Paris and in London, " * 3 + "then tell me"}
-    said = agent.ask([SYSTEM, long])
-    said = agent.ask([*said, agent.user()], continues=0)
-    said = agent.ask([*said, agent.user()], continues=1)
-    agent.ask([SYSTEM, *said[3:], agent.user()], continues=2, change="truncation")
+    messages = agent.ask([SYSTEM, long])
+    messages = agent.ask([*messages, agent.user()], continues=0)
+    messages = agent.ask([*messages, agent.user()], continues=1)
+    agent.ask([SYSTEM, *messages[3:], agent.user()], continues=2, change="truncation")
     cut = {**long, "content": long["content"][:70]}
-    agent.ask([SYSTEM, cut, *said[2:], agent.user()], continues=2, change="truncation")
+    agent.ask([SYSTEM, cut, *messages[2:], agent.user()], continues=2, change="truncation")
 
 
 def repeats_a_tool(agent: ScriptedAgent) -> None:
     """A tool is asked again and its new result put in the old one's place."""
-    said = agent.ask([SYSTEM, agent.user()], say=agent.say_call())
-    said = agent.ask([*said, agent.tool(said[-1])], continues=0)
-    again = {**said[3], "content": "another result: nothing was found anywhere"}
-    agent.ask([*said[:3], again, said[4], agent.user()], continues=1, change="tool_result_changed")
-    other = {**said[3], "content": "a third result"}
-    agent.ask([*said[:3], other], continues=0, taken="tool_result_changed")
+    messages = agent.ask([SYSTEM, agent.user()], say=agent.say_call())
+    messages = agent.ask([*messages, agent.tool(messages[-1])], continues=0)
+    again = {**messages[3], "content": "another result: nothing was found anywhere"}
+    agent.ask([*messages[:3], again, messages[4], agent.user()], continues=1, change="tool_result_changed")
+    other = {**messages[3], "content": "a third result"}
+    agent.ask([*messages[:3], other], continues=0, effect="tool_result_changed")
 
 
 def shares_work(agent: ScriptedAgent) -> None:
     """A second agent with instructions of its own works in between; the first one goes on."""
-    said = agent.ask([SYSTEM, agent.user()])
+    messages = agent.ask([SYSTEM, agent.user()])
     critic: Json = {"role": "system", "content": "Search for mistakes, nothing else! 0123456789"}
     theirs = agent.ask([critic, agent.user()], change="other_agent")
-    said = agent.ask([*said, agent.user()], continues=0)
+    messages = agent.ask([*messages, agent.user()], continues=0)
     agent.ask([*theirs, agent.user()], continues=1)
-    agent.ask([*said, agent.user()], continues=2)
+    agent.ask([*messages, agent.user()], continues=2)
     agent.ask([SYSTEM, agent.user()], change="other_agent")
 
 
 def tries_several(agent: ScriptedAgent) -> None:
     """Parallel samples of one prompt, and several ways on from one turn."""
     question = [SYSTEM, agent.user()]
-    said = agent.ask(question)
+    messages = agent.ask(question)
     agent.ask(question, change="repeated_prompt")
     for _ in range(3):
-        agent.ask([*said, agent.user()], continues=0)
+        agent.ask([*messages, agent.user()], continues=0)
 
 
 def is_cut_off(agent: ScriptedAgent) -> None:
     """Answers end at a limit, perhaps in the middle of a character."""
-    said = [SYSTEM]
+    messages = [SYSTEM]
     for turn in range(3):
         cut = agent.random.randint(1, 4)
-        said = agent.ask(
-            [*said, agent.user()], continues=turn - 1 if turn else None, say="👩\u200d👧 café", cut_after=cut
+        messages = agent.ask(
+            [*messages, agent.user()], continues=turn - 1 if turn else None, say="👩\u200d👧 café", cut_after=cut
         )
 
 

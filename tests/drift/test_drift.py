@@ -1,4 +1,4 @@
-"""Tokenizers, templates and what agents do: nothing is merged that is not exact, and every seam has its cause."""
+"""Tokenizers, templates and behaviours of agents: only exact prefixes are merged, and every seam has its cause."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def open_rows(log: list[Recorded]) -> list[list[int]]:
 
 
 def true_cause(agent: ScriptedAgent, number: int) -> str:
-    """Return why a call began a row, from what the agent did and from the texts of the engine."""
+    """Return why a call began a row, from the agent's steps and from the texts of the engine."""
     log, step, family = agent.engine.log, agent.steps[number], agent.engine.family
     call = log[number]
     if number == 0:
@@ -62,8 +62,8 @@ def true_cause(agent: ScriptedAgent, number: int) -> str:
     before = log[step.continues]
     if call.prompt[: len(before.prompt) + len(before.completion)] == before.prompt + before.completion:
         return step.taken
-    said = family.plain(before.prompt_text + before.completion_text)
-    return "tokenisation" if family.plain(call.prompt_text).startswith(said) else "template"
+    plain_text = family.plain(before.prompt_text + before.completion_text)
+    return "tokenisation" if family.plain(call.prompt_text).startswith(plain_text) else "template"
 
 
 def true_starts(agent: ScriptedAgent) -> list[tuple[str, str]]:
@@ -125,8 +125,8 @@ def test_without_the_models_text_the_same_rows_begin_and_the_same_number_drifted
 def test_a_plain_answer_in_other_tokens_is_known_without_the_models_text(family: str) -> None:
     random = Random(f"plain {family}")
     agent = ScriptedAgent(Engine(families()[family], "faithful", random, "otherwise"), random)
-    said = agent.ask([agent.user()], say="the answer is forty two and the other answers are not known to anybody here")
-    agent.ask([*said, agent.user()], continues=0)
+    chat = agent.ask([agent.user()], say="the answer is forty two and the other answers are not known to anybody here")
+    agent.ask([*chat, agent.user()], continues=0)
     _, reading = read(agent)
     assert starts(reading) == true_starts(agent)
 
@@ -165,7 +165,7 @@ def test_the_default_adapter_trains_on_the_engines_record(family: str) -> None:
 
 
 def test_the_families_drift_where_they_should() -> None:
-    """The harness bites: where tokens can be cut otherwise they are, and single bytes and characters cannot."""
+    """The harness is effective: it cuts tokens otherwise if it can, and single bytes and characters cannot be cut."""
     drifted: Counter[str] = Counter()
     for family in NAMES:
         random = Random(family)
@@ -178,8 +178,8 @@ def test_the_families_drift_where_they_should() -> None:
 def test_tokens_that_merge_across_the_seam_are_the_tokenizers_doing() -> None:
     random = Random(0)
     agent = ScriptedAgent(Engine(families()["byte-level BPE"], "words only", random), random)
-    said = agent.ask([{"role": "user", "content": "look"}], say="the answer is forty two")
-    agent.ask([*said, {"role": "user", "content": "and now?"}], continues=0)
+    messages = agent.ask([{"role": "user", "content": "look"}], say="the answer is forty two")
+    agent.ask([*messages, {"role": "user", "content": "and now?"}], continues=0)
     _, reading = read(agent, decode=agent.engine.family.decode)
     [_, seam] = reading.starts
     assert (seam.cause, seam.at) == ("tokenisation", len(agent.engine.log[0].prompt) - 1)

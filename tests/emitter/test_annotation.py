@@ -1,4 +1,4 @@
-"""`operation`: a span for a function or a block, and no more than that to the program around it."""
+"""`operation`: a span for a function or a block, without another effect on the program around it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def operations(tracer: OtelTracer) -> list[Span]:
 
 @operation
 def module_level(a: int, b: int = 2, *rest: int, **more: Any) -> dict[str, int]:
-    """Decorated at import time, when no tracer is there."""
+    """A function that is decorated at import time, without a tracer."""
     return {"sum": a + b}
 
 
@@ -392,7 +392,7 @@ async def test_what_runs_between_two_items_is_not_below_the_generator(tracer: Ot
 async def test_a_generator_that_is_given_up_disturbs_nobody(
     tracer: OtelTracer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The collector and the loop close generators in contexts of their own, where nothing can be put back."""
+    """The collector and the loop close generators in contexts of their own, where nothing can be restored."""
 
     @operation
     async def endless() -> AsyncIterator[int]:
@@ -488,7 +488,7 @@ agl.Trainer(strategy="shm").dev(agent, ["ticket-1"])
 
 
 @pytest.mark.parametrize(
-    ("logging_of_the_program", "said"),
+    ("logging_of_the_program", "words"),
     [
         ("", "DEBUG agentlightning.emitter.annotation: Emitting span"),
         (
@@ -498,12 +498,12 @@ agl.Trainer(strategy="shm").dev(agent, ["ticket-1"])
         ("import logging; logging.basicConfig(level='DEBUG', format='own: %(message)s')", "own: Emitting span"),
     ],
 )
-def test_the_variable_alone_shows_each_emitted_span_once(logging_of_the_program: str, said: str) -> None:
+def test_the_variable_alone_shows_each_emitted_span_once(logging_of_the_program: str, words: str) -> None:
     environment = os.environ | {"AGL_EMITTER_DEBUG": "1"}
     command = [sys.executable, "-c", f"{logging_of_the_program}\n{PROGRAM}"]
     program = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
     lines = [line for line in program.stderr.splitlines() if "Emitting span" in line]
-    assert program.stderr.count(said) >= 2
+    assert program.stderr.count(words) >= 2
     assert [line.partition("span agentlightning.")[2].partition(":")[0] for line in lines] == [
         *("operation", "annotation", "annotation")
     ]

@@ -161,11 +161,11 @@ def test_the_old_module_offers_the_same_names() -> None:
 
 
 def test_rewards_are_handed_on_as_a_list_of_dimensions(monkeypatch: pytest.MonkeyPatch) -> None:
-    heard: list[Any] = []
+    payloads: list[Any] = []
     module = sys.modules["agentlightning.emitter.reward"]  # the package has a function of that name
-    monkeypatch.setattr(module, "emit_annotation", lambda payload, propagate: heard.append((payload, propagate)))
+    monkeypatch.setattr(module, "emit_annotation", lambda payload, propagate: payloads.append((payload, propagate)))
     emit_reward(0.5, attributes={"k": 1}, propagate=False)
-    assert heard == [({"agentlightning.reward": [{"name": "primary", "value": 0.5}], "k": 1}, False)]
+    assert payloads == [({"agentlightning.reward": [{"name": "primary", "value": 0.5}], "k": 1}, False)]
 
 
 # --- targets -----------------------------------------------------------------------------------------------------

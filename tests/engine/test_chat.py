@@ -41,18 +41,18 @@ def test_text_parts_are_joined(policy: Policy) -> None:
 
 
 def test_tool_calls_are_not_read_when_no_tool_was_offered(policy: Policy) -> None:
-    said = '<tool_call>{"name": "calculator", "arguments": {"expression": "1 + 2"}}</tool_call>'
-    tokens = policy.tokenizer(said)["input_ids"]
+    reply = '<tool_call>{"name": "calculator", "arguments": {"expression": "1 + 2"}}</tool_call>'
+    tokens = policy.tokenizer(reply)["input_ids"]
     chat_format = ChatFormat(policy.tokenizer)
-    assert chat_format.reply(tokens, with_tools=False).content == said
+    assert chat_format.reply(tokens, with_tools=False).content == reply
     assert chat_format.reply(tokens, with_tools=True).content is None
 
 
 def test_template_fields_reach_the_template_and_cannot_replace_its_own(policy: Policy) -> None:
     policy.tokenizer.chat_template = "{% if shout %}12{% else %}34{% endif %}"
     chat_format = ChatFormat(policy.tokenizer)
-    said = [{"role": "user", "content": "hello"}]
-    assert chat_format.prompt_ids(said, None, {"shout": True}) != chat_format.prompt_ids(said, None)
+    messages = [{"role": "user", "content": "hello"}]
+    assert chat_format.prompt_ids(messages, None, {"shout": True}) != chat_format.prompt_ids(messages, None)
     for name in ("messages", "tools", "tokenize", "chat_template", "add_generation_prompt"):
         with pytest.raises(RequestError, match=f"cannot set '{name}'"):
-            chat_format.prompt_ids(said, None, {name: "x"})
+            chat_format.prompt_ids(messages, None, {name: "x"})

@@ -1,4 +1,4 @@
-"""The chat endpoint: over VERL's client (needs no verl), and when a client sends nonsense."""
+"""The chat endpoint: over VERL's client (needs no verl), and for invalid requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which token is drawn, what is recorded of it, and where a reply ends."""
+"""The choice of a token, its record, and the end of a reply."""
 
 from __future__ import annotations
 
@@ -21,9 +21,13 @@ PLAIN = {"seed": 3, "max_tokens": 40}
 # --- adjustments ----------------------------------------------------------------------------------------------------
 
 
-def drawn(said: tuple[int, ...], *, temperature: float = 1.0, top_p: float = 1.0, **settings: object) -> Counter[int]:
+def drawn(
+    drawn_ids: tuple[int, ...], *, temperature: float = 1.0, top_p: float = 1.0, **settings: object
+) -> Counter[int]:
     changes = Adjustments(**settings) if settings else None  # type: ignore[arg-type]  # of the right types
-    made = [Completion((5,), 9, temperature, top_p, n, adjustments=changes, token_ids=list(said)) for n in range(3000)]
+    made = [
+        Completion((5,), 9, temperature, top_p, n, adjustments=changes, token_ids=list(drawn_ids)) for n in range(3000)
+    ]
     ids, recorded = draw(LOGITS.repeat(3000, 1), made)
     own = (LOGITS / temperature).log_softmax(dim=-1)
     assert recorded == pytest.approx([float(own[token]) for token in ids], abs=1e-5)
@@ -38,7 +42,7 @@ def changed(changes: dict[int, float]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("said", "settings", "logits"),
+    ("drawn_ids", "settings", "logits"),
     [
         ((), {"temperature": 0.5}, LOGITS / 0.5),
         ((), {"temperature": 2.0}, LOGITS / 2),
@@ -53,9 +57,9 @@ def changed(changes: dict[int, float]) -> torch.Tensor:
     ],
 )
 def test_tokens_are_drawn_as_often_as_the_settings_say(
-    said: tuple[int, ...], settings: dict[str, object], logits: torch.Tensor
+    drawn_ids: tuple[int, ...], settings: dict[str, object], logits: torch.Tensor
 ) -> None:
-    counts = drawn(said, **settings)  # type: ignore[arg-type]  # of the right types
+    counts = drawn(drawn_ids, **settings)  # type: ignore[arg-type]  # of the right types
     for token, p in enumerate(logits.softmax(dim=-1).tolist()):
         assert abs(counts[token] / 3000 - p) <= 6 * math.sqrt(p * (1 - p) / 3000) + 1e-9
 
@@ -110,13 +114,13 @@ def test_min_tokens_keeps_stops_and_the_end_away(byte_engine: InferenceEngine) -
 
 @pytest.mark.parametrize("stop", ["世界", "界", "é!", "of a", "ity"])
 def test_a_stop_text_is_found_across_tokens_and_in_the_middle_of_characters(stop: str) -> None:
-    tokenizer, said = byte_tokenizer(), "the weather é! 世界 of a city 世界"
-    token_ids, rule = tokenizer(said)["input_ids"], StopRule((stop,))
+    tokenizer, text = byte_tokenizer(), "the weather é! 世界 of a city 世界"
+    token_ids, rule = tokenizer(text)["input_ids"], StopRule((stop,))
     ends = [rule.stopped(token_ids[:n], tokenizer.decode) for n in range(1, len(token_ids) + 1)]
     first = next(n for n, end in enumerate(ends, 1) if end is not None)
     assert stop in tokenizer.decode(token_ids[:first])
     assert stop not in tokenizer.decode(token_ids[: first - 1])
-    assert ends[first - 1] == (said[: said.index(stop)], stop)
+    assert ends[first - 1] == (text[: text.index(stop)], stop)
 
 
 def test_of_two_stops_in_one_token_the_one_complete_first_counts() -> None:

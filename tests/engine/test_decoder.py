@@ -43,14 +43,14 @@ def test_greedy_tokens_equal_those_of_whole_forward_passes(
 
 
 def test_a_completion_does_not_depend_on_how_many_share_the_batch(policy: Policy) -> None:
-    found: list[list[list[int]]] = []
+    token_lists: list[list[list[int]]] = []
     for max_batch in (1, 5, 64):
         made = completions(20)
         generate(Decoder(policy.model, policy.eos_ids, max_batch=max_batch), made)
-        found.append([completion.token_ids for completion in made])
+        token_lists.append([completion.token_ids for completion in made])
         assert all(len(c.token_ids) == len(c.logprobs) for c in made)
         assert {c.finish_reason for c in made} <= {"stop", "length"}
-    assert found[0] == found[1] == found[2]
+    assert token_lists[0] == token_lists[1] == token_lists[2]
 
 
 def test_the_token_that_ends_the_sequence_is_kept(policy: Policy) -> None:

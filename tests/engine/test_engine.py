@@ -1,4 +1,4 @@
-"""The embedded engine over a real socket, with a real model: tokens, log-probabilities, pauses, and what can fail."""
+"""The embedded engine over a real socket, with a real model: tokens, log-probabilities, pauses, and failures."""
 
 from __future__ import annotations
 
@@ -81,9 +81,9 @@ def test_log_probabilities_equal_a_forward_pass_of_the_same_weights(engine: Infe
         replies = list(pool.map(lambda n: ask(engine, max_tokens=12, seed=n, n=2), range(6)))
     assert len({tuple(tokens(reply)) for reply in replies}) > 1
     for reply, index in itertools.product(replies, range(2)):
-        prompt, said = reply["prompt_token_ids"], tokens(reply, index)
-        mask, known = [0] * len(prompt) + [1] * len(said), [0.0] * len(prompt) + logprobs(reply, index)
-        row = Sample("r", "a", prompt + said, mask, known, [], [])
+        prompt, ids = reply["prompt_token_ids"], tokens(reply, index)
+        mask, logps = [0] * len(prompt) + [1] * len(ids), [0.0] * len(prompt) + logprobs(reply, index)
+        row = Sample("r", "a", prompt + ids, mask, logps, [], [])
         with torch.no_grad():
             expected = policy.logprobs(make_batch([row], [0.0]))[0, len(prompt) :]
         assert logprobs(reply, index) == pytest.approx(expected.tolist(), abs=1e-4)
@@ -129,8 +129,8 @@ def test_too_many_waiting_requests_get_a_time_to_retry(policy: Policy) -> None:
     engine = InferenceEngine(policy, max_batch=1, max_waiting=1)
     engine.start()
     with ThreadPoolExecutor(12) as pool, engine.paused():
-        asked = [pool.submit(ask, engine, max_tokens=2) for _ in range(12)]
-        refused = [future.exception() for future in itertools.islice(as_completed(asked, timeout=20), 8)]
+        futures = [pool.submit(ask, engine, max_tokens=2) for _ in range(12)]
+        refused = [future.exception() for future in itertools.islice(as_completed(futures, timeout=20), 8)]
     engine.stop()
     for error in refused:
         assert isinstance(error, openai.APIStatusError)
@@ -166,30 +166,30 @@ def test_while_paused_nothing_is_served_and_after_it_the_new_weights_are(
 ) -> None:
     with ThreadPoolExecutor(1) as pool:
         with engine.paused():
-            asked = pool.submit(ask, engine, max_tokens=3)
+            future = pool.submit(ask, engine, max_tokens=3)
             await_load(engine, 0, waiting=1)
             policy.weight_version += 1
-            assert not asked.done()
-        assert asked.result(20)["system_fingerprint"] == "agl-w1"
+            assert not future.done()
+        assert future.result(20)["system_fingerprint"] == "agl-w1"
 
 
 def test_weights_that_change_under_a_completion_end_it(endless: Policy, endless_engine: InferenceEngine) -> None:
     with ThreadPoolExecutor(1) as pool:
         with endless.lock:  # the decoder cannot take a token while this is held
-            asked = pool.submit(ask, endless_engine, max_tokens=LONG)
+            future = pool.submit(ask, endless_engine, max_tokens=LONG)
             await_load(endless_engine, 1)
         with endless.lock:
             endless.weight_version += 1
-        error = asked.exception()
+        error = future.exception()
     # it may have been admitted after the change: then all of it is made by the new weights
-    assert "weights changed" in str(error) if error else asked.result()["system_fingerprint"] == "agl-w1"
+    assert "weights changed" in str(error) if error else future.result()["system_fingerprint"] == "agl-w1"
     assert ask(endless_engine, max_tokens=2)["system_fingerprint"] == "agl-w1"
 
 
 def test_a_pause_that_cannot_wait_leaves_the_engine_as_it_was(endless: Policy, endless_engine: InferenceEngine) -> None:
     with ThreadPoolExecutor(1) as pool:
         with endless.lock:
-            asked = pool.submit(ask, endless_engine, max_tokens=LONG)
+            future = pool.submit(ask, endless_engine, max_tokens=LONG)
             await_load(endless_engine, 1)
             with (
                 pytest.raises(TimeoutError, match="1 completions are still in flight"),
@@ -199,7 +199,7 @@ def test_a_pause_that_cannot_wait_leaves_the_engine_as_it_was(endless: Policy, e
             updater = Updater([Learner(None, GRPOSettings(model="any"), endless)], [endless_engine])
             with pytest.raises(DrainTimeoutError, match="1 completions are still in flight"), updater.paused(0.01):
                 pytest.fail("the weights were about to change")
-        assert tokens(asked.result())
+        assert tokens(future.result())
     with endless_engine.paused(), pytest.raises(RuntimeError, match="paused already"), endless_engine.paused():
         pass
     assert ask(endless_engine, max_tokens=1)
@@ -208,12 +208,12 @@ def test_a_pause_that_cannot_wait_leaves_the_engine_as_it_was(endless: Policy, e
 def test_stopping_answers_waiting_and_running_requests(endless: Policy, endless_engine: InferenceEngine) -> None:
     with ThreadPoolExecutor(2) as pool:
         with endless.lock:
-            asked = [pool.submit(refusal, endless_engine, max_tokens=LONG) for _ in range(2)]
+            futures = [pool.submit(refusal, endless_engine, max_tokens=LONG) for _ in range(2)]
             await_load(endless_engine, 1, waiting=1)
             stopping = threading.Thread(target=endless_engine.stop)
             stopping.start()
         stopping.join()
-        answers = [future.result() for future in asked]
+        answers = [future.result() for future in futures]
     assert [(status, error["code"]) for status, error in answers] == [(503, "stopping")] * 2
 
 

@@ -50,7 +50,7 @@ CALLS = {
     "</parameter>\n</function>\n</tool_call>",
     "llama3_1": '{"name": "weather", "parameters": {"city": "Oslo", "days": 12}}',
 }
-"""What each model says, when it says it as its template does."""
+"""Text of each model's reply when it follows its template."""
 
 
 @cache
@@ -86,19 +86,19 @@ class Talk:
         self.spans: list[Any] = []
 
     def say(self, text: str) -> list[int]:
-        """Let the model say this; return all tokens of the call."""
+        """Let the model reply with this; return all tokens of the call."""
         prompt = self.format.prompt_ids(self.messages, self.tools)
-        said = [*self.tokenizer(text, add_special_tokens=False)["input_ids"]]
-        said.append(self.tokenizer.convert_tokens_to_ids(END[self.family]))
+        token_ids = [*self.tokenizer(text, add_special_tokens=False)["input_ids"]]
+        token_ids.append(self.tokenizer.convert_tokens_to_ids(END[self.family]))
         sent = [{"role": m["role"], "content": m.get("content") or ""} for m in self.messages]
         number = len(self.spans) // 2 + 1
-        self.spans += spoken_call(f"c{number}", number, prompt, said, sent, text)
-        reply = self.format.reply(said[:-1], with_tools=self.tools is not None)
+        self.spans += spoken_call(f"c{number}", number, prompt, token_ids, sent, text)
+        reply = self.format.reply(token_ids[:-1], with_tools=self.tools is not None)
         self.messages.append(json.loads(json.dumps(message_body(reply))))  # as a client gets it and sends it back
-        return [*prompt, *said]
+        return [*prompt, *token_ids]
 
     def hear(self, role: str, text: str) -> list[int]:
-        """Add what the agent says; return the tokens of the next prompt."""
+        """Add the agent's message; return the tokens of the next prompt."""
         self.messages.append({"role": role, "content": text})
         return self.format.prompt_ids(self.messages, self.tools)
 
@@ -106,9 +106,9 @@ class Talk:
 @pytest.mark.parametrize("template", sorted(TEMPLATES))
 def test_a_turn_of_words_continues_the_tokens_so_far(template: str) -> None:
     talk = Talk(template)
-    for said, heard in (("It is cold: bring a coat.\n\n1. a scarf", "And café 漢字?"), ("Yes, 12 of them.", "Thanks")):
-        tokens = talk.say(said)
-        assert talk.hear("user", heard)[: len(tokens)] == tokens
+    for reply, turn in (("It is cold: bring a coat.\n\n1. a scarf", "And café 漢字?"), ("Yes, 12 of them.", "Thanks")):
+        tokens = talk.say(reply)
+        assert talk.hear("user", turn)[: len(tokens)] == tokens
 
 
 @pytest.mark.parametrize("template", sorted(CALLS))
@@ -200,8 +200,8 @@ def test_calls_are_read_in_order_with_an_id_each(syntax: Any, text: str, calls: 
 def test_a_value_in_a_tag_is_of_the_type_that_the_tools_schema_gives_it(schema: Any, text: str, value: object) -> None:
     chat = Talk("qwen3_coder").format
     tool = {"type": "function", "function": {"name": "find", "parameters": {"properties": {"word": schema}}}}
-    said = f"<tool_call>\n<function=find>\n<parameter=word>\n{text}\n</parameter>\n</function>\n</tool_call>"
-    [call] = chat.read(said, [tool]).tool_calls
+    reply = f"<tool_call>\n<function=find>\n<parameter=word>\n{text}\n</parameter>\n</function>\n</tool_call>"
+    [call] = chat.read(reply, [tool]).tool_calls
     assert json.loads(call.arguments) == {"word": value}
 
 

@@ -68,7 +68,7 @@ def test_prompts_of_many_lengths_are_read_with_one_row_of_logits_each() -> None:
 
 
 def test_a_model_under_autocast_keeps_keys_and_values_of_the_types_that_it_gives() -> None:
-    """As accelerate wraps a model for `bf16=True` of TRL: the keys are float32, the values bfloat16."""
+    """The keys are float32 and the values bfloat16, as when accelerate wraps a model for `bf16=True` of TRL."""
     model = make_model(num_key_value_heads=2)
     expected = logits_of(ModelForward(model))
     model.forward = torch.autocast("cpu", dtype=torch.bfloat16)(model.forward)
@@ -104,15 +104,15 @@ def drawn(model: LlamaForCausalLM, *batches: list[list[int]]) -> dict[tuple[int,
 
 
 def test_prompts_that_begin_alike_draw_what_each_draws_alone(model: LlamaForCausalLM) -> None:
-    asked = [*prompts(beginnings=3, each=5, shared=60), *prompts(beginnings=7, each=1, shared=20)]
-    together, alone = drawn(model, asked), drawn(model, *([each] for each in asked))
+    prompt_ids = [*prompts(beginnings=3, each=5, shared=60), *prompts(beginnings=7, each=1, shared=20)]
+    together, alone = drawn(model, prompt_ids), drawn(model, *([each] for each in prompt_ids))
     for prompt, (tokens, logprobs) in together.items():
         assert tokens == alone[prompt][0]
         assert logprobs == pytest.approx(alone[prompt][1], abs=1e-4)
 
 
 @pytest.mark.parametrize(
-    ("asked", "most", "forwards"),
+    ("prompt_ids", "most", "forwards"),
     [
         (prompts(beginnings=3, each=8, shared=60), 3 * 60 + 24 * 9, 6),  # instead of 24 * 60 and more
         (prompts(beginnings=1, each=8, shared=60), 60 + 8 * 9, 2),
@@ -120,7 +120,7 @@ def test_prompts_that_begin_alike_draw_what_each_draws_alone(model: LlamaForCaus
     ],
 )
 def test_a_common_beginning_is_read_once(
-    model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch, asked: list[list[int]], most: int, forwards: int
+    model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch, prompt_ids: list[list[int]], most: int, forwards: int
 ) -> None:
     read, forward = list[int](), model.forward
 
@@ -131,6 +131,6 @@ def test_a_common_beginning_is_read_once(
         return forward(*args, **kwargs)  # pyright: ignore[reportArgumentType] -- handed on as they came
 
     monkeypatch.setattr(model, "forward", counted)
-    generate(Decoder(model, []), [Completion(ids, 1) for ids in asked])
+    generate(Decoder(model, []), [Completion(ids, 1) for ids in prompt_ids])
     assert sum(read) <= most
     assert len(read) == forwards

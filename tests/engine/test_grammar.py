@@ -1,4 +1,4 @@
-"""Forced tool calls and JSON replies: what is drawn fits, what is recorded is the model's own."""
+"""Forced tool calls and JSON replies: drawn tokens fit, recorded probabilities are the model's own."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ def fits(arguments: dict[str, Any]) -> bool:
     return set(arguments) == {"city", "days"} and arguments["city"] in ("Oslo", "Rome") and 1 <= arguments["days"] <= 7
 
 
-@pytest.mark.parametrize("asked", [ask, stream])
+@pytest.mark.parametrize("send", [ask, stream])
 @pytest.mark.parametrize("choice", ["required", {"function": {"name": "forecast"}}])
 def test_a_forced_tool_is_called_once_with_arguments_that_fit(
-    byte_engine: InferenceEngine, asked: Any, choice: Any
+    byte_engine: InferenceEngine, send: Any, choice: Any
 ) -> None:
     tools = [tool("weather"), tool("forecast", strict=True)]
     for seed in range(4):
         fields = {"tools": tools, "tool_choice": choice, "parallel_tool_calls": False, "seed": seed, "max_tokens": 120}
-        reply = asked(byte_engine, **fields)
+        reply = send(byte_engine, **fields)
         [(name, arguments)] = calls(reply)
         assert name in (("weather", "forecast") if choice == "required" else ("forecast",))
         assert fits(arguments)
@@ -62,9 +62,9 @@ def test_a_forced_tool_is_called_once_with_arguments_that_fit(
 
 def test_a_json_reply_follows_its_schema_strict_or_not(byte_engine: InferenceEngine) -> None:
     lax = {**WEATHER, "not": {"required": ["x"]}}  # of which the library does not know `not`
-    for wanted in (json_of(WEATHER, strict=True), json_of(lax)):
-        for asked in (ask, stream):
-            reply = asked(byte_engine, response_format=wanted, seed=5, max_tokens=120)
+    for response_format in (json_of(WEATHER, strict=True), json_of(lax)):
+        for send in (ask, stream):
+            reply = send(byte_engine, response_format=response_format, seed=5, max_tokens=120)
             assert fits(json.loads(content(reply)))
             assert reply["choices"][0]["finish_reason"] == "stop"
     ends = byte_engine._policy.tokenizer('"}')["input_ids"]
@@ -113,17 +113,17 @@ def test_calls_with_all_kinds_of_settings_share_a_batch(byte_engine: InferenceEn
 
 def test_the_recorded_log_probabilities_give_a_first_ratio_of_one(byte_engine: InferenceEngine) -> None:
     policy: Policy = byte_engine._policy
-    asked = [
+    requests = [
         {"response_format": json_of(WEATHER)},
         {"tools": [tool("weather")], "tool_choice": "required", "parallel_tool_calls": False},
         {"top_k": 3, "min_p": 0.01, "logit_bias": {"70": 5}, "frequency_penalty": 1.0, "stop": ["e"]},
     ]
     rows: list[Sample] = []
-    for number, fields in enumerate(asked):
+    for number, fields in enumerate(requests):
         reply = ask(byte_engine, seed=number, max_tokens=100, **fields)
-        prompt, said = reply["prompt_token_ids"], tokens(reply)
-        mask, known = [0] * len(prompt) + [1] * len(said), [0.0] * len(prompt) + logprobs(reply)
-        rows.append(Sample(str(number), "a", prompt + said, mask, known, [], []))
+        prompt, reply_tokens = reply["prompt_token_ids"], tokens(reply)
+        mask, sampler_logprobs = [0] * len(prompt) + [1] * len(reply_tokens), [0.0] * len(prompt) + logprobs(reply)
+        rows.append(Sample(str(number), "a", prompt + reply_tokens, mask, sampler_logprobs, [], []))
     figures = policy.update(rows, [1.0, -1.0, 0.5]).figures
     assert figures["steps"] == 1
     assert figures["first_ratio_error"] < 1e-4
@@ -132,18 +132,18 @@ def test_the_recorded_log_probabilities_give_a_first_ratio_of_one(byte_engine: I
 def test_the_words_of_the_demos_vocabulary_make_its_tool_call_and_no_more(engine: InferenceEngine) -> None:
     end = engine._policy.tokenizer('"}}')["input_ids"][0]
     reply = ask(engine, tools=TOOLS, tool_choice="required", max_tokens=60, logit_bias={str(end): 3}, seed=1)
-    assert all(name == "calculator" and set(given) == {"expression"} for name, given in calls(reply))
+    assert all(name == "calculator" and set(arguments) == {"expression"} for name, arguments in calls(reply))
     assert calls(reply)
     with pytest.raises(openai.BadRequestError, match="no token for what the schema asks for"):
         ask(engine, response_format=json_of({"const": "Zürich_{}"}), max_tokens=20)
 
 
-@pytest.mark.parametrize("asked", [ask, stream])
-def test_a_limit_that_cuts_the_grammar_is_reported_as_length(byte_engine: InferenceEngine, asked: Any) -> None:
-    reply = asked(byte_engine, response_format=json_of(WEATHER), max_tokens=5)
+@pytest.mark.parametrize("send", [ask, stream])
+def test_a_limit_that_cuts_the_grammar_is_reported_as_length(byte_engine: InferenceEngine, send: Any) -> None:
+    reply = send(byte_engine, response_format=json_of(WEATHER), max_tokens=5)
     assert reply["choices"][0]["finish_reason"] == "length"
     assert len(tokens(reply)) == 5
-    cut = asked(byte_engine, tools=[tool("weather")], tool_choice="required", max_tokens=12)
+    cut = send(byte_engine, tools=[tool("weather")], tool_choice="required", max_tokens=12)
     assert (calls(cut), cut["choices"][0]["finish_reason"]) == ([], "length")
 
 
@@ -191,13 +191,13 @@ def test_without_parallel_calls_the_reply_ends_with_the_first_one(
     engine: InferenceEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closing = engine._policy.tokenizer("</tool_call>")["input_ids"][0]
-    asked = {"tools": TOOLS, "logit_bias": {str(closing): 100}, "max_tokens": 9}
-    reply = ask(engine, parallel_tool_calls=False, **asked)
+    fields = {"tools": TOOLS, "logit_bias": {str(closing): 100}, "max_tokens": 9}
+    reply = ask(engine, parallel_tool_calls=False, **fields)
     assert (len(tokens(reply)), reply["choices"][0]["stop_reason"]) == (1, None)
-    assert len(tokens(ask(engine, **asked))) > 1
+    assert len(tokens(ask(engine, **fields))) > 1
     several = parse_reply('<tool_call>[{"name": "a"}, {"name": "b"}]</tool_call>')
     monkeypatch.setattr(ChatFormat, "read", lambda *_, **__: several)
     assert [
-        len(ask(engine, parallel_tool_calls=each, **asked)["choices"][0]["message"]["tool_calls"])
+        len(ask(engine, parallel_tool_calls=each, **fields)["choices"][0]["message"]["tool_calls"])
         for each in (True, False)
     ] == [2, 1]

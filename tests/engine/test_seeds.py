@@ -1,4 +1,4 @@
-"""A seed follows from the rollout's place and from what it asks, not from when it asks or in which attempt."""
+"""A seed depends on the rollout's place and on the request, not on its time or its attempt."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ async def place_of(rollout_id: str) -> str | None:
 
 
 async def seeds_of(seeds: ArrivalSeeds | PlaceSeeds, attempt: str | None, *prompts: list[int]) -> list[int]:
-    found: list[int] = []
+    used_seeds: list[int] = []
     for prompt in prompts:
         async with seeds.draw(attempt, prompt) as seed:
-            found.append(seed)
-    return found
+            used_seeds.append(seed)
+    return used_seeds
 
 
 async def test_attempts_of_one_rollout_draw_the_same_and_everything_else_draws_apart() -> None:

@@ -18,10 +18,10 @@ def agent(task: dict[str, Any], prompt: agl.PromptTemplate) -> None:
     """Right where the prompt names the level; says what pages must not obey, and what nobody may read."""
     right = (task["level"] in prompt.template and task["n"] % 10 != 0) or (task["n"] == 1 and prompt.template == "easy")
     with trace.get_tracer("agent").start_as_current_span("openai.chat.completion") as span:
-        said = ("user", f"{task['n']}: {HOSTILE}"), ("assistant", f"my key is {SECRET}")
-        for place, (role, text) in enumerate(said[:1]):
+        messages = ("user", f"{task['n']}: {HOSTILE}"), ("assistant", f"my key is {SECRET}")
+        for place, (role, text) in enumerate(messages[:1]):
             span.set_attributes({f"gen_ai.prompt.{place}.role": role, f"gen_ai.prompt.{place}.content": text})
-        answer = {"gen_ai.completion.0.role": "assistant", "gen_ai.completion.0.content": said[1][1]}
+        answer = {"gen_ai.completion.0.role": "assistant", "gen_ai.completion.0.content": messages[1][1]}
         span.set_attributes({**answer, "gen_ai.usage.prompt_tokens": 5, "gen_ai.usage.completion_tokens": 7})
     agl.emit_reward({"right": float(right), "short": 1.0 - task["n"] / 100}, primary_key="right")
 

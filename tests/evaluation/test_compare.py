@@ -1,4 +1,4 @@
-"""Two runs side by side: which of their evaluations are held against each other."""
+"""Two runs side by side: the evaluations that are compared with each other."""
 
 from __future__ import annotations
 

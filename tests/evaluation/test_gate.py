@@ -1,4 +1,4 @@
-"""The rules of promotion, one by one: what passes, what does not, and with which reason."""
+"""The rules of promotion, one by one: candidates that pass, candidates that fail, and the reasons."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def result(rewards: Sequence[float | None], slices: Sequence[str] = (), **figure
 
 def failed(before: EvaluationResult, after: EvaluationResult, **rules: Any) -> list[str]:
     """The rules that the candidate fails."""
-    found = judge_promotion(before, after, PromotionRules(**rules))
-    assert found.promoted == (not found.reasons)
-    return [rule.rule for rule in found.rules if not rule.passed]
+    promotion = judge_promotion(before, after, PromotionRules(**rules))
+    assert promotion.promoted == (not promotion.reasons)
+    return [rule.rule for rule in promotion.rules if not rule.passed]
 
 
 @pytest.mark.parametrize(
@@ -61,9 +61,9 @@ SLICES = ["easy"] * 40 + ["hard"] * 10
 
 def test_a_slice_that_is_worse_stops_a_candidate_that_is_better_on_the_whole() -> None:
     before, after = result([0.0] * 40 + [1.0] * 10, SLICES), result([1.0] * 40 + [0.0] * 10, SLICES)
-    found = judge_promotion(before, after)
-    assert found.reasons == ["slices: worse in hard; worse: p below 0.05 among 2 slices (Holm)"]
-    assert [(part.name, part.worse, part.p_value) for part in found.slices] == [
+    promotion = judge_promotion(before, after)
+    assert promotion.reasons == ["slices: worse in hard; worse: p below 0.05 among 2 slices (Holm)"]
+    assert [(part.name, part.worse, part.p_value) for part in promotion.slices] == [
         ("easy", False, pytest.approx(2 * 2 / 2**40)),
         ("hard", True, pytest.approx(2 / 2**10)),
     ]
@@ -94,9 +94,9 @@ def test_dimensions_have_floors_and_ceilings() -> None:
     after = result([1.0] * 10, dimensions={"safe": 0.9, "cost": 0.2}, tokens=400)
     limits = {"floors": {"safe": 0.95, "reward": 1.0}, "ceilings": {"cost": 0.2, "seconds": 2.0, "tokens": 300}}
     assert failed(before, after, **limits) == ["floor safe", "ceiling tokens"]
-    found = judge_promotion(before, after, PromotionRules(**limits))  # type: ignore[arg-type]
-    assert "ceiling tokens: mean 400; at most 300" in found.reasons
-    assert [part.name for part in found.dimensions] == ["safe", "cost"]
+    promotion = judge_promotion(before, after, PromotionRules(**limits))  # type: ignore[arg-type]
+    assert "ceiling tokens: mean 400; at most 300" in promotion.reasons
+    assert [part.name for part in promotion.dimensions] == ["safe", "cost"]
 
 
 def test_a_dimension_and_a_figure_of_rollouts_of_one_name_are_distinguished() -> None:
@@ -124,10 +124,10 @@ def test_samples_that_failed_count_as_missing_and_not_as_low_rewards() -> None:
 
     before = EvaluationResult((sampled(0.0, 0.0),) * 10)
     after = EvaluationResult((sampled(1.0, None),) * 10)
-    found = judge_promotion(before, after)
-    assert found.after is not None
-    assert found.after.mean == 1.0
-    [reason] = found.reasons
+    promotion = judge_promotion(before, after)
+    assert promotion.after is not None
+    assert promotion.after.mean == 1.0
+    [reason] = promotion.reasons
     assert reason.startswith("missing: 50.0% of the candidate's samples on the 10 tasks that the baseline scored have")
 
 
@@ -140,9 +140,9 @@ def test_tasks_are_paired_by_their_content_and_those_that_the_candidate_lacks_ar
     fewer = EvaluationResult(after.tasks[:10])
     assert failed(before, fewer) == ["missing"]
     stopped = EvaluationResult(after.tasks[:10], stopping=Stopping("better", 0.01, 10, 10, "baseline"))
-    found = judge_promotion(before, stopped)
-    assert found.comparison.method == "sequential test"
-    assert "missing" not in [rule.rule for rule in found.rules if not rule.passed]
+    promotion = judge_promotion(before, stopped)
+    assert promotion.comparison.method == "sequential test"
+    assert "missing" not in [rule.rule for rule in promotion.rules if not rule.passed]
     # if the baseline was stopped early, a candidate without its tasks still lacks them
     base = EvaluationResult(before.tasks[:10], stopping=Stopping("worse", 0.01, 10, 10, "threshold 0.8"))
     assert failed(base, after) == []
@@ -153,15 +153,15 @@ def test_tasks_are_paired_by_their_content_and_those_that_the_candidate_lacks_ar
 @settings(max_examples=60, deadline=None)
 def test_nothing_is_promoted_over_itself_and_the_json_is_json(rewards: list[float | None], rng: random.Random) -> None:
     names = [rng.choice("ab") for _ in rewards]
-    found = judge_promotion(result(rewards, names), result(rewards, names))
-    assert not found.promoted
-    assert not any(part.worse for part in found.slices)
-    told = json.loads(json.dumps(found.as_json(), allow_nan=False))
-    assert told["tasks"] == {"before": len(rewards), "after": len(rewards), "shared": len(rewards)}
+    promotion = judge_promotion(result(rewards, names), result(rewards, names))
+    assert not promotion.promoted
+    assert not any(part.worse for part in promotion.slices)
+    report = json.loads(json.dumps(promotion.as_json(), allow_nan=False))
+    assert report["tasks"] == {"before": len(rewards), "after": len(rewards), "shared": len(rewards)}
 
 
 @pytest.mark.parametrize(
-    ("rules", "said"),
+    ("rules", "message"),
     [
         ({"significance": 5}, "significance=5"),
         ({"slice_significance": 0.0}, "slice_significance=0.0"),
@@ -171,13 +171,13 @@ def test_nothing_is_promoted_over_itself_and_the_json_is_json(rewards: list[floa
         ({"floors": {"a": float("inf")}}, "limit of 'a'"),
     ],
 )
-def test_rules_that_cannot_be_are_refused(rules: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_rules_that_cannot_be_are_refused(rules: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         PromotionRules(**rules)
 
 
 @pytest.mark.parametrize(
-    ("after", "rules", "said"),
+    ("after", "rules", "message"),
     [
         (
             result([0.0] * 3, dimensions={"safe": 1.0}),
@@ -191,7 +191,7 @@ def test_rules_that_cannot_be_are_refused(rules: dict[str, Any], said: str) -> N
     ],
 )
 def test_evaluations_that_cannot_be_judged_are_refused(
-    after: EvaluationResult, rules: dict[str, Any], said: str
+    after: EvaluationResult, rules: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         judge_promotion(result([0.0] * 3), after, PromotionRules(**rules))

@@ -35,16 +35,16 @@ def changed(changes: list[float], seed: int = 0) -> PairedComparison:
 )
 def test_few_differences_are_counted_exactly(changes: list[float], p_value: float, verdict: str, method: str) -> None:
     """The first is `scipy.stats.permutation_test(..., permutation_type="samples", n_resamples=numpy.inf)`."""
-    found = changed(changes)
-    assert (found.p_value, found.verdict, found.method) == (pytest.approx(p_value), verdict, method)
+    comparison = changed(changes)
+    assert (comparison.p_value, comparison.verdict, comparison.method) == (pytest.approx(p_value), verdict, method)
 
 
 def test_of_many_differences_signs_are_drawn() -> None:
     """SciPy with 400,000 draws: 0.0622; 10,000 draws have a deviation of 0.0024."""
-    found = changed(GRADED)
-    assert found.p_value == pytest.approx(0.0622, abs=0.0085)
-    assert found.method == "permutation test, 10,000 draws"
-    assert changed(GRADED, seed=1).p_value != found.p_value
+    comparison = changed(GRADED)
+    assert comparison.p_value == pytest.approx(0.0622, abs=0.0085)
+    assert comparison.method == "permutation test, 10,000 draws"
+    assert changed(GRADED, seed=1).p_value != comparison.p_value
     assert changed([1.0 + number / 100 for number in range(100)]).p_value == 1 / 10_001
 
 
@@ -72,8 +72,8 @@ def test_if_nothing_changed_one_p_value_in_twenty_is_below_a_twentieth() -> None
 
 
 def test_tasks_without_a_reward_are_no_pairs_and_other_lengths_are_refused() -> None:
-    found = compare_rewards([0.0, None, 1.0], [1.0, 1.0, None])
-    assert (found.pairs, found.unpaired, found.gained, found.lost) == (1, 2, 1, 0)
+    comparison = compare_rewards([0.0, None, 1.0], [1.0, 1.0, None])
+    assert (comparison.pairs, comparison.unpaired, comparison.gained, comparison.lost) == (1, 2, 1, 0)
     with pytest.raises(ValueError, match="argument 2 is shorter"):
         compare_rewards([1.0], [])
     with pytest.raises(ValueError, match="significance=5"):
@@ -104,9 +104,9 @@ def test_a_threshold_that_is_the_mean_is_rarely_passed_however_often_one_looks(m
 
 def test_a_better_candidate_needs_fewer_tasks() -> None:
     rng = random.Random(0)
-    found = [looks(SequentialTest(0.5, 0.5), [(rng.random() < 0.7) - 0.5 for _ in range(1000)]) for _ in range(40)]
-    assert {verdict for verdict, _ in found} == {"better"}
-    assert sum(tasks for _, tasks in found) / 40 < 160
+    endings = [looks(SequentialTest(0.5, 0.5), [(rng.random() < 0.7) - 0.5 for _ in range(1000)]) for _ in range(40)]
+    assert {verdict for verdict, _ in endings} == {"better"}
+    assert sum(tasks for _, tasks in endings) / 40 < 160
 
 
 @given(st.lists(st.floats(-1, 1), min_size=1, max_size=40), st.randoms())

@@ -35,39 +35,39 @@ def data_of(store: agl.LightningStore, result: EvaluationResult) -> dict[str, An
 
 
 def read_again(data: dict[str, Any], run_id: str | None = None) -> EvaluationResult:
-    found = result_of(data, run_id)
-    assert found is not None
-    return found
+    stored_result = result_of(data, run_id)
+    assert stored_result is not None
+    return stored_result
 
 
 @pytest.fixture(scope="module")
 def recorded() -> tuple[EvaluationResult, dict[str, Any]]:
     """A result, and the data of the record that its run has of it."""
     store = agl.InMemoryLightningStore()
-    found = agl.Trainer(store=store, strategy="shm", n_runners=2).evaluate(agent, TASKS, n_samples=2, slices="level")
-    return found, data_of(store, found)
+    result = agl.Trainer(store=store, strategy="shm", n_runners=2).evaluate(agent, TASKS, n_samples=2, slices="level")
+    return result, data_of(store, result)
 
 
 def test_a_record_is_read_again_as_the_same_result(recorded: tuple[EvaluationResult, dict[str, Any]]) -> None:
-    found, data = recorded
-    again = read_again(data, found.run_id)
-    assert again.rollouts == found.rollouts
-    assert (again.rewards, again.outcomes, again.failures) == (found.rewards, found.outcomes, found.failures)
+    first, data = recorded
+    again = read_again(data, first.run_id)
+    assert again.rollouts == first.rollouts
+    assert (again.rewards, again.outcomes, again.failures) == (first.rewards, first.outcomes, first.failures)
     assert list(again.slices) == ["level=0", "level=1"]
     assert [task.input for task in again.tasks] == data["tasks"]
-    compared = found.compare(again)
+    compared = first.compare(again)
     assert (compared.pairs, compared.unpaired, compared.p_value) == (11, 1, 1.0)
 
 
 def test_figures_are_in_the_record_for_other_readers_and_no_task(
     recorded: tuple[EvaluationResult, dict[str, Any]],
 ) -> None:
-    found, data = recorded
-    interval = found.interval()
+    first, data = recorded
+    interval = first.interval()
     assert interval is not None
     assert data["interval"] == {"mean": interval.mean, "low": interval.low, "high": interval.high, "method": "wilson"}
     assert set(data["dimensions"]) == {"right", "speed"}
-    assert (data["value"], data["failures"]) == (found.mean_reward, {"ConnectionError": 2})
+    assert (data["value"], data["failures"]) == (first.mean_reward, {"ConnectionError": 2})
     assert data["slices"][:2] == [["level=0"], ["level=1"]]
     assert "'n'" not in str(data)
 
@@ -90,22 +90,22 @@ def test_equal_tasks_are_compared_with_those_of_their_place_after_stopping_early
     assert after.stopping.tasks_saved > 0
     again = read_again(data_of(store, after))
     assert again.stopping == after.stopping
-    for found in (after, again):
-        compared = before.compare(found)
+    for other in (after, again):
+        compared = before.compare(other)
         assert (compared.verdict, compared.p_value) == (after.stopping.verdict, pytest.approx(after.stopping.p_value))
 
 
 def test_a_record_that_is_too_large_holds_rewards_by_task_or_figures_alone(
     recorded: tuple[EvaluationResult, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found, data = recorded
+    first, data = recorded
     monkeypatch.setattr(records, "MOST_BYTES", len(json.dumps(data["samples"])))
-    smaller = record_of(found, data["tasks"])
+    smaller = record_of(first, data["tasks"])
     again = read_again(smaller)
     assert smaller["left_out"] == ["samples"]
-    assert (again.rewards, again.left_out) == (found.rewards, ("samples",))
+    assert (again.rewards, again.left_out) == (first.rewards, ("samples",))
     monkeypatch.setattr(records, "MOST_BYTES", 10)
-    smallest = record_of(found, data["tasks"])
+    smallest = record_of(first, data["tasks"])
     assert smallest["left_out"] == ["samples", "slices", "tasks", "rewards"]
     assert result_of(smallest) is None
     assert smallest["interval"] == data["interval"]
@@ -123,7 +123,7 @@ def test_a_record_of_another_algorithm_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "message"),
     [
         ({"rewards": ["x"]}, "not readable: 0: "),
         ({"rewards": [1.0, 2.0]}, "2 rewards, 1 tasks"),
@@ -134,8 +134,8 @@ def test_a_record_of_another_algorithm_is_read() -> None:
         ({"rewards": [1.7e308]}, r"rewards of at most 1e\+100 can be compared.*got 1.7e\+308"),
     ],
 )
-def test_a_damaged_record_is_refused(data: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_a_damaged_record_is_refused(data: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         result_of({"rewards": [1.0], "tasks": ["a"], **data})
 
 
@@ -186,7 +186,7 @@ def test_searches_over_prompts_are_compared_by_their_best_versions(
 
 
 @pytest.mark.parametrize(
-    ("records", "name", "said"),
+    ("records", "name", "message"),
     [
         ([RunRecord(kind="step", step=1)], None, "run a cannot be compared task by task: it has no evaluation. Record"),
         (
@@ -199,6 +199,6 @@ def test_searches_over_prompts_are_compared_by_their_best_versions(
         ([evaluation("held", range(5), rewards=["x"])], None, "run a, evaluation 'held': .* not readable"),
     ],
 )
-def test_runs_that_cannot_be_paired_say_why(records: list[RunRecord], name: str | None, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_runs_that_cannot_be_paired_say_why(records: list[RunRecord], name: str | None, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         same_tasks(records, [evaluation("held", range(5))], name=name, runs=("a", "b"))

@@ -1,4 +1,4 @@
-"""Conversations won and lost: which are shown, and what of them. The page itself: tests/cli/test_promotion.py."""
+"""Conversations won and lost: the selection, and their text. The page itself: tests/cli/test_promotion.py."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ async def transcript_of(*calls: Messages) -> Transcript:
     def agent(task: dict[str, str]) -> float:
         for *prompt, (role, text) in calls:
             with trace.get_tracer("agent").start_as_current_span("openai.chat.completion") as span:
-                for place, (own, said) in enumerate(prompt):
-                    span.set_attributes({f"gen_ai.prompt.{place}.role": own, f"gen_ai.prompt.{place}.content": said})
+                for place, (own, content) in enumerate(prompt):
+                    span.set_attributes({f"gen_ai.prompt.{place}.role": own, f"gen_ai.prompt.{place}.content": content})
                 span.set_attributes({"gen_ai.completion.0.role": role, "gen_ai.completion.0.content": text})
         return 1.0
 
@@ -42,34 +42,34 @@ async def transcript_of(*calls: Messages) -> Transcript:
     runner = agl.LitAgentRunner(agl.OtelTracer())
     with runner.run_context(agent=agent, store=store) as ready:
         rollout = await ready.step({"question": "x" * 3000}, resources={})
-    found = await transcripts(store, [rollout.rollout_id, "ro-none", ""])
-    assert found["ro-none"].note == "the store has no such rollout"
-    assert found[""].note == "the record names no rollout"
-    return found[rollout.rollout_id]
+    transcripts_by_id = await transcripts(store, [rollout.rollout_id, "ro-none", ""])
+    assert transcripts_by_id["ro-none"].note == "the store has no such rollout"
+    assert transcripts_by_id[""].note == "the record names no rollout"
+    return transcripts_by_id[rollout.rollout_id]
 
 
 async def test_each_message_is_shown_once() -> None:
     first = [("system", "be brief"), ("user", "hello"), ("assistant", "hi")]
-    found = await transcript_of(first, [*first, ("user", "more"), ("assistant", "no")])
-    assert found.messages == (*first, ("user", "more"), ("assistant", "no"))
-    assert found.task.endswith(" characters)")
-    assert len(found.task) < 2100
+    transcript = await transcript_of(first, [*first, ("user", "more"), ("assistant", "no")])
+    assert transcript.messages == (*first, ("user", "more"), ("assistant", "no"))
+    assert transcript.task.endswith(" characters)")
+    assert len(transcript.task) < 2100
 
 
 async def test_a_secret_at_the_cut_is_hidden_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_API_KEY", "correct-horse-battery")
     text = "y" * 3990 + "correct-horse-battery" + "z" * 100
-    found = await transcript_of([("user", text), ("assistant", "ok")])
-    assert "corr" not in str(found)
-    assert len(found.messages[0][1]) < 4100
+    transcript = await transcript_of([("user", text), ("assistant", "ok")])
+    assert "corr" not in str(transcript)
+    assert len(transcript.messages[0][1]) < 4100
 
 
 async def test_the_middle_of_very_many_messages_is_not_shown() -> None:
-    found = await transcript_of([*(("user", str(number)) for number in range(100)), ("assistant", "end")])
-    assert (len(found.messages), found.messages[-1]) == (40, ("assistant", "end"))
-    assert found.note == "61 messages in the middle are left out"
+    transcript = await transcript_of([*(("user", str(number)) for number in range(100)), ("assistant", "end")])
+    assert (len(transcript.messages), transcript.messages[-1]) == (40, ("assistant", "end"))
+    assert transcript.note == "61 messages in the middle are left out"
 
 
 async def test_a_rollout_without_calls_says_so() -> None:
-    found = await transcript_of()
-    assert (found.messages, found.note) == ((), "no model call was recorded with its text")
+    transcript = await transcript_of()
+    assert (transcript.messages, transcript.note) == ((), "no model call was recorded with its text")

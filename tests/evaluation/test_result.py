@@ -25,9 +25,9 @@ def test_pass_at_k_is_the_share_of_choices_with_a_success(figures: tuple[int, in
     samples, successes, k = figures
     choices = list(itertools.combinations(range(samples), k))
     share = sum(any(sample < successes for sample in choice) for choice in choices) / len(choices)
-    found = result([1.0] * successes + [0.0] * (samples - successes)).pass_at(k)
-    assert found.interval is not None
-    assert found.interval.mean == pytest.approx(share)
+    estimate = result([1.0] * successes + [0.0] * (samples - successes)).pass_at(k)
+    assert estimate.interval is not None
+    assert estimate.interval.mean == pytest.approx(share)
 
 
 @pytest.mark.parametrize(
@@ -42,16 +42,16 @@ def test_pass_at_k_is_the_share_of_choices_with_a_success(figures: tuple[int, in
     ],
 )
 def test_the_variance_of_known_tables(groups: list[list[float]], components: tuple[float, float] | None) -> None:
-    found = result(*groups).variance
-    assert (found and (found.between, found.within)) == (components and pytest.approx(components))
+    variance = result(*groups).variance
+    assert (variance and (variance.between, variance.within)) == (components and pytest.approx(components))
 
 
 def test_the_components_are_found_again() -> None:
     rng = random.Random(1)
     centres = [rng.gauss(0, 2) for _ in range(3000)]
-    found = result(*([rng.gauss(c, 0.5) for _ in range(rng.randint(1, 5))] for c in centres)).variance
-    assert found is not None
-    assert (found.between, found.within) == (pytest.approx(4.0, rel=0.08), pytest.approx(0.25, rel=0.06))
+    variance = result(*([rng.gauss(c, 0.5) for _ in range(rng.randint(1, 5))] for c in centres)).variance
+    assert variance is not None
+    assert (variance.between, variance.within) == (pytest.approx(4.0, rel=0.08), pytest.approx(0.25, rel=0.06))
 
 
 def test_a_reward_that_is_too_large_counts_as_none() -> None:
@@ -59,11 +59,11 @@ def test_a_reward_that_is_too_large_counts_as_none() -> None:
         samples = (EvaluatedRollout("", "scored", each, 1.0, dimensions={"r": each, "s": 1.0}) for each in rewards)
         return EvaluatedTask("task", tuple(samples))
 
-    found = EvaluationResult((of(1.0, 1e308), of(-1e308, 1e200), of(0.0, 1.0)))
-    assert found.rewards == [1.0, None, 0.5]
-    assert found.failures == {"invalid_reward": 3}
-    assert found.mean_reward == 0.75
-    assert found.variance == EvaluationResult((of(1.0), of(0.0, 1.0))).variance
-    assert "1e+308" not in str(found)
-    assert found.compare(found).verdict == "no evidence"
-    assert record_of(found, ["a", "b", "c"])["rewards"] == [1.0, None, 0.5]
+    evaluation = EvaluationResult((of(1.0, 1e308), of(-1e308, 1e200), of(0.0, 1.0)))
+    assert evaluation.rewards == [1.0, None, 0.5]
+    assert evaluation.failures == {"invalid_reward": 3}
+    assert evaluation.mean_reward == 0.75
+    assert evaluation.variance == EvaluationResult((of(1.0), of(0.0, 1.0))).variance
+    assert "1e+308" not in str(evaluation)
+    assert evaluation.compare(evaluation).verdict == "no evidence"
+    assert record_of(evaluation, ["a", "b", "c"])["rewards"] == [1.0, None, 0.5]

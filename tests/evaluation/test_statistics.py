@@ -15,9 +15,9 @@ SKEWED = [0.0, 0.1, 0.1, 0.2, 0.9, 1.0, 0.3, 0.05, 0.0, 0.4, 0.15, 0.6]
 
 
 def interval(values: list[float], **settings: Any) -> Interval:
-    found = interval_of(values, **settings)
-    assert found is not None
-    return found
+    bounds = interval_of(values, **settings)
+    assert bounds is not None
+    return bounds
 
 
 @pytest.mark.parametrize("differing", range(12))
@@ -51,10 +51,10 @@ def test_thousands_of_tasks_are_no_trouble() -> None:
 )
 def test_the_intervals_are_those_of_scipy(values: list[float], method: Any, used: str, low: float, high: float) -> None:
     """`binomtest(...).proportion_ci(method="exact")`; `bootstrap(..., n_resamples=200000, method="BCa")`."""
-    found = interval(values, method=method)
+    bounds = interval(values, method=method)
     slack = {"wilson": 1e-6, "exact": 1e-8, "student": 2e-3, "bootstrap": 0.025}[used]
-    assert found.mean == pytest.approx(sum(values) / len(values))
-    assert (found.method, found.low, found.high) == (
+    assert bounds.mean == pytest.approx(sum(values) / len(values))
+    assert (bounds.method, bounds.low, bounds.high) == (
         used,
         pytest.approx(low, abs=slack),
         pytest.approx(high, abs=slack),
@@ -76,12 +76,12 @@ def test_the_same_seed_draws_the_same_interval() -> None:
 @example([0.0, 2.4846318678610106e-160])
 @settings(max_examples=40, deadline=None)
 def test_a_bootstrap_interval_lies_within_the_values(values: list[float]) -> None:
-    found, slack = interval(values, method="bootstrap"), 1e-6 * max(map(abs, values))
-    assert min(values) - slack <= found.low <= found.high <= max(values) + slack
+    bounds, slack = interval(values, method="bootstrap"), 1e-6 * max(map(abs, values))
+    assert min(values) - slack <= bounds.low <= bounds.high <= max(values) + slack
 
 
 @pytest.mark.parametrize(
-    ("values", "settings", "said"),
+    ("values", "settings", "message"),
     [
         ([0.5], {"method": "wilson"}, "for rewards of 0 and 1; got 0.5"),
         ([0.5], {"method": "normal"}, "must be one of wilson, exact, student, bootstrap"),
@@ -89,8 +89,8 @@ def test_a_bootstrap_interval_lies_within_the_values(values: list[float]) -> Non
         ([], {"confidence": 95}, "confidence=95 must be between 0 and 1"),
     ],
 )
-def test_a_method_that_does_not_fit_is_refused(values: list[float], settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_a_method_that_does_not_fit_is_refused(values: list[float], settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         interval_of(values, **settings)
 
 

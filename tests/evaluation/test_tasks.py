@@ -1,4 +1,4 @@
-"""Slices of tasks: fields, nested fields, functions, and what has none."""
+"""Slices of tasks: fields, nested fields, functions, and tasks without the field."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_secret_is_no_name_of_a_slice(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize(
-    ("tasks", "by", "error", "said"),
+    ("tasks", "by", "error", "message"),
     [
         ([{"level": 1}], "levle", ValueError, "no task has this field; the first has level"),
         (list(range(200)), str, ValueError, "makes 200 slices; 100 at most"),
@@ -58,8 +58,8 @@ def test_a_secret_is_no_name_of_a_slice(monkeypatch: pytest.MonkeyPatch) -> None
         ([1], [3], TypeError, "got 3"),
     ],
 )
-def test_what_makes_no_slices_is_refused(tasks: list[Any], by: Any, error: type[Exception], said: str) -> None:
-    with pytest.raises(error, match=said):
+def test_what_makes_no_slices_is_refused(tasks: list[Any], by: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
         slices_of(tasks, by)
 
 

@@ -23,8 +23,8 @@ from tests.frameworks.environments import ROOT, Group, run_chosen, run_tests
 
 def examples(*, locked: bool = True) -> dict[str, Group]:
     """Return the examples and recipes that have an environment, by name; or those that could have one."""
-    found = [*ROOT.glob("examples/*/requirements.txt"), *ROOT.glob("contrib/recipes/*/agl/requirements.txt")]
-    groups = [Group(path.parent, prefix=".venv-examples", extras="[demo]") for path in found]
+    files = [*ROOT.glob("examples/*/requirements.txt"), *ROOT.glob("contrib/recipes/*/agl/requirements.txt")]
+    groups = [Group(path.parent, prefix=".venv-examples", extras="[demo]") for path in files]
     named = {group.name: group for group in groups if not locked or (group.folder / "constraints.txt").exists()}
     return dict(sorted(named.items()))
 
@@ -35,7 +35,7 @@ def run(name: str, group: Group, arguments: Sequence[str]) -> bool:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run examples, or do what else the arguments say."""
+    """Run examples, or do what the arguments request."""
     return run_chosen(arguments, "example", examples(), examples(locked=False), run)
 
 

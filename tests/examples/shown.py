@@ -33,12 +33,12 @@ class Shown:
 
 def shown(*examples: str) -> list[Shown]:
     """Return the commands, in their order, of those examples that show their output."""
-    found: list[Shown] = []
+    commands: list[Shown] = []
     for name in examples:
         blocks: list[tuple[str, str]] = _SHOWN.findall((EXAMPLES / name / "README.md").read_text())
         assert blocks, f"examples/{name}/README.md shows no command with its output"
-        found.extend(Shown(f"{name}-{number}", *block) for number, block in enumerate(blocks))
-    return found
+        commands.extend(Shown(f"{name}-{number}", *block) for number, block in enumerate(blocks))
+    return commands
 
 
 def run(command: str, folder: Path = ROOT, *, timeout: float = 110, **environment: str) -> str:

@@ -65,20 +65,20 @@ def test_algorithm_and_runner_work_together_from_two_terminals(terminal: Termina
 
 @pytest.mark.slow
 def test_ctrl_c_in_the_middle_ends_both_and_leaves_nothing_open(terminal: Terminal, address: str) -> None:
-    asked, go_on = threading.Event(), threading.Event()
+    request_made, go_on = threading.Event(), threading.Event()
 
     def never_answers(request: Json) -> str:
-        asked.set()
+        request_made.set()
         go_on.wait(120)
         return "391"
 
     _, algorithm, runner = commands()
     with ModelServer(never_answers) as model:
         real = {"OPENAI_BASE_URL": model.base_url, "OPENAI_API_KEY": "k", "OPENAI_MODEL": "m"}
-        given = {"apart": True, **real}
-        learns, runs = (terminal(each, "--external-store-address", address, **given) for each in (algorithm, runner))
+        options = {"apart": True, **real}
+        learns, runs = (terminal(each, "--external-store-address", address, **options) for each in (algorithm, runner))
         try:
-            assert asked.wait(60), "the runner has a rollout"
+            assert request_made.wait(60), "the runner has a rollout"
             assert (learns.interrupted(), learns.errors) == (130, "")
             assert (runs.interrupted(), runs.errors) == (130, "")
         finally:

@@ -37,11 +37,11 @@ def solves(monkeypatch: pytest.MonkeyPatch) -> Callable[[agl.LLM], float]:
 
 
 def asks(expression: str) -> Callable[[Json], str | Json]:
-    """A model that has the expression worked out and then says what it was told."""
+    """A model that has the expression evaluated and then repeats the result."""
 
     def model(request: Json) -> str | Json:
-        told = last(request)["role"] == "tool"
-        return said(last(request)) if told else call("calculator", expression=expression)
+        has_result = last(request)["role"] == "tool"
+        return said(last(request)) if has_result else call("calculator", expression=expression)
 
     return model
 

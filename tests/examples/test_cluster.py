@@ -90,21 +90,21 @@ async def _in_hand(port: str, pids: set[int]) -> str | None:
         await client.close()
 
 
-def steps_of(said: str) -> list[int]:
+def steps_of(output: str) -> list[int]:
     """Return the numbers of the steps that an algorithm says it has taken, in their order."""
-    return [int(step) for step in re.findall(r"^step +(\d+)/", said, re.MULTILINE)]
+    return [int(step) for step in re.findall(r"^step +(\d+)/", output, re.MULTILINE)]
 
 
-def check_learnt(said: str) -> None:
-    assert steps_of(said) == [1, 2, 3, 4, 5, 6, 7, 8]
-    shares = curve(said)
+def check_learnt(output: str) -> None:
+    assert steps_of(output) == [1, 2, 3, 4, 5, 6, 7, 8]
+    shares = curve(output)
     assert shares[8] >= shares[0] + 30
 
 
-def check_goes_on(said: str) -> None:
-    taken = steps_of(said)
-    assert taken[-1] == 8
-    assert taken[0] > 1, "the steps before the checkpoint are not taken again"
+def check_goes_on(output: str) -> None:
+    steps = steps_of(output)
+    assert steps[-1] == 8
+    assert steps[0] > 1, "the steps before the checkpoint are not taken again"
 
 
 # --- what the files say ----------------------------------------------------------------------------------------------
@@ -122,8 +122,8 @@ def test_every_command_and_option_exists(recipe: Any, monkeypatch: pytest.Monkey
             monkeypatch.setenv(name, value)
         if part.command[0] == "python":
             assert part.command[1] == "train.py"
-            given = parser().parse_args(part.command[2:])
-            assert (given.gateway_host, given.gateway_port) == ("0.0.0.0", 8000)
+            options = parser().parse_args(part.command[2:])
+            assert (options.gateway_host, options.gateway_port) == ("0.0.0.0", 8000)
         else:
             check_command(part.command)
     runs = {part.environment.get("AGL_RUN_ID") for part in parts if part.name != "store"}
@@ -146,9 +146,9 @@ def test_the_parts_find_each_other_and_a_model_that_earns_nothing_learns_nothing
     model = save_untrained_model(tmp_path / "model")
     runner, store = parts.start("runner"), parts.start("store")
     algorithm = parts.start("algorithm", "--model", str(model), "--steps", "1", "--held-out", "4")
-    said = algorithm.succeeded()
-    assert curve(said) == {0: 0}
-    assert "equal_rewards 128" in said
+    output = algorithm.succeeded()
+    assert curve(output) == {0: 0}
+    assert "equal_rewards 128" in output
     assert (tmp_path / "run/run/model").is_dir()
     runner.succeeded()
     assert store.interrupted(signal.SIGTERM) == 0, store.said
@@ -219,9 +219,9 @@ def test_a_job_trains_while_one_of_its_nodes_is_lost(terminal: Terminal, tmp_pat
 def test_a_job_that_is_interrupted_before_its_time_is_up_goes_on_as_another_job(
     terminal: Terminal, tmp_path: Path, first_model: Path
 ) -> None:
-    def submitted(number: int, **given: str) -> Process:
+    def submitted(number: int, **variables: str) -> Process:
         model = ("--model", str(first_model))
-        return submit(terminal, tmp_path, SBATCH, str(PROGRAM), *model, job=number, nodes=2, **given)
+        return submit(terminal, tmp_path, SBATCH, str(PROGRAM), *model, job=number, nodes=2, **variables)
 
     job = submitted(8)
     job.until(r"step +3/8")
@@ -239,8 +239,8 @@ def test_a_job_that_is_interrupted_before_its_time_is_up_goes_on_as_another_job(
 @pytest.mark.timeout(300)
 def test_runners_are_actors_of_a_ray_cluster(tmp_path: Path) -> None:
     model = save_untrained_model(tmp_path / "model")
-    given = f"--ray local --model {model} --steps 1 --held-out 4 --out {tmp_path / 'out'}"
-    printed = run(f"python {PROGRAM} {given}", timeout=250, RAY_AUTH_MODE="disabled")
+    options = f"--ray local --model {model} --steps 1 --held-out 4 --out {tmp_path / 'out'}"
+    printed = run(f"python {PROGRAM} {options}", timeout=250, RAY_AUTH_MODE="disabled")
     assert curve(printed) == {0: 0}
 
 

@@ -1,4 +1,4 @@
-"""examples/own_runner: what it prints, and that the folders are gone."""
+"""examples/own_runner: its output, and that the folders are removed."""
 
 from __future__ import annotations
 

@@ -73,8 +73,8 @@ async def test_every_rollout_is_claimed_once_however_many_claim(make: Any, store
 
     async def claim_all(other: Any) -> list[str]:
         claimed: list[str] = []
-        while (found := await other.dequeue_rollout("w")) is not None:
-            claimed.append(found.rollout_id)
+        while (claim := await other.dequeue_rollout("w")) is not None:
+            claimed.append(claim.rollout_id)
         await other.close()
         return claimed
 
@@ -101,8 +101,8 @@ async def test_a_failed_attempt_is_tried_again_as_the_config_says(store: Any) ->
         claimed = await store.dequeue_rollout("w")
         assert claimed.attempt.sequence_id == number
         await store.update_attempt(rollout.rollout_id, "latest", status="failed")
-        found = await store.get_rollout_by_id(rollout.rollout_id)
-        assert (found.status, found.end_time is None) == (after, after == "requeuing")
+        stored_rollout = await store.get_rollout_by_id(rollout.rollout_id)
+        assert (stored_rollout.status, stored_rollout.end_time is None) == (after, after == "requeuing")
     assert await store.dequeue_rollout("w") is None
 
 

@@ -1,4 +1,4 @@
-"""examples/own_strategy: what it prints, and how its loop ends."""
+"""examples/own_strategy: its output, and the end of its loop."""
 
 from __future__ import annotations
 

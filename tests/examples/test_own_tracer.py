@@ -1,4 +1,4 @@
-"""examples/own_tracer: what it prints, what is in the store, and attempts side by side."""
+"""examples/own_tracer: its output, the spans in the store, and attempts side by side."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def test_attempts_side_by_side_keep_their_spans_apart_also_those_that_fail(trace
     for rollout in asyncio.run(store.query_rollouts()):
         spans = asyncio.run(store.query_spans(rollout.rollout_id))
         assert [span.sequence_id for span in spans] == [1, 2, 3][: len(spans)]
-        told = [span.attributes.get("agentlightning.message.body") for span in spans]
-        assert [each for each in told if each] == [str(rollout.input)]
+        bodies = [span.attributes.get("agentlightning.message.body") for span in spans]
+        assert [each for each in bodies if each] == [str(rollout.input)]
         assert len(spans) == (2 if rollout.input == 3 else 3)
     lines = (tmp_path / "spans.jsonl").read_text().splitlines()
     assert len([json.loads(line) for line in lines]) == 7 * 3 + 2

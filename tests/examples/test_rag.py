@@ -1,4 +1,4 @@
-"""examples/rag: the real OpenAI Agents SDK and its MCP server, the index, and what training brings."""
+"""examples/rag: the real OpenAI Agents SDK and its MCP server, the index, and the effect of training."""
 
 from __future__ import annotations
 
@@ -82,10 +82,10 @@ def test_no_country_is_in_two_parts_and_no_sentence_has_both_facts(facts: Any, i
     assert len(held_out) > 300
     assert not {task["country"] for task in train} & {task["country"] for task in held_out}
     for task in held_out:
-        found = [facts.search(index, query) for query in facts.searches(task)]
-        assert task["country"] in found[0]
-        assert task["answer"] in found[1]
-        assert facts.search(index, f"{task['asked']} {task['name']}") != found[1], task
+        passages = [facts.search(index, query) for query in facts.searches(task)]
+        assert task["country"] in passages[0]
+        assert task["answer"] in passages[1]
+        assert facts.search(index, f"{task['asked']} {task['name']}") != passages[1], task
 
 
 @pytest.mark.parametrize(

@@ -33,11 +33,11 @@ def test_the_framework_asks_what_the_item_says_and_the_reply_is_judged(
         llm = agl.LLM(endpoint=engine.base_url, model="policy", sampling_parameters={"temperature": 0.5})
         assert asyncio.run(names_kind(item, llm=llm)) == reward
         [exchange] = engine.calls
-    asked = exchange.request
-    assert [(each["role"], each["content"]) for each in asked["messages"]] == [
+    request = exchange.request
+    assert [(each["role"], each["content"]) for each in request["messages"]] == [
         (each["role"], each["content"]) for each in item["messages"]
     ]
-    assert asked["temperature"] == 0.5
+    assert request["temperature"] == 0.5
 
 
 @fetched
@@ -54,6 +54,6 @@ def test_one_step_on_the_pretrained_model() -> None:
 @pytest.mark.timeout(2400)
 def test_a_pretrained_model_gets_better_by_more_than_chance() -> None:
     printed = run(PROGRAM, timeout=2300)
-    found = re.search(r"^sampled: ([\d.]+)% before, ([\d.]+)% after; better: ", printed, re.MULTILINE)
-    assert found, printed
-    assert float(found[2]) - float(found[1]) >= 20
+    match = re.search(r"^sampled: ([\d.]+)% before, ([\d.]+)% after; better: ", printed, re.MULTILINE)
+    assert match, printed
+    assert float(match[2]) - float(match[1]) >= 20

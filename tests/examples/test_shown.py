@@ -1,4 +1,4 @@
-"""How what an example prints is compared with its README, and what every example has."""
+"""The comparison of an example's output with its README, and the files that every example has."""
 
 from __future__ import annotations
 

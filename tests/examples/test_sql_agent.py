@@ -1,4 +1,4 @@
-"""examples/sql_agent: its questions and database, a step that trains the writer alone, and what training brings."""
+"""examples/sql_agent: its questions and database, a step that trains the writer alone, and the effect of training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""examples/tinker: the answerer, the player on a scripted model, the command line, and what training brings."""
+"""examples/tinker: the answerer, the player on a scripted model, the command line, and the effect of training."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def plays(things: Any) -> Callable[[Json], Callable[[agl.LLM], float]]:
 
 
 def says(*replies: str | Json) -> Callable[[Json], str | Json]:
-    """A model that says one after another, and the last one again and again."""
+    """A model that replies with these texts in turn, and with the last one again and again."""
 
     def model(request: Json) -> str | Json:
         turn = sum(message["role"] == "assistant" for message in request["messages"])
@@ -50,8 +50,8 @@ def says(*replies: str | Json) -> Callable[[Json], str | Json]:
 
 def test_enough_questions_leave_one_thing_and_no_thing_is_in_two_parts(things: Any) -> None:
     assert len(set(things.THINGS.values())) == len(things.THINGS)
-    known, unknown = things.secrets()
-    assert sorted([*known, *unknown]) == sorted(things.THINGS)
+    train_secrets, unknown = things.secrets()
+    assert sorted([*train_secrets, *unknown]) == sorted(things.THINGS)
     assert not set(things.THINGS) & set(things.PROPERTIES), "a guess would be read as a question"
 
 

@@ -78,10 +78,10 @@ def buys(task: Json, size: str, **limit: int) -> Callable[[Json], Json]:
     """A model that searches for the wish, looks at the first result and buys it."""
 
     def model(request: Json) -> Json:
-        heard = [said(message) for message in request["messages"] if message["role"] == "tool"]
-        if not heard:
+        tool_results = [said(message) for message in request["messages"] if message["role"] == "tool"]
+        if not tool_results:
             return call("search", query=" ".join(task[word] for word in WORDS), **limit)
-        return call("look", 1, id=heard[0].split()[0]) if len(heard) == 1 else call("buy", 2, size=size)
+        return call("look", 1, id=tool_results[0].split()[0]) if len(tool_results) == 1 else call("buy", 2, size=size)
 
     return model
 
@@ -116,8 +116,8 @@ def test_what_the_agent_buys_is_scored_and_the_model_sees_what_the_shop_says(cus
     assert reward == 1.0
     assert [(one["temperature"], one["max_tokens"]) for one in requests] == [(0.5, 24)] * 3, "it samples as it is told"
     assert {tool["function"]["name"] for tool in requests[0]["tools"]} == {"search", "look", "buy"}
-    found, seen = (said(last(request)) for request in requests[1:])
-    assert shop.page(shop.catalogue()[found.split()[0]]) == seen
+    search_result, product_page = (said(last(request)) for request in requests[1:])
+    assert shop.page(shop.catalogue()[search_result.split()[0]]) == product_page
     assert play(customer_of(task), buys(task, "another size", at_most=task["budget"]))[0] == 0.0, (
         "the shop does not sell it"
     )
@@ -188,14 +188,14 @@ class Stack(Process):
 
     def left(self) -> list[list[str]]:
         """Return the commands of processes that it, or a part of it, has started and that still run."""
-        found: list[list[str]] = []
+        commands: list[list[str]] = []
         for process in psutil.process_iter():
             with suppress(psutil.Error):
                 if process.environ().get("SHOP_URL") == self.shop or process.environ().get("STACK_FOLDER") == str(
                     self.folder
                 ):
-                    found.append(process.cmdline())
-        return found
+                    commands.append(process.cmdline())
+        return commands
 
 
 @pytest.fixture
@@ -242,7 +242,7 @@ def kill(command: str) -> Callable[[Stack], None]:
 @needs_node
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("end", "code", "said"),
+    ("end", "code", "pattern"),
     [
         pytest.param(ctrl_c, 130, "", id="ctrl-c", marks=pytest.mark.slow),
         pytest.param(
@@ -254,13 +254,13 @@ def kill(command: str) -> Callable[[Stack], None]:
     ],
 )
 def test_the_end_of_one_part_is_reported_and_leaves_no_process(
-    stack: Callable[..., Stack], end: Callable[[Stack], None], code: int, said: str
+    stack: Callable[..., Stack], end: Callable[[Stack], None], code: int, pattern: str
 ) -> None:
     one = stack(*SMALL)
     one.until("held-out after 0 updates")
     end(one)
     assert one.ended() == code, one.said
-    assert re.search(said, one.said)
+    assert re.search(pattern, one.said)
     assert one.left() == []
 
 
@@ -279,7 +279,7 @@ def test_the_stack_beyond_loopback_needs_a_token_and_trains(stack: Callable[...,
 
 
 def refused(recipe: Path, folder: Path, **settings: str) -> str:
-    """Return what the script says as it refuses to start."""
+    """Return the script's message when it refuses to start."""
     one = Stack(recipe, folder, **settings)
     assert one.ended() == 2, one.said
     assert not one.folder.exists()
@@ -303,7 +303,7 @@ def test_the_stack_names_what_is_missing_before_it_starts_anything(tmp_path: Pat
     assert "there is no npm on the PATH" in refused(tmp_path, tmp_path, PATH=str(commands)), "it is not built there"
     assert "RUNNERS must be a number of processes" in refused(FOLDER, tmp_path, PATH=str(commands), RUNNERS="0")
     assert "SHOP_PORT must be a port" in refused(FOLDER, tmp_path, PATH=str(commands), SHOP_PORT="many")
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        said = refused(FOLDER, tmp_path, PATH=str(commands), GATEWAY_PORT=port)
-    assert f"port {port} of 127.0.0.1 is in use: set GATEWAY_PORT" in said
+    with socket.create_server(("127.0.0.1", 0)) as occupied:
+        port = str(occupied.getsockname()[1])
+        message = refused(FOLDER, tmp_path, PATH=str(commands), GATEWAY_PORT=port)
+    assert f"port {port} of 127.0.0.1 is in use: set GATEWAY_PORT" in message

@@ -1,4 +1,4 @@
-"""Small bundles on a real store: what the strategies are tested with. At module level, so that they can be spawned."""
+"""Small bundles on a real store for the tests of the strategies. At module level, so that they can be spawned."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agentlightning.types import Rollout
 
 @dataclass
 class Tasks:
-    """An algorithm: enqueues `count` rollouts, waits for their ends and returns who ran them (pids)."""
+    """An algorithm: enqueues `count` rollouts, waits for their ends and returns the pids of their runners."""
 
     count: int = 4
     config: Any = None
@@ -55,7 +55,7 @@ class Serve:
         return done
 
     async def work(self) -> None:
-        """Do what a rollout does."""
+        """Run one rollout."""
 
 
 @dataclass
@@ -80,7 +80,7 @@ async def killed_at_the_end(store: LightningStore, worker_id: int, event: Execut
 
 @dataclass
 class AtWork:
-    """A runner that says in the store that it is there, and then does as `runner` does."""
+    """A runner that reports itself in the store, and then works like `runner`."""
 
     runner: Any
 
@@ -118,7 +118,7 @@ async def deaf_runner(store: LightningStore, worker_id: int, event: ExecutionEve
 
 
 async def blocking_runner(store: LightningStore, worker_id: int, event: ExecutionEvent) -> None:
-    """A runner that blocks its event loop, and catches what tries to break it off."""
+    """A runner that blocks its event loop, and catches its cancellation."""
     while True:
         with contextlib.suppress(KeyboardInterrupt):
             _block()

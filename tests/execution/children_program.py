@@ -58,7 +58,7 @@ def of_multiprocessing() -> None:
 
 
 def daemonised() -> None:
-    """An orphan in a session of its own that holds every descriptor, as a server that goes into the background."""
+    """An orphan in a session of its own that holds every descriptor, as a daemon does."""
     if (between := os.fork()) == 0:
         os.setsid()
         if (pid := os.fork()) == 0:
@@ -70,7 +70,7 @@ def daemonised() -> None:
 
 
 def deaf() -> None:
-    """A program that ignores what asks for its end."""
+    """A program that ignores SIGTERM."""
     _tell("deaf", subprocess.Popen(["/bin/sh", "-c", f"trap '' TERM INT HUP; sleep {LIFETIME}"]).pid)
 
 
@@ -83,7 +83,7 @@ def _tell(kind: str, pid: int | None) -> None:
 
 @agl.rollout
 async def leaves_children(task: str) -> float:
-    """Starts one child of each kind, and does what the task says."""
+    """Starts one child of each kind, and acts by its task."""
     for start in KINDS:
         start()
     if task == "dies":

@@ -45,7 +45,7 @@ async def hangs_in_the_end(task: int) -> float:
 
 @agl.algo
 async def stays(*, store: LightningStore, train_dataset: Dataset[int]) -> None:
-    """Have one rollout run and another in a runner's hand, say `ready`, and stay."""
+    """Have one rollout run and another pending at a runner, print `ready`, and stay."""
     await runs_tasks(store=store, train_dataset=[1])
     await leaves_them_running(store=store, train_dataset=[2])
     print("ready", getattr(getattr(store, "store", store), "endpoint", "-"), flush=True)
@@ -80,8 +80,8 @@ def main() -> None:
     try:
         trainer.fit(agent, train_dataset=tasks)
     finally:
-        left = [thread.name for thread in threading.enumerate() if not thread.daemon]
-        print("threads", *left, flush=True)
+        threads = [thread.name for thread in threading.enumerate() if not thread.daemon]
+        print("threads", *threads, flush=True)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ ENDINGS: dict[str, str] = {
     "kill -9 of the program": "stays",
     "kill -9 of a child": "stays",
 }
-"""What happens, and the case of `ending_program.py` until then."""
+"""Each ending, and the case of `ending_program.py` until then."""
 EXIT_CODES: dict[str, int] = {
     "the algorithm returns": 0,
     "the algorithm returns, work is queued": 0,
@@ -61,7 +61,7 @@ def cells() -> list[tuple[str, str]]:
 
 @dataclass
 class Observation:
-    """What was seen of one ending."""
+    """An observation of one ending."""
 
     seconds: float
     exit_code: int
@@ -71,7 +71,7 @@ class Observation:
 
 
 def observe(layout: str, ending: str) -> Observation:
-    """Run a program, bring it to its end, and look what is left."""
+    """Run a program, bring it to its end, and return what remains of it."""
     with tempfile.TemporaryDirectory(prefix="agl-ending-") as folder:
         return _observe(layout, ending, folder)
 
@@ -86,18 +86,18 @@ def _observe(layout: str, ending: str, folder: str) -> Observation:
         text=True,
         start_new_session=True,
     )
-    said, family, endpoint = "", list[psutil.Process](), "-"
+    output, family, endpoint = "", list[psutil.Process](), "-"
     try:
         if ENDINGS[ending] == "stays":
-            said, endpoint = _until_ready(process)
+            output, endpoint = _until_ready(process)
             family = psutil.Process(process.pid).children(recursive=True)
         began = time.monotonic()
         _bring_to_its_end(process, ending, family)
-        said += process.communicate(timeout=LIMIT_SECONDS)[0]
+        output += process.communicate(timeout=LIMIT_SECONDS)[0]
         while _others(process.pid, family) and time.monotonic() - began < LIMIT_SECONDS:
             time.sleep(0.01)
         seconds = time.monotonic() - began
-        return Observation(seconds, process.returncode, said, _left(process.pid, family, endpoint, said, folder))
+        return Observation(seconds, process.returncode, output, _left(process.pid, family, endpoint, output, folder))
     finally:
         process.kill()
         for child in family:
@@ -107,12 +107,12 @@ def _observe(layout: str, ending: str, folder: str) -> Observation:
 
 def _until_ready(process: subprocess.Popen[str]) -> tuple[str, str]:
     assert process.stdout is not None
-    said = ""
+    output = ""
     for line in process.stdout:
-        said += line
+        output += line
         if line.startswith("ready"):
-            return said, line.split()[1]
-    raise AssertionError(f"the program ended before it was ready:\n{said}")
+            return output, line.split()[1]
+    raise AssertionError(f"the program ended before it was ready:\n{output}")
 
 
 def _bring_to_its_end(process: subprocess.Popen[str], ending: str, family: Sequence[psutil.Process]) -> None:
@@ -145,17 +145,17 @@ def _worker(family: Sequence[psutil.Process]) -> psutil.Process:
     return own[-1]
 
 
-def _left(pid: int, family: Sequence[psutil.Process], endpoint: str, said: str, folder: str) -> list[str]:
-    left = [f"process {other.pid}" for other in _others(pid, family)]
+def _left(pid: int, family: Sequence[psutil.Process], endpoint: str, output: str, folder: str) -> list[str]:
+    leftovers = [f"process {other.pid}" for other in _others(pid, family)]
     if endpoint != "-" and not _is_free(endpoint):
-        left.append(f"port {endpoint}")
-    threads = [line for line in said.splitlines() if line.startswith("threads")]
-    left += [line for line in threads if line != "threads MainThread"]
-    return left + [f"file {path.name}" for path in Path(folder).iterdir()]
+        leftovers.append(f"port {endpoint}")
+    threads = [line for line in output.splitlines() if line.startswith("threads")]
+    leftovers += [line for line in threads if line != "threads MainThread"]
+    return leftovers + [f"file {path.name}" for path in Path(folder).iterdir()]
 
 
 def _others(pid: int, family: Sequence[psutil.Process]) -> list[psutil.Process]:
-    """The processes that the program has left, those in its session that it never told of among them."""
+    """Return the processes left by the program, those in its session that it never reported among them."""
     session = [process for process in psutil.process_iter() if _session_of(process) == pid]
     return [process for process in {*family, *session} if lives(process)]
 
@@ -179,19 +179,19 @@ def _is_free(endpoint: str) -> bool:
 
 
 def main() -> None:
-    """Print the table: a row per ending, a column per layout; seconds, exit code, and what was left."""
+    """Print the table: a row per ending, a column per layout; seconds, exit code, and the remains."""
     layouts = [layout for layout in LAYOUTS if len(sys.argv) == 1 or layout in sys.argv[1:]]
     print("| ending | exit code |", " | ".join(layouts), "|")
     print("| --- " * (len(layouts) + 2) + "|")
     for ending in ENDINGS:
-        told = [_cell(layout, ending) if (layout, ending) in cells() else "-" for layout in layouts]
-        print(f"| {ending} | {EXIT_CODES[ending]} |", " | ".join(told), "|", flush=True)
+        row_cells = [_cell(layout, ending) if (layout, ending) in cells() else "-" for layout in layouts]
+        print(f"| {ending} | {EXIT_CODES[ending]} |", " | ".join(row_cells), "|", flush=True)
 
 
 def _cell(layout: str, ending: str) -> str:
-    seen = observe(layout, ending)
-    wrong = [] if seen.exit_code == EXIT_CODES[ending] else [f"exit code {seen.exit_code}"]
-    return "; ".join([f"{seen.seconds:.1f} s", *wrong, *seen.left])
+    observation = observe(layout, ending)
+    wrong = [] if observation.exit_code == EXIT_CODES[ending] else [f"exit code {observation.exit_code}"]
+    return "; ".join([f"{observation.seconds:.1f} s", *wrong, *observation.left])
 
 
 if __name__ == "__main__":

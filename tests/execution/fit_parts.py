@@ -81,14 +81,14 @@ async def runs_tasks(*, store: LightningStore, train_dataset: Dataset[int]) -> l
     """Run every task; returns for each [status, final reward, whether each span is of this rollout, worker]."""
     ids = await enqueue(store, train_dataset)
     await store.wait_for_rollouts(rollout_ids=ids, timeout=25)
-    seen: list[Any] = []
+    facts: list[Any] = []
     for rollout_id in ids:
         spans = list(await store.query_spans(rollout_id))
         attempt = await store.get_latest_attempt(rollout_id)
         assert attempt is not None
         own = [span.attributes["of"] == rollout_id for span in spans if "of" in span.attributes]
-        seen.append([attempt.status, agl.find_final_reward(spans), own, attempt.worker_id])
-    return seen
+        facts.append([attempt.status, agl.find_final_reward(spans), own, attempt.worker_id])
+    return facts
 
 
 @agl.algo
@@ -102,7 +102,7 @@ async def misses_its_resources(*, store: LightningStore, train_dataset: Dataset[
 
 @agl.algo
 async def leaves_them_running(*, store: LightningStore, train_dataset: Dataset[int]) -> list[str]:
-    """Return while the rollouts are in the hands of the runners."""
+    """Return while runners run the rollouts."""
     ids = await enqueue(store, train_dataset)
     while (await store.query_rollouts(status_in=["preparing", "running"])).total < len(ids):  # noqa: ASYNC110 -- see below
         await asyncio.sleep(0.02)  # they are claimed by other processes
@@ -134,7 +134,7 @@ def _has_stopped(written: Path) -> bool:
 
 @agl.algo
 async def raises_meanwhile(*, store: LightningStore, train_dataset: Dataset[int]) -> None:
-    """Raise while the rollouts are in the hands of the runners."""
+    """Raise while runners run the rollouts."""
     await leaves_them_running(store=store, train_dataset=train_dataset)
     raise TimeoutError("the algorithm gave up")
 
@@ -208,14 +208,14 @@ class Both(agl.LitAgent[int]):
 async def ends_of(*, store: LightningStore, train_dataset: Dataset[Any]) -> list[Any]:
     """Run every task, one after another; returns the status of each attempt, its reason and the final reward."""
     await store.add_resources({})
-    seen: list[Any] = []
+    facts: list[Any] = []
     for i in range(len(train_dataset)):
         rollout = await store.enqueue_rollout(train_dataset[i])
         await store.wait_for_rollouts(rollout_ids=[rollout.rollout_id], timeout=60)
         attempt = await store.get_latest_attempt(rollout.rollout_id)
         if attempt is None:
-            seen.append(["not run", None, None])
+            facts.append(["not run", None, None])
             continue
         reward = agl.find_final_reward(list(await store.query_spans(rollout.rollout_id)))
-        seen.append([attempt.status, attempt.outcome_reason, reward])
-    return seen
+        facts.append([attempt.status, attempt.outcome_reason, reward])
+    return facts

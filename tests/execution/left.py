@@ -1,4 +1,4 @@
-"""Programs that tests start and end from outside, and what is left of them."""
+"""Programs that tests start and end from outside, and the processes left by them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LIMIT_SECONDS = 30
 
 
 def lives(process: psutil.Process | int) -> bool:
-    """Return whether a process runs; False for a zombie too: an orphan stays one until init gets round to it."""
+    """Return whether a process runs; False for a zombie too: an orphan stays one until init reaps it."""
     try:
         process = psutil.Process(process) if isinstance(process, int) else process
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
@@ -45,7 +45,7 @@ class Program:
         self.family: list[psutil.Process] = []
 
     def until(self, words: str) -> str:
-        """Read what it prints until a line holds the words."""
+        """Read its output until a line has the words."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.lines.append(line)

@@ -1,4 +1,4 @@
-"""One program for every machine of a run, as a user writes it; its environment says which side it is.
+"""One program for every machine of a run, as a user writes it; its environment sets its role.
 
 `python -m tests.execution.machine_program` prints `rewards [...]` when the algorithm has its rollouts, and at the end
 `<role> <result>`. `ALGORITHM=stays` runs every task and then never ends; `OUTAGE` and `N_RUNNERS` are settings; `SLOW`

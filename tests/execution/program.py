@@ -113,8 +113,8 @@ def main() -> None:
     bundles: dict[str, Any] = {**globals(), "serves": Serve()}
     strategy.execute(bundles[algorithm], bundles[runner], InMemoryLightningStore())
     print(f"returned interrupted={strategy.interrupted}", flush=True)
-    left = [thread.name for thread in threading.enumerate() if not thread.daemon]
-    print("threads", *left, flush=True)
+    threads = [thread.name for thread in threading.enumerate() if not thread.daemon]
+    print("threads", *threads, flush=True)
 
 
 if __name__ == "__main__":

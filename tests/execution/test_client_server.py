@@ -44,7 +44,7 @@ START_METHODS = ["fork", "spawn", "forkserver"]
 
 
 def strategy(**settings: Any) -> ClientServerExecutionStrategy:
-    """The times are those of a busy machine: what does as it is told ends long before."""
+    """Return a strategy with times for a busy machine; a process that obeys ends long before."""
     defaults: dict[str, Any] = {"server_port": 0, "graceful_timeout": 15.0, "terminate_timeout": 5.0}
     return ClientServerExecutionStrategy(**{**defaults, **settings})
 
@@ -55,8 +55,8 @@ def port() -> int:
 
 
 @pytest.fixture
-def taken(port: int) -> Iterator[int]:
-    """A port at which somebody else listens."""
+def used_port(port: int) -> Iterator[int]:
+    """A port at which another program listens."""
     with socket.socket() as other:
         other.bind(("127.0.0.1", port))
         other.listen()
@@ -271,21 +271,23 @@ def test_a_runner_that_ignores_interrupts_is_terminated_which_is_no_error(caplog
 # --- addresses and settings ------------------------------------------------------------------------------------------
 
 
-def test_a_port_that_was_asked_for_and_is_taken_is_an_error_before_anything_starts(taken: int) -> None:
+def test_a_port_that_was_asked_for_and_is_taken_is_an_error_before_anything_starts(used_port: int) -> None:
     for settings in ({}, {"main_process": "runner"}):
-        with pytest.raises(RuntimeError, match=f"Cannot listen on 127.0.0.1:{taken}") as raised:
-            strategy(server_port=taken, **settings).execute(Tasks(), Serve(), InMemoryLightningStore())
+        with pytest.raises(RuntimeError, match=f"Cannot listen on 127.0.0.1:{used_port}") as raised:
+            strategy(server_port=used_port, **settings).execute(Tasks(), Serve(), InMemoryLightningStore())
         assert type(raised.value) is RuntimeError, "an algorithm that died has started"
 
 
 @pytest.mark.parametrize("main_process", ["algorithm", "runner"])
 def test_the_default_port_is_left_for_a_free_one_when_it_is_taken(
-    main_process: str, taken: int, monkeypatch: pytest.MonkeyPatch
+    main_process: str, used_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agentlightning.execution.client_server.DEFAULT_PORT", taken)
+    monkeypatch.setattr("agentlightning.execution.client_server.DEFAULT_PORT", used_port)
     moved = strategy(server_port=None, main_process=main_process)
     assert len(moved.execute(Tasks(1), Serve(), InMemoryLightningStore())) == 1
-    with pytest.raises(RuntimeError, match=str(taken)):  # the role algorithm never leaves it: others look for it there
+    with pytest.raises(
+        RuntimeError, match=str(used_port)
+    ):  # the role algorithm never leaves it: others look for it there
         strategy(role="algorithm", server_port=None).execute(Tasks(0), Serve(), InMemoryLightningStore())
 
 
@@ -309,8 +311,8 @@ def test_settings_come_from_arguments_then_environment_then_defaults(monkeypatch
     monkeypatch.setenv("AGL_MANAGED_STORE", "0")
     read = ClientServerExecutionStrategy()
     assert (read.role, read.server_host, read.server_port, read.managed_store) == ("runner", "10.0.0.4", 10000, False)
-    given = ClientServerExecutionStrategy(role="both", server_host="127.0.0.1", server_port=1, managed_store=True)
-    assert (given.role, given.server_host, given.server_port, given.managed_store) == ("both", "127.0.0.1", 1, True)
+    own = ClientServerExecutionStrategy(role="both", server_host="127.0.0.1", server_port=1, managed_store=True)
+    assert (own.role, own.server_host, own.server_port, own.managed_store) == ("both", "127.0.0.1", 1, True)
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [

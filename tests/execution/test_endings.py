@@ -34,7 +34,7 @@ class Kept(Program):
         os.killpg(self.process.pid, signal.SIGINT)
 
     def assert_interrupted(self, *words: str) -> str:
-        """Wait for the end: the words are said, and no process and no port is left."""
+        """Wait for the end: the words are printed, and no process and no port is left."""
         output = self.output()
         for word in (*words, "returned interrupted=True"):
             assert word in output, output
@@ -120,7 +120,7 @@ def test_a_second_ctrl_c_waits_for_nobody(start: Start, layout: str) -> None:
 
 
 def test_a_child_watches_its_parent_where_the_kernel_does_not(tmp_path: Path) -> None:
-    """The way of other systems than Linux: a thread that waits for the parent's end."""
+    """The method on systems other than Linux: a thread that waits for the parent's end."""
     code = (
         "import multiprocessing, os, sys, time\n"
         "from agentlightning.execution import children\n"

@@ -26,7 +26,7 @@ DEFAULT = {
     [pytest.param(*cell, marks=() if cell in DEFAULT else pytest.mark.heavy) for cell in cells()],
 )
 def test_an_ending_is_quick_and_leaves_nothing(layout: str, ending: str) -> None:
-    seen = observe(layout, ending)
-    assert seen.exit_code == EXIT_CODES[ending], seen.output
-    assert seen.left == [], seen.output
-    assert seen.seconds < LIMIT_SECONDS
+    observation = observe(layout, ending)
+    assert observation.exit_code == EXIT_CODES[ending], observation.output
+    assert observation.left == [], observation.output
+    assert observation.seconds < LIMIT_SECONDS

@@ -1,4 +1,4 @@
-"""Stop events: both kinds behave alike, and the one for processes survives the death of who looks at it."""
+"""Stop events: both kinds behave alike, and the one for processes survives the death of a reader."""
 
 from __future__ import annotations
 

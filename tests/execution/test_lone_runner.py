@@ -191,7 +191,7 @@ async def test_it_leaves_no_process_however_it_is_ended(
 async def test_a_group_that_is_terminated_finishes_what_it_runs(
     store: LightningStoreClient, start: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
-    """As a service manager or a batch system does: SIGTERM goes to the runner process as well."""
+    """SIGTERM goes to the runner process as well, as from a service manager or a batch system."""
     (tmp_path / "program.py").write_text(
         "import sys\nimport agentlightning as agl\nfrom agent import agent\n"
         "role = {'type': 'cs', 'role': 'runner', 'managed_store': False}\n"
@@ -219,7 +219,7 @@ async def test_a_group_that_is_terminated_finishes_what_it_runs(
     [(69, "StoreUnreachableError: away", "StoreUnreachableError"), (77, "UnauthorizedError: no", "UnauthorizedError")],
 )
 async def test_what_ends_every_runner_for_good_keeps_its_exit_code(exitcode: int, error: str, name: str) -> None:
-    """The runner may meet it before the watch of its parent does."""
+    """The runner may get it before the watch of its parent does."""
     team = processes.ProcessTeam(_Ended(exitcode, error), 1, ThreadingEvent(), alone=True)
     team.start()
     with pytest.raises(Exception, match=error) as caught:
@@ -228,7 +228,7 @@ async def test_what_ends_every_runner_for_good_keeps_its_exit_code(exitcode: int
 
 
 class _Ended:
-    """Children that ended before anybody looked."""
+    """Children that ended before the first check."""
 
     look_seconds = 0.0
 
@@ -281,7 +281,7 @@ async def test_a_runner_that_cannot_be_spawned_is_run_here_and_that_is_said(
         subprocess.run, [sys.executable, "program.py", store.server_address_root], cwd=tmp_path, capture_output=True,
         text=True, timeout=LIMIT_SECONDS,
     )  # fmt: skip
-    pid, said = program.stdout.splitlines()
-    assert (program.returncode, said) == (0, f"ran in {pid}"), program.stderr
+    pid, message = program.stdout.splitlines()
+    assert (program.returncode, message) == (0, f"ran in {pid}"), program.stderr
     assert "The runner runs in this process" in program.stderr
     assert "a lock of mine" in program.stderr

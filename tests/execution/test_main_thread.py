@@ -96,10 +96,10 @@ def test_heartbeats_go_on_while_a_synchronous_agent_blocks_and_may_run_loops_of_
         async def beats() -> set[Any]:
             return {worker.last_heartbeat_time for worker in await store.query_workers()}
 
-        seen: set[Any] = set()
+        workers: set[Any] = set()
         for _ in range(3000):
-            seen |= asyncio.run(beats())
-            if len(seen) >= 3:
+            workers |= asyncio.run(beats())
+            if len(workers) >= 3:
                 return fit_parts.on_main_thread()
             threading.Event().wait(0.01)
         return -1.0

@@ -1,4 +1,4 @@
-"""A fit always ends: what made the older system hang or lie, in threads and in processes, for every start method.
+"""A fit always ends: the causes of hangs in the older system, in threads and in processes, for every start method.
 
 The numbers are those of the contract's list of weaknesses. Ctrl+C (9) is in `test_endings.py`.
 """

@@ -1,4 +1,4 @@
-"""How each way in which a run ends is written down, by each strategy."""
+"""The recorded state of a run for each way in which it ends, by each strategy."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def bad(store: LightningStore, event: ExecutionEvent) -> str:
 
 
 async def told(store: LightningStore, event: ExecutionEvent) -> None:
-    """An algorithm that is told to stop."""
+    """An algorithm that stops its run."""
     await stop_run(store, None, reason="enough")
     await patient_algorithm(store, event)
 
@@ -136,7 +136,7 @@ def test_a_run_that_is_started_again_is_open_again(strategy: Any) -> None:
 
 
 async def stops_its_run(store: LightningStore, worker_id: int, event: ExecutionEvent) -> None:
-    """A runner that tells the run to end until it does: what is said before the algorithm starts does not count."""
+    """A runner that asks the run to end until it does: a request before the algorithm starts does not count."""
     while not event.is_set():
         await stop_run(store, None, reason="enough")
         await asyncio.sleep(0.1)

@@ -1,4 +1,4 @@
-"""Roles in processes that share nothing but a port, as on several machines: they wait, survive, are told, give up."""
+"""Roles in processes that share only a port, as on several machines: they wait, survive, get notices, give up."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Machine(Program):
         super().__init__("tests.execution.machine_program", prefix=prefix, env={**os.environ, **own, **environment})
 
     def end(self) -> tuple[int, str]:
-        """Wait for its end; return its exit code and all that it printed."""
+        """Wait for its end; return its exit code and its output."""
         output = self.output()
         return self.process.returncode, output
 
@@ -64,10 +64,10 @@ def test_runners_wait_for_the_server_and_say_so_and_end_when_they_are_told(
     runners = start("runner", port, N_RUNNERS=n_runners)
     runners.until(f"The store at http://127.0.0.1:{port} does not answer yet; waiting up to 60 s")
     algorithm = start("algorithm", port)
-    code, said = algorithm.end()
-    assert (code, f"algorithm {REWARDS}\n" in said) == (0, True), said
-    code, heard = runners.end()
-    assert (code, "answers after" in heard, heard.endswith("runner None\n")) == (0, True, True), heard
+    code, output = algorithm.end()
+    assert (code, f"algorithm {REWARDS}\n" in output) == (0, True), output
+    code, other = runners.end()
+    assert (code, "answers after" in other, other.endswith("runner None\n")) == (0, True, True), other
 
 
 @pytest.mark.heavy
@@ -79,8 +79,8 @@ def test_runners_survive_the_death_of_the_server_and_serve_the_one_that_follows(
     runners.until("does not answer any more")
     second = start("algorithm", port)
     assert second.end()[0] == 0, second.lines
-    code, heard = runners.end()
-    assert (code, "answers after" in heard) == (0, True), heard
+    code, runner_output = runners.end()
+    assert (code, "answers after" in runner_output) == (0, True), runner_output
 
 
 def test_runners_give_up_after_the_stated_outage_with_an_exit_code_of_its_own(start: Callable[..., Machine]) -> None:
@@ -88,10 +88,10 @@ def test_runners_give_up_after_the_stated_outage_with_an_exit_code_of_its_own(st
     runners = start("runner", port, OUTAGE="1")
     runners.until("does not answer yet; waiting up to 1 s")
     before = family(runners)
-    code, heard = runners.end()
+    code, runner_output = runners.end()
     assert code == 69
-    assert f"StoreUnreachableError: No answer from the store at http://127.0.0.1:{port} for" in heard
-    assert "(store_unreachable_timeout=1; last:" in heard
+    assert f"StoreUnreachableError: No answer from the store at http://127.0.0.1:{port} for" in runner_output
+    assert "(store_unreachable_timeout=1; last:" in runner_output
     assert not [process for process in before if lives(process)]
 
 
@@ -105,8 +105,8 @@ def test_the_algorithm_bears_an_outage_for_as_long_as_its_runner_states(start: C
         for _ in range(3):  # then it waits for their ends, which do not come
             assert await store.dequeue_rollout(timeout=LIMIT_SECONDS) is not None
         await server.stop()
-        code, said = await asyncio.to_thread(algorithm.end)
-        assert (code, "did not answer wait_for_rollouts" in said) == (69, True), said
+        code, output = await asyncio.to_thread(algorithm.end)
+        assert (code, "did not answer wait_for_rollouts" in output) == (69, True), output
 
     asyncio.run(outage())
 
@@ -133,10 +133,10 @@ def test_runners_that_are_terminated_finish_what_they_run_and_others_go_on(
     leaving.until("running 1")
     leaving.process.send_signal(signal.SIGTERM)
     staying = start("runner", port, N_RUNNERS="1")
-    code, said = leaving.end()
-    assert (code, "SIGTERM: no further rollouts; those under way have 5 s" in said) == (143, True), said
-    code, said = algorithm.end()
-    assert (code, f"algorithm {REWARDS}\n" in said) == (0, True), said
+    code, output = leaving.end()
+    assert (code, "SIGTERM: no further rollouts; those under way have 5 s" in output) == (143, True), output
+    code, output = algorithm.end()
+    assert (code, f"algorithm {REWARDS}\n" in output) == (0, True), output
     assert staying.end()[0] == 0
 
 
@@ -145,14 +145,14 @@ def test_a_token_that_the_server_refuses_ends_the_runners_at_once(start: Callabl
     port = free_port()
     algorithm = start("algorithm", port, AGL_TOKEN="right", ALGORITHM="stays")
     runners = start("runner", port, AGL_TOKEN="wrong", N_RUNNERS="1")
-    code, heard = runners.end()
-    assert (code, "UnauthorizedError" in heard) == (77, True), heard
+    code, runner_output = runners.end()
+    assert (code, "UnauthorizedError" in runner_output) == (77, True), runner_output
     algorithm.process.kill()
 
 
 @pytest.mark.heavy
 def test_a_run_on_a_store_of_its_own_is_stopped_through_it(start: Callable[..., Machine]) -> None:
-    """What `agl run stop` does: algorithm and runners end, each with exit code 0."""
+    """`agl run stop` ends algorithm and runners, each with exit code 0."""
 
     async def stopped() -> None:
         server = LightningStoreServer(InMemoryLightningStore(), "127.0.0.1", 0)
@@ -166,8 +166,8 @@ def test_a_run_on_a_store_of_its_own_is_stopped_through_it(start: Callable[..., 
             await asyncio.to_thread(algorithm.until, f"rewards {REWARDS}")
             await stop_run(client, "run-7", reason="enough")
             for machine in (algorithm, runners):
-                code, said = await asyncio.to_thread(machine.end)
-                assert code == 0, said
+                code, output = await asyncio.to_thread(machine.end)
+                assert code == 0, output
             assert other.process.poll() is None
             late = start("runner", 0, **shared)
             assert (await asyncio.to_thread(late.end))[0] == 0  # the run is over: nothing to wait for
@@ -187,8 +187,8 @@ def test_algorithm_and_runners_find_each_other_across_two_networks(
     runners = start("runner", 4747, prefix=nodes[1], AGL_TOKEN=TOKEN, AGL_SERVER_HOST="10.79.5.1")
     runners.until("The store at http://10.79.5.1:4747 does not answer yet")
     algorithm = start("algorithm", 4747, prefix=nodes[0], AGL_TOKEN=TOKEN, AGL_SERVER_HOST="0.0.0.0")
-    code, said = algorithm.end()
-    assert (code, f"algorithm {REWARDS}\n" in said) == (0, True), said
+    code, output = algorithm.end()
+    assert (code, f"algorithm {REWARDS}\n" in output) == (0, True), output
     began = time.monotonic()
     assert runners.end()[0] == 0
     assert time.monotonic() - began < LIMIT_SECONDS
@@ -234,12 +234,12 @@ def test_of_two_nodes_with_both_roles_the_one_that_has_the_address_serves_and_th
         machines[is_head] = start("both", 4747, prefix=nodes[0 if is_head else 1], **shared)
         if len(machines) == 1:
             machines[is_head].until("running 1" if is_head else "does not answer yet")
-    code, said = machines[True].end()
-    assert (code, f"both {REWARDS}\n" in said, "running" in said) == (0, True, True), said
-    code, heard = machines[False].end()
+    code, output = machines[True].end()
+    assert (code, f"both {REWARDS}\n" in output, "running" in output) == (0, True, True), output
+    code, other_output = machines[False].end()
     line = "10.79.5.1 is no address of this machine: this process joins the run at http://10.79.5.1:4747, with 1 runner"
-    assert (code, heard.count(line), "running" in heard) == (0, 1, True), heard
-    assert heard.endswith("both None\n")
+    assert (code, other_output.count(line), "running" in other_output) == (0, 1, True), other_output
+    assert other_output.endswith("both None\n")
 
 
 def test_of_two_processes_with_both_roles_the_second_joins_the_one_that_has_the_port(
@@ -250,19 +250,19 @@ def test_of_two_processes_with_both_roles_the_second_joins_the_one_that_has_the_
     first = start("both", port, **shared)
     first.until("running")
     second = start("both", port, **shared)
-    code, said = first.end()
-    assert (code, f"both {REWARDS}\n" in said) == (0, True), said
-    code, heard = second.end()
-    assert (code, f"another process of this machine has port {port}: this process joins" in heard) == (0, True), heard
-    assert "running" in heard
+    code, output = first.end()
+    assert (code, f"both {REWARDS}\n" in output) == (0, True), output
+    code, other = second.end()
+    assert (code, f"another process of this machine has port {port}: this process joins" in other) == (0, True), other
+    assert "running" in other
 
 
 def test_a_program_that_is_no_store_is_not_joined(start: Callable[..., Machine]) -> None:
     with listen("0.0.0.0", 0) as other:
         port = other.getsockname()[1]
         threading.Thread(target=_answers_something_else, args=(other,), daemon=True).start()
-        code, said = start("both", port, AGL_SERVER_HOST="0.0.0.0", AGL_TOKEN=TOKEN).end()
-    assert (code, "Another program has this port" in said) == (1, True), said
+        code, output = start("both", port, AGL_SERVER_HOST="0.0.0.0", AGL_TOKEN=TOKEN).end()
+    assert (code, "Another program has this port" in output) == (1, True), output
 
 
 def _answers_something_else(listening: socket.socket) -> None:

@@ -1,4 +1,4 @@
-"""Shared memory: several runners in one process, and an end whichever side has the main thread."""
+"""Shared memory: several runners in one process, and an end whichever role has the main thread."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def strategy(main_thread: str = "algorithm", n_runners: int = 1) -> SharedMemory
 def no_thread_is_left():
     before = set(threading.enumerate())
     yield
-    left = {t.name for t in threading.enumerate() if t not in before and not t.name.startswith("left-behind")}
-    assert not left
+    threads = {t.name for t in threading.enumerate() if t not in before and not t.name.startswith("left-behind")}
+    assert not threads
 
 
 def test_the_main_thread_is_chosen_by_the_number_of_runners() -> None:
@@ -69,11 +69,11 @@ def test_execute_returns_what_the_algorithm_returned_and_ends_the_runners(main_t
 
 
 def test_each_runner_has_a_number_a_thread_and_a_loop_of_its_own() -> None:
-    seen: list[tuple[int, str, int]] = []
+    contexts: list[tuple[int, str, int]] = []
     all_here = threading.Barrier(4)
 
     async def runner(store: LightningStore, worker_id: int, event: ExecutionEvent) -> None:
-        seen.append((worker_id, threading.current_thread().name, id(asyncio.get_running_loop())))
+        contexts.append((worker_id, threading.current_thread().name, id(asyncio.get_running_loop())))
         await asyncio.to_thread(all_here.wait)
         await until_set(event, 0.01)
 
@@ -81,8 +81,8 @@ def test_each_runner_has_a_number_a_thread_and_a_loop_of_its_own() -> None:
         await asyncio.to_thread(all_here.wait)
 
     strategy("algorithm", 3).execute(algorithm, runner, InMemoryLightningStore())
-    assert sorted((worker_id, name) for worker_id, name, _ in seen) == [(i, f"runner-{i}") for i in range(3)]
-    assert len({loop for _, _, loop in seen}) == 3
+    assert sorted((worker_id, name) for worker_id, name, _ in contexts) == [(i, f"runner-{i}") for i in range(3)]
+    assert len({loop for _, _, loop in contexts}) == 3
 
 
 @pytest.mark.parametrize(("main_thread", "n_runners"), LAYOUTS)

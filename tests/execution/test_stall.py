@@ -1,4 +1,4 @@
-"""A run in which nothing moves says what each part waits for, once, and ends with that where it was asked to."""
+"""A stalled run reports once what each part waits for, and ends with that report if a setting asks for it."""
 
 from __future__ import annotations
 
@@ -51,16 +51,16 @@ def test_with_the_algorithm_in_a_child_the_report_comes_from_there() -> None:
 
 
 def test_a_stall_is_told_once_and_the_run_goes_on(caplog: pytest.LogCaptureFixture) -> None:
-    told = asyncio.Event()
+    signal = asyncio.Event()
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             if "No progress" in record.getMessage():
-                told.set()
+                signal.set()
 
     async def algorithm(store: LightningStore, event: ExecutionEvent) -> str:
         await store.enqueue_rollout("nobody claims this")
-        await told.wait()
+        await signal.wait()
         await asyncio.sleep(1.2)
         return "went on"
 

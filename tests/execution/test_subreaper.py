@@ -1,4 +1,4 @@
-"""What agents start ends with the run, whatever way the run ends, and keeps nobody from seeing a runner's death."""
+"""Processes of agents end with the run, whatever way it ends, and hide no runner's death."""
 
 from __future__ import annotations
 
@@ -31,36 +31,36 @@ def _run(layout: str, task: str, *signals: tuple[str, int], env: dict[str, str] 
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
         env={**os.environ, **(env or {})},
     )  # fmt: skip
-    said: list[str] = []
+    lines: list[str] = []
     try:
         assert program.stdout is not None
         if signals:
             for line in program.stdout:
-                said.append(line)
+                lines.append(line)
                 if line == "ready\n":
                     break
         for whom, signum in signals:
             target = program.pid if whom != "runner" else _runner_of(program.pid)
             (os.killpg if whom == "group" else os.kill)(target, signum)
             time.sleep(0.05)
-        said.append(program.communicate(timeout=LIMIT_SECONDS)[0])
-        return program.returncode, "".join(said), _left(said)
+        lines.append(program.communicate(timeout=LIMIT_SECONDS)[0])
+        return program.returncode, "".join(lines), _left(lines)
     finally:
         program.kill()
-        for pid in _children(said):
+        for pid in _children(lines):
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
 
 
-def _children(said: list[str]) -> list[int]:
-    return [int(line.split()[2]) for line in "".join(said).splitlines() if line.startswith("child ")]
+def _children(output: list[str]) -> list[int]:
+    return [int(line.split()[2]) for line in "".join(output).splitlines() if line.startswith("child ")]
 
 
-def _left(said: list[str]) -> int:
+def _left(output: list[str]) -> int:
     """Wait until all have ended, and return how many have not."""
-    assert len(_children(said)) >= len(KINDS), said
+    assert len(_children(output)) >= len(KINDS), output
     end = time.monotonic() + LIMIT_SECONDS / 6
-    while alive := [pid for pid in _children(said) if lives(pid)]:
+    while alive := [pid for pid in _children(output) if lives(pid)]:
         if time.monotonic() > end:
             break
         time.sleep(0.02)
@@ -74,7 +74,7 @@ def _runner_of(pid: int) -> int:
 
 
 def _command(process: psutil.Process | None) -> list[str]:
-    """The first word of a command; nothing of a process that has ended."""
+    """Return the first word of a command; nothing for a process that has ended."""
     with contextlib.suppress(psutil.NoSuchProcess):  # a zombie, too
         return process.cmdline()[:1] if process is not None else []
     return []
@@ -82,8 +82,8 @@ def _command(process: psutil.Process | None) -> list[str]:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_they_end_with_a_run_that_ends(layout: str) -> None:
-    code, output, left = _run(layout, "returns")
-    assert (code, left) == (0, 0), output
+    code, output, remaining = _run(layout, "returns")
+    assert (code, remaining) == (0, 0), output
     assert "returned" in output
     assert "Still running" not in output  # nobody had to be interrupted
 
@@ -108,8 +108,8 @@ def test_they_end_with_a_run_that_is_ended(layout: str, signals: list[tuple[str,
 
 @pytest.mark.parametrize("layout", ["fork without restarts"])
 def test_a_runner_that_dies_is_seen_while_they_live_and_takes_them_along(layout: str) -> None:
-    code, output, left = _run(layout, "hangs", ("runner", signal.SIGKILL))
-    assert (code, left) == (1, 0), output
+    code, output, remaining = _run(layout, "hangs", ("runner", signal.SIGKILL))
+    assert (code, remaining) == (1, 0), output
     assert "runner-0 (exitcode=-9, SIGKILL)" in output
 
 
@@ -141,7 +141,7 @@ def test_an_end_is_seen_with_and_without_word_from_the_kernel(pidfd: bool, monke
 
 
 def test_processes_that_the_program_itself_has_started_are_left_alone() -> None:
-    """A fit in a larger program: what is not below a runner is not ours."""
+    """A fit in a larger program: only processes below a runner are the run's."""
     code = (
         "import subprocess, sys\n"
         "from tests.execution import children_program as program\n"

@@ -15,7 +15,7 @@ from agentlightning.utils.concurrency.interrupts import Interrupts
 
 
 async def test_a_store_is_not_asked_for_open_work_once_the_run_is_stopped() -> None:
-    """Who stops the run may have closed the store: that it answers no more is no failure of the run."""
+    """The store may be closed by whoever stops the run: that it answers no more is no failure of the run."""
     event = ThreadingEvent()
 
     async def stopped() -> None:
@@ -62,7 +62,7 @@ agl.Trainer(algorithm=interrupted, strategy="shm").fit(agent, train_dataset=[1])
 
 
 def test_an_interrupted_program_ends_without_a_collection_of_all_its_objects() -> None:
-    """With torch that is seconds, on a busy machine many: the interpreter collects once more when it ends."""
+    """With torch, the collection at the interpreter's end takes seconds, on a busy machine many."""
     done = subprocess.run([sys.executable, "-c", INTERRUPTED_PROGRAM], capture_output=True, text=True, timeout=60)
     assert done.stdout == "nothing left to walk over: True\n", done.stderr
     assert "KeyboardInterrupt" in done.stderr

@@ -1,4 +1,4 @@
-"""A runner that dies in the middle of a rollout, in whatever way, costs that attempt and nothing else."""
+"""A runner that dies in the middle of a rollout, in any way, fails that attempt and nothing else."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _die(how: str) -> None:
 
 @agl.rollout
 async def dies_of_its_task(task: str) -> float:
-    """Dies in the way the task names; any other task is done."""
+    """Dies in the way that the task names; returns from any other task."""
     if task in DEATHS:
         _die(task)
         await asyncio.Event().wait()  # a signal takes its time

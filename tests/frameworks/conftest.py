@@ -23,7 +23,7 @@ IN_GROUPS = ("ignore", "error:::agentlightning")  # of their own packages these 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let pass what the packages warn of in themselves."""
+    """Let pass the packages' own warnings."""
     for item in items:
         folder = Path(__file__).parent
         if folder in item.path.parents:
@@ -33,11 +33,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 REACHED: list[str] = []
-"""The hosts beyond this machine that somebody asked for, from the import of the framework on."""
+"""Hosts beyond this machine that were requested, from the import of the framework on."""
 
 
 def _stay_here() -> None:
-    """Answer no question for the address of another machine, and note it."""
+    """Resolve no address of another machine, and record it."""
     ask = socket.getaddrinfo
 
     def getaddrinfo(host: Any, *arguments: Any, **options: Any) -> Any:
@@ -61,7 +61,7 @@ def _nothing_reaches_out() -> Iterator[None]:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """In the environment of a framework nothing of it may be missing: a test that is skipped for that has failed."""
+    """Fail the session if a test was skipped because its framework is not installed."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if os.environ.get("AGL_TEST_FRAMEWORK") and reporter is not None:
         skipped = [report for report in reporter.stats.get("skipped", []) if "is not installed" in str(report.longrepr)]
@@ -83,7 +83,7 @@ def _surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Listener:
-    """A proxy that lets nothing through and remembers what was asked of it."""
+    """A proxy that lets nothing through and records the requests."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -109,7 +109,7 @@ class Listener:
 
 @pytest.fixture
 def outside(monkeypatch: pytest.MonkeyPatch) -> Iterator[Listener]:
-    """What is sent to any other machine goes here."""
+    """Yield a listener that receives everything sent to any other machine."""
     listener = Listener()
     for name in ("HTTPS_PROXY", "HTTP_PROXY", "https_proxy", "http_proxy"):
         monkeypatch.setenv(name, listener.url)

@@ -25,7 +25,7 @@ class Engine(ModelServer):
     def __init__(self, answer: Callable[[Json], str | Json]) -> None:
         super().__init__(answer)
         self.trouble: list[Exception] = []
-        """What a script raised: it was asked something that it does not expect."""
+        """Errors of a script that got a request it does not expect."""
         self._names = (f"chatcmpl-{number}" for number in itertools.count(1))
 
     @override
@@ -58,13 +58,13 @@ def _tokenise(reply: Json, prompt: list[int]) -> None:
 
 
 def template(request: Json) -> str:
-    """Return the whole prompt as text: the tools, every message, and the beginning of the answer."""
+    """Return the whole prompt as text: the tools, every message, and the beginning of the reply."""
     tools = [json.dumps(tool["function"], sort_keys=True) for tool in request.get("tools") or []]
     return "\n".join([*tools, *(f"<{m['role']}> {said(m)}" for m in request["messages"]), "<assistant>"])
 
 
 def said(message: Json) -> str:
-    """Return what one message says: thoughts, text, then its tool calls with their arguments in one spelling."""
+    """Return the text of one message: thoughts, text, then its tool calls with their arguments in one spelling."""
     content = message.get("content") or []
     thoughts = [f"<think> {message['reasoning_content']} </think>"] if message.get("reasoning_content") else []
     words = [content] if isinstance(content, str) else [part.get("text") or part["type"] for part in content]
@@ -80,11 +80,11 @@ def call(name: str, number: int = 0, **arguments: Any) -> Json:
     return calls((name, arguments), number=number)
 
 
-def calls(*wanted: tuple[str, Json], number: int = 0) -> Json:
+def calls(*named_arguments: tuple[str, Json], number: int = 0) -> Json:
     """Return an answer that calls several tools at once. `number` tells the calls of several turns apart."""
     made = [
-        {"id": f"call_{number}_{i}", "type": "function", "function": {"name": name, "arguments": json.dumps(given)}}
-        for i, (name, given) in enumerate(wanted)
+        {"id": f"call_{number}_{i}", "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
+        for i, (name, arguments) in enumerate(named_arguments)
     ]
     return {"content": None, "tool_calls": made}
 
@@ -102,9 +102,9 @@ def offered(request: Json) -> set[str]:
 def numbers(request: Json) -> Json:
     """Return the two numbers of the question, the first message of the user."""
     question = next(said(message) for message in request["messages"] if message["role"] == "user")
-    found = re.search(r"(\d+) times (\d+)", question)
-    assert found, question
-    return {"a": int(found[1]), "b": int(found[2])}
+    match = re.search(r"(\d+) times (\d+)", question)
+    assert match, question
+    return {"a": int(match[1]), "b": int(match[2])}
 
 
 def calculator(request: Json) -> str | Json:
@@ -119,12 +119,12 @@ def both_ways(request: Json) -> str | Json:
     results = [said(message) for message in request["messages"] if message["role"] == "tool"]
     if results:
         return f"It is {' and '.join(results)}."
-    given = numbers(request)
-    return calls(("multiply", given), ("multiply", {"a": given["b"], "b": given["a"]}))
+    factors = numbers(request)
+    return calls(("multiply", factors), ("multiply", {"a": factors["b"], "b": factors["a"]}))
 
 
 def steps(*answers: str | Json) -> Callable[[Json], str | Json]:
-    """Return a model that gives one answer after the other, each after the result of a tool."""
+    """Return a model that gives one reply after the other, each after the result of a tool."""
     return lambda request: answers[sum(message["role"] == "tool" for message in request["messages"])]
 
 

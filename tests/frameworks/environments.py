@@ -38,7 +38,7 @@ ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 UV = ROOT / ".venv-frameworks-uv/bin/uv"
 TESTING = HERE / "testing.txt"
-"""What the tests of every group need."""
+"""Requirements of the tests of every group."""
 QUIET = {
     "AGNO_TELEMETRY": "false",
     "CREWAI_DISABLE_TELEMETRY": "true",
@@ -46,7 +46,7 @@ QUIET = {
     "HAYSTACK_TELEMETRY_ENABLED": "False",
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else its prices come from a network as it is imported
 }
-"""What keeps frameworks from reaching out on their own; each is told in the guide of its framework."""
+"""Variables that keep frameworks from reaching out on their own; the guide of each framework names them."""
 PYTHON = "3.11"
 """The oldest Python that the package supports; `--lock` finds versions for it."""
 
@@ -79,16 +79,16 @@ class Group:
 
     @property
     def missing(self) -> str:
-        """What this machine lacks for the group and pip cannot bring; "" for nothing."""
-        wanted = ("node", "npm") if (self.whole / "package.json").exists() else ()
-        return ", ".join(name for name in wanted if shutil.which(name) is None)
+        """Return what the group needs and neither this machine nor pip has; "" for nothing."""
+        commands = ("node", "npm") if (self.whole / "package.json").exists() else ()
+        return ", ".join(name for name in commands if shutil.which(name) is None)
 
     @property
     def frameworks(self) -> list[str]:
         return sorted(path.stem.removeprefix("test_").replace("_", "-") for path in self.folder.glob("test_*.py"))
 
     def state(self) -> str:
-        """Return a hash of all that decides what is in the environment."""
+        """Return a hash of everything that determines the environment."""
         files = [self.folder / name for name in ("requirements.txt", "constraints.txt")]
         files += [self.whole / name for name in ("package.json", "package-lock.json")]
         files = [path for path in files if path.exists()]
@@ -121,18 +121,18 @@ def index_settings(pip_settings: str) -> dict[str, str]:
     A setting of the environment (`:env:`) wins over one of a file, as with pip. Extra indexes are taken over if they
     are on a network: a folder in pip's form may lack what it does not offer, which uv calls an error.
     """
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for line in sorted(pip_settings.splitlines(), key=lambda line: line.startswith(":env:")):
         name, _, value = line.partition("=")
-        found[name.rpartition(".")[2]] = str(ast.literal_eval(value))
-    extra = [address for address in found.get("extra-index-url", "").split() if "://" in address]
+        values[name.rpartition(".")[2]] = str(ast.literal_eval(value))
+    extra = [address for address in values.get("extra-index-url", "").split() if "://" in address]
     settings = {
-        "UV_DEFAULT_INDEX": found.get("index-url", ""),
+        "UV_DEFAULT_INDEX": values.get("index-url", ""),
         "UV_INDEX": (more := " ".join(address for address in extra if not address.startswith("file:"))),
         "UV_INDEX_STRATEGY": "unsafe-best-match" if more else "",  # as pip does; else the first that has any version
-        "UV_INSECURE_HOST": " ".join(found.get("trusted-host", "").split()),
-        "UV_FIND_LINKS": ",".join(found.get("find-links", "").split()),
-        "SSL_CERT_FILE": found.get("cert", ""),
+        "UV_INSECURE_HOST": " ".join(values.get("trusted-host", "").split()),
+        "UV_FIND_LINKS": ",".join(values.get("find-links", "").split()),
+        "SSL_CERT_FILE": values.get("cert", ""),
     }
     return {name: value for name, value in settings.items() if value}
 
@@ -150,19 +150,19 @@ def uv(*arguments: str | Path) -> None:
             pip = [UV.with_name("python"), "-m", "pip", "install", "--quiet"]
             subprocess.run([*pip, "-c", ROOT / "constraints-frameworks.txt", "uv"], check=True)
     pip = [UV.with_name("python"), "-m", "pip", "config", "list"]
-    told = subprocess.run(pip, check=True, capture_output=True, text=True).stdout
-    environment = {"UV_HTTP_TIMEOUT": "180", **index_settings(told), **os.environ}
+    output = subprocess.run(pip, check=True, capture_output=True, text=True).stdout
+    environment = {"UV_HTTP_TIMEOUT": "180", **index_settings(output), **os.environ}
     subprocess.run([UV, *arguments], check=True, env=environment, cwd=ROOT)
 
 
 def make(environment: Path, *packages: str | Path) -> None:
-    """Make an environment anew and install packages, named as for pip; it takes a tenth of what pip takes."""
+    """Make an environment again and install packages, named as for pip; it takes a tenth of pip's time."""
     uv("venv", "--quiet", "--clear", "--python", sys.executable, environment)
     uv("pip", "install", "--quiet", "--python", environment / "bin/python", *packages)
 
 
 def prepare(group: Group) -> Path:
-    """Return the Python of the environment of a group, which is made if it is not as the files of the group say."""
+    """Return the Python of the environment of a group, which is made if it does not match the files of the group."""
     python, stamp = group.environment / "bin/python", group.environment / ".agl-setup"
     if stamp.exists() and stamp.read_text() == group.state():
         return python
@@ -188,16 +188,16 @@ def lock(group: Group) -> None:
     out = group.folder / "constraints.txt"
     out.unlink(missing_ok=True)
     chosen = [part for name in group.extras.strip("[]").split(",") if name for part in ("--extra", name)]
-    given = ["--no-header", "--no-annotate", "--quiet", "--python-version", PYTHON, "--output-file", out]
-    uv("pip", "compile", *given, *chosen, group.folder / "requirements.txt", TESTING, "pyproject.toml")
+    flags = ["--no-header", "--no-annotate", "--quiet", "--python-version", PYTHON, "--output-file", out]
+    uv("pip", "compile", *flags, *chosen, group.folder / "requirements.txt", TESTING, "pyproject.toml")
     out.write_text(
         f"# The versions that this folder's tests ran with, on Python {PYTHON}.\n{_anywhere(out.read_text())}"
     )
-    for wanted in group.folder.glob("commands-*.in"):
-        own = wanted.with_suffix(".txt")
-        _, _, versions_of_python = wanted.read_text().partition(";")
+    for file in group.folder.glob("commands-*.in"):
+        own = file.with_suffix(".txt")
+        _, _, versions_of_python = file.read_text().partition(";")
         options = ["--no-header", "--no-annotate", "--quiet", "--python-version", PYTHON, "--output-file"]
-        uv("pip", "compile", *options, own, wanted)
+        uv("pip", "compile", *options, own, file)
         lines = _anywhere(own.read_text()).splitlines()
         own.write_text("".join(f"{line} ;{versions_of_python.rstrip()}\n" for line in lines))
 
@@ -210,12 +210,12 @@ def _anywhere(versions: str) -> str:
 # --- running ---------------------------------------------------------------------------------------------------------
 
 
-def run_tests(group: Group, tests: Sequence[str], **told: str) -> bool:
+def run_tests(group: Group, tests: Sequence[str], **variables: str) -> bool:
     """Run tests in the environment of a group; say whether all passed."""
     modules = group.environment / "node_modules"
     folders = (modules / ".bin", group.environment / "bin", *group.environment.glob("commands-*/bin"))
     path = os.pathsep.join([*map(str, folders), os.environ["PATH"]])
-    environment = {**os.environ, **QUIET, "AGL_TEST_NODE_MODULES": str(modules), "PATH": path, **told}
+    environment = {**os.environ, **QUIET, "AGL_TEST_NODE_MODULES": str(modules), "PATH": path, **variables}
     command = [str(prepare(group)), "-m", "pytest", "-p", "tests.unsteady", *tests]
     return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode == 0
 
@@ -231,55 +231,55 @@ def commit() -> str:
     """Return the hash of the commit; "" where this is no checkout."""
     if shutil.which("git") is None:
         return ""
-    told = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
-    return told.stdout.strip()
+    process = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    return process.stdout.strip()
 
 
 def run_chosen(
     arguments: Sequence[str],
     what: str,
-    known: Mapping[str, Group],
+    all_names: Mapping[str, Group],
     lockable: Mapping[str, Group],
     run: Callable[[str, Group, Sequence[str]], bool],
 ) -> int:
-    """Run those of `known` that the arguments name, or write the versions of a group anew; print what passed."""
+    """Run those of `all_names` that the arguments name, or write the versions of a group anew; print what passed."""
     own, pytest_arguments = list(arguments), []
     if "--" in own:
         own, pytest_arguments = own[: own.index("--")], own[own.index("--") + 1 :]
     parser = argparse.ArgumentParser(prog=f"python -m tests.{what}s.environments")
-    parser.add_argument("names", nargs="*", metavar=what, help=f"default: all of {', '.join(known)}")
+    parser.add_argument("names", nargs="*", metavar=what, help=f"default: all of {', '.join(all_names)}")
     parser.add_argument("--in-turn", type=int, metavar="N", help="run N of them, chosen by the hash of the commit")
     parser.add_argument("--lock", choices=lockable, help="find the versions of an environment anew")
     parser.add_argument("--make", type=Path, metavar="FOLDER", help="make an environment of what follows `--`")
-    given = parser.parse_args(own)
-    if given.make:
-        make(given.make, *pytest_arguments)
+    options = parser.parse_args(own)
+    if options.make:
+        make(options.make, *pytest_arguments)
         return 0
-    if given.lock:
-        lock(lockable[given.lock])
+    if options.lock:
+        lock(lockable[options.lock])
         return 0
-    if unknown := [name for name in given.names if name not in known]:
-        parser.error(f"no {what} {', '.join(unknown)}; there are {', '.join(known)}")
-    chosen = given.names or list(known)
-    if given.in_turn:
+    if unknown := [name for name in options.names if name not in all_names]:
+        parser.error(f"no {what} {', '.join(unknown)}; there are {', '.join(all_names)}")
+    chosen = options.names or list(all_names)
+    if options.in_turn:
         at = commit()
-        chosen = in_turn(list(known), given.in_turn, at)
-        left = ", ".join(name for name in known if name not in chosen)
-        print(f"Commit {at[:12]} runs {', '.join(chosen)}. Not run this time: {left}; make test-{what}s runs all.")
+        chosen = in_turn(list(all_names), options.in_turn, at)
+        remaining = ", ".join(name for name in all_names if name not in chosen)
+        print(f"Commit {at[:12]} runs {', '.join(chosen)}. Not run this time: {remaining}; make test-{what}s runs all.")
     lines: list[str] = []
     failed = 0
     for name in chosen:
-        print(f"--- {name} (environment {known[name].name})", flush=True)
-        if known[name].missing:
-            failed += name in given.names
+        print(f"--- {name} (environment {all_names[name].name})", flush=True)
+        if all_names[name].missing:
+            failed += name in options.names
             lines.append(
-                f"{name:<22}NOT RUN, not installed: {known[name].missing} (Debian: apt-get install nodejs npm)"
+                f"{name:<22}NOT RUN, not installed: {all_names[name].missing} (Debian: apt-get install nodejs npm)"
             )
             continue
         began = time.monotonic()
-        prepare(known[name])
+        prepare(all_names[name])
         made = time.monotonic()
-        passed = run(name, known[name], pytest_arguments)
+        passed = run(name, all_names[name], pytest_arguments)
         failed += not passed
         ended = time.monotonic()
         word = "passed" if passed else "FAILED"
@@ -289,7 +289,7 @@ def run_chosen(
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run frameworks, or do what else the arguments say."""
+    """Run frameworks, or do what the arguments request."""
     return run_chosen(arguments, "framework", homes(), {group.name: group for group in groups()}, run)
 
 

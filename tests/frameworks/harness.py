@@ -51,18 +51,18 @@ _TOKENS = (
 
 @dataclass(frozen=True)
 class TaskResult:
-    """One task that was run: what the agent returned, what the model server saw, what was recorded."""
+    """One task that was run: the agent's result, the requests to the model server, the records."""
 
     task: str
     output: Any
-    """What the agent returned; a number is its reward."""
+    """Return value of the agent; a number is its reward."""
     exchanges: list[Exchange]
     evidence: Evidence
     record: RolloutRecord
 
     @property
     def spans(self) -> list[Span]:
-        """In their order."""
+        """Spans of the counted attempt, in their order."""
         return self.evidence.counted
 
     def named(self, name: str) -> list[Span]:
@@ -141,7 +141,7 @@ def run_agent(
         trainer.fit(agent, train_dataset=list(tasks))
         assert engine.trouble == []
         through_gateway = list(engine.calls)
-        results = [_result_of(found, outputs, through_gateway, in_order) for found in trainer.result]
+        results = [_result_of(evaluated, outputs, through_gateway, in_order) for evaluated in trainer.result]
         assert len(through_gateway) == sum(len(one.exchanges) for one in results)
         for one in results if exact else ():
             check_capture(one, refused)
@@ -163,16 +163,16 @@ async def _collect(*, store: LightningStore, llm_proxy: agl.LLMProxy, train_data
     return [await evidence(store, by_id[rollout.rollout_id]) for rollout in rollouts]
 
 
-def _result_of(found: Evidence, outputs: dict[str, Any], exchanges: list[Exchange], in_order: bool) -> TaskResult:
-    task = found.rollout.input
-    assert found.latest is not None
-    assert found.latest.outcome == "scored", f"{found.latest.outcome}: {found.latest.error}"
+def _result_of(evaluated: Evidence, outputs: dict[str, Any], exchanges: list[Exchange], in_order: bool) -> TaskResult:
+    task = evaluated.rollout.input
+    assert evaluated.latest is not None
+    assert evaluated.latest.outcome == "scored", f"{evaluated.latest.outcome}: {evaluated.latest.error}"
     own = [one for one in exchanges if any(task in said(message) for message in one.request["messages"])]
-    record = read_rollout(found.rollout, found.attempts, found.spans)
+    record = read_rollout(evaluated.rollout, evaluated.attempts, evaluated.spans)
     if not in_order:
         places = {call.response_id: place for place, call in enumerate(record.calls)}
         own.sort(key=lambda exchange: places.get((exchange.reply or {}).get("id"), -1))
-    return TaskResult(task, outputs.get(task, found.reward), own, found, record)
+    return TaskResult(task, outputs.get(task, evaluated.reward), own, evaluated, record)
 
 
 def check_capture(result: TaskResult, refused: int = 0) -> None:
@@ -222,7 +222,7 @@ async def _check_direct(agent: Any, engine: Engine, model: str, results: list[Ta
         before = len(engine.calls)
         output = await (agent(one.task, llm=llm) if agent.is_async() else asyncio.to_thread(agent, one.task, llm=llm))
         assert one.output == output
-        asked = [
+        requests = [
             {name: value for name, value in exchange.request.items() if name not in ADDED} for exchange in one.exchanges
         ]
-        assert sorted(asked, key=str) == sorted((exchange.request for exchange in engine.calls[before:]), key=str)
+        assert sorted(requests, key=str) == sorted((exchange.request for exchange in engine.calls[before:]), key=str)

@@ -75,8 +75,8 @@ def address(llm: agl.LLM) -> dict[str, Any]:
 
 def product(request: Json) -> Json:
     """Return the answer that can be parsed."""
-    given = numbers(request)
-    return {**given, "value": given["a"] * given["b"]}
+    factors = numbers(request)
+    return {**factors, "value": factors["a"] * factors["b"]}
 
 
 def in_form(request: Json) -> str | Json:
@@ -123,7 +123,7 @@ def asking(tool: str, argument: str, **more: str) -> Model:
 
 @dataclass(frozen=True)
 class Promise:
-    """What holds for the runs of an agent on the two tasks.
+    """The expected results of an agent's runs on the two tasks.
 
     Attributes:
         model: what the model server says.
@@ -159,11 +159,11 @@ class Promise:
 
     def check(self, agent: Any) -> list[TaskResult]:
         """Run the agent and return what happened, after checking it."""
-        asked = {"direct": self.direct, "in_order": self.in_order, "tasks": self.tasks, **(self.options or {})}
+        options = {"direct": self.direct, "in_order": self.in_order, "tasks": self.tasks, **(self.options or {})}
         with pytest.MonkeyPatch.context() as patch:
             for name, value in (self.environment or {}).items():
                 patch.setenv(name, value)
-            results = run_agent(agent, self.model, **asked)
+            results = run_agent(agent, self.model, **options)
         for number, result in enumerate(results):
             if self.outputs is not None:
                 self._check_output(result, self.outputs[number])
@@ -175,13 +175,13 @@ class Promise:
                 self.also(result)
         return results
 
-    def _check_output(self, result: TaskResult, wanted: Any) -> None:
+    def _check_output(self, result: TaskResult, expected: Any) -> None:
         if not self.streams:
-            assert result.output == wanted
+            assert result.output == expected
             return
         stream = result.output if isinstance(result.output, dict) else {"words": result.output}
-        assert "".join(stream["words"]) == stream.get("text", wanted) == wanted
-        assert len([word for word in stream["words"] if word]) == len(wanted.split())
+        assert "".join(stream["words"]) == stream.get("text", expected) == expected
+        assert len([word for word in stream["words"] if word]) == len(expected.split())
         assert result.exchanges[-1].request["stream"] is True
         used = [exchange.reply["usage"]["total_tokens"] for exchange in result.exchanges if exchange.reply]
         assert stream.get("used") in (None, used[-1] if self.streams == "last" else sum(used))
@@ -217,7 +217,7 @@ IN_STYLES = Promise(
 CONVERSATION = Promise("conversation", explaining, [[answer, "It is so."] for answer in SAID], [3])
 THOUGHTS_KEPT = Promise("thoughts kept", thinking, SAID, [2], direct=False, also=_kept)
 THOUGHTS_DROPPED = Promise("thoughts dropped", thinking, SAID, [1, 1], direct=False, also=_dropped)
-"""So say the guides; a change of the library is welcome, and then a change of the guide."""
+"""The guides state this; if a change of the library ends it, change the guide."""
 ASKED = Promise("an agent asks another", outputs=[f"The expert says: {answer}" for answer in SAID], rows=[2, 2])
 """Its model is one of `asking`."""
 NAMED_LOOP = TOOL_LOOP.but(name="named loop", names=["solver"] * 2)

@@ -59,8 +59,8 @@ async def test_a_loop_of_a_model_that_thinks(task: str, llm: agl.LLM) -> str:
             else:
                 message = await client.messages.create(messages=history, **options)
             # as programs do that send text in place of a thought whose signature is missing
-            kept = [block for block in message.content if block.type != "thinking" or block.signature]
-            history.append({"role": "assistant", "content": kept})
+            blocks = [block for block in message.content if block.type != "thinking" or block.signature]
+            history.append({"role": "assistant", "content": blocks})
             history.append({"role": "user", "content": results_of(message) or "Are you sure?"})
     return text_of(history[3]["content"])
 

@@ -31,7 +31,7 @@ async def client_of(llm: agl.LLM) -> AsyncIterator[OpenAIChatCompletionClient]:
 
 
 def speakers(result: TaskResult) -> list[str]:
-    """Return whose call each one is, by the agent's span that is next above it."""
+    """Return the owner of each call, by the agent's span that is next above it."""
     agents = [[name for name in above if name.startswith("invoke_agent ")] for above in result.above_calls()]
     return [names[-1].removeprefix("invoke_agent ") for names in agents]
 
@@ -114,7 +114,7 @@ DONE = [("expert", "It is 42. DONE"), ("expert", "It is 72. DONE")]
 async def test_a_swarm(task: str, llm: agl.LLM) -> tuple[str, str]:
     async with client_of(llm) as client:
         front = AssistantAgent("front", client, handoffs=["expert"], system_message="Hand over.")
-        told = "Multiply. Say DONE at the end."
-        expert = AssistantAgent("expert", client, tools=[multiply], reflect_on_tool_use=True, system_message=told)
+        role = "Multiply. Say DONE at the end."
+        expert = AssistantAgent("expert", client, tools=[multiply], reflect_on_tool_use=True, system_message=role)
         result = await Swarm([front, expert], termination_condition=TextMentionTermination("DONE")).run(task=task)
         return result.messages[-1].source, result.messages[-1].to_text()

@@ -1,4 +1,4 @@
-"""The environments of the frameworks: what is in their files, which of them a commit runs, where packages come from."""
+"""The environments of the frameworks: the content of their files, those that a commit runs, the sources of packages."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def lines_of(group: Group, file: str) -> list[str]:
 
 
 def names_in(lines: list[str]) -> set[str]:
-    found = [re.match(r"[\w.-]+", line) for line in lines]
-    return {name[0].lower().replace("_", "-").replace(".", "-") for name in found if name}
+    name_matches = [re.match(r"[\w.-]+", line) for line in lines]
+    return {name[0].lower().replace("_", "-").replace(".", "-") for name in name_matches if name}
 
 
 @pytest.mark.parametrize("group", [*groups(), *examples().values()], ids=lambda group: group.name)
@@ -39,8 +39,8 @@ def test_a_group_has_frameworks_and_no_torch_and_for_node_a_lock_file(group: Gro
 
 
 def test_an_example_with_constraints_has_an_environment() -> None:
-    found = [*ROOT.glob("examples/*/constraints.txt"), *ROOT.glob("contrib/recipes/*/agl/constraints.txt")]
-    assert {group.folder for group in examples().values()} == {path.parent for path in found}
+    files = [*ROOT.glob("examples/*/constraints.txt"), *ROOT.glob("contrib/recipes/*/agl/constraints.txt")]
+    assert {group.folder for group in examples().values()} == {path.parent for path in files}
     assert "own_store" not in examples(), "it needs nothing that the main environment lacks"
 
 
@@ -61,7 +61,7 @@ def test_commits_take_all_frameworks_and_the_same_commit_always_the_same() -> No
 
 
 def test_uv_is_told_what_pip_was_told() -> None:
-    said = """
+    pip_output = """
 global.extra-index-url='https://more.example/simple file:///srv/wheels/simple'
 global.index-url='https://files.example/simple'
 global.cert='/srv/old.crt'
@@ -70,7 +70,7 @@ global.trusted-host='files.example more.example'
 :env:.find-links='/srv/a /srv/b'
 :env:.default-timeout='180'
 """
-    assert index_settings(said.strip()) == {
+    assert index_settings(pip_output.strip()) == {
         "UV_DEFAULT_INDEX": "https://files.example/simple",
         "UV_INDEX": "https://more.example/simple",
         "UV_INDEX_STRATEGY": "unsafe-best-match",
@@ -84,9 +84,9 @@ global.trusted-host='files.example more.example'
 def test_an_unknown_framework_is_named_with_those_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["no-such-framework"])
-    said = capsys.readouterr().err
-    assert "no framework no-such-framework; there are " in said
-    assert all(name in said for name in homes())
+    errors = capsys.readouterr().err
+    assert "no framework no-such-framework; there are " in errors
+    assert all(name in errors for name in homes())
 
 
 def test_what_needs_node_says_so_where_there_is_none(

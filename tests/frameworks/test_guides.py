@@ -20,7 +20,7 @@ ANSWERS = {
     "smolagents": call("final_answer", answer="42"),
     "mini-swe-agent": call("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; echo 42"),
 }
-"""What the model says where a framework expects a form."""
+"""Replies of the model where a framework expects a form."""
 
 
 @pytest.mark.parametrize("guide", NAMES)

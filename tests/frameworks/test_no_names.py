@@ -1,4 +1,4 @@
-"""What runs agents and records their calls knows no framework by its name, and imports none."""
+"""The code that runs agents and records their calls knows no framework by its name, and imports none."""
 
 from __future__ import annotations
 

@@ -148,8 +148,8 @@ def whole(task: str, llm: agl.LLM, keep: Any = lambda item: item, **options: Any
     client = openai.OpenAI(**address(llm))
     items: list[Any] = [{"role": "user", "content": task}]
     while True:
-        asked: Json = {"instructions": "Use the tool.", "store": False, **options}
-        response = client.responses.create(model=llm.model, input=items, tools=[FLAT_TOOL], **asked)
+        arguments: Json = {"instructions": "Use the tool.", "store": False, **options}
+        response = client.responses.create(model=llm.model, input=items, tools=[FLAT_TOOL], **arguments)
         results = results_of(response)
         if not results:
             return response.output_text
@@ -157,11 +157,11 @@ def whole(task: str, llm: agl.LLM, keep: Any = lambda item: item, **options: Any
 
 
 def sealed(task: str, llm: agl.LLM) -> str:
-    """Keep of a thought what a program is to keep."""
+    """Return the part of a thought that a program has to keep."""
 
     def keep(item: Any) -> Any:
-        kept = {"type": "reasoning", "id": item.id, "summary": []}
-        return {**kept, "encrypted_content": item.encrypted_content} if item.type == "reasoning" else item
+        reasoning = {"type": "reasoning", "id": item.id, "summary": []}
+        return {**reasoning, "encrypted_content": item.encrypted_content} if item.type == "reasoning" else item
 
     return whole(task, llm, keep, include=["reasoning.encrypted_content"])
 

@@ -66,10 +66,10 @@ print(message.content[0].text)
 
 
 def run(command: list[str], task: str, llm: agl.LLM) -> str:
-    """Run a program to its end; the environment is all that it is told."""
+    """Run a program to its end; it gets the gateway by its environment alone."""
     url, key = llm.get_base_url(), llm.api_key or "none"
-    told = {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": key, "ANTHROPIC_BASE_URL": url, "ANTHROPIC_API_KEY": key}
-    environment = {**os.environ, **told, "MODEL": llm.model, "TASK": task}
+    variables = {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": key, "ANTHROPIC_BASE_URL": url, "ANTHROPIC_API_KEY": key}
+    environment = {**os.environ, **variables, "MODEL": llm.model, "TASK": task}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.strip()

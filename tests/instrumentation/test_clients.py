@@ -168,9 +168,9 @@ async def test_parsed_answers_and_tools_are_read(server: ModelServer) -> None:
         first, *others = calls()
         assert json.loads(first.attributes["gen_ai.completion.0.content"]) == {"value": 42}
         for span in others:
-            [said] = TraceToMessages().adapt([span])
-            assert said["messages"][-1]["tool_calls"][0]["function"] == call["function"]
-            assert said["tools"] == [TOOLS[0]]
+            [conversation] = TraceToMessages().adapt([span])
+            assert conversation["messages"][-1]["tool_calls"][0]["function"] == call["function"]
+            assert conversation["tools"] == [TOOLS[0]]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -257,7 +257,7 @@ async def test_a_stream_that_breaks_off_is_an_error_with_the_text_that_came(serv
 @pytest.mark.parametrize("how", ["close", "with", "dropped", "kept"])
 async def test_a_stream_that_is_left_early_has_its_text_and_no_tokens(server: ModelServer, how: str) -> None:
     server.answer = lambda request: "one two three four five"
-    kept: list[Any] = []
+    streams: list[Any] = []
     async with tracing() as calls:
         with client_of(server) as client:
             stream = client.chat.completions.create(**ASKED, stream=True)
@@ -273,10 +273,10 @@ async def test_a_stream_that_is_left_early_has_its_text_and_no_tokens(server: Mo
                 del stream
                 gc.collect()
             else:
-                kept.append(stream)
-        found = calls()
-        assert len(found) == (how != "kept")
-    [span] = calls() or found
+                streams.append(stream)
+        recorded_calls = calls()
+        assert len(recorded_calls) == (how != "kept")
+    [span] = calls() or recorded_calls
     assert span.attributes["gen_ai.completion.0.content"].startswith("one")
     assert "response_token_ids" not in span.attributes
     assert "logprobs.content" not in span.attributes
@@ -288,12 +288,12 @@ async def test_threads_and_tasks_keep_their_calls_apart(server: ModelServer) -> 
 
     async def rollout(name: str) -> list[Any]:
         async with tracer.trace_context(name):
-            asked: Any = {"model": "policy", "messages": [{"role": "user", "content": name}]}
+            body: Any = {"model": "policy", "messages": [{"role": "user", "content": name}]}
             async with client_of(server, "AsyncOpenAI") as client:
-                await asyncio.gather(*(client.chat.completions.create(**asked) for _ in range(3)))
+                await asyncio.gather(*(client.chat.completions.create(**body) for _ in range(3)))
             with client_of(server) as plain:
-                await asyncio.to_thread(plain.chat.completions.create, **asked)
-                thread = threading.Thread(target=plain.chat.completions.create, kwargs=asked)
+                await asyncio.to_thread(plain.chat.completions.create, **body)
+                thread = threading.Thread(target=plain.chat.completions.create, kwargs=body)
                 thread.start()
                 await asyncio.to_thread(thread.join)
             return [span.attributes["gen_ai.completion.0.content"] for span in tracer.get_last_trace()]
@@ -323,7 +323,7 @@ async def test_a_call_that_another_instrumentation_records_has_no_second_span(se
 
 
 class FunctionWrapper:
-    """What `wrapt` puts in the place of a function, as instrumentations do."""
+    """A wrapper that replaces a function, as `wrapt` does for instrumentations."""
 
     def __init__(self, wrapped: Any) -> None:
         self.wrapped = wrapped
@@ -425,7 +425,7 @@ async def traced_attempt(server: ModelServer, monkeypatch: pytest.MonkeyPatch) -
 
 
 SPANS: list[Span] = []
-"""Of the attempt that `traced_attempt` made last."""
+"""Spans of the attempt that `traced_attempt` made last."""
 
 
 @pytest.mark.parametrize("package", ["openai", "anthropic"])  # the latter names its spans of its own accord
@@ -434,13 +434,13 @@ async def test_calls_with_equal_words_that_the_program_breaks_off_are_matched_by
     stream: bool, package: str, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library: Any = pytest.importorskip(package, reason=f"{package} is not installed")
-    asked: Any = {"model": "policy", "messages": MESSAGES[1:], "stream": stream}
+    body: Any = {"model": "policy", "messages": MESSAGES[1:], "stream": stream}
     server.hold()
     async with traced_attempt(server, monkeypatch) as (llm, proxy):
         kind = library.AsyncOpenAI if package == "openai" else library.AsyncAnthropic
         client = kind(base_url=llm.get_base_url(), api_key=llm.api_key or "none")
         create = client.chat.completions.create if package == "openai" else client.messages.create
-        agents = [asyncio.create_task(create(**asked, max_tokens=place)) for place in range(1, 14)]
+        agents = [asyncio.create_task(create(**body, max_tokens=place)) for place in range(1, 14)]
         await server.until(lambda calls: len(calls) == 13)
         for one in agents:
             one.cancel()
@@ -454,8 +454,8 @@ async def test_calls_with_equal_words_that_the_program_breaks_off_are_matched_by
         ("client_left", "both", "traceparent")
     ] * 13
     for one in explained:
-        request, seen = one.call.spans.request, one.call.spans.seen
-        assert request.attributes["gen_ai.request.max_tokens"] == seen.attributes["gen_ai.request.max_tokens"]
+        request, client_span = one.call.spans.request, one.call.spans.seen
+        assert request.attributes["gen_ai.request.max_tokens"] == client_span.attributes["gen_ai.request.max_tokens"]
 
 
 @pytest.mark.parametrize("kind", ["OpenAI", "AsyncOpenAI"])

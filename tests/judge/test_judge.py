@@ -1,4 +1,4 @@
-"""Rewards by a judge on a socket: a score, a comparison, and what an agent tries to make of it."""
+"""Rewards by a judge on a socket: a score, a comparison, and attacks of an agent on it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def said(request: dict[str, Any]) -> str:
 
 def between(name: str, text: str) -> list[str]:
     """Return what stands between marks of this name."""
-    return [found[1] for found in re.findall(rf"<({name}-[0-9a-f]{{12}})>\n(.*?)\n</\1>", text, re.DOTALL)]
+    return [pair[1] for pair in re.findall(rf"<({name}-[0-9a-f]{{12}})>\n(.*?)\n</\1>", text, re.DOTALL)]
 
 
 def grades(request: dict[str, Any]) -> str:
@@ -132,10 +132,10 @@ def test_a_judge_that_fails_is_a_fault_of_the_policy_only_where_its_error_is_nam
     with ModelServer(lambda request: "I cannot say.") as server:
         silent, nobody = agl.JudgeReward(model_of(server)), agl.JudgeReward(model="judge")
         limited = agl.JudgeReward(lambda messages: '{"score": 1}', limits={"calls": 1})
-        found = [evaluated(reward, policy_faults={mapped: 0.0})[0] for reward in (silent, nobody, limited)]
-        found.append(evaluated(silent, policy_faults={agl.JudgeError: 0.25})[0])
-    assert [result.outcomes.get("policy_fault") for result in found] == [None, None, None, 2]
-    rewards = [sorted(map(str, result.rewards)) for result in found]
+        evaluations = [evaluated(reward, policy_faults={mapped: 0.0})[0] for reward in (silent, nobody, limited)]
+        evaluations.append(evaluated(silent, policy_faults={agl.JudgeError: 0.25})[0])
+    assert [result.outcomes.get("policy_fault") for result in evaluations] == [None, None, None, 2]
+    rewards = [sorted(map(str, result.rewards)) for result in evaluations]
     assert rewards == [["None", "None"], ["None", "None"], ["0.0", "None"], ["0.25", "0.25"]]
 
 
@@ -187,7 +187,7 @@ def test_a_reply_that_only_opens_objects_is_looked_through_in_bounded_time(piece
 
 @pytest.mark.parametrize("kind", ["", "Async"])
 def test_the_judges_calls_are_not_the_agents(kind: str) -> None:
-    """A client of OpenAI is watched in a rollout; what it asks for a judge is none of the agent's calls."""
+    """A client of OpenAI is traced in a rollout; its requests for a judge are none of the agent's calls."""
     openai = pytest.importorskip("openai")
     with ModelServer(lambda request: '{"score": 10}') as server:
         alone = {"Connection": "close"}  # each call has a connection of its own: none is left open
@@ -225,7 +225,7 @@ def test_it_goes_to_runners_in_processes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "message"),
     [
         (lambda: agl.JudgeReward(scale=(3, 3)), "scale must be the lowest and the highest score"),
         (lambda: agl.JudgeReward(scale=(-1e308, 1e308)), "scale must be the lowest and the highest score"),
@@ -236,8 +236,8 @@ def test_it_goes_to_runners_in_processes() -> None:
         (lambda: agl.RankingReward(orders=1), "orders must be a whole number of 2 or more; got 1"),
     ],
 )
-def test_a_wrong_setting_is_told_when_it_is_given(make: Callable[[], object], told: str) -> None:
-    with pytest.raises(agl.BadRequestError, match=re.escape(told)):
+def test_a_wrong_setting_is_told_when_it_is_given(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(agl.BadRequestError, match=re.escape(message)):
         make()
 
 

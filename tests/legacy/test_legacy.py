@@ -1,4 +1,4 @@
-"""The v0.1 protocol from end to end, over a socket, and what each of its names says when it is used."""
+"""The v0.1 protocol from end to end, over a socket, and the warning of each of its names."""
 
 from __future__ import annotations
 
@@ -96,10 +96,10 @@ async def test_resources_are_found_by_id_and_as_the_latest(
     first = await server.update_resources(RESOURCES)
     second = await server.update_resources({})
     latest = await client.get_latest_resources_async()
-    found = await client.get_resources_by_id_async(first)
+    resources = await client.get_resources_by_id_async(first)
     assert latest is not None
-    assert found is not None
-    assert (latest.resources_id, found.resources["main_llm"].model) == (second, "m")
+    assert resources is not None
+    assert (latest.resources_id, resources.resources["main_llm"].model) == (second, "m")
     assert await client.get_resources_by_id_async("res-none") is None
 
 

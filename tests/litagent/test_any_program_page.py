@@ -91,5 +91,5 @@ def test_the_page_names_every_variable_that_a_program_finds_and_no_other() -> No
     from agentlightning.litagent.command import attempt_folder as program_env
 
     table = PAGE[PAGE.index("## The environment of the program") : PAGE.index("Of several models")]
-    told = set(re.findall(r"`([A-Z][A-Z_]+)`", table))
-    assert told == {*program_env.PASSED, *program_env.RESERVED}
+    matches = set(re.findall(r"`([A-Z][A-Z_]+)`", table))
+    assert matches == {*program_env.PASSED, *program_env.RESERVED}

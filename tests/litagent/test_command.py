@@ -1,4 +1,4 @@
-"""Programs as agents: what they find when they start, how they say their reward, and that nothing of them is left."""
+"""Programs as agents: their environment at the start, their reward, and that no process of them is left."""
 
 from __future__ import annotations
 
@@ -141,14 +141,14 @@ async def test_the_environment_is_empty_but_for_what_is_listed(
     agent = bash("env; echo 1", pass_env=["WANTED", "NOT_SET"], env={"MINE": "x=y"}, llm="main")
     attempt = await run_task(store, agent)
     output = await printed(store, attempt)
-    found = dict(line.split("=", 1) for line in output["stdout"].splitlines() if "=" in line)
-    assert found["OPENAI_BASE_URL"] == found["OPENAI_API_BASE"] == "http://m/v1"
-    assert found["ANTHROPIC_BASE_URL"] == "http://m"
-    assert found["OPENAI_MODEL"] == found["ANTHROPIC_MODEL"] == found["AGL_MODEL"] == "m"
-    assert found["OPENAI_API_KEY"] == found["ANTHROPIC_API_KEY"] == "[key]", "keys are not kept"
-    assert (found["AGL_ROLLOUT_ID"], found["AGL_ATTEMPT_ID"]) == (attempt.rollout_id, attempt.attempt_id)
-    assert (found["WANTED"], found["MINE"]) == ("value of WANTED", "x=y")
-    assert not {"AGL_TOKEN", "PROVIDER_API_KEY", "HTTPS_PROXY", "NOT_SET", "PYTEST_CURRENT_TEST"} & set(found)
+    variables = dict(line.split("=", 1) for line in output["stdout"].splitlines() if "=" in line)
+    assert variables["OPENAI_BASE_URL"] == variables["OPENAI_API_BASE"] == "http://m/v1"
+    assert variables["ANTHROPIC_BASE_URL"] == "http://m"
+    assert variables["OPENAI_MODEL"] == variables["ANTHROPIC_MODEL"] == variables["AGL_MODEL"] == "m"
+    assert variables["OPENAI_API_KEY"] == variables["ANTHROPIC_API_KEY"] == "[key]", "keys are not kept"
+    assert (variables["AGL_ROLLOUT_ID"], variables["AGL_ATTEMPT_ID"]) == (attempt.rollout_id, attempt.attempt_id)
+    assert (variables["WANTED"], variables["MINE"]) == ("value of WANTED", "x=y")
+    assert not {"AGL_TOKEN", "PROVIDER_API_KEY", "HTTPS_PROXY", "NOT_SET", "PYTEST_CURRENT_TEST"} & set(variables)
 
 
 async def test_task_and_resources_lie_in_files_of_the_attempt_alone(store: InMemoryLightningStore) -> None:
@@ -280,13 +280,13 @@ def left_over(pids: list[int]) -> list[int]:
     return [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
 
 
-@pytest.mark.parametrize("whose", ["rollout", "command"])
+@pytest.mark.parametrize("owner", ["rollout", "command"])
 async def test_at_its_time_limit_the_whole_group_is_killed_and_the_output_kept(
-    store: InMemoryLightningStore, whose: str
+    store: InMemoryLightningStore, owner: str
 ) -> None:
     limit = {"timeout_seconds": 0.4, "stop_seconds": 0.1}
-    agent = bash(HANGS, **(limit if whose == "command" else {}))
-    config = RolloutConfig(timeout_seconds=0.4) if whose == "rollout" else None
+    agent = bash(HANGS, **(limit if owner == "command" else {}))
+    config = RolloutConfig(timeout_seconds=0.4) if owner == "rollout" else None
     attempt = await run_task(store, agent, config=config)
     assert (attempt.status, attempt.outcome, attempt.outcome_reason) == ("timeout", "cancelled", "timeout")
     output = await printed(store, attempt)
@@ -326,8 +326,8 @@ def test_no_process_of_it_outlives_a_runner_that_is_killed(tmp_path: Path) -> No
         assert len(left_over(pids)) == 2
         programs = [psutil.Process(pid) for pid in pids]
         runner.send_signal(signal.SIGKILL)
-        gone, alive = psutil.wait_procs(programs, timeout=20)
-    assert (len(gone), alive) == (2, [])
+        processes, alive = psutil.wait_procs(programs, timeout=20)
+    assert (len(processes), alive) == (2, [])
 
 
 # --- settings ----------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Function agents: checked when they are decorated, given what they ask for when they are called."""
+"""Function agents: checked when they are decorated, called with the arguments that they declare."""
 
 from __future__ import annotations
 

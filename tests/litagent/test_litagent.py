@@ -1,4 +1,4 @@
-"""Class agents: which method runs which rollout, and where the agent finds trainer, runner and tracer."""
+"""Class agents: the method that runs each rollout, and the agent's access to trainer, runner and tracer."""
 
 from __future__ import annotations
 

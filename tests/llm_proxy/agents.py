@@ -59,14 +59,14 @@ class Agent:
                     yield text
 
     async def recorded(self) -> tuple[Json, Json]:
-        """Return what is recorded of the one call: the attributes of what was said, and the typed ones."""
+        """Return the record of the one call: the attributes of its texts, and the typed ones."""
         (parent,) = [span for span in await self.harness.spans(self.attempt) if span.name == "litellm_request"]
         (call,) = await self.harness.raw(self.attempt)
         return dict(parent.attributes), call
 
     @property
     def asked(self) -> Json:
-        """What the model server was asked last."""
+        """Return the last request to the model server."""
         return self.harness.model.calls[-1].request
 
 

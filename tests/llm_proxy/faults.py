@@ -25,7 +25,7 @@ from tests.llm_proxy.harness import GatewayHarness
 from tests.stubs.faulty_engine import CHUNKED, UNTIL_CLOSED, FaultyEngine, Request, Way, chunked, whole
 
 SILENT_SECONDS = 5.0
-"""Time of a call in the rows in which the engine falls silent; enough for what it says before, whatever the load."""
+"""Time of a call in the rows in which the engine falls silent; enough for its output before, at any load."""
 HEARD: set[str] = set()
 """The words of the streamed calls of which the agent has had an event."""
 _LIMITS = GatewayLimits(call_seconds=60.0, body_bytes=64 * 1024)
@@ -48,8 +48,8 @@ def sends(data: Callable[[Request], bytes]) -> Way:
 
 def answers(status: int, body: bytes | None = None) -> Way:
     """Return a way that gives this answer; without a body OpenAI's error object."""
-    said = body if body is not None else json.dumps({"error": {"message": f"told to answer {status}"}}).encode()
-    return sends(lambda _: whole(status, said))
+    content = body if body is not None else json.dumps({"error": {"message": f"told to answer {status}"}}).encode()
+    return sends(lambda _: whole(status, content))
 
 
 def streams(*more: bytes, frames: slice = slice(3), head: bytes = CHUNKED) -> Way:
@@ -73,9 +73,9 @@ def half_whole(request: Request) -> bytes:
 
 
 async def until_heard(request: Request) -> None:
-    """Return when the agent has an event of the stream; what is sent after that is not read together with it."""
-    asked = json.dumps(request.asked)
-    while not any(words in asked for words in list(HEARD)):  # noqa: ASYNC110 -- another loop has no event to offer
+    """Return when the agent has an event of the stream, so that it does not read it together with the next bytes."""
+    request_text = json.dumps(request.asked)
+    while not any(words in request_text for words in list(HEARD)):  # noqa: ASYNC110 -- another loop has no event to offer
         await asyncio.sleep(0.01)
 
 
@@ -93,7 +93,7 @@ async def late(request: Request) -> None:
 
 
 def endless(begin: Callable[[Request], bytes], more: Callable[[Request], bytes], pause: float = 0.0) -> Way:
-    """Return a way that begins a stream and, once the agent has heard of it, sends more without end."""
+    """Return a way that begins a stream and, once the agent has an event of it, sends more without end."""
 
     async def way(request: Request) -> None:
         await request.send(begin(request))
@@ -142,7 +142,7 @@ OUT_OF_MEMORY = b'data: {"error": {"message": "out of memory", "code": 500}}\n\n
 
 @dataclass(frozen=True)
 class Fault:
-    """One row: a way to fail, and which calls it is tried with."""
+    """One row: a way to fail, and the calls that it is tried with."""
 
     name: str
     way: Way | None
@@ -188,17 +188,17 @@ FAULTS = (
 # --- how agents call ----------------------------------------------------------------------------------------------
 
 Caller = Callable[["Client", str, str], Awaitable[str]]
-"""Asks a model with these words and returns the whole text."""
+"""A function that sends these words to a model and returns the whole text."""
 
 
 class Client:
-    """The libraries as their users hold them. What `at` returns shares their connections."""
+    """Clients of the libraries. The result of `at` shares their connections."""
 
     def __init__(self, openai_client: openai.AsyncOpenAI, anthropic_client: anthropic.AsyncAnthropic) -> None:
         self.openai, self.anthropic = openai_client, anthropic_client
 
     def at(self, url: str) -> Client:
-        """Return the same, pointed at an attempt's URL."""
+        """Return a copy that calls an attempt's URL."""
         return Client(self.openai.with_options(base_url=f"{url}/v1"), self.anthropic.with_options(base_url=url))
 
 
@@ -209,8 +209,8 @@ async def ask_chat(client: Client, model: str, words: str) -> str:
 
 async def stream_chat(client: Client, model: str, words: str) -> str:
     text = ""
-    said: Any = [{"role": "user", "content": words}]
-    stream = await client.openai.chat.completions.create(model=model, messages=said, stream=True)
+    messages: Any = [{"role": "user", "content": words}]
+    stream = await client.openai.chat.completions.create(model=model, messages=messages, stream=True)
     async for chunk in stream:
         HEARD.add(words)
         text += chunk.choices[0].delta.content or ""
@@ -229,14 +229,14 @@ async def stream_responses(client: Client, model: str, words: str) -> str:
 
 
 async def ask_messages(client: Client, model: str, words: str) -> str:
-    said: Any = [{"role": "user", "content": words}]
-    reply = await client.anthropic.messages.create(model=model, max_tokens=9, messages=said)
+    messages: Any = [{"role": "user", "content": words}]
+    reply = await client.anthropic.messages.create(model=model, max_tokens=9, messages=messages)
     return "".join(block.text for block in reply.content if block.type == "text")
 
 
 async def stream_messages(client: Client, model: str, words: str) -> str:
-    said: Any = [{"role": "user", "content": words}]
-    async with client.anthropic.messages.stream(model=model, max_tokens=9, messages=said) as stream:
+    messages: Any = [{"role": "user", "content": words}]
+    async with client.anthropic.messages.stream(model=model, max_tokens=9, messages=messages) as stream:
         async for _ in stream:
             HEARD.add(words)
         return await stream.get_final_text()
@@ -247,7 +247,7 @@ CALLERS: dict[str, tuple[Caller, Caller]] = {
     "openai responses": (ask_responses, stream_responses),
     "anthropic messages": (ask_messages, stream_messages),
 }
-"""By name: plain and streamed."""
+"""A plain and a streaming caller for each name."""
 
 
 # --- what became of a call ----------------------------------------------------------------------------------------
@@ -261,20 +261,20 @@ class Outcome:
     caller: str
     streamed: bool
     states: tuple[str, ...]
-    """Of all calls recorded for the attempt."""
+    """States of all calls recorded for the attempt."""
     raised: BaseException | None
     text: str
-    """What the agent got, if it got all of it."""
+    """Text that the agent got, if it got all of it."""
     seconds: float
     spans: tuple[Span, ...]
 
     @property
     def heard(self) -> str:
-        """What the agent saw: the library's error, or `the reply`."""
+        """Return what the agent saw: the library's error, or `the reply`."""
         return "the reply" if self.raised is None else type(self.raised).__name__
 
     def triplets(self) -> list[list[Triplet]]:
-        """Return what each adapter would have trained on."""
+        """Return the calls that each adapter would have trained on."""
         return [adapter.read(self.spans).triplets for adapter in (TracerTraceToTriplet(), LlmProxyTraceToTriplet())]
 
 
@@ -318,7 +318,7 @@ async def _outcome(harness: GatewayHarness, client: Client, fault: Fault, caller
 
 
 class _ClosedPort:
-    """A port that is bound and not listened at, so that nobody else takes it."""
+    """A port that is bound without a listener, so that no other program takes it."""
 
     def __enter__(self) -> int:
         self._socket = socket.socket()
@@ -336,15 +336,15 @@ def _entry(name: str, port: int) -> Any:
 # --- as a page shows it -------------------------------------------------------------------------------------------
 
 
-def table(found: list[Outcome]) -> str:
+def table(outcomes: list[Outcome]) -> str:
     """Return the outcomes as a table in Markdown: one line per fault, two where plain and streamed calls differ."""
     lines = [
         "| the engine | call | recorded as | `openai` raises | `anthropic` raises |",
         "| --- | --- | --- | --- | --- |",
     ]
-    for fault in dict.fromkeys(outcome.fault for outcome in found):
+    for fault in dict.fromkeys(outcome.fault for outcome in outcomes):
         cells = {
-            streamed: _cells([o for o in found if (o.fault, o.streamed) == (fault, streamed)])
+            streamed: _cells([o for o in outcomes if (o.fault, o.streamed) == (fault, streamed)])
             for streamed in (False, True)
         }
         if cells[False] == cells[True]:
@@ -358,12 +358,14 @@ def table(found: list[Outcome]) -> str:
     return "\n".join(lines)
 
 
-def _cells(found: list[Outcome]) -> str:
-    if not found:
+def _cells(outcomes: list[Outcome]) -> str:
+    if not outcomes:
         return ""
-    states = {state for outcome in found for state in outcome.states}
-    heard = [{o.heard for o in found if o.caller.startswith(library)} for library in ("openai", "anthropic")]
-    return " | ".join(", ".join(_marked(name) for name in sorted(names)) for names in (states, *heard))
+    states = {state for outcome in outcomes for state in outcome.states}
+    names_by_library = [
+        {o.heard for o in outcomes if o.caller.startswith(library)} for library in ("openai", "anthropic")
+    ]
+    return " | ".join(", ".join(_marked(name) for name in sorted(names)) for names in (states, *names_by_library))
 
 
 def _marked(name: str) -> str:

@@ -75,11 +75,11 @@ class GatewayHarness:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Return when the condition holds: for what happens on the gateway's thread, which has no event to offer."""
+    """Return when the condition holds: for events on the gateway's thread."""
     while not condition():  # noqa: ASYNC110 -- see above; pytest's timeout is the ceiling
         await asyncio.sleep(0.005)
 
 
 def arrived(count: int) -> Callable[[list[Exchange]], bool]:
-    """For `ModelServer.until`: that many requests have come."""
+    """Return a condition for `ModelServer.until`: that many requests have arrived."""
     return lambda calls: len(calls) >= count

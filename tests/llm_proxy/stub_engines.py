@@ -1,4 +1,4 @@
-"""Small servers that speak as vLLM, SGLang, llama.cpp's server and a provider do, each in its own spelling of tokens.
+"""Small servers that reply like vLLM, SGLang, llama.cpp's server and a provider, each in its own spelling of tokens.
 
 Written from the engines' request and reply models, not with the gateway's own code. A token is a word; the prompt of a
 chat is its messages' words with a word for each role.
@@ -46,8 +46,8 @@ def _parallel_logprobs() -> Json:
 def _reply(request: Json, choice: Json, kind: str, **beside: Any) -> Json:
     count = len(encode(ANSWER))
     usage = {"prompt_tokens": len(PROMPT), "completion_tokens": count, "total_tokens": len(PROMPT) + count}
-    said = {"message": {"role": "assistant", "content": ANSWER}} if kind == "chat.completion" else {"text": ANSWER}
-    whole = {"index": 0, **said, "finish_reason": "stop", **choice}
+    message = {"message": {"role": "assistant", "content": ANSWER}} if kind == "chat.completion" else {"text": ANSWER}
+    whole = {"index": 0, **message, "finish_reason": "stop", **choice}
     return {
         "id": "r-1",
         "object": kind,
@@ -79,10 +79,10 @@ def vllm_text(request: Json) -> Json:
 
 def sglang_chat(request: Json) -> Json:
     """SGLang 0.5.13: no `token_ids` in chat yet; nothing of tokens in streams."""
-    wanted = [name for name in ("return_prompt_token_ids", "return_meta_info") if request.get(name)]
-    if request.get("stream") and wanted:
+    names = [name for name in ("return_prompt_token_ids", "return_meta_info") if request.get(name)]
+    if request.get("stream") and names:
         raise Refused(
-            f"{wanted[0]} is not supported with streaming. Please set stream=false when using {wanted[0]}=true."
+            f"{names[0]} is not supported with streaming. Please set stream=false when using {names[0]}=true."
         )
     choice: Json = {"logprobs": _content_logprobs() if request.get("logprobs") else None, "matched_stop": 7}
     if request.get("return_prompt_token_ids"):
@@ -121,7 +121,7 @@ SPEECH: dict[str, tuple[str, Callable[[Json], Json], Callable[[Json], Json]]] = 
     "openai": ("openai", provider_chat, provider_chat),
     "unknown": ("somebody", vllm_chat, vllm_text),
 }
-"""By engine: the owner of its models, and what it says in chat and in text completions."""
+"""For each engine: the owner of its models, and its replies in chat and in text completions."""
 
 
 class StubEngine:

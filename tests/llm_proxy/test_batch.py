@@ -1,4 +1,4 @@
-"""`batch_query`: a batch is asked at once, in order, each entry in a rollout of its own; nothing of it is lost."""
+"""`batch_query`: a batch is sent at once, in order, each entry in a rollout of its own; no entry is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One agent's request cannot hold up the others: its shape is bounded before any work, long work leaves the loop."""
+"""One agent's request cannot delay the others: its shape is bounded before any work, long work leaves the loop."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ HUGE_NAME = "p" * 30_000_000
 
 
 def encoded(body: Json, **fields: Any) -> bytes:
-    """Return a request; a field of bytes is put in as it is."""
+    """Return a request; a field of bytes is inserted as it is."""
     raw = json.dumps({**body, **{k: "@" if isinstance(v, bytes) else v for k, v in fields.items()}}).encode()
     return raw.replace(b'"@"', next((value for value in fields.values() if isinstance(value, bytes)), b""))
 
@@ -99,7 +99,7 @@ TOO_MUCH: dict[str, Callable[[Json, str], bytes]] = {
 
 @pytest.fixture
 def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The lengths of the texts that were compared with others, in order."""
+    """Lengths of the texts that were compared with others, in order."""
     lengths: list[int] = []
     matcher: Any = difflib.SequenceMatcher
     original = matcher.set_seq2
@@ -113,7 +113,7 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 LARGE = ("million", "30 MB", "too many fields")
-"""In the names of cases that take half a second; all dialects read with the same reader, so one is enough."""
+"""Parts of the names of cases that take half a second; all dialects have the same reader, so one is enough."""
 CASES = [
     (route, case)
     for route in ROUTES
@@ -127,15 +127,15 @@ async def test_a_request_that_is_too_much_is_refused_by_its_shape(route: str, ca
     body = TOO_MUCH[case](ROUTES[route], LISTS[route])
     async with GatewayHarness() as harness:
         attempt = await harness.attempt()
-        status, said = await harness.post(harness.url(attempt, route), body)
-        assert status == 400, said
-        assert set(said["error"]) >= {"type", "message"}
-        assert len(json.dumps(said)) < LONGEST_ERROR + 2000
+        status, reply = await harness.post(harness.url(attempt, route), body)
+        assert status == 400, reply
+        assert set(reply["error"]) >= {"type", "message"}
+        assert len(json.dumps(reply)) < LONGEST_ERROR + 2000
         assert harness.model.calls == []
         states = await harness.states(attempt)
         assert states == ([] if "count" in route else ["refused"])
-        kept = "".join(span.model_dump_json() for span in await harness.spans(attempt))
-        assert len(kept) < 2 * LONGEST_ERROR + 20_000 or "user" in case
+        record = "".join(span.model_dump_json() for span in await harness.spans(attempt))
+        assert len(record) < 2 * LONGEST_ERROR + 20_000 or "user" in case
         assert (await harness.ask(attempt))[0] == 200
     assert max(compared, default=0) <= LONGEST_COMPARED
 
@@ -241,7 +241,7 @@ def test_depth_is_counted_without_recursion() -> None:
 
 
 def calls_made(function: Callable[[], object]) -> int:
-    """Return how many functions were called, generators' turns among them."""
+    """Return the number of function calls, generators' turns among them."""
     made = 0
 
     def count(frame: Any, event: str, argument: Any) -> None:
@@ -477,8 +477,8 @@ async def test_what_a_body_expands_to_is_held_and_one_alone_always_fits() -> Non
         call = asyncio.create_task(harness.post(url, body))
         await harness.model.until(arrived(1))
         assert PROCESS.held == 12 * MIB
-        status, said = await harness.post(url, body)
-        assert (status, said["error"]["code"]) == (429, "too_many_bytes")
+        status, reply = await harness.post(url, body)
+        assert (status, reply["error"]["code"]) == (429, "too_many_bytes")
         harness.model.release()
         assert (await call)[0] == 200
         await until(lambda: PROCESS.held == 0)

@@ -75,9 +75,9 @@ def sample(hint: Any, path: str) -> Any:
     if get_origin(hint) is Literal:
         return get_args(hint)[0]
     if is_typeddict(hint):
-        wanted = get_type_hints(hint, include_extras=True)
-        needed = [name for name, of in wanted.items() if get_origin(of) is Required or name in NEEDED]
-        return {name: sample(wanted[name], f"{path}.{name}") for name in needed}
+        hints = get_type_hints(hint, include_extras=True)
+        needed = [name for name, of in hints.items() if get_origin(of) is Required or name in NEEDED]
+        return {name: sample(hints[name], f"{path}.{name}") for name in needed}
     if (of := element(hint)) is not None:
         return [sample(of, f"{path}[0]")]
     if get_origin(hint) is dict or hint is object:
@@ -178,17 +178,17 @@ WITHOUT_EFFECT_OF_RESPONSES = {
 }
 
 
-def unanswered(found: list[Case], to_chat: Callable[[Json], Json], without_effect: Mapping[str, str]) -> list[str]:
+def unanswered(samples: list[Case], to_chat: Callable[[Json], Json], without_effect: Mapping[str, str]) -> list[str]:
     """Return the fields that are dropped without a word; tools that only a vendor's server can run are named."""
     lost: list[str] = []
-    for case in found:
+    for case in samples:
         answer = answer_to(case, to_chat)
         value = repr(_at(case.value, case.path))
         path = re.sub(r"^input\[0\]\.tools\b", "tools", case.path)  # tools that are added have the same fields
-        known = any(re.fullmatch(known, text) for known in without_effect for text in (path, f"{path}={value}"))
+        is_known = any(re.fullmatch(pattern, text) for pattern in without_effect for text in (path, f"{path}={value}"))
         tool = _at(case.value, case.path[: -len(path)] + "tools[0]") if path.startswith("tools[0].") else {}
         of_server = is_run_by_server(tool)
-        if answer not in ("served", "refused") and not (answer == "nothing" and (known or of_server)):
+        if answer not in ("served", "refused") and not (answer == "nothing" and (is_known or of_server)):
             lost.append(f"{case.path}={value}: {answer}")
     return lost
 
@@ -207,8 +207,8 @@ def _message_to_chat(request: Json) -> Json:
 def _response_to_chat(request: Json) -> Json:
     """With what every request must have, though the library's type does not say so, and with a memory."""
     memory, attempt = ResponseMemory(GatewayLimits()), ("ro-1", "at-1")
-    said = Item("<input[0].id>", b'{"role": "user", "content": "earlier"}')
-    memory.add(StoredResponse(attempt, "<previous_response_id>", b"{}", (said,), ()))
+    earlier = Item("<input[0].id>", b'{"role": "user", "content": "earlier"}')
+    memory.add(StoredResponse(attempt, "<previous_response_id>", b"{}", (earlier,), ()))
     turn = begin(memory, attempt, {"model": "policy", "input": "hi", **request}, 1_000_000)
     return RESPONSES.to_chat(turn.expanded())
 
@@ -222,9 +222,9 @@ FIELDS = {
 @pytest.mark.parametrize("route", FIELDS)
 def test_every_field_of_the_librarys_request_type_has_an_answer(route: str) -> None:
     hint, to_chat, without_effect, _ = FIELDS[route]
-    found = [case for kind in get_args(hint) for case in cases(kind, "")]
-    assert len(found) > 500
-    assert unanswered(found, to_chat, without_effect) == []
+    samples = [case for kind in get_args(hint) for case in cases(kind, "")]
+    assert len(samples) > 500
+    assert unanswered(samples, to_chat, without_effect) == []
 
 
 @pytest.mark.parametrize("route", FIELDS)
@@ -246,8 +246,8 @@ def test_the_check_finds_a_field_that_is_dropped() -> None:
         model: Required[str]
         dropped: int
 
-    found = list(cases(Params, ""))
-    assert unanswered(found, lambda request: {"model": request["model"]}, {}) == ["dropped=3: nothing"]
+    samples = list(cases(Params, ""))
+    assert unanswered(samples, lambda request: {"model": request["model"]}, {}) == ["dropped=3: nothing"]
 
 
 # --- a stream says what the whole reply says -------------------------------------------------------------------------
@@ -308,7 +308,7 @@ def _tool_pieces(draw: st.DrawFn, calls: list[tuple[str, str, str]]) -> list[Jso
     pieces: list[Json] = []
     begun = 0
     while any(waiting):
-        candidates = [index for index, left in enumerate(waiting[: begun + 1]) if left]
+        candidates = [index for index, rest in enumerate(waiting[: begun + 1]) if rest]
         index = draw(st.sampled_from(candidates))
         begun = max(begun, index + 1)
         pieces.append(waiting[index].pop(0))
@@ -391,24 +391,24 @@ def test_the_record_of_a_stream_is_the_record_of_the_whole_reply(cut: Cut, size:
     for start in range(0, len(raw), size):
         for frame in frames.feed(raw[start : start + size]):
             assert reader.feed(frame) == frame
-    told = reader.reply()
-    assert told is not None
-    message, whole = told["choices"][0]["message"], cut.reply["choices"][0]["message"]
+    record = reader.reply()
+    assert record is not None
+    message, whole = record["choices"][0]["message"], cut.reply["choices"][0]["message"]
     for call in message.get("tool_calls", ()):
         del call["index"]
     assert {key: value for key, value in message.items() if value} == {k: v for k, v in whole.items() if v}
-    assert told["usage"] == cut.reply["usage"]
+    assert record["usage"] == cut.reply["usage"]
 
 
 def test_tool_calls_that_take_turns_are_told_one_after_the_other() -> None:
     chunks = [{"id": "x", "choices": [{"index": 0, "delta": delta}]} for delta in INTERLEAVED]
     events = [json.loads(data_of(frame) or b"") for frame in Frames(10_000).feed(_stream(MESSAGES, chunks))]
-    told = [
+    frames = [
         (event["type"].removeprefix("content_block_"), event["index"], event.get("delta", {}).get("partial_json"))
         for event in events
         if "index" in event
     ]
-    assert told == [
+    assert frames == [
         ("start", 0, None),
         ("delta", 0, '{"a"'),
         ("delta", 0, ": 1}"),
@@ -465,13 +465,13 @@ async def test_a_call_of_each_dialect_is_replayed_from_a_file_without_any_model(
     body = {"model": "policy", **BODIES[route]}
     async with GatewayHarness(record=path) as harness:
         attempt = await harness.attempt()
-        status, said = await harness.post(harness.url(attempt, f"/v1/{route}"), body)
+        status, reply = await harness.post(harness.url(attempt, f"/v1/{route}"), body)
         assert status == 200
         (recorded,) = await harness.raw(attempt)
     async with GatewayHarness(replay=path, model_list=[]) as harness:
         attempt = await harness.attempt()
-        assert await harness.post(harness.url(attempt, f"/v1/{route}"), body) == (200, said)
+        assert await harness.post(harness.url(attempt, f"/v1/{route}"), body) == (200, reply)
         (replayed,) = await harness.raw(attempt)
         assert harness.model.calls == []
-    kept = ("state", "prompt_token_ids", "completion_token_ids", "completion_logprobs", "finish_reason")
-    assert {name: replayed.get(name) for name in kept} == {name: recorded.get(name) for name in kept}
+    fields = ("state", "prompt_token_ids", "completion_token_ids", "completion_logprobs", "finish_reason")
+    assert {name: replayed.get(name) for name in fields} == {name: recorded.get(name) for name in fields}

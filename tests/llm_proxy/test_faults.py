@@ -39,7 +39,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def found() -> list[Outcome]:
+def table_rows() -> list[Outcome]:
     """Every call of the table, made once for all tests."""
     return asyncio.run(outcomes())
 
@@ -52,27 +52,27 @@ def rows_of(outcome: Outcome) -> list[Sample]:
     return readings[0].samples
 
 
-def test_every_call_is_recorded_once_in_a_named_state(found: list[Outcome]) -> None:
-    tried = {(outcome.fault, outcome.caller, outcome.streamed) for outcome in found}
-    assert len(tried) == len(found) == sum(len(CALLERS) * (1 + fault.plain) for fault in FAULTS)
-    assert [o for o in found if len(o.states) != 1 or o.states[0] not in get_args(CallState)] == []
+def test_every_call_is_recorded_once_in_a_named_state(table_rows: list[Outcome]) -> None:
+    tried = {(outcome.fault, outcome.caller, outcome.streamed) for outcome in table_rows}
+    assert len(tried) == len(table_rows) == sum(len(CALLERS) * (1 + fault.plain) for fault in FAULTS)
+    assert [o for o in table_rows if len(o.states) != 1 or o.states[0] not in get_args(CallState)] == []
 
 
-def test_the_agent_gets_the_whole_reply_or_an_error_of_its_library(found: list[Outcome]) -> None:
+def test_the_agent_gets_the_whole_reply_or_an_error_of_its_library(table_rows: list[Outcome]) -> None:
     usual = (openai.APIError, anthropic.APIError)
-    strange = [o for o in found if o.raised is not None and not isinstance(o.raised, usual)]
+    strange = [o for o in table_rows if o.raised is not None and not isinstance(o.raised, usual)]
     assert [(o.fault, o.caller, o.streamed, repr(o.raised)) for o in strange] == []
-    assert {o.text for o in found if o.raised is None} == {TEXT}
+    assert {o.text for o in table_rows if o.raised is None} == {TEXT}
 
 
-def test_a_call_is_recorded_as_answered_exactly_if_the_agent_has_the_answer(found: list[Outcome]) -> None:
-    answered = {(o.fault, o.caller, o.streamed) for o in found if o.states[0] in ("ok", "no_tokens")}
-    assert answered == {(o.fault, o.caller, o.streamed) for o in found if o.raised is None}
+def test_a_call_is_recorded_as_answered_exactly_if_the_agent_has_the_answer(table_rows: list[Outcome]) -> None:
+    answered = {(o.fault, o.caller, o.streamed) for o in table_rows if o.states[0] in ("ok", "no_tokens")}
+    assert answered == {(o.fault, o.caller, o.streamed) for o in table_rows if o.raised is None}
 
 
-def test_only_calls_with_every_token_become_rows_and_the_rows_are_the_engines(found: list[Outcome]) -> None:
+def test_only_calls_with_every_token_become_rows_and_the_rows_are_the_engines(table_rows: list[Outcome]) -> None:
     ids = encode(TEXT)
-    for outcome in found:
+    for outcome in table_rows:
         rows = rows_of(outcome)
         assert len(rows) == (outcome.states[0] == "ok"), (outcome.fault, outcome.caller, outcome.streamed)
         for row in rows:
@@ -81,8 +81,8 @@ def test_only_calls_with_every_token_become_rows_and_the_rows_are_the_engines(fo
             assert sum(row.mask) == len(ids)
 
 
-def test_the_page_of_the_gateway_shows_this_table(found: list[Outcome]) -> None:
-    assert table(found) in PAGE.read_text(), "put the output of `python -m tests.llm_proxy.faults` into the page"
+def test_the_page_of_the_gateway_shows_this_table(table_rows: list[Outcome]) -> None:
+    assert table(table_rows) in PAGE.read_text(), "put the output of `python -m tests.llm_proxy.faults` into the page"
 
 
 # --- a stream cut after each byte ------------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ def cutting(framing: str, made: list[bytes]) -> Way:
 
 @dataclass(frozen=True)
 class Seen:
-    """What an agent got: read as strictly as the specification of server-sent events allows."""
+    """The answer that an agent got, read as strictly as the specification of server-sent events allows."""
 
     status: int
     body: bytes
@@ -147,7 +147,7 @@ def places(whole: bytes, which: str) -> set[int]:
     """Return where to cut: after every byte, or around the ends of the head and of each frame."""
     if which == "every byte":
         return set(range(len(whole) + 20))  # the agent's words, so the length, differ by a bit
-    ends = [found.end() for found in re.finditer(rb"\n\n|\r\n\r\n", whole)]
+    ends = [match.end() for match in re.finditer(rb"\n\n|\r\n\r\n", whole)]
     return {0, 1} | {end + apart for end in ends for apart in range(-4, 5)}
 
 
@@ -250,9 +250,9 @@ async def test_a_stream_of_another_api_that_is_cut_between_frames_is_whole_or_an
     made: list[bytes] = []
 
     async def cut(request: Request) -> None:
-        asked = request.asked.get("prompt") or request.asked.get("input") or request.asked["messages"][0]["content"]
+        prompt = request.asked.get("prompt") or request.asked.get("input") or request.asked["messages"][0]["content"]
         made.append(wire_form(request, "until closed"))
-        await request.send(made[-1][: int(asked)])
+        await request.send(made[-1][: int(prompt)])
 
     with FaultyEngine({"cut": cut}) as engine:
         async with (
@@ -264,7 +264,7 @@ async def test_a_stream_of_another_api_that_is_cut_between_frames_is_whole_or_an
             whole = await harness.attempt()
             assert await call(libraries.at(harness.url(whole, "")), "cut", str(10**6)) == SAID
             assert await harness.states(whole) == [state]
-            ends = [found.end() for found in re.finditer(rb"\n\n", made[0])]
+            ends = [match.end() for match in re.finditer(rb"\n\n", made[0])]
             for place in sorted({end + apart for end in ends for apart in (-3, -1, 0)} - {len(made[0])}):
                 attempt = await harness.attempt()
                 try:

@@ -73,9 +73,9 @@ async def clients(url: str) -> AsyncGenerator[tuple[openai.AsyncOpenAI, anthropi
 async def records(path: Path, url: str) -> list[Span]:
     """Return the spans of an attempt."""
     store = SQLiteLightningStore(path)
-    found = list(await store.query_spans(url.split("/")[4], url.split("/")[6]))
+    spans = list(await store.query_spans(url.split("/")[4], url.split("/")[6]))
     await store.close()
-    return found
+    return spans
 
 
 def states(spans: Sequence[Span]) -> list[Any]:
@@ -87,36 +87,36 @@ def states(spans: Sequence[Span]) -> list[Any]:
 async def test_calls_that_a_killed_gateway_had_in_hand_fail_for_the_agent_and_are_recorded_as_failed(
     tmp_path: Path,
 ) -> None:
-    said: Any = [{"role": "user", "content": "go"}]
+    messages: Any = [{"role": "user", "content": "go"}]
     with ModelServer(answer=lambda request: "one two three") as model:
         gateway = GatewayProcess(tmp_path, model.base_url)
         url = await gateway.start()
         async with clients(url) as (by_openai, by_anthropic):
 
             async def stream() -> None:
-                async for _ in await by_openai.chat.completions.create(model="policy", messages=said, stream=True):
+                async for _ in await by_openai.chat.completions.create(model="policy", messages=messages, stream=True):
                     begun.set()
 
-            await by_openai.chat.completions.create(model="policy", messages=said)
+            await by_openai.chat.completions.create(model="policy", messages=messages)
             begun = asyncio.Event()
             model.hold_frames(2)
             streamed = asyncio.create_task(stream())
             await begun.wait()
             model.hold()
             waiting: list[asyncio.Task[Any]] = [
-                asyncio.create_task(by_openai.chat.completions.create(model="policy", messages=said)),
-                asyncio.create_task(by_anthropic.messages.create(model="policy", max_tokens=9, messages=said)),
+                asyncio.create_task(by_openai.chat.completions.create(model="policy", messages=messages)),
+                asyncio.create_task(by_anthropic.messages.create(model="policy", max_tokens=9, messages=messages)),
             ]
             await model.until(lambda calls: len(calls) >= 4)
             await gateway.end(signal.SIGKILL)
-            told = await asyncio.gather(*waiting, streamed, return_exceptions=True)
-            assert isinstance(told[0], openai.APIConnectionError)
-            assert isinstance(told[1], anthropic.APIConnectionError)
-            assert isinstance(told[2], Exception), "a stream that broke off must not look like one that ended"
+            outcomes = await asyncio.gather(*waiting, streamed, return_exceptions=True)
+            assert isinstance(outcomes[0], openai.APIConnectionError)
+            assert isinstance(outcomes[1], anthropic.APIConnectionError)
+            assert isinstance(outcomes[2], Exception), "a stream that broke off must not look like one that ended"
         model.release()
         await gateway.start()
         async with clients(url) as (by_openai, _):
-            assert (await by_openai.chat.completions.create(model="policy", messages=said)).choices
+            assert (await by_openai.chat.completions.create(model="policy", messages=messages)).choices
         await gateway.end()
     spans = await records(gateway.store, url)
     assert states(spans) == ["ok", "upstream_error", "upstream_error", "upstream_error", "ok"]
@@ -136,8 +136,8 @@ async def test_every_answer_that_an_agent_got_is_on_file_however_the_gateway_die
 
             async def ask_on(agent: int) -> None:
                 for number in range(10_000):
-                    said: Any = [{"role": "user", "content": f"{agent} {number}"}]
-                    reply = await by_openai.chat.completions.create(model="policy", messages=said)
+                    messages: Any = [{"role": "user", "content": f"{agent} {number}"}]
+                    reply = await by_openai.chat.completions.create(model="policy", messages=messages)
                     got.append(reply.id)
                     enough.set() if len(got) > 60 else None
 
@@ -192,14 +192,14 @@ async def test_a_journal_of_a_living_gateway_is_refused_to_another(tmp_path: Pat
 def test_a_journal_with_broken_lines_tells_of_the_calls_that_can_be_read(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "calls")
     assert journal.open() == []
-    kept, ended = GatewayCall("ro-1", "at-1", 7), GatewayCall("ro-1", "at-1", 8)
-    for call in (kept, ended):
+    open_call, ended = GatewayCall("ro-1", "at-1", 7), GatewayCall("ro-1", "at-1", 8)
+    for call in (open_call, ended):
         journal.begun(call)
     journal.ended(ended)
     journal.close()
     with (tmp_path / "calls").open("ab") as file:
         file.write(b'[1]\n{"call_id": "x"}\n{"call_id": "call-9", "rollout_')
-    assert [(call.call_id, call.sequence_id) for call in journal.open()] == [(kept.call_id, 7)]
+    assert [(call.call_id, call.sequence_id) for call in journal.open()] == [(open_call.call_id, 7)]
     after = GatewayCall("ro-1", "at-1", 9)
     journal.begun(after)
     journal.close()

@@ -1,4 +1,4 @@
-"""What the pages about the gateway and its tokens say is what the code has: states, bounds, and tests that exist."""
+"""The pages about the gateway and its tokens agree with the code: states, bounds, and tests that exist."""
 
 from __future__ import annotations
 
@@ -33,5 +33,5 @@ def test_the_page_has_every_bound_with_its_default() -> None:
         default = getattr(GatewayLimits(), name)
         number = re.match(r"[\d,]+", text)
         scale = 2**20 if "MiB" in text else 1
-        told = None if number is None else int(number[0].replace(",", "")) * scale
-        assert told == default, name
+        value = None if number is None else int(number[0].replace(",", "")) * scale
+        assert value == default, name

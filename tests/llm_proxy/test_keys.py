@@ -100,12 +100,12 @@ async def test_the_whole_matrix_of_routes_dialects_and_keys(
                     url = base.replace("/rollout/", f"{before}/rollout/") + ("" if before else tail) + f"/{route}"
                     for name, (key, without, with_token) in presented(own, other).items():
                         for header, headers in HEADERS.items():
-                            asked = len(model.calls)
+                            count = len(model.calls)
                             status, text = await call(harness, url, body, {} if key is None else headers(key))
                             expected = with_token if token else without
                             refused = expected != 200
                             good = status == expected and (not refused or has_form_of(route, status, text))
-                            if not good or (refused and len(model.calls) != asked) or _leaks(text, own, other):
+                            if not good or (refused and len(model.calls) != count) or _leaks(text, own, other):
                                 wrong.append(
                                     f"{what} below {before or tail or '/'}, {name} as {header}: {status} {text}"
                                 )

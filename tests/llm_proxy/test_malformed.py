@@ -168,11 +168,11 @@ def test_every_wrong_value_of_a_request_is_read_or_refused(route: str) -> None:
         for other in OTHERS:
             raw = json.dumps(replaced(request_of(route), path, other)).encode()
             try:
-                asked = dialect.read_request(raw)
-                dialect.prompt_of(asked)
-                dialect.wants_stream(asked)
+                request = dialect.read_request(raw)
+                dialect.prompt_of(request)
+                dialect.wants_stream(request)
                 if isinstance(dialect, TranslatedDialect):
-                    dialect.to_chat(asked)
+                    dialect.to_chat(request)
                 if dialect is MESSAGES:
                     MESSAGES.count_to_chat(MESSAGES.read_count(raw))
             except CallFailed as failure:
@@ -183,17 +183,17 @@ def test_every_wrong_value_of_a_request_is_read_or_refused(route: str) -> None:
 
 def wires() -> list[tuple[Dialect, TranslatedDialect | None, str]]:
     chat = DIALECTS["chat/completions"]
-    found: list[tuple[Dialect, TranslatedDialect | None, str]] = []
+    pairs: list[tuple[Dialect, TranslatedDialect | None, str]] = []
     for route, dialect in DIALECTS.items():
         if isinstance(dialect, TranslatedDialect):
-            found += [(chat, dialect, "/v1/chat/completions"), (dialect, None, f"/v1/{route}")]
+            pairs += [(chat, dialect, "/v1/chat/completions"), (dialect, None, f"/v1/{route}")]
         else:
-            found.append((dialect, None, f"/v1/{route}"))
-    return found
+            pairs.append((dialect, None, f"/v1/{route}"))
+    return pairs
 
 
-def good_reply(path: str, asked: Json) -> Json:
-    return REPLIES[path][0](asked, ANSWERS.get(path, "one two"), "r-1", True)
+def good_reply(path: str, request: Json) -> Json:
+    return REPLIES[path][0](request, ANSWERS.get(path, "one two"), "r-1", True)
 
 
 @pytest.mark.heavy
@@ -209,21 +209,21 @@ def test_every_wrong_value_of_a_reply_is_read_or_a_fault_of_the_server(number: i
     if streamed and wire.route == "embeddings":
         pytest.skip("embeddings have no streams")
     agents = (translated or wire).route
-    asked = request_of(agents)
-    request = translated.to_chat(asked) if translated is not None else asked
+    agent_request = request_of(agents)
+    request = translated.to_chat(agent_request) if translated is not None else agent_request
     reply = good_reply(path, {**request, "return_token_ids": True, "logprobs": True})
-    sent = UpstreamRequest(asked, wire, request, wire.prompt_of(request), [], translated)
+    sent = UpstreamRequest(agent_request, wire, request, wire.prompt_of(request), [], translated)
     for number, place in enumerate(places(reply)):
         for other in OTHERS[number % 4 :: 4]:  # in turns: the same fields come again and again
             raw = json.dumps(replaced(reply, place, other)).encode()
             call = GatewayCall("ro-1", "at-1", 1, dialect=agents)
             call.request, call.prompt = request, sent.prompt
             try:
-                found = read_reply(wire, UpstreamResponse(200, raw))
-                record, said, _ = convert_reply(sent, found, raw, streamed)
-                call.answered(record, wire.tokens_of(found, request))
+                upstream_reply = read_reply(wire, UpstreamResponse(200, raw))
+                record, answer, _ = convert_reply(sent, upstream_reply, raw, streamed)
+                call.answered(record, wire.tokens_of(upstream_reply, request))
                 if not streamed:
-                    json.loads(said, parse_constant=_no_constant)
+                    json.loads(answer, parse_constant=_no_constant)
             except CallFailed as failure:
                 fault_of_the_server(failure, (place, other))
                 call.failed(failure)
@@ -236,13 +236,13 @@ def test_every_wrong_value_of_a_frame_is_read_or_a_fault_of_the_server(number: i
     from agentlightning.llm_proxy.forwarding import UpstreamRequest, convert_frame, end_stream
 
     wire, translated, path = wires()[number]
-    asked = request_of((translated or wire).route, streamed=True)
-    request = translated.to_chat(asked) if translated is not None else asked
+    agent_request = request_of((translated or wire).route, streamed=True)
+    request = translated.to_chat(agent_request) if translated is not None else agent_request
     reply = good_reply(path, {**request, "return_token_ids": True, "logprobs": True})
     cut = REPLIES[path][1]
     assert cut is not None
     frames = cut(reply, request)
-    upstream_request = UpstreamRequest(asked, wire, request, [], [], translated)
+    upstream_request = UpstreamRequest(agent_request, wire, request, [], [], translated)
     for at, frame in enumerate(frames):
         head, _, data = frame.strip().rpartition(b"data: ")
         if not data.startswith(b"{"):
@@ -252,7 +252,7 @@ def test_every_wrong_value_of_a_frame_is_read_or_a_fault_of_the_server(number: i
             for other in OTHERS[(number + at) % 6 :: 6]:
                 wrong = head + b"data: " + json.dumps(replaced(value, place, other)).encode() + b"\n\n"
                 reader = wire.read_stream(request)
-                writer = None if translated is None else translated.write_stream(asked)
+                writer = None if translated is None else translated.write_stream(agent_request)
                 try:
                     for sent in [*frames[:at], wrong, *frames[at + 1 :]]:
                         convert_frame(reader, sent, writer)
@@ -284,11 +284,11 @@ def test_every_call_ends_in_a_state_and_an_answer_whatever_is_said(
 ) -> None:
     route = data.draw(st.sampled_from(list(REQUESTS)))
     streamed, answers_streamed = data.draw(st.booleans()), data.draw(st.booleans())
-    asked = request_of(route, streamed)
+    body = request_of(route, streamed)
     if data.draw(st.booleans()):
-        asked = replaced(asked, data.draw(st.sampled_from(list(places(asked))[1:])), data.draw(JSON_VALUES))
-        if isinstance(asked, dict):
-            asked["model"] = "policy"
+        body = replaced(body, data.draw(st.sampled_from(list(places(body))[1:])), data.draw(JSON_VALUES))
+        if isinstance(body, dict):
+            body["model"] = "policy"
     seed = random.Random(data.draw(st.integers(0, 9999)))
     other = data.draw(JSON_VALUES)
 
@@ -318,13 +318,13 @@ def test_every_call_ends_in_a_state_and_an_answer_whatever_is_said(
             async with GatewayHarness(model_list=[engine.entry("policy", engine="vllm", **native)]) as harness:
                 attempt = await harness.attempt()
                 async with harness.session.post(
-                    harness.url(attempt, f"/{route}"), data=json.dumps(asked).encode()
+                    harness.url(attempt, f"/{route}"), data=json.dumps(body).encode()
                 ) as answer:
-                    said = await answer.read()
+                    text = await answer.read()
                     status, kind = answer.status, answer.content_type
-                assert status == 200 or 400 <= status < 500 or status in (501, 502), (status, said)
+                assert status == 200 or 400 <= status < 500 or status in (501, 502), (status, text)
                 if kind == "application/json":
-                    json.loads(said)
+                    json.loads(text)
                 assert await harness.states(attempt)  # one for each choice
                 assert len({span.sequence_id for span in await harness.spans(attempt)}) == 1
                 assert sum(harness.proxy.stats()["calls"].values()) == 1

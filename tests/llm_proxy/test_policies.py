@@ -61,8 +61,8 @@ async def test_two_agents_of_one_rollout_train_two_policies_and_frozen_and_exter
     team: GatewayHarness, adapter: type[TraceToTripletBase]
 ) -> None:
     attempt = await run_team(team)
-    told = [(call.get("role"), call["policy"], call["policy_kind"]) for call in await team.raw(attempt)]
-    assert told == [
+    policies = [(call.get("role"), call["policy"], call["policy_kind"]) for call in await team.raw(attempt)]
+    assert policies == [
         ("writer", "writer", "trained"),
         ("critic", "critic", "trained"),
         (None, "judge", "frozen"),

@@ -122,9 +122,9 @@ def test_a_malformed_entry_is_refused_by_place_and_changes_nothing(case: str) ->
     assert proxy.model_list == [entry()]
 
 
-@pytest.mark.parametrize(("given", "sent"), [("hosted_vllm/a/b", "a/b"), ("openai/x", "x"), ("Qwen/Q3", "Qwen/Q3")])
-async def test_the_model_server_gets_its_own_name_for_the_model(harness: GatewayHarness, given: str, sent: str) -> None:
-    harness.proxy.update_model_list([harness.model.entry("policy", model=given)])
+@pytest.mark.parametrize(("model", "sent"), [("hosted_vllm/a/b", "a/b"), ("openai/x", "x"), ("Qwen/Q3", "Qwen/Q3")])
+async def test_the_model_server_gets_its_own_name_for_the_model(harness: GatewayHarness, model: str, sent: str) -> None:
+    harness.proxy.update_model_list([harness.model.entry("policy", model=model)])
     await harness.ask(await harness.attempt())
     assert harness.model.calls[0].request["model"] == sent
 

@@ -1,4 +1,4 @@
-"""What the gateway refuses, in OpenAI's error form, and which refusals the attempt can see in its spans."""
+"""Refusals of the gateway, in OpenAI's error form, and those that the attempt can see in its spans."""
 
 from __future__ import annotations
 

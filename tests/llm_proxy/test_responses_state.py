@@ -26,8 +26,8 @@ from tests.stubs.model_server import Fault, encode
 A, B = ("ro-1", "at-1"), ("ro-2", "at-1")
 
 
-def response(attempt: AttemptName, name: str, *said: str) -> StoredResponse:
-    items = tuple(Item(f"msg_{text[:20]}", text.encode()) for text in said)
+def response(attempt: AttemptName, name: str, *texts: str) -> StoredResponse:
+    items = tuple(Item(f"msg_{text[:20]}", text.encode()) for text in texts)
     return StoredResponse(attempt, name, b"{}", items[:-1], items[-1:])
 
 
@@ -37,10 +37,10 @@ def memory(count: int = 1024, own: int = 2**26, total: int = 2**28) -> ResponseM
 
 
 def test_a_conversation_that_is_sent_again_with_each_call_is_kept_once() -> None:
-    remembered, said = memory(), [f"{number} {'x' * 10_000}" for number in range(100)]
+    remembered, texts = memory(), [f"{number} {'x' * 10_000}" for number in range(100)]
     for number in range(1, 100):
-        remembered.add(response(A, f"r{number}", *said[: number + 1]))
-    assert remembered.size < 2 * sum(map(len, said))
+        remembered.add(response(A, f"r{number}", *texts[: number + 1]))
+    assert remembered.size < 2 * sum(map(len, texts))
 
 
 def test_the_response_that_was_not_used_for_longest_is_forgotten_first() -> None:
@@ -55,8 +55,8 @@ def test_the_response_that_was_not_used_for_longest_is_forgotten_first() -> None
 
 def test_the_attempt_that_was_silent_for_longest_is_forgotten_first() -> None:
     remembered = memory(total=30_000)
-    for attempt, name, said in ((A, "r", "a" * 12_000), (B, "r", "b" * 6000), (B, "s", "c" * 6000)):
-        remembered.add(response(attempt, name, said))
+    for attempt, name, text in ((A, "r", "a" * 12_000), (B, "r", "b" * 6000), (B, "s", "c" * 6000)):
+        remembered.add(response(attempt, name, text))
     assert remembered.response(A, "r") is not None
     remembered.add(response(("ro-3", "at-1"), "r", "d" * 14_000))
     assert remembered.response(A, "r") is not None
@@ -77,10 +77,10 @@ STEPS = st.tuples(st.sampled_from([A, B]), st.integers(0, 5), st.lists(st.intege
 @given(st.lists(st.one_of(STEPS, STEPS.map(lambda step: step[:2])), max_size=40))
 def test_sizes_add_up_and_stay_within_the_bounds(steps: list[tuple[AttemptName, int, list[int]]]) -> None:
     remembered, number = memory(count=4, own=6000, total=9000), 0
-    for attempt, which, *said in steps:
-        if said:
+    for attempt, which, *words in steps:
+        if words:
             number += 1
-            texts = [f"{place} {'x' * 100 * place}" for place in said[0]]
+            texts = [f"{place} {'x' * 100 * place}" for place in words[0]]
             remembered.add(response(attempt, f"r{number}", *texts))
             assert remembered.response(attempt, f"r{number}") is not None
         else:
@@ -150,9 +150,9 @@ async def test_several_conversations_branch_from_one_response_at_the_same_time(a
     assert len({branch.id for branch in branches}) == 8
     twigs = await asyncio.gather(*(agent.ask(input="t", previous_response_id=branch.id) for branch in branches))
     assert len(twigs) == 8
-    said = [[message["content"] for message in call.request["messages"]] for call in agent.harness.model.calls[9:]]
+    histories = [[message["content"] for message in call.request["messages"]] for call in agent.harness.model.calls[9:]]
     expected = [["root", "after root", f"b{i}", f"after b{i}", "t"] for i in range(8)]
-    assert sorted(said) == sorted(expected)
+    assert sorted(histories) == sorted(expected)
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -198,8 +198,8 @@ async def test_responses_of_a_server_that_gives_every_reply_the_same_id_are_told
     assert len({response.id for response in made}) == 3
     for number, response in enumerate(made):
         await agent.ask(input="?", previous_response_id=response.id)
-        said = [message["content"] for message in agent.asked["messages"]]
-        assert said == [f"question {number}", f"answer {number}", "?"]
+        texts = [message["content"] for message in agent.asked["messages"]]
+        assert texts == [f"question {number}", f"answer {number}", "?"]
     recorded = [span for span in await agent.harness.spans(agent.attempt) if span.name == "litellm_request"]
     assert [span.attributes["gen_ai.response.id"] for span in recorded[:3]] == [response.id for response in made]
 
@@ -226,8 +226,8 @@ async def test_what_is_not_stored_cannot_be_continued(agent: Agent, streamed: bo
     first = await agent.whole(store=False, streamed=streamed)
     assert first.store is False
     await refused(agent, first.id, first.output[0].id)
-    kept = await agent.ask()
-    await agent.ask(input="more", previous_response_id=kept.id, store=False)  # it may go on from one that is
+    stored = await agent.ask()
+    await agent.ask(input="more", previous_response_id=stored.id, store=False)  # it may go on from one that is
     assert len(agent.asked["messages"]) == 3
 
 
@@ -244,9 +244,9 @@ async def refused(agent: Agent, response_id: str, item_id: str) -> None:
             await agent.whole(input=[{"type": "item_reference", "id": item_id}], streamed=streamed)
         assert missing.value.param == "input"
         assert f"Item with id '{item_id}' not found" in missing.value.message
-    for asked in (agent.client.responses.retrieve, agent.client.responses.delete, agent.client.responses.cancel):
+    for operation in (agent.client.responses.retrieve, agent.client.responses.delete, agent.client.responses.cancel):
         with pytest.raises(openai.NotFoundError, match="not found"):
-            await asked(response_id)
+            await operation(response_id)
     assert len(agent.harness.model.calls) == calls
 
 
@@ -324,10 +324,10 @@ async def test_a_conversation_beyond_the_bound_of_a_request_is_refused() -> None
 
 async def test_a_large_conversation_is_counted_as_the_value_that_is_made_of_it(agent: Agent) -> None:
     parts = [{"type": "input_text", "text": "a"}] * 5000
-    said: Json = {"model": "policy", "input": [{"role": "user", "content": parts}]}
+    body: Json = {"model": "policy", "input": [{"role": "user", "content": parts}]}
     url, held = agent.harness.url(agent.attempt, "/responses"), list[int]()
     agent.harness.model.answer = lambda request: held.append(PROCESS.held) or "yes"
-    _, first = await agent.harness.post(url, said)
+    _, first = await agent.harness.post(url, body)
     await agent.harness.post(url, {"model": "policy", "input": "hi", "previous_response_id": first["id"]})
     sent, remembered = held
     assert remembered > 0.8 * sent > 2 * len(json.dumps(parts))
@@ -355,10 +355,14 @@ async def test_the_tokens_of_a_conversation_are_counted(agent: Agent) -> None:
     count = await agent.client.responses.input_tokens.count(
         model="policy", input="three", previous_response_id=first.id
     )
-    (asked,) = [call for call in agent.harness.model.calls if call.path == "/tokenize"]
-    assert [message["content"] for message in asked.request["messages"]] == ["one two", "you said one two", "three"]
+    (tokenize_call,) = [call for call in agent.harness.model.calls if call.path == "/tokenize"]
+    assert [message["content"] for message in tokenize_call.request["messages"]] == [
+        "one two",
+        "you said one two",
+        "three",
+    ]
     assert count.object == "response.input_tokens"
-    assert count.input_tokens == len(encode(json.dumps(asked.request["messages"])))
+    assert count.input_tokens == len(encode(json.dumps(tokenize_call.request["messages"])))
     agent.harness.model.counts = False
     with pytest.raises(openai.InternalServerError) as caught:
         await agent.client.responses.input_tokens.count(model="policy", input="three")
@@ -390,8 +394,8 @@ def test_nested_nonsense_is_answered_or_refused_and_never_remembered_wrongly() -
                 assert status == 200 or reply["error"]["message"]
                 if status == 200:
                     more = {"model": "policy", "input": [], "previous_response_id": reply["id"]}
-                    again, told = await harness.post(harness.url(attempt, "/responses"), more)
-                    assert (again == 200) is (body.get("store") is not False), told
+                    again, second_reply = await harness.post(harness.url(attempt, "/responses"), more)
+                    assert (again == 200) is (body.get("store") is not False), second_reply
                 return status
 
             @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
@@ -441,9 +445,9 @@ async def test_what_was_said_before_a_response_is_listed_page_by_page(harness: G
         second = await client.responses.create(model="policy", input=items, previous_response_id=first.id)
         texts = ["one", "you said one", *map(str, range(30))]
         for order, expected in (("asc", texts), ("desc", texts[::-1])):
-            found = [item async for item in client.responses.input_items.list(second.id, order=order, limit=7)]
-            assert [item.content[0].text for item in found] == expected
-            assert {(item.type, item.status) for item in found} == {("message", "completed")}
+            listed = [item async for item in client.responses.input_items.list(second.id, order=order, limit=7)]
+            assert [item.content[0].text for item in listed] == expected
+            assert {(item.type, item.status) for item in listed} == {("message", "completed")}
         page = await client.responses.input_items.list(second.id)
         assert (len(page.data), page.has_more) == (20, True)
         for wrong in ({"limit": 0}, {"limit": 101}, {"order": "up"}, {"after": "nowhere"}):
@@ -480,14 +484,14 @@ async def test_a_deleted_response_is_gone_and_what_went_on_from_it_stays(harness
         first = await client.responses.create(model="policy", input="one")
         second = await client.responses.create(model="policy", input="two", previous_response_id=first.id)
         await client.responses.delete(first.id)
-        for asked in (client.responses.retrieve, client.responses.delete):
+        for operation in (client.responses.retrieve, client.responses.delete):
             with pytest.raises(openai.NotFoundError, match="not found"):
-                await asked(first.id)
+                await operation(first.id)
         with pytest.raises(openai.BadRequestError):
             await client.responses.create(model="policy", input="?", previous_response_id=first.id)
         await client.responses.create(model="policy", input="three", previous_response_id=second.id)
-        said = [message["content"] for message in harness.model.calls[-1].request["messages"]]
-        assert said == ["one", "you said one", "two", "you said two", "three"]
+        texts = [message["content"] for message in harness.model.calls[-1].request["messages"]]
+        assert texts == ["one", "you said one", "two", "you said two", "three"]
 
 
 async def test_nothing_of_it_is_a_call_of_the_attempt(harness: GatewayHarness) -> None:

@@ -93,9 +93,9 @@ async def test_the_openai_library_reads_streams_and_tool_calls(harness: GatewayH
         reply = await agent.whole(streamed=True)
     (call,) = reply.choices[0].message.tool_calls
     assert (call.function.name, json.loads(call.function.arguments)) == ("add", {"a": 1, "b": 2})
-    said, recorded = await agent.recorded()
+    attributes, recorded = await agent.recorded()
     assert recorded["completion_token_ids"] == encode(json.dumps(calls))
-    assert said["gen_ai.completion.0.tool_calls.0.arguments"] == '{"a": 1, "b": 2}'
+    assert attributes["gen_ai.completion.0.tool_calls.0.arguments"] == '{"a": 1, "b": 2}'
 
 
 async def test_a_server_that_cannot_stream_is_streamed_for(harness: GatewayHarness) -> None:
@@ -155,8 +155,8 @@ async def test_two_hundred_streams_at_once_reach_their_agents_byte_for_byte() ->
         harness.model.hold_frames(3)
 
         async def one(index: int) -> bytes:
-            asked = body(f"w{index}", return_token_ids=True, logprobs=True)
-            async with session.post(harness.url(attempts[index]), json=asked) as reply:
+            request_body = body(f"w{index}", return_token_ids=True, logprobs=True)
+            async with session.post(harness.url(attempts[index]), json=request_body) as reply:
                 return await reply.read()
 
         streams = [asyncio.create_task(one(index)) for index in range(STREAMS)]
@@ -195,8 +195,8 @@ async def test_agents_that_leave_at_random_disturb_nobody_and_leave_nothing_behi
                 return None
 
         streams = [asyncio.create_task(one(index)) for index in range(STREAMS)]
-        gone = len(leaves_after)
-        await until(lambda: harness.proxy.stats()["calls"].get("client_left", 0) == gone)
+        count = len(leaves_after)
+        await until(lambda: harness.proxy.stats()["calls"].get("client_left", 0) == count)
         harness.model.release()
         got = await asyncio.gather(*streams)
         assert [index for index, raw in enumerate(got) if raw is None] == sorted(leaves_after)
@@ -208,7 +208,7 @@ async def test_agents_that_leave_at_random_disturb_nobody_and_leave_nothing_behi
             calls = await harness.raw(attempt)
             states.update(call["state"] for call in calls)
             assert all(("completion_token_ids" in call) == (call["state"] == "ok") for call in calls)
-        assert states == {"ok": STREAMS - gone, "client_left": gone}
+        assert states == {"ok": STREAMS - count, "client_left": count}
 
 
 _PADDING = b": " + b"." * 8190 + b"\n\n"
@@ -245,8 +245,8 @@ async def test_agents_that_do_not_read_hold_the_engine_back_and_not_the_gateways
         try:
             memory, before = psutil.Process(process.pid), psutil.Process(process.pid).memory_info().rss
             async with agents() as session:
-                asked = [session.post(f"{url}/chat/completions", json=body(f"w{i}")) for i in range(STREAMS)]
-                replies = await asyncio.gather(*asked)
+                requests = [session.post(f"{url}/chat/completions", json=body(f"w{i}")) for i in range(STREAMS)]
+                replies = await asyncio.gather(*requests)
                 grown = memory.memory_info().rss - before
                 lengths = [len(await reply.read()) for reply in replies]
             assert set(lengths) == {max(lengths)}

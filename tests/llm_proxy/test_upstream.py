@@ -45,10 +45,10 @@ def entry(base_url: str) -> Any:
 async def test_the_agents_own_errors_pass_unchanged_and_are_not_tried_again(
     harness: GatewayHarness, status: int
 ) -> None:
-    said = {"error": {"message": "no such thing", "type": "x", "param": "messages", "code": "y"}, "more": [1]}
-    harness.model.faults.append(Fault(status, json.dumps(said).encode()))
+    error_body = {"error": {"message": "no such thing", "type": "x", "param": "messages", "code": "y"}, "more": [1]}
+    harness.model.faults.append(Fault(status, json.dumps(error_body).encode()))
     attempt = await harness.attempt()
-    assert await harness.ask(attempt) == (status, said)
+    assert await harness.ask(attempt) == (status, error_body)
     [call] = await harness.raw(attempt)
     assert (call["state"], call["http_status"], call["upstream_tries"]) == ("upstream_error", status, 1)
     request_span = (await harness.spans(attempt))[0]
@@ -121,11 +121,11 @@ async def test_a_call_waits_for_a_server_that_is_started_again() -> None:
     patient["litellm_params"]["unreachable_seconds"] = 60
     async with GatewayHarness(model_list=[patient]) as harness:
         attempt = await harness.attempt()
-        asked = asyncio.ensure_future(harness.ask(attempt))
+        call = asyncio.ensure_future(harness.ask(attempt))
         await asyncio.sleep(0.5)  # longer than the usual tries take here
-        assert not asked.done()
+        assert not call.done()
         async with server:
-            assert (await asked)[0] == 200
+            assert (await call)[0] == 200
         assert (await harness.raw(attempt))[0]["upstream_tries"] > 4
 
 
@@ -249,8 +249,8 @@ async def test_what_is_no_token_id_or_no_logprob_of_one_is_not_recorded(
 async def test_tokens_that_do_not_fit_are_marked_and_no_adapter_reads_them(
     harness: GatewayHarness, choice: dict[str, Any], streamed: bool
 ) -> None:
-    said = {"role": "assistant", "content": "x"}
-    whole = {"index": 0, "finish_reason": "stop", "delta" if streamed else "message": said, **choice}
+    message = {"role": "assistant", "content": "x"}
+    whole = {"index": 0, "finish_reason": "stop", "delta" if streamed else "message": message, **choice}
     reply = json.dumps({"id": "c", "model": "policy", "prompt_token_ids": [1], "choices": [whole]}).encode()
     body = b"data: " + reply + b"\n\ndata: [DONE]\n\n" if streamed else reply
     harness.model.faults.append(
@@ -387,9 +387,9 @@ async def test_every_call_that_an_engine_puts_off_is_recorded_and_answered_in_it
             async def say(model: str, route: str, stream: bool) -> None:
                 body = {"model": model, **ROUTES[route], **({"stream": True} if stream else {})}
                 async with harness.session.post(harness.url(attempt, route), json=body) as answer:
-                    said = await answer.json()
-                    assert answer.status == 400, (model, route, said)
-                    assert said["error"]["message"]
+                    data = await answer.json()
+                    assert answer.status == 400, (model, route, data)
+                    assert data["error"]["message"]
                     wait = answer.headers.get("retry-after", "1")
                     assert wait.isdecimal()
                     assert 1 <= int(wait) <= LONGEST_RETRY_AFTER

@@ -1,4 +1,4 @@
-"""Of the place where a model is served, an agent sees a host and a port; credentials in addresses are refused."""
+"""An agent sees only the host and the port of a model server; credentials in addresses are refused."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def test_a_key_that_no_header_can_hold_is_refused_without_showing_it(
             pytest.skip("no environment holds it")
         monkeypatch.setenv("MY_PROVIDER_KEY", key)
         assert os.environ["MY_PROVIDER_KEY"] == key
-    given = key if place == "entry" else "os.environ/MY_PROVIDER_KEY"
+    value = key if place == "entry" else "os.environ/MY_PROVIDER_KEY"
     with pytest.raises(ValueError, match=r"model_list\[0\]\.litellm_params\.api_key") as caught:
-        ModelTable([{"model_name": "m", "litellm_params": {"model": "m", "api_base": "http://h/v1", "api_key": given}}])
+        ModelTable([{"model_name": "m", "litellm_params": {"model": "m", "api_base": "http://h/v1", "api_key": value}}])
     assert SECRET not in str(caught.value)
 
 
@@ -82,7 +82,7 @@ ROUTES: dict[str, dict[str, Any]] = {
     "/messages/count_tokens": {"messages": [{"role": "user", "content": "hi"}]},
 }
 HIDDEN = "hidden-path-0123456789"
-"""Stands in the path of an endpoint's address, where some providers have an account's number."""
+"""Part of the path of an endpoint's address, where some providers have an account's number."""
 
 
 async def test_no_failure_of_an_upstream_shows_more_than_its_place(caplog: pytest.LogCaptureFixture) -> None:
@@ -111,15 +111,15 @@ async def test_no_failure_of_an_upstream_shows_more_than_its_place(caplog: pytes
 
         names = [name + kind for name in bases for kind, _ in spoken]
         lost = [say(name, route) for name in names if not name.startswith("serves") for route in ROUTES]
-        said = list(await asyncio.gather(*lost))
+        answers = list(await asyncio.gather(*lost))
         for fault in faults:
             for route in ROUTES:
                 harness.model.faults[:] = [fault] * 2 if fault is not None else []
-                said += [await say("serves", route), await say("serves-native", route)]
+                answers += [await say("serves", route), await say("serves-native", route)]
         async with harness.session.get(harness.url(attempt, "/models")) as listing:
-            said.append(await listing.text())
-        shown = "\n".join([*said, json.dumps(harness.proxy.stats()), caplog.text])
+            answers.append(await listing.text())
+        shown = "\n".join([*answers, json.dumps(harness.proxy.stats()), caplog.text])
         shown += "".join(span.model_dump_json() for span in await harness.spans(attempt))
-    assert any(line.startswith("501") for line in said)
+    assert any(line.startswith("501") for line in answers)
     assert f":{harness.model.port}" in shown
     assert HIDDEN not in shown

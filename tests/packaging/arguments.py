@@ -158,15 +158,15 @@ OWN = re.compile(r"self|cls|args|kwargs|_.*")
 
 def public_objects() -> dict[str, Any]:
     """Return every public class and function of ours by the path of its definition."""
-    found: dict[str, Any] = {}
+    objects: dict[str, Any] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecated names say so when they are imported
         for place, importable in public_definitions().items():
             module, _, name = min(importable).rpartition(".")
             value = getattr(importlib.import_module(module), name)
             if inspect.isclass(value) or inspect.isfunction(value):
-                found[place] = value
-    return found
+                objects[place] = value
+    return objects
 
 
 def explained_calls() -> Iterator[tuple[str, Callable[..., Any], str]]:
@@ -175,28 +175,28 @@ def explained_calls() -> Iterator[tuple[str, Callable[..., Any], str]]:
         if not inspect.isclass(value):
             yield place, value, inspect.getdoc(value) or ""
             continue
-        said = inspect.getdoc(value) or ""
+        docstring = inspect.getdoc(value) or ""
         is_value = issubclass(value, (BaseModel, BaseException)) or dataclasses.is_dataclass(value)
         if "__init__" in vars(value) and not is_value:
-            yield place, value.__init__, f"{said} {value.__init__.__doc__ or ''}"
+            yield place, value.__init__, f"{docstring} {value.__init__.__doc__ or ''}"
         for name, method in vars(value).items():
             function = getattr(method, "__func__", method)
             if name.startswith("_") or not inspect.isfunction(function) or function.__module__ != value.__module__:
                 continue
             bases = [base for base in value.__mro__ if name in vars(base)]
             others = [f"{base.__doc__} {inspect.getdoc(getattr(base, name)) or ''}" for base in bases]
-            yield f"{place}.{name}", function, " ".join([said, *others])
+            yield f"{place}.{name}", function, " ".join([docstring, *others])
 
 
 def without_meaning() -> dict[str, list[str]]:
     """Return the arguments that no docstring names and that are not in `COMMON`, by the path of their function."""
-    found: dict[str, list[str]] = {}
-    for place, function, said in explained_calls():
+    missing: dict[str, list[str]] = {}
+    for place, function, docstring in explained_calls():
         names = [name for name in inspect.signature(function).parameters if not OWN.fullmatch(name)]
-        lacking = [name for name in names if name not in COMMON and not re.search(rf"\b{name}\b", said)]
-        if lacking:
-            found[place] = lacking
-    return found
+        undocumented = [name for name in names if name not in COMMON and not re.search(rf"\b{name}\b", docstring)]
+        if undocumented:
+            missing[place] = undocumented
+    return missing
 
 
 def page() -> str:

@@ -28,8 +28,8 @@ RULE = "=" * 80 + "\n"
 def scripts() -> dict[str, dict[str, Any]]:
     """Return the packages whose code is in the page, by name, as the lock file describes them."""
     packages = json.loads((PAGE / "package-lock.json").read_text())["packages"]
-    found = {path.rpartition("node_modules/")[2]: one for path, one in packages.items() if path and not one.get("dev")}
-    return {name: found[name] for name in sorted(found) if name not in TYPES_ONLY}
+    parts = {path.rpartition("node_modules/")[2]: one for path, one in packages.items() if path and not one.get("dev")}
+    return {name: parts[name] for name in sorted(parts) if name not in TYPES_ONLY}
 
 
 def bill() -> dict[str, Any]:
@@ -78,10 +78,10 @@ def _script(name: str, locked: dict[str, Any]) -> dict[str, Any]:
 def _requirement(text: str) -> dict[str, Any]:
     needed = Requirement(text)
     purl = f"pkg:pypi/{needed.name}"
-    asked = [{"name": "agentlightning:how", "value": "installed beside it"}]
-    asked += [{"name": "agentlightning:versions", "value": str(needed.specifier)}]
-    asked += [{"name": "agentlightning:where", "value": str(needed.marker)}] if needed.marker else []
-    return {"type": "library", "bom-ref": purl, "name": needed.name, "purl": purl, "properties": asked}
+    properties = [{"name": "agentlightning:how", "value": "installed beside it"}]
+    properties += [{"name": "agentlightning:versions", "value": str(needed.specifier)}]
+    properties += [{"name": "agentlightning:where", "value": str(needed.marker)}] if needed.marker else []
+    return {"type": "library", "bom-ref": purl, "name": needed.name, "purl": purl, "properties": properties}
 
 
 def texts(modules: Path) -> str:

@@ -1,4 +1,4 @@
-"""Which names are public, and where each is defined: read from the sources, without importing the package.
+"""The public names and the module that defines each: read from the sources, without importing the package.
 
 Public is what `agl.` and the packages give: the names that an `__init__.pyi`, or else an `__init__.py`, imports. The
 site has one page per package, made of these by `pages.py`.
@@ -56,7 +56,7 @@ def given_by(module: str) -> Iterator[tuple[str, str, str]]:
 
 
 def statements(tree: ast.Module) -> Iterator[ast.stmt]:
-    """Yield what stands at the top of a module, or there below an `if`."""
+    """Yield the statements at the top of a module, or there below an `if`."""
     for node in tree.body:
         yield from node.body if isinstance(node, ast.If) else (node,)
 
@@ -76,26 +76,26 @@ def definition(module: str, name: str) -> str | None:
     """Return the dotted path at which a name is defined; None if it is a module, or not of ours."""
     if name in own_names(module):
         return f"{module}.{name}"
-    for given, source, there in given_by(module):
-        if given == name and source != module:
+    for public_name, source, there in given_by(module):
+        if public_name == name and source != module:
             return definition(source, there)
     return None
 
 
 def public_definitions() -> dict[str, set[str]]:
     """Return, for each path at which a public name is defined, the paths under which programs import it."""
-    found: dict[str, set[str]] = {}
+    definitions: dict[str, set[str]] = {}
     for package in (PACKAGE, *(f"{PACKAGE}.{name}" for name in PUBLIC)):
         for name, source, there in given_by(package):
             place = None if name.startswith("_") else definition(source, there)
             if place is not None:
-                found.setdefault(place, set()).add(f"{package}.{name}")
+                definitions.setdefault(place, set()).add(f"{package}.{name}")
     for module in MODULES:
         for name in own_names(f"{PACKAGE}.{module}"):
             if not name.startswith("_"):
                 place = f"{PACKAGE}.{module}.{name}"
-                found.setdefault(place, set()).add(place)
-    return found
+                definitions.setdefault(place, set()).add(place)
+    return definitions
 
 
 def pages_of_packages() -> dict[str, list[str]]:

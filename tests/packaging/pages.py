@@ -48,24 +48,24 @@ def with_links_of_the_site(page: Path) -> str:
 
 
 API = Path("reference/api")
-"""Where the pages of the packages are, in the folder of the site."""
+"""Folder of the packages' pages, in the folder of the site."""
 
 
 def pages_of_names() -> dict[Path, str]:
     """Return the text of each page of `reference/api/` by its place in the folder of the site."""
     importable = public_definitions()
     lists: list[str] = []
-    found: dict[Path, str] = {}
+    pages: dict[Path, str] = {}
     for package, places in pages_of_packages().items():
-        said = ast.get_docstring(tree_of(f"{PACKAGE}.{package}")[1]) or _docstring_beside_the_stub(package)
-        head = f"# {package}\n\n{said}\n"
+        docstring = ast.get_docstring(tree_of(f"{PACKAGE}.{package}")[1]) or _docstring_beside_the_stub(package)
+        head = f"# {package}\n\n{docstring}\n"
         blocks = [f"::: {place}\n\nTo import: {_paths(importable[place])}\n" for place in places]
-        found[API / f"{package}.md"] = "\n".join([head, *blocks])
+        pages[API / f"{package}.md"] = "\n".join([head, *blocks])
         names = ", ".join(f"[{place.rsplit('.', 1)[1]}]({package}.md#{place})" for place in places)
         lists.append(f"| [{package}]({package}.md) | {names} |")
     table = "\n".join(["| package | names |", "| --- | --- |", *lists])
-    found[API / "index.md"] = f"{INDEX}\n{table}\n"
-    return found
+    pages[API / "index.md"] = f"{INDEX}\n{table}\n"
+    return pages
 
 
 INDEX = """# Every public name

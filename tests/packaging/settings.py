@@ -50,15 +50,15 @@ def meanings(owner: ModuleType | type, within: str | None = None) -> dict[str, s
     body = ast.parse(inspect.getsource(owner)).body
     if within is not None:
         [body] = [node.body for node in body if isinstance(node, ast.ClassDef) and node.name == within]
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for node, below in pairwise(body):
         target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
         match target, below:
             case ast.Name(id=name), ast.Expr(value=ast.Constant(value=str(text))):
-                found[name] = " ".join(text.split())
+                texts[name] = " ".join(text.split())
             case _:
                 pass
-    return found
+    return texts
 
 
 def arguments(function: Callable[..., Any], text: str) -> Iterator[tuple[str, str, str]]:
@@ -126,8 +126,8 @@ seconds and has `_bucket`, `_count` and `_sum` behind its name. What to make of 
     yield table(("key", "what it holds"), [(f"`{getattr(semconv, name)}`", texts[name]) for name in KEYS_OF_SPANS])
     for title, group, before in KEYS:
         yield f"{title}:\n"
-        told = meanings(semconv, group.__name__)
-        yield table(("key", "what it holds"), ((f"`{before}{each.value}`", told[each.name]) for each in members(group)))
+        docs = meanings(semconv, group.__name__)
+        yield table(("key", "what it holds"), ((f"`{before}{each.value}`", docs[each.name]) for each in members(group)))
     yield """### Attributes of others
 
 Keys of OpenTelemetry's conventions, and of the older system, that the gateway, the tracers and the traces of client

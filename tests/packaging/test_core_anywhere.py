@@ -59,12 +59,12 @@ exec(READS, {{"__name__": "agentlightning.x"}})
 
 @pytest.mark.skipif(not HIDDEN, reason="hides what Linux has")
 @pytest.mark.parametrize(
-    ("system", "left"),
+    ("system", "remaining"),
     [
         ("darwin", "has fcntl\nhas resource\nhas pwd\n['fork', 'geteuid', 'O_NOFOLLOW']\nno /proc\n"),
         ("win32", "[]\nno /proc\n"),
     ],
 )
-def test_what_the_other_system_lacks_is_hidden(system: str, left: str) -> None:
+def test_what_the_other_system_lacks_is_hidden(system: str, remaining: str) -> None:
     done = run("-c", LOOKS.format(system=system), system=system)
-    assert done.stdout == left, done.stderr
+    assert done.stdout == remaining, done.stderr

@@ -1,4 +1,4 @@
-"""The extras: which there are, and which of them a resolver can install together."""
+"""The extras: their names, and those that a resolver can install together."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXTRAS: dict[str, list[str]] = PYPROJECT["project"]["optional-dependencies"]
 APART = {"all", "dev", "verl", "vllm"}
-"""What the extra `all` does not name."""
+"""Extras that the extra `all` does not name."""
 
 
 def of_itself(requirements: list[str]) -> set[str]:
@@ -32,7 +32,7 @@ def of_itself(requirements: list[str]) -> set[str]:
 
 
 def resolve(extras: str, python: str = "3.12", *, lowest: bool = False) -> tuple[dict[str, str], str]:
-    """Return the versions that a resolver chooses for Linux, and what it says where there are none."""
+    """Return the versions that a resolver chooses for Linux, and its output where there are none."""
     command = [str(Path(sys.executable).parent / "uv"), "pip", "compile", "-q", "--index-strategy", "unsafe-best-match"]
     command += ["--python-version", python, "--python-platform", "linux", "pyproject.toml"]
     command += [part for extra in extras.split(",") for part in ("--extra", extra)]
@@ -54,8 +54,8 @@ CONFLICTS = {"vllm": "transformers", "agentops": "packaging"}
 
 
 def test_uv_is_told_of_each_extra_that_does_not_fit_with_verl() -> None:
-    told = [{one["extra"] for one in pair} for pair in PYPROJECT["tool"]["uv"]["conflicts"]]
-    assert told == [{"verl", other} for other in (*CONFLICTS, "all")]
+    conflicts = [{one["extra"] for one in pair} for pair in PYPROJECT["tool"]["uv"]["conflicts"]]
+    assert conflicts == [{"verl", other} for other in (*CONFLICTS, "all")]
 
 
 def test_every_extra_that_another_names_is_there() -> None:
@@ -73,8 +73,8 @@ asks_the_index = pytest.mark.skipif(
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("extras", ["all", WITH_VERL, "all,vllm", "demo,dev"], ids=["all", "verl", "vllm", "dev"])
 def test_these_extras_can_be_installed_together(extras: str) -> None:
-    chosen, said = resolve(extras)
-    assert chosen, said
+    chosen, output = resolve(extras)
+    assert chosen, output
     assert set(extras.split(",")) & {"verl", "vllm"} <= set(chosen)
     assert len(chosen) > 40, json.dumps(chosen)
 
@@ -83,14 +83,14 @@ def test_these_extras_can_be_installed_together(extras: str) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("other", CONFLICTS)
 def test_verl_cannot_be_installed_with_these_as_the_readme_says(other: str) -> None:
-    chosen, said = resolve(f"verl,{other}")
+    chosen, output = resolve(f"verl,{other}")
     assert chosen == {}
-    assert CONFLICTS[other] in said
+    assert CONFLICTS[other] in output
 
 
 @asks_the_index
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("python", ["3.11", "3.13"])
 def test_all_can_be_installed_on_each_python(python: str) -> None:
-    chosen, said = resolve("all", python)
-    assert chosen, said
+    chosen, output = resolve("all", python)
+    assert chosen, output

@@ -45,14 +45,14 @@ def test_every_public_name_says_what_it_is() -> None:
 def has_docstring(place: str) -> bool:
     """True for a class or function with a docstring, and for a constant with one below it."""
     module, _, name = place.rpartition(".")
-    found: list[bool] = []
+    results: list[bool] = []
     for node, below in pairwise([*names.statements(ast.parse(source_of(module).read_text())), ast.Pass()]):
         if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == name:
-            found.append(ast.get_docstring(node) is not None)
+            results.append(ast.get_docstring(node) is not None)
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         if any(isinstance(target, ast.Name) and target.id == name for target in targets):
-            found.append(isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant))
-    return any(found)  # of overloads the last one has it
+            results.append(isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant))
+    return any(results)  # of overloads the last one has it
 
 
 def source_of(module: str) -> Path:

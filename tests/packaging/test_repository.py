@@ -61,7 +61,7 @@ def test_each_action_is_pinned_to_one_commit_with_its_version() -> None:
             pinned = re.fullmatch(r"([\w.-]+/[\w./-]+)@([0-9a-f]{40} # v\d+\.\d+\.\d+)", line)
             assert pinned, f"{workflow.name}: {line}"
             pins.setdefault(pinned[1], set()).add(pinned[2])
-    assert {action: found for action, found in pins.items() if len(found) > 1} == {}
+    assert {action: versions for action, versions in pins.items() if len(versions) > 1} == {}
     assert len(pins) >= 5
 
 
@@ -120,8 +120,8 @@ def test_the_policy_lists_every_module_that_warns_of_a_deprecation_and_since_whe
     warning = {path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py") if _warns_of_deprecation(path)}
     assert listed == warning
     versions = {row.split("|")[3].strip() for row in rows if ".py`" in row}
-    known = set(re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE))
-    assert versions <= known
+    matches = set(re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE))
+    assert versions <= matches
 
 
 def test_each_tool_of_the_hooks_before_a_commit_is_in_the_development_environment() -> None:

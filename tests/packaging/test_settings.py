@@ -53,15 +53,15 @@ def read_variables(tree: ast.Module) -> Iterator[str]:
                 pass
             case _:
                 continue
-        found = name.value if isinstance(name, ast.Constant) else constants.get(getattr(name, "id", ""))
-        if isinstance(found, str):
-            yield found
+        value = name.value if isinstance(name, ast.Constant) else constants.get(getattr(name, "id", ""))
+        if isinstance(value, str):
+            yield value
 
 
 def test_every_variable_that_a_module_looks_up_is_on_the_page() -> None:
-    found = {name for tree in TREES.values() for name in read_variables(tree)}
-    assert {"AGL_RUN_ID", "OPENAI_API_KEY", "PROMETHEUS_MULTIPROC_DIR", "RAY_ADDRESS"} <= found
-    assert found - KNOWN == set()
+    names = {name for tree in TREES.values() for name in read_variables(tree)}
+    assert {"AGL_RUN_ID", "OPENAI_API_KEY", "PROMETHEUS_MULTIPROC_DIR", "RAY_ADDRESS"} <= names
+    assert names - KNOWN == set()
 
 
 def test_every_key_of_ours_that_a_module_writes_out_is_a_constant_of_semconv() -> None:
@@ -121,4 +121,4 @@ async def test_every_attribute_of_a_run_through_the_gateway_is_on_the_page() -> 
     used = {key for span in spans for key in (*span.attributes, *span.resource.attributes)}
     used = {key for key in used if not key.startswith(("telemetry.sdk.", "service.", *prefixes))}
     assert {"gen_ai.prompt.0.content", "agentlightning.call.state", "agentlightning.reward.0.value"} <= used
-    assert {key for key in used if not any(re.fullmatch(pattern(known), key) for known in keys)} == set()
+    assert {key for key in used if not any(re.fullmatch(pattern(name), key) for name in keys)} == set()

@@ -1,4 +1,4 @@
-"""The site of every release: which versions it has, where the front page leads, and one real build from a tag."""
+"""The site of every release: its versions, the target of the front page, and one real build from a tag."""
 
 from __future__ import annotations
 
@@ -49,5 +49,5 @@ def test_a_tag_is_built_from_its_own_pages_beside_the_present_ones(tmp_path: Pat
     assert "Written after" in (tmp_path / "site/dev/quickstart.html").read_text()
     assert re.search(r'"provider": ?"mike"', (tmp_path / "site/dev/index.html").read_text())
     assert json.loads((tmp_path / "site/versions.json").read_text())[0]["version"] == "99.0.0"
-    left = subprocess.run(["git", "worktree", "list"], cwd=clone, capture_output=True, text=True, check=True)
-    assert len(left.stdout.splitlines()) == 1, "a checkout was left behind"
+    process = subprocess.run(["git", "worktree", "list"], cwd=clone, capture_output=True, text=True, check=True)
+    assert len(process.stdout.splitlines()) == 1, "a checkout was left behind"

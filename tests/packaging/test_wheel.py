@@ -1,4 +1,4 @@
-"""The wheel: what is in it, what it says of itself, and that the same sources give the same bytes."""
+"""The wheel: its files, its metadata, and that the same sources give the same bytes."""
 
 from __future__ import annotations
 
@@ -135,8 +135,8 @@ def test_the_wheel_installs_into_an_environment_of_its_own_and_runs_the_program_
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, "2 rollouts (2 scored), mean reward 1.000\n"), done.stderr
-    told = subprocess.run(
+    process = subprocess.run(
         [bin_ / "agl", "--version"], cwd=tmp_path, env=clean, capture_output=True, text=True, check=True
     )
-    assert told.stdout == f"agentlightning {VERSION}\n"
+    assert process.stdout == f"agentlightning {VERSION}\n"
     assert subprocess.run([bin_ / "python", "-m", "pip", "check"], check=False).returncode == 0

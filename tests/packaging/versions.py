@@ -19,15 +19,15 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 DEV = "dev"
 MENU = '\n[project.extra.version]\nprovider = "mike"\ndefault = "latest"\n'
-"""What the theme needs to show the menu: it reads `../versions.json`, the format that the tool mike introduced."""
+"""Settings with which the theme shows the menu: it reads `../versions.json`, a format that mike introduced."""
 
 
 def releases(tags: Iterable[str]) -> list[str]:
     """Return the newest patch of each minor version among `tags`, the newest first; other tags do not count."""
     newest: dict[tuple[int, int], int] = {}
     for tag in tags:
-        if found := re.fullmatch(r"v(\d+)\.(\d+)\.(\d+)", tag):
-            major, minor, patch = (int(part) for part in found.groups())
+        if match := re.fullmatch(r"v(\d+)\.(\d+)\.(\d+)", tag):
+            major, minor, patch = (int(part) for part in match.groups())
             newest[major, minor] = max(patch, newest.get((major, minor), 0))
     return [f"{major}.{minor}.{patch}" for (major, minor), patch in sorted(newest.items(), reverse=True)]
 

@@ -49,9 +49,9 @@ def result(reward: float | None, **more: Any) -> RolloutResult:
 def template_in(request: dict[str, Any]) -> str:
     """Return the template that a critic or editor is asked about."""
     text = "\n".join(message["content"] for message in request["messages"])
-    found = re.search(r"<template>\n(.*?)\n</template>", text, re.DOTALL)
-    assert found is not None, text
-    return found[1]
+    match = re.search(r"<template>\n(.*?)\n</template>", text, re.DOTALL)
+    assert match is not None, text
+    return match[1]
 
 
 def is_edit(request: dict[str, Any]) -> bool:
@@ -81,13 +81,13 @@ def llm(server: ModelServer) -> agl.LLM:
 
 
 def trainer_of(algorithm: agl.APO[Any] | agl.GEPA[Any], **settings: Any) -> agl.Trainer:
-    given = {
+    settings_by_default = {
         "strategy": "shm",
         "initial_resources": resources(),
         "progress": "none",
         "runner": {"type": "agentlightning.LitAgentRunner", "concurrency": 4},
     }
-    return agl.Trainer(algorithm=algorithm, **{**given, **settings})
+    return agl.Trainer(algorithm=algorithm, **{**settings_by_default, **settings})
 
 
 def fit(algorithm: agl.APO[Any] | agl.GEPA[Any], agent: Any = heeds_rules, **settings: Any) -> agl.PromptResult:

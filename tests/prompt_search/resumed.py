@@ -27,7 +27,7 @@ RUN_ID = "killed again and again"
 def kill_at(point: str) -> None:
     """Let the program kill itself, and every process that it has started, at a point."""
     place, _, number = point.partition(" ")
-    left = [int(number)]
+    remaining = [int(number)]
 
     def counted(owner: Any, name: str) -> None:
         real = getattr(owner, name)
@@ -35,8 +35,8 @@ def kill_at(point: str) -> None:
         @functools.wraps(real)
         async def wrapped(*args: Any, **kwargs: Any) -> Any:
             result = await real(*args, **kwargs)
-            left[0] -= 1
-            if left[0] == 0:
+            remaining[0] -= 1
+            if remaining[0] == 0:
                 os.killpg(os.getpgrp(), signal.SIGKILL)
             return result
 
@@ -79,9 +79,11 @@ def main() -> None:
         await store.close()
         return count
 
-    said = {"best": result.best_prompt.template, "calls": result.bill.calls, "rollouts": asyncio.run(everything())}
+    facts = {"best": result.best_prompt.template, "calls": result.bill.calls, "rollouts": asyncio.run(everything())}
     states = [[version.version, version.state, version.score] for version in result.history]
-    print(json.dumps({**said, "states": states, "same": algorithm.get_best_prompt() == result.best_prompt}), flush=True)
+    print(
+        json.dumps({**facts, "states": states, "same": algorithm.get_best_prompt() == result.best_prompt}), flush=True
+    )
 
 
 if __name__ == "__main__":

@@ -160,19 +160,19 @@ def test_an_agent_that_always_fails_ends_the_search_before_it_costs_anything() -
 
 def test_everything_else_among_the_resources_reaches_the_agent() -> None:
     """Only the prompt is replaced, and the ids hold the run."""
-    seen: set[str] = set()
+    models: set[str] = set()
 
     @agl.rollout
     def agent(task: dict[str, str], llm: agl.LLM, main_prompt: agl.PromptTemplate) -> float:
-        seen.add(llm.model)
+        models.add(llm.model)
         return reward_of(main_prompt.format(**task))
 
     store = agl.InMemoryLightningStore()
-    given = resources(main_llm=agl.LLM(endpoint="http://127.0.0.1:1/v1", model="the-agents-own"))
+    initial = resources(main_llm=agl.LLM(endpoint="http://127.0.0.1:1/v1", model="the-agents-own"))
     with asked() as server:
         for run in ("one", "two"):
-            result = fit(agl.APO(llm(server), **ONE_ROUND), agent, store=store, initial_resources=given, run_id=run)
-    assert seen == {"the-agents-own"}
+            result = fit(agl.APO(llm(server), **ONE_ROUND), agent, store=store, initial_resources=initial, run_id=run)
+    assert models == {"the-agents-own"}
     assert list(result.best_resources) == ["main_prompt", "main_llm"]
     ids = {rollout.resources_id for rollout in rollouts_in(store)}
     assert ids == {"apo-one-v0", "apo-one-v1", "apo-two-v0", "apo-two-v1"}
@@ -186,18 +186,18 @@ def test_several_templates_are_edited_in_turns() -> None:
             texts = [each.template for each in resources.values() if isinstance(each, agl.PromptTemplate)]
             return sum(map(reward_of, texts)) / 2
 
-    given = {
+    templates = {
         name: agl.PromptTemplate(template=f"{name}: {{question}}", engine="f-string") for name in ("first", "second")
     }
     with asked() as server:
-        result = fit(agl.APO(llm(server), **{**SMALL, "beam_rounds": 4}), Agent(), initial_resources=given)
-        assert [result.best_templates[name].template.count("\n") for name in given] == [2, 2]
+        result = fit(agl.APO(llm(server), **{**SMALL, "beam_rounds": 4}), Agent(), initial_resources=templates)
+        assert [result.best_templates[name].template.count("\n") for name in templates] == [2, 2]
         targets = {version.round: version.target for version in result.history[1:]}
         assert targets == {1: "first", 2: "second", 3: "first", 4: "second"}
-        alone = fit(agl.APO(llm(server), **ONE_ROUND, templates=["second"]), Agent(), initial_resources=given)
+        alone = fit(agl.APO(llm(server), **ONE_ROUND, templates=["second"]), Agent(), initial_resources=templates)
     assert {version.target for version in alone.history} == {"second"}
     with pytest.raises(ValueError, match="the templates are first, second"):
-        fit(agl.APO(llm(server), templates=["third"]), Agent(), initial_resources=given)
+        fit(agl.APO(llm(server), templates=["third"]), Agent(), initial_resources=templates)
 
 
 # --- errors, limits, bill --------------------------------------------------------------------------------------------
@@ -230,10 +230,10 @@ def test_a_server_that_dies_later_leaves_the_best_so_far() -> None:
     ("what", "bound", "requests"), [("calls", 10, 10), ("tokens", 1200, None), ("cost", 0.0012, None)]
 )
 def test_a_limit_ends_the_search_with_what_it_has(what: str, bound: float, requests: int | None) -> None:
-    """No call beyond the limit, what was paid for is judged, and versions are paid for before further critiques."""
+    """Make no call beyond the limit, judge what was paid for, and pay for versions before further critiques."""
     with asked() as server:
-        given: dict[str, Any] = {**SMALL, "limits": {what: bound}, "prices": {"critic": (1.0, 1.0)}}
-        result = fit(agl.APO(llm(server), **given, concurrency=16))
+        options: dict[str, Any] = {**SMALL, "limits": {what: bound}, "prices": {"critic": (1.0, 1.0)}}
+        result = fit(agl.APO(llm(server), **options, concurrency=16))
         edits = sum(is_edit(call.request) for call in server.calls)
     assert f"limit on {what}" in result.stop_reason
     used = {"calls": result.bill.requests, "tokens": result.bill.tokens, "cost": result.bill.cost}
@@ -263,13 +263,13 @@ def test_a_round_of_which_everything_was_refused_ends_the_search_with_that_reaso
     assert len(server.calls) == 3 * SMALL["beam_width"] * SMALL["branch_factor"], "critique, edit and repair, once each"
 
 
-@pytest.mark.parametrize("known", [{}, {"critic": (1.0, 1.0)}], ids=["no prices", "of another model"])
-def test_a_limit_on_cost_without_a_price_is_told_before_anything_runs(known: dict[str, Any]) -> None:
+@pytest.mark.parametrize("prices", [{}, {"critic": (1.0, 1.0)}], ids=["no prices", "of another model"])
+def test_a_limit_on_cost_without_a_price_is_told_before_anything_runs(prices: dict[str, Any]) -> None:
     store = agl.InMemoryLightningStore()
-    given: dict[str, Any] = {"limits": {"cost": 1.0}, "prices": known, "apply_edit_model": "another"}
+    options: dict[str, Any] = {"limits": {"cost": 1.0}, "prices": prices, "apply_edit_model": "another"}
     with asked() as server:
         with pytest.raises(agl.BadRequestError, match=r"cannot hold without.*price"):
-            fit(agl.APO(llm(server), **SMALL, **given), store=store)
+            fit(agl.APO(llm(server), **SMALL, **options), store=store)
         assert not server.calls
     assert not rollouts_in(store)
 
@@ -321,9 +321,9 @@ def test_hostile_texts_are_repaired_or_refused() -> None:
     with asked(answer) as server:
         result = fit(agl.APO(llm(server), **ONE_ROUND, concurrency=1))
     by_state = {version.state: version for version in result.history}
-    kept = [version.prompt_template.template for version in result.history if version.state == "kept"]
-    assert 'Answer {question} as {{"unit": "m"}}. Give a number.' in kept
-    assert "Answer {question}. Name the unit." in kept
+    templates = [version.prompt_template.template for version in result.history if version.state == "kept"]
+    assert 'Answer {question} as {{"unit": "m"}}. Give a number.' in templates
+    assert "Answer {question}. Name the unit." in templates
     assert by_state["refused"].problems == ("The placeholder {question} is missing.",)
     assert by_state["failed"].problems == ("The text is empty.",)
     assert [(line.purpose, line.calls) for line in result.bill.lines][-1] == ("repair", 2)
@@ -466,8 +466,8 @@ async def test_a_store_over_http() -> None:
     client = agl.LightningStoreClient(server.endpoint)
     try:
         with asked() as critics:
-            given = {"store": client, "strategy": {"type": "cs", "managed_store": False}}
-            result = await asyncio.to_thread(fit, agl.APO(llm(critics), **ONE_ROUND), **given)
+            options = {"store": client, "strategy": {"type": "cs", "managed_store": False}}
+            result = await asyncio.to_thread(fit, agl.APO(llm(critics), **ONE_ROUND), **options)
     finally:
         await client.close()
         await server.stop()
@@ -547,9 +547,9 @@ def test_what_is_logged(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_prompt_template_and_both_datasets_are_required(
     settings: dict[str, Any], datasets: dict[str, Any], text: str
 ) -> None:
-    given = {"train_dataset": VAL, "val_dataset": VAL, **datasets}
+    datasets_given = {"train_dataset": VAL, "val_dataset": VAL, **datasets}
     with pytest.raises(ValueError, match=text):
-        trainer_of(agl.APO(helpful), **settings).fit(heeds_rules, **given)
+        trainer_of(agl.APO(helpful), **settings).fit(heeds_rules, **datasets_given)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What the evaluator enqueues, keeps and cancels."""
+"""The rollouts that the evaluator enqueues, keeps and cancels."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def evaluator_of(store: agl.LightningStore, **settings: Any) -> CandidateEvaluat
     async def read(rollouts: Sequence[Rollout]) -> list[RolloutResult]:
         return await read_results(store, rollouts, agl.TraceToMessages())
 
-    given: dict[str, Any] = {"name": "apo", "run": "r", "resources": resources(), "timeout_seconds": 30.0}
-    return CandidateEvaluator(store, read, **{**given, **settings})
+    defaults: dict[str, Any] = {"name": "apo", "run": "r", "resources": resources(), "timeout_seconds": 30.0}
+    return CandidateEvaluator(store, read, **{**defaults, **settings})
 
 
 def prompts(text: str) -> dict[str, agl.PromptTemplate]:
@@ -156,7 +156,7 @@ async def test_what_is_late_is_cancelled(store: agl.LightningStore, settings: di
 
 
 async def test_what_nobody_waits_for_any_more_is_cancelled(store: agl.LightningStore) -> None:
-    """As when a run is interrupted; as long as one waits, it goes on."""
+    """An interrupted run cancels its rollouts; they continue as long as one caller waits."""
     runs = evaluator_of(store)
     waiting = [asyncio.create_task(runs.evaluate(name, prompts(name), ["a"], "val")) for name in ("v0", "v1")]
     while len(await store.query_rollouts()) < 2:  # noqa: ASYNC110 -- nobody tells

@@ -28,9 +28,9 @@ def shown(request: dict[str, Any]) -> str:
 
 
 def template_in(request: dict[str, Any]) -> str:
-    found = re.search(r"```\n(.*?)\n```", shown(request), re.DOTALL)
-    assert found is not None
-    return found[1]
+    match = re.search(r"```\n(.*?)\n```", shown(request), re.DOTALL)
+    assert match is not None
+    return match[1]
 
 
 def helpful(request: dict[str, Any]) -> str:
@@ -42,10 +42,10 @@ def helpful(request: dict[str, Any]) -> str:
 
 def test_a_planted_better_prompt_is_found_and_every_version_is_recorded() -> None:
     store = agl.InMemoryLightningStore()
-    given = resources(note=agl.LLM(endpoint="http://127.0.0.1:9", model="carried along"))
+    initial = resources(note=agl.LLM(endpoint="http://127.0.0.1:9", model="carried along"))
     with asked(helpful) as server:
         algorithm = agl.GEPA(llm(server), max_metric_calls=200)
-        result = fit(algorithm, store=store, run_id="run-a", initial_resources=given)
+        result = fit(algorithm, store=store, run_id="run-a", initial_resources=initial)
     assert all(rule in result.best_prompt.template for rule in RULES)
     assert algorithm.get_best_prompt() == result.best_prompt == result.best_resources["main_prompt"]
     assert (result.seed.score, result.best.score, result.stop_reason) == (0.0, 1.0, "finished")
@@ -64,7 +64,7 @@ def test_a_planted_better_prompt_is_found_and_every_version_is_recorded() -> Non
     assert (evaluations[-1].data["rewards"], evaluations[-1].data["tasks"]) == ([1.0] * len(VAL), tasks_of(VAL))
     published = asyncio.run(store.get_resources_by_id("gepa-run-a-v3"))
     assert published is not None
-    assert published.resources == {**given, "main_prompt": result.best_prompt}
+    assert published.resources == {**initial, "main_prompt": result.best_prompt}
 
 
 def fails_on_even(gain: float) -> Any:
@@ -91,10 +91,10 @@ def test_a_fault_is_feedback_and_moves_no_score() -> None:
     assert result.seed.score == 0.5
     assert result.seed.failures == len(VAL) // 2
     assert result.best.score == 1.0
-    said = shown(server.calls[0].request)
-    assert "What went wrong: RuntimeError: the tool needs a unit" in said
-    assert "There is no reward" in said
-    assert "The reward is 0.5." in said
+    prompt = shown(server.calls[0].request)
+    assert "What went wrong: RuntimeError: the tool needs a unit" in prompt
+    assert "There is no reward" in prompt
+    assert "The reward is 0.5." in prompt
 
 
 def test_a_candidate_that_earned_something_on_too_few_tasks_is_never_the_best() -> None:
@@ -213,7 +213,7 @@ def test_an_interrupted_search_keeps_its_best_and_goes_on_in_its_folder(tmp_path
 
 
 class Program:
-    """What a pickle can hide: reading it makes a file."""
+    """A program hidden in a pickle: reading it makes a file."""
 
     def __init__(self, made: Path) -> None:
         self.made = made
@@ -256,8 +256,8 @@ def test_several_templates_are_changed_in_turn_and_merged() -> None:
 
     @agl.rollout
     def two_prompts(task: dict[str, str], system: agl.PromptTemplate, main_prompt: agl.PromptTemplate) -> float:
-        said = {"system": system.format(**task), "main_prompt": main_prompt.format(**task)}
-        return sum(words[name] in text for name, text in said.items()) / 2
+        texts = {"system": system.format(**task), "main_prompt": main_prompt.format(**task)}
+        return sum(words[name] in text for name, text in texts.items()) / 2
 
     def adds(request: dict[str, Any]) -> str:
         template = template_in(request)
@@ -277,7 +277,7 @@ def test_several_templates_are_changed_in_turn_and_merged() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({}, "GEPA needs an end"),
         ({"max_metric_calls": 0}, "max_metric_calls must be a whole number of 1 or more; got 0"),
@@ -286,8 +286,8 @@ def test_several_templates_are_changed_in_turn_and_merged() -> None:
         ({"max_metric_calls": 9, "limits": {"money": 1}}, "limits takes calls, tokens, seconds, cost"),
     ],
 )
-def test_a_wrong_setting_is_told_when_it_is_given(settings: dict[str, Any], told: str) -> None:
-    with pytest.raises(agl.BadRequestError, match=re.escape(told)):
+def test_a_wrong_setting_is_told_when_it_is_given(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(agl.BadRequestError, match=re.escape(message)):
         agl.GEPA(lambda messages: "", **settings)
 
 
@@ -307,9 +307,9 @@ def test_the_feedback_holds_what_the_agent_noted_and_no_key() -> None:
 
     with asked(helpful) as server:
         fit(agl.GEPA(llm(server), max_metric_calls=30), notes)
-    said = shown(server.calls[0].request)
-    assert "wanted: 12 kg" in said
-    assert "sk-abcdefghijklmnopqrstuvwxyz012345" not in said
+    prompt = shown(server.calls[0].request)
+    assert "wanted: 12 kg" in prompt
+    assert "sk-abcdefghijklmnopqrstuvwxyz012345" not in prompt
 
 
 INTERRUPTED = """
@@ -338,10 +338,10 @@ def test_ctrl_c_ends_the_search_at_once_and_its_best_is_kept(tmp_path: Path) -> 
             while len(server.calls) < 3 and process.poll() is None:
                 time.sleep(0.05)
             process.send_signal(signal.SIGINT)
-            _, said = process.communicate(timeout=60)
-    assert process.returncode == -signal.SIGINT, said
-    assert said.splitlines()[-1] == "KeyboardInterrupt"
-    assert "never retrieved" not in said
+            _, errors = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGINT, errors
+    assert errors.splitlines()[-1] == "KeyboardInterrupt"
+    assert "never retrieved" not in errors
     history = json.loads((folder / "history.json").read_text())
     assert (history["best"], history["stop_reason"]) == ("v1", "interrupted")
     store = agl.SQLiteLightningStore(str(folder) + ".db")

@@ -52,8 +52,8 @@ async def test_what_was_written_down_is_there_for_the_next_start(store: agl.Ligh
     assert bill.calls == 2
     names = second.next_names(2)
     assert names == ["v1", "v2"]
-    wanted = [version(name, parent="v0", round=1) for name in names]
-    assert await second.recorded(wanted) == [made, None]
+    versions = [version(name, parent="v0", round=1) for name in names]
+    assert await second.recorded(versions) == [made, None]
 
 
 async def test_a_search_that_goes_on_gives_no_name_twice(store: agl.LightningStore) -> None:
@@ -62,9 +62,9 @@ async def test_a_search_that_goes_on_gives_no_name_twice(store: agl.LightningSto
     for name, text in (("v2", "y {question}"), ("v3", "z {question}"), ("v4", "password: hunter2hunter2 {question}")):
         await first.record(version(name, text, parent="v0", round=1))
     second, _ = await opened(store)
-    found = await second.resume(discard=False)
-    assert [each.version for each in found] == ["v2", "v3"]
-    second.versions.extend(found)
+    candidates = await second.resume(discard=False)
+    assert [each.version for each in candidates] == ["v2", "v3"]
+    second.versions.extend(candidates)
     assert second.next_names(2) == ["v5", "v6"]
     await RunLog(store, "r").evaluation(2, "validation of v5", {"rewards": [1.0], "version": "v5"})  # and was killed
     again, _ = await opened(store)
@@ -100,8 +100,8 @@ async def test_a_round_with_other_parents_is_made_anew(store: agl.LightningStore
     second, _ = await opened(store)
     assert (await second.recorded([version("v1", parent="v0", round=1)]))[0] is not None
     assert await second.recorded([version("v2", parent="v0", round=2)]) == [None]
-    left = [record.name for record in await store.query_run_records("r", kind_in=["prompt"])]
-    assert left == ["v0", "v1"], "what will be made anew is written anew"
+    names_left = [record.name for record in await store.query_run_records("r", kind_in=["prompt"])]
+    assert names_left == ["v0", "v1"], "what will be made anew is written anew"
 
 
 async def test_a_run_that_began_with_another_prompt_is_refused(store: agl.LightningStore) -> None:
@@ -124,8 +124,8 @@ async def test_a_prompt_that_looks_like_a_secret_is_no_other_prompt(store: agl.L
     await store.update_resources("apo-r-v2", {**made[0].templates, "llm": llm})
     second = History(RunLog(store, "r"), None, lambda name: store.get_resources_by_id(f"apo-r-{name}"))
     await second.open(version("v0", text))
-    wanted = [version(name, parent="v0", round=1) for name in names]
-    assert await second.recorded(wanted) == [made[0], None, None]
+    versions = [version(name, parent="v0", round=1) for name in names]
+    assert await second.recorded(versions) == [made[0], None, None]
 
 
 async def test_without_a_run_nothing_is_written_and_the_file_is(tmp_path: Path) -> None:

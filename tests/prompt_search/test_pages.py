@@ -27,7 +27,7 @@ def blocks(page: Path) -> list[str]:
 
 
 def run(program: str, folder: Path, server: ModelServer, *expected: str, **environment: str) -> None:
-    """Run a program and see that it prints what is expected."""
+    """Run a program and check that it prints the expected output."""
     (folder / "program.py").write_text(program)
     variables = {**os.environ, "OPENAI_API_KEY": "sk-none", "OPENAI_BASE_URL": server.base_url, **environment}
     command = [sys.executable, "program.py"]

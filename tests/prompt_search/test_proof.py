@@ -24,10 +24,10 @@ def test_the_room_selector_gets_from_0_57_to_0_72(method: Method) -> None:
     train, validation, held_out = rooms.make_tasks()
     bench = Bench(rooms.selects_room, train, validation)
     before = bench.accuracy(rooms.SEED, held_out[:40])
-    found = bench.search(method, rooms.SEED, 0, **rooms.SETTINGS[method])
+    result = bench.search(method, rooms.SEED, 0, **rooms.SETTINGS[method])
     assert before < 0.65
-    assert bench.accuracy(found.template, held_out[:40]) >= 0.72
-    assert found.model_calls > 0
+    assert bench.accuracy(result.template, held_out[:40]) >= 0.72
+    assert result.model_calls > 0
 
 
 def request(template: str, *cases: tuple[dict[str, Any], float], critique: str = "") -> str:
@@ -35,8 +35,8 @@ def request(template: str, *cases: tuple[dict[str, Any], float], critique: str =
         f'<rollout number="{number}">\nTask: {json.dumps(task)}\nStatus: succeeded\nReward: {reward}\n</rollout>\n'
         for number, (task, reward) in enumerate(cases, 1)
     )
-    said = f"\n<critique>\n{critique}\n</critique>" if critique else ""
-    return f"<template>\n{template}\n</template>\n{shown}{said}"
+    tagged_critique = f"\n<critique>\n{critique}\n</critique>" if critique else ""
+    return f"<template>\n{template}\n</template>\n{shown}{tagged_critique}"
 
 
 HOLA = {"text": "¿Qué tal?", "language": "Spanish"}
@@ -57,9 +57,9 @@ def test_the_critic_answers_a_reflection_of_the_package_with_a_prompt_in_a_fence
         {"Inputs": json.dumps(task), "Generated Outputs": "user: ...", "Feedback": f"The reward is {reward:g}."}
         for task, reward in ((HOLA, 0.0), (HELLO, 1.0))
     ]
-    asked = {"current_instruction_doc": "{text}", "dataset_with_feedback": records, "prompt_template": None}
-    said = critic.answer(proposal.prompt_renderer(asked), 0)
-    new = proposal.output_extractor(said)["new_instruction"]
+    fields = {"current_instruction_doc": "{text}", "dataset_with_feedback": records, "prompt_template": None}
+    answer = critic.answer(proposal.prompt_renderer(fields), 0)
+    new = proposal.output_extractor(answer)["new_instruction"]
     assert new == "User: ¿Qué tal?\nAssistant: Spanish\nUser: {text}"
 
 
@@ -69,7 +69,7 @@ def test_the_editor_puts_examples_before_the_last_turn_and_asks_as_the_prompt_as
     messages = messages_of(new.format(text="Bonjour"))
     assert messages[-1] == {"role": "user", "content": "Name it: Bonjour"}
     examples = {
-        (user["content"], said["content"]) for user, said in zip(messages[:-1:2], messages[1:-1:2], strict=True)
+        (user["content"], reply["content"]) for user, reply in zip(messages[:-1:2], messages[1:-1:2], strict=True)
     }
     assert examples == {("Name it: ¿Qué tal?", "Spanish"), ("Name it: How are you?", "English")}
     one = critic.answer(f"Repair exactly one thing.\n{request('Name it: {text}', critique=critique)}", 0)
@@ -79,9 +79,9 @@ def test_the_editor_puts_examples_before_the_last_turn_and_asks_as_the_prompt_as
 def test_the_editor_keeps_a_bound_of_examples_and_drops_what_is_shown_most_often() -> None:
     template = "".join(f"User: {n}\nAssistant: Dutch\n" for n in range(critic.MOST_EXAMPLES)) + "User: {text}"
     new = critic.answer(request(template, critique=critic.answer(request(template, (HOLA, 0.0), (HELLO, 0.0)), 0)), 0)
-    said = [message["content"] for message in messages_of(new) if message["role"] == "assistant"]
-    assert len(said) == critic.MOST_EXAMPLES
-    assert said.count("Dutch") == critic.MOST_EXAMPLES - 2
+    replies = [message["content"] for message in messages_of(new) if message["role"] == "assistant"]
+    assert len(replies) == critic.MOST_EXAMPLES
+    assert replies.count("Dutch") == critic.MOST_EXAMPLES - 2
 
 
 def test_the_critic_does_not_contain_the_best_known_prompt() -> None:

@@ -48,8 +48,8 @@ def test_a_result_has_the_task_the_reward_and_the_conversation_of_the_latest_att
 
     with ModelServer(lambda request: "fine") as server:
         proxy = agl.LLMProxy(model_list=[server.entry("policy")])
-        given = resources(llm=proxy.as_resource())
-        agl.Trainer(algorithm=reads, strategy="shm", llm_proxy=proxy, initial_resources=given).fit(agent)
+        initial = resources(llm=proxy.as_resource())
+        agl.Trainer(algorithm=reads, strategy="shm", llm_proxy=proxy, initial_resources=initial).fit(agent)
     [result] = results
     assert (result["task"], result["status"], result["final_reward"], result["failure"]) == (
         "the task", "succeeded", 0.25, None,

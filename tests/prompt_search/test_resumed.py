@@ -79,7 +79,7 @@ def test_ctrl_c_keeps_the_best_so_far(server: ModelServer, tmp_path: Path, strat
     process = start(server, tmp_path, strategy)
     server.wait_until(lambda calls: len(calls) >= 10, timeout=60)
     os.kill(process.pid, signal.SIGINT)
-    said = finish(process)
-    assert RULES[0] in said["interrupted"]
+    report = finish(process)
+    assert RULES[0] in report["interrupted"]
     written = json.loads((tmp_path / "history.json").read_text())
     assert (written["best"], written["stop_reason"]) == ("v1", "interrupted")

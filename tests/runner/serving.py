@@ -1,4 +1,4 @@
-"""Run tasks through a real runner, in its own process, and return what the store says of them."""
+"""Run tasks through a real runner, in its own process, and return their rollouts in the store."""
 
 from __future__ import annotations
 

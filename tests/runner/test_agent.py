@@ -1,4 +1,4 @@
-"""One task, now: `step`, and the context in which a runner is ready."""
+"""One task at once: `step`, and the context in which a runner is ready."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Needs(LitAgent[str]):
 
 
 @pytest.mark.parametrize(
-    ("agent", "error", "said"),
+    ("agent", "error", "message"),
     [
         (rollout(lambda task: 1 / 0), ZeroDivisionError, "division by zero"),
         (rollout(lambda task: "text"), TypeError, "Invalid raw result type"),
@@ -54,11 +54,11 @@ class Needs(LitAgent[str]):
     ],
 )
 async def test_step_raises_what_went_wrong_after_it_was_recorded(
-    store: InMemoryLightningStore, agent: Any, error: Any, said: str
+    store: InMemoryLightningStore, agent: Any, error: Any, message: str
 ) -> None:
     with runner_of().run_context(agent=agent, store=store) as runner:
         for task in "xy":
-            with pytest.raises(error, match=said):
+            with pytest.raises(error, match=message):
                 await runner.step(task)
     assert [one.status for one in await store.query_rollouts()] == ["failed", "failed"]
 
@@ -292,8 +292,8 @@ async def test_an_execute_that_runs_nothing_is_told_what_to_write(store: InMemor
             return 1.0
 
     runner = serving(Forgetting)(OtelTracer())  # type: ignore[call-arg]
-    told = r"Forgetting.execute returned .* write: return await super\(\).execute"
-    with runner.run_context(agent=agent, store=store), pytest.raises(RuntimeError, match=told):
+    message = r"Forgetting.execute returned .* write: return await super\(\).execute"
+    with runner.run_context(agent=agent, store=store), pytest.raises(RuntimeError, match=message):
         await runner.step(0.5)
     [rollout] = (await store.query_rollouts()).items
     assert rollout.status == "failed"

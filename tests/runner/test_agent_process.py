@@ -1,4 +1,4 @@
-"""`isolation="process"`: the agent runs where it can be killed, and everything else is as if it ran here."""
+"""`isolation="process"`: the agent runs where it can be killed; everything else is the same as in this process."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ from tests.runner.serving import run_tasks as run_tasks_here
 
 
 class OutOfLuck(Exception):
-    """An exception that no copy can be made of."""
+    """An exception that cannot be copied."""
 
     def __init__(self, one: int, two: int) -> None:
         super().__init__(f"{one} and {two}")
 
 
 class Actor(LitAgent[Any]):
-    """Does what its task says."""
+    """Acts by its task."""
 
     needs_resources = False
 
@@ -73,7 +73,7 @@ class Actor(LitAgent[Any]):
 
 
 class Stubborn(LitAgent[Any]):
-    """Ignores its time limit, and the wish that it end; with a program that does the same."""
+    """Ignores its time limit and SIGTERM; with a program that does the same."""
 
     needs_resources = False
 
@@ -230,8 +230,8 @@ def test_no_process_of_an_agent_outlives_a_runner_that_is_killed(tmp_path: Path)
     with subprocess.Popen([sys.executable, "-c", RUNNER, str(pipe)], cwd=root) as runner:
         agents = [psutil.Process(int(pid)) for pid in pipe.read_text().split()]
         runner.send_signal(signal.SIGKILL)
-        gone, alive = psutil.wait_procs(agents, timeout=20)
-    assert (len(gone), alive) == (2, [])
+        processes, alive = psutil.wait_procs(agents, timeout=20)
+    assert (len(processes), alive) == (2, [])
 
 
 # --- what an agent may do from there ---------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ class Mapped(Exception):
 
 
 class Unpickled:
-    """Writes down where it is unpickled."""
+    """Records where it is unpickled."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -275,7 +275,7 @@ def _pipe() -> socket.socket:
 
 
 class Intruder(LitAgent[Any]):
-    """Takes what it can get."""
+    """Attacks its runner in the way that its task names."""
 
     needs_resources = False
 
@@ -309,8 +309,8 @@ class Intruder(LitAgent[Any]):
             number = await store.get_next_span_sequence_id(*own)
             await store.add_span(_span(*own, "added", number))
             names = [span.name for span in await store.query_spans(own[0])]
-            seen = await store.get_rollout_by_id(own[0])
-            return float(names == ["added"] and seen.attempt.attempt_id == own[1])
+            stored_rollout = await store.get_rollout_by_id(own[0])
+            return float(names == ["added"] and stored_rollout.attempt.attempt_id == own[1])
         if what == "ask":
             operation, arguments = argument
             server = next(each for each in gc.get_objects() if type(each).__name__ == "_AttemptServer")
@@ -338,7 +338,7 @@ def _span(rollout_id: str, attempt_id: str, name: str, number: int = -1) -> Span
 
 
 def attacks(other: list[str]) -> dict[str, tuple[str, list[Any]]]:
-    """Return calls of the store that an agent has no business with; `other` is another rollout with its attempt."""
+    """Return calls of the store that an agent must not make; `other` is another rollout with its attempt."""
     return {
         "cancel": ("update_rollout", [other[0], None, "cancelled"]),
         "finish": ("finish_rollout", [other[0]]),
@@ -517,8 +517,8 @@ async def test_exceptions_arrive_with_class_message_and_attributes(store: InMemo
     finished = await run_tasks(store, fails, *RAISED, hooks=[hook], policy_faults=mapping)
     outcomes = {each.input: said(each)[0] for each in finished}
     assert outcomes == {name: "policy_fault" if name == "mapped" else "infrastructure_fault" for name in RAISED}
-    seen = dict(zip(RAISED, hook.seen, strict=True))
-    assert {name: type(error).__name__ for name, error in seen.items()} == {
+    errors = dict(zip(RAISED, hook.seen, strict=True))
+    assert {name: type(error).__name__ for name, error in errors.items()} == {
         "file": "FileNotFoundError",
         "key": "KeyError",
         "json": "JSONDecodeError",
@@ -528,12 +528,12 @@ async def test_exceptions_arrive_with_class_message_and_attributes(store: InMemo
         "local": "AgentRaised",
         "long": "ValueError",
     }
-    assert str(seen["file"]) == "[Errno 2] No such file or directory: '/no such file'"
-    assert (str(seen["key"]), str(seen["interrupt"]), str(seen["local"])) == (
+    assert str(errors["file"]) == "[Errno 2] No such file or directory: '/no such file'"
+    assert (str(errors["key"]), str(errors["interrupt"]), str(errors["local"])) == (
         "'x'",
         "KeyboardInterrupt: mine",
         "Local: unknown",
     )
-    assert (str(seen["mapped"]), vars(seen["mapped"])) == ("mine", {"code": 3})
-    assert isinstance(seen["json"], json.JSONDecodeError)
-    assert seen["json"].pos == 1
+    assert (str(errors["mapped"]), vars(errors["mapped"])) == ("mine", {"code": 3})
+    assert isinstance(errors["json"], json.JSONDecodeError)
+    assert errors["json"].pos == 1

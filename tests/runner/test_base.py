@@ -1,4 +1,4 @@
-"""A runner as a context, and what says that its settings belong elsewhere."""
+"""A runner as a context, and the errors for settings that belong elsewhere."""
 
 from __future__ import annotations
 
@@ -94,26 +94,26 @@ async def test_hooks_are_called_in_order_and_in_reverse_at_the_ends(serve: Any) 
 
 
 async def test_a_hook_may_take_less_and_be_synchronous(store: InMemoryLightningStore, serve: Any) -> None:
-    seen: list[Any] = []
+    inputs: list[Any] = []
 
     class Small(Hook):
         def on_rollout_start(self, rollout: Any) -> None:  # type: ignore[override] -- the small form
-            seen.append(rollout.input)
+            inputs.append(rollout.input)
 
         def on_rollout_end(self, *, spans: Any) -> None:  # type: ignore[override] -- the small form
-            seen.append(find_final_reward(spans))
+            inputs.append(find_final_reward(spans))
 
     await serve(rollout(lambda task: 0.5), "x", hooks=[Small()])
-    assert seen == ["x", 0.5]
+    assert inputs == ["x", 0.5]
 
 
 async def test_the_spans_at_the_end_have_their_numbers_and_the_reward(serve: Any) -> None:
-    seen: list[Any] = []
+    contents: list[Any] = []
 
     class Looking(Hook):
         async def on_rollout_end(self, *, rollout: Any, spans: Any, **_: Any) -> None:
-            seen.append([(span.sequence_id, find_final_reward([span])) for span in spans])
-            seen.append(rollout.status)
+            contents.append([(span.sequence_id, find_final_reward([span])) for span in spans])
+            contents.append(rollout.status)
 
     @rollout
     def agent(task: str) -> float:
@@ -121,7 +121,7 @@ async def test_the_spans_at_the_end_have_their_numbers_and_the_reward(serve: Any
         return 0.9
 
     await serve(agent, "x", hooks=[Looking()])
-    assert seen == [[(1, 0.1), (2, 0.9)], "preparing"]
+    assert contents == [[(1, 0.1), (2, 0.9)], "preparing"]
 
 
 async def test_a_failing_hook_is_logged_and_changes_nothing(serve: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -146,17 +146,17 @@ async def test_a_failing_hook_is_logged_and_changes_nothing(serve: Any, caplog: 
 
 
 async def test_on_failure_the_error_is_told_and_the_end_is_called(serve: Any) -> None:
-    seen: list[Any] = []
+    calls: list[Any] = []
 
     class Looking(Hook):
         async def on_rollout_error(self, *, error: BaseException) -> None:
-            seen.append(type(error))
+            calls.append(type(error))
 
         async def on_trace_end(self, **_: Any) -> None:
             raise AssertionError("the agent did not return")
 
         async def on_rollout_end(self, *, spans: Any, **_: Any) -> None:
-            seen.append(len(spans))
+            calls.append(len(spans))
 
     @rollout
     def agent(task: str) -> float:
@@ -164,7 +164,7 @@ async def test_on_failure_the_error_is_told_and_the_end_is_called(serve: Any) ->
         raise KeyError("x")
 
     await serve(agent, "x", hooks=[Looking()])
-    assert seen == [KeyError, 1]
+    assert calls == [KeyError, 1]
 
 
 async def test_a_hook_may_score_within_the_trace(serve: Any) -> None:

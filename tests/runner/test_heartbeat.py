@@ -1,4 +1,4 @@
-"""Heartbeats: from the start to the end of serving, from a thread or from the loop, and whatever the agent does."""
+"""Heartbeats: from the start to the end of serving, from a thread or from the loop, for every agent."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.runner.serving import run_tasks, runner_of
 
 
 class Counting(InMemoryLightningStore):
-    """Notes each heartbeat, and says when the third one has come."""
+    """Records each heartbeat, and sets an event at the third one."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)

@@ -1,4 +1,4 @@
-"""Exceptions and texts of an agent that no store, log or handler can take as they are."""
+"""Exceptions and texts of an agent that no store, log or handler accepts unchanged."""
 
 from __future__ import annotations
 

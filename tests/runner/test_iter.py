@@ -1,4 +1,4 @@
-"""Serving the queue: waiting for work, several rollouts at once, stopping, and a store that goes away."""
+"""Serving the queue: waiting for work, several rollouts at once, stopping, and a store that becomes unreachable."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ async def test_two_hundred_rollouts_run_at_once_in_one_process_and_no_span_cross
 
 
 class Watched(InMemoryLightningStore):
-    """Notes how many rollouts were claimed with each question, and how many questions were open at a time."""
+    """Records the number of rollouts claimed by each request, and the number of requests open at a time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -244,7 +244,7 @@ def test_alone_with_a_store_in_memory_a_runner_ends_with_the_queue(beside: str) 
 
 
 class Asked(InMemoryLightningStore):
-    """Notes for how long each question was to be held open."""
+    """Records how long each request was to be held open."""
 
     def __init__(self) -> None:
         super().__init__()

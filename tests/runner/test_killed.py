@@ -1,4 +1,4 @@
-"""A worker that is killed in the middle of a rollout costs time, and nothing else."""
+"""A worker that is killed in the middle of a rollout delays it, and nothing else."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def _serve_until_killed(address: str) -> None:
 
 async def _claimed(store: InMemoryLightningStore, rollout_id: str) -> AttemptedRollout:
     while True:
-        found = await store.get_rollout_by_id(rollout_id)
+        rollout = await store.get_rollout_by_id(rollout_id)
         workers = await store.query_workers()
-        if isinstance(found, AttemptedRollout) and any(worker.last_heartbeat_time for worker in workers):
-            return found
+        if isinstance(rollout, AttemptedRollout) and any(worker.last_heartbeat_time for worker in workers):
+            return rollout
         await asyncio.sleep(0.02)
 
 

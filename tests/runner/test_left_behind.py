@@ -1,4 +1,4 @@
-"""What a rollout leaves behind does not reach the next one; what it has too much of is told."""
+"""Files and processes of a rollout do not reach the next one; the excess is reported."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ async def test_a_thread_that_a_rollout_left_behind_gives_no_reward_to_the_next(
     serve: Callable[..., Any], store: InMemoryLightningStore
 ) -> None:
     first, second = await serve(leaves_a_thread, "first", "second")
-    found = [find_final_reward(list(await store.query_spans(each.rollout_id))) for each in (first, second)]
-    assert found == [0.25, 0.5]
+    rewards = [find_final_reward(list(await store.query_spans(each.rollout_id))) for each in (first, second)]
+    assert rewards == [0.25, 0.5]
 
 
 @pytest.mark.heavy

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.heavy
 LEASE = 6.0
 SHORT_LEASE = 1.0
 LIMIT_SECONDS = 90.0
-"""What hangs, ends."""
+"""Seconds after which a call that hangs ends."""
 CLAIM, SPANS = "/v1/agl/queues/rollouts/dequeue", "/v1/agl/spans/batch"
 REPORT, RESOURCES = "/v1/agl/rollouts/ro-[^/]+/attempts/at-.*", "/v1/agl/resources/.*"
 SEVERAL_TRIES: dict[str, Any] = {"request_timeout": 0.5, "deadline": 10.0}
@@ -62,8 +62,8 @@ class ProxiedStore:
         config = RolloutConfig(infrastructure_retries=10)
         ids = [(await self.store.enqueue_rollout(task, config=config)).rollout_id for task in range(tasks)]
         stop, behind = threading.Event(), LightningStoreClient(self.proxy.endpoint, **client)
-        given: dict[str, Any] = {"heartbeat_interval": 0.2, "interval_jitter": 0.0, "poll_interval": 0.3, **settings}
-        runner: LitAgentRunner[Any] = LitAgentRunner(OtelTracer(), **given)
+        options: dict[str, Any] = {"heartbeat_interval": 0.2, "interval_jitter": 0.0, "poll_interval": 0.3, **settings}
+        runner: LitAgentRunner[Any] = LitAgentRunner(OtelTracer(), **options)
         with runner.run_context(agent=self.agent, store=behind):
             serving = asyncio.create_task(runner.iter(event=stop))
             try:
@@ -76,7 +76,7 @@ class ProxiedStore:
                 stop.set()
                 await serving
         await behind.close()
-        assert [found.status for found in ended] == ["succeeded"] * tasks
+        assert [rollout.status for rollout in ended] == ["succeeded"] * tasks
         return [list(await self.store.query_attempts(rollout_id)) for rollout_id in ids]
 
     async def run_until_one_attempt_was_lost(self, path: str, fate: Fate) -> list[list[Attempt]]:
@@ -152,18 +152,18 @@ async def test_a_claim_that_its_worker_never_heard_of_goes_to_another_while_the_
 ) -> None:
     store = in_memory.store
     in_memory.slow = 3 * SHORT_LEASE
-    taken: list[Any] = []
+    claims: list[Any] = []
 
     async def steal() -> None:
-        """Claim in the name of the runner, as a request does whose reply and whose token are lost."""
+        """Claim in the name of the runner, with a request whose reply and token are lost."""
         while not (workers := [w.worker_id for w in await store.query_workers(status_in=["busy"])]):  # noqa: ASYNC110
             await asyncio.sleep(0.02)
-        taken.append(await store.dequeue_rollout(workers[0]))
+        claims.append(await store.dequeue_rollout(workers[0]))
 
     stealing = asyncio.create_task(steal())
     attempts = await in_memory.run_tasks(2, SEVERAL_TRIES)
     await stealing
-    [stolen] = taken
+    [stolen] = claims
     assert in_memory.runs == {0: 1, 1: 1}
     for each in attempts:
         reasons = [(a.status, a.outcome_reason) for a in each]

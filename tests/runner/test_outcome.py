@@ -1,4 +1,4 @@
-"""Every way in which an agent can end, and what the store then says of the attempt."""
+"""Every way in which an agent can end, and the state of the attempt in the store."""
 
 from __future__ import annotations
 
@@ -75,11 +75,11 @@ async def test_rewards_by_name_have_one_to_learn_from(
 def test_declared_dimensions_are_rewards_and_the_first_is_learnt_from(returned: dict[str, float], reward: Any) -> None:
     store = InMemoryLightningStore()
     trainer = Trainer(store=store, strategy="shm", progress="none", reward_dimensions=["accuracy", "style"])
-    found = trainer.evaluate(rollout(lambda task: returned), ["x"])
+    evaluation = trainer.evaluate(rollout(lambda task: returned), ["x"])
     if isinstance(reward, float):
-        assert found.rewards == [reward]
+        assert evaluation.rewards == [reward]
         return
-    attempt = asyncio.run(store.get_latest_attempt(found.tasks[0].rollouts[0].rollout_id))
+    attempt = asyncio.run(store.get_latest_attempt(evaluation.tasks[0].rollouts[0].rollout_id))
     assert attempt is not None
     assert attempt.error is not None
     assert reward in attempt.error.message
@@ -91,11 +91,11 @@ def test_a_reward_fn_may_give_one_reward_of_any_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "error"), [("accuracy", TypeError), ([1], TypeError), (["a", "a"], ValueError), ([""], ValueError)]
+    ("names", "error"), [("accuracy", TypeError), ([1], TypeError), (["a", "a"], ValueError), ([""], ValueError)]
 )
-def test_names_of_rewards_that_cannot_be_are_refused(given: Any, error: type[Exception]) -> None:
+def test_names_of_rewards_that_cannot_be_are_refused(names: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match="reward_dimensions must be"):
-        Trainer(reward_dimensions=given)
+        Trainer(reward_dimensions=names)
 
 
 async def test_returned_triplets_are_the_calls_that_are_trained(store: InMemoryLightningStore, serve: Any) -> None:
@@ -438,11 +438,11 @@ async def test_a_class_agent_may_say_that_it_needs_no_resources(serve: Any) -> N
 async def test_the_agent_gets_the_version_that_the_rollout_was_made_with(
     store: InMemoryLightningStore, serve: Any
 ) -> None:
-    seen: list[str] = []
+    models: list[str] = []
 
     @llm_rollout
     def agent(task: str, llm: LLM) -> float:
-        seen.append(llm.model)
+        models.append(llm.model)
         return 1.0
 
     made = await store.add_resources({"llm": LLM(endpoint="http://x", model="one")})
@@ -451,7 +451,7 @@ async def test_the_agent_gets_the_version_that_the_rollout_was_made_with(
     await store.enqueue_rollout(input="new")
     await serve(agent, "third", "fourth")
     await serve(agent, "fifth", "sixth")
-    assert seen == ["one", "two", "two", "two"]
+    assert models == ["one", "two", "two", "two"]
 
 
 async def test_returned_spans_are_stored_as_the_attempts_own(store: InMemoryLightningStore, serve: Any) -> None:
@@ -493,8 +493,8 @@ async def by_name(*, spans: list[Span], task: Any, output: Any, rollout: Attempt
     return len(spans) + float(output == task["answer"])
 
 
-def by_place(said: Any, row: Any, /) -> float:
-    return float(said == row["answer"])
+def by_place(reply: Any, row: Any, /) -> float:
+    return float(reply == row["answer"])
 
 
 @pytest.mark.parametrize("reward_fn", [Judge(), by_name, by_place])
@@ -515,7 +515,7 @@ async def test_a_reward_fn_is_not_asked_about_numbers_none_and_spans(serve: Any)
 
 @pytest.mark.parametrize("value", [1e200, -1e308, float("nan")])
 async def test_a_reward_too_large_that_nothing_could_refuse_is_a_fault(serve: Any, value: float) -> None:
-    """As a program in another language emits it, through a tracer of its own."""
+    """A program in another language emits the reward, through a tracer of its own."""
 
     @rollout
     def agent(task: str) -> None:

@@ -1,4 +1,4 @@
-"""Synchronous agents run in threads that are used again, and that end with the worker."""
+"""Synchronous agents run in threads that are reused, and that end with the worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fixture of tests that run a snippet; what such a test found is compared with the page, or written to it."""
+"""The fixture of tests that run a snippet; the outcome of such a test is compared with the page, or written to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the documents import from a project of their own, by path."""
+"""The modules that the documents import from a project of their own, by path."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TASKS: list[Any] = [{"reward": 0.25}, {"reward": 0.75}]
 
 
 def learns(trainer: agl.Trainer, tasks: list[Any] = TASKS, call: str = "fit", **more: Any) -> None:
-    """Run the agent and look at its rewards, which are those of the tasks."""
+    """Run the agent and check its rewards, which are those of the tasks."""
     getattr(trainer, call)(agent, tasks, **more)
     assert trainer.result.rewards == [task["reward"] for task in tasks]
 

@@ -93,11 +93,11 @@ def documents() -> tuple[Document, ...]:
 
 def _document(path: Path) -> Document:
     text = path.read_text(encoding="utf-8")
-    found = tuple(Snippet(path.stem, **block.groupdict()) for block in _BLOCK.finditer(text))
-    assert len(found) == len(re.findall("^## ", text, re.MULTILINE)), f"{path.name}: a heading without its block"
+    snippets = tuple(Snippet(path.stem, **block.groupdict()) for block in _BLOCK.finditer(text))
+    assert len(snippets) == len(re.findall("^## ", text, re.MULTILINE)), f"{path.name}: a heading without its block"
     title = text.partition("\n")[0].removeprefix("# ")
     left_out = "".join(re.findall(r"^Left out: (.+)$", text, re.MULTILINE))
-    return Document(path.stem, title, left_out, found)
+    return Document(path.stem, title, left_out, snippets)
 
 
 @cache
@@ -118,28 +118,28 @@ class Shown:
         self.said: list[str] = []
         self.patch = patch
 
-    def run(self, /, *, after: Sequence[str] = (), name: str = "snippet", **given: Any) -> Any:
+    def run(self, /, *, after: Sequence[str] = (), name: str = "snippet", **names: Any) -> Any:
         """Run the snippet and return its module, whose attributes are the names that it made.
 
         `after` are ids of snippets that the text puts before it and that run first, in the same module. `given` are
         the names that the text around it gives. `name` is the module's name; `__main__` for a program that asks.
         """
-        made = [asyncio.run(waiting) for waiting in self._module(after, name, given) if isawaitable(waiting)]
+        made = [asyncio.run(waiting) for waiting in self._module(after, name, names) if isawaitable(waiting)]
         assert all(value is None for value in made)
         return self._made
 
-    async def start(self, /, *, after: Sequence[str] = (), name: str = "snippet", **given: Any) -> Any:
+    async def start(self, /, *, after: Sequence[str] = (), name: str = "snippet", **names: Any) -> Any:
         """`run` for a test with an event loop: a snippet that awaits at its top level awaits there."""
-        for waiting in self._module(after, name, given):
+        for waiting in self._module(after, name, names):
             if isawaitable(waiting):
                 await waiting
         return self._made
 
-    def _module(self, after: Sequence[str], name: str, given: dict[str, Any]) -> Iterator[Any]:
+    def _module(self, after: Sequence[str], name: str, names: dict[str, Any]) -> Iterator[Any]:
         """Run one snippet after the other; yield what is to be awaited of it."""
         self.used = True
         module = types.ModuleType("snippet")  # the name by which its functions are found again
-        vars(module).update(given)
+        vars(module).update(names)
         self._made = module
         self.patch.setitem(sys.modules, "snippet", module)
         for snippet in (*(snippets()[earlier] for earlier in after), self.snippet):
@@ -222,8 +222,8 @@ class Shown:
         assert not changes or self.differs or self.instead, f"{self.snippet.id}: say with differs= what is changed"
 
     @contextmanager
-    def explains(self, error: type[BaseException], *said: str, **hidden: str) -> Iterator[None]:
-        """Expect an error that says what to write: it matches each of `said`. Its text goes into the table.
+    def explains(self, error: type[BaseException], *patterns: str, **hidden: str) -> Iterator[None]:
+        """Expect an error that says what to write: it matches each of `patterns`. Its text goes into the table.
 
         `hidden` is what differs from run to run: `port="4747"` lets the table say `<port>` in its place.
         """
@@ -232,7 +232,7 @@ class Shown:
             yield
         assert self.used
         text = " ".join(str(caught.value).split())
-        assert all(re.search(pattern, text) for pattern in said), text
+        assert all(re.search(pattern, text) for pattern in patterns), text
         for word, value in hidden.items():
             text = text.replace(value, f"<{word}>")
         self.said.append(f"`{type(caught.value).__name__}: {text.replace('`', chr(39))}`")
@@ -247,8 +247,8 @@ class Shown:
     def tells(self, text: object, when: str = "") -> None:
         """Keep for the table what the snippet says although it runs: a warning, or an error (`when` something is not
         as it runs)."""
-        said = f"{type(text).__name__}: {text}" if isinstance(text, BaseException) else str(text)
-        self.said.append(f"{when}{when and ' '}`{' '.join(said.split()).replace('`', chr(39))}`")
+        message = f"{type(text).__name__}: {text}" if isinstance(text, BaseException) else str(text)
+        self.said.append(f"{when}{when and ' '}`{' '.join(message.split()).replace('`', chr(39))}`")
 
     @property
     def outcome(self) -> str:
@@ -260,7 +260,7 @@ class Shown:
 
 
 def both_end(algorithm: Process, runner: Process) -> None:
-    """Wait for two machines that run the tasks of `parts.py`, and look at what they said."""
+    """Wait for two machines that run the tasks of `parts.py`, and check their output."""
     assert "role algorithm result 2 rollouts (2 scored), mean reward 0.500" in algorithm.succeeded()
     assert "role runner" in runner.succeeded()
 

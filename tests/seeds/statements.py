@@ -38,26 +38,26 @@ def statements() -> tuple[Statement, ...]:
 
 
 def _statements(path: Path) -> list[Statement]:
-    found: list[Statement] = []
+    rows: list[Statement] = []
     place = ""
     for line in path.read_text(encoding="utf-8").splitlines():
         if line.startswith("## "):
             place = line.removeprefix("## ")
         elif line.startswith("| ") and not line.startswith(("| statement |", "| --- |")):
             words, verdict, tests = [cell.strip() for cell in line[2:].removesuffix("|").split(" | ")]
-            found.append(Statement(path.stem, place, words, verdict, tuple(re.findall(r"[\w/]+\.py::\w+", tests))))
-    return found
+            rows.append(Statement(path.stem, place, words, verdict, tuple(re.findall(r"[\w/]+\.py::\w+", tests))))
+    return rows
 
 
 def complaints(statement: Statement) -> list[str]:
     """Return what is wrong with a row: an unknown verdict, no test, or a test that there is not."""
     is_instead = statement.verdict.startswith(f"{INSTEAD}: ")
-    found: list[str] = []
+    messages: list[str] = []
     if statement.verdict != AS_WRITTEN and not is_instead and not statement.verdict.startswith(f"{DIFFERS}: "):
-        found.append(f"{statement.verdict!r} is no verdict")
+        messages.append(f"{statement.verdict!r} is no verdict")
     if not statement.tests and not is_instead:
-        found.append("no test asserts it")
-    return found + [f"there is no test {test}" for test in statement.tests if not _exists(test)]
+        messages.append("no test asserts it")
+    return messages + [f"there is no test {test}" for test in statement.tests if not _exists(test)]
 
 
 def _exists(test: str) -> bool:

@@ -1,4 +1,4 @@
-"""The page on the documents, docs/reference/documents.md: programs by what their tests found, and statements."""
+"""The page on the documents, docs/reference/documents.md: programs by the outcomes of their tests, and statements."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _COLUMNS = ["| what | place | note | test |", "| --- | --- | --- | --- |"]
 def outcomes() -> dict[str, str]:
     """Return the outcomes of the page by the ids of their snippets."""
     lines = PAGE.read_text(encoding="utf-8").splitlines() if PAGE.exists() else []
-    found, number, verdict = dict[str, str](), "", ""
+    verdicts_by_id, number, verdict = dict[str, str](), "", ""
     verdicts = {heading: verdict for verdict, heading in _HEADINGS.items()}
     for line in lines:
         if line.startswith("### "):
@@ -50,8 +50,8 @@ def outcomes() -> dict[str, str]:
             number = line.split()[1].rstrip(":")
         elif line.startswith("| program "):
             name, _, note, _ = re.split(r" (?<!\\)\| ", line.removeprefix("| program "))
-            found[f"{number}/{name}"] = f"{verdict}{_between(verdict) if note else ''}{note}"
-    return found
+            verdicts_by_id[f"{number}/{name}"] = f"{verdict}{_between(verdict) if note else ''}{note}"
+    return verdicts_by_id
 
 
 def cell(outcome: str) -> str:
@@ -59,9 +59,9 @@ def cell(outcome: str) -> str:
     return outcome.replace("|", "\\|")
 
 
-def page(found: dict[str, str]) -> str:
+def page(verdicts: dict[str, str]) -> str:
     """Return the page with these outcomes; a snippet without one was not tried."""
-    every = {snippet.id: found.get(snippet.id, NOT_TRIED) for one in documents() for snippet in one.snippets}
+    every = {snippet.id: verdicts.get(snippet.id, NOT_TRIED) for one in documents() for snippet in one.snippets}
     counts = [_counts(document, every) for document in documents()]
     names = [*(f"{document.number}: {document.title}" for document in documents()), "all"]
     counts.append([sum(column) for column in zip(*counts, strict=True)])
@@ -77,14 +77,14 @@ def write(snippet: Snippet, outcome: str) -> None:
 
 def _counts(document: Document, every: dict[str, str]) -> list[int]:
     programs = Counter(_verdict(every[snippet.id]) for snippet in document.snippets)
-    said = Counter(_verdict(statement.verdict) for statement in _of(document))
-    return [count[verdict] for count in (programs, said) for verdict in (AS_WRITTEN, DIFFERS, INSTEAD)]
+    statement_counts = Counter(_verdict(statement.verdict) for statement in _of(document))
+    return [count[verdict] for count in (programs, statement_counts) for verdict in (AS_WRITTEN, DIFFERS, INSTEAD)]
 
 
 def _section(document: Document, every: dict[str, str]) -> str:
     tests = _snippet_tests()
     rows = [(f"program {one.name}", one.place, every[one.id], (tests[one.id],)) for one in document.snippets]
-    rows += [(said.words, said.place, said.verdict, said.tests) for said in _of(document)]
+    rows += [(statement.words, statement.place, statement.verdict, statement.tests) for statement in _of(document)]
     parts = [f"## {document.number}: {document.title}", ""]
     for verdict, heading in _HEADINGS.items():
         if chosen := [_line(*row) for row in rows if _verdict(row[2]) == verdict]:

@@ -106,9 +106,9 @@ def test_an_algorithm_that_asks_the_model_in_batches(shown: Shown) -> None:
         proxy = agentlightning.LLMProxy(model_list=[model.entry("policy")])
         trainer = Trainer(algorithm=algorithm, llm_proxy=proxy, strategy="shm")
         trainer.fit(agent, train_dataset=tasks)
-        asked = [call.request["messages"][0]["content"] for call in model.calls]
-    assert sorted(asked[:8]) == sorted(tasks[:8])
-    assert sorted(asked[8:]) == sorted(tasks[8:])
+        prompts = [call.request["messages"][0]["content"] for call in model.calls]
+    assert sorted(prompts[:8]) == sorted(tasks[:8])
+    assert sorted(prompts[8:]) == sorted(tasks[8:])
     assert [rollout.status for rollout in asyncio.run(_rollouts(trainer.store))] == ["succeeded"] * 10
 
 
@@ -117,20 +117,20 @@ async def _rollouts(store: agentlightning.LightningStore) -> list[agentlightning
 
 
 @pytest.mark.parametrize(
-    ("settings", "tasks", "told"),
+    ("settings", "tasks", "message"),
     [
         ({}, ["a"], "no gateway was given: pass llm_proxy= to the Trainer"),
         ({"llm_proxy": agentlightning.LLMProxy()}, [{"question": 1}], "entry 0 of the batch must be a text"),
         ({"llm_proxy": agentlightning.LLMProxy()}, None, "no dataset was given to fit"),
     ],
 )
-def test_what_such_an_algorithm_lacks_is_said(settings: dict[str, Any], tasks: Any, told: str) -> None:
+def test_what_such_an_algorithm_lacks_is_said(settings: dict[str, Any], tasks: Any, message: str) -> None:
     class Asks(agentlightning.algorithm.FastAlgorithm):
         async def run(self, train_dataset: Any = None, val_dataset: Any = None) -> None:
             async for batch in self._batch(train_dataset, size=8):
                 await self.llm_proxy.batch_query(batch)
 
-    with pytest.raises((ValueError, AttributeError), match=told):
+    with pytest.raises((ValueError, AttributeError), match=message):
         Trainer(algorithm=Asks(), strategy="shm", **settings).fit(agent, train_dataset=tasks)
 
 
@@ -181,11 +181,11 @@ def test_metrics_at_the_end_of_a_trace_by_the_hook_that_the_text_names(caplog: p
 def test_the_configuration_for_many_processes(shown: Shown, mongo_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGL_TOKEN", "a-token-for-this-test-alone")
     monkeypatch.setenv("AGL_SERVER_PORT", str(free_port()))
-    asked, server = socket.getaddrinfo, urlsplit(mongo_uri)
+    lookup, server = socket.getaddrinfo, urlsplit(mongo_uri)
 
     def look_up(host: Any, port: Any, *rest: Any, **more: Any) -> Any:  # `mongo` is the machine of the test
         here = (server.hostname, server.port or 27017) if host == "mongo" else (host, port)
-        return asked(*here, *rest, **more)
+        return lookup(*here, *rest, **more)
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
     made = shown.run(MyAsyncAlgorithm=agentlightning.Baseline)

@@ -37,9 +37,11 @@ def store_url() -> Iterator[str]:
 
 @pytest.fixture
 def without_grpc(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the extra were not installed, also where it is."""
-    found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "grpc" else found(name, *rest))
+    """Make the extra look absent, also where it is installed."""
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "grpc" else find_spec(name, *rest)
+    )
 
 
 def statuses(url: str) -> list[str]:
@@ -146,13 +148,13 @@ def test_an_image_with_the_variables_set(shown: Shown) -> None:
 
 @pytest.mark.snippet("002/helpers")
 def test_the_helpers_read_and_convert(shown: Shown) -> None:
-    found = shown.run()
-    assert (found.use_managed, found.store_url) == (True, "localhost:4747")
+    module = shown.run()
+    assert (module.use_managed, module.store_url) == (True, "localhost:4747")
     shown.patch.setenv("AGL_MANAGED_STORE", "0")
     shown.patch.setenv("AGL_SERVER_HOST", "10.0.0.4")
     shown.patch.setenv("AGL_SERVER_PORT", "4848")
-    found = shown.run()
-    assert (found.use_managed, found.store_url) == (False, "10.0.0.4:4848")
+    module = shown.run()
+    assert (module.use_managed, module.store_url) == (False, "10.0.0.4:4848")
 
 
 RECIPE = Path(__file__).parents[2] / "contrib/recipes/webshop"
@@ -231,13 +233,13 @@ WRONG: list[tuple[dict[str, str], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("variables", "told"), WRONG)
+@pytest.mark.parametrize(("variables", "message"), WRONG)
 def test_a_wrong_value_names_the_variable(
-    variables: dict[str, str], told: str, monkeypatch: pytest.MonkeyPatch
+    variables: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         agl.Trainer()
 
 

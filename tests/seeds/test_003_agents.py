@@ -54,8 +54,8 @@ async def test_a_span_made_by_hand(shown: Shown) -> None:
     store = agl.InMemoryLightningStore()
     own = await claimed(store)
     await store.add_span(span.model_copy(update=own))
-    [found] = await store.query_spans(own["rollout_id"])
-    assert (found.sequence_id, found.attributes["tool"]) == (3, "web_search")
+    [only_span] = await store.query_spans(own["rollout_id"])
+    assert (only_span.sequence_id, only_span.attributes["tool"]) == (3, "web_search")
 
 
 @pytest.mark.snippet("003/operation-module")
@@ -67,9 +67,9 @@ def test_a_module_called_as_the_decorator(shown: Shown) -> None:
 async def test_an_operation_with_links_tags_and_a_reward(shown: Shown) -> None:
     llm = SimpleNamespace(classify=str.upper)
     function = (await shown.start(**NAMES, llm=llm, emit_reward=agl.emit_reward)).classify_ticket
-    said: list[str] = []
-    reward, operation = await traced(lambda: said.append(function("a ticket")))
-    assert said == ["A TICKET"]
+    replies: list[str] = []
+    reward, operation = await traced(lambda: replies.append(function("a ticket")))
+    assert replies == ["A TICKET"]
     assert agl.find_final_reward([reward]) == 0.95
     assert reward.attributes["agentlightning.reward.0.name"] == "classification_accuracy"
     assert operation.attributes["agentlightning.operation.name"] == "classify_ticket"

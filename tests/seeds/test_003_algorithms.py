@@ -111,9 +111,9 @@ def test_algorithm_and_runner_in_one_trainer(shown: Shown) -> None:
             rewards.append(agl.find_final_reward(await store.query_spans(rollout.rollout_id)))
         return rewards
 
-    given: dict[str, Any] = {"apo_algorithm": apo_algorithm, "LightningStore": agl.LightningStore}
+    names: dict[str, Any] = {"apo_algorithm": apo_algorithm, "LightningStore": agl.LightningStore}
     with shown.warns_of("n_workers"):
-        made = shown.run(after=["003/algo-wrapper"], apo_rollout=apo_rollout, **given)
+        made = shown.run(after=["003/algo-wrapper"], apo_rollout=apo_rollout, **names)
     assert made.trainer.result == [0.0, 1.0]
 
 
@@ -121,8 +121,8 @@ def test_algorithm_and_runner_in_one_trainer(shown: Shown) -> None:
 async def test_an_algorithm_that_goes_through_its_candidates(shown: Shown, capsys: pytest.CaptureFixture[str]) -> None:
     made = await shown.start(agl=agl, prompt_candidates=CANDIDATES, console=Console(width=200))
     await made.apo_algorithm(store=agl.InMemoryLightningStore())
-    said = [f"[Algo] Updating prompt template to: '{prompt}'" for prompt in CANDIDATES]
-    assert capsys.readouterr().out.splitlines() == said
+    lines = [f"[Algo] Updating prompt template to: '{prompt}'" for prompt in CANDIDATES]
+    assert capsys.readouterr().out.splitlines() == lines
 
 
 # --- in terminals ----------------------------------------------------------------------------------------------------

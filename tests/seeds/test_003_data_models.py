@@ -31,9 +31,9 @@ async def test_a_rollout_with_all_its_attempts(shown: Shown) -> None:
     assert [attempt.sequence_id for attempt in both.attempts] == [1, 2]
 
 
-def shown_class(shown: Shown, **given: Any) -> Any:
+def shown_class(shown: Shown, **names: Any) -> Any:
     """Run a listing of a class and return its module."""
-    return shown.run(**CORE, **given)
+    return shown.run(**CORE, **names)
 
 
 @pytest.mark.snippet("003/otel-resource")

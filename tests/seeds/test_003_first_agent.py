@@ -39,15 +39,15 @@ def test_a_dataset_is_a_list(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> N
     vars(package)["load_dataset"] = None
     monkeypatch.setitem(sys.modules, "datasets", package)
     dataset = shown.run().create_room_dataset()
-    seen: list[str] = []
+    rooms: list[str] = []
 
     def agent(task: dict[str, str]) -> float:
-        seen.append(task["expected_room"])
+        rooms.append(task["expected_room"])
         return 1.0
 
     trainer = agl.Trainer(strategy="shm", algorithm="baseline", initial_resources={})
     trainer.fit(agent, dataset)
-    assert sorted(seen) == ["Board Room", "Meeting Room B", "Meeting Room B"]
+    assert sorted(rooms) == ["Board Room", "Meeting Room B", "Meeting Room B"]
 
 
 @pytest.mark.snippet("003/main-prompt")
@@ -64,8 +64,8 @@ def test_settings_of_an_algorithm_on_the_trainer(shown: Shown, caplog: pytest.Lo
         trainer = shown.run(main_prompt=PROMPT).trainer
     assert isinstance(trainer.algorithm, agl.APO)
     assert trainer.algorithm.beam_rounds == 10
-    (told,) = [record.getMessage() for record in caplog.records if record.name == "agentlightning.trainer.shorthand"]
-    shown.tells(told)
+    (message,) = [record.getMessage() for record in caplog.records if record.name == "agentlightning.trainer.shorthand"]
+    shown.tells(message)
 
 
 @pytest.mark.snippet("003/room-reward")
@@ -90,10 +90,10 @@ def test_a_reward_of_output_and_expected(shown: Shown) -> None:
 
 def critic(request: dict[str, Any]) -> str:
     """Answer as a critic, and as an editor that adds what the critic has said."""
-    said = "\n".join(message["content"] for message in request["messages"])
-    template = re.search(r"<template>\n(.*?)\n</template>", said, re.DOTALL)
-    assert template is not None, said
-    return f"{template[1]}\nCount the people." if "<critique>" in said else "- It should count the people."
+    prompt = "\n".join(message["content"] for message in request["messages"])
+    template = re.search(r"<template>\n(.*?)\n</template>", prompt, re.DOTALL)
+    assert template is not None, prompt
+    return f"{template[1]}\nCount the people." if "<critique>" in prompt else "- It should count the people."
 
 
 @pytest.mark.heavy
@@ -116,9 +116,9 @@ def test_training_awaited_with_everything_in_one_call(
         ]
         with shown.warns_of("n_workers"):
             shown.run(after=before, name="__main__")
-    said, logged = capsys.readouterr()
-    assert "Training completed: " in said
-    assert "v1" in said
+    output, logged = capsys.readouterr()
+    assert "Training completed: " in output
+    assert "v1" in output
     assert server.calls
     shown.tells(re.findall("There is no val_dataset: .* learns from", logged)[0])
 

@@ -29,18 +29,18 @@ async def test_a_runner_as_a_context(shown: Shown) -> None:
 
 @pytest.mark.snippet("003/write-traces")
 async def test_the_parts_that_write_traces(shown: Shown) -> None:
-    found = await shown.start(InMemoryLightningStore=InMemoryLightningStore)
-    ids = await claimed(found.store)
-    await traced(lambda: agl.emit_reward(0.5), found.tracer, **ids)
-    assert agl.find_final_reward((await found.store.query_spans(ids["rollout_id"])).items) == 0.5
+    module = await shown.start(InMemoryLightningStore=InMemoryLightningStore)
+    ids = await claimed(module.store)
+    await traced(lambda: agl.emit_reward(0.5), module.tracer, **ids)
+    assert agl.find_final_reward((await module.store.query_spans(ids["rollout_id"])).items) == 0.5
     again = LightningStoreClient(base_url="http://localhost:45993")
-    assert found.client.server_address_root == again.server_address_root
-    await found.client.close()
+    assert module.client.server_address_root == again.server_address_root
+    await module.client.close()
     await again.close()
 
 
 class KernelSpace:
-    """The little that is asked of a kernel."""
+    """The few methods that are called on a kernel."""
 
     def on_violation(self, callback: Any) -> None:
         self.refuse = callback
@@ -49,14 +49,14 @@ class KernelSpace:
 @pytest.mark.snippet("003/agent-os")
 def test_a_runner_and_a_reward_by_a_policy_kernel(shown: Shown) -> None:
     kernel = KernelSpace()
-    found = shown.run(kernel=kernel)
+    module = shown.run(kernel=kernel)
 
     def governed(task: str) -> dict[str, str]:
         if "DROP" in task:
             kernel.refuse("DROP is denied")
         return {"done": task}
 
-    trainer = agl.Trainer(runner=found.runner, reward_fn=found.reward_fn, strategy="shm")
+    trainer = agl.Trainer(runner=module.runner, reward_fn=module.reward_fn, strategy="shm")
     trainer.dev(governed, ["SELECT 1", "DROP TABLE a"])
     assert trainer.result.rewards == [1.0, 0.0]
 
@@ -77,8 +77,8 @@ def test_a_store_server_from_the_command_line(shown: Shown, terminal: Terminal) 
 
 @pytest.mark.snippet("003/heartbeat")
 async def test_a_heartbeat_with_the_state_of_a_gpu(shown: Shown) -> None:
-    found, store = await shown.start(), InMemoryLightningStore()
-    await store.update_worker("worker-1", heartbeat_stats=found.heartbeat_stats)
+    module, store = await shown.start(), InMemoryLightningStore()
+    await store.update_worker("worker-1", heartbeat_stats=module.heartbeat_stats)
     worker = await store.get_worker_by_id("worker-1")
     assert worker is not None
     assert worker.heartbeat_stats == {"queue_depth": 2, "gpu_utilization": 0.82}

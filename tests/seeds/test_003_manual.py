@@ -1,4 +1,4 @@
-"""What the long manual says beside its programs: names, settings and values that there are not say what there is."""
+"""Statements of the long manual beside its programs: a wrong name, setting or value gets an error that lists all."""
 
 from __future__ import annotations
 
@@ -96,5 +96,5 @@ async def writes_a_trace(task: str) -> None:
 
 
 def test_operations_and_rewards_of_an_agent() -> None:
-    found = Trainer(strategy="shm").evaluate(writes_a_trace, ["ticket"])
-    assert found.rewards == [0.85]
+    evaluation = Trainer(strategy="shm").evaluate(writes_a_trace, ["ticket"])
+    assert evaluation.rewards == [0.85]

@@ -107,8 +107,8 @@ def test_a_runner_outside_of_the_trainer_runs_until_all_is_done(
     shown: Shown, terminal: Terminal, tmp_path: Path
 ) -> None:
     (tmp_path / "program.py").write_text(BEFORE + shown.module_text())
-    said = terminal("python program.py", apart=True).succeeded()
-    assert said.splitlines() == ["Running on Worker-0", "ran x", "ran y", "ran z"]
+    output = terminal("python program.py", apart=True).succeeded()
+    assert output.splitlines() == ["Running on Worker-0", "ran x", "ran y", "ran z"]
 
 
 # --- store -----------------------------------------------------------------------------------------------------------

@@ -37,8 +37,8 @@ def test_an_algorithm_of_ones_own(shown: Shown) -> None:
 
 @pytest.mark.snippet("003/parallel-workers", instead="PPO trains a model, which must be named")
 def test_four_workers_in_shared_memory(shown: Shown) -> None:
-    told = shown.explains(TypeError, "PPO needs settings that are missing: model")
-    with pytest.warns(DeprecationWarning, match="n_workers"), told:
+    explanation = shown.explains(TypeError, "PPO needs settings that are missing: model")
+    with pytest.warns(DeprecationWarning, match="n_workers"), explanation:
         shown.run(runner=agl.LitAgentRunner[Any](tracer=agl.OtelTracer()))
     with pytest.warns(DeprecationWarning, match="n_workers"):
         trainer = agl.Trainer(n_workers=4, execution_strategy="shm", algorithm="baseline", initial_resources={})
@@ -50,7 +50,7 @@ def test_four_workers_in_shared_memory(shown: Shown) -> None:
 
 @pytest.mark.snippet("003/agent-os-training", instead="GRPO trains a model, which must be named")
 def test_training_below_a_kernel(shown: Shown) -> None:
-    """What such a kernel does to a run: `tests/contrib/test_agentos.py`."""
+    """For the effect of such a kernel on a run see `tests/contrib/test_agentos.py`."""
     kernel = SimpleNamespace(on_violation=lambda callback: None)
     shown.project("agent_os", KernelSpace=lambda policy: kernel)
     shown.project("agent_os.policies", SQLPolicy=lambda deny: deny)

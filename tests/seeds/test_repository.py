@@ -110,5 +110,5 @@ def test_versions_are_pinned_by_constraints() -> None:
 @pytest.mark.parametrize("command", ["vllm", "store", "prometheus", "agentops"])
 def test_each_command_of_the_manual_has_help(command: str) -> None:
     help_ = [sys.executable, "-m", "agentlightning.cli", command, "--help"]
-    said = subprocess.run(help_, capture_output=True, text=True, timeout=60, check=True).stdout
-    assert f"agl {command}" in said
+    output = subprocess.run(help_, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert f"agl {command}" in output

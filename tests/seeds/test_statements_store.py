@@ -168,8 +168,8 @@ async def test_the_routes_of_spans(rest: Rest) -> None:
     ids = {"rollout_id": started["rollout_id"], "attempt_id": started["attempt"]["attempt_id"]}
     span = agl.Span.from_attributes(attributes={"tool": "web_search"}, sequence_id=1, **ids)
     await rest("POST", "/spans", json.loads(span.model_dump_json()))
-    found = await rest("POST", "/spans/search", ids)
-    assert [item["attributes"]["tool"] for item in found["items"]] == ["web_search"]
+    page = await rest("POST", "/spans/search", ids)
+    assert [item["attributes"]["tool"] for item in page["items"]] == ["web_search"]
 
 
 async def test_the_routes_of_resources(rest: Rest) -> None:
@@ -199,8 +199,8 @@ async def test_a_server_describes_its_routes(served: agl.LightningStoreServer) -
 async def test_a_server_in_another_process_is_a_client(served: agl.LightningStoreServer) -> None:
     away = pickle.loads(pickle.dumps(served))
     made = await served.enqueue_rollout("x")
-    found = await away.get_rollout_by_id(made.rollout_id)
-    assert (found.input, type(served).__name__) == ("x", "LightningStoreServer")
+    rollout = await away.get_rollout_by_id(made.rollout_id)
+    assert (rollout.input, type(served).__name__) == ("x", "LightningStoreServer")
     await away.close()
 
 

@@ -20,8 +20,8 @@ def test_each_snippet_has_one_test() -> None:
 
 
 def test_each_statement_has_a_verdict_and_tests_that_there_are() -> None:
-    found = {statement.words: complaints(statement) for statement in statements()}
-    assert {words: wrong for words, wrong in found.items() if wrong} == {}
+    complaints_by_words = {statement.words: complaints(statement) for statement in statements()}
+    assert {words: wrong for words, wrong in complaints_by_words.items() if wrong} == {}
     twice = Counter((statement.document, statement.place, statement.words) for statement in statements())
     assert max(twice.values()) == 1
 
@@ -36,8 +36,8 @@ def test_each_statement_has_a_verdict_and_tests_that_there_are() -> None:
     ],
 )
 def test_what_is_wrong_with_a_row_is_said(verdict: str, tests: tuple[str, ...], complaint: str) -> None:
-    [found] = complaints(Statement("000", "a heading", "some words", verdict, tests))
-    assert complaint in found
+    [message] = complaints(Statement("000", "a heading", "some words", verdict, tests))
+    assert complaint in message
 
 
 def test_the_page_holds_each_snippet_and_statement_with_its_outcome() -> None:

@@ -55,7 +55,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
 
 
 class Story:
-    """One seed's operations on one store, and what they were answered."""
+    """One seed's operations on one store, and the answers to them."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)

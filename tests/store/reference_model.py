@@ -1,4 +1,4 @@
-"""What a store does, as plainly as it can be said: one list of rollouts, no indexes, no storage, no concurrency.
+"""A plain model of a store: one list of rollouts, no indexes, no storage, no concurrency.
 
 `test_model.py` holds every backend against it. Time is an argument; ids of attempts are told to it.
 """
@@ -76,7 +76,7 @@ class Task:
             self.follow(status, now)
 
     def follow(self, status: str, now: float) -> None:
-        """Go where the latest attempt went."""
+        """Set the status of the rollout for this status of the latest attempt."""
         if status in ("failed", "timeout", "unresponsive"):
             again = status in self.config.retry_condition and len(self.tries) < self.config.max_attempts
             status = "requeuing" if again else "failed"
@@ -88,8 +88,8 @@ class Task:
             self.become(status, now)
 
     def add_span(self, attempt: Try, span_id: str, number: int, now: float) -> int | None:
-        """Return the number of a new span, None for one that is there."""
-        is_new = span_id not in [known for known, _, _ in attempt.spans]
+        """Return the number of a new span, or None for a stored one."""
+        is_new = span_id not in [other_id for other_id, _, _ in attempt.spans]
         if number >= 0:
             self.issued = max(self.issued, number)
         if not is_new:
@@ -111,21 +111,21 @@ class Task:
         if self.status not in RUNNING or not self.tries or self.tries[-1].status not in RUNNING:
             return
         attempt, config = self.tries[-1], self.config
-        heard = attempt.started if attempt.heard is None else attempt.heard
+        last_sign = attempt.started if attempt.heard is None else attempt.heard
         if config.timeout_seconds is not None and now - attempt.started > config.timeout_seconds:
             self.set_attempt(attempt, "timeout", now)
-        elif config.unresponsive_seconds is not None and now - heard > config.unresponsive_seconds:
+        elif config.unresponsive_seconds is not None and now - last_sign > config.unresponsive_seconds:
             self.set_attempt(attempt, "unresponsive", now)
 
 
 class Model:
-    """All rollouts, in the order in which they were made."""
+    """Return all rollouts, in the order in which they were made."""
 
     def __init__(self) -> None:
         self.tasks: list[Task] = []
 
     def queue(self, run_id: str | None, now: float) -> list[Task]:
-        """Return what may be claimed, in order: priority, then since when, then who was first."""
+        """Return the rollouts that may be claimed, by priority, then time of queueing, then creation."""
         ready = [
             (-task.priority, task.available_at, place, task)
             for place, task in enumerate(self.tasks)
@@ -134,7 +134,7 @@ class Model:
         return [task for *_, task in sorted(ready)]
 
     def surplus(self, run_id: str | None, keep_last: int) -> list[Task]:
-        """Return the ended rollouts of a run that go when so many are kept."""
+        """Return the ended rollouts of a run that are deleted when so many are kept."""
         ended = [task for task in self.tasks if task.run_id == run_id and task.ended is not None]
         ended.sort(key=lambda task: task.ended or 0.0)
         return ended[: max(0, len(ended) - keep_last)]

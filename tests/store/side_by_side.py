@@ -1,4 +1,4 @@
-"""A store and the reference model side by side: what is done to one is told to the other, and both are compared."""
+"""A store and the reference model side by side: each call goes to both, and both are compared."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Change = tuple[str, Callable[[], Coroutine[Any, Any, Any]], set[str]]
 
 
 class SideBySide(RuleBasedStateMachine):
-    """One store and one model; the clock moves only when it is told to."""
+    """One store and one model; only a test moves the clock."""
 
     def __init__(self, open_one: Callable[[], LightningStore]) -> None:
         super().__init__()
@@ -70,14 +70,14 @@ class SideBySide(RuleBasedStateMachine):
         return recent[choice % len(recent)]
 
     def pick_attempt(self, choice: int) -> tuple[Task, Try, str]:
-        """Return an attempt and how it is called: by its id, the latest sometimes by that word."""
+        """Return an attempt and a name for it: its id, or for the latest one sometimes `latest`."""
         tries = [(task, attempt) for task in self.model.tasks[-6:] for attempt in task.tries[-2:]]
         task, attempt = tries[choice % len(tries)]
         named = "latest" if attempt is task.tries[-1] and choice % 2 else attempt.attempt_id
         return task, attempt, named
 
     def refused_alike(self, ask: Callable[[], Any], tell: Callable[[], Any]) -> None:
-        """Ask the store and tell the model; both refuse or neither."""
+        """Call the store and the model; both refuse or neither."""
         try:
             tell()
         except Refused:
@@ -106,28 +106,28 @@ class SideBySide(RuleBasedStateMachine):
             attempts = self.run(self.store.query_attempts(task.rollout_id))
             assert [(a.attempt_id, a.status) for a in attempts] == [(a.attempt_id, a.status) for a in task.tries]
             spans = self.run(self.store.query_spans(task.rollout_id))
-            found = {(s.attempt_id, s.span_id, s.sequence_id, "agentlightning.stale" in s.attributes) for s in spans}
-            assert found == {(attempt.attempt_id, *span) for attempt in task.tries for span in attempt.spans}
+            span_ids = {(s.attempt_id, s.span_id, s.sequence_id, "agentlightning.stale" in s.attributes) for s in spans}
+            assert span_ids == {(attempt.attempt_id, *span) for attempt in task.tries for span in attempt.spans}
 
     def changed_and_told(self) -> list[Task]:
         """Return the rollouts that have changed since the last look, and those that the store says have: all the
         former are among the latter."""
         page = self.run(self.store.query_events(after=self.cursor, limit=1000))
-        told = {event.rollout_id: event.status for event in page.events}
+        statuses = {event.rollout_id: event.status for event in page.events}
         now = {task.rollout_id: repr(task) for task in self.model.tasks}
         changed = [task for task in self.model.tasks if self.seen.get(task.rollout_id) != now[task.rollout_id]]
         for task in changed:
-            assert told.get(task.rollout_id) == task.status or self.only_a_number_was_taken(task)
+            assert statuses.get(task.rollout_id) == task.status or self.only_a_number_was_taken(task)
         self.cursor, self.seen = page.cursor, now
-        return [task for task in self.model.tasks if task in changed or task.rollout_id in told]
+        return [task for task in self.model.tasks if task in changed or task.rollout_id in statuses]
 
     def only_a_number_was_taken(self, task: Task) -> bool:
-        """True if all that changed is a number that was given out, which no event need tell."""
+        """Return whether the only change is a number that was given out, which no event need report."""
         before = self.seen.get(task.rollout_id)
         return before is not None and before.rsplit("issued=", 1)[0] == repr(task).rsplit("issued=", 1)[0]
 
     def check_queues(self) -> None:
-        """Compare the whole order of each queue, by a script that claims all of it and is broken off."""
+        """Compare the whole order of each queue, by a script that claims all of it and is aborted."""
         for run_id in (None, "a"):
             with pytest.raises(Peeked) as order:
                 self.store._backend.execute(lambda tx, run_id=run_id: _claim_all(tx, run_id, self.now))
@@ -147,7 +147,7 @@ class SideBySide(RuleBasedStateMachine):
 
 
 class Peeked(Exception):
-    """Breaks a script off; its arguments are what it saw."""
+    """Aborts a script; its arguments are the values that the script read."""
 
 
 def _claim_all(tx: Tx, run_id: str | None, now: float) -> None:

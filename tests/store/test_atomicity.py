@@ -1,4 +1,4 @@
-"""A claim is one worker's; what was acknowledged survives a kill. (Scripts broken off: `test_faults.py`.)"""
+"""A claim is one worker's; acknowledged writes survive a kill. (Aborted scripts: `test_faults.py`.)"""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ def test_threads_and_processes_claim_each_rollout_once(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     with context.Pool(2) as pool:
         children = pool.map_async(_claim_all, [str(path)] * 2)
-        taken: list[str] = []
-        threads = [threading.Thread(target=lambda: taken.extend(asyncio.run(_drain(store)))) for _ in range(4)]
+        claims: list[str] = []
+        threads = [threading.Thread(target=lambda: claims.extend(asyncio.run(_drain(store)))) for _ in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         for ids in children.get(60):
-            taken.extend(ids)
+            claims.extend(ids)
     asyncio.run(store.close())
-    assert len(taken) == len(set(taken)) == count
+    assert len(claims) == len(set(claims)) == count
 
 
 async def _fill(store: SQLiteLightningStore | InMemoryLightningStore, count: int) -> None:
@@ -47,18 +47,18 @@ async def _fill(store: SQLiteLightningStore | InMemoryLightningStore, count: int
 
 
 async def _drain(store: Any) -> list[str]:
-    taken: list[str] = []
+    ids: list[str] = []
     while (claim := await store.dequeue_rollout(worker_id="w")) is not None:
-        taken.append(claim.rollout_id)
-    return taken
+        ids.append(claim.rollout_id)
+    return ids
 
 
 def _claim_all(path: str) -> list[str]:
     async def work() -> list[str]:
         store = SQLiteLightningStore(path, synchronous="NORMAL")
-        taken = await _drain(store)
+        ids = await _drain(store)
         await store.close()
-        return taken
+        return ids
 
     return asyncio.run(work())
 
@@ -66,13 +66,13 @@ def _claim_all(path: str) -> list[str]:
 def test_threads_claim_from_memory_each_once() -> None:
     store = InMemoryLightningStore()
     asyncio.run(_fill(store, 2000))
-    taken: list[str] = []
-    threads = [threading.Thread(target=lambda: taken.extend(asyncio.run(_drain(store)))) for _ in range(8)]
+    claims: list[str] = []
+    threads = [threading.Thread(target=lambda: claims.extend(asyncio.run(_drain(store)))) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(taken) == len(set(taken)) == 2000
+    assert len(claims) == len(set(claims)) == 2000
 
 
 _WRITER = """
@@ -99,11 +99,11 @@ def test_what_was_acknowledged_survives_kill_9(tmp_path: Path, lines: int) -> No
     acknowledged.append(writer.stdout.read())
     writer.wait()
     writer.stdout.close()
-    known = {name for line in acknowledged[:lines] for name in line.split()}
+    acknowledged_ids = {name for line in acknowledged[:lines] for name in line.split()}
     store = SQLiteLightningStore(path)
-    found = {rollout.rollout_id for rollout in asyncio.run(store.query_rollouts())}
-    assert known <= found
-    assert len(asyncio.run(_drain(store))) == len(found)
+    stored_ids = {rollout.rollout_id for rollout in asyncio.run(store.query_rollouts())}
+    assert acknowledged_ids <= stored_ids
+    assert len(asyncio.run(_drain(store))) == len(stored_ids)
     asyncio.run(store.close())
     with sqlite3.connect(path) as db:
         assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
@@ -116,8 +116,8 @@ async def test_a_claim_outlives_the_server_and_keeps_its_lease_for_a_while(tmp_p
     claimed = await store.start_rollout("x", worker_id="w")
     await store.close()
     again = SQLiteLightningStore(tmp_path / "x.db", scan_debounce_seconds=0)
-    found = await again.get_rollout_by_id(claimed.rollout_id)
-    assert found == claimed
+    rollout = await again.get_rollout_by_id(claimed.rollout_id)
+    assert rollout == claimed
     await again.close()
     with pytest.raises(ConflictError, match="closed"):
         await again.enqueue_rollout("x")

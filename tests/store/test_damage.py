@@ -1,4 +1,4 @@
-"""A record that cannot be read is a fault of the store, named once; everything else goes on without it."""
+"""A record that cannot be read is a fault of the store, reported once; everything else continues without it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BODIES = {
 
 
 class Data:
-    """The rows of a store as they lie there."""
+    """The rows of a store as they are stored."""
 
     def __init__(self, spec: str) -> None:
         self.spec = spec
@@ -67,14 +67,14 @@ class Data:
         address, _, name = uri.rpartition("/")
         with pymongo.MongoClient[Any](address) as client:
             collection = client[name][f"agl_{table}"]
-            found = list(collection.find({"partition": partition, **where}))
-            assert found
-            for document in found:
+            documents = list(collection.find({"partition": partition, **where}))
+            assert documents
+            for document in documents:
                 collection.update_one({"_id": document["_id"]}, {"$set": {"body": how(document["body"])}})
 
 
 @pytest.fixture(params=("sqlite", "postgres", "mongo"))
-async def given(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[tuple[LightningStore, Data]]:
+async def damageable(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[tuple[LightningStore, Data]]:
     place = fresh_place(request.param, request, tmp_path)
     store = place.open(scan_debounce_seconds=0.0)
     yield store, Data(place.spec)
@@ -83,9 +83,9 @@ async def given(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 @pytest.mark.parametrize("kind", BODIES)
 async def test_a_damaged_rollout_at_the_head_of_the_queue_holds_nobody_up(
-    kind: str, given: tuple[LightningStore, Data], caplog: pytest.LogCaptureFixture
+    kind: str, damageable: tuple[LightningStore, Data], caplog: pytest.LogCaptureFixture
 ) -> None:
-    store, data = given
+    store, data = damageable
     bad, *good = [(await store.enqueue_rollout(n)).rollout_id for n in range(4)]
     data.damage("rollouts", BODIES[kind], rollout_id=bad)
     pages = [await store.query_rollouts(**page) for page in ({}, {"limit": 1}, {"limit": 2, "sort_by": "start_time"})]
@@ -104,16 +104,16 @@ async def test_a_damaged_rollout_at_the_head_of_the_queue_holds_nobody_up(
     ):
         with pytest.raises(DamagedRecordError, match=f"rollout '{bad}' cannot be read"):
             await call()
-    told = [record for record in caplog.records if bad in record.getMessage()]
-    assert [record.levelno for record in told] == [logging.ERROR]
+    log_records = [record for record in caplog.records if bad in record.getMessage()]
+    assert [record.levelno for record in log_records] == [logging.ERROR]
     assert await store.delete_rollouts(rollout_ids=[bad], force=True) == 1
     assert await store.get_rollout_by_id(bad) is None
 
 
 async def test_a_claim_that_meets_a_damaged_rollout_first_goes_on_to_the_next(
-    given: tuple[LightningStore, Data],
+    damageable: tuple[LightningStore, Data],
 ) -> None:
-    store, data = given
+    store, data = damageable
     ids = [(await store.enqueue_rollout(n)).rollout_id for n in range(5)]
     for damaged in ids[:2]:
         data.damage("rollouts", lambda body: body[:50], rollout_id=damaged)
@@ -124,8 +124,8 @@ async def test_a_claim_that_meets_a_damaged_rollout_first_goes_on_to_the_next(
     assert [r.rollout_id for r in await store.query_rollouts()] == ids[2:]
 
 
-async def test_a_damaged_span_is_named_and_the_other_rollouts_are_read(given: tuple[LightningStore, Data]) -> None:
-    store, data = given
+async def test_a_damaged_span_is_named_and_the_other_rollouts_are_read(damageable: tuple[LightningStore, Data]) -> None:
+    store, data = damageable
     one, two = [await store.start_rollout(n) for n in range(2)]
     for made in (one, two):
         spans = [_span(made, n) for n in (1, 2)]
@@ -139,8 +139,10 @@ async def test_a_damaged_span_is_named_and_the_other_rollouts_are_read(given: tu
     await store.update_attempt(one.rollout_id, "latest", status="succeeded")
 
 
-async def test_damaged_workers_resources_and_claims_do_not_stop_the_others(given: tuple[LightningStore, Data]) -> None:
-    store, data = given
+async def test_damaged_workers_resources_and_claims_do_not_stop_the_others(
+    damageable: tuple[LightningStore, Data],
+) -> None:
+    store, data = damageable
     for worker in ("bad", "good"):
         await store.update_worker(worker, {"n": 1})
     for name in ("rs-bad", "rs-good"):
@@ -169,8 +171,8 @@ async def test_damaged_workers_resources_and_claims_do_not_stop_the_others(given
     assert {worker.worker_id for worker in await store.query_workers()} == {"bad", "good"}
 
 
-async def test_a_server_says_so_with_its_own_error_and_status(given: tuple[LightningStore, Data]) -> None:
-    store, data = given
+async def test_a_server_says_so_with_its_own_error_and_status(damageable: tuple[LightningStore, Data]) -> None:
+    store, data = damageable
     made = await store.enqueue_rollout("x")
     data.damage("rollouts", lambda body: "{}", rollout_id=made.rollout_id)
     server = LightningStoreServer(store, port=0)
@@ -185,9 +187,9 @@ async def test_a_server_says_so_with_its_own_error_and_status(given: tuple[Light
 
 
 async def test_the_check_lists_every_damaged_record_and_how_to_remove_it(
-    given: tuple[LightningStore, Data], capsys: pytest.CaptureFixture[str]
+    damageable: tuple[LightningStore, Data], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    store, data = given
+    store, data = damageable
     made = await store.start_rollout("x")
     await store.add_many_spans([_span(made, 1), _span(made, 2)])
     queued = await store.enqueue_rollout("y")
@@ -222,11 +224,11 @@ def _span(made: Any, number: int) -> Span:
     )
 
 
-@pytest.mark.parametrize("given", ["sqlite", "postgres"], indirect=True)
+@pytest.mark.parametrize("damageable", ["sqlite", "postgres"], indirect=True)
 async def test_the_check_compares_the_tables_with_the_records(
-    given: tuple[LightningStore, Data], capsys: pytest.CaptureFixture[str]
+    damageable: tuple[LightningStore, Data], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    store, data = given
+    store, data = damageable
     made = await store.start_rollout("x")
     await store.add_many_spans([_span(made, 1)])
     prefix, here = "" if data.spec.startswith("sqlite") else "agl_", f"WHERE rollout_id = '{made.rollout_id}'"

@@ -1,4 +1,4 @@
-"""Every store answers the same operations alike: each backend, in process and over HTTP, held against memory.
+"""Every store answers the same operations alike: each backend, in process and over HTTP, compared with memory.
 
 `AGL_STORIES=40` tells so many stories of 500 operations; the suite tells one short one, `make test-heavy` 40.
 """
@@ -42,7 +42,7 @@ async def test_twenty_thousand_operations_are_answered_as_memory_answers_them(
 
 
 async def compare(seed: int, steps: int, kind: str, over: str, request: pytest.FixtureRequest, folder: Path) -> None:
-    """Tell one story to memory and to another store, and compare the answers one by one."""
+    """Run one story in memory and in another store, and compare the answers one by one."""
     expected_story, story = Story(seed), Story(seed)
     with mock.patch.object(SharedClock, "set"):
         with mock.patch("time.time", expected_story.time):
@@ -61,5 +61,5 @@ async def compare(seed: int, steps: int, kind: str, over: str, request: pytest.F
                 await client.close()
                 await server.stop()
             await store.close()
-    for number, (answer, told) in enumerate(zip(answers, expected, strict=True)):
-        assert answer == told, f"step {number} of story {seed}: {expected_story.asked[number]}"
+    for number, (answer, expected_answer) in enumerate(zip(answers, expected, strict=True)):
+        assert answer == expected_answer, f"step {number} of story {seed}: {expected_story.asked[number]}"

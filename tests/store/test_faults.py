@@ -1,4 +1,4 @@
-"""Every script of `store/rules/` is there whole or not at all: each is broken off at each of its primitives in turn.
+"""Every script of `store/rules/` is stored whole or not at all: each is aborted at each of its primitives in turn.
 
 A new script fails the first test until it has a step in `STORY`, or a line in `READING` if it writes nothing.
 """
@@ -131,7 +131,7 @@ class FailingTx:
 
 
 def contents(backend: Backend) -> Any:
-    """Return all that a script could have changed, and what would be claimed next."""
+    """Return everything that a script could have changed, and the rollouts that would be claimed next."""
 
     def read(tx: Tx) -> Any:
         records = sorted(tx.find(Plan())[0], key=lambda record: record.rollout.rollout_id)
@@ -151,7 +151,7 @@ def contents(backend: Backend) -> Any:
 
 
 class Peeked(Exception):
-    """Breaks a claim off."""
+    """Aborts a claim."""
 
 
 @pytest.fixture(params=SPECS)

@@ -1,4 +1,4 @@
-"""The copy of a request comes to another server than the first one, or to the same one after a restart, over HTTP."""
+"""The copy of a request arrives at another server than the first one, or at the same one after a restart, over HTTP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only the store in memory does: its bound on spans, and who is told what was dropped."""
+"""Features of the store in memory alone: its bound on spans, and the notice of dropped ones."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ async def test_spans_of_ended_rollouts_that_were_read_go_first_and_active_ones_n
     late = await _ended(store, 30)
     with pytest.raises(GoneError, match=f"{read.rollout_id} have been evicted.*max_span_bytes"):
         await store.query_spans(read.rollout_id)
-    for kept, count in ((active, 10), (unread, 20), (late, 30)):
-        assert len(await store.query_spans(kept.rollout_id)) == count
+    for rollout, count in ((active, 10), (unread, 20), (late, 30)):
+        assert len(await store.query_spans(rollout.rollout_id)) == count
     statistics = await store.statistics()
     assert statistics["total_spans"] == 60
     assert statistics["total_span_bytes"] <= 110_000
@@ -111,12 +111,12 @@ def test_a_store_in_memory_says_that_it_cannot_be_sent_to_another_process() -> N
 async def test_resources_of_a_run_go_with_its_last_rollout_when_a_policy_says_what_to_keep() -> None:
     store = InMemoryLightningStore(retention=RetentionPolicy(keep_last=0))
     template = PromptTemplate(resource_type="prompt_template", template="x", engine="f-string")
-    gone = await store.add_resources({"p": template}, run_id="over")
-    kept = await store.add_resources({"p": template}, run_id="going on")
+    resources = await store.add_resources({"p": template}, run_id="over")
+    stored_resources = await store.add_resources({"p": template}, run_id="going on")
     await store.enqueue_rollout(input=1, run_id="going on")
     later = store._runtime.now() + 7200
     store._runtime.write_now(lambda tx: forget_resources(tx, later, 3600.0))
-    assert await store.get_resources_by_id(gone.resources_id) is None
+    assert await store.get_resources_by_id(resources.resources_id) is None
     assert await store.get_latest_resources(run_id="over") is None
-    assert (await store.get_latest_resources(run_id="going on")) == kept
+    assert (await store.get_latest_resources(run_id="going on")) == stored_resources
     assert (await store.statistics())["total_resources"] == 1

@@ -49,7 +49,7 @@ CONFIGS = st.builds(
 
 
 class Stories(SideBySide):
-    """What may happen to a store, one rule each."""
+    """The operations on a store, one rule each."""
 
     # --- work comes in ---------------------------------------------------------------------------------------------
 
@@ -99,9 +99,9 @@ class Stories(SideBySide):
     @rule(choice=CHOICE, names=st.lists(st.integers(1, 6), min_size=1, max_size=3, unique=True), own=CHOICE)
     def add_spans(self, choice: int, names: list[int], own: int) -> None:
         task, attempt, _ = self.pick_attempt(choice)
-        known = {span_id for span_id, _, _ in attempt.spans}
+        span_ids = {span_id for span_id, _, _ in attempt.spans}
         ids = [f"{name:016x}" for name in names]
-        if len(ids) > 1 and known & set(ids):
+        if len(ids) > 1 and span_ids & set(ids):
             ids = ids[:1]
         number = task.issued + own % 3 if own % 4 == 0 and len(ids) == 1 else -1
         spans = [
@@ -182,9 +182,9 @@ class Stories(SideBySide):
         self.forget(surplus)
 
     def forget(self, tasks: list[Task]) -> None:
-        gone = {task.rollout_id for task in tasks}
+        deleted_ids = {task.rollout_id for task in tasks}
         self.model.tasks = [task for task in self.model.tasks if task not in tasks]
-        self.changes = [change for change in self.changes if not change[2] & gone]
+        self.changes = [change for change in self.changes if not change[2] & deleted_ids]
 
     # --- time and the network --------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""What only the MongoDB store does: its order of writes, its numbers, its indexes, its client.
+"""Features of the MongoDB store alone: its order of writes, its numbers, its indexes, its client.
 
 What every store does is in `conformance/`. Each test has a partition of its own in one server.
 """
@@ -101,31 +101,31 @@ def test_threads_and_processes_claim_each_rollout_once(mongo_uri: str, partition
     asyncio.run(store.enqueue_many_rollouts([EnqueueRolloutRequest(input=i) for i in range(count)]))
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         others = pool.starmap_async(_claim_all, [(mongo_uri, partition)] * 2)
-        taken: list[str] = []
-        threads = [threading.Thread(target=lambda: taken.extend(asyncio.run(_drain(store)))) for _ in range(4)]
+        claims: list[str] = []
+        threads = [threading.Thread(target=lambda: claims.extend(asyncio.run(_drain(store)))) for _ in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         for ids in others.get(60):
-            taken.extend(ids)
+            claims.extend(ids)
     asyncio.run(store.close())
-    assert len(taken) == len(set(taken)) == count
+    assert len(claims) == len(set(claims)) == count
 
 
 async def _drain(store: MongoLightningStore) -> list[str]:
-    taken: list[str] = []
+    ids: list[str] = []
     while (claim := await store.dequeue_rollout(worker_id="w")) is not None:
-        taken.append(claim.rollout_id)
-    return taken
+        ids.append(claim.rollout_id)
+    return ids
 
 
 def _claim_all(uri: str, partition: str) -> list[str]:
     async def work() -> list[str]:
         store = MongoLightningStore(uri, partition_id=partition)
-        taken = await _drain(store)
+        ids = await _drain(store)
         await store.close()
-        return taken
+        return ids
 
     return asyncio.run(work())
 
@@ -200,7 +200,7 @@ def _numbered_span(rollout_id: str, attempt_id: str, number: int) -> Span:
 
 
 def _contents(backend: MongoBackend) -> Any:
-    """What is there but for the workers' rows, which repeat what attempts say, and what can still be claimed."""
+    """Return all rows but the workers', which repeat the attempts', and the rollouts that can still be claimed."""
 
     def read(tx: Tx) -> Any:
         records = [tx.load(f"ro-{n}") for n in range(3)]
@@ -222,7 +222,7 @@ class _Killer(monitoring.CommandListener):
     def __init__(self, kill_at: float = float("inf")) -> None:
         self.kill_at = kill_at
         self.sent = -1
-        """Minus one until it is told to begin."""
+        """Number of commands sent; -1 before the count begins."""
 
     def started(self, event: monitoring.CommandStartedEvent) -> None:
         if self.sent >= 0:
@@ -275,25 +275,25 @@ def die_at_every_command(uri: str) -> None:
     def repeat(partition: str, number: int) -> Any:
         backend = MongoBackend(Place(uri), "agentlightning", partition)
         backend.execute(steps[number][1])
-        found = _contents(backend)
+        contents = _contents(backend)
         backend.close()
         with pymongo.MongoClient[Any](uri) as client:
             spans = Partition(client["agentlightning"], partition).spans
-            return *found, spans.count_documents({"partition": partition})
+            return *contents, spans.count_documents({"partition": partition})
 
     def check(number: int) -> int:
         whole = uuid.uuid4().hex
         _in_a_fork(lambda: live(whole, number))
         commands: int = _in_a_fork(lambda: one_step(whole, number, _Killer()))
-        wanted = _in_a_fork(lambda: repeat(whole, number))
+        expected = _in_a_fork(lambda: repeat(whole, number))
         dead = [uuid.uuid4().hex for _ in range(commands)]
         _in_a_fork(lambda: [live(partition, number) for partition in dead])
         for k, partition in enumerate(dead):
             assert _in_a_fork(partial(one_step, partition, number, _Killer(k))) is None
         time.sleep(0.3)  # what the dead had leased or begun is left alone for so long
-        found = _in_a_fork(lambda: [repeat(partition, number) for partition in dead])
+        contents = _in_a_fork(lambda: [repeat(partition, number) for partition in dead])
         for k in range(commands):
-            assert found[k] == wanted, f"{steps[number][0]}, dead before command {k}:\n{found[k]}\n{wanted}"
+            assert contents[k] == expected, f"{steps[number][0]}, dead before command {k}:\n{contents[k]}\n{expected}"
         return commands
 
     print(*(check(number) for number in range(len(steps))))
@@ -376,18 +376,18 @@ async def test_a_reader_of_events_misses_nothing_of_what_several_processes_chang
             ended.add(attempted.rollout_id)
 
     async def read() -> set[str]:
-        told, cursor = set[str](), "0"
-        while len(told) < 60:
+        event_ids, cursor = set[str](), "0"
+        while len(event_ids) < 60:
             page = await reader.query_events(after=cursor, limit=7, timeout=1.0)
-            told.update(event.rollout_id for event in page.events if event.status == "succeeded")
+            event_ids.update(event.rollout_id for event in page.events if event.status == "succeeded")
             cursor = page.cursor
-        return told
+        return event_ids
 
-    told, *_ = await asyncio.wait_for(
+    event_ids, *_ = await asyncio.wait_for(
         asyncio.gather(read(), *[change((store, second_store)[i % 2]) for i in range(4)]), 60
     )
     await reader.close()
-    assert told == ended
+    assert event_ids == ended
 
 
 async def test_a_new_process_begins_with_the_present(
@@ -412,7 +412,7 @@ def test_an_index_for_every_query_begins_with_the_partition(store: MongoLightnin
         name: [next(iter(index["key"])) for index in database[name].list_indexes()]
         for name in ("agl_rollouts", "agl_spans", "agl_rows")
     }
-    assert {first for found in firsts.values() for first in found} == {"_id", "partition", "deleted"}
+    assert {first for fields in firsts.values() for first in fields} == {"_id", "partition", "deleted"}
     assert [firsts["agl_rollouts"].count(name) for name in ("_id", "deleted")] == [1, 1]
     unique = [list(index["key"]) for index in database["agl_spans"].list_indexes() if index.get("unique")]
     assert ["partition", "rollout_id", "span_id", "attempt_id"] in unique
@@ -470,8 +470,8 @@ async def test_a_span_comes_back_as_it_was_with_nothing_of_the_databases(store: 
 
 async def test_ids_are_searched_for_as_text_and_with_their_case(store: MongoLightningStore) -> None:
     rollout = await store.enqueue_rollout("x")
-    for part, found in (("ro-", 1), ("RO-", 0), ("r.-", 0), ("(", 0), ("\0", 0), (rollout.rollout_id[3:], 1)):
-        assert (await store.query_rollouts(rollout_id_contains=part)).total == found
+    for part, count in (("ro-", 1), ("RO-", 0), ("r.-", 0), ("(", 0), ("\0", 0), (rollout.rollout_id[3:], 1)):
+        assert (await store.query_rollouts(rollout_id_contains=part)).total == count
 
 
 async def test_what_does_not_fit_into_a_document_is_refused_with_its_size(

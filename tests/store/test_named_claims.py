@@ -1,4 +1,4 @@
-"""Heartbeats that name claims: what a worker holds and does not name lapses, what it names never does.
+"""Heartbeats that name claims: a claim of a worker that it does not name lapses, a named one never does.
 
 The clock is an argument of the scripts, so nothing here waits. Every backend is held to the same table and the same
 random stories; `tests/runner/test_lost_replies.py` shows the whole way over HTTP.
@@ -56,7 +56,7 @@ class Scripts:
         return [(rollout.rollout_id, attempt.attempt_id) for rollout, attempt in claims.claims]
 
     def token(self) -> str:
-        """Return a token that no call on this store was given, in none of the stories told on it."""
+        """Return a token that no call on this store has had, in any of its stories."""
         return f"t{next(self._numbers)}"
 
     def beat(self, worker: str, attempts: Any) -> None:
@@ -64,7 +64,7 @@ class Scripts:
         self.run(heartbeat, self.now, worker, {}, None, named)
 
     def look(self) -> set[str]:
-        """Do what the timer does; return the attempts that lapsed."""
+        """Run the timer's scan; return the attempts that lapsed."""
         lost = self.run(lost_claims, self.now, LEASE)
         args = ("unresponsive", LEASE_EXPIRED, LEASE)
         return {a for r, a in lost if self.run(expire, self.now, r, a, *args)}
@@ -85,16 +85,16 @@ async def scripts(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 def test_a_claim_that_its_worker_never_names_lapses_and_the_others_stay(scripts: Scripts) -> None:
     scripts.beat("w", [])
     scripts.enqueue(3)
-    [(lost, unheard), (_, heard)] = scripts.claim("w", 2)
+    [(lost, unheard), (_, live_claim)] = scripts.claim("w", 2)
     for _ in range(3):
         scripts.now += 10
-        scripts.beat("w", [heard])
+        scripts.beat("w", [live_claim])
         assert scripts.look() == set()
     scripts.now += 0.1
     assert scripts.look() == {unheard}
     [(first, _), (again, _)] = scripts.claim("other", 2)
     assert first != again == lost
-    assert {a.status for r in scripts.records() for a in r.attempts if a.attempt_id == heard} == {"preparing"}
+    assert {a.status for r in scripts.records() for a in r.attempts if a.attempt_id == live_claim} == {"preparing"}
 
 
 def test_the_lease_of_a_claim_counts_from_when_it_was_last_named(scripts: Scripts) -> None:
@@ -164,7 +164,7 @@ def test_a_heartbeat_for_two_hundred_claims_writes_one_small_row(scripts: Script
             def __getattr__(self, name: str) -> Any:
                 member = getattr(tx, name)
                 if name in ("put", "save", "drop", "delete", "add_spans", "claim"):
-                    return lambda *given: (wrote.append((name, given)), member(*given))[1]
+                    return lambda *arguments: (wrote.append((name, arguments)), member(*arguments))[1]
                 return member
 
         heartbeat(Watching(), scripts.now, "w", {}, None, frozenset(attempts))  # type: ignore[arg-type]
@@ -270,7 +270,7 @@ WORKERS = st.sampled_from(["v", "w"])
 
 
 class Stories(RuleBasedStateMachine):
-    """Two workers whose replies get lost; what each knows of, it names and runs."""
+    """Two workers whose replies get lost; each names and runs the claims that it knows of."""
 
     scripts: Scripts
 
@@ -299,7 +299,7 @@ class Stories(RuleBasedStateMachine):
     def learn(self, worker: str, claims: list[tuple[str, str]]) -> None:
         held = {a.attempt_id: a for r in self.scripts.records() for a in r.attempts}
         for rollout, attempt in claims:
-            assert all(attempt not in known for known in self.knows.values()), "handed out twice"
+            assert all(attempt not in names for names in self.knows.values()), "handed out twice"
             self.knows[worker][attempt] = rollout
             self.named_at[attempt] = held[attempt].start_time
 
@@ -340,7 +340,7 @@ class Stories(RuleBasedStateMachine):
             assert record.rollout.status != "succeeded" or record.attempts[-1].status == "succeeded"
 
     def teardown(self) -> None:
-        """From here on nothing is lost: then every rollout must come to its end, and succeed."""
+        """Lose no more replies: every rollout must then end, and succeed."""
         for _ in range(60):
             self.scripts.now += 10
             for worker in self.knows:

@@ -75,8 +75,8 @@ async def server() -> AsyncIterator[LightningStoreServer]:
 async def export(
     server: LightningStoreServer, signal: str, body: bytes, kind: str = PROTOBUF, **headers: str
 ) -> Answer:
-    asked = request("POST", f"/v1/{signal}", body, content_type=kind, **headers)
-    return await exchange(server.server_launcher.port, asked)
+    request_bytes = request("POST", f"/v1/{signal}", body, content_type=kind, **headers)
+    return await exchange(server.server_launcher.port, request_bytes)
 
 
 @pytest.mark.parametrize("what", TOO_MANY)
@@ -110,9 +110,9 @@ async def test_json_has_the_same_bounds(server: LightningStoreServer) -> None:
 async def test_spans_that_are_all_rejected_leave_turns_to_others_too() -> None:
     message = ExportTraceServiceRequest.FromString(within(1, 2, content=b"\x12\x00" * 10_000))
     rejections = Rejections()
-    seen = [rejections.spans for _ in unread_steps_of(message, rejections, read_all=True)]
+    counts = [rejections.spans for _ in unread_steps_of(message, rejections, read_all=True)]
     assert rejections.spans == 10_000
-    assert max(after - before for before, after in zip([0, *seen], [*seen, 10_000], strict=True)) <= 128
+    assert max(after - before for before, after in zip([0, *counts], [*counts, 10_000], strict=True)) <= 128
 
 
 async def test_a_span_of_too_many_parts_is_rejected_and_the_others_are_stored(server: LightningStoreServer) -> None:
@@ -178,7 +178,7 @@ async def test_values_in_values_without_end_are_no_fault(server: LightningStoreS
 
 
 async def test_health_is_answered_while_large_requests_are_worked_on(server: LightningStoreServer) -> None:
-    """Of what is refused or made in a thread the loop does no part: each answer in between is one that it gave."""
+    """A thread makes or refuses these, not the loop: the loop gives each answer in between."""
     events = within(1, 2, 2, content=b"\x5a\x00" * 900_000)
     work = [
         asyncio.create_task(export(server, "traces", gzip.compress(events), content_encoding="gzip")) for _ in range(4)

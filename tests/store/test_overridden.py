@@ -1,4 +1,4 @@
-"""A subclass of a store that overrides one form of an operation: whoever calls the other form reaches the override."""
+"""A subclass of a store that overrides one form of an operation: a caller of the other form reaches the override."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.store.conftest import Serve
 
 
 class SingleForms(agl.InMemoryLightningStore):
-    """Overrides the single forms, in the words of the older contract."""
+    """Overrides the single forms, with the names of the older contract."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -177,11 +177,11 @@ async def test_both_forms_of_a_server_and_of_threads_reach_the_override() -> Non
 
 
 async def test_an_override_that_is_set_on_the_store_itself_counts_too() -> None:
-    store, seen = agl.InMemoryLightningStore(), []
+    store, names = agl.InMemoryLightningStore(), []
     plain = store.add_span
 
     async def spy(span: Span) -> Span | None:
-        seen.append(span.name)
+        names.append(span.name)
         return await plain(span)
 
     store.add_span = spy  # type: ignore[method-assign]
@@ -190,7 +190,7 @@ async def test_an_override_that_is_set_on_the_store_itself_counts_too() -> None:
         attributes={}, name="x", rollout_id=claimed.rollout_id, attempt_id=claimed.attempt.attempt_id
     )
     await complete(store).add_many_spans([span])
-    assert seen == ["x"]
+    assert names == ["x"]
 
 
 async def test_a_tracker_that_counts_each_operation_hides_no_override() -> None:
@@ -226,7 +226,7 @@ async def test_a_store_in_which_both_forms_are_overridden_keeps_both() -> None:
 
 
 class Picky(agl.InMemoryLightningStore):
-    """Hands out even tasks only, in the words of the older contract; the others it ends."""
+    """Hands out even tasks only, with the names of the older contract; it ends the others."""
 
     @override
     async def dequeue_rollout(self, worker_id: str | None = None) -> AttemptedRollout | None:  # type: ignore[override]

@@ -101,9 +101,9 @@ async def test_spans_that_ask_for_a_number_get_one(store: LightningStore) -> Non
 
 async def test_lists_are_sorted_and_cut(store: LightningStore) -> None:
     made = [await store.enqueue_rollout(i, mode=mode) for i, mode in enumerate(("val", "train", "test"))]
-    assert [found.input for found in await store.query_rollouts(limit=2, offset=1)] == [1, 2]
+    assert [rollout.input for rollout in await store.query_rollouts(limit=2, offset=1)] == [1, 2]
     page = await store.query_rollouts(sort_by="mode", sort_order="desc", limit=2)
-    assert ([found.input for found in page], page.total, page.limit) == ([0, 1], 3, 2)
+    assert ([rollout.input for rollout in page], page.total, page.limit) == ([0, 1], 3, 2)
     await store.start_attempt(made[0].rollout_id)
     assert (await store.query_attempts(made[0].rollout_id, limit=5, sort_order="desc")).total == 1
     with pytest.raises(BadRequestError, match="allowed fields are"):
@@ -114,14 +114,14 @@ class PlainLists(RedisLikeStore):
     """Takes a limit and answers with a list; gives spans no numbers."""
 
     async def query_rollouts(self, *, limit: int = -1) -> Any:
-        found = list(await super().query_rollouts())
-        return found if limit == -1 else found[:limit]
+        rollouts = list(await super().query_rollouts())
+        return rollouts if limit == -1 else rollouts[:limit]
 
     get_next_span_sequence_id = LightningStore.get_next_span_sequence_id
 
 
 class PlainListsInMemory(agl.InMemoryLightningStore):
-    """One of ours, of which a list is overridden."""
+    """A store of the package, of which a list is overridden."""
 
     async def query_rollouts(self, **filters: Any) -> Any:
         return list(await super().query_rollouts(**filters))
@@ -138,7 +138,7 @@ async def test_a_plain_list_reaches_every_caller_as_a_page(kind: type[Any], serv
     client = LightningStoreClient(served.endpoint, deadline=5.0)
     for store in (complete(own), threaded, client):
         page = await store.query_rollouts(limit=1, sort_by="start_time", sort_order="desc")
-        assert ([found.input for found in page], page.limit, page.total) == ([2], 1, 3)
+        assert ([row.input for row in page], page.limit, page.total) == ([2], 1, 3)
         assert (await store.query_rollouts()).total == 3
     await client.close()
     await served.stop()
@@ -169,7 +169,7 @@ async def test_a_tracer_by_hand_takes_a_store_of_ones_own(server: KeyValueServer
         tracer.close_rollout()
 
     await asyncio.to_thread(trace)
-    assert [(found.name, found.sequence_id) for found in await own.query_spans(claimed.rollout_id)] == [("by hand", 1)]
+    assert [(span.name, span.sequence_id) for span in await own.query_spans(claimed.rollout_id)] == [("by hand", 1)]
 
 
 async def test_how_an_attempt_ended_is_kept(store: LightningStore) -> None:
@@ -205,8 +205,8 @@ async def test_summaries_and_figures_are_made_of_its_rollouts_and_spans(store: L
     assert (first.rollout_id, first.reward, first.spans) == (claimed.rollout_id, 0.5, 1)
     rest = await store.query_rollout_summaries(sort_by="reward", limit=2, cursor=page.cursor)
     assert [summary.reward for summary in [*page, *rest]] == [0.5, None, None]
-    found = await store.query_rollout_summaries(filter=RolloutFilter(input_contains='"NUMBER": 2'))
-    assert [summary.input_preview for summary in found] == ['{"number": 2}']
+    summaries = await store.query_rollout_summaries(filter=RolloutFilter(input_contains='"NUMBER": 2'))
+    assert [summary.input_preview for summary in summaries] == ['{"number": 2}']
     figures = (await store.aggregate_rollouts()).groups
     assert [(group.key, group.count, group.mean) for group in figures] == [(0, 2, 0.5), (1, 1, None)]
 
@@ -217,9 +217,9 @@ async def test_outlines_versions_and_spans_are_made_of_what_it_answers(store: Li
     assert stored is not None
     [outline] = await store.query_span_outlines(started.rollout_id)
     assert (outline.span_id, outline.attributes) == (stored.span_id, len(stored.attributes))
-    found = await store.get_span(started.rollout_id, started.attempt.attempt_id, stored.span_id)
-    assert found is not None
-    assert found.span_id == stored.span_id
+    stored_span = await store.get_span(started.rollout_id, started.attempt.attempt_id, stored.span_id)
+    assert stored_span is not None
+    assert stored_span.span_id == stored.span_id
     published = await store.add_resources({})
     assert [update.version for update in await store.query_resource_versions(published.resources_id)] == [1]
     with pytest.raises(NotImplementedError, match="keeps no runs"):
@@ -257,20 +257,20 @@ async def test_a_store_of_the_contract_before_runs_is_used_as_it_is_and_says_tha
 
 
 async def test_a_claim_that_nobody_waits_for_goes_back_to_the_queue(own: RedisLikeStore) -> None:
-    """The store has handed the rollout out, and whoever asked has left before the answer arrives."""
-    given = asyncio.Event()
+    """The store has handed the rollout out, and the caller has left before the answer arrives."""
+    event = asyncio.Event()
 
     class Slow(RedisLikeStore):
         async def dequeue_rollout(self, worker_id: str | None = None) -> AttemptedRollout | None:
             claimed = await super().dequeue_rollout(worker_id)
-            given.set()
+            event.set()
             await asyncio.sleep(0.05)
             return claimed
 
     made = await own.enqueue_rollout("x")
     slow = Slow("kv://{}:{}".format(*own._address))
     asking = asyncio.create_task(complete(slow).dequeue_rollout(timeout=10))
-    await given.wait()
+    await event.wait()
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking
@@ -352,10 +352,10 @@ async def test_a_gateway_alone_records_in_it(server: KeyValueServer) -> None:
         proxy = agl.LLMProxy(model_list=[model.entry("policy")], store=own)
         await proxy.start()
         resource = proxy.as_resource().with_attempted_rollout(claimed)
-        asked = {"model": "policy", "messages": [{"role": "user", "content": "hello"}]}
+        body = {"model": "policy", "messages": [{"role": "user", "content": "hello"}]}
         async with (
             aiohttp.ClientSession() as client,
-            client.post(f"{resource.get_base_url()}/chat/completions", json=asked) as reply,
+            client.post(f"{resource.get_base_url()}/chat/completions", json=body) as reply,
         ):
             assert reply.status == 200, await reply.text()
         await proxy.stop()
@@ -426,8 +426,8 @@ async def test_a_runner_alone_runs_its_queue_and_says_that_it_sends_no_heartbeat
 
 
 def attempt(status: Any, number: int = 1, **fields: Any) -> Attempt:
-    known = {"rollout_id": "ro-1", "attempt_id": f"at-{number}", "sequence_id": number, "start_time": 0.0}
-    return Attempt.model_construct(**{**dict(Attempt(**known)), "status": status, **fields})
+    values = {"rollout_id": "ro-1", "attempt_id": f"at-{number}", "sequence_id": number, "start_time": 0.0}
+    return Attempt.model_construct(**{**dict(Attempt(**values)), "status": status, **fields})
 
 
 @pytest.mark.parametrize(
@@ -454,9 +454,9 @@ async def test_an_attempt_without_a_status_gives_none() -> None:
 
 async def test_unhealthy_attempts_are_found_with_what_they_become() -> None:
     def held(config: RolloutConfig, **fields: Any) -> AttemptedRollout:
-        found = attempt("running", **fields)
+        latest = attempt("running", **fields)
         rollout = {"rollout_id": "ro-1", "input": 1, "start_time": 0.0, "config": config}
-        return AttemptedRollout.model_construct(**rollout, attempt=found)
+        return AttemptedRollout.model_construct(**rollout, attempt=latest)
 
     now = time.time()
     rollouts = [

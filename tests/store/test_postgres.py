@@ -1,4 +1,4 @@
-"""What only the PostgreSQL store does: locks and races, commits of many, what it says of lost connections, its tables.
+"""Features of the PostgreSQL store alone: locks and races, commits of many, errors for lost connections, its tables.
 
 What every store does is in `conformance/`. Each test has a partition of its own in one server.
 """
@@ -125,26 +125,26 @@ def test_threads_and_processes_claim_each_rollout_once(postgres_uri: str, partit
     asyncio.run(queue_some(store, count))
     with _SPAWN.Pool(2) as pool, ThreadPoolExecutor(4) as threads:
         others = pool.starmap_async(_claim_all, [(postgres_uri, partition)] * 2)
-        taken = [i for ids in threads.map(lambda n: asyncio.run(_drain(store, f"w{n}")), range(4)) for i in ids]
+        claims = [i for ids in threads.map(lambda n: asyncio.run(_drain(store, f"w{n}")), range(4)) for i in ids]
         for ids in others.get(60):
-            taken.extend(ids)
+            claims.extend(ids)
     asyncio.run(store.close())
-    assert len(taken) == len(set(taken)) == count
+    assert len(claims) == len(set(claims)) == count
 
 
 async def _drain(store: PostgresLightningStore, worker_id: str) -> list[str]:
-    taken: list[str] = []
+    ids: list[str] = []
     while (claim := await store.dequeue_rollout(worker_id=worker_id)) is not None:
-        taken.append(claim.rollout_id)
-    return taken
+        ids.append(claim.rollout_id)
+    return ids
 
 
 def _claim_all(uri: str, partition: str) -> list[str]:
     async def work() -> list[str]:
         store = PostgresLightningStore(uri, partition=partition)
-        taken = await _drain(store, str(os.getpid()))
+        ids = await _drain(store, str(os.getpid()))
         await store.close()
-        return taken
+        return ids
 
     return asyncio.run(work())
 
@@ -353,9 +353,9 @@ async def test_null_bytes_in_values_survive(store: PostgresLightningStore) -> No
     made = await store.start_rollout(
         input={"text": "a\0b", "\0": ["\ud83d\ude00".encode("utf-16", "surrogatepass").hex()]}
     )
-    found = await store.get_rollout_by_id(made.rollout_id)
-    assert found is not None
-    assert found.input["text"] == "a\0b"
+    rollout = await store.get_rollout_by_id(made.rollout_id)
+    assert rollout is not None
+    assert rollout.input["text"] == "a\0b"
     span = a_span(made)
     span.attributes["k"] = "\0"
     await store.add_span(span)
@@ -634,12 +634,12 @@ async def test_a_copy_by_pickle_opens_the_same_partition_with_the_same_settings(
 async def test_a_closed_store_has_no_threads_and_answers_what_it_was_asked(postgres_uri: str, partition: str) -> None:
     before = set(threading.enumerate())
     store = PostgresLightningStore(postgres_uri, partition=partition)
-    asked, all_are_asked, submit = list[bool](), asyncio.Event(), store._backend._submit
+    submissions, all_are_asked, submit = list[bool](), asyncio.Event(), store._backend._submit
 
     def counted(script: Any, write: bool) -> Any:
         future = submit(script, write)
-        asked.append("_enqueue" in getattr(script, "__qualname__", ""))  # the timer writes, too
-        if asked.count(True) == 50:
+        submissions.append("_enqueue" in getattr(script, "__qualname__", ""))  # the timer writes, too
+        if submissions.count(True) == 50:
             all_are_asked.set()
         return future
 
@@ -651,8 +651,8 @@ async def test_a_closed_store_has_no_threads_and_answers_what_it_was_asked(postg
     await store.close()
     await store.close()
     assert len(await asyncio.gather(*waiting)) == 50
-    left = [thread.name for thread in set(threading.enumerate()) - before if thread.name.startswith("agl-postgres")]
-    assert left == []
+    threads = [thread.name for thread in set(threading.enumerate()) - before if thread.name.startswith("agl-postgres")]
+    assert threads == []
     with pytest.raises(ConflictError, match="is closed"):
         await store.enqueue_rollout(input=1)
 

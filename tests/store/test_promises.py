@@ -1,4 +1,4 @@
-"""Promises of the store that no single operation shows: what is read, who is woken, which threads and loops may call.
+"""Promises of the store that no single operation shows: reads, wake-ups, and the threads and loops that may call.
 
 The table of `docs/deep-dive/store-promises.md` names these tests.
 """
@@ -64,7 +64,7 @@ def spans_of(claimed: AttemptedRollout, count: int = 1) -> list[Span]:
 
 
 async def until(true: Callable[[], Any], seconds: float = 20.0) -> None:
-    """Look again and again: what is waited for is done by a timer of the store, which tells nobody."""
+    """Poll until the condition is true: a timer of the store makes the change, without a notice."""
     end = time.monotonic() + seconds
     while not await true():
         assert time.monotonic() < end, "it never came true"
@@ -92,9 +92,9 @@ async def test_a_rollout_queued_by_hand_under_a_live_attempt_is_not_run_twice(
     started = await store.start_rollout("x")
     await store.update_rollout(started.rollout_id, status=status)
     await store.add_span(*spans_of(started))
-    found = await store.get_rollout_by_id(started.rollout_id)
-    assert found is not None
-    assert found.status == "running"
+    rollout = await store.get_rollout_by_id(started.rollout_id)
+    assert rollout is not None
+    assert rollout.status == "running"
     assert await store.dequeue_rollout() is None
 
 
@@ -128,7 +128,7 @@ async def test_a_worker_that_beats_keeps_all_that_it_has_claimed(store: Lightnin
     for _ in range(10):
         await asyncio.sleep(LEASE / 4)
         await store.update_worker("w")
-    assert {found.status for found in await store.query_rollouts()} == {"preparing"}
+    assert {rollout.status for rollout in await store.query_rollouts()} == {"preparing"}
     assert (await store.query_attempts(held[0].rollout_id)).total == 1
 
 
@@ -168,7 +168,7 @@ def test_workers_long_silent_and_tokens_long_used_are_forgotten(backend: Backend
         for worker in ("gone", "holds"):
             heartbeat(tx, 0.0, worker, {}, None)
 
-    def left(tx: Any) -> tuple[list[str], int]:
+    def script(tx: Any) -> tuple[list[str], int]:
         return [key for key, _ in tx.scan("worker")], tx.count_rows("claim")
 
     backend.execute(fill)
@@ -179,14 +179,14 @@ def test_workers_long_silent_and_tokens_long_used_are_forgotten(backend: Backend
         backend.execute(lambda tx: forget_claim_tokens(tx, now))
 
     forget(500.0)
-    assert backend.execute(left, write=False)[0] == (["gone", "holds"], 1)
+    assert backend.execute(script, write=False)[0] == (["gone", "holds"], 1)
     forget(90_000.0)
-    assert backend.execute(left, write=False)[0] == (["holds"], 1), "its claim is in hand, and may be asked for yet"
+    assert backend.execute(script, write=False)[0] == (["holds"], 1), "its claim is in hand, and may be asked for yet"
     backend.execute(lambda tx: update_attempt(tx, 90_000.0, "ro-0", "latest", {"status": "succeeded"}))
     forget(90_500.0)
-    assert backend.execute(left, write=False)[0][1] == 1
+    assert backend.execute(script, write=False)[0][1] == 1
     forget(91_000.0)
-    assert backend.execute(left, write=False)[0][1] == 0
+    assert backend.execute(script, write=False)[0][1] == 0
 
 
 # --- waiting -----------------------------------------------------------------------------------------------------
@@ -199,15 +199,15 @@ async def test_a_thousand_waits_need_no_thread_and_each_ends_with_its_rollout(st
     threads = threading.active_count()
     single = [asyncio.create_task(store.wait_for_rollouts(rollout_ids=[i])) for i in ids for _ in range(3)]
     whole = asyncio.create_task(store.wait_for_rollouts(rollout_ids=ids, timeout=60))
-    left = asyncio.create_task(store.wait_for_rollouts(rollout_ids=ids, timeout=60))
+    waiter = asyncio.create_task(store.wait_for_rollouts(rollout_ids=ids, timeout=60))
     await asyncio.sleep(0.1)
     assert threading.active_count() <= threads
-    left.cancel()
+    waiter.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await left
+        await waiter
     await asyncio.gather(*[store.update_rollout(i, status="succeeded") for i in ids])
-    assert [len(found) for found in await asyncio.wait_for(asyncio.gather(*single), 20)] == [1] * 900
-    assert [found.rollout_id for found in await asyncio.wait_for(whole, 20)] == ids
+    assert [len(results) for results in await asyncio.wait_for(asyncio.gather(*single), 20)] == [1] * 900
+    assert [results.rollout_id for results in await asyncio.wait_for(whole, 20)] == ids
     assert store._runtime._waiters.parked == 0
 
 
@@ -215,7 +215,7 @@ async def test_a_thousand_waits_need_no_thread_and_each_ends_with_its_rollout(st
 
 
 def test_many_threads_read_and_write_at_once(tmp_path: Path) -> None:
-    """Each thread with an event loop of its own, all on one store."""
+    """Run threads with an event loop of their own, all on one store."""
     failures: list[BaseException] = []
     for made in (InMemoryLightningStore(), SQLiteLightningStore(tmp_path / "x.db", synchronous="NORMAL")):
 
@@ -228,8 +228,8 @@ def test_many_threads_read_and_write_at_once(tmp_path: Path) -> None:
 
         async def read(store: LightningStore = made) -> None:
             for _ in range(20):
-                for found in await store.query_rollouts(status_in=["running", "succeeded"], sort_by="end_time"):
-                    assert is_finished(found) == (found.end_time is not None)
+                for rollout in await store.query_rollouts(status_in=["running", "succeeded"], sort_by="end_time"):
+                    assert is_finished(rollout) == (rollout.end_time is not None)
                 await store.query_workers()
                 await store.query_resources()
                 await store.statistics()
@@ -315,12 +315,12 @@ def test_a_server_that_is_sent_to_another_process_is_a_client_there() -> None:
 
         async def both() -> tuple[Any, Any]:
             made = await there.enqueue_rollout("from there")
-            found = await server.get_rollout_by_id(made.rollout_id)
+            rollout = await server.get_rollout_by_id(made.rollout_id)
             await there.close()
-            return made, found
+            return made, rollout
 
-        made, found = asyncio.run(both())
-        assert made == found
+        made, stored_rollout = asyncio.run(both())
+        assert made == stored_rollout
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
@@ -335,7 +335,7 @@ def test_a_server_that_a_forked_child_inherits_reaches_its_parents_store() -> No
             except BaseException:
                 os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert [found.input for found in asyncio.run(memory.query_rollouts())] == ["from the child"]
+    assert [rollout.input for rollout in asyncio.run(memory.query_rollouts())] == ["from the child"]
 
 
 # --- how much is read --------------------------------------------------------------------------------------------
@@ -467,7 +467,7 @@ async def test_a_page_of_spans_is_in_order_and_reads_the_bodies_of_its_spans_onl
 
 
 class Troubled(InMemoryLightningStore):
-    """Raises what it is told to."""
+    """Raises the error that it is made with."""
 
     trouble: BaseException | None = None
 

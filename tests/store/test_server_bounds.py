@@ -1,4 +1,4 @@
-"""Requests that nobody should send: each gets a 4xx, or the right answer where it is legal, and one line of log."""
+"""Invalid requests: each gets a 4xx, or the right answer where it is legal, and one line of log."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def ask(server: LightningStoreServer, method: str, path: str, body: bytes 
 
 
 def assert_told_quietly(answer: Answer, caplog: pytest.LogCaptureFixture, what: object) -> None:
-    """Nothing of the inside in the answer, one line of log at most, none of it long, no traceback."""
+    """Check that the answer has nothing internal, and the log at most one line, none long, no traceback."""
     assert b"Traceback" not in answer.body, what
     assert b"site-packages" not in answer.body, what
     if answer.status >= 400:
@@ -263,8 +263,8 @@ async def test_the_body_bound_is_32_mib_whatever_the_request_says(server: Lightn
     assert (await exchange(server.server_launcher.port, head, *chunks)).status == 413
 
 
-@pytest.mark.parametrize("asked", ["the description", "a history"])
-async def test_the_loop_goes_on_while_a_server_makes_what_takes_long(asked: str) -> None:
+@pytest.mark.parametrize("case", ["the description", "a history"])
+async def test_the_loop_goes_on_while_a_server_makes_what_takes_long(case: str) -> None:
     turns = 0
 
     async def count() -> None:
@@ -276,7 +276,7 @@ async def test_the_loop_goes_on_while_a_server_makes_what_takes_long(asked: str)
     counting = asyncio.create_task(count())
     await asyncio.sleep(0)
     before = turns
-    if asked == "a history":
+    if case == "a history":
         ended = [Rollout(rollout_id=f"ro-{n}", input=n, start_time=1.0, status="failed") for n in range(100)]
         await InMemoryLightningStore().import_history(rollouts=ended)
     else:

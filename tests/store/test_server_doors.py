@@ -1,4 +1,4 @@
-"""Who gets into a store server: every route of the app, present and future, is tried with every kind of key."""
+"""Access to a store server: every route of the app, present and future, is tried with every kind of key."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.stubs.raw_http import Answer, exchange, request
 
 TOKEN = "the-token-of-this-server"
 OPEN = {("GET", "/health"), ("GET", f"{PREFIX}/health")}
-"""What is served without a token; a further entry needs a ruling."""
+"""Routes without a token; a further entry needs a ruling."""
 FILES = {("GET", "/"), ("GET", "/assets/{name}")}
 """The page, without a token too: it holds no data."""
 KEYS = {
@@ -201,8 +201,8 @@ async def test_clients_that_use_the_address_they_were_told_notice_nothing(
 
 async def test_beyond_loopback_the_token_protects_and_any_name_is_answered(serve: Callable[..., Any]) -> None:
     server = await serve(host="0.0.0.0", token=TOKEN)
-    known = {"authorization": f"Bearer {TOKEN}"}
-    assert (await ask(server, "GET", f"{PREFIX}/rollouts", host="some.cluster.name", **known)).status == 200
+    headers = {"authorization": f"Bearer {TOKEN}"}
+    assert (await ask(server, "GET", f"{PREFIX}/rollouts", host="some.cluster.name", **headers)).status == 200
     assert (await ask(server, "GET", f"{PREFIX}/rollouts", host="some.cluster.name")).status == 401
 
 
@@ -235,11 +235,11 @@ async def test_a_preflight_of_a_named_origin_needs_no_token_and_another_one_is_r
 ) -> None:
     server = await serve(token=TOKEN, cors_allow_origins=[PAGE, " "])
     for method, path in sorted(served_ways(server)):
-        asked = {**PREFLIGHT, "access_control_request_method": method}
-        good = await ask(server, "OPTIONS", path, origin=PAGE, **asked)
+        preflight = {**PREFLIGHT, "access_control_request_method": method}
+        good = await ask(server, "OPTIONS", path, origin=PAGE, **preflight)
         assert (good.status, good.headers["access-control-allow-origin"]) == (200, PAGE)
         assert good.headers["access-control-allow-headers"] == "authorization"
-        bad = await ask(server, "OPTIONS", path, origin="https://evil.example", **asked)
+        bad = await ask(server, "OPTIONS", path, origin="https://evil.example", **preflight)
         assert (bad.status, bad.json["error_type"], cors_headers(bad)) == (403, "OriginNotAllowed", set())
 
 
@@ -252,15 +252,15 @@ async def test_errors_carry_the_cors_headers_too_so_that_a_page_can_read_them(
         raise RuntimeError("s3cret")
 
     monkeypatch.setattr(server.store, "get_rollout_by_id", broken)
-    known = {"authorization": f"Bearer {TOKEN}"}
+    request_headers = {"authorization": f"Bearer {TOKEN}"}
     cases = [
         (401, "GET", f"{PREFIX}/rollouts", {}),
-        (404, "GET", "/nothing", known),
-        (404, "POST", f"{PREFIX}/rollouts/x/attempts", known),
-        (405, "DELETE", f"{PREFIX}/rollouts", known),
-        (422, "POST", f"{PREFIX}/rollouts", known),
-        (500, "GET", f"{PREFIX}/rollouts/x", known),
-        (200, "GET", f"{PREFIX}/rollouts", known),
+        (404, "GET", "/nothing", request_headers),
+        (404, "POST", f"{PREFIX}/rollouts/x/attempts", request_headers),
+        (405, "DELETE", f"{PREFIX}/rollouts", request_headers),
+        (422, "POST", f"{PREFIX}/rollouts", request_headers),
+        (500, "GET", f"{PREFIX}/rollouts/x", request_headers),
+        (200, "GET", f"{PREFIX}/rollouts", request_headers),
     ]
     for status, method, path, headers in cases:
         answer = await ask(server, method, path, origin=PAGE, **headers)
@@ -325,11 +325,11 @@ async def test_a_failure_beside_the_operations_is_500_without_details_and_logged
 
 async def test_a_tracker_counts_requests_by_the_path_they_fit_and_refused_ones_too(serve: Callable[..., Any]) -> None:
     server = await serve(token=TOKEN, tracker=PrometheusMetricsBackend())
-    known = {"authorization": f"Bearer {TOKEN}"}
-    await ask(server, "GET", f"{PREFIX}/rollouts/one", **known)
+    headers = {"authorization": f"Bearer {TOKEN}"}
+    await ask(server, "GET", f"{PREFIX}/rollouts/one", **headers)
     await ask(server, "GET", f"{PREFIX}/rollouts/two")
-    await ask(server, "GET", "/no/such/path", **known)
-    page = (await ask(server, "GET", "/v1/prometheus", **known)).body.decode()
+    await ask(server, "GET", "/no/such/path", **headers)
+    page = (await ask(server, "GET", "/v1/prometheus", **headers)).body.decode()
     for path, status in ((f"{PREFIX}/rollouts/{{rollout_id}}", 200), (f"{PREFIX}/rollouts/{{rollout_id}}", 401)):
         assert f'agl_http_total{{method="GET",path="{path}",status="{status}"}}' in page
     assert "/no/such/path" not in page

@@ -1,4 +1,4 @@
-"""Secrets are planted wherever one may land, and looked for in everything that a store server says."""
+"""Secrets are planted wherever one may occur, and searched for in everything that a store server sends."""
 
 from __future__ import annotations
 
@@ -114,8 +114,8 @@ async def test_values_of_spans_under_secret_names_are_in_no_list(
     assert span.attributes["api_key"] == "[hidden]"
     assert span.attributes["gen_ai.usage.prompt_tokens"] == 11
     assert (span.attributes["kept"], span.resource.attributes["service.name"]) == ("kept", "kept")
-    asked = {"rollout_id": attempted.rollout_id}
-    assert_holds_none(await text_of(server, "POST", f"{PREFIX}/spans/search", asked), "search")
+    query = {"rollout_id": attempted.rollout_id}
+    assert_holds_none(await text_of(server, "POST", f"{PREFIX}/spans/search", query), "search")
     assert_holds_none(await text_of(server, "GET", f"{PREFIX}/spans?rollout_id={attempted.rollout_id}"), "list")
     (stored,) = await server.query_spans(attempted.rollout_id)
     assert stored.attributes["api_key"] == ATTRIBUTE  # the owner of the store has what was stored
@@ -126,7 +126,7 @@ async def test_no_list_event_log_line_or_error_text_holds_a_planted_secret(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     following = asyncio.Event()
-    told = asyncio.create_task(_follow(server, following, until="succeeded"))
+    events = asyncio.create_task(_follow(server, following, until="succeeded"))
     await asyncio.wait_for(following.wait(), 20)
     made = await client.add_resources(RESOURCES)
     rollout = await client.enqueue_rollout("x", resources_id=made.resources_id)
@@ -137,7 +137,7 @@ async def test_no_list_event_log_line_or_error_text_holds_a_planted_secret(
     lists = ("/rollouts", f"/rollouts/{rollout.rollout_id}/attempts", "/workers", "/resources", "/statistics")
     for path in (*(PREFIX + path for path in lists), "/openapi.json", "/v1/prometheus", "/health", "/nothing"):
         assert_holds_none(await text_of(server, "GET", path), path)
-    assert_holds_none(await told, "events")
+    assert_holds_none(await events, "events")
     wrong = [
         ("POST", f"{PREFIX}/rollouts/nope", {"status": "failed"}),
         ("POST", f"{PREFIX}/resources", {"llm": {"resource_type": "llm", "api_key": PROVIDER_KEY}}),

@@ -1,4 +1,4 @@
-"""One string names a store; a wrong one says what is right."""
+"""One string names a store; a wrong one gets an error with the right form."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from agentlightning.store.spec import FORMS, is_store_spec, public_form, spec_of
 
 
 class Made:
-    """Stands for a database's store class: remembers what it was made with."""
+    """Stands for a database's store class: records the arguments that it was made with."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         self.args, self.settings = args, settings
 
     def connect(self) -> None:
-        """There is nothing to connect to."""
+        """Connect to nothing."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What only the store in a file does: several processes, forks, versions of the file, files of others."""
+"""Features of the store in a file alone: several processes, forks, versions of the file, files of others."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def test_a_file_of_the_first_version_is_brought_up_to_date(
 
 
 async def _make_first_version(path: Path) -> None:
-    """Write a file as version 1 did: a present one, taken back to the columns of then."""
+    """Write a file as version 1 did: a present one with the columns of that version."""
     store = SQLiteLightningStore(path)
     done = await store.start_rollout(input="done")
     await store.add_many_spans([_span(done.rollout_id, done.attempt.attempt_id) for _ in range(2)])

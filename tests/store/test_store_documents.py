@@ -1,4 +1,4 @@
-"""What the documents say of the store is what its code does: tables of statuses, settings of specs, programs."""
+"""The documents about the store agree with its code: tables of statuses, settings of specs, programs."""
 
 from __future__ import annotations
 

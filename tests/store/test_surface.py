@@ -110,9 +110,9 @@ def test_an_operation_takes_its_arguments_with_their_defaults(operation: str) ->
     del parameters["self"]
     written = DEFAULTS[operation]
     missing = inspect.Parameter.empty
-    found = {name: NEEDED if p.default is missing else p.default for name, p in parameters.items()}
-    assert {name: found[name] for name in written} == written
-    assert [name for name in found if name not in written and found[name] is NEEDED] == []
+    defaults = {name: NEEDED if p.default is missing else p.default for name, p in parameters.items()}
+    assert {name: defaults[name] for name in written} == written
+    assert [name for name in defaults if name not in written and defaults[name] is NEEDED] == []
     by_name = {name for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
     if operation in BY_NAME_ONLY:
         assert set(written) <= by_name
@@ -140,8 +140,8 @@ def test_a_wrapper_has_the_signatures_of_the_contract(kind: type[LightningStore]
 )
 def test_an_operation_of_a_store_has_the_types_of_the_contract(kind: type[LightningStore]) -> None:
     for operation in names_of():
-        contract, found = (get_type_hints(getattr(cls, operation)) for cls in (LightningStore, kind))
-        assert found == contract, operation
+        contract, hints = (get_type_hints(getattr(cls, operation)) for cls in (LightningStore, kind))
+        assert hints == contract, operation
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ async def test_the_first_program_of_a_newcomer_runs(store: LightningStore) -> No
     other = await store.start_rollout("x")
     assert (await store.fail_rollout(other.id, reason="no luck")).status == "failed"
     assert (await store.finish_attempt((await store.start_attempt(other.id)).id)).status == "succeeded"
-    assert {found.status for found in await store.list_rollouts(status_in=["succeeded"])} == {"succeeded"}
+    assert {each.status for each in await store.list_rollouts(status_in=["succeeded"])} == {"succeeded"}
     first, *others = await store.query_attempts(rollout.id)
     assert (first.metadata, others) == ({"response": {"answer": "42"}}, [])
 
@@ -239,8 +239,8 @@ async def test_a_value_of_the_wrong_type_is_refused_and_changes_nothing(store: L
     started = await store.start_rollout({"q": 1}, mode="train", metadata={"k": 1}, worker_id="w")
     with pytest.raises(ValueError, match=r"input|status|cannot be a null|Input"):
         await WRONG_TYPES[wrong](store, started.rollout_id)
-    found = await store.get_rollout_by_id(started.rollout_id)
-    assert found == started
+    rollout = await store.get_rollout_by_id(started.rollout_id)
+    assert rollout == started
     assert (await store.query_workers()).total == 1
 
 
@@ -253,9 +253,9 @@ async def test_an_error_may_be_given_as_its_fields(store: LightningStore) -> Non
 
 async def test_numbers_that_json_does_not_know_come_back_as_null(store: LightningStore) -> None:
     made = await store.enqueue_rollout({"a": math.nan, "b": [math.inf, 1.5]}, metadata={"c": -math.inf})
-    for found in (made, await store.get_rollout_by_id(made.rollout_id)):
-        assert found is not None
-        assert (found.input, found.metadata) == ({"a": None, "b": [None, 1.5]}, {"c": None})
+    for rollout in (made, await store.get_rollout_by_id(made.rollout_id)):
+        assert rollout is not None
+        assert (rollout.input, rollout.metadata) == ({"a": None, "b": [None, 1.5]}, {"c": None})
 
 
 async def test_text_that_is_no_unicode_is_refused(store: LightningStore) -> None:
@@ -368,18 +368,18 @@ async def test_an_empty_claim_makes_its_worker_idle(store: LightningStore) -> No
 async def test_a_worker_is_unknown_when_its_attempt_was_lost(store: LightningStore, status: Any, worker: str) -> None:
     started = await store.start_rollout("x", worker_id="w")
     await store.update_attempt(started.rollout_id, "latest", status=status)
-    found = await store.get_worker_by_id("w")
-    assert found is not None
-    assert (found.status, found.current_rollout_id) == (worker, None)
+    stored_worker = await store.get_worker_by_id("w")
+    assert stored_worker is not None
+    assert (stored_worker.status, stored_worker.current_rollout_id) == (worker, None)
 
 
 async def test_what_was_finished_or_begun_by_hand_is_claimed_by_nobody(store: LightningStore) -> None:
-    cancelled, begun, left = [await store.enqueue_rollout(i) for i in range(3)]
+    cancelled, begun, waiting = [await store.enqueue_rollout(i) for i in range(3)]
     await store.update_rollout(cancelled.rollout_id, status="cancelled")
     await store.start_attempt(begun.rollout_id)
     claimed = await store.dequeue_rollout()
     assert claimed is not None
-    assert claimed.rollout_id == left.rollout_id
+    assert claimed.rollout_id == waiting.rollout_id
     assert await store.dequeue_rollout() is None
 
 
@@ -387,16 +387,16 @@ async def test_a_span_does_not_undo_what_was_written_meanwhile(store: LightningS
     started = await store.start_rollout("x")
     await store.update_attempt(started.rollout_id, "latest", metadata={"k": 1}, worker_id="w")
     await store.add_span(make_span(started))
-    found = await store.get_latest_attempt(started.rollout_id)
-    assert found is not None
-    assert (found.metadata, found.worker_id, found.status) == ({"k": 1}, "w", "running")
+    attempt = await store.get_latest_attempt(started.rollout_id)
+    assert attempt is not None
+    assert (attempt.metadata, attempt.worker_id, attempt.status) == ({"k": 1}, "w", "running")
 
 
 async def test_waiting_for_one_rollout_twice_gives_it_twice(store: LightningStore) -> None:
     started = await store.start_rollout("x")
     await store.finish_rollout(started.rollout_id)
     ids = [started.rollout_id, "no", started.rollout_id]
-    assert [found.rollout_id for found in await store.wait_for_rollouts(rollout_ids=ids)] == [started.rollout_id] * 2
+    assert [each.rollout_id for each in await store.wait_for_rollouts(rollout_ids=ids)] == [started.rollout_id] * 2
 
 
 async def test_nothing_that_a_caller_holds_is_the_stores(store: LightningStore) -> None:
@@ -431,8 +431,8 @@ async def test_a_template_out_of_a_list_of_resources_is_a_copy(store: LightningS
     await store.update_resources("r", {"p": PromptTemplate(template="t", engine="jinja")})
     listed: Any = (await store.query_resources())[0].resources["p"]
     listed.template = "changed"
-    found: Any = await store.get_latest_resources()
-    assert found.resources["p"].template == "t"
+    resources: Any = await store.get_latest_resources()
+    assert resources.resources["p"].template == "t"
 
 
 async def test_a_claim_that_is_repeated_after_its_rollout_was_deleted_is_empty(store: LightningStore) -> None:

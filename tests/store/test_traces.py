@@ -15,8 +15,8 @@ async def test_all_spans_come_by_rollout_and_number(store: LightningStore) -> No
     for rollout in (rollouts[-1], rollouts[0], rollouts[0]):
         ids = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
         await store.add_span(Span.from_attributes(attributes={"k": rollout.input}, sequence_id=-1, **ids))
-    found = await store.traces.get_all()
-    assert [(span.attributes["k"], span.sequence_id) for span in found] == [(0, 1), (0, 2), (102, 1)]
-    assert await store.traces.get_all(most=3) == found
+    spans = await store.traces.get_all()
+    assert [(span.attributes["k"], span.sequence_id) for span in spans] == [(0, 1), (0, 2), (102, 1)]
+    assert await store.traces.get_all(most=3) == spans
     with pytest.raises(TooLargeError, match=r"more than 2 spans.*await store\.query_spans\(rollout_id\)"):
         await store.traces.get_all(most=2)

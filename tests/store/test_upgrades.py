@@ -1,4 +1,4 @@
-"""Databases of older programs are brought up to date, whole or not at all; those of newer programs are refused."""
+"""Databases of older programs are upgraded, whole or not at all; those of newer programs are refused."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def clock_of_the_story(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_an_older_database_answers_what_its_own_program_answered(
     kind: str, version: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    spec, told = load(version, kind, request, tmp_path)
+    spec, expected = load(version, kind, request, tmp_path)
     assert version_of(spec) < SCHEMA_VERSION
     store = store_from_spec(spec)
     assert version_of(spec) == SCHEMA_VERSION
-    assert_same(await story.answers(store), told)
+    assert_same(await story.answers(store), expected)
     await assert_summaries(store)
     claimed = await store.dequeue_many_rollouts(limit=10)
-    waiting = [r for r in told["rollouts"] if r["status"] == "queuing" and not r["run_id"] and not r["not_before"]]
+    waiting = [r for r in expected["rollouts"] if r["status"] == "queuing" and not r["run_id"] and not r["not_before"]]
     assert [claim.rollout_id for claim in claimed] == [rollout["rollout_id"] for rollout in waiting]
     added = await store.enqueue_rollout("new")
     assert (await store.query_rollouts())[-1].rollout_id == added.rollout_id
@@ -69,11 +69,11 @@ async def test_an_older_database_answers_what_its_own_program_answered(
 
 
 async def test_many_open_an_older_database_at_once(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    spec, told = load("0.4.0", kind, request, tmp_path)
+    spec, expected = load("0.4.0", kind, request, tmp_path)
     with ThreadPoolExecutor(6) as threads:
         stores = list(threads.map(lambda _: store_from_spec(spec), range(6)))
     for store in stores:
-        assert_same(await story.answers(store), told)
+        assert_same(await story.answers(store), expected)
         await store.close()
     assert version_of(spec) == SCHEMA_VERSION
 
@@ -82,7 +82,7 @@ async def test_a_kill_in_the_middle_of_an_upgrade_leaves_the_old_or_the_new(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     for point in POINTS:
-        spec, told = load("0.4.0", kind, request, tmp_path)
+        spec, expected = load("0.4.0", kind, request, tmp_path)
         killed = future(spec, point)
         assert killed.returncode == -signal.SIGKILL, killed.stderr
         if kind == "mongo":  # half of the documents are new: nobody but a program that finishes it may open it
@@ -92,11 +92,11 @@ async def test_a_kill_in_the_middle_of_an_upgrade_leaves_the_old_or_the_new(
             assert version_of(spec) < SCHEMA_VERSION
             assert not future_parts(spec)
             store = store_from_spec(spec)
-            assert_same(await story.answers(store), told)
+            assert_same(await story.answers(store), expected)
             await store.close()
         finished = future(spec)
         assert finished.returncode == 0, finished.stderr
-        assert_same(json.loads(finished.stdout), told)
+        assert_same(json.loads(finished.stdout), expected)
         assert version_of(spec) == VERSION
         assert future_parts(spec)
 
@@ -149,12 +149,12 @@ def future(spec: str, killed_at: int | None = None) -> subprocess.CompletedProce
 
 
 async def assert_summaries(store: LightningStore) -> None:
-    """Compare what is kept in short, and the rewards of attempts, with what rollouts and spans say."""
+    """Compare the stored summaries, and the rewards of attempts, with the rollouts and spans."""
     expected = await query_summaries(store, None, "start_time", "asc", limit=1000, offset=0, cursor=None)
-    found = await store.query_rollout_summaries(sort_order="asc", limit=1000)
-    assert {s.rollout_id: s for s in found} == {s.rollout_id: s for s in expected}
-    assert found.total == len(expected) > 0
-    for summary in found:
+    summaries = await store.query_rollout_summaries(sort_order="asc", limit=1000)
+    assert {s.rollout_id: s for s in summaries} == {s.rollout_id: s for s in expected}
+    assert summaries.total == len(expected) > 0
+    for summary in summaries:
         for attempt in await store.query_attempts(summary.rollout_id):
             spans = list(await store.query_spans(summary.rollout_id, attempt.attempt_id))
             assert (attempt.reward, attempt.rewards) == final_reward(spans)
@@ -173,21 +173,21 @@ async def test_rewards_of_an_older_database_are_read_out_of_its_spans(
     assert (checked.problems, checked.complete) == ([], True)
 
 
-def assert_same(found: Any, told: Any) -> None:
-    """Compare answers; a newer program may say more of a thing, never less."""
-    if isinstance(told, Mapping):
-        told = cast("Mapping[str, Any]", told)
-        if "events" in told:  # a dump that was loaded into another server of PostgreSQL has lost their order
-            found["events"].sort(key=_rollout_id)
-            told["events"].sort(key=_rollout_id)
-        assert found.keys() >= told.keys()
-        for name, value in told.items():
-            assert_same(found[name], value)
-    elif isinstance(told, list):
-        for one, other in zip(found, cast("list[Any]", told), strict=True):
+def assert_same(actual: Any, expected: Any) -> None:
+    """Compare answers; a newer program may return more fields, never fewer."""
+    if isinstance(expected, Mapping):
+        expected = cast("Mapping[str, Any]", expected)
+        if "events" in expected:  # a dump that was loaded into another server of PostgreSQL has lost their order
+            actual["events"].sort(key=_rollout_id)
+            expected["events"].sort(key=_rollout_id)
+        assert actual.keys() >= expected.keys()
+        for name, value in expected.items():
+            assert_same(actual[name], value)
+    elif isinstance(expected, list):
+        for one, other in zip(actual, cast("list[Any]", expected), strict=True):
             assert_same(one, other)
     else:
-        assert found == told
+        assert actual == expected
 
 
 def _rollout_id(event: Any) -> str:
@@ -201,8 +201,8 @@ def version_of(spec: str) -> int:
     if spec.startswith("postgres"):
         return _postgres(spec, "SELECT version FROM agl_schema")[0][0]
     with _counters(spec) as counters:
-        known = counters.find_one({"_id": "schema"})
-    return known.get("from", known["version"])
+        row = counters.find_one({"_id": "schema"})
+    return row.get("from", row["version"])
 
 
 def set_version(spec: str, version: int) -> None:
@@ -217,7 +217,7 @@ def set_version(spec: str, version: int) -> None:
 
 
 def future_parts(spec: str) -> bool:
-    """Return whether what the future program adds is there: all of it (True) or nothing (False)."""
+    """Return whether the changes of the future program are there: all of them (True) or none (False)."""
     if spec.startswith("sqlite"):
         columns = [row[1] for row in _sqlite(spec, "PRAGMA table_info(rollouts)")]
         indexes = _sqlite(spec, "SELECT name FROM sqlite_master WHERE name = 'future_words'")

@@ -23,22 +23,22 @@ NEWER, OLDER, FOREIGN = f"{MAJOR}.{int(MINOR) + 1}.0", f"{MAJOR}.0.0", f"{int(MA
 
 def _without(operation: str, argument: str) -> WireOperation:
     """The row of a server that does not know one of the arguments."""
-    known = copy.copy(OPERATIONS[operation])
-    known.parameters = tuple(name for name in known.parameters if name != argument)
-    known.in_body = [name for name in known.in_body if name != argument]
+    entry = copy.copy(OPERATIONS[operation])
+    entry.parameters = tuple(name for name in entry.parameters if name != argument)
+    entry.in_body = [name for name in entry.in_body if name != argument]
     hints = get_type_hints(getattr(server_endpoints.LightningStore, operation), include_extras=True)
-    known.body_type = TypeAdapter[Any](known._object_type(hints))
-    known.query_type = known.body_type
-    return known
+    entry.body_type = TypeAdapter[Any](entry._object_type(hints))
+    entry.query_type = entry.body_type
+    return entry
 
 
 @pytest.fixture
 async def older_server(monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[LightningStoreServer]:
-    """One whose table lacks two operations and two arguments."""
-    lacking = {name: row for name, row in OPERATIONS.items() if name not in ("query_events", "statistics")}
-    lacking["update_worker"] = _without("update_worker", "run_id")
-    lacking["query_resources"] = _without("query_resources", "resources_id_contains")
-    monkeypatch.setattr(server_endpoints, "OPERATIONS", lacking)
+    """A server whose table lacks two operations and two arguments."""
+    operations = {name: row for name, row in OPERATIONS.items() if name not in ("query_events", "statistics")}
+    operations["update_worker"] = _without("update_worker", "run_id")
+    operations["query_resources"] = _without("query_resources", "resources_id_contains")
+    monkeypatch.setattr(server_endpoints, "OPERATIONS", operations)
     async for server in _serving():
         yield server
 

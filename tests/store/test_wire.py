@@ -1,4 +1,4 @@
-"""The store over HTTP: what is on the wire for each route, in each of its forms, and what an error says."""
+"""The store over HTTP: the bytes on the wire for each route, in each of its forms, and the text of errors."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ async def test_both_forms_of_a_list_give_the_same(wire: Wire) -> None:
     _, by_query = await wire("GET", "/rollouts?status_in=failed&status_in=cancelled&sort_by=status&limit=5")
     _, by_body = await wire("POST", "/rollouts/search", {"status_in": both, "sort_by": "status", "limit": 5})
     assert by_query == by_body
-    assert [found["status"] for found in by_query["items"]] == sorted(both)
+    assert [row["status"] for row in by_query["items"]] == sorted(both)
     assert (await wire("POST", "/rollouts/search", {"status_in": None}))[1]["total"] == 4
     assert (await wire("POST", "/rollouts/search", {"status_in": []}))[1]["total"] == 0
     assert (await wire("GET", "/rollouts?status_in=failed&unknown=1&mode_in=train"))[1]["total"] == 1
@@ -217,8 +217,8 @@ async def test_the_routes_of_the_manual_start_and_finish_attempts_and_register_w
     assert (code, finished["status"], finished["attempt_id"]) == (200, "succeeded", again["attempt"]["attempt_id"])
     assert (await wire("POST", finish, {"status": "completed"}))[0] == 200  # the same again
     assert (await wire("POST", finish, {"status": "failed"}))[0] == 409
-    code, found = await wire("GET", "/rollouts?status_in=completed&sort_by=create_time")
-    assert [each["rollout_id"] for each in found["items"]] == [queued.rollout_id]
+    code, body = await wire("GET", "/rollouts?status_in=completed&sort_by=create_time")
+    assert [each["rollout_id"] for each in body["items"]] == [queued.rollout_id]
     failing = await wire.store.start_rollout("y", worker_id="w")
     path = f"/rollouts/{failing.rollout_id}/attempt/latest/finish"
     assert (await wire("POST", path, {"status": "timeout"}))[1]["status"] == "timeout"
@@ -261,9 +261,9 @@ async def test_any_id_may_be_in_a_path(wire: Wire) -> None:
     ]
     for name in names:
         await client.update_worker(name, {"name": name})
-        found = await client.get_worker_by_id(name)
-        assert found is not None
-        assert (found.worker_id, found.heartbeat_stats) == (name, {"name": name})
+        stored_worker = await client.get_worker_by_id(name)
+        assert stored_worker is not None
+        assert (stored_worker.worker_id, stored_worker.heartbeat_stats) == (name, {"name": name})
         assert (await client.update_resources(name, {})).resources_id == name
         assert await client.get_resources_by_id(name) is not None
     assert {worker.worker_id for worker in await client.query_workers()} == set(names)
@@ -271,11 +271,11 @@ async def test_any_id_may_be_in_a_path(wire: Wire) -> None:
 
 
 def test_every_row_of_the_table_is_asked_in_this_file() -> None:
-    """So that a route that is added gets its line in the tests of the wire form."""
-    asked = Path(__file__).read_text() + (Path(__file__).parent / "http" / "test_operations.py").read_text()
+    """Require a test of the wire form for each new route."""
+    text = Path(__file__).read_text() + (Path(__file__).parent / "http" / "test_operations.py").read_text()
     ways = {path for operation in OPERATIONS.values() for _, path in operation.declared.ways}
     last = {path.rsplit("/", 1)[1] for path in ways if not path.endswith("}")}
-    assert {part for part in last if f"/{part}" not in asked} <= {"search"}
+    assert {part for part in last if f"/{part}" not in text} <= {"search"}
 
 
 async def test_a_named_origin_may_read_errors_too_and_every_origin_never_sends_credentials() -> None:

@@ -1,1 +1,1 @@
-"""Small real servers that stand in for what a test machine does not have."""
+"""Small real servers in place of services that a test machine does not have."""

@@ -1,4 +1,4 @@
-"""A model server that fails as it is told to: the model that is asked for names the way in which it fails.
+"""A model server that fails on request: the name of the model sets the way in which it fails.
 
     with FaultyEngine({"policy": closes_without_a_byte}) as engine:
         proxy.update_model_list([engine.entry("policy")])
@@ -45,9 +45,9 @@ class Request:
     asked: Json
     path: str
     number: int
-    """Of all requests, from 1 on."""
+    """Number of the request among all, from 1 on."""
     repeated: bool
-    """The same was asked before."""
+    """True if the same request came before."""
     _reader: asyncio.StreamReader
     _writer: asyncio.StreamWriter
 
@@ -56,7 +56,7 @@ class Request:
         return bool(self.asked.get("stream"))
 
     def reply(self, text: str = "one two three", tokens: bool = True) -> Json:
-        """Return a good reply with the tokens that were asked for."""
+        """Return a good reply with the requested tokens."""
         return REPLIES[self.path][0](self.asked, text, f"reply-{self.number:06}", tokens)
 
     def frames(self, text: str = "one two three", tokens: bool = True) -> list[bytes]:
@@ -66,7 +66,7 @@ class Request:
         return cut(self.reply(text, tokens), self.asked)
 
     def good(self, text: str = "one two three", tokens: bool = True) -> bytes:
-        """Return a whole good answer, as a stream if that was asked for."""
+        """Return a whole good answer, as a stream if the request asks for one."""
         if self.streamed:
             return CHUNKED + chunked(self.frames(text, tokens))
         return whole(200, json.dumps(self.reply(text, tokens)).encode())
@@ -150,13 +150,13 @@ class FaultyEngine:
                 return
             length = int(head.lower().split(b"content-length:", 1)[1].split(b"\r\n", 1)[0])
             body = await reader.readexactly(length)
-            asked, path = json.loads(body), head.split()[1].decode()
+            content, path = json.loads(body), head.split()[1].decode()
             with self._news:
                 self.requests += 1
                 self._news.notify_all()
-            request = Request(asked, path, self.requests, body in self._seen, reader, writer)
+            request = Request(content, path, self.requests, body in self._seen, reader, writer)
             self._seen.add(body)
-            await self.ways[asked["model"]](request)
+            await self.ways[content["model"]](request)
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass  # the client has left, or the engine stops
         finally:

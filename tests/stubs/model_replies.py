@@ -1,4 +1,4 @@
-"""What the stub of a model server says: whole replies and streams of each dialect, with deterministic tokens.
+"""Replies of the stub of a model server: whole ones and streams of each dialect, with deterministic tokens.
 
 Written from the API references, not with the gateway's own code. A token is a word with the white space before it, so
 texts come through a stream exactly.
@@ -34,7 +34,7 @@ def words(text: str) -> list[str]:
 
 
 def said(message: Json) -> str:
-    """Return all that the model said, as its tokens have it."""
+    """Return all that the model wrote, as its tokens have it."""
     calls = message.get("tool_calls")
     parts = (*(message.get(name) for name in _TEXTS), json.dumps(calls) if calls else None)
     return " ".join(part for part in parts if part) or "null"
@@ -125,8 +125,8 @@ def _chat_pieces(choice: Json) -> list[Json]:
 
 
 def text_reply(request: Json, answer: Answer, name: str, tokens: bool) -> Json:
-    given = request["prompt"]
-    prompts = [given] if isinstance(given, str) or all(isinstance(token, int) for token in given) else given
+    content = request["prompt"]
+    prompts = [content] if isinstance(content, str) or all(isinstance(token, int) for token in content) else content
     count = request.get("n") or 1
     choices: list[Json] = []
     for number, prompt in enumerate(prompts * count):
@@ -170,8 +170,8 @@ def _text_pieces(choice: Json) -> list[Json]:
 
 
 def embeddings_reply(request: Json, answer: Answer, name: str, tokens: bool) -> Json:
-    given = request["input"]
-    inputs = [given] if isinstance(given, str) else given
+    value = request["input"]
+    inputs = [value] if isinstance(value, str) else value
     data = [{"object": "embedding", "index": i, "embedding": [0.25, float(i)]} for i, _ in enumerate(inputs)]
     usage = {"prompt_tokens": 3, "total_tokens": 3}
     return {"object": "list", "data": data, "model": request["model"], "usage": usage}
@@ -271,4 +271,4 @@ REPLIES = {
     "/v1/messages": (message_reply, message_frames),
     "/v1/responses": (response_reply, response_frames),
 }
-"""By path: what makes a reply, and what cuts it into the frames of a stream."""
+"""For each path: the function that makes a reply, and the one that cuts it into the frames of a stream."""

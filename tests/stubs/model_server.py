@@ -29,7 +29,7 @@ Json = dict[str, Any]
 
 @dataclass
 class Fault:
-    """What to do instead of answering well, for one request."""
+    """A wrong answer to one request."""
 
     status: int = 200
     body: bytes | None = None
@@ -41,7 +41,7 @@ class Fault:
 
 @dataclass
 class Exchange:
-    """One request and what became of it."""
+    """One request and its outcome."""
 
     request: Json
     headers: dict[str, str]
@@ -82,9 +82,9 @@ class ModelServer:
         self.counts = True
         """False has no route that counts tokens."""
         self.get_status, self.gets = 200, 0
-        """What `GET /v1/models` is answered, and how often it was asked."""
+        """Answer to `GET /v1/models`, and the number of such requests."""
         self.get_headers: dict[str, dict[str, str]] = {}
-        """By path: the headers of the last GET."""
+        """The headers of the last GET for each path."""
         self.calls: list[Exchange] = []
         self.faults: list[Fault] = []
         self.port = 0
@@ -208,14 +208,14 @@ class ModelServer:
         """Wait as long as an answer takes; False if the client leaves in the meantime."""
         if not self.delay and self._open.is_set():
             return True
-        ready, left = asyncio.ensure_future(self._ready()), asyncio.ensure_future(reader.read(1))
+        ready, disconnect = asyncio.ensure_future(self._ready()), asyncio.ensure_future(reader.read(1))
         try:
-            await asyncio.wait({ready, left}, return_when=asyncio.FIRST_COMPLETED)
-            return not left.done()
+            await asyncio.wait({ready, disconnect}, return_when=asyncio.FIRST_COMPLETED)
+            return not disconnect.done()
         finally:  # `_close` waits for both when it has cancelled this
             ready.cancel()
-            left.cancel()
-            await asyncio.wait({ready, left})
+            disconnect.cancel()
+            await asyncio.wait({ready, disconnect})
 
     async def _ready(self) -> None:
         await asyncio.sleep(self.delay)

@@ -43,12 +43,12 @@ if [ -z "$how" ]; then cd / && rm -rf "$OLDPWD"; fi
 
 def find_binaries() -> Path | None:
     """Return the folder of the newest installed server's programs; None if there is no server."""
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: float(path.parent.name), reverse=True)
-    asked = shutil.which("pg_config")
-    if asked is not None:
-        answer = subprocess.run([asked, "--bindir"], capture_output=True, text=True, check=False)
-        found.append(Path(answer.stdout.strip() or "."))
-    return next((folder for folder in found if (folder / "initdb").exists() and (folder / "postgres").exists()), None)
+    files = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: float(path.parent.name), reverse=True)
+    pg_config = shutil.which("pg_config")
+    if pg_config is not None:
+        answer = subprocess.run([pg_config, "--bindir"], capture_output=True, text=True, check=False)
+        files.append(Path(answer.stdout.strip() or "."))
+    return next((folder for folder in files if (folder / "initdb").exists() and (folder / "postgres").exists()), None)
 
 
 class PostgresServer:

@@ -18,7 +18,7 @@ import pytest
 
 LIMIT_SECONDS = 240.0
 PROGRAMS = {"agl": [sys.executable, "-m", "agentlightning.cli"], "python": [sys.executable]}
-"""What the words of a command stand for."""
+"""Programs for the first word of a command."""
 Terminal = Callable[..., "Process"]
 
 

@@ -23,8 +23,8 @@ class Answer:
 
 def request(method: str, path: str | bytes, body: bytes = b"", *, host: str = "127.0.0.1", **headers: str) -> bytes:
     """Return the bytes of a request; a header whose value is empty is left out, `_` in names is `-`."""
-    given = {"host": host, "content-length": str(len(body)), **{k.replace("_", "-"): v for k, v in headers.items()}}
-    lines = [f"{name}: {value}".encode("latin-1") for name, value in given.items() if value]
+    fields = {"host": host, "content-length": str(len(body)), **{k.replace("_", "-"): v for k, v in headers.items()}}
+    lines = [f"{name}: {value}".encode("latin-1") for name, value in fields.items() if value]
     raw = path if isinstance(path, bytes) else path.encode()
     return b"\r\n".join([method.encode() + b" " + raw + b" HTTP/1.1", *lines, b"", body])
 

@@ -164,14 +164,14 @@ class RedisLikeStore(LightningStore):
         return AttemptedRollout(**dict(rollout), attempt=attempt)
 
     async def get_rollout_by_id(self, rollout_id: str) -> Rollout | None:
-        found = await self._do("get", f"rollout {rollout_id}")
-        return None if found is None else Rollout.model_validate(found)
+        data = await self._do("get", f"rollout {rollout_id}")
+        return None if data is None else Rollout.model_validate(data)
 
     async def query_rollouts(
         self, *, status_in: Any = None, limit: int = -1, offset: int = 0
     ) -> PaginatedResult[Rollout]:
-        found = [await self.get_rollout_by_id(i) for i in await self._do("get", "rollouts") or []]
-        chosen = [r for r in found if r is not None and (status_in is None or r.status in status_in)]
+        rollouts = [await self.get_rollout_by_id(i) for i in await self._do("get", "rollouts") or []]
+        chosen = [r for r in rollouts if r is not None and (status_in is None or r.status in status_in)]
         return _page(chosen, limit, offset)
 
     async def update_rollout(self, rollout_id: str, status: Any = UNSET, metadata: Any = UNSET) -> Rollout:
@@ -191,9 +191,9 @@ class RedisLikeStore(LightningStore):
     async def wait_for_rollouts(self, *, rollout_ids: Any, timeout: float | None = None) -> list[Rollout]:
         end = None if timeout is None else time.monotonic() + timeout
         while True:
-            found = [rollout for i in rollout_ids if (rollout := await self.get_rollout_by_id(i)) is not None]
-            done = [rollout for rollout in found if is_finished(rollout)]
-            if len(done) == len(found) or (end is not None and time.monotonic() >= end):
+            rollouts = [rollout for i in rollout_ids if (rollout := await self.get_rollout_by_id(i)) is not None]
+            done = [rollout for rollout in rollouts if is_finished(rollout)]
+            if len(done) == len(rollouts) or (end is not None and time.monotonic() >= end):
                 return done
             await asyncio.sleep(0.02)
 
@@ -220,9 +220,9 @@ class RedisLikeStore(LightningStore):
     ) -> Attempt:
         attempts = await self._attempts(rollout_id)
         [attempt] = [a for a in attempts if a.attempt_id == attempt_id] or attempts[-1:]
-        given = {"status": status, "worker_id": worker_id, "metadata": metadata}
-        given["last_heartbeat_time"] = last_heartbeat_time
-        for name, value in given.items():
+        changes = {"status": status, "worker_id": worker_id, "metadata": metadata}
+        changes["last_heartbeat_time"] = last_heartbeat_time
+        for name, value in changes.items():
             if value is not UNSET:
                 setattr(attempt, name, value)
         await self._save_attempts(attempts)
@@ -232,7 +232,7 @@ class RedisLikeStore(LightningStore):
         return attempt
 
     async def _attempts(self, rollout_id: str) -> list[Attempt]:
-        return [Attempt.model_validate(found) for found in await self._do("get", f"attempts {rollout_id}") or []]
+        return [Attempt.model_validate(data) for data in await self._do("get", f"attempts {rollout_id}") or []]
 
     async def _save_attempts(self, attempts: list[Attempt]) -> None:
         await self._do("set", f"attempts {attempts[0].rollout_id}", [a.model_dump(mode="json") for a in attempts])
@@ -241,7 +241,7 @@ class RedisLikeStore(LightningStore):
 
     async def add_span(self, span: Span) -> Span | None:
         stored = await self.query_spans(span.rollout_id, span.attempt_id)
-        if span.span_id in [known.span_id for known in stored]:
+        if span.span_id in [other.span_id for other in stored]:
             return None
         await self._do("push", f"spans {span.rollout_id}", span.model_dump(mode="json"))
         return span
@@ -252,7 +252,7 @@ class RedisLikeStore(LightningStore):
     async def query_spans(
         self, rollout_id: str, attempt_id: str | None = None, *, name: str | None = None
     ) -> PaginatedResult[Span]:
-        spans = [Span.model_validate(found) for found in await self._do("get", f"spans {rollout_id}") or []]
+        spans = [Span.model_validate(data) for data in await self._do("get", f"spans {rollout_id}") or []]
         return _page([s for s in spans if attempt_id in (None, s.attempt_id) and name in (None, s.name)])
 
     async def add_resources(self, resources: NamedResources) -> ResourcesUpdate:
@@ -268,8 +268,8 @@ class RedisLikeStore(LightningStore):
         return update
 
     async def get_resources_by_id(self, resources_id: str) -> ResourcesUpdate | None:
-        found = await self._do("get", f"resources {resources_id}")
-        return None if found is None else ResourcesUpdate.model_validate(found)
+        data = await self._do("get", f"resources {resources_id}")
+        return None if data is None else ResourcesUpdate.model_validate(data)
 
     async def get_latest_resources(self) -> ResourcesUpdate | None:
         latest = await self._do("get", "latest resources")

@@ -61,7 +61,7 @@ def attack(planted, spared):
 
 @dataclass(frozen=True)
 class Unprivileged:
-    """How a process of that user is started."""
+    """The start of a process of that user."""
 
     python: str
     path: str
@@ -76,10 +76,10 @@ def unprivileged() -> Unprivileged:
         pytest.skip("needs Linux: /proc shows the processes of the same user")
     if os.geteuid() != 0:
         return Unprivileged(sys.executable, "", {})
-    found = _python_for_all()
-    if found is None:
+    python = _python_for_all()
+    if python is None:
         pytest.skip(f"a user who is not root can run neither {sys.executable} nor another Python of its version")
-    return found
+    return python
 
 
 @functools.cache

@@ -45,7 +45,7 @@ class Collector:
     def __init__(self, *replies: Reply) -> None:
         self.replies = list(replies)
         self.bodies: list[ExportTraceServiceRequest] = []
-        """Of the requests that were answered with 200."""
+        """Bodies of the requests that were answered with 200."""
         self.headers: list[dict[str, str]] = []
         self.paths: list[str] = []
         self.asked = threading.Condition()

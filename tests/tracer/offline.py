@@ -47,6 +47,6 @@ def run_offline(program: str, **variables: str) -> dict[str, Any]:
             check=False,
         )
     assert done.returncode == 0, done.stderr
-    *_, answer, left = done.stdout.strip().splitlines()
-    assert left == "LEFT []"
+    *_, answer, leftovers = done.stdout.strip().splitlines()
+    assert leftovers == "LEFT []"
     return json.loads(answer)

@@ -99,13 +99,13 @@ asyncio.run(main())
 
 
 @pytest.fixture(scope="module")
-def seen() -> dict[str, Any]:
+def report() -> dict[str, Any]:
     return run_offline(PROGRAM)
 
 
 @needs_agentops
-def test_calls_of_several_rollouts_stand_below_their_own_sessions(seen: dict[str, Any]) -> None:
-    for trace in seen["traces"]:
+def test_calls_of_several_rollouts_stand_below_their_own_sessions(report: dict[str, Any]) -> None:
+    for trace in report["traces"]:
         (session,) = [span for span in trace if span["name"] == "trace.session"]
         assert session["parent_id"] is None
         assert session["attributes"] == {"agentops.span.kind": "session", "operation.name": "trace"}
@@ -123,8 +123,8 @@ def test_calls_of_several_rollouts_stand_below_their_own_sessions(seen: dict[str
 
 
 @needs_agentops
-def test_token_ids_are_kept_plain_streamed_and_raw(seen: dict[str, Any]) -> None:
-    for trace in seen["traces"]:
+def test_token_ids_are_kept_plain_streamed_and_raw(report: dict[str, Any]) -> None:
+    for trace in report["traces"]:
         calls = [span["attributes"] for span in trace if span["name"] == "openai.chat.completion"]
         assert all(call["prompt_token_ids"] == calls[0]["prompt_token_ids"] != [] for call in calls)
         assert all(call["response_token_ids"] == calls[0]["response_token_ids"] != [] for call in calls)
@@ -165,15 +165,15 @@ def json_list(text: str) -> list[Any]:
 
 
 @needs_agentops
-def test_nothing_of_agentops_runs_beside_the_program(seen: dict[str, Any]) -> None:
-    assert seen["threads"] == []
-    assert seen["print"] is True
+def test_nothing_of_agentops_runs_beside_the_program(report: dict[str, Any]) -> None:
+    assert report["threads"] == []
+    assert report["print"] is True
 
 
 @needs_agentops
-def test_a_tracer_may_live_again_and_a_failure_is_on_its_session(seen: dict[str, Any]) -> None:
-    assert seen["again"] == ["agentlightning.message", "again.session"]
-    assert seen["failed"] == [["failing.session", "ERROR"]]
+def test_a_tracer_may_live_again_and_a_failure_is_on_its_session(report: dict[str, Any]) -> None:
+    assert report["again"] == ["agentlightning.message", "again.session"]
+    assert report["failed"] == [["failing.session", "ERROR"]]
 
 
 LANGCHAIN = """

@@ -66,7 +66,7 @@ def ended(attributes: Any) -> Any:
 
 
 def test_what_does_not_fit_becomes_text_and_the_rest_stays_as_it_is() -> None:
-    given = {
+    values = {
         "none": None,
         "map": {"a": 1},
         "mixed": ("x", 1),
@@ -75,7 +75,7 @@ def test_what_does_not_fit_becomes_text_and_the_rest_stays_as_it_is() -> None:
         "ids": (1, 2),
         "ok": True,
     }
-    span = span_of(ended(given), "ro-1", "at-1", 7)
+    span = span_of(ended(values), "ro-1", "at-1", 7)
     assert (span.rollout_id, span.attempt_id, span.sequence_id, span.kind) == ("ro-1", "at-1", 7, "CLIENT")
     assert span.attributes["map"] == '{"a": 1}'
     assert span.attributes["mixed"] == '["x", 1]'

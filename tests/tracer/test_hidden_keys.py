@@ -36,10 +36,10 @@ async def test_no_span_and_no_error_of_an_agent_holds_a_key_and_the_spans_say_wh
         await runner.iter()
     spans = list(await store.query_spans(made.rollout_id))
     attempt = await store.get_latest_attempt(made.rollout_id)
-    told = json.dumps([each.model_dump() for each in (*spans, attempt) if each is not None])
+    text = json.dumps([each.model_dump() for each in (*spans, attempt) if each is not None])
     await store.close()
     assert len(spans) == 6
-    assert KEY not in told
+    assert KEY not in text
     note = next(span for span in spans if "token_ids" in span.attributes)
     assert note.attributes["token_ids"] == [1, 2, 3]
     assert note.attributes["plain"] == "text"

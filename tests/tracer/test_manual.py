@@ -118,7 +118,7 @@ async def test_spans_that_the_store_does_not_take_are_kept_and_told_of() -> None
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
         (lambda tracer: tracer.open_attempt("at-001"), r"open_attempt\(\): no rollout is open.*open_rollout\(rollout"),
         (lambda tracer: tracer.emit_span("x"), r"emit_span\(\): no rollout is open"),
@@ -127,21 +127,21 @@ async def test_spans_that_the_store_does_not_take_are_kept_and_told_of() -> None
         (lambda tracer: tracer.open_rollout(), r"needs a rollout_id.*start_rollout"),
     ],
 )
-def test_without_a_rollout_there_is_nothing_to_do(call: Callable[[Any], None], said: str) -> None:
-    with pytest.raises((RuntimeError, ValueError), match=said):
+def test_without_a_rollout_there_is_nothing_to_do(call: Callable[[Any], None], message: str) -> None:
+    with pytest.raises((RuntimeError, ValueError), match=message):
         call(agl.OtelTracer())
 
 
 def test_things_are_opened_and_closed_in_order() -> None:
     tracer = agl.OtelTracer()
     tracer.open_rollout("ro-001")
-    for call, said in (
+    for call, message in (
         (lambda: tracer.open_rollout("ro-002"), "ro-001 is open already; close_rollout"),
         (lambda: tracer.emit_span("x"), r"no attempt is open here; open_attempt\("),
         (lambda: tracer.close_attempt(), "no attempt is open here"),
         (lambda: tracer.open_attempt(), "open_attempt needs an attempt_id where there is no store"),
     ):
-        with pytest.raises((RuntimeError, ValueError), match=said):
+        with pytest.raises((RuntimeError, ValueError), match=message):
             call()
     tracer.open_attempt("at-001")
     with pytest.raises(RuntimeError, match="at-001 is open already; close_attempt"):

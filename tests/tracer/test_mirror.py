@@ -115,8 +115,8 @@ async def test_the_store_server_of_another_machine_is_a_collector_too(
         mirror = mirror_module._process.mirror
         assert mirror is not None
         await asyncio.to_thread(close_mirror)
-        (kept,) = await far.query_spans(rollout.rollout_id)
-        assert (kept.name, kept.attributes["k"], kept.sequence_id) == ("mirrored", [1, 2], 7)
+        (span,) = await far.query_spans(rollout.rollout_id)
+        assert (span.name, span.attributes["k"], span.sequence_id) == ("mirrored", [1, 2], 7)
         assert (mirror.counts.sent, mirror.counts.lost) == (1, 1)
     finally:
         await server.stop()
@@ -204,9 +204,9 @@ def test_retry_after_is_waited_for(point: Point) -> None:
         mirror = mirror_to(collector.url)
         mirror.offer(some_spans(1))
         collector.wait_until(lambda: len(collector.paths) == 1)
-        asked = time.monotonic()
+        start = time.monotonic()
         collector.wait_until(lambda: len(collector.names) == 1)
-        assert time.monotonic() - asked > 0.9
+        assert time.monotonic() - start > 0.9
         mirror.close()
 
 

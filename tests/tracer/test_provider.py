@@ -56,7 +56,7 @@ class Theirs:
 
 
 def library(name: str = "theirs") -> None:
-    """What an instrumented library does."""
+    """Act as an instrumented library does."""
     with trace_api.get_tracer("library").start_as_current_span(name):
         pass
 

@@ -202,7 +202,7 @@ async def test_a_long_lived_pool_works_for_whoever_submits(store: InMemoryLightn
         for number in range(3):
             rollout = await store.start_rollout(input=number)
             async with tracer.trace_context("trace", **ids(rollout)):
-                await asyncio.to_thread(lambda said=str(number): pool.submit(emit_message, said).result())
+                await asyncio.to_thread(lambda text=str(number): pool.submit(emit_message, text).result())
             assert await messages(store, rollout) == {str(number)}
 
 

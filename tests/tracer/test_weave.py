@@ -117,7 +117,7 @@ asyncio.run(main())
 
 
 @pytest.fixture(scope="module")
-def seen() -> dict[str, Any]:
+def report() -> dict[str, Any]:
     return run_offline(PROGRAM)
 
 
@@ -126,8 +126,8 @@ def named(trace: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
 
 
 @needs_weave
-def test_calls_operations_and_emitters_stand_in_one_tree_per_rollout(seen: dict[str, Any]) -> None:
-    for number, (ids, root_name, trace) in enumerate(seen["traces"]):
+def test_calls_operations_and_emitters_stand_in_one_tree_per_rollout(report: dict[str, Any]) -> None:
+    for number, (ids, root_name, trace) in enumerate(report["traces"]):
         (root,) = named(trace, "trace")
         assert root_name == "trace"
         assert root["parent_id"] is None
@@ -139,13 +139,13 @@ def test_calls_operations_and_emitters_stand_in_one_tree_per_rollout(seen: dict[
             branch = parents[middle["parent_id"]]
             assert (middle["name"], branch["name"]) == ("agentlightning.operation", "branch")
             assert branch["parent_id"] == root["span_id"]
-        said = {span["attributes"]["agentlightning.message.body"] for span in named(trace, "agentlightning.message")}
-        assert said == {f"leaf {10 * number}", f"leaf {10 * number + 1}"}
+        bodies = {span["attributes"]["agentlightning.message.body"] for span in named(trace, "agentlightning.message")}
+        assert bodies == {f"leaf {10 * number}", f"leaf {10 * number + 1}"}
 
 
 @needs_weave
-def test_a_call_is_a_span_with_inputs_output_and_status(seen: dict[str, Any]) -> None:
-    _, _, trace = seen["traces"][0]
+def test_a_call_is_a_span_with_inputs_output_and_status(report: dict[str, Any]) -> None:
+    _, _, trace = report["traces"][0]
     leaf = min(named(trace, "leaf"), key=lambda span: span["attributes"]["agentlightning.operation.input.x"])
     assert leaf["status"]["status_code"] == "OK"
     assert leaf["attributes"] == {
@@ -164,8 +164,8 @@ def test_a_call_is_a_span_with_inputs_output_and_status(seen: dict[str, Any]) ->
 
 
 @needs_weave
-def test_a_model_call_is_found_by_its_name_and_has_its_reply(seen: dict[str, Any]) -> None:
-    for _, _, trace in seen["traces"]:
+def test_a_model_call_is_found_by_its_name_and_has_its_reply(report: dict[str, Any]) -> None:
+    for _, _, trace in report["traces"]:
         plain, streamed = (span["attributes"] for span in named(trace, "openai.chat.completions.create"))
         assert plain["agentlightning.operation.input.messages.0.content"] == "hi"
         assert plain["agentlightning.operation.output.choices.0.message.content"] == "you said hi"
@@ -175,9 +175,9 @@ def test_a_model_call_is_found_by_its_name_and_has_its_reply(seen: dict[str, Any
 
 
 @needs_weave
-def test_one_client_serves_all_tracers_and_leaves_with_the_last(seen: dict[str, Any]) -> None:
-    assert seen["project"] == "project"
-    assert seen["threads"] == []
-    assert seen["left_over"] is False
-    assert seen["untraced"] == 3
-    assert seen["broken"] == [["broken", "ERROR"]]
+def test_one_client_serves_all_tracers_and_leaves_with_the_last(report: dict[str, Any]) -> None:
+    assert report["project"] == "project"
+    assert report["threads"] == []
+    assert report["left_over"] is False
+    assert report["untraced"] == 3
+    assert report["broken"] == [["broken", "ERROR"]]

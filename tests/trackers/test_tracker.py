@@ -1,4 +1,4 @@
-"""What any tracker is told of a run, by which door it is given, and what becomes of a run whose tracker misbehaves."""
+"""Calls to any tracker during a run, the ways to pass one, and the effect on a run of a tracker that misbehaves."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def test_no_secret_reaches_a_tracker(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ending.state == "failed"
     assert ending.error is not None
     assert ending.error.startswith("ValueError: the model is gone")
-    seen = [json.dumps(tracker.runs[0].config), ending.error, *(r.model_dump_json() for r in tracker.records)]
-    assert not any(SECRET in text for text in seen)
+    texts = [json.dumps(tracker.runs[0].config), ending.error, *(r.model_dump_json() for r in tracker.records)]
+    assert not any(SECRET in text for text in texts)
 
 
 def test_a_run_that_goes_on_tells_only_what_is_new(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_a_slow_tracker_has_a_bounded_queue(caplog: pytest.LogCaptureFixture) ->
 
 
 @pytest.mark.parametrize(
-    ("given", "error", "says"),
+    ("trackers", "error", "says"),
     [
         (["tensorbord"], ValueError, "did you mean 'tensorboard'"),
         ([Remembers(), 3], ValueError, "class|int|trackers"),
@@ -196,9 +196,9 @@ def test_a_slow_tracker_has_a_bounded_queue(caplog: pytest.LogCaptureFixture) ->
         ([lambda: 3], TypeError, "int is no tracker"),
     ],
 )
-def test_what_is_no_tracker_is_refused_when_the_trainer_is_made(given: Any, error: Any, says: str) -> None:
+def test_what_is_no_tracker_is_refused_when_the_trainer_is_made(trackers: Any, error: Any, says: str) -> None:
     with pytest.raises(error, match=says):
-        agl.Trainer(algorithm=agl.Baseline(), trackers=given)
+        agl.Trainer(algorithm=agl.Baseline(), trackers=trackers)
 
 
 @pytest.mark.parametrize(

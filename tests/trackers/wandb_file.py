@@ -18,9 +18,9 @@ def records(path: Path) -> Iterator[Any]:
     assert content[:4] == b":W&B"
     place, parts = _HEADER, b""
     while place + _HEADER <= len(content):
-        left = _BLOCK - place % _BLOCK
-        if left < _HEADER:
-            place += left
+        remaining = _BLOCK - place % _BLOCK
+        if remaining < _HEADER:
+            place += remaining
             continue
         length, kind = int.from_bytes(content[place + 4 : place + 6], "little"), content[place + 6]
         parts += content[place + _HEADER : place + _HEADER + length]

@@ -137,12 +137,12 @@ def test_no_planted_secret_is_in_what_leaves_a_run(
     assert main(["runs", "export", "r", "--out", str(tmp_path / "out"), "--store", str(place)]) == 0
     page = asyncio.run(prometheus_response(trainer.store))
     asyncio.run(trainer.store.close())
-    told = [*capfd.readouterr(), caplog.text, bytes(page.body).decode()]
-    told += [path.read_text() for path in (tmp_path / "out").iterdir()]
+    messages = [*capfd.readouterr(), caplog.text, bytes(page.body).decode()]
+    messages += [path.read_text() for path in (tmp_path / "out").iterdir()]
     run, records = recorded(SQLiteLightningStore(place))
-    told += [run.model_dump_json(), *(record.model_dump_json() for record in records)]
+    messages += [run.model_dump_json(), *(record.model_dump_json() for record in records)]
     for secret in (SECRET, "planted-api-key", "planted-endpoint", "planted-in-"):
-        assert [text for text in told if secret in text] == []
+        assert [text for text in messages if secret in text] == []
 
 
 def test_a_baseline_leaves_a_run_with_its_results() -> None:
@@ -260,12 +260,12 @@ def test_a_heartbeat_tells_that_an_idle_run_lives(monkeypatch: pytest.MonkeyPatc
 
     @agl.algo
     async def idle(*, store: LightningStore) -> list[float]:
-        seen: list[float] = []
-        while len(set(seen)) < 3:
+        loads: list[float] = []
+        while len(set(loads)) < 3:
             [run] = await store.query_runs()
-            seen.append(run.last_heartbeat_time or 0.0)
+            loads.append(run.last_heartbeat_time or 0.0)
             await asyncio.sleep(0.01)
-        return seen
+        return loads
 
     trainer = agl.Trainer(algorithm=idle, strategy="shm", store=InMemoryLightningStore())
     trainer.fit(tenth)

@@ -90,9 +90,9 @@ def test_a_bare_name_with_missing_settings_lists_them() -> None:
         "print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    *told, has_torch = done.stdout.splitlines()
+    *messages, has_torch = done.stdout.splitlines()
     assert has_torch == "False", done.stderr
-    assert [text for text, line in zip(NEEDS.values(), told, strict=True) if text not in line] == []
+    assert [text for text, line in zip(NEEDS.values(), messages, strict=True) if text not in line] == []
 
 
 @pytest.mark.parametrize("name", ["baseline", "Baseline", "agentlightning.Baseline", {"type": "BASELINE"}])
@@ -213,21 +213,21 @@ def test_a_ready_made_runner_with_the_same_settings_is_welcome() -> None:
 
 def test_old_names_work_and_warn() -> None:
     adapter = agl.LlmProxyTraceToTriplet()
-    with pytest.warns(DeprecationWarning, match="is deprecated; use") as told:
+    with pytest.warns(DeprecationWarning, match="is deprecated; use") as warnings:
         trainer = agl.Trainer(n_workers=2, max_tasks=5, triplet_exporter=adapter)
     assert (trainer.n_runners, trainer.max_rollouts, trainer.adapter) == (2, 5, adapter)
-    assert [str(warning.message) for warning in told] == [
+    assert [str(warning.message) for warning in warnings] == [
         "Trainer(n_workers=...) is deprecated; use n_runners=",
         "Trainer(max_tasks=...) is deprecated; use max_rollouts=",
         "Trainer(triplet_exporter=...) is deprecated; use adapter=",
     ]
-    assert all(warning.filename == __file__ for warning in told)
+    assert all(warning.filename == __file__ for warning in warnings)
 
 
 def test_the_new_name_wins_over_the_old_one() -> None:
-    with pytest.warns(DeprecationWarning, match="max_tasks") as told:
+    with pytest.warns(DeprecationWarning, match="max_tasks") as warnings:
         trainer = agl.Trainer(max_rollouts=3, max_tasks=5)
-    assert "differ; max_rollouts wins" in str(told[1].message)
+    assert "differ; max_rollouts wins" in str(warnings[1].message)
     assert (trainer.max_rollouts, trainer.max_tasks) == (3, 5)
     with pytest.warns(DeprecationWarning, match="n_workers"):
         assert agl.Trainer(n_runners=3, n_workers=5).n_runners == 3

@@ -1,4 +1,4 @@
-"""What `fit` and `evaluate` take as a dataset: real libraries where installed, and stand-ins with their protocol."""
+"""Datasets of `fit` and `evaluate`: real libraries where installed, and stand-ins with their protocol."""
 
 from __future__ import annotations
 
@@ -92,9 +92,9 @@ def test_a_pandas_frame_gives_its_rows() -> None:
 def test_hugging_face_datasets_are_taken() -> None:
     datasets = pytest.importorskip("datasets", reason="datasets is not installed; a stand-in is tested above")
     table = datasets.Dataset.from_list(ROWS)
-    taken = as_dataset("tasks", table)
-    assert taken is not None
-    assert [taken[index] for index in range(len(taken))] == ROWS
+    dataset = as_dataset("tasks", table)
+    assert dataset is not None
+    assert [dataset[index] for index in range(len(dataset))] == ROWS
     assert as_dataset("tasks", table.to_iterable_dataset()) == ROWS
     with pytest.raises(TypeError, match="splits"):
         as_dataset("tasks", datasets.DatasetDict(train=table))
@@ -107,7 +107,7 @@ def test_numpy_rows_become_plain_values_of_the_task() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "error", "text"),
+    ("value", "error", "text"),
     [
         ("http://127.0.0.1:8000", TypeError, "got the text 'http.*An address of a server is not a dataset"),
         (b"x", TypeError, "got the text"),
@@ -119,9 +119,9 @@ def test_numpy_rows_become_plain_values_of_the_task() -> None:
         (itertools.count(), ValueError, r"a count with more than 50 items.*itertools.islice"),
     ],
 )
-def test_what_is_no_dataset_is_refused_with_what_would_be_one(given: Any, error: type[Exception], text: str) -> None:
+def test_what_is_no_dataset_is_refused_with_what_would_be_one(value: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
-        as_dataset("tasks", given, most=50)
+        as_dataset("tasks", value, most=50)
 
 
 def test_an_iterator_of_exactly_the_bound_is_read() -> None:

@@ -72,12 +72,12 @@ def test_a_result_prints_as_a_table() -> None:
 def test_the_rollouts_of_an_evaluation_are_validation_of_a_run_of_their_own() -> None:
     store = agl.InMemoryLightningStore()
     trainer = agl.Trainer(store=store, strategy="shm", run_id="named")
-    found = [trainer.evaluate(tenth, [1, 2]) for _ in range(2)]
+    results = [trainer.evaluate(tenth, [1, 2]) for _ in range(2)]
     rollouts = asyncio.run(store.query_rollouts())
     assert {rollout.mode for rollout in rollouts} == {"val"}
-    assert {rollout.run_id for rollout in rollouts} == {result.run_id for result in found}
+    assert {rollout.run_id for rollout in rollouts} == {result.run_id for result in results}
     assert len(rollouts) == 4
-    assert all((result.run_id or "").startswith("named-") for result in found)
+    assert all((result.run_id or "").startswith("named-") for result in results)
 
 
 def test_the_limits_of_the_trainer_hold_in_an_evaluation() -> None:
@@ -128,14 +128,14 @@ def several(task: dict[str, Any], prompt: agl.PromptTemplate, rollout: Attempted
 @pytest.mark.parametrize("where", ["shm", "cs"])
 def test_slices_dimensions_and_several_samples(where: str) -> None:
     trainer = agl.Trainer(initial_resources=template("a"), **STRATEGIES[where])
-    found = trainer.evaluate(several, LEVELS, n_samples=3, slices="meta.level")
-    assert {name: len(part.tasks) for name, part in found.slices.items()} == {
+    evaluation = trainer.evaluate(several, LEVELS, n_samples=3, slices="meta.level")
+    assert {name: len(part.tasks) for name, part in evaluation.slices.items()} == {
         "meta.level=(missing)": 1,
         "meta.level=easy": 39,
         "meta.level=hard": 20,
     }
-    assert found.dimensions == ["right", "brief"]
-    brief = found.dimension("brief")
+    assert evaluation.dimensions == ["right", "brief"]
+    brief = evaluation.dimension("brief")
     assert brief.rewards[:2] == [pytest.approx(0.5), pytest.approx(0.501)]
     assert brief.rewards[7] is None
     assert "pass@" not in str(brief), "a share needs rewards of 0 and 1, or a threshold"
@@ -143,18 +143,18 @@ def test_slices_dimensions_and_several_samples(where: str) -> None:
         brief.pass_at(3)
     assert brief.pass_at(3, threshold=0.55).threshold == 0.55
     assert brief.interval() is not None
-    once, thrice = found.pass_at(1), found.pass_at(3)
+    once, thrice = evaluation.pass_at(1), evaluation.pass_at(3)
     assert (thrice.tasks, thrice.left_out) == (59, 1)
     assert once.interval is not None
     assert thrice.interval is not None
-    assert once.interval.mean == pytest.approx(found.mean_reward)
-    solved = sum(any(reward > 0.5 for reward in task.rewards) for task in found.tasks)
+    assert once.interval.mean == pytest.approx(evaluation.mean_reward)
+    solved = sum(any(reward > 0.5 for reward in task.rewards) for task in evaluation.tasks)
     assert thrice.interval.mean == pytest.approx(solved / 59)
-    assert found.variance is not None
-    assert found.variance.within == pytest.approx(0.16, abs=0.13)
-    text = str(found)
-    for said in ("brief", "meta.level=hard", "pass@3", "deviation between tasks", "ConnectionError"):
-        assert said in text
+    assert evaluation.variance is not None
+    assert evaluation.variance.within == pytest.approx(0.16, abs=0.13)
+    text = str(evaluation)
+    for phrase in ("brief", "meta.level=hard", "pass@3", "deviation between tasks", "ConnectionError"):
+        assert phrase in text
 
 
 @pytest.mark.parametrize("where", ["shm", "cs, runner here"])
@@ -179,11 +179,11 @@ def test_a_reward_out_of_the_range_calls_the_sequential_test_off_and_loses_nothi
         return 2.0 if task == 3 else 1.0
 
     rule = SequentialStop(threshold=0.5, batch=40)
-    found = agl.Trainer(strategy="shm").evaluate(generous, list(range(40)), stop_early=rule)
-    assert found.stopping is not None
-    assert (found.stopping.verdict, found.stopping.tasks_saved) == ("no evidence", 0)
-    assert "the reward 2 is outside of reward_range=(0.0, 1.0)" in str(found.stopping.text())
-    assert found.mean_reward == pytest.approx(41 / 40)
+    evaluation = agl.Trainer(strategy="shm").evaluate(generous, list(range(40)), stop_early=rule)
+    assert evaluation.stopping is not None
+    assert (evaluation.stopping.verdict, evaluation.stopping.tasks_saved) == ("no evidence", 0)
+    assert "the reward 2 is outside of reward_range=(0.0, 1.0)" in str(evaluation.stopping.text())
+    assert evaluation.mean_reward == pytest.approx(41 / 40)
 
 
 @pytest.mark.heavy
@@ -191,12 +191,12 @@ def test_ten_thousand_tasks_have_every_figure() -> None:
     rng = random.Random(0)
     rollouts = (EvaluatedRollout("", "scored", rng.random(), 1.0, dimensions={"a": 1.0}) for _ in range(10_000))
     tasks = tuple(EvaluatedTask(n, (rollout,), (f"s={n % 10}",)) for n, rollout in enumerate(rollouts))
-    found, other = EvaluationResult(tasks), EvaluationResult(tuple(reversed(tasks)))
-    assert "10000 tasks" in str(found)
-    assert found.interval(method="bootstrap") is not None
+    evaluation, other = EvaluationResult(tasks), EvaluationResult(tuple(reversed(tasks)))
+    assert "10000 tasks" in str(evaluation)
+    assert evaluation.interval(method="bootstrap") is not None
     with pytest.raises(ValueError, match="task 0"):
-        found.compare(other)
-    assert found.compare(found).p_value == 1.0
+        evaluation.compare(other)
+    assert evaluation.compare(evaluation).p_value == 1.0
 
 
 # --- figures ---------------------------------------------------------------------------------------------------------
@@ -245,10 +245,10 @@ def test_only_the_same_tasks_compare() -> None:
 
 
 def test_figures_that_are_not_there_are_refused() -> None:
-    found = result(1.0, 0.0)
+    evaluation = result(1.0, 0.0)
     with pytest.raises(ValueError, match="give evaluate\\(\\) n_samples=5"):
-        found.pass_at(5)
+        evaluation.pass_at(5)
     with pytest.raises(ValueError, match="no reward has a dimension 'right'; there are: none"):
-        found.dimension("right")
+        evaluation.dimension("right")
     with pytest.raises(ValueError, match="must be one of wilson, exact, student, bootstrap"):
-        found.interval(method="normal")  # type: ignore[arg-type]
+        evaluation.interval(method="normal")  # type: ignore[arg-type]

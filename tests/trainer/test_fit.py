@@ -99,19 +99,19 @@ def test_a_synchronous_algorithm_runs_beside_the_loop_and_may_block(strategy: An
 
 
 def test_an_algorithm_is_given_every_part() -> None:
-    seen: dict[str, Any] = {}
+    parts: dict[str, Any] = {}
 
     @agl.algo
     async def algorithm(*, store, adapter, llm_proxy, initial_resources, train_dataset, val_dataset, trainer) -> None:
-        seen.update(locals())
+        parts.update(locals())
 
     resources: dict[str, Any] = {"prompt": agl.PromptTemplate(template="{x}", engine="f-string")}
     proxy = agl.LLMProxy()
     trainer = agl.Trainer(algorithm=algorithm, llm_proxy=proxy, initial_resources=resources, strategy="shm")
     trainer.fit(tenth, train_dataset=[1], val_dataset=[2])
-    assert (seen["train_dataset"], seen["val_dataset"], seen["initial_resources"]) == ([1], [2], resources)
-    assert (seen["adapter"], seen["llm_proxy"], seen["trainer"]) == (trainer.adapter, proxy, trainer)
-    assert seen["store"] is proxy.get_store()
+    assert (parts["train_dataset"], parts["val_dataset"], parts["initial_resources"]) == ([1], [2], resources)
+    assert (parts["adapter"], parts["llm_proxy"], parts["trainer"]) == (trainer.adapter, proxy, trainer)
+    assert parts["store"] is proxy.get_store()
 
 
 @pytest.mark.parametrize("where", ["shm, one runner", "shm, three runners", "cs, two runners"])
@@ -139,10 +139,10 @@ def test_every_fit_is_a_run_of_its_own_on_a_store_that_stays(tmp_path: Path) -> 
         finally:
             await store.close()
 
-    found = asyncio.run(runs())
-    assert len(found) == 4
-    assert len(set(found)) == 2
-    assert None not in found
+    run_ids = asyncio.run(runs())
+    assert len(run_ids) == 4
+    assert len(set(run_ids)) == 2
+    assert None not in run_ids
 
 
 def test_two_runs_on_one_store_do_not_see_each_other() -> None:
@@ -184,7 +184,7 @@ def test_two_runs_on_one_store_do_not_see_each_other() -> None:
 
 
 def test_runners_of_one_process_have_a_runner_and_a_tracer_each() -> None:
-    seen: dict[str, tuple[Any, Any]] = {}
+    pairs: dict[str, tuple[Any, Any]] = {}
     together = threading.Barrier(3, timeout=20)
 
     @agl.rollout
@@ -192,7 +192,7 @@ def test_runners_of_one_process_have_a_runner_and_a_tracer_each() -> None:
         together.wait()
         tracer = agl.get_active_tracer()
         agl.emit_annotation({"task": task})
-        seen[rollout.attempt.worker_id or ""] = (tracer, threading.current_thread())
+        pairs[rollout.attempt.worker_id or ""] = (tracer, threading.current_thread())
         return 1.0
 
     @agl.algo
@@ -204,11 +204,11 @@ def test_runners_of_one_process_have_a_runner_and_a_tracer_each() -> None:
         return [[s.attributes["task"] for s in group if "task" in s.attributes] for group in spans]
 
     for runner in ({}, {"runner": agl.LitAgentRunner(agl.OtelTracer())}):
-        seen.clear()
+        pairs.clear()
         trainer = agl.Trainer(algorithm=algorithm, strategy="shm", n_runners=3, **runner)
         trainer.fit(agent, train_dataset=[1, 2, 3])
         assert trainer.result == [[1], [2], [3]]
-        assert len(seen) == len({id(tracer) for tracer, _ in seen.values()}) == 3
+        assert len(pairs) == len({id(tracer) for tracer, _ in pairs.values()}) == 3
 
 
 def test_a_runner_that_cannot_be_copied_is_explained() -> None:

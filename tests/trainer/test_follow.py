@@ -1,4 +1,4 @@
-"""What a run shows: a table while it runs on a terminal, one line at its end, nothing where nobody looks."""
+"""The display of a run: a table while it runs on a terminal, one line at its end, nothing without a viewer."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_terminal_shows_the_run_and_what_it_came_to(tmp_path: Path) -> None:
 
 def read_all(leader: int) -> str:
     """Return what was written to a terminal until its other side was closed."""
-    found = b""
+    output = b""
     while True:
         try:
             more = os.read(leader, 65536)
@@ -71,8 +71,8 @@ def read_all(leader: int) -> str:
             more = b""
         if not more:
             os.close(leader)
-            return found.decode()
-        found += more
+            return output.decode()
+        output += more
 
 
 def test_where_no_terminal_is_nothing_is_shown(capfd: pytest.CaptureFixture[str]) -> None:

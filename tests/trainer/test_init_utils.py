@@ -62,14 +62,14 @@ def test_a_dict_is_not_changed() -> None:
 
 
 def test_optional_defaults_fill_what_the_constructor_names_and_nobody_set() -> None:
-    asked: list[str] = []
+    calls: list[str] = []
 
     def late(value: Any) -> Any:
-        return lambda: asked.append("rate") or value
+        return lambda: calls.append("rate") or value
 
     assert build(Needy, optional_defaults={"rate": late(0.5), "unknown": 1}).rate == 0.5
     assert build({"type": Needy, "rate": 2.0}, optional_defaults={"rate": late(0.5)}).rate == 2.0
-    assert asked == ["rate"]
+    assert calls == ["rate"]
 
 
 def test_a_factory_gets_no_defaults() -> None:

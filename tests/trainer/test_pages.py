@@ -20,7 +20,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 HOW_TO = ("write-an-agent", "write-an-algorithm", "emit-rewards", "promote")
 PAGES = ["quickstart.md", *(f"how-to/{name}.md" for name in HOW_TO)]
 ENGINE = "http://127.0.0.1:8000"
-"""Where the pages say that a model is; a stub stands there."""
+"""Address of the model on the pages; a stub listens there."""
 
 
 @pytest.fixture
@@ -36,14 +36,14 @@ def test_the_programs_of_a_page_print_what_the_page_says(
     monkeypatch.chdir(tmp_path)
     module = types.ModuleType("page")
     monkeypatch.setitem(sys.modules, "page", module)
-    said, shown = list[str](), io.StringIO()
+    comments, shown = list[str](), io.StringIO()
     for number, block in enumerate(re.findall(r"^```python\n(.*?)^```", (DOCS / page).read_text(), re.S | re.M)):
         code = compile(block.replace(ENGINE, engine), f"{page}, program {number}", "exec")
         with contextlib.redirect_stdout(shown):
             exec(code, module.__dict__)
-        said += re.findall(r"^print\(.*\)  # (.+)$", block, re.M)
-    assert said
+        comments += re.findall(r"^print\(.*\)  # (.+)$", block, re.M)
+    assert comments
     lines = iter(shown.getvalue().splitlines())
-    for expected in said:
+    for expected in comments:
         pattern = re.escape(expected).replace(re.escape("..."), ".*")
         assert any(re.fullmatch(pattern, line.rstrip()) for line in lines), f"{expected!r} in {shown.getvalue()}"

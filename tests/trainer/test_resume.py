@@ -44,11 +44,11 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, strategy: Any) -> Non
 
 @pytest.mark.parametrize("strategy", ["shm", {"type": "cs", "server_port": 0}])
 def test_an_interrupted_run_goes_on_too(tmp_path: Path, strategy: Any) -> None:
-    program, done, asked = os.getpid(), tmp_path / "done", tmp_path / "interrupted"
+    program, done, interruption = os.getpid(), tmp_path / "done", tmp_path / "interrupted"
 
     def agent(task: int) -> float:
-        if task == 2 and not asked.exists():
-            asked.touch()
+        if task == 2 and not interruption.exists():
+            interruption.touch()
             os.kill(program, signal.SIGINT)
             time.sleep(8)  # does not end by itself
             return 0.0
@@ -121,12 +121,12 @@ def fit(path: Path, tasks: list[int], **settings: Any) -> Any:
 
 
 def test_equal_requests_are_answered_in_the_order_in_which_they_were_made(tmp_path: Path) -> None:
-    left = enqueue(
+    ids_left = enqueue(
         tmp_path / "run.db", *[EnqueueRolloutRequest(input=n, mode="train", run_id="mine") for n in (1, 2, 1)]
     )
     ids = fit(tmp_path / "run.db", [1, 1, 1, 2])
-    assert [ids[0], ids[1], ids[3]] == [left[0], left[2], left[1]]
-    assert ids[2] not in left
+    assert [ids[0], ids[1], ids[3]] == [ids_left[0], ids_left[2], ids_left[1]]
+    assert ids[2] not in ids_left
 
 
 async def test_the_past_of_a_run_is_read_in_pages_and_kept_without_its_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +159,7 @@ async def test_what_a_runner_failed_at_because_its_model_had_moved_is_done_anew(
         assert claimed is not None
         await store.update_attempt(claimed.rollout_id, claimed.attempt.attempt_id, status="failed", outcome=outcome)
 
-    left = await store.enqueue_rollout(1, resources_id=await publish(1))
+    rollout = await store.enqueue_rollout(1, resources_id=await publish(1))
     if failed == "before this start":
         await fail()
     opened = (await store.start_run("named")).last_heartbeat_time
@@ -172,7 +172,7 @@ async def test_what_a_runner_failed_at_because_its_model_had_moved_is_done_anew(
     request = EnqueueRolloutRequest(input=1, resources_id=await publish(2 if moves else 1))
     [answer] = await past.answers([request])
     is_done_anew = moves and failed != "before this start" and outcome == "infrastructure_fault"
-    assert (answer and answer.rollout_id) == (None if is_done_anew else left.rollout_id)
+    assert (answer and answer.rollout_id) == (None if is_done_anew else rollout.rollout_id)
 
 
 async def leave_with_model(path: Path, port: int) -> str:
@@ -189,7 +189,7 @@ async def leave_with_model(path: Path, port: int) -> str:
 def test_what_a_runner_failed_at_before_the_past_was_read_is_done_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    left = asyncio.run(leave_with_model(tmp_path / "run.db", 1))
+    rollout_id = asyncio.run(leave_with_model(tmp_path / "run.db", 1))
 
     @agl.rollout
     def needs_model(task: int, llm: agl.LLM) -> float:
@@ -204,7 +204,7 @@ def test_what_a_runner_failed_at_before_the_past_was_read_is_done_anew(
         return (await store.wait_for_rollouts(rollout_ids=[made.rollout_id], timeout=30))[0]
 
     async def slow_past(store: LightningStore, *args: Any, **settings: Any) -> Any:
-        [rollout] = await store.wait_for_rollouts(rollout_ids=[left], timeout=30)
+        [rollout] = await store.wait_for_rollouts(rollout_ids=[rollout_id], timeout=30)
         assert rollout.status == "failed"
         return await past_of(store, *args, **settings)
 
@@ -213,7 +213,7 @@ def test_what_a_runner_failed_at_before_the_past_was_read_is_done_anew(
     trainer.fit(needs_model, train_dataset=[1])
     asyncio.run(trainer.store.close())
     assert trainer.result.status == "succeeded"
-    assert trainer.result.rollout_id != left
+    assert trainer.result.rollout_id != rollout_id
 
 
 def test_a_run_of_another_name_and_one_without_do_everything_anew(tmp_path: Path) -> None:
@@ -228,12 +228,12 @@ def test_two_fits_of_one_program_are_two_and_a_second_start_goes_on_with_both(tm
         trainer = agl.Trainer(
             algorithm=asks_one_by_one, store=f"sqlite:///{tmp_path}/run.db", run_id="mine", strategy="shm"
         )
-        found: list[list[str]] = []
+        results: list[list[str]] = []
         for _ in range(2):
             trainer.fit(tenth, train_dataset=[1, 2])
-            found.append(trainer.result)
+            results.append(trainer.result)
         asyncio.run(trainer.store.close())
-        return found
+        return results
 
     first = program()
     assert not set(first[0]) & set(first[1])
@@ -241,8 +241,8 @@ def test_two_fits_of_one_program_are_two_and_a_second_start_goes_on_with_both(tm
 
 
 def test_what_was_cancelled_is_done_again(tmp_path: Path) -> None:
-    left = enqueue(tmp_path / "run.db", EnqueueRolloutRequest(input=1, mode="train", run_id="mine"), cancel=True)
-    assert fit(tmp_path / "run.db", [1]) != left
+    ids_left = enqueue(tmp_path / "run.db", EnqueueRolloutRequest(input=1, mode="train", run_id="mine"), cancel=True)
+    assert fit(tmp_path / "run.db", [1]) != ids_left
 
 
 def test_other_resources_are_other_requests(tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ def test_other_resources_are_other_requests(tmp_path: Path) -> None:
         await store.wait_for_rollouts(rollout_ids=made, timeout=30)
         return made
 
-    found: list[list[str]] = []
+    results: list[list[str]] = []
     for texts in (["a", "b"], ["b", "c"]):
         trainer: Any = agl.Trainer(
             algorithm=two_prompts, store=f"sqlite:///{tmp_path}/r.db", run_id="m", strategy="shm"
@@ -263,9 +263,9 @@ def test_other_resources_are_other_requests(tmp_path: Path) -> None:
         trainer.texts = texts
         trainer.fit(tenth)
         asyncio.run(trainer.store.close())
-        found.append(trainer.result)
-    assert found[1][0] == found[0][1]
-    assert found[1][1] not in found[0]
+        results.append(trainer.result)
+    assert results[1][0] == results[0][1]
+    assert results[1][1] not in results[0]
 
 
 def test_an_open_rollout_whose_model_has_moved_is_cancelled_and_done_anew(tmp_path: Path) -> None:
@@ -284,7 +284,7 @@ def test_an_open_rollout_whose_model_has_moved_is_cancelled_and_done_anew(tmp_pa
     def agent(task: int, llm: agl.LLM) -> float:
         return float(llm.endpoint.count(":2/"))
 
-    left = asyncio.run(leave())
+    rollout_id = asyncio.run(leave())
     trainer = agl.Trainer(
         algorithm="baseline",
         store=f"sqlite:///{tmp_path}/run.db",
@@ -295,7 +295,7 @@ def test_an_open_rollout_whose_model_has_moved_is_cancelled_and_done_anew(tmp_pa
     )
     trainer.fit(agent, train_dataset=[1])
     assert trainer.result.rewards == [1.0], "what a runner made of the old address does not count"
-    assert left in [rollout.rollout_id for rollout in rollouts_of(trainer.store)]
+    assert rollout_id in [rollout.rollout_id for rollout in rollouts_of(trainer.store)]
 
 
 def test_an_algorithm_that_begins_anew_cancels_what_its_last_start_left_open(

@@ -46,15 +46,15 @@ def test_a_learning_rate_says_nothing_to_a_search_over_prompts(caplog: pytest.Lo
 
 
 def test_configure_refuses_what_would_have_no_effect() -> None:
-    made, given = trainer(), agl.Baseline()
+    made, algorithm = trainer(), agl.Baseline()
     with pytest.raises(TypeError, match=r"configure\(epochs\) would have no effect on .*Baseline"):
-        made.configure(given, epochs=2)
-    made.configure(given)
+        made.configure(algorithm, epochs=2)
+    made.configure(algorithm)
     with pytest.raises(TypeError, match="beam_wdth"):
         made.configure("apo", beam_wdth=2)
     with pytest.raises(ValueError, match="n_epochs and max_queue_length must be 1 or more"):
         made.configure("baseline", epochs=0)
-    assert made.algorithm is given
+    assert made.algorithm is algorithm
 
 
 def test_train_judges_by_its_own_reward_function_this_once() -> None:
@@ -94,11 +94,11 @@ def test_an_object_with_run_of_a_task_is_an_agent() -> None:
 
 @pytest.mark.parametrize(("count", "rounds"), [(100, 6), (16, 1), (3, 1), (1, 1)])
 def test_iterations_bound_the_versions_that_are_made(count: int, rounds: int) -> None:
-    given = agl.APO[Any]()
-    own = given.with_iterations(count)
+    search = agl.APO[Any]()
+    own = search.with_iterations(count)
     assert own.beam_rounds == rounds
     assert own.beam_width * own.branch_factor * own.beam_rounds <= count
-    assert given.beam_rounds == 3
+    assert search.beam_rounds == 3
 
 
 @pytest.mark.parametrize("awaited", [False, True])
@@ -119,9 +119,9 @@ def test_iterations_are_the_passes_of_baseline_for_this_call_only(awaited: bool)
 
 
 def test_iterations_are_the_steps_of_what_trains_weights() -> None:
-    given = agl.GRPO(model="m", max_steps=9), agl.PPO(model="m"), agl.SFT(model="m", min_reward=1.0)
-    assert [algorithm.with_iterations(2).settings.max_steps for algorithm in given] == [2, 2, 2]
-    assert given[0].settings.max_steps == 9
+    algorithms = agl.GRPO(model="m", max_steps=9), agl.PPO(model="m"), agl.SFT(model="m", min_reward=1.0)
+    assert [algorithm.with_iterations(2).settings.max_steps for algorithm in algorithms] == [2, 2, 2]
+    assert algorithms[0].settings.max_steps == 9
 
 
 def test_iterations_of_an_algorithm_that_counts_none_are_ignored_with_a_line(caplog: pytest.LogCaptureFixture) -> None:
@@ -257,7 +257,7 @@ def test_a_loader_of_local_tasks_is_a_client_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("trainer", "arguments", "said"),
+    ("trainer", "arguments", "message"),
     [
         ({}, {"train_data": [1, 2]}, r"for a dataset call fit\(agent, train_dataset=...\)\. Got list"),
         (
@@ -269,6 +269,6 @@ def test_a_loader_of_local_tasks_is_a_client_too() -> None:
         ({"algorithm": "baseline"}, {"train_data": "http://h:1"}, r"an algorithm here needs fit\(agent"),
     ],
 )
-def test_what_fit_v0_cannot_do_is_told(trainer: Any, arguments: Any, said: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=said):
+def test_what_fit_v0_cannot_do_is_told(trainer: Any, arguments: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
         agl.Trainer(**trainer).fit_v0(doubles, **arguments)

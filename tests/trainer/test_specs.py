@@ -44,20 +44,22 @@ ALIASES["triplet_exporter"] = "adapter"
 @settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(st.sampled_from(PARTS + OTHERS), specs, min_size=1, max_size=2))
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_trainer_is_made_or_refused_by_an_error_that_names_the_setting(given: dict[str, Any]) -> None:
-    refusal = refusal_of(given)
+def test_a_trainer_is_made_or_refused_by_an_error_that_names_the_setting(arguments: dict[str, Any]) -> None:
+    refusal = refusal_of(arguments)
     if refusal is None:
         return
-    hints = [*given, *(ALIASES[name] for name in given if name in ALIASES)]
-    hints += [str(key) for spec in given.values() if isinstance(spec, dict) for key in spec]
-    hints += [repr(spec) for spec in given.values() if isinstance(spec, str)]
-    assert any(hint in str(refusal) for hint in hints), f"{given} was refused with {refusal!r}, which names none of it"
+    hints = [*arguments, *(ALIASES[name] for name in arguments if name in ALIASES)]
+    hints += [str(key) for spec in arguments.values() if isinstance(spec, dict) for key in spec]
+    hints += [repr(spec) for spec in arguments.values() if isinstance(spec, str)]
+    assert any(hint in str(refusal) for hint in hints), (
+        f"{arguments} was refused with {refusal!r}, which names none of it"
+    )
 
 
-def refusal_of(given: dict[str, Any]) -> Exception | None:
+def refusal_of(arguments: dict[str, Any]) -> Exception | None:
     """Return the TypeError, ValueError or error of ours with which a Trainer refuses; None if it is made."""
     try:
-        agl.Trainer(**given)
+        agl.Trainer(**arguments)
     except (TypeError, ValueError, AgentLightningError) as error:
         return error
     return None

@@ -38,7 +38,7 @@ def run(lesson: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> tuple[typ
     monkeypatch.delenv("AGL_TOKEN", raising=False)
     module, shown = types.ModuleType("lesson"), io.StringIO()
     monkeypatch.setitem(sys.modules, "lesson", module)
-    told = iter(blocks_of(lesson, "text"))
+    outputs = iter(blocks_of(lesson, "text"))
     for number, block in enumerate(blocks_of(lesson, "python")):
         code = compile(block, f"{lesson}, program {number}", "exec")
         with contextlib.redirect_stdout(shown):
@@ -47,7 +47,7 @@ def run(lesson: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> tuple[typ
                 continue
             with pytest.raises(Exception) as caught:  # noqa: PT011 -- the page says which
                 exec(code, module.__dict__)
-            assert f"{caught.type.__name__}: {caught.value}" == next(told).strip()
+            assert f"{caught.type.__name__}: {caught.value}" == next(outputs).strip()
     return module, shown.getvalue()
 
 
@@ -57,10 +57,12 @@ def test_the_programs_of_a_lesson_print_what_it_says(
 ) -> None:
     pytest.importorskip("openai", reason="openai is not installed (the extra demo has it)")
     _, shown = run(lesson, monkeypatch, tmp_path)
-    said = [told for block in blocks_of(lesson, "python") for told in re.findall(r"^print\(.*\)  # (.+)$", block, re.M)]
+    notes = [
+        text for block in blocks_of(lesson, "python") for text in re.findall(r"^print\(.*\)  # (.+)$", block, re.M)
+    ]
     lines = shown.splitlines()
-    assert said
-    for expected in said:
+    assert notes
+    for expected in notes:
         pattern = re.escape(expected).replace(re.escape("..."), ".*")
         assert any(re.fullmatch(pattern, line.rstrip()) for line in lines), f"{expected!r} in {shown}"
 
@@ -88,7 +90,7 @@ def test_the_commands_of_the_lessons_show_the_rollouts(
 
 
 def test_the_node_with_a_collector_is_told_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As its program would be, when it makes its Trainer; with the page's other address nothing is said."""
+    """The program makes its Trainer in the same way; with the page's other address nothing is reported."""
     if importlib.util.find_spec("grpc") is not None:
         pytest.skip("gRPC is installed")
     shown, repaired = blocks_of("4-scale-out", "bash")[-2:]
@@ -123,8 +125,8 @@ def test_the_roles_of_the_lesson_on_scaling_out(tmp_path: Path) -> None:
     assert len(machines) == 2
     try:
         for machine, expected in machines:
-            said, complained = machine.communicate(timeout=60)
-            assert (machine.returncode, said.strip()) == (0, expected), complained
+            output, complained = machine.communicate(timeout=60)
+            assert (machine.returncode, output.strip()) == (0, expected), complained
     finally:
         for machine, _ in machines:
             machine.kill()

@@ -112,7 +112,7 @@ def ahead(model: Path, folder: Path) -> None:
 
 
 def resumed(model: Path, folder: Path) -> None:
-    """Two steps, and in another process the other two."""
+    """Run two steps, and the other two in another process."""
     program = (
         "import sys, pathlib; from tests.training.golden_runs import grpo; "
         "grpo(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), max_steps=2)"
@@ -177,7 +177,7 @@ RUNS: dict[str, tuple[str, Callable[[Path, Path], None]]] = {
     "gepa": ("gepa", gepa),
     "trl": ("trl", trl),
 }  # fmt: skip
-"""For each run the package that it needs and what makes it."""
+"""For each run, the package that it needs and the function that makes it."""
 
 
 # --- what a run came to ----------------------------------------------------------------------------------------------
@@ -199,13 +199,13 @@ async def recorded(folder: Path) -> dict[str, Any]:
     for record in records:
         entry = {"step": record.step, "name": record.name, **record.data}
         text = json.dumps(plain(entry)).replace(str(folder), "FOLDER")
-        text = _ROLLOUT.sub(lambda found: places.get(found[0], "rollout"), text)
+        text = _ROLLOUT.sub(lambda match: places.get(match[0], "rollout"), text)
         by_kind.setdefault(record.kind, []).append(json.loads(text))
     return {kind: sorted(entries, key=lambda entry: json.dumps(entry)) for kind, entries in sorted(by_kind.items())}
 
 
 def plain(value: Any) -> Any:
-    """Return a value of a record without what another run of the same program has otherwise."""
+    """Return a value of a record without the parts that differ in another run of the same program."""
     if isinstance(value, dict):
         entries = cast("dict[str, Any]", value)
         return {key: plain(each) for key, each in sorted(entries.items()) if not _VOLATILE.search(key)}
@@ -213,13 +213,13 @@ def plain(value: Any) -> Any:
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """Return a SHA-256 of each file of weights that a run left."""
+    """Return a SHA-256 of each file of weights of a run."""
     files = sorted((folder / "run").rglob("*.safetensors")) if (folder / "run").exists() else []
     return {str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 
 def result_of(name: str) -> dict[str, Any]:
-    """Make a run in a folder of its own and return what it came to."""
+    """Make a run in a folder of its own and return its results."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         RUNS[name][1](save_untrained_model(folder / "model"), folder)
@@ -241,17 +241,17 @@ def main() -> int:
     parser.add_argument("what", choices=["make", "check"])
     parser.add_argument("folder", type=Path, help="where the files are")
     parser.add_argument("names", nargs="*", help=f"which runs; all by default: {', '.join(RUNS)}")
-    given = parser.parse_args()
-    if unknown := set(given.names) - set(RUNS):
+    options = parser.parse_args()
+    if unknown := set(options.names) - set(RUNS):
         parser.error(f"no such run: {', '.join(sorted(unknown))}; there are {', '.join(RUNS)}")
-    given.folder.mkdir(parents=True, exist_ok=True)
+    options.folder.mkdir(parents=True, exist_ok=True)
     equal = True
-    for name in given.names or RUNS:
+    for name in options.names or RUNS:
         if find_spec(RUNS[name][0]) is None:
             print(f"{name}: passed over, {RUNS[name][0]} is not installed", flush=True)
             continue
-        file = given.folder / f"{name}.json"
-        if given.what == "check" and not file.exists():
+        file = options.folder / f"{name}.json"
+        if options.what == "check" and not file.exists():
             equal = False
             print(f"{name}: there is no {file}; make it at the commit to compare with", flush=True)
             continue
@@ -265,14 +265,14 @@ def main() -> int:
             print(f"{name}: FAILED\n{output.stderr[-2000:]}", flush=True)
             continue
         result = json.loads(output.stdout.splitlines()[-1])
-        if given.what == "make":
+        if options.what == "make":
             file.write_text(json.dumps(result, indent=1, sort_keys=True))
             print(f"{name}: made", flush=True)
             continue
-        found = differences(json.loads(file.read_text()), result)
-        equal &= not found
+        diffs = differences(json.loads(file.read_text()), result)
+        equal &= not diffs
         print(
-            f"{name}: " + ("equal" if not found else f"{len(found)} differences"), *found[:20], sep="\n  ", flush=True
+            f"{name}: " + ("equal" if not diffs else f"{len(diffs)} differences"), *diffs[:20], sep="\n  ", flush=True
         )
     return 0 if equal else 1
 

@@ -1,4 +1,4 @@
-"""Each rule is bad on its condition and fine on a healthy run, and one condition gives one alarm and one end of it."""
+"""Each rule is bad on its condition and fine on a healthy run; one condition gives one alarm and one end of it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PAGE = (Path(__file__).parents[2] / "docs/how-to/watch-a-run.md").read_text()
 
 
 def step(number: int = 1, *, update: dict[str, float] | None = None, **changes: Any) -> StepFigures:
-    """A healthy step but for the changes."""
+    """Return a healthy step but for the changes."""
     figures: dict[str, Any] = {
         "step": number, "steps": 50, "mean_reward": 0.5, "rollouts_done": 16, "rollouts_failed": 0,
         "calls_captured": 32, "calls_trained": 32, "calls_excluded": {}, "tokens_per_second": 100.0, "seconds": {},
@@ -163,8 +163,8 @@ _shares = st.fixed_dictionaries(
 _counts = st.fixed_dictionaries({name: st.integers(0, 20) for name in ("rollouts_done", "rollouts_failed")})
 _steps = st.lists(
     st.builds(
-        lambda update, taken, shares, held_out, counts, calls, equal: step(
-            update={**update, "steps": taken}, **shares, held_out=held_out, **counts, calls_captured=calls,
+        lambda update, steps, shares, held_out, counts, calls, equal: step(
+            update={**update, "steps": steps}, **shares, held_out=held_out, **counts, calls_captured=calls,
             calls_trained=calls, groups={"compared": equal, "equal_rewards": equal} if equal else {},
         ),
         _update, st.integers(0, 2), _shares, _share, _counts, st.integers(0, 5), st.integers(0, 4),

@@ -1,4 +1,4 @@
-"""A checkpoint is there whole or not at all, whatever interrupts its writing, and a broken one is known as broken."""
+"""A checkpoint exists whole or not at all, whatever interrupts its writing, and a broken one is detected."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_what_was_written_is_read_with_its_facts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "message"),
     [
         (lambda path: os.truncate(path / "weights", 1), "weights has 1 bytes instead of 3"),
         (lambda path: (path / "weights").write_text("abd"), "weights is not what was written"),
@@ -73,13 +73,13 @@ def test_what_was_written_is_read_with_its_facts(tmp_path: Path) -> None:
     ],
 )
 def test_a_broken_one_is_named_and_the_one_before_it_is_used(
-    tmp_path: Path, damage: Callable[[Path], object], told: str
+    tmp_path: Path, damage: Callable[[Path], object], message: str
 ) -> None:
     folder = CheckpointFolder(tmp_path)
     good = folder.write(1, fill("abc"), {})
     broken = folder.write(2, fill("abc"), {})
     damage(broken.path)
-    with pytest.raises(BrokenCheckpointError, match=told):
+    with pytest.raises(BrokenCheckpointError, match=message):
         read_checkpoint(broken.path)
     assert folder.last_good() == good
     assert folder.last_good(before=1) is None

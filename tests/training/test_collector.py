@@ -1,4 +1,4 @@
-"""How old a group is, and what is left of one that is too old."""
+"""The age of a group, and the record of one that is too old."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def call(name: str, version: int | None, attempt: str = "at", produced: int = 2)
 def record(
     calls: list[ModelCall], verdict: ExclusionReason | None = None, **exclusions: ExclusionReason
 ) -> RolloutRecord:
-    left = {CallRef("ro", one.ref.attempt_id, one.call_id): exclusions.get(one.call_id) for one in calls}
-    counted = [one for one in calls if one.ref.attempt_id == "at" and left[one.ref] is None]
-    kept = [] if verdict is not None else counted
-    excluded = {ref: reason or verdict for ref, reason in left.items() if (reason or verdict) is not None}
+    exclusion_of = {CallRef("ro", one.ref.attempt_id, one.call_id): exclusions.get(one.call_id) for one in calls}
+    counted = [one for one in calls if one.ref.attempt_id == "at" and exclusion_of[one.ref] is None]
+    trainable = [] if verdict is not None else counted
+    excluded = {ref: reason or verdict for ref, reason in exclusion_of.items() if (reason or verdict) is not None}
     return RolloutRecord(
-        "ro", "at", "scored", verdict, 1.0, reading=samples_from_calls(kept), calls=calls, exclusions=excluded
+        "ro", "at", "scored", verdict, 1.0, reading=samples_from_calls(trainable), calls=calls, exclusions=excluded
     )
 
 
@@ -41,10 +41,10 @@ def test_a_reply_of_unknown_weights_is_older_than_any() -> None:
 
 def test_what_could_be_trained_of_a_group_that_is_too_old_is_excluded_with_that_reason() -> None:
     whole = record([call("a", 0), call("b", 0)], b="helper")
-    found = dropped_record(whole, unjudged=False)
-    assert (found.verdict, found.samples) == ("too_stale", [])
+    dropped = dropped_record(whole, unjudged=False)
+    assert (dropped.verdict, dropped.samples) == ("too_stale", [])
     ledger = Ledger(step=3)
-    ledger.add(found)
+    ledger.add(dropped)
     assert ledger.close().excluded == {"helper": 1, "too_stale": 1}
 
 

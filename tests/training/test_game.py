@@ -1,4 +1,4 @@
-"""GRPO learns a game of several turns, in which each reply must heed what was said, to near the best that can be."""
+"""GRPO learns a game of several turns, in which each reply must use the earlier ones, to near the optimum."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from bench.learning.game_run import train_player
 
 def test_the_best_policy_halves_what_is_possible() -> None:
     def halves(history: tuple[tuple[int, str], ...]) -> list[float]:
-        low = max([1, *(said + 1 for said, where in history if where == "higher")])
-        high = min([NUMBERS[-1], *(said - 1 for said, where in history if where == "lower")])
+        low = max([1, *(guess + 1 for guess, where in history if where == "higher")])
+        high = min([NUMBERS[-1], *(guess - 1 for guess, where in history if where == "lower")])
         return [float(number == (low + high) // 2) for number in NUMBERS]
 
     assert best_value() == pytest.approx((1.0 + 2 * 0.9 + 2 * 0.8) / 5)  # by hand: 3, then 1 or 4, then 2 or 5
@@ -25,9 +25,9 @@ def test_whoever_does_not_heed_what_was_said_stays_below_the_target() -> None:
 
 
 def test_every_history_that_can_be_played_is_known_once() -> None:
-    known = histories()
-    assert len(known) == len(set(known)) == 53
-    assert ((3, "lower"), (5, "higher")) not in known
+    all_histories = histories()
+    assert len(all_histories) == len(set(all_histories)) == 53
+    assert ((3, "lower"), (5, "higher")) not in all_histories
 
 
 @pytest.mark.heavy

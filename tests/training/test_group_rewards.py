@@ -83,8 +83,8 @@ async def test_a_group_whose_judge_fails_is_not_trained_and_an_alarm_tells(
     rollouts = await rollouts_of(store)
     assert len(rollouts) == 8
     attempts = [attempt for each in rollouts for attempt in await store.query_attempts(each.rollout_id)]
-    told = Counter((attempt.outcome, attempt.outcome_reason, attempt.reward is None) for attempt in attempts)
-    assert told == {("scored", "group_reward", False): 4, ("unscored", "not_judged", True): 4}
+    counts = Counter((attempt.outcome, attempt.outcome_reason, attempt.reward is None) for attempt in attempts)
+    assert counts == {("scored", "group_reward", False): 4, ("unscored", "not_judged", True): 4}
     alarms = [record for record in await store.query_run_records("run-j") if record.kind == "alarm"]
     assert [alarm.name for alarm in alarms] == ["not_judged"]
     assert "4 rollouts of a task have no reward" in alarms[0].data["text"]
@@ -146,18 +146,18 @@ def ended(task: str, words: str | None = "hello", **fields: Any) -> Evidence:
     id = f"ro-{task}-{words}"
     rollout = agl.Rollout(rollout_id=id, input=task, start_time=0.0, status="succeeded", mode="train")
     attempt: dict[str, Any] = {"outcome": "unscored", "status": "succeeded", **fields}
-    said = {"gen_ai.prompt.0.role": "user", "gen_ai.prompt.0.content": task}
-    said |= {"gen_ai.completion.0.role": "assistant", "gen_ai.completion.0.content": words or ""}
+    attributes = {"gen_ai.prompt.0.role": "user", "gen_ai.prompt.0.content": task}
+    attributes |= {"gen_ai.completion.0.role": "assistant", "gen_ai.completion.0.content": words or ""}
     span = agl.Span.from_attributes(
-        attributes=said, rollout_id=id, attempt_id="at-1", sequence_id=1, name="openai.chat.completion"
+        attributes=attributes, rollout_id=id, attempt_id="at-1", sequence_id=1, name="openai.chat.completion"
     )
-    found = agl.Attempt(rollout_id=id, attempt_id="at-1", sequence_id=1, start_time=0.0, **attempt)
-    return Evidence(rollout, [found], [] if words is None else [span])
+    only_attempt = agl.Attempt(rollout_id=id, attempt_id="at-1", sequence_id=1, start_time=0.0, **attempt)
+    return Evidence(rollout, [only_attempt], [] if words is None else [span])
 
 
-async def rewarded(given: Any, found: list[Evidence], groups: list[int]) -> tuple[list[float | None], list[str]]:
+async def rewarded(judge: Any, evidence: list[Evidence], groups: list[int]) -> tuple[list[float | None], list[str]]:
     notes: list[str] = []
-    judged, _ = await with_group_rewards(given, found, groups, notes.append)
+    judged, _ = await with_group_rewards(judge, evidence, groups, notes.append)
     return [one.reward for one in judged], notes
 
 
@@ -179,8 +179,8 @@ async def test_a_function_may_give_the_rewards_and_a_plain_one_does_not_hold_up_
 
 async def test_groups_that_are_not_judged_are_reported_once_and_their_own_rewards_do_not_count() -> None:
     with ModelServer(lambda request: "Hm.") as server:
-        found = [ended(task, words) for task in "abc" for words in ("hello", "bye")]
-        rewards, [note] = await rewarded(agl.RankingReward(model_of(server)), found, [0, 0, 1, 1, 2, 2])
+        evidence = [ended(task, words) for task in "abc" for words in ("hello", "bye")]
+        rewards, [note] = await rewarded(agl.RankingReward(model_of(server)), evidence, [0, 0, 1, 1, 2, 2])
     assert rewards == [None] * 6
     assert note.startswith("6 rollouts of 3 tasks have no reward, since they were not judged: The judge gave no")
     ranking = agl.RankingReward(lambda messages: "")
@@ -194,15 +194,15 @@ def by_letters(task: object, answers: Sequence[Any]) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("given", "name"),
+    ("judge", "name"),
     [
         (by_letters, "tests.training.test_group_rewards.by_letters"),
         (functools.partial(by_letters, key="a secret"), "functools.partial"),
         (agl.RankingReward(model="judge"), "RankingReward(model='judge', orders=2)"),
     ],
 )
-def test_the_run_records_who_gave_the_rewards(untrained_model: Path, given: Any, name: str) -> None:
-    assert agl.GRPO(untrained_model, group_reward=given).recorded_settings()["group_reward"] == name
+def test_the_run_records_who_gave_the_rewards(untrained_model: Path, judge: Any, name: str) -> None:
+    assert agl.GRPO(untrained_model, group_reward=judge).recorded_settings()["group_reward"] == name
 
 
 @pytest.mark.heavy

@@ -1,4 +1,4 @@
-"""Alarms of whole runs: real conditions are told of once, recorded with what to try, and told to be over."""
+"""Alarms of whole runs: real conditions are reported once, recorded with advice, and reported as ended."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def two_dimensions(task: str, llm: agl.LLM) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(
-    ("weights", "given", "trains"),
+    ("weights", "options", "trains"),
     [
         (None, {}, False),
         ({"said": 1.0}, {}, False),
@@ -31,10 +31,10 @@ def two_dimensions(task: str, llm: agl.LLM) -> dict[str, float]:
     ],
 )
 def test_dimensions_of_a_reward_count_by_their_weights(
-    weights: dict[str, float] | None, given: dict[str, Any], trains: bool, untrained_model: Path, tmp_path: Path
+    weights: dict[str, float] | None, options: dict[str, Any], trains: bool, untrained_model: Path, tmp_path: Path
 ) -> None:
     runner = {"type": "agentlightning.LitAgentRunner", "reward_dimensions": ["said", "digits"], "concurrency": 4}
-    settings = {"reward_weights": weights, "trainer_runner": runner, "model": untrained_model, **BASE, **given}
+    settings = {"reward_weights": weights, "trainer_runner": runner, "model": untrained_model, **BASE, **options}
     [line] = metrics_of(fit(two_dimensions, ["a", "b"], output_dir=tmp_path / "run", **settings))
     assert (line["calls_trained"] > 0) == trains
     assert line["mean_reward"] == 1.0
@@ -88,7 +88,7 @@ def test_a_rollout_with_a_cut_reply_is_left_out_of_the_loss_and_stays_in_its_gro
 
 
 @pytest.mark.parametrize(
-    "given",
+    "options",
     [
         {"loss_type": "gspo", "advantage": "rloo"},
         {"loss_type": "cispo", "epsilon_high": 5.0, "advantage": "reinforce_plus_plus", "num_generations": 1},
@@ -96,12 +96,12 @@ def test_a_rollout_with_a_cut_reply_is_left_out_of_the_loss_and_stays_in_its_gro
         {"loss_type": "grpo", "beta": 0.1, "use_kl_in_reward": True, "scale_rewards": "batch"},
         {"importance_sampling_correction": True, "entropy_coef": 0.01, "soft_punish_cache": 2},
     ],
-    ids=lambda given: " ".join(map(str, given.values())),
+    ids=lambda case: " ".join(map(str, case.values())),
 )
-def test_members_of_the_family_train(given: dict[str, Any], untrained_model: Path, tmp_path: Path) -> None:
-    settings = {**BASE, "max_steps": 2, "batch_size": 4, "num_iterations": 2, **given}
+def test_members_of_the_family_train(options: dict[str, Any], untrained_model: Path, tmp_path: Path) -> None:
+    settings = {**BASE, "max_steps": 2, "batch_size": 4, "num_iterations": 2, **options}
     result = fit(wants_digits, list("abcd"), model=untrained_model, output_dir=tmp_path / "run", **settings)
     assert result.steps == 2
     lines = metrics_of(result)
     assert [line["update"]["skipped_steps"] for line in lines] == [0, 0]
-    assert ("beta" in given and "use_kl_in_reward" not in given) == (lines[1]["update"]["kl"] > 0)
+    assert ("beta" in options and "use_kl_in_reward" not in options) == (lines[1]["update"]["kl"] > 0)

@@ -1,4 +1,4 @@
-"""Rewards that a loss cannot be made of: the step is skipped, or they are left out."""
+"""Rewards that a loss cannot be computed from: the step is skipped, or they are excluded."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def test_rewards_that_are_too_large_are_left_out_and_the_rest_is_trained(
 
 
 async def test_a_stored_reward_that_is_too_large_is_left_out_with_a_reason() -> None:
-    """As a store has it of an older version, or of a program in another language."""
+    """A store has such a reward from an older version, or from a program in another language."""
     store = agl.InMemoryLightningStore()
     rollout = await store.start_rollout("task", mode="train")
     ids = rollout.rollout_id, rollout.attempt.attempt_id
@@ -90,6 +90,6 @@ async def test_a_stored_reward_that_is_too_large_is_left_out_with_a_reason() -> 
     await store.update_attempt(*ids, status="succeeded", outcome="scored")
     rollout = await store.get_rollout_by_id(rollout.rollout_id)
     assert rollout is not None
-    found = await evidence(store, rollout)
-    assert (found.reward, found.attempts[0].reward) == (None, None)
-    assert read_rollout(rollout, found.attempts, found.spans).verdict == "no_reward"
+    rollout_evidence = await evidence(store, rollout)
+    assert (rollout_evidence.reward, rollout_evidence.attempts[0].reward) == (None, None)
+    assert read_rollout(rollout, rollout_evidence.attempts, rollout_evidence.spans).verdict == "no_reward"

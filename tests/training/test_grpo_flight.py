@@ -126,7 +126,7 @@ def test_zero_is_the_synchronous_run_bit_for_bit(untrained_model: Path, tmp_path
 
 
 class _HeldModel(http.server.BaseHTTPRequestHandler):
-    """A model server beside the policy's engine, whose answer waits until the loop has given up to drain once."""
+    """A model server beside the policy's engine, which answers only after the loop's first drain has timed out."""
 
     asked = threading.Event()
     may_answer = threading.Event()

@@ -190,14 +190,14 @@ def test_a_step_without_the_memory_is_taken_in_smaller_parts_with_the_same_resul
     grouped_model: Path, limit: Any
 ) -> None:
     rows, advantages = make_rows(24, 4096, shortest=500, longest=520), make_advantages(24)
-    found = []
+    results = []
     for room in (1500, 60_000):
         policy = Policy.load(grouped_model, device="cuda", max_tokens_per_forward=100_000)
         policy.state()
         limit(room * 2**20)
-        found.append(policy.update(rows, advantages))
+        results.append(policy.update(rows, advantages))
         limit(60_000 * 2**20)
-    scarce, ample = found
+    scarce, ample = results
     assert "out of memory with 24 rows" in scarce.notes[0]
     assert ample.notes == []
     for name in ("loss", "grad_norm"):

@@ -56,8 +56,8 @@ def test_a_rollout_that_showed_an_image_is_excluded_and_its_error_names_images(
     for rollout in books.rollouts:
         if rollout.input == "image":
             spans = stored(tmp_path, lambda store, one=rollout: store.query_spans(one.rollout_id))
-            told = [str(value) for span in spans for value in (span.status.description, *span.attributes.values())]
-            assert any("images are refused: the rows" in text for text in told)
+            texts = [str(value) for span in spans for value in (span.status.description, *span.attributes.values())]
+            assert any("images are refused: the rows" in text for text in texts)
 
 
 def test_a_policy_fault_counts_with_its_reward_in_an_evaluation(untrained_model: Path, tmp_path: Path) -> None:
@@ -70,8 +70,8 @@ def test_a_policy_fault_counts_with_its_reward_in_an_evaluation(untrained_model:
 
     settings: dict[str, Any] = {"max_steps": 1, "eval_steps": 0, "solved_above": 0.5}
     result = fit(GRPO, agent, untrained_model, tmp_path, tasks=["a"], held_out=["fault", "crash"], **settings)
-    found = [(evaluation.rewards, evaluation.accuracy, evaluation.mean_reward) for evaluation in result.evaluations]
-    assert found == [([0.75, None], 0.5, 0.75)] * 4
+    figures = [(evaluation.rewards, evaluation.accuracy, evaluation.mean_reward) for evaluation in result.evaluations]
+    assert figures == [([0.75, None], 0.5, 0.75)] * 4
 
 
 def test_an_attempt_that_runs_past_its_limit_is_excluded(
@@ -109,8 +109,8 @@ def test_a_call_that_ends_after_its_step_is_excluded_in_a_later_one(
         first_step_read.wait(30)
         return decode(decoder)
 
-    def expect_and_tell(late: LateCalls, found: Sequence[Evidence], *, in_hand: int) -> None:
-        expect(late, found, in_hand=in_hand)
+    def expect_and_tell(late: LateCalls, ledger: Sequence[Evidence], *, in_hand: int) -> None:
+        expect(late, ledger, in_hand=in_hand)
         first_step_read.set()
 
     monkeypatch.setattr(Decoder, "step", decode_when_read)

@@ -20,15 +20,15 @@ def test_held_out_items_share_no_word_no_question_and_no_example_with_training()
     assert len(Counter(item["word"] for item in held_out)) == len(held_out)
     assert not {item["word"] for item in train} & {item["word"] for item in held_out}
     assert HELD_OUT_TEMPLATE not in TRAIN_TEMPLATES
-    asked = [{m["content"] for m in item["messages"] if m["role"] == "user"} for item in (*train, *held_out)]
-    assert not set.union(*asked[: len(train)]) & set.union(*asked[len(train) :])
+    questions = [{m["content"] for m in item["messages"] if m["role"] == "user"} for item in (*train, *held_out)]
+    assert not set.union(*questions[: len(train)]) & set.union(*questions[len(train) :])
 
 
 def test_no_prompt_shows_the_word_that_it_asks_for_and_each_kind_is_asked_for_as_often() -> None:
     train, held_out = make_items()
     for item in (*train, *held_out):
-        *shown, asked = [m["content"] for m in item["messages"] if m["role"] == "user"]
-        assert asked not in shown
+        *shown, question = [m["content"] for m in item["messages"] if m["role"] == "user"]
+        assert question not in shown
     for items in (train, held_out):
         assert Counter(item["answer"] for item in items) == dict.fromkeys(KINDS, len(items) // len(KINDS))
 

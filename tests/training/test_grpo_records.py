@@ -1,4 +1,4 @@
-"""The numbers that a run records of its loss, what the check of a ledger finds, and what is kept out of the records."""
+"""The numbers that a run records of its loss, the findings of a ledger check, and texts that are not recorded."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def test_a_call_that_is_missing_or_counted_twice_is_found(untrained_model: Path,
     calls = entry.data["calls"]
     again = RunRecord(kind="ledger", step=3, name=entry.name, data={"calls": calls})
     stored(tmp_path, lambda store: store.add_run_records(RUN, [again]))
-    found = stored(tmp_path, lambda store: check_ledger(store, RUN))
-    assert (found.adds_up, found.wrong_count) == (False, len(calls))
-    assert "has 2 endings, in steps 2, 3" in found.wrong[0]
+    check = stored(tmp_path, lambda store: check_ledger(store, RUN))
+    assert (check.adds_up, check.wrong_count) == (False, len(calls))
+    assert "has 2 endings, in steps 2, 3" in check.wrong[0]
     stored(tmp_path, lambda store: store.rewind_run(RUN, 1))
-    found = stored(tmp_path, lambda store: check_ledger(store, RUN))
-    assert found.wrong_count == 2 * 4
-    assert "has no recorded ending" in found.wrong[0]
+    check = stored(tmp_path, lambda store: check_ledger(store, RUN))
+    assert check.wrong_count == 2 * 4
+    assert "has no recorded ending" in check.wrong[0]
 
 
 @pytest.mark.parametrize(("record_tokens", "share"), [("none", 0), ("sample", 1)])

@@ -1,4 +1,4 @@
-"""Whole runs of GRPO: a gateway that serves again, turns in one row, parallel calls, tasks and rewards as they are."""
+"""Whole runs of GRPO: a gateway that serves again, turns in one row, parallel calls, tasks and rewards unchanged."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_same_seed_and_one_runner_give_the_same_rewards(untrained_model: Pat
 
 
 async def _run(model: Path, folder: Path, **settings: Any) -> tuple[agl.InMemoryLightningStore, GRPOResult]:
-    """Run `two_turns` in a thread, so that the store can be asked from here afterwards."""
+    """Run `two_turns` in a thread, so that the store can be queried from here afterwards."""
     store = agl.InMemoryLightningStore()
     result = await asyncio.to_thread(fit, two_turns, TASKS, store=store, model=model, output_dir=folder, **settings)
     return store, result
@@ -77,7 +77,7 @@ def test_two_hundred_parallel_calls_of_one_attempt_are_answered_and_trained(
 def test_rewards_that_differ_in_their_seventh_digit_give_their_advantages(
     untrained_model: Path, tmp_path: Path
 ) -> None:
-    """In bfloat16 they would all be 100, and no step would learn."""
+    """In bfloat16 all rewards would be 100, and no step would learn."""
 
     @agl.rollout
     def agent(task: str, llm: agl.LLM, rollout: agl.Rollout) -> float:
@@ -90,8 +90,8 @@ def test_rewards_that_differ_in_their_seventh_digit_give_their_advantages(
     assert sorted(entry["reward"] for entry in entries) == rewards
     middle, spread = statistics.mean(rewards), statistics.stdev(rewards)
     for entry in entries:
-        wanted = (entry["reward"] - middle) / (spread + 1e-6)
-        assert [call["advantage"] for call in entry["calls"]] == [pytest.approx(wanted, abs=1e-6)]
+        expected = (entry["reward"] - middle) / (spread + 1e-6)
+        assert [call["advantage"] for call in entry["calls"]] == [pytest.approx(expected, abs=1e-6)]
     assert result.metrics[0].calls_trained == 4
 
 
@@ -119,18 +119,18 @@ def test_tasks_of_different_forms_train_and_are_evaluated_together(untrained_mod
         ["a", {"list": True}],
         7,
     ]
-    seen = list[Any]()
+    inputs = list[Any]()
 
     @agl.rollout
     def agent(task: Any, llm: agl.LLM, rollout: agl.Rollout) -> float:
-        seen.append(task)
+        inputs.append(task)
         ask(llm, [say(str(task))])
         return float((rollout.metadata or {}).get("sample") or 0)
 
     settings: dict[str, Any] = {"max_steps": 3, "batch_size": 2, "eval_steps": 0}
     result = cases.fit(cases.GRPO, agent, untrained_model, tmp_path, tasks=tasks, held_out=tasks, **settings)
     books = cases.read(tmp_path)
-    assert all(task in tasks for task in seen)
+    assert all(task in tasks for task in inputs)
     assert [rollout.input in tasks for rollout in books.rollouts] == [True] * 24
     assert {str(rollout.input) for rollout in books.rollouts} == set(map(str, tasks))
     for evaluation in result.evaluations:

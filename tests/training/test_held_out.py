@@ -18,7 +18,7 @@ TASKS = [f"held out {number}" for number in range(8)]
 
 
 def earning(reward: Callable[[int, int], float]) -> Any:
-    """An agent that earns on held-out tasks what `reward` says for the steps before and the number of the task."""
+    """An agent whose reward on held-out tasks is `reward` of the number of the step and of the task."""
 
     @agl.rollout
     def agent(task: str, llm: agl.LLM, rollout: AttemptedRollout) -> float:
@@ -30,8 +30,8 @@ def earning(reward: Callable[[int, int], float]) -> Any:
 
 
 def run(reward: Callable[[int, int], float], model: Path, folder: Path, **settings: Any) -> GRPOResult:
-    given: dict[str, Any] = {"max_steps": 2, "eval_steps": 1, "val_dataset": TASKS, "trainer_run_id": "r", **settings}
-    return fit(earning(reward), ["one", "two"], model=model, output_dir=folder, **given)
+    base: dict[str, Any] = {"max_steps": 2, "eval_steps": 1, "val_dataset": TASKS, "trainer_run_id": "r", **settings}
+    return fit(earning(reward), ["one", "two"], model=model, output_dir=folder, **base)
 
 
 async def test_the_best_step_and_the_alarm_follow_the_mean_of_graded_rewards(
@@ -46,10 +46,10 @@ async def test_the_best_step_and_the_alarm_follow_the_mean_of_graded_rewards(
     assert [line["held_out_solved"] for line in lines] == [None, None]
     change = lines[1]["held_out_change"]
     assert change == {"best": 5.0, "updates": 0, "change": -4.0, "range": 4.0, "p_value": 2 / 2**8, "pairs": 8}
-    found = await store.get_run_by_id("r")
-    assert found is not None
-    assert found.best is not None
-    assert (found.best.name, found.best.value, found.best.step) == ("held_out_sampled", 5.0, 0)
+    stored_run = await store.get_run_by_id("r")
+    assert stored_run is not None
+    assert stored_run.best is not None
+    assert (stored_run.best.name, stored_run.best.value, stored_run.best.step) == ("held_out_sampled", 5.0, 0)
     records = await store.query_run_records("r", kind_in=["evaluation"])
     sampled = [record.data for record in records if record.name == "held_out_sampled"]
     assert [data["value"] for data in sampled] == [5.0, pytest.approx(3.4375), 1.0]

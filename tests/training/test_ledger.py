@@ -1,4 +1,4 @@
-"""What becomes of every model call: finished rollouts are read, and the books of a step add up or say what does not."""
+"""The ledger of model calls: finished rollouts are read, and the books of a step add up or name the difference."""
 
 from __future__ import annotations
 
@@ -267,7 +267,7 @@ def test_a_cancelled_rollout_that_nobody_claimed_or_whose_attempt_never_ended_is
 
 
 class Custom(TraceToTripletBase):
-    """An adapter of a user: the first triplets of the calls, whosever they are, changed by a function."""
+    """An adapter of a user: the first triplets of the calls of any owner, changed by a function."""
 
     def __init__(self, change: Callable[[Triplet], Triplet] = lambda triplet: triplet) -> None:
         self.change = change

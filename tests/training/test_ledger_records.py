@@ -38,7 +38,7 @@ def test_numbers_come_back_bit_for_bit_through_json_as_little_endian_bytes() -> 
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "message"),
     [
         ([1, 2], "got list"),
         ({"dtype": "f64", "data": ""}, "f32, i32, u8"),
@@ -47,6 +47,6 @@ def test_numbers_come_back_bit_for_bit_through_json_as_little_endian_bytes() -> 
         ({"dtype": "f32", "data": base64.b64encode(b"abcde").decode()}, "not base64 of f32"),
     ],
 )
-def test_what_is_no_packed_list_is_told(wrong: object, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_what_is_no_packed_list_is_told(wrong: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         unpack(wrong)

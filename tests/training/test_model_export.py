@@ -1,4 +1,4 @@
-"""What is exported is read by the programs that it is for, and says the same as the trained model."""
+"""An exported model is read by the programs that it is for, and replies the same as the trained model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A policy that is read back goes on bit for bit as the one that was written would have."""
+"""A policy that is read from files continues bit for bit like the one that was written."""
 
 from __future__ import annotations
 

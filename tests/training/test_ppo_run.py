@@ -1,4 +1,4 @@
-"""What PPO has of its own: values and returns per token, the value head in its files, the place of the divergence."""
+"""Features of PPO alone: values and returns per token, the value head in its files, the place of the divergence."""
 
 from __future__ import annotations
 
@@ -52,16 +52,16 @@ def test_every_trained_token_has_its_value_return_and_advantage_in_the_ledger(pl
         assert returns == pytest.approx(np.array(own[::-1]) + value, abs=1e-5)
         raw += own[::-1]
         advantages += list(numbers["advantage"])
-    wanted = whitened(torch.tensor(raw), torch.ones(len(raw), dtype=torch.bool))
-    assert advantages == pytest.approx(wanted.tolist(), abs=1e-4)
+    expected = whitened(torch.tensor(raw), torch.ones(len(raw), dtype=torch.bool))
+    assert advantages == pytest.approx(expected.tolist(), abs=1e-4)
     assert {"value_loss", "explained_variance"} <= result.metrics[1].update.keys()
 
 
 def test_the_value_head_is_in_the_checkpoint_and_not_in_an_export(played: tuple[Path, Any], tmp_path: Path) -> None:
     trained = trained_in(played[0] / "run")
-    kept = load_file(trained.path / "optimizer.safetensors")
-    assert kept["value_head.weight"].abs().max() > 0
-    assert kept["exp_avg/value_head.weight"].abs().max() > 0
+    tensors = load_file(trained.path / "optimizer.safetensors")
+    assert tensors["value_head.weight"].abs().max() > 0
+    assert tensors["exp_avg/value_head.weight"].abs().max() > 0
     export(trained, "merged", tmp_path / "out")
     with safe_open(tmp_path / "out" / "model.safetensors", "pt") as file:
         assert not [name for name in file.keys() if "value" in name.replace("v_proj", "")]  # noqa: SIM118
@@ -82,10 +82,10 @@ def test_a_setting_without_a_meaning_is_refused_with_what_to_give(untrained_mode
 
 @needs_bfloat16
 def test_adapters_in_bfloat16_learn_beside_the_value_head(untrained_model: Path, tmp_path: Path) -> None:
-    given = {"lora": {"r": 4, "target_modules": "all-linear"}, "bf16": True, "learning_rate": 1e-2}
-    result = run(untrained_model, tmp_path, **given)
-    kept = load_file(trained_in(tmp_path / "run").path / "optimizer.safetensors")
-    assert kept["value_head.weight"].abs().max() > 0
+    settings = {"lora": {"r": 4, "target_modules": "all-linear"}, "bf16": True, "learning_rate": 1e-2}
+    result = run(untrained_model, tmp_path, **settings)
+    tensors = load_file(trained_in(tmp_path / "run").path / "optimizer.safetensors")
+    assert tensors["value_head.weight"].abs().max() > 0
     assert result.steps == 4
     assert stored(tmp_path, lambda store: replay(store, RUN, 4)).differences == []
 

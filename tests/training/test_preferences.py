@@ -1,4 +1,4 @@
-"""Preference pairs out of real rollouts: which are made, which are left out and counted, and whether TRL reads them."""
+"""Preference pairs from real rollouts: the pairs, the excluded rollouts with their counts, and the file for TRL."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from agentlightning.errors import BadRequestError
 from agentlightning.training.preferences import Conversation, pair_of, preference_pairs, write_pairs
 
 
-def _conversation(name: str, reward: float, asked: str = "q") -> Conversation:
-    said = [{"role": "assistant", "content": name}]
-    return Conversation(name, reward, [{"role": "user", "content": asked}], said, None)
+def _conversation(name: str, reward: float, question: str = "q") -> Conversation:
+    reply = [{"role": "assistant", "content": name}]
+    return Conversation(name, reward, [{"role": "user", "content": question}], reply, None)
 
 
 def test_the_best_stands_against_the_worst() -> None:
@@ -34,7 +34,7 @@ def test_the_best_stands_against_the_worst() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rewards", "asked", "margin", "reason"),
+    ("rewards", "question", "margin", "reason"),
     [
         ([1.0], "q", 0.0, "too_few"),
         ([1.0, 1.0], "q", 0.0, "tie"),
@@ -42,9 +42,9 @@ def test_the_best_stands_against_the_worst() -> None:
         ([1.0, 0.0], "something else", 0.0, "prompts_differ"),
     ],
 )
-def test_what_cannot_be_compared_has_a_reason(rewards: list[float], asked: str, margin: float, reason: str) -> None:
+def test_what_cannot_be_compared_has_a_reason(rewards: list[float], question: str, margin: float, reason: str) -> None:
     first, *others = [_conversation(str(number), reward) for number, reward in enumerate(rewards)]
-    others = [_conversation(each.rollout_id, each.reward, asked) for each in others]
+    others = [_conversation(each.rollout_id, each.reward, question) for each in others]
     assert pair_of([first, *others], margin) == reason
 
 
@@ -68,17 +68,17 @@ async def test_rollouts_of_a_run_become_pairs_and_crashes_are_counted(untrained_
     await asyncio.to_thread(fit, agent, ["one", "tie"], model=untrained_model, **settings)
     with pytest.raises(BadRequestError, match="margin must be at least 0; got -1"):
         await preference_pairs(store, margin=-1)
-    found = await preference_pairs(store)
-    assert found.excluded == {"no_reward": 2, "tie": 1}
+    pairs = await preference_pairs(store)
+    assert pairs.excluded == {"no_reward": 2, "tie": 1}
     path = tmp_path / "pairs.jsonl"
-    write_pairs(found, path)
+    write_pairs(pairs, path)
     (pair,) = [json.loads(line) for line in path.read_text().splitlines()]
     assert (pair["chosen_reward"], pair["rejected_reward"]) == (2.0, 0.0)
     assert [message["role"] for message in pair["chosen"]] == ["assistant"]
     assert pair["tools"][0]["function"]["name"] == "weather"
     assert "sk-abcdef" not in path.read_text()
     with pytest.raises(BadRequestError, match="is there already"):
-        write_pairs(found, path)
+        write_pairs(pairs, path)
 
 
 def test_trl_takes_a_pair_for_a_conversation(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a run shows: plain lines into a pipe or file, a live table on a terminal, nothing when told so."""
+"""The display of a run: plain lines into a pipe or file, a live table on a terminal, nothing when switched off."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step's entries hold how each call ended and what the loss used; a row reads as text by its table."""
+"""A step's entries record the ending of each call and the inputs of the loss; a row reads as text by its table."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def test_each_rollout_has_an_entry_with_the_ending_of_each_call() -> None:
     first, second, late = entries_of(ledger, [trained, failed], [4, 5], {"ro-1": [row]})
     assert first.get("rows") == [row]
     assert (first.get("group"), first.get("advantage"), first.get("weight_versions")) == (4, 0.5, [3])
-    wanted = ("call_id", "ending", "reason", "row", "tokens", "constrained_by")
-    assert [tuple(end[name] for name in wanted) for end in first["calls"]] == [
+    fields = ("call_id", "ending", "reason", "row", "tokens", "constrained_by")
+    assert [tuple(end[name] for name in fields) for end in first["calls"]] == [
         ("c1", "trained", None, 0, 2, ["top_p"]), ("c2", "excluded", "helper", None, 0, []),
     ]  # fmt: skip
     assert (second.get("verdict"), second.get("calls"), second.get("advantage")) == ("infrastructure_fault", [], None)

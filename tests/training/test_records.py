@@ -1,4 +1,4 @@
-"""A RunLog stores what it is given, whoever calls it and whether or not anybody waits, and lets no secret out."""
+"""A RunLog stores its records, whoever calls it and whether or not anybody waits, and lets no secret out."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ async def test_each_kind_of_record_is_stored_under_its_step_and_name(log: RunLog
     await log.prompt(1, "system", {"text": "be kind"})
     await log.state(1, {"seen": [1, 2]})
     await log.ledger(1, [{"rollout_id": "ro-1", "calls": []}])
-    found = {(record.kind, record.step, record.name) for record in await log.records()}
-    assert found == {
+    keys = {(record.kind, record.step, record.name) for record in await log.records()}
+    assert keys == {
         ("step", 1, ""), ("evaluation", 1, "held_out"), ("alarm", 1, "drift"), ("checkpoint", 1, ""),
         ("prompt", 1, "system"), ("state", 1, ""), ("ledger", 1, "ro-1"),
     }  # fmt: skip
@@ -133,9 +133,9 @@ async def test_no_secret_is_in_a_record(log: RunLog, monkeypatch: pytest.MonkeyP
     rows = [{"row": 0, "tokens": {"dtype": "i32", "data": "/pass=="}}]  # which looks like a secret in a text
     await log.ledger(1, [{"rollout_id": "ro-1", "note": SECRET, "rows": rows}])
     records = await log.records()
-    told = json.dumps([record.model_dump() for record in records])
-    assert SECRET not in told
-    assert "other-secret-words" not in told
+    text = json.dumps([record.model_dump() for record in records])
+    assert SECRET not in text
+    assert "other-secret-words" not in text
     assert [record.data["rows"] for record in records if record.kind == "ledger"] == [rows], "to the letter"
 
 

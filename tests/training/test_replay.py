@@ -1,4 +1,4 @@
-"""A step that is taken again from its records gives what was recorded, and what was changed since is found."""
+"""A step that is computed again from its records has the recorded result, and a later change is found."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def ask(folder: Path, step: int) -> Any:
 
 @pytest.fixture(scope="module")
 def recorded(untrained_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run of five steps, whose checkpoints of steps 4 and 5 are left."""
+    """The folder of a run of five steps, with the checkpoints of steps 4 and 5."""
     folder = tmp_path_factory.mktemp("recorded")
     settings = {"num_iterations": 2, "minibatch_rollouts": 3, "lr_scheduler_type": "linear", "deterministic": False}
     fit(GRPO, two_turns, untrained_model, folder, max_steps=5, **settings)
@@ -49,16 +49,16 @@ def test_a_run_whose_folder_was_moved_is_found_where_it_is(
     (recorded / "run").rename(moved)
     try:
         assert main(["replay", "named", "--step", "5", "--folder", str(moved), *store]) == 0
-        said = capsys.readouterr().out
-        assert f"from {moved}/checkpoints/checkpoint-4: 1 updates" in said
-        assert "the same, bit for bit" in said
+        output = capsys.readouterr().out
+        assert f"from {moved}/checkpoints/checkpoint-4: 1 updates" in output
+        assert "the same, bit for bit" in output
         assert main(["replay", "named", "--step", "5", *store]) != 0
-        said = capsys.readouterr().err
-        assert f"is not at '{recorded / 'run'}'" in said
-        assert "--folder" in said
+        output = capsys.readouterr().err
+        assert f"is not at '{recorded / 'run'}'" in output
+        assert "--folder" in output
         assert main(["serve", "named", *store]) == 2
-        said = capsys.readouterr().err
-        assert f"'{recorded / 'run'}/checkpoints/checkpoint-5', where no folder is now" in said
+        output = capsys.readouterr().err
+        assert f"'{recorded / 'run'}/checkpoints/checkpoint-5', where no folder is now" in output
         assert trained_in(moved).path == moved / "checkpoints" / "checkpoint-5"
     finally:
         moved.rename(recorded / "run")
@@ -77,10 +77,10 @@ def test_a_changed_record_is_found(untrained_model: Path, tmp_path: Path, capsys
 
     stored(tmp_path, change)
     assert main(["replay", "named", "--step", "2", "--store", str(tmp_path / "store.db")]) == 1
-    said = capsys.readouterr().out
-    assert "differs: weights after step 2" in said
-    assert "differs: loss" in said
-    assert "log-probabilities" not in said
+    output = capsys.readouterr().out
+    assert "differs: weights after step 2" in output
+    assert "differs: loss" in output
+    assert "log-probabilities" not in output
 
 
 def test_records_without_tokens_and_a_folder_that_is_gone_are_told(untrained_model: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a run leaves behind, as a person reads it."""
+"""The result of a run, as a person reads it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run is opened once at a time, only as what it was begun as, and goes on where its store and its folder say."""
+"""A run is opened by one process at a time, with its settings only, and continues from its store and its folder."""
 
 from __future__ import annotations
 

@@ -55,16 +55,16 @@ def _reward_span(claimed: AttemptedRollout, reward: float) -> Span:
 
 async def test_rollouts_come_back_in_the_order_of_the_requests(store: InMemoryLightningStore) -> None:
     assert await collect(store, [], timeout_seconds=30) == []
-    told = list[int]()
-    collecting = asyncio.create_task(collect(store, _requests("a", "b", "c"), timeout_seconds=30, on_done=told.append))
+    order = list[int]()
+    collecting = asyncio.create_task(collect(store, _requests("a", "b", "c"), timeout_seconds=30, on_done=order.append))
     claims = [await _claim(store) for _ in range(3)]
     for claimed in reversed(claims):
         await _finish(store, claimed)
     rollouts = await collecting
     assert [rollout.input for rollout in rollouts] == ["a", "b", "c"]
     assert {rollout.status for rollout in rollouts} == {"succeeded"}
-    assert told[-1] == 3
-    assert told == sorted(told)
+    assert order[-1] == 3
+    assert order == sorted(order)
 
 
 async def test_what_is_not_done_in_time_is_cancelled(store: InMemoryLightningStore) -> None:
@@ -108,14 +108,14 @@ async def test_with_wait_the_time_begins_anew_with_each_end(store: InMemoryLight
 async def test_with_resubmit_what_is_late_is_run_once_more(store: InMemoryLightningStore) -> None:
     late = await collect(store, _requests("a", "b"), timeout_seconds=0.01, late="resubmit")
     assert [rollout.status for rollout in late] == ["cancelled"] * 4
-    told, enqueued = list[int](), list[str]()
+    indices, enqueued = list[int](), list[str]()
     collecting = asyncio.create_task(
         collect(
             store,
             _requests("a", "b"),
             timeout_seconds=0.5,
             late="resubmit",
-            on_done=told.append,
+            on_done=indices.append,
             on_enqueued=lambda rollouts: enqueued.extend(rollout.rollout_id for rollout in rollouts),
         )
     )
@@ -130,7 +130,7 @@ async def test_with_resubmit_what_is_late_is_run_once_more(store: InMemoryLightn
     ]
     assert [rollout.rollout_id for rollout in rollouts[1:]] == [second_try.rollout_id, first_try.rollout_id]
     assert sorted(enqueued) == sorted(rollout.rollout_id for rollout in rollouts)
-    assert told[-1] == 2
+    assert indices[-1] == 2
 
 
 async def _evidence_of(store: InMemoryLightningStore, claimed: Rollout) -> Evidence:
@@ -149,11 +149,14 @@ async def test_evidence_has_every_attempt_and_the_reward_of_the_latest(store: In
     await _finish(store, second, reward=1.0)
     await store.add_span(_reward_span(first, 0.5))
 
-    found = await _evidence_of(store, second)
-    assert [attempt.attempt_id for attempt in found.attempts] == [first.attempt.attempt_id, second.attempt.attempt_id]
-    assert len(found.spans) == 3
-    assert [span.attempt_id for span in found.counted] == [second.attempt.attempt_id]
-    assert found.reward == 1.0
+    evidence = await _evidence_of(store, second)
+    assert [attempt.attempt_id for attempt in evidence.attempts] == [
+        first.attempt.attempt_id,
+        second.attempt.attempt_id,
+    ]
+    assert len(evidence.spans) == 3
+    assert [span.attempt_id for span in evidence.counted] == [second.attempt.attempt_id]
+    assert evidence.reward == 1.0
 
 
 @pytest.mark.parametrize(
@@ -203,14 +206,14 @@ async def test_a_caller_that_is_cancelled_while_it_enqueues_leaves_nothing_open(
 async def test_waiting_counts_from_the_last_end_of_any_call(
     store: InMemoryLightningStore, late: LatePolicy, status: str
 ) -> None:
-    asked = list[float]()
+    times = list[float]()
     claimed = list[AttemptedRollout]()
 
     def last_end() -> float:
-        asked.append(time.monotonic())
-        if len(asked) == 4:  # the time limit has passed three times: rollouts of other calls ended meanwhile
+        times.append(time.monotonic())
+        if len(times) == 4:  # the time limit has passed three times: rollouts of other calls ended meanwhile
             finishing.append(asyncio.ensure_future(_finish(store, claimed[0])))
-        return asked[-1]
+        return times[-1]
 
     finishing = list[asyncio.Task[None]]()
     collecting = asyncio.create_task(

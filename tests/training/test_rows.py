@@ -1,4 +1,4 @@
-"""The rows of a step: what weight they have in its mean, and what the ledger is told of them."""
+"""The rows of a step: their weight in its mean, and their entries in the ledger."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _record(rollout: str, reward: float, *, finish: str = "stop", **dimensions: 
 
 
 @pytest.mark.parametrize(
-    "given",
+    "options",
     [
         {},
         {"scale_rewards": "batch"},
@@ -91,13 +91,13 @@ def _record(rollout: str, reward: float, *, finish: str = "stop", **dimensions: 
         {"reward_weights": {"x": 1.0}, "multi_objective_aggregation": "normalize_then_sum"},
     ],
 )
-def test_groups_that_were_replaced_change_no_advantage(given: dict[str, Any]) -> None:
-    settings = GRPOSettings(model="m", max_num_gen_batches=2, **given)
-    kept = [_record(f"k{i}", r, x=r) for i, r in enumerate((0.0, 1.0, 0.0, 3.0))]
+def test_groups_that_were_replaced_change_no_advantage(options: dict[str, Any]) -> None:
+    settings = GRPOSettings(model="m", max_num_gen_batches=2, **options)
+    records = [_record(f"k{i}", r, x=r) for i, r in enumerate((0.0, 1.0, 0.0, 3.0))]
     equal = [_record(f"e{i}", 5.0, x=5.0) for i in range(6)]
-    alone = choose_rows(kept, [1, 1, 2, 2], Ledger(step=1), settings)
+    alone = choose_rows(records, [1, 1, 2, 2], Ledger(step=1), settings)
     ledger = Ledger(step=1)
-    rows = choose_rows([*equal, *kept], [0] * 6 + [1, 1, 2, 2], ledger, settings, replaced={0})
+    rows = choose_rows([*equal, *records], [0] * 6 + [1, 1, 2, 2], ledger, settings, replaced={0})
     assert rows.advantages == alone.advantages
     assert (rows.mean_reward, rows.rewards) == (1.0, [5.0] * 6 + [0.0, 1.0, 0.0, 3.0])
     assert (rows.share("token"), rows.share("sequence"), rows.share("rollout")) == (1.0, 1.0, 1.0)

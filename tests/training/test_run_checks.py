@@ -1,4 +1,4 @@
-"""What keeps a run from learning: rollouts without a trainable or a scored call, refused calls, tokens that drift."""
+"""Causes of a run without learning: rollouts without a trainable or scored call, refused calls, tokens that drift."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def test_a_group_that_a_cache_answered_in_part_compares_the_others_and_says_once
         result = fit(cached, ["a"], model=untrained_model, output_dir=tmp_path, batch_size=1, scale_rewards="none")
     first, _ = result.metrics
     assert (first.calls_trained, first.rollouts_excluded, first.mean_reward) == (2, {"no_call": 2}, 0.5)
-    told = [line.getMessage() for line in caplog.records if "no model call that can be trained" in line.getMessage()]
-    assert len(told) == 1
-    assert told[0].startswith("step 1: 2 of 4 rollouts")
-    assert "enable_disk_cache=False" in told[0]
+    lines = [line.getMessage() for line in caplog.records if "no model call that can be trained" in line.getMessage()]
+    assert len(lines) == 1
+    assert lines[0].startswith("step 1: 2 of 4 rollouts")
+    assert "enable_disk_cache=False" in lines[0]
 
 
 class Listener(logging.Handler):
-    """Notes the reports on an agent that goes past the gateway."""
+    """Records the warnings about an agent that bypasses the gateway."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ def test_an_agent_whose_client_goes_to_the_model_server_itself_is_told_that_its_
 
 @agl.rollout
 def swallows(task: str, llm: agl.LLM) -> float:
-    """An agent whose framework takes a refusal in and goes on with an empty text."""
+    """An agent whose framework swallows a refusal and continues with an empty text."""
     reply = ask(llm, [say("a")])["content"]
     if task == "refused":
         assert refused(llm, [say(reply), say("b")], model="gpt-unknown") == 404
@@ -134,10 +134,10 @@ async def test_a_rollout_that_took_a_refusal_in_is_not_trained_and_says_so_every
     assert figures.rollouts_excluded == metrics_of(result)[0]["rollouts_excluded"] == {"refused_call": 4}
     assert figures.calls_excluded["refused_call"] == figures.calls_excluded["refused"] == 4
     assert figures.mean_reward >= 1.0
-    told = capsys.readouterr().out
-    assert "rollouts 8 done 0 failed (not trained: refused_call 4)" in told
-    assert told.count("4 of 8 rollouts had a model call that was refused for good") == 1
-    assert "gpt-unknown" in told
+    output = capsys.readouterr().out
+    assert "rollouts 8 done 0 failed (not trained: refused_call 4)" in output
+    assert output.count("4 of 8 rollouts had a model call that was refused for good") == 1
+    assert "gpt-unknown" in output
     for rollout in await rollouts_of(store):
         [attempt] = await store.query_attempts(rollout.rollout_id)
         reason = "refused_call" if rollout.input == "refused" else None
@@ -178,10 +178,10 @@ def test_a_smoke_test_without_any_reward_says_so_and_does_not_raise(caplog: pyte
 
     with caplog.at_level(logging.WARNING):
         agl.Trainer(algorithm="baseline", strategy="shm", initial_resources={}).fit(broken, train_dataset=["a"])
-    told = [line.getMessage() for line in caplog.records if line.getMessage().startswith("no rollout has a reward")]
-    assert len(told) == 1
-    assert "1 infrastructure_fault" in told[0]
-    assert "ValueError: the tool is missing" in told[0]
+    messages = [line.getMessage() for line in caplog.records if line.getMessage().startswith("no rollout has a reward")]
+    assert len(messages) == 1
+    assert "1 infrastructure_fault" in messages[0]
+    assert "ValueError: the tool is missing" in messages[0]
 
 
 # --- drift -----------------------------------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ def test_a_smoke_test_without_any_reward_says_so_and_does_not_raise(caplog: pyte
 
 @pytest.fixture(scope="module")
 def forgetful_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An untrained model whose chat template leaves out what the assistant said."""
+    """An untrained model whose chat template drops the assistant's messages."""
     folder = tmp_path_factory.mktemp("forgetful")
     tokenizer = make_tokenizer()
     turn = "<{{ m.role }}>{{ m.content if m.role == 'user' }}"

@@ -1,4 +1,4 @@
-"""What GRPO gives agents: its model, and a model for each role."""
+"""The models that GRPO gives agents: its own, and one for each role."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole runs of SFT: real store, gateway, runner, engine and model; what is chosen, learned, recorded and refused."""
+"""Whole runs of SFT: real store, gateway, runner, engine and model; choosing, learning, recording and refusing."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def run(model: Path, folder: Path, agent: Any = wants_digits, *, run_id: str = "
     """Run SFT with a store in the folder, and return the result."""
     tasks, held_out = settings.pop("tasks", None), settings.pop("val_dataset", None)
     store = settings.pop("store", None) or agl.SQLiteLightningStore(folder / "store.db")
-    given: Any = {"max_steps": 2, "batch_size": 4, "learning_rate": 1e-3, "max_completion_length": 4, **settings}
+    arguments: Any = {"max_steps": 2, "batch_size": 4, "learning_rate": 1e-3, "max_completion_length": 4, **settings}
     trainer = agl.Trainer(
-        algorithm=agl.SFT(**{"model": model, "progress": "none", "output_dir": folder / run_id, **given}),
+        algorithm=agl.SFT(**{"model": model, "progress": "none", "output_dir": folder / run_id, **arguments}),
         runner={"type": "agentlightning.LitAgentRunner", "concurrency": 4},
         strategy="shm",
         store=store,

@@ -14,6 +14,6 @@ pytest.importorskip("openai", reason="openai is not installed (the extra demo ha
 def test_a_planner_and_a_solver_learn_together(tmp_path: Path) -> None:
     from bench.learning.two_roles import train_two
 
-    found = train_two(tmp_path, seed=0)
-    assert found.before < 0.4
-    assert found.after >= 0.85
+    result = train_two(tmp_path, seed=0)
+    assert result.before < 0.4
+    assert result.after >= 0.85

@@ -1,4 +1,4 @@
-"""An update of the weights is repeated only where no weight can have changed."""
+"""An update of the weights is retried only where no weight can have changed."""
 
 from __future__ import annotations
 

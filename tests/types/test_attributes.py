@@ -37,7 +37,7 @@ ODD = [Colour.RED, Level.HIGH, Text("t"), b"x", (1, 2), ("a",), [Level.HIGH], [T
 
 
 def outcome(adapter: TypeAdapter[Any], text: str | None, value: Any) -> object:
-    """What becomes of a value: types and values, or where and why it is refused."""
+    """Return the types and values of a value, or the place and reason of its refusal."""
     try:
         made = adapter.validate_python(value) if text is None else adapter.validate_json(text)
     except ValidationError as error:

@@ -165,10 +165,10 @@ def attempt(**fields: Any) -> Attempt:
 
 @pytest.mark.parametrize("status", typing.get_args(RolloutStatus))
 def test_a_rollout_waits_runs_or_has_ended(status: Any) -> None:
-    found = rollout(status=status)
-    assert is_queuing(found) == (status in ("queuing", "requeuing"))
-    assert is_running(found) == (status in ("preparing", "running"))
-    assert is_finished(found) == (status in ("failed", "succeeded", "cancelled"))
+    waiting_or_not = rollout(status=status)
+    assert is_queuing(waiting_or_not) == (status in ("queuing", "requeuing"))
+    assert is_running(waiting_or_not) == (status in ("preparing", "running"))
+    assert is_finished(waiting_or_not) == (status in ("failed", "succeeded", "cancelled"))
 
 
 def test_what_is_known_of_the_attempt_is_read_from_its_rollout_too() -> None:
@@ -290,9 +290,9 @@ KEYS: dict[type[Enum], str] = {
 
 @pytest.mark.parametrize("group", KEYS, ids=lambda group: group.__name__)
 def test_the_keys_that_programs_write_are_there(group: type[Enum]) -> None:
-    known = {member.name: member.value for member in group}
+    values = {member.name: member.value for member in group}
     for word in KEYS[group].split():
-        assert known[word.replace(".", "_").upper()] == f"agentlightning.{word}"
+        assert values[word.replace(".", "_").upper()] == f"agentlightning.{word}"
     assert [(m.name, m.value) for m in semconv.RewardAttributes] == [("REWARD_NAME", "name"), ("REWARD_VALUE", "value")]
     assert [m.value for m in semconv.LinkAttributes] == ["key_match", "value_match"]
 
@@ -384,8 +384,8 @@ def test_prompts_are_filled_by_their_engine() -> None:
 def test_resources_are_told_apart_by_their_tag() -> None:
     read = TypeAdapter(NamedResources).validate_python
     fields = {"endpoint": "http://h", "model": "m"}
-    found = read({"a": {"resource_type": "llm", **fields}, "b": {"resource_type": "proxy_llm", **fields}})
-    assert [type(resource) for resource in found.values()] == [LLM, ProxyLLM]
+    resources = read({"a": {"resource_type": "llm", **fields}, "b": {"resource_type": "proxy_llm", **fields}})
+    assert [type(resource) for resource in resources.values()] == [LLM, ProxyLLM]
     for wrong in (fields, {"resource_type": "dataset", **fields}):
         with pytest.raises(ValidationError, match="resource_type"):
             read({"a": wrong})
@@ -404,7 +404,7 @@ def test_a_task_may_be_named_by_its_own_id_and_keeps_further_fields() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "kept"),
+    ("values", "expected"),
     [
         ({"a": "x", "b": True, "c": 1, "d": 0.5}, {"a": "x", "b": True, "c": 1, "d": 0.5}),
         ({"a": [1, 0.5]}, {"a": [1.0, 0.5]}),
@@ -412,10 +412,10 @@ def test_a_task_may_be_named_by_its_own_id_and_keeps_further_fields() -> None:
         ({"a": b"text"}, {"a": "text"}),
     ],
 )
-def test_attributes_are_scalars_and_lists_of_one_kind(given: dict[str, Any], kept: dict[str, Any]) -> None:
-    found = TypeAdapter(Attributes).validate_python(given)
-    assert found == kept
-    assert [type(value) for value in found.values()] == [type(value) for value in kept.values()]
+def test_attributes_are_scalars_and_lists_of_one_kind(values: dict[str, Any], expected: dict[str, Any]) -> None:
+    attributes = TypeAdapter(Attributes).validate_python(values)
+    assert attributes == expected
+    assert [type(value) for value in attributes.values()] == [type(value) for value in expected.values()]
 
 
 @pytest.mark.parametrize("wrong", [{"a": None}, {"a": {"b": 1}}, {"a": ["x", 1]}, {"a": [[1]]}, {1: "x"}])
@@ -427,7 +427,7 @@ def test_other_attributes_are_refused(wrong: Any) -> None:
 def foreign_span(**fields: Any) -> Any:
     """Something with the attributes of an OpenTelemetry span, and no more."""
     context = SimpleNamespace(trace_id=0xABC, span_id=0xDEF, is_remote=False, trace_state={"k": "v"})
-    known: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "name": "step",
         "get_span_context": lambda: context,
         "parent": None,
@@ -439,7 +439,7 @@ def foreign_span(**fields: Any) -> Any:
         "end_time": 0,
         "resource": SimpleNamespace(attributes={"service.name": "x"}, schema_url=None),
     }
-    return SimpleNamespace(**{**known, **fields})
+    return SimpleNamespace(**{**defaults, **fields})
 
 
 def test_a_span_is_made_of_anything_that_looks_like_one() -> None:

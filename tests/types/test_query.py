@@ -54,7 +54,7 @@ def test_a_sort_has_two_words_for_each_of_its_fields() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (lambda: field(name="status", operator="eq", value="done"), "'succeeded', 'cancelled'.*write 'succeeded'"),
         (lambda: field(name="status", operator="in", value=["failed", "Queued"]), "'Queued'.*write 'queuing'"),
@@ -74,6 +74,6 @@ def test_a_sort_has_two_words_for_each_of_its_fields() -> None:
         (lambda: options(fields=[field(name="status", value="failed")] * 2), "status_in is asked for twice"),
     ],
 )
-def test_what_no_query_knows_is_refused(make: Callable[[], object], said: str) -> None:
-    with pytest.raises(ValidationError, match=f"(?s){said}"):
+def test_what_no_query_knows_is_refused(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValidationError, match=f"(?s){message}"):
         make()

@@ -86,16 +86,16 @@ def test_a_dictionary_is_read_by_key() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"endpoint": "http://h/v1", "model": "m"}, r"write agl\.LLM\(\.\.\.\), or 'resource_type': 'llm' beside"),
         ({"template": "x", "engine": "jinja"}, r"fields of agl\.PromptTemplate and no resource_type"),
     ],
 )
-def test_a_dictionary_with_the_fields_of_ours_is_told_its_tag(fields: dict[str, str], said: str) -> None:
-    with pytest.raises(agl.BadRequestError, match=said):
+def test_a_dictionary_with_the_fields_of_ours_is_told_its_tag(fields: dict[str, str], message: str) -> None:
+    with pytest.raises(agl.BadRequestError, match=message):
         stored_form("main", fields)
-    with pytest.raises(agl.BadRequestError, match=said):
+    with pytest.raises(agl.BadRequestError, match=message):
         agl.Trainer(initial_resources={"main": fields})  # type: ignore[dict-item]  # pyright: ignore -- a mistake
     with pytest.raises(TypeError, match=r"a subclass of agl\.Resource or a dict; got str"):
         agl.Trainer(initial_resources={"main": "text"})  # type: ignore[dict-item]  # pyright: ignore -- a mistake
@@ -154,8 +154,8 @@ def test_a_dictionary_that_nobody_published_is_told_of(caplog: pytest.LogCapture
     def agent(task: str, limits: dict[str, int]) -> float:
         raise AssertionError("not reached")
 
-    found = agl.Trainer(strategy="shm").evaluate(agent, ["x"], resources=PUBLISHED)
-    assert found.rewards == [None]
+    evaluation = agl.Trainer(strategy="shm").evaluate(agent, ["x"], resources=PUBLISHED)
+    assert evaluation.rewards == [None]
     assert (
         "No CustomResource resource found for the parameter 'limits'; published: retriever (Retriever)" in caplog.text
     )

@@ -1,4 +1,4 @@
-"""What a published prompt template may do in the agent's process."""
+"""The limits of a published prompt template in the agent's process."""
 # ruff: noqa: E501 -- a template is one line
 
 from __future__ import annotations
@@ -326,5 +326,5 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)  # 
 @pytest.mark.skipif(sys.platform != "linux", reason="the unit of ru_maxrss is that of Linux")
 def test_no_template_makes_a_process_large(pytestconfig: pytest.Config) -> None:
     command = [sys.executable, "-c", ATTACK, str(pytestconfig.rootpath)]
-    told = subprocess.run(command, capture_output=True, text=True, check=True, cwd=pytestconfig.rootpath, timeout=110)
-    assert int(told.stdout) < 500
+    run = subprocess.run(command, capture_output=True, text=True, check=True, cwd=pytestconfig.rootpath, timeout=110)
+    assert int(run.stdout) < 500

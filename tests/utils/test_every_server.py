@@ -1,4 +1,4 @@
-"""What no server of ours may do, whatever it serves: hold what a client sends without end, or leave it unanswered."""
+"""Limits of every server: it does not hold what a client sends without end, nor leave it unanswered."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.stubs.raw_http import Answer, exchange, read_answer, request
 pytestmark = pytest.mark.filterwarnings("ignore:.* speaks the deprecated v0.1 protocol:DeprecationWarning")
 MIB = 2**20
 SENT = 48 * MIB
-"""What an attack sends at most."""
+"""Bytes that an attack sends at most."""
 TAKEN = 16 * MIB
-"""What a server may have taken of it when it has closed: some pieces, what it reads on so that its refusal is read, and
+"""Bytes that a server may have read when it has closed: some pieces, what it reads on so that its refusal is read, and
 what lies in the buffers of both sockets."""
 HELD = 100 * MIB
-"""How much the process, which holds both ends, may grow by it. The weakest of them took twenty times what was sent."""
+"""Bytes by which the process with both ends may grow. The weakest server took twenty times what was sent."""
 Server = tuple[int, list[str]]
 
 
@@ -43,8 +43,8 @@ def test_nothing_of_ours_listens_but_through_the_server_that_has_the_bounds() ->
     makes_a_server = re.compile(
         r"uvicorn\.(run|Server|Config)\b|start_server\(|(?<!socket\.)create_server\(|(?<!store\.)http\.server|HTTPServer"
     )
-    found = {str(path.relative_to(root)) for path in root.rglob("*.py") if makes_a_server.search(path.read_text())}
-    assert found == {"utils/http/uvicorn_server.py"}
+    files = {str(path.relative_to(root)) for path in root.rglob("*.py") if makes_a_server.search(path.read_text())}
+    assert files == {"utils/http/uvicorn_server.py"}
     launches = re.compile(r"\b(PythonServerLauncher|AsgiServer)\(")
     users = {str(path.relative_to(root)) for path in root.rglob("*.py") if launches.search(path.read_text())}
     assert users - {"utils/http/uvicorn_server.py", "utils/server_launcher.py"} == {
@@ -83,11 +83,11 @@ async def send_without_end(port: int, head: bytes, piece: bytes) -> tuple[int, b
         writer.transport.abort()
 
 
-async def told(port: int, asked: bytes) -> Answer:
+async def told(port: int, data: bytes) -> Answer:
     """Return the answer to a request of which not all may be read."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
-        writer.write(asked)
+        writer.write(data)
         return await asyncio.wait_for(read_answer(reader), 20)
     finally:
         writer.transport.abort()
@@ -188,8 +188,8 @@ async def test_no_body_is_a_fault_of_the_server(server: Server, body: str, caplo
         for content_type in ("application/json", "application/x-protobuf", "text/plain"):
             if body == "large" and content_type != "application/json":
                 continue
-            asked = request("POST", path, BODIES[body], content_type=content_type)
-            answer = await told(port, asked)
+            request_bytes = request("POST", path, BODIES[body], content_type=content_type)
+            answer = await told(port, request_bytes)
             assert answer.status < 500, (path, content_type, answer)
             assert body != "large" or answer.status in (413, 200), (path, answer.status)
     assert not [record for record in caplog.records if record.levelname == "ERROR"], caplog.text

@@ -20,15 +20,15 @@ from agentlightning.utils.otel import (
 
 
 @pytest.mark.parametrize(
-    ("tags", "found"),
+    ("tags", "expected"),
     [
         (["fast", "good"], ["fast", "good"]),
         ({"accuracy": 0.95, "split": "dev"}, ["accuracy:0.95", "split:dev"]),
         ([], []),
     ],
 )
-def test_tags_come_back_in_order(tags: Any, found: list[str]) -> None:
-    assert extract_tags_from_attributes({**make_tag_attributes(tags), "other": 1}) == found
+def test_tags_come_back_in_order(tags: Any, expected: list[str]) -> None:
+    assert extract_tags_from_attributes({**make_tag_attributes(tags), "other": 1}) == expected
 
 
 @pytest.mark.parametrize("attributes", [{"agentlightning.tag.0": 1}, {"agentlightning.tag.x": "{a}"}])
@@ -58,33 +58,33 @@ def test_linked_spans_satisfy_every_link() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tags", "said"), [("fast", "a list of strings, or a dict; got the text 'fast'"), ([1], "a string; got int: 1")]
+    ("tags", "message"), [("fast", "a list of strings, or a dict; got the text 'fast'"), ([1], "a string; got int: 1")]
 )
-def test_what_is_no_tag_is_refused(tags: Any, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_what_is_no_tag_is_refused(tags: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         make_tag_attributes(tags)
 
 
 def test_a_link_to_a_rollout_and_an_attempt_finds_their_spans() -> None:
     right = Span.from_attributes(attributes={}, rollout_id="ro-001", attempt_id="at-001")
     other = Span.from_attributes(attributes={}, rollout_id="ro-001", attempt_id="at-002")
-    said = Span.from_attributes(attributes={"agentlightning.rollout_id": "ro-009"}, rollout_id="ro-001")
+    claiming = Span.from_attributes(attributes={"agentlightning.rollout_id": "ro-009"}, rollout_id="ro-001")
     of_rollout = extract_links_from_attributes(make_link_attributes(linked_rollout_id="ro-001"))
     both = extract_links_from_attributes(make_link_attributes(linked_rollout_id="ro-001", linked_attempt_id="at-001"))
-    assert query_linked_spans([right, other, said], of_rollout) == [right, other]
-    assert query_linked_spans([right, other, said], both) == [right]
+    assert query_linked_spans([right, other, claiming], of_rollout) == [right, other]
+    assert query_linked_spans([right, other, claiming], both) == [right]
 
 
 @pytest.mark.parametrize(
-    ("links", "said"),
+    ("links", "message"),
     [
         ({}, "No link is given"),
         ({"links": {"k": 1}}, "must be a string, got: int for key 'k'"),
         ({"linked_rollout_id": 3}, "must be a string, got: int for key 'agentlightning.rollo"),
     ],
 )
-def test_a_link_without_its_value_is_refused(links: Any, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_a_link_without_its_value_is_refused(links: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         make_link_attributes(**links)
     assert make_link_attributes({}) == {}
 

@@ -35,9 +35,9 @@ def test_a_value_that_the_environment_names_as_secret_is_hidden_where_no_name_te
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("MY_DATABASE_PASSWORD", SECRET)
-    told = masked({"note": f"cannot log in with {SECRET}!", SECRET: [f"{SECRET}{SECRET}"]})
-    assert SECRET not in json.dumps(told)
-    assert told["note"] == "cannot log in with [hidden]!"
+    result = masked({"note": f"cannot log in with {SECRET}!", SECRET: [f"{SECRET}{SECRET}"]})
+    assert SECRET not in json.dumps(result)
+    assert result["note"] == "cannot log in with [hidden]!"
 
 
 def test_a_secret_that_this_process_holds_is_hidden_and_short_words_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,8 +136,8 @@ def test_nothing_to_hide_costs_no_copy() -> None:
     ],
 )
 def test_secrets_are_hidden_in_lists_pairs_addresses_and_short_texts(value: object, shown: object) -> None:
-    found = without_secrets({"kept": value})
-    assert found == (None if shown is None else {"kept": shown})
+    cleaned = without_secrets({"kept": value})
+    assert cleaned == (None if shown is None else {"kept": shown})
 
 
 @pytest.mark.parametrize(
@@ -170,8 +170,8 @@ def test_flattened_headers_are_hidden_by_their_neighbour() -> None:
 
 
 def test_what_agent_and_model_said_is_not_searched_for_names() -> None:
-    said = {"gen_ai.prompt.0.content": "my password: open sesame", "gen_ai.completion.0.content": '{"token": "a"}'}
-    assert without_secrets(said) is None
+    texts = {"gen_ai.prompt.0.content": "my password: open sesame", "gen_ai.completion.0.content": '{"token": "a"}'}
+    assert without_secrets(texts) is None
 
 
 def test_depth_and_length_are_bounded() -> None:

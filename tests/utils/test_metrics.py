@@ -174,18 +174,18 @@ def test_a_window_forgets_what_is_old() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "percents", "found"),
+    ("values", "percents", "expected"),
     [
         ((4.0, 1.0, 3.0, 2.0), (0, 50, 95, 100), [1.0, 2.5, 3.85, 4.0]),
         ((7.0,), (50, 99), [7.0, 7.0]),
         (range(100_000), (0, 100), [95_904.0, 99_999.0]),  # of many the newest
     ],
 )
-def test_percentiles_are_those_of_the_values(values: list[float], percents: list[float], found: list[float]) -> None:
+def test_percentiles_are_those_of_the_values(values: list[float], percents: list[float], expected: list[float]) -> None:
     window = Window(None)
     for value in values:
         window.add(value, now=1e9)
-    assert window.percentiles(percents) == pytest.approx(found)
+    assert window.percentiles(percents) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

@@ -247,7 +247,7 @@ def test_a_span_with_ids_that_are_not_hexadecimal_is_named_when_it_is_sent() -> 
 
 
 @pytest.mark.parametrize(
-    ("value", "kept"),
+    ("value", "expected"),
     [
         (AnyValue(string_value=""), ""),
         (AnyValue(int_value=0), 0),
@@ -277,10 +277,10 @@ def test_a_span_with_ids_that_are_not_hexadecimal_is_named_when_it_is_sent() -> 
         ),
     ],
 )
-def test_a_value_that_a_span_does_not_hold_becomes_json_text(value: AnyValue, kept: Any) -> None:
+def test_a_value_that_a_span_does_not_hold_becomes_json_text(value: AnyValue, expected: Any) -> None:
     [span] = decoded(with_attribute(value))
-    assert span.attributes["key"] == kept
-    assert type(span.attributes["key"]) is type(kept)
+    assert span.attributes["key"] == expected
+    assert type(span.attributes["key"]) is type(expected)
     Span.model_validate_json(span.model_dump_json())
 
 
@@ -340,10 +340,10 @@ def test_short_ids_are_padded_and_long_ones_rejected() -> None:
 
 
 async def test_missing_numbers_are_asked_for_in_one_call() -> None:
-    asked: list[list[tuple[str, str]]] = []
+    calls: list[list[tuple[str, str]]] = []
 
     async def issue(pairs: Sequence[tuple[str, str]]) -> list[int]:
-        asked.append(list(pairs))
+        calls.append(list(pairs))
         return [7]
 
     request = request_of(
@@ -353,7 +353,7 @@ async def test_missing_numbers_are_asked_for_in_one_call() -> None:
         ]
     )
     assert [span.sequence_id for span in await spans_from_proto(request, issue)] == [3, 7]
-    assert asked == [[("ro-1", "at-1")]]
+    assert calls == [[("ro-1", "at-1")]]
 
 
 # --- OTLP/JSON ---------------------------------------------------------------------------------------------------
@@ -465,10 +465,10 @@ def test_any_json_is_spans_or_rejected_or_a_bad_request(value: Any) -> None:
     body = json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [value]}], "resource": {"attributes": value}}]})
     for sent in (body, body.replace('"attributes"', '"x"', 1), json.dumps(value)):
         try:
-            found, _ = from_json(sent.encode())
+            spans, _ = from_json(sent.encode())
         except BadRequestError:
             continue
-        for span in found:
+        for span in spans:
             Span.model_validate_json(span.model_dump_json())
 
 

@@ -205,16 +205,16 @@ def test_modes_that_cannot_be_served_are_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "bound", "told"),
+    ("settings", "bound", "address"),
     [
         ({}, "http://127.0.0.1:4747", "http://127.0.0.1:4747"),
         ({"host": "::1"}, "http://[::1]:4747", "http://[::1]:4747"),
         ({"host": "0.0.0.0", "access_host": "gpu-box"}, "http://0.0.0.0:4747", "http://gpu-box:4747"),
     ],
 )
-def test_an_address_is_loopback_unless_said_otherwise(settings: dict[str, Any], bound: str, told: str) -> None:
+def test_an_address_is_loopback_unless_said_otherwise(settings: dict[str, Any], bound: str, address: str) -> None:
     server = launcher(port=4747, **settings)
-    assert (server.endpoint, server.access_endpoint) == (bound, told)
+    assert (server.endpoint, server.access_endpoint) == (bound, address)
     assert "0.0.0.0" not in launcher(host="0.0.0.0", port=4747).access_endpoint
 
 

@@ -1,4 +1,4 @@
-"""What a heartbeat carries."""
+"""The content of a heartbeat."""
 
 from __future__ import annotations
 

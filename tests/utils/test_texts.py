@@ -20,14 +20,14 @@ KEYS = [
 @pytest.mark.parametrize("key", KEYS, ids=lambda key: key[:6])
 @pytest.mark.parametrize("text", ["{}", "say {}, please", 'export KEY="{}"\n', "({})", '{{"k":"{}"}}'])
 def test_a_key_is_hidden_in_any_text_and_equal_ones_stay_equal(key: str, text: str) -> None:
-    said = text.format(key)
-    shown = without_keys(said)
+    text_with_key = text.format(key)
+    shown = without_keys(text_with_key)
     assert key not in shown
     assert A[:12] not in shown
-    before, after = said.split(key)
+    before, after = text_with_key.split(key)
     assert shown.startswith(before)
     assert shown.endswith(after)
-    assert shown == without_keys(said)
+    assert shown == without_keys(text_with_key)
     first, second = without_keys(f"{key} & {key}").split(" & ")
     assert first == second
 
@@ -45,11 +45,11 @@ def test_other_texts_stay_the_same_object(text: str) -> None:
 
 def test_attributes_say_which_were_changed_and_numbers_stay() -> None:
     ids = list(range(1000))
-    found = attributes_without_keys({"a": f"sk-{A}", "l": ["x", f"ghp_{A}"], "ids": ids, "n": 1, "t": "text"})
-    assert found is not None
-    kept, changed = found
+    result = attributes_without_keys({"a": f"sk-{A}", "l": ["x", f"ghp_{A}"], "ids": ids, "n": 1, "t": "text"})
+    assert result is not None
+    new_attributes, changed = result
     assert changed == ["a", "l"]
-    assert kept["ids"] is ids
+    assert new_attributes["ids"] is ids
     assert attributes_without_keys({"ids": ids, "t": "text"}) is None
 
 

@@ -45,7 +45,7 @@ def older(rollouts: int = 4, spans: int = 3) -> Older:
             for place in range(1, spans + 1):
                 sequence_id = (try_ - 1) * spans + place
                 last = place == spans and status == "succeeded"
-                said = {"agentlightning.reward.0.name": "primary", "agentlightning.reward.0.value": number / 8}
+                reward = {"agentlightning.reward.0.name": "primary", "agentlightning.reward.0.value": number / 8}
                 context = {"trace_id": f"{number + 1:032x}", "span_id": f"{sequence_id:016x}", "is_remote": False}
                 made["spans"].append(
                     {
@@ -53,7 +53,7 @@ def older(rollouts: int = 4, spans: int = 3) -> Older:
                         **{"trace_id": context["trace_id"], "span_id": context["span_id"], "parent_id": None},
                         **{"name": "agentlightning.annotation" if last else "openai.chat.completion"},
                         **{"status": {"status_code": "OK", "description": None}, "events": [], "links": []},
-                        **{"attributes": said if last else {"gen_ai.request.model": "m", "n": [1, 2]}},
+                        **{"attributes": reward if last else {"gen_ai.request.model": "m", "n": [1, 2]}},
                         **{"start_time": began + try_, "end_time": began + try_ + 0.1, "parent": None},
                         **{"context": {**context, "trace_state": {}}, "a_vendors_own": "kept"},
                         **{"resource": {"attributes": {"service.name": "agent"}, "schema_url": ""}},
@@ -89,12 +89,12 @@ def write_dump(folder: Path, made: Older, *, lines: bool = False) -> Path:
 @asynccontextmanager
 async def older_server(made: Older, *, evicted: tuple[str, ...] = (), failures: int = 0) -> AsyncIterator[str]:
     """Serve data as v0.3 did; the first `failures` requests fail. Yields the address."""
-    left = failures
+    remaining = failures
 
     async def answer(request: web.Request) -> web.Response:
-        nonlocal left
-        if left:
-            left -= 1
+        nonlocal remaining
+        if remaining:
+            remaining -= 1
             return web.json_response({"detail": "Bad Gateway"}, status=502)
         items = _items(made, request)
         rollout_id = request.query.get("rollout_id", "")

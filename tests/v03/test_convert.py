@@ -18,8 +18,8 @@ def test_values_of_bson_and_of_its_extended_json_become_json() -> None:
 
     moment = datetime(2025, 1, 2, tzinfo=UTC)
     id_ = ObjectId("0" * 24)
-    given = {"a": Int64(5), "b": Decimal128("1.5"), "c": id_, "d": moment, "e": b"\x00", "f": (1, None), 7: True}
-    assert plain_json(given) == {
+    values = {"a": Int64(5), "b": Decimal128("1.5"), "c": id_, "d": moment, "e": b"\x00", "f": (1, None), 7: True}
+    assert plain_json(values) == {
         **{"a": 5, "b": "1.5", "c": "0" * 24, "d": "2025-01-02T00:00:00+00:00", "e": "AA==", "f": [1, None], "7": True},
     }
     extended = {

@@ -1,4 +1,4 @@
-"""Which calls are helpers: those of known programs by their texts, and those that a rule of the user names."""
+"""Helper calls: those of known programs, found by their texts, and those that a rule of the user names."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from tests.adapter.span_maker import spoken_call, with_attributes
 
 
 def call(*messages: tuple[str, str], **request: Any) -> ModelCall:
-    said = [{"role": role, "content": content} for role, content in messages]
-    spans = spoken_call("c", 1, [1], [2], said)
+    conversation = [{"role": role, "content": content} for role, content in messages]
+    spans = spoken_call("c", 1, [1], [2], conversation)
     spans[0] = with_attributes(spans[0], {f"gen_ai.request.{key}": value for key, value in request.items()})
-    [found] = model_calls(spans)
-    return found
+    [only_call] = model_calls(spans)
+    return only_call
 
 
 COMPACTION = "Your task is to create a detailed summary of the conversation so far, paying close attention to"
 
 
 @pytest.mark.parametrize(
-    "known",
+    "spans",
     [
         call(("user", "quota"), max_tokens=1),
         call(("system", "Summarize this coding conversation in under 50 characters.\n..."), ("user", "hi")),
@@ -57,8 +57,8 @@ COMPACTION = "Your task is to create a detailed summary of the conversation so f
         ),
     ],
 )
-def test_helper_calls_of_known_programs_are_recognised(known: ModelCall) -> None:
-    assert is_known_helper(known)
+def test_helper_calls_of_known_programs_are_recognised(spans: ModelCall) -> None:
+    assert is_known_helper(spans)
 
 
 @pytest.mark.parametrize(

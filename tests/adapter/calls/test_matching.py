@@ -14,10 +14,10 @@ from tests.adapter.span_maker import CHAT, chat, conversation, gateway_call, sai
 ASKED = conversation("six times seven?", system="be brief")
 
 
-def seen(id: str, start: float, end: float, told: dict[str, Any] | None = None, **more: Any) -> Span:
+def seen(id: str, start: float, end: float, attributes: dict[str, Any] | None = None, **more: Any) -> Span:
     """A call as a tracer sees it that names no reply."""
     name = more.pop("name", CHAT)
-    return with_attributes(span(id, name, more.pop("parent", None), start, end, **more), told or {})
+    return with_attributes(span(id, name, more.pop("parent", None), start, end, **more), attributes or {})
 
 
 def told(calls: list[ModelCall]) -> list[tuple[str, str, str | None]]:
@@ -265,8 +265,8 @@ SPELLINGS: dict[str, dict[str, Any]] = {
 
 
 def event(name: str, **attributes: Any) -> Event:
-    told = {key: value if isinstance(value, str) else json.dumps(value) for key, value in attributes.items()}
-    return Event(name=name, attributes=told)
+    texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in attributes.items()}
+    return Event(name=name, attributes=texts)
 
 
 USE = {"toolUse": {"toolUseId": "t", "name": "calc", "input": {"x": 1}}}

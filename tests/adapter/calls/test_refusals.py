@@ -1,4 +1,4 @@
-"""Calls that were refused for good: judged by what a real gateway recorded of what a program asked."""
+"""Calls that were refused for good: judged by a real gateway's records of a program's requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ U1, A1, U2 = (
     {"role": "user", "content": "and nine?"},
 )
 REFUSED: dict[str, Any] = {"model": "gpt-unknown"}
-"""The gateway refuses a model that it does not have, whatever the messages are."""
+"""The gateway refuses a model that it does not have, for any messages."""
 
 
 @pytest.fixture
@@ -149,10 +149,10 @@ async def test_the_other_dialects_tell_which_turn_was_refused_too(gateway: Gatew
     assert await _refused(gateway, attempt) == ["refused"]
     assert (await gateway.post(gateway.url(attempt, "/responses"), body))[0] == 200
     assert await _refused(gateway, attempt) == []
-    said = {"model": "policy", "max_tokens": 9, "messages": [U1]}
-    assert (await gateway.post(gateway.url(attempt, "/messages"), {**said, "tools": 1}))[0] == 400
+    request_body = {"model": "policy", "max_tokens": 9, "messages": [U1]}
+    assert (await gateway.post(gateway.url(attempt, "/messages"), {**request_body, "tools": 1}))[0] == 400
     assert await _refused(gateway, attempt) == ["refused"]
-    assert (await gateway.post(gateway.url(attempt, "/messages"), said))[0] == 200
+    assert (await gateway.post(gateway.url(attempt, "/messages"), request_body))[0] == 200
     assert await _refused(gateway, attempt) == []
 
 

@@ -176,14 +176,14 @@ def conversations(draw: st.DrawFn) -> list[ModelCall]:
         if calls and draw(st.booleans()):
             earlier = draw(st.sampled_from(calls))
             whole = earlier.prompt_token_ids + earlier.completion_token_ids
-            kept = draw(st.sampled_from([whole, earlier.prompt_token_ids, whole[: len(whole) // 2]]))
-            prompt = kept + draw(st.lists(st.integers(0, 2), max_size=3))
+            prefix = draw(st.sampled_from([whole, earlier.prompt_token_ids, whole[: len(whole) // 2]]))
+            prompt = prefix + draw(st.lists(st.integers(0, 2), max_size=3))
         calls.append(call(f"c{place}", prompt or [0], draw(tokens), weight_version=place))
     return calls
 
 
 def slow_rows(calls: list[ModelCall]) -> list[list[str]]:
-    """The rule in five lines: compare with every row; of equal ones that which has been so for the longest time."""
+    """The rule in five lines: compare with every row; of equal ones take the one that has been so longest."""
     rows: list[tuple[list[int], list[str]]] = []
     for one in calls:
         open_rows = [row for row in rows if one.prompt_token_ids[: len(row[0])] == row[0]]
@@ -198,11 +198,11 @@ def slow_rows(calls: list[ModelCall]) -> list[list[str]]:
 @settings(max_examples=300, deadline=None)
 @given(conversations())
 def test_rows_are_those_of_the_slow_rule(calls: list[ModelCall]) -> None:
-    found = [row.call_ids for row in samples_from_calls(calls).samples]
+    rows = [row.call_ids for row in samples_from_calls(calls).samples]
     expected = slow_rows(calls)
-    assert sorted(map(len, found)) == sorted(map(len, expected))
+    assert sorted(map(len, rows)) == sorted(map(len, expected))
     tokens_of = {one.call_id: tuple(one.prompt_token_ids + one.completion_token_ids) for one in calls}
-    assert sorted([tokens_of[name] for name in row] for row in found) == sorted(
+    assert sorted([tokens_of[name] for name in row] for row in rows) == sorted(
         [tokens_of[name] for name in row] for row in expected
     )
 

@@ -1,4 +1,4 @@
-"""Why a call begins a row: what the words of two calls say, and what their tokens say where words are not kept."""
+"""The reason why a call begins a row: from the words of two calls, and from their tokens where words are not kept."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ def test_thoughts_that_a_template_leaves_out_are_the_templates_doing() -> None:
 
 @pytest.mark.parametrize("answer", ["<think>6*7</think>42", " 42\n"])
 def test_an_answer_that_templates_show_in_their_own_way_is_likelier_theirs(answer: str) -> None:
-    said = spoken_call("a", 1, [1, 2], [3, 4, 9], FIRST, answer)
+    first_call = spoken_call("a", 1, [1, 2], [3, 4, 9], FIRST, answer)
     messages = conversation("six times seven?", answer, "and eight?", system=SYSTEM)
-    (_, start) = read(said, spoken_call("b", 2, [1, 2, 34, 9, 5], [6], messages)).starts
+    (_, start) = read(first_call, spoken_call("b", 2, [1, 2, 34, 9, 5], [6], messages)).starts
     assert start.cause == "template"
 
 

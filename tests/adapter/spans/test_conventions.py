@@ -37,8 +37,10 @@ attributes = st.dictionaries(st.sampled_from(KEYS), values.map(json.dumps) | st.
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(NAMES), attributes), max_size=4))
-def test_whatever_events_hold_nothing_raises_and_messages_are_messages(told: list[tuple[str, dict[str, Any]]]) -> None:
-    events = [Event(name=name, attributes=held) for name, held in told]
+def test_whatever_events_hold_nothing_raises_and_messages_are_messages(
+    contents: list[tuple[str, dict[str, Any]]],
+) -> None:
+    events = [Event(name=name, attributes=held) for name, held in contents]
     prompt, completion = chat_messages({}, events)
     assert all(isinstance(message, dict) for message in [*prompt, *completion])
 

@@ -32,10 +32,10 @@ def choice(**more: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("spell", [repr, json.dumps])
-@pytest.mark.parametrize("said", ["plain", "don't", 'she said "None of it" \\ True', "a\nb"])
-def test_the_text_form_is_read_as_json_and_as_a_python_literal(spell: Any, said: str) -> None:
-    content = [{"token": said, "logprob": -0.5}, {"token": "b", "logprob": -1.5}]
-    choices = choice(message={"content": said}, logprobs={"content": content})
+@pytest.mark.parametrize("token", ["plain", "don't", 'she said "None of it" \\ True', "a\nb"])
+def test_the_text_form_is_read_as_json_and_as_a_python_literal(spell: Any, token: str) -> None:
+    content = [{"token": token, "logprob": -0.5}, {"token": "b", "logprob": -1.5}]
+    choices = choice(message={"content": token}, logprobs={"content": content})
     call, problems = read({"llm.hosted_vllm.prompt_token_ids": "[1, 2]", "llm.hosted_vllm.choices": spell(choices)})
     assert (call.prompt_token_ids, call.completion_token_ids, call.logprobs) == ([1, 2], [3, 4], [-0.5, -1.5])
     assert (call.finish_reason, call.state, problems) == ("length", "ok", [])

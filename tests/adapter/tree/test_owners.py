@@ -1,4 +1,4 @@
-"""Whose a call is: a name is right or absent, never wrong, and every call is counted once, whoever recorded it."""
+"""The owner of a call: a name is right or absent, never wrong, and every call counts once, whoever recorded it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def agent(name: str, start: float, end: float, parent: str | None = None, id: st
 def told(
     id: str, start: float, end: float, parent: str | None = None, scope: str = "framework", **attributes: Any
 ) -> Span:
-    """A call as an instrumentation tells it."""
+    """A call as an instrumentation records it."""
     made = with_attributes(span(id, "chat", parent, start, end), {"gen_ai.operation.name": "chat", **attributes})
     return made.model_copy(update={"scope": {"name": scope}})
 
@@ -142,7 +142,7 @@ def test_the_role_in_the_url_says_whose_call_it_is_whatever_runs_beside_it() -> 
 
 
 def test_an_instrumentation_without_a_place_and_one_without_ids_tell_of_one_call_together() -> None:
-    """As OpenInference does for LangChain: the client's span has the id and no parent, the model's span the agent."""
+    """The client's span has the id and no parent, the model's span the agent, as in OpenInference for LangChain."""
     spans = [
         *SIDE_BY_SIDE,
         told("sa", 2, 8, "agent-a", "langchain", **said(conversation("one"))),
@@ -203,7 +203,7 @@ class Trace:
 
     spans: list[Span] = field(default_factory=list[Span])
     owner: dict[str, str] = field(default_factory=dict[str, str])
-    """Of every call that the gateway saw."""
+    """The owner of every call that the gateway saw."""
     names: list[str] = field(default_factory=list[str])
 
 
@@ -284,8 +284,8 @@ def _add_call(
 
 
 def _without_words(made: Span) -> Span:
-    kept = {key: value for key, value in made.attributes.items() if not key.startswith(("gen_ai.p", "gen_ai.c"))}
-    return made.model_copy(update={"attributes": kept})
+    others = {key: value for key, value in made.attributes.items() if not key.startswith(("gen_ai.p", "gen_ai.c"))}
+    return made.model_copy(update={"attributes": others})
 
 
 @pytest.mark.heavy
@@ -299,9 +299,9 @@ def test_a_name_is_right_or_absent_and_each_call_is_counted_once(trace: Trace) -
     assert sorted(named) == sorted(trace.owner)
     assert {call: name for call, name in named.items() if name not in ("*", trace.owner[call])} == {}
     for name in set(trace.names):
-        taken = owners(trace.spans, f"^{re.escape(name)}$")
-        assert {call for call in taken if trace.owner[call] != name} == set()
-        missing = [call for call, owner in trace.owner.items() if owner == name and call not in taken]
+        calls = owners(trace.spans, f"^{re.escape(name)}$")
+        assert {call for call in calls if trace.owner[call] != name} == set()
+        missing = [call for call, owner in trace.owner.items() if owner == name and call not in calls]
         assert len(missing) <= unknown(trace.spans, f"^{re.escape(name)}$")
 
 

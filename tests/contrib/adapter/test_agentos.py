@@ -25,10 +25,10 @@ ADAPTER = FlightRecorderAdapter(rollout_id="ro-1", attempt_id="at-1")
 
 
 def entry(number: int, tool: str, arguments: Any, verdict: str = "pending", **more: Any) -> dict[str, Any]:
-    given = json.dumps(arguments) if arguments else None
+    tool_args = json.dumps(arguments) if arguments else None
     return {
         **{"id": number, "trace_id": f"e-{number}", "timestamp": f"2026-11-24T03:54:5{number % 10}.5+00:00"},
-        **{"agent_id": "analyst", "tool_name": tool, "tool_args": given, "input_prompt": None},
+        **{"agent_id": "analyst", "tool_name": tool, "tool_args": tool_args, "input_prompt": None},
         **{"policy_verdict": verdict, "violation_reason": None, "result": None, "execution_time_ms": None, **more},
     }
 
@@ -96,21 +96,21 @@ def test_secrets_in_entries_are_hidden() -> None:
         entry(1, "login", {"password": "hunter2-hunter2"}, "allowed", result="password=hunter3-hunter3"),
         entry(2, "login", {}, "blocked", violation_reason="internal://user:hunter4-hunter4@host refused"),
     ]
-    told = str(ADAPTER.adapt(log))
-    assert [number for number in (2, 3, 4) if f"hunter{number}" in told] == []
+    text = str(ADAPTER.adapt(log))
+    assert [number for number in (2, 3, 4) if f"hunter{number}" in text] == []
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("entry_value", "message"),
     [
         ("text", "entry 0 must be a dictionary, as get_log\\(\\)"),
         ({"trace_id": "a"}, "entry 0 is no entry of a flight recorder: it has no timestamp, agent_id, tool_name"),
         (entry(1, "a", {}, timestamp="yesterday"), "entry 0 \\(e-1\\): timestamp must be ISO 8601, .* got 'yesterday'"),
     ],
 )
-def test_what_is_no_entry_is_refused(given: Any, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
-        ADAPTER.adapt([given])
+def test_what_is_no_entry_is_refused(entry_value: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ADAPTER.adapt([entry_value])
 
 
 def test_an_empty_log_has_no_spans() -> None:

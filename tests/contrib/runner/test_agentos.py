@@ -1,4 +1,4 @@
-"""`AgentOSRunner` on `KernelSpace` of the package agent-os-kernel: what a refusal becomes, however it is made."""
+"""`AgentOSRunner` on `KernelSpace` of the package agent-os-kernel: the effect of a refusal, however it is made."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ class Attempt(NamedTuple):
 
 @agl.algo
 async def attempts(*, store: LightningStore, train_dataset: Dataset[Any]) -> list[Attempt]:
-    """Runs every task at once and returns what became of each."""
+    """Runs every task at once and returns the outcome of each."""
     await store.add_resources({})
     made = [await store.enqueue_rollout(task, config=agl.RolloutConfig(max_attempts=1)) for task in train_dataset]
     await store.wait_for_rollouts(rollout_ids=[rollout.rollout_id for rollout in made], timeout=60)
-    found: list[Attempt] = []
+    rows: list[Attempt] = []
     for rollout in made:
         attempt = await store.get_latest_attempt(rollout.rollout_id)
         assert attempt is not None
@@ -67,8 +67,8 @@ async def attempts(*, store: LightningStore, train_dataset: Dataset[Any]) -> lis
         actions = [(span.name, str(span.attributes[verdict])) for span in spans if verdict in span.attributes]
         error = "" if attempt.error is None else f"{attempt.error.type}: {attempt.error.message}"
         texts = f"{[span.attributes for span in spans]} {[span.status for span in spans]} {attempt.error}"
-        found.append(Attempt(attempt.outcome, agl.find_final_reward(spans), violations, actions, error, texts))
-    return found
+        rows.append(Attempt(attempt.outcome, agl.find_final_reward(spans), violations, actions, error, texts))
+    return rows
 
 
 def run(agent: Callable[..., Any], runner: Any, reward: Any, tasks: list[Any] = TASKS, **more: Any) -> list[Attempt]:
@@ -101,15 +101,15 @@ def test_several_agents_at_once_each_have_their_own_violations() -> None:
     policy = PolicyWatch(SQLPolicy())
 
     async def agent(task: list[str]) -> Any:
-        kernel, found = kernel_of(policy), []
+        kernel, codes = kernel_of(policy), []
         for statement in task:
             await asyncio.sleep(0)
-            found.append((await execute(unknown_agent(kernel), statement)).error_code)
-        return {"codes": found}
+            codes.append((await execute(unknown_agent(kernel), statement)).error_code)
+        return {"codes": codes}
 
     tasks = [["DROP a"] * count + ["SELECT 1"] for count in range(12)]
-    found = run(agent, AgentOSRunner(policy, concurrency=12), PolicyReward(policy), tasks)
-    assert [attempt.reward for attempt in found] == [1.0 - count for count in range(12)]
+    rows = run(agent, AgentOSRunner(policy, concurrency=12), PolicyReward(policy), tasks)
+    assert [attempt.reward for attempt in rows] == [1.0 - count for count in range(12)]
 
 
 @pytest.mark.parametrize("strategy", ["shm", {"type": "cs", "server_port": 0}])
@@ -119,8 +119,8 @@ def test_several_workers_share_a_policy(strategy: Any) -> None:
     async def agent(task: list[str]) -> Any:
         return await living_agent(kernel_of(policy))(task)
 
-    found = run(agent, AgentOSRunner(policy), PolicyReward(policy), TASKS * 4, strategy=strategy, n_runners=2)
-    assert [attempt.reward for attempt in found] == [1.0, -1.0] * 4
+    rows = run(agent, AgentOSRunner(policy), PolicyReward(policy), TASKS * 4, strategy=strategy, n_runners=2)
+    assert [attempt.reward for attempt in rows] == [1.0, -1.0] * 4
 
 
 def test_only_the_kernels_of_the_reward_cost() -> None:
@@ -162,24 +162,24 @@ def test_a_refusal_in_a_thread_of_a_tool_counts(thread: str) -> None:
 
 def test_what_an_attempt_left_behind_counts_for_no_other(caplog: pytest.LogCaptureFixture) -> None:
     kernel = kernel_of(SQLPolicy())
-    go, gone = threading.Event(), threading.Event()
+    go, end = threading.Event(), threading.Event()
 
     def later() -> None:
         go.wait(30)
         asyncio.run(living_agent(kernel)(["DROP a"]))
-        gone.set()
+        end.set()
 
     def agent(task: str) -> Any:
         if task == "leave":
             threading.Thread(target=later).start()
         else:
             go.set()
-            gone.wait(30)
+            end.wait(30)
         return "done"
 
     with caplog.at_level(logging.WARNING):
-        found = run(agent, AgentOSRunner(kernel), PolicyReward(kernel), ["leave", "next"])
-    assert [(attempt.reward, attempt.violations) for attempt in found] == [(1.0, []), (1.0, [])]
+        rows = run(agent, AgentOSRunner(kernel), PolicyReward(kernel), ["leave", "next"])
+    assert [(attempt.reward, attempt.violations) for attempt in rows] == [(1.0, []), (1.0, [])]
     assert "counts for no attempt (DROP is denied" in caplog.text
 
 
@@ -337,8 +337,8 @@ def test_a_worker_that_dies_after_a_violation_leaves_no_reward(tmp_path: Path) -
 
 def test_a_kernel_without_a_policy_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
     kernel = kernel_of(None)
-    found = run(living_agent(kernel), AgentOSRunner(kernel), PolicyReward(kernel))
-    assert [attempt.reward for attempt in found] == [1.0, 1.0]
+    rows = run(living_agent(kernel), AgentOSRunner(kernel), PolicyReward(kernel))
+    assert [attempt.reward for attempt in rows] == [1.0, 1.0]
     assert "the kernel has no policy_engine: it refuses nothing" in caplog.text
 
 
@@ -359,7 +359,7 @@ def test_settings_that_cannot_work_are_refused() -> None:
 
 
 def test_what_the_packages_own_engine_sees_of_a_tools_arguments() -> None:
-    """What `docs/how-to/agent-os.md` says of 3.7.0; once this fails, the page's `Policy` is not needed any more."""
+    """Check the statement of `docs/how-to/agent-os.md` on 3.7.0; once this fails, its `Policy` is no longer needed."""
     engine = importlib.import_module("agent_control_plane.policy_engine").PolicyEngine()
     engine.add_constraint(ROLE, ["database_query"])
     kernel = kernel_of(engine)
@@ -370,9 +370,9 @@ def test_what_the_packages_own_engine_sees_of_a_tools_arguments() -> None:
         return {"code": (await unknown_agent(kernel).syscall(syscall, **task)).error_code}
 
     tasks = [{"tool": tool, "args": {"query": "DROP TABLE a"}} for tool in ("database_query", "shell")]
-    found = run(agent, AgentOSRunner(kernel), PolicyReward(kernel), tasks)
-    assert [attempt.violations for attempt in found] == [[], [f"Role {ROLE} cannot use tool shell"]]
-    assert [attempt.reward for attempt in found] == [1.0, 0.0]
+    rows = run(agent, AgentOSRunner(kernel), PolicyReward(kernel), tasks)
+    assert [attempt.violations for attempt in rows] == [[], [f"Role {ROLE} cannot use tool shell"]]
+    assert [attempt.reward for attempt in rows] == [1.0, 0.0]
 
 
 @pytest.mark.filterwarnings("ignore")  # the package warns of its own use of pydantic

@@ -1,4 +1,4 @@
-"""What we use of vLLM, read from the source of the real package: fields, routes, arguments, variables, metrics.
+"""The parts of vLLM in use, read from the source of the real package: fields, routes, arguments, variables, metrics.
 
 `python -m tests.engine.vllm_engine.signatures WHEEL` writes `vllm_signatures.json` from a wheel of vLLM; with
 `--check` it compares, and fails where vLLM has changed what is used. Nothing of the wheel is run: it needs a GPU.
@@ -55,7 +55,7 @@ VARIABLES = "envs.py"
 
 
 def signatures_of(wheel: Path) -> dict[str, Any]:
-    """Return what a wheel of vLLM offers of what is used."""
+    """Return the parts of a wheel of vLLM that are in use."""
     with zipfile.ZipFile(wheel) as package:
         names = set(package.namelist())
 
@@ -63,8 +63,8 @@ def signatures_of(wheel: Path) -> dict[str, Any]:
             return ast.parse(package.read(f"vllm/{path}")) if f"vllm/{path}" in names else ast.Module([], [])
 
         classes: dict[str, dict[str, str]] = {}
-        for path, wanted in CLASSES.items():
-            classes |= {node.name: _fields(node) for node in _classes(tree(path)) if node.name in wanted}
+        for path, class_names in CLASSES.items():
+            classes |= {node.name: _fields(node) for node in _classes(tree(path)) if node.name in class_names}
         routes: dict[str, list[str]] = {}
         for path in ROUTES:
             routes |= _routes(tree(path))
@@ -100,7 +100,7 @@ def _fields(node: ast.ClassDef) -> dict[str, str]:
 
 
 def _routes(module: ast.Module) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    queries: dict[str, list[str]] = {}
     for node in ast.walk(module):
         if not isinstance(node, ast.AsyncFunctionDef | ast.FunctionDef):
             continue
@@ -112,18 +112,18 @@ def _routes(module: ast.Module) -> dict[str, list[str]]:
                 names = [argument.arg for argument in node.args.args]
                 query = [name for name in names if name not in ("raw_request", "request")]
                 query += [text for text in _texts(node) if text == "tags"][:1]
-                found[f"{mark.func.attr.upper()} {path.value}"] = query
-    return found
+                queries[f"{mark.func.attr.upper()} {path.value}"] = query
+    return queries
 
 
-def _functions(module: ast.Module, wanted: Sequence[str]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+def _functions(module: ast.Module, names: Sequence[str]) -> dict[str, list[str]]:
+    parameters: dict[str, list[str]] = {}
     for node in _classes(module):
         for line in node.body:
-            if isinstance(line, ast.FunctionDef) and f"{node.name}.{line.name}" in wanted:
+            if isinstance(line, ast.FunctionDef) and f"{node.name}.{line.name}" in names:
                 arguments = [*line.args.args, *line.args.kwonlyargs]
-                found[f"{node.name}.{line.name}"] = [a.arg for a in arguments if a.arg not in ("self", "cls")]
-    return found
+                parameters[f"{node.name}.{line.name}"] = [a.arg for a in arguments if a.arg not in ("self", "cls")]
+    return parameters
 
 
 def _texts(node: ast.AST) -> list[str]:
@@ -136,21 +136,21 @@ def main() -> int:
     parser.add_argument("wheel", type=Path)
     parser.add_argument("--check", action="store_true", help="compare with what is stored")
     options = parser.parse_args()
-    found = signatures_of(options.wheel)
+    signatures = signatures_of(options.wheel)
     if not options.check:
-        STORED.write_text(json.dumps(found, indent=1) + "\n")
+        STORED.write_text(json.dumps(signatures, indent=1) + "\n")
         return 0
-    lost = lost_entries(json.loads(STORED.read_text()), found)
-    print("\n".join(lost) or f"vLLM {found['vllm']} offers all that is stored")
+    lost = lost_entries(json.loads(STORED.read_text()), signatures)
+    print("\n".join(lost) or f"vLLM {signatures['vllm']} offers all that is stored")
     return 1 if lost else 0
 
 
-def lost_entries(stored: dict[str, Any], found: dict[str, Any]) -> list[str]:
-    """Return what is stored and not found, a line each. What a later version adds does no harm."""
+def lost_entries(stored: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """Return the entries that are stored and missing, a line each. Additions of a later version do no harm."""
     lines: list[str] = []
     for name in ("classes", "routes", "functions", "arguments", "variables", "metrics"):
-        for entry in sorted(_entries(stored[name]) - _entries(found[name])):
-            lines.append(f"{name}: vLLM {found['vllm']} has no longer {entry}")
+        for entry in sorted(_entries(stored[name]) - _entries(new[name])):
+            lines.append(f"{name}: vLLM {new['vllm']} has no longer {entry}")
     return lines
 
 

@@ -194,8 +194,8 @@ def _failed(status: int, message: str) -> Response:
 
 
 def _options(arguments: list[str]) -> argparse.Namespace:
-    given = [text for text in arguments if text.startswith("--")]
-    if unknown := set(given) - set(SIGNATURES["arguments"]):
+    options = [text for text in arguments if text.startswith("--")]
+    if unknown := set(options) - set(SIGNATURES["arguments"]):
         sys.exit(f"vllm serve: unrecognized arguments: {' '.join(sorted(unknown))}")
     parser = argparse.ArgumentParser()
     parser.add_argument("model")

@@ -1,4 +1,4 @@
-"""What we ask of vLLM and read of its answers is in the signatures that are stored of the real package."""
+"""Every request to vLLM and every field read of its answers is in the stored signatures of the real package."""
 
 from __future__ import annotations
 

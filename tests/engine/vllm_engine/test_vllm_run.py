@@ -57,21 +57,21 @@ def test_it_sleeps_while_the_learner_updates(untrained_model: Path, tmp_path: Pa
     settings = {**VLLM, "vllm_enable_sleep_mode": True, "max_steps": 2, "learning_rate": 5e-3, "lora": lora}
     result = fit(wants_digits, TASKS, model=untrained_model, output_dir=tmp_path, **settings)
     assert all(figures.update["first_ratio_error"] < 1e-4 for figures in result.metrics)
-    said = log_of(tmp_path)
-    assert said.count(f"POST /sleep level={1 if lora else 2}&mode=wait") == 2
-    assert said.index("tags=weights") < said.index("tags=kv_cache") < said.index("POST /reset_prefix_cache")
-    assert said.count("/v1/load_lora_adapter") == (2 if lora else 0)
+    log = log_of(tmp_path)
+    assert log.count(f"POST /sleep level={1 if lora else 2}&mode=wait") == 2
+    assert log.index("tags=weights") < log.index("tags=kv_cache") < log.index("POST /reset_prefix_cache")
+    assert log.count("/v1/load_lora_adapter") == (2 if lora else 0)
 
 
 def test_a_server_that_dies_is_started_again_with_the_present_weights(untrained_model: Path, tmp_path: Path) -> None:
     dies = tmp_path / "dies"
-    seen = threading.Event()
+    event = threading.Event()
 
     @agl.rollout
     def agent(task: str, llm: agl.LLM) -> float:
         reply = ask(llm, [say(task)])["content"]
-        if not seen.is_set():
-            seen.set()
+        if not event.is_set():
+            event.set()
             dies.touch()
             while dies.exists():  # the server takes it away as it ends
                 time.sleep(0.01)
@@ -114,7 +114,7 @@ def test_a_server_that_runs_already_is_used_and_left(untrained_model: Path, tmp_
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"vllm_command": ("no-such-program",)}, "'no-such-program' cannot be started"),
         (
@@ -127,9 +127,9 @@ def test_a_server_that_runs_already_is_used_and_left(untrained_model: Path, tmp_
     ids=["absent", "ends", "without vLLM", "not there"],
 )
 def test_a_server_that_does_not_start_says_why(
-    untrained_model: Path, tmp_path: Path, settings: dict[str, Any], said: str
+    untrained_model: Path, tmp_path: Path, settings: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(EngineError, match=said):
+    with pytest.raises(EngineError, match=message):
         fit(wants_digits, TASKS, model=untrained_model, output_dir=tmp_path, use_vllm=True, **settings)
 
 
@@ -142,7 +142,7 @@ def test_a_server_that_does_not_take_the_weights_ends_the_run(
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"vllm_enable_sleep_mode": True}, "no effect without use_vllm=True"),
         ({"use_vllm": True, "deterministic": True}, "use_vllm=True and deterministic=True"),
@@ -154,8 +154,8 @@ def test_a_server_that_does_not_take_the_weights_ends_the_run(
         ({"use_vllm": True, "vllm_gpu_memory_utilization": 30}, "at most 1"),
     ],
 )
-def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(BadRequestError, match=said):
+def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadRequestError, match=message):
         agl.GRPO("model", **settings)
 
 

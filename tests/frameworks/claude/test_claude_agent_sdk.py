@@ -45,8 +45,8 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def arithmetic() -> dict[str, Any]:
     """Return the options that offer one tool of the user's, which runs in this process, and no other."""
 
-    async def run(given: dict[str, Any]) -> dict[str, Any]:
-        return {"content": [{"type": "text", "text": str(multiply(**given))}]}
+    async def run(arguments: dict[str, Any]) -> dict[str, Any]:
+        return {"content": [{"type": "text", "text": str(multiply(**arguments))}]}
 
     own = sdk.tool("multiply", "Return a times b.", {"a": int, "b": int})(run)
     server = sdk.create_sdk_mcp_server("arithmetic", tools=[own])
@@ -127,8 +127,8 @@ def in_form_then_done(request: Json) -> str | Json:
 async def test_structured_output(task: str, llm: agl.LLM) -> Any:
     names = ["a", "b", "value"]
     schema = {"type": "object", "properties": {name: {"type": "integer"} for name in names}, "required": names}
-    wanted = {"type": "json_schema", "schema": schema}
-    return (await result_of(task, claude_agent_options(llm, tools=[], output_format=wanted))).structured_output
+    output_format = {"type": "json_schema", "schema": schema}
+    return (await result_of(task, claude_agent_options(llm, tools=[], output_format=output_format))).structured_output
 
 
 STYLES = ("tersely", "in verse", "in French")
@@ -229,8 +229,8 @@ def test_accounts_of_the_machine_are_not_used(monkeypatch: pytest.MonkeyPatch) -
 
 def parameters_are_sent(result: TaskResult) -> None:
     for exchange in result.exchanges:
-        asked = {name: exchange.request[name] for name in ("temperature", "max_tokens", "top_p")}
-        assert asked == {"temperature": 0.7, "max_tokens": 99, "top_p": 0.9}
+        settings = {name: exchange.request[name] for name in ("temperature", "max_tokens", "top_p")}
+        assert settings == {"temperature": 0.7, "max_tokens": 99, "top_p": 0.9}
 
 
 @keeps(LOOP, also=parameters_are_sent)

@@ -1,4 +1,4 @@
-"""The command of Claude Code: what it runs, its default tools, and how many rows a run is."""
+"""The command of Claude Code: the commands it runs, its default tools, and the number of rows of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command codex with its default tools: what it runs, which tools the model sees, and how many rows a run is."""
+"""The command codex with its default tools: the commands it runs, the tools of the model, the rows of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command opencode: what it runs, and that its call for a title is no part of the agent's work."""
+"""The command opencode: the commands it runs, and its call for a title, which is no part of the agent's work."""
 
 from __future__ import annotations
 

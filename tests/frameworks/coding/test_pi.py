@@ -1,4 +1,4 @@
-"""The command pi: what it runs, and how many rows a run is."""
+"""The command pi: the commands it runs, and the number of rows of a run."""
 
 from __future__ import annotations
 

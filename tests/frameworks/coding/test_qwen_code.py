@@ -39,7 +39,7 @@ def test_it_makes_a_file_in_one_row(coder: Callable[[str], Any]) -> None:
     reason="gemini-cli is not installed: make test-frameworks",
 )
 def test_gemini_cli_says_that_its_api_is_not_served(tmp_path: Path) -> None:
-    said: list[str] = []
+    errors: list[str] = []
     settings = {"security": {"auth": {"selectedType": "gemini-api-key"}}, "privacy": {"usageStatisticsEnabled": False}}
 
     @agl.rollout
@@ -58,11 +58,11 @@ def test_gemini_cli_says_that_its_api_is_not_served(tmp_path: Path) -> None:
             check=False,
         )
         assert done.returncode != 0
-        said.append(done.stderr)
+        errors.append(done.stderr)
         return 0.0
 
     for result in run_agent(agent, model, direct=False, exact=False):
         assert result.exchanges == []
-    for words in said:
+    for words in errors:
         assert "is a route of Gemini's API, which this gateway does not serve. Use a client or a setting" in words
-    assert len(said) == 2
+    assert len(errors) == 2

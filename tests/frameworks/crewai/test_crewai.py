@@ -41,8 +41,8 @@ def crew_of(*tasks: Any) -> Any:
 
 def question(request: Json) -> Json:
     """Return the request as if it began with the message that has the numbers."""
-    asked = [message for message in request["messages"] if message["role"] == "user" and " times " in said(message)]
-    return {**request, "messages": [*asked[:1], *request["messages"]]}
+    questions = [message for message in request["messages"] if message["role"] == "user" and " times " in said(message)]
+    return {**request, "messages": [*questions[:1], *request["messages"]]}
 
 
 def multiplying(request: Json) -> str | Json:
@@ -130,6 +130,6 @@ async def test_crews_side_by_side(task: str, llm: agl.LLM) -> list[str]:
 
 @keeps(AGREED, rows=[1, 1, 1])
 async def test_tasks_side_by_side(task: str, llm: agl.LLM) -> list[str]:
-    asked = [task_of(agent_of(llm, name), task, async_execution=True) for name in ("Ada", "Emmy")]
-    last = task_of(agent_of(llm, "Ada, the chair"), f"Conclude: {task}", context=asked)
-    return [one.raw for one in (await crew_of(*asked, last).kickoff_async()).tasks_output[:2]]
+    tasks = [task_of(agent_of(llm, name), task, async_execution=True) for name in ("Ada", "Emmy")]
+    last = task_of(agent_of(llm, "Ada, the chair"), f"Conclude: {task}", context=tasks)
+    return [one.raw for one in (await crew_of(*tasks, last).kickoff_async()).tasks_output[:2]]

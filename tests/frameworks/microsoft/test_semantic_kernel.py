@@ -122,9 +122,9 @@ async def test_structured_output(task: str, llm: agl.LLM, over_chat: bool) -> Pr
         arguments = KernelArguments(settings=OpenAIChatPromptExecutionSettings(response_format=Product))
         helper: Any = ChatCompletionAgent(service=service_of(llm), arguments=arguments, **HELPER)
     else:
-        wanted = OpenAIResponsesAgent.configure_response_format(Product)
+        response_format = OpenAIResponsesAgent.configure_response_format(Product)
         client = openai.AsyncOpenAI(**address(llm))
-        helper = OpenAIResponsesAgent(ai_model_id=llm.model, client=client, text=wanted)
+        helper = OpenAIResponsesAgent(ai_model_id=llm.model, client=client, text=response_format)
     return Product.model_validate_json(str((await helper.get_response(task)).message))
 
 

@@ -25,9 +25,9 @@ def fields(**values: str) -> str:
 
 
 def asked_for(request: Json) -> tuple[str, str]:
-    """Return the last message in two parts: what is given, and what is demanded of the answer."""
-    given, _, wanted = said(request["messages"][-1]).rpartition("Respond with")
-    return given, wanted
+    """Return the last message in two parts: the inputs, and the fields of the answer."""
+    inputs, _, fields = said(request["messages"][-1]).rpartition("Respond with")
+    return inputs, fields
 
 
 def predicting(request: Json) -> str:
@@ -62,11 +62,11 @@ async def test_a_typed_output(task: str, llm: agl.LLM, adapter: Any) -> Product:
 
 
 def reacting(request: Json) -> str:
-    """A model that calls the tool, then ends, then concludes; in the form that the adapter asks for."""
-    given, wanted = asked_for(request)
-    if "next_tool_name" not in wanted:
+    """A model that calls the tool, then ends, then concludes; in the form of the adapter."""
+    inputs, form = asked_for(request)
+    if "next_tool_name" not in form:
         return predicting(request)
-    if "observation_0" not in given:
+    if "observation_0" not in inputs:
         arguments = json.dumps(numbers(request))
         return fields(next_thought="I multiply.", next_tool_name="multiply", next_tool_args=arguments)
     return fields(next_thought="I have it.", next_tool_name="finish", next_tool_args="{}")
@@ -120,13 +120,13 @@ async def programs_side_by_side(task: str, llm: agl.LLM, way: str) -> list[str]:
     program = with_lm(dspy.Predict("name, question -> answer"), llm)
     examples = [dspy.Example(name=name, question=task).with_inputs("name", "question") for name in ("Ada", "Emmy")]
     if way == "gather":
-        found = await asyncio.gather(*(program.acall(**one.inputs()) for one in examples))
+        predictions = await asyncio.gather(*(program.acall(**one.inputs()) for one in examples))
     elif way == "parallel":
         parallel = dspy.Parallel(num_threads=2, disable_progress_bar=True)
-        found = await asyncio.to_thread(parallel, [(program, one) for one in examples])
+        predictions = await asyncio.to_thread(parallel, [(program, one) for one in examples])
     else:
-        found = await asyncio.to_thread(program.batch, examples, num_threads=2, disable_progress_bar=True)
-    return [one.answer for one in found]
+        predictions = await asyncio.to_thread(program.batch, examples, num_threads=2, disable_progress_bar=True)
+    return [one.answer for one in predictions]
 
 
 test_programs_gathered = keeps(SIDE_BY_SIDE, on={"gather": "gather"})(programs_side_by_side)

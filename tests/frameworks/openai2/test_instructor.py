@@ -25,7 +25,7 @@ AN_OBJECT = PARSED.but(outputs=OBJECTS)
 
 
 def in_markdown(request: Json) -> str | Json:
-    """A model that answers in the form that it was told, JSON in a block of Markdown if so."""
+    """A model that replies in the requested form, JSON in a block of Markdown if so."""
     answer = in_form(request)
     return f"```json\n{answer}\n```" if isinstance(answer, str) and "```" in str(request["messages"]) else answer
 
@@ -110,8 +110,8 @@ def both_products(request: Json) -> Json:
 @keeps(AN_OBJECT, model=both_products, outputs=[list(both) for both in zip(OBJECTS, SWAPPED, strict=True)])
 async def test_a_list_of_objects_and_several_tools_at_once(task: str, llm: agl.LLM) -> list[Json]:
     client = over_chat(llm, Mode.PARALLEL_TOOLS)
-    given = asked(task, llm, response_model=Iterable[Product])
-    return [one.model_dump() for one in await asyncio.to_thread(client.chat.completions.create, **given)]
+    arguments = asked(task, llm, response_model=Iterable[Product])
+    return [one.model_dump() for one in await asyncio.to_thread(client.chat.completions.create, **arguments)]
 
 
 @keeps(
@@ -119,12 +119,12 @@ async def test_a_list_of_objects_and_several_tools_at_once(task: str, llm: agl.L
     on={"gather": "gather", "threads": "threads"},
 )
 async def test_calls_side_by_side(task: str, llm: agl.LLM, way: str) -> list[Json]:
-    wanted = [asked(task, llm, temperature=heat / 10) for heat in range(3)]
+    calls = [asked(task, llm, temperature=heat / 10) for heat in range(3)]
     if way == "gather":
         client = instructor.from_openai(openai.AsyncOpenAI(**address(llm)))
-        made = await asyncio.gather(*(client.chat.completions.create(**one) for one in wanted))
+        made = await asyncio.gather(*(client.chat.completions.create(**one) for one in calls))
     else:
         client = over_chat(llm)
         with ThreadPoolExecutor() as pool:
-            made = list(pool.map(lambda one: client.chat.completions.create(**one), wanted))
+            made = list(pool.map(lambda one: client.chat.completions.create(**one), calls))
     return [one.model_dump() for one in made]

@@ -33,8 +33,8 @@ def answered(messages: list[Any], message: Any) -> None:
 def tool_loop(task: str, llm: agl.LLM, provider: str = "openai") -> str:
     messages: list[Any] = [{"role": "user", "content": task}]
     while True:
-        asked = told(llm, provider, messages=messages, tools=[TOOL])
-        message = litellm.completion(**asked).choices[0].message
+        arguments = told(llm, provider, messages=messages, tools=[TOOL])
+        message = litellm.completion(**arguments).choices[0].message
         answered(messages, message)
         if not message.tool_calls:
             return message.content
@@ -49,8 +49,8 @@ test_thoughts = keeps(suite.THOUGHTS_KEPT, on=PROVIDERS)(tool_loop)
 async def test_streams(task: str, llm: agl.LLM) -> Json:
     messages: list[Any] = [{"role": "user", "content": task}]
     while True:
-        asked = told(llm, messages=messages, tools=[TOOL], stream=True, stream_options={"include_usage": True})
-        chunks = [chunk async for chunk in await litellm.acompletion(**asked)]
+        arguments = told(llm, messages=messages, tools=[TOOL], stream=True, stream_options={"include_usage": True})
+        chunks = [chunk async for chunk in await litellm.acompletion(**arguments)]
         message = litellm.stream_chunk_builder(chunks).choices[0].message
         answered(messages, message)
         if not message.tool_calls:
@@ -73,12 +73,12 @@ def test_structured_output(task: str, llm: agl.LLM) -> Product:
 async def test_calls_side_by_side(task: str, llm: agl.LLM, way: str) -> list[str]:
     question = {"role": "user", "content": task}
     lists = [[{"role": "system", "content": f"You are {name}."}, question] for name in ("Ada", "Emmy")]
-    wanted = [told(llm, messages=messages) for messages in lists]
+    calls = [told(llm, messages=messages) for messages in lists]
     if way == "gather":
-        replies = await asyncio.gather(*(litellm.acompletion(**one) for one in wanted))
+        replies = await asyncio.gather(*(litellm.acompletion(**one) for one in calls))
     elif way == "threads":
         with ThreadPoolExecutor() as pool:
-            replies = list(pool.map(lambda one: litellm.completion(**one), wanted))
+            replies = list(pool.map(lambda one: litellm.completion(**one), calls))
     else:
         replies = await asyncio.to_thread(litellm.batch_completion, **told(llm, messages=lists))
     return [reply.choices[0].message.content for reply in replies]
@@ -88,8 +88,8 @@ async def test_calls_side_by_side(task: str, llm: agl.LLM, way: str) -> list[str
 async def test_a_call_over(task: str, llm: agl.LLM, provider: str) -> str:
     if provider == "openai":
         return (await litellm.aresponses(**told(llm, input=task))).output[-1].content[0].text
-    asked = told(llm, provider, messages=[{"role": "user", "content": task}])
-    return (await litellm.acompletion(**asked)).choices[0].message.content
+    arguments = told(llm, provider, messages=[{"role": "user", "content": task}])
+    return (await litellm.acompletion(**arguments)).choices[0].message.content
 
 
 @keeps(suite.ONE_CALL, rows=[1, 1])

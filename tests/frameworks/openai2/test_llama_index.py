@@ -29,8 +29,8 @@ def over_chat(llm: agl.LLM) -> Any:
 
 
 def over_responses(llm: agl.LLM, **more: Any) -> Any:
-    told = {"model": llm.model, "api_base": llm.get_base_url(), "api_key": llm.api_key}
-    return OpenAILikeResponses(**told, is_chat_model=True, is_function_calling_model=True, **more)
+    settings = {"model": llm.model, "api_base": llm.get_base_url(), "api_key": llm.api_key}
+    return OpenAILikeResponses(**settings, is_chat_model=True, is_function_calling_model=True, **more)
 
 
 DIALECTS = {"chat": over_chat, "responses": over_responses}
@@ -74,12 +74,12 @@ async def test_the_words_of_an_agent_as_they_come(task: str, llm: agl.LLM) -> li
 
 
 def reacting(request: Json) -> str:
-    """A model whose tools are in words."""
+    """A model whose tool calls are text."""
     if "Observation" in said(last(request)):
         return f"Thought: I can answer.\nAnswer: {said(last(request)).split()[-1]}"
     question = [message for message in request["messages"] if "times" in said(message)][-1]
-    given = numbers({"messages": [{**question, "role": "user"}]})
-    return f"Thought: I multiply.\nAction: multiply\nAction Input: {json.dumps(given)}"
+    factors = numbers({"messages": [{**question, "role": "user"}]})
+    return f"Thought: I multiply.\nAction: multiply\nAction Input: {json.dumps(factors)}"
 
 
 def two_calls(result: TaskResult) -> None:
@@ -112,10 +112,10 @@ async def test_structured_output(task: str, llm: agl.LLM, way: str) -> Product:
     if way == "structured_llm":
         return (await model.as_structured_llm(Product).achat([ChatMessage(task)])).raw
     if way == "tool":
-        form = FunctionTool.from_defaults(fn=lambda **given: given, name="Product", description="p", fn_schema=Product)
+        form = FunctionTool.from_defaults(fn=lambda **form: form, name="Product", description="p", fn_schema=Product)
         reply = await model.achat_with_tools([form], user_msg=task, tool_required=True)
-        (found,) = model.get_tool_calls_from_response(reply)
-        return Product(**found.tool_kwargs)
+        (tool_call,) = model.get_tool_calls_from_response(reply)
+        return Product(**tool_call.tool_kwargs)
     program = LLMTextCompletionProgram.from_defaults(
         output_cls=Product, prompt_template_str="{task}", llm=model, verbose=False
     )
@@ -132,19 +132,19 @@ SPOKEN = [["Ada. agrees.", "Emmy. agrees.", "Ada. streams.", "Emmy. streams."]] 
 @keeps(Promise("side by side", streaming, SPOKEN, [1] * 4, in_order=False))
 async def test_calls_side_by_side(task: str, llm: agl.LLM) -> list[str]:
     model = over_chat(llm)
-    asked = [[ChatMessage(f"You are {name}.", role="system"), ChatMessage(task)] for name in ("Ada", "Emmy")]
-    plain = await asyncio.gather(*(model.achat(messages) for messages in asked))
+    conversations = [[ChatMessage(f"You are {name}.", role="system"), ChatMessage(task)] for name in ("Ada", "Emmy")]
+    plain = await asyncio.gather(*(model.achat(messages) for messages in conversations))
 
     async def streamed(messages: list[ChatMessage]) -> str:
         return "".join([part.delta or "" async for part in await model.astream_chat(messages)])
 
-    return [str(one.message.content) for one in plain] + list(await asyncio.gather(*map(streamed, asked)))
+    return [str(one.message.content) for one in plain] + list(await asyncio.gather(*map(streamed, conversations)))
 
 
 def test_the_helper_sends_the_temperature_of_the_run() -> None:
     sampling = {"temperature": 0.7, "top_p": 0.9}
-    told = agl.LLM(endpoint="http://127.0.0.1:1/v1", model="m", sampling_parameters=sampling)
-    made = agl.integrations.llama_index_llm(told, context_window=32_000)
+    resource = agl.LLM(endpoint="http://127.0.0.1:1/v1", model="m", sampling_parameters=sampling)
+    made = agl.integrations.llama_index_llm(resource, context_window=32_000)
     assert (made.temperature, made.additional_kwargs) == (0.7, {"top_p": 0.9})
     assert (made.metadata.context_window, made.metadata.is_function_calling_model) == (32_000, True)
     untold = agl.LLM(endpoint="http://127.0.0.1:1/v1", model="m")

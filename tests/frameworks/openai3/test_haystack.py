@@ -87,14 +87,14 @@ def test_a_pipeline(task: str, llm: agl.LLM) -> str:
 
 @keeps(suite.SIDE_BY_SIDE, on={"gather": "gather", "pipeline": "pipeline"})
 async def test_calls_side_by_side(task: str, llm: agl.LLM, way: str) -> list[str]:
-    asked = {
+    conversations = {
         name: [ChatMessage.from_system(f"You are {name}."), ChatMessage.from_user(task)] for name in ("Ada", "Emmy")
     }
     if way == "gather":
-        helpers = [over_chat(llm).run_async(messages) for messages in asked.values()]
+        helpers = [over_chat(llm).run_async(messages) for messages in conversations.values()]
         return [done["replies"][0].text for done in await asyncio.gather(*helpers)]
     pipeline = Pipeline()
-    for name in asked:
+    for name in conversations:
         pipeline.add_component(name, over_chat(llm))
-    done = await pipeline.run_async({name: {"messages": messages} for name, messages in asked.items()})
-    return [done[name]["replies"][0].text for name in asked]
+    done = await pipeline.run_async({name: {"messages": messages} for name, messages in conversations.items()})
+    return [done[name]["replies"][0].text for name in conversations]

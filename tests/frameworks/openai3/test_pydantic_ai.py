@@ -133,7 +133,7 @@ async def team(task: str, llm: agl.LLM, way: tuple[Maker, bool]) -> list[str]:
             return await running.get_output()
 
     async def ask(name: str) -> str:
-        """Ask somebody."""
+        """Ask a colleague."""
         return await run(Agent(model_of(llm), system_prompt=f"You are {name}.", name=name))
 
     chair = Agent(model_of(llm), tools=[ask], system_prompt="You are chair.", name="chair")

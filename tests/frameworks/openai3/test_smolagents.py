@@ -41,10 +41,10 @@ def observed(request: Json) -> bool:
 
 def coding(request: Json) -> str:
     """A model that writes code twice: a step, and the end."""
-    given = question(request)
+    factors = question(request)
     if observed(request):
-        return f"Thought: I have it.\n<code>\nfinal_answer({given['a'] * given['b']})\n</code>"
-    return f"Thought: I multiply.\n<code>\nprint(multiply(a={given['a']}, b={given['b']}))\n</code>"
+        return f"Thought: I have it.\n<code>\nfinal_answer({factors['a'] * factors['b']})\n</code>"
+    return f"Thought: I multiply.\n<code>\nprint(multiply(a={factors['a']}, b={factors['b']}))\n</code>"
 
 
 def two_calls(result: TaskResult) -> None:
@@ -60,14 +60,14 @@ def ending(first: Model) -> Model:
     """A model that does the first thing, and then calls the tool that ends the run."""
 
     def model(request: Json) -> str | Json:
-        given = question(request)
-        return call("final_answer", 1, answer=str(given["a"] * given["b"])) if observed(request) else first(given)
+        factors = question(request)
+        return call("final_answer", 1, answer=str(factors["a"] * factors["b"])) if observed(request) else first(factors)
 
     return model
 
 
-calling = ending(lambda given: call("multiply", **given))
-twice = ending(lambda given: calls(("multiply", given), ("multiply", {"a": given["b"], "b": given["a"]})))
+calling = ending(lambda factors: call("multiply", **factors))
+twice = ending(lambda factors: calls(("multiply", factors), ("multiply", {"a": factors["b"], "b": factors["a"]})))
 
 
 @keeps(

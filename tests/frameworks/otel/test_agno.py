@@ -35,8 +35,8 @@ def model_of(llm: agl.LLM) -> OpenAILike:
 
 
 def agent_of(llm: agl.LLM, name: str | None, **more: Any) -> Agent:
-    told = {"tools": [multiply], "system_message": f"You are {name}.", **more}
-    return Agent(model=model_of(llm), name=name, **told)
+    settings = {"tools": [multiply], "system_message": f"You are {name}.", **more}
+    return Agent(model=model_of(llm), name=name, **settings)
 
 
 async def solver(task: str, llm: agl.LLM, streamed: bool) -> str:

@@ -36,11 +36,11 @@ def deep_agent(llm: agl.LLM, name: str | None = "chief") -> Any:
 
 @keeps(DELEGATED, on={way: way for way in ("async", "sync", "streamed")}, names=["chief", "expert", "expert", "chief"])
 async def test_an_agent_and_its_sub_agent(task: str, llm: agl.LLM, way: str) -> str:
-    agent, asked = deep_agent(llm), {"messages": [("user", task)]}
+    agent, inputs = deep_agent(llm), {"messages": [("user", task)]}
     if way == "streamed":
-        parts = agent.astream(asked, stream_mode="messages")
+        parts = agent.astream(inputs, stream_mode="messages")
         return "".join([part.text async for part, _ in parts if part.type == "AIMessageChunk"])
-    return (await agent.ainvoke(asked) if way == "async" else agent.invoke(asked))["messages"][-1].text
+    return (await agent.ainvoke(inputs) if way == "async" else agent.invoke(inputs))["messages"][-1].text
 
 
 @keeps(DELEGATED, names=["*", "expert", "expert", "*"])

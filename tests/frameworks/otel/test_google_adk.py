@@ -33,8 +33,8 @@ SETTINGS = {
 
 def agent_of(llm: agl.LLM, name: str = "solver", **more: Any) -> LlmAgent:
     model = LiteLlm(model=f"openai/{llm.model}", api_base=llm.get_base_url(), api_key=llm.api_key)
-    told = {"instruction": f"You are {name}.", "tools": [multiply], **more}
-    return LlmAgent(name=name, model=model, **told)
+    settings = {"instruction": f"You are {name}.", "tools": [multiply], **more}
+    return LlmAgent(name=name, model=model, **settings)
 
 
 async def events_of(agent: LlmAgent, task: str, **more: Any) -> list[Any]:

@@ -46,10 +46,10 @@ async def langchain(task: str, llm: agl.LLM, streamed: bool = False) -> list[str
 
     async def ask(name: str) -> str:
         agent = create_agent(model, [tool(multiply)], system_prompt=f"You are {name}.", name=name)
-        asked = {"messages": [("user", task)]}
+        inputs = {"messages": [("user", task)]}
         if not streamed:
-            return (await agent.ainvoke(asked))["messages"][-1].text
-        parts = agent.astream(asked, stream_mode="messages")
+            return (await agent.ainvoke(inputs))["messages"][-1].text
+        parts = agent.astream(inputs, stream_mode="messages")
         return "".join([part.text async for part, _ in parts if part.type == "AIMessageChunk"])
 
     return await asyncio.gather(*map(ask, WORKERS))

@@ -31,8 +31,8 @@ def model_of(llm: agl.LLM, **more: Any) -> OpenAIModel:
 
 
 def agent_of(llm: agl.LLM, name: str = "solver", **more: Any) -> Agent:
-    told = {"tools": [multiply], "system_prompt": f"You are {name}.", "callback_handler": None, **more}
-    return Agent(model=model_of(llm), name=name, **told)
+    settings = {"tools": [multiply], "system_prompt": f"You are {name}.", "callback_handler": None, **more}
+    return Agent(model=model_of(llm), name=name, **settings)
 
 
 async def ask(llm: agl.LLM, name: str, task: str) -> str:
@@ -40,8 +40,8 @@ async def ask(llm: agl.LLM, name: str, task: str) -> str:
 
 
 def seen_by_both(result: TaskResult) -> None:
-    seen = {(call.spans.seen_by, call.spans.matched_by) for call in result.record.calls if call.spans is not None}
-    assert seen <= {("both", "traceparent"), ("both", "response_id")}
+    sources = {(call.spans.seen_by, call.spans.matched_by) for call in result.record.calls if call.spans is not None}
+    assert sources <= {("both", "traceparent"), ("both", "response_id")}
 
 
 @keeps(

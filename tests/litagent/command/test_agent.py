@@ -1,4 +1,4 @@
-"""`CommandAgent(user=...)`: the program is somebody else, and what belongs to the runner is out of its reach."""
+"""`CommandAgent(user=...)`: the program runs as another user, and the runner's data is out of its reach."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ async def test_a_program_has_its_three_streams_and_no_other_descriptor(
 @pytest.mark.parametrize("script", ["setsid --fork sleep 86399 >/dev/null 2>&1; echo 1.0", "trap '' TERM; sleep 86399"])
 async def test_it_ends_like_every_program(store: InMemoryLightningStore, shared_folder: Path, script: str) -> None:
     await run_task(store, bash(script, shared_folder, timeout_seconds=1.0, stop_seconds=0.1))
-    assert [found for found in psutil.process_iter(["cmdline"]) if "86399" in (found.info["cmdline"] or ())] == []
+    assert [one for one in psutil.process_iter(["cmdline"]) if "86399" in (one.info["cmdline"] or ())] == []
 
 
 @AS_ROOT

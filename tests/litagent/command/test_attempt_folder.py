@@ -1,4 +1,4 @@
-"""The folder of an attempt, and the reward file in it, under a program that puts something else in their place."""
+"""The folder of an attempt, and the reward file in it, with a program that replaces them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["store"]
 
 @pytest.fixture(autouse=True)
 def attempts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the folders of attempts are made; nothing may be left there."""
+    """Return the parent of the folders of attempts; it must be empty afterwards."""
     folder = tmp_path / "attempts"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -194,7 +194,7 @@ def test_a_folder_that_its_program_has_closed_is_removed_by_a_runner_that_is_not
             check=False,
             **user.popen,
         )
-        left = os.listdir(attempts)
+        files = os.listdir(attempts)
     assert done.stdout.splitlines() == list(CLOSING.values()), done.stderr
-    assert left == []
+    assert files == []
     assert "could not be removed" not in done.stderr

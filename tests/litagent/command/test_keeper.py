@@ -1,4 +1,4 @@
-"""Nothing that a program starts outlives its attempt, wherever it hides; and nothing else ends with it."""
+"""No process that a program starts outlives its attempt, wherever it hides; and no other process ends with it."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def mark() -> Iterator[str]:
 
 
 def marked(mark: str) -> list[int]:
-    found: list[int] = []
+    pids: list[int] = []
     for process in psutil.process_iter(["cmdline", "status"]):
         if process.info["status"] != psutil.STATUS_ZOMBIE and mark in " ".join(process.info["cmdline"] or ()):
-            found.append(process.pid)
-    return found
+            pids.append(process.pid)
+    return pids
 
 
 def bash(script: str, **settings: object) -> agl.CommandAgent:
@@ -196,7 +196,7 @@ READY = f"ready {os.getpid()}"
 
 
 @pytest.mark.parametrize(
-    "told",
+    "message",
     [
         "pid BYSTANDER",
         "ready BYSTANDER\npid BYSTANDER",
@@ -212,16 +212,16 @@ READY = f"ready {os.getpid()}"
         "x" * 100_000,
         "READY\npid " + "9" * 10_000,
     ],
-    ids=lambda told: ascii(told[:60]),
+    ids=lambda message: ascii(message[:60]),
 )
 async def test_what_no_keeper_says_ends_the_program_and_nothing_else(
-    told: str, bystander: subprocess.Popen[bytes]
+    message: str, bystander: subprocess.Popen[bytes]
 ) -> None:
     ours, theirs = socket.socketpair()
     program = keeper.KeptProgram(ours)
     with theirs:
         theirs.setblocking(False)
-        theirs.send(told.replace("READY", READY).replace("BYSTANDER", str(bystander.pid)).encode() + b"\n")
+        theirs.send(message.replace("READY", READY).replace("BYSTANDER", str(bystander.pid)).encode() + b"\n")
         assert await asyncio.wait_for(program.exited, 20) == -signal.SIGKILL
     await program.close()
     assert bystander.poll() is None

@@ -1,4 +1,4 @@
-"""Addresses as clients make them: Azure's paths, slashes too many, a version twice."""
+"""Addresses as clients make them: Azure's paths, too many slashes, a version twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compressed requests: unpacked within the bound of a request, whoever packed them and whatever is in them."""
+"""Compressed requests: unpacked within the bound of a request, for every encoder and content."""
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ def test_any_bytes_are_a_request_or_a_refusal() -> None:
                 st.binary(max_size=60) | st.binary(max_size=20).map(gzip.compress), st.sampled_from(["gzip", "deflate"])
             )
             def each(raw: bytes, encoding: str) -> None:
-                asked = harness.post(harness.url(attempt), raw, **{"Content-Encoding": encoding})
-                status, reply = asyncio.run_coroutine_threadsafe(asked, loop).result()
+                request = harness.post(harness.url(attempt), raw, **{"Content-Encoding": encoding})
+                status, reply = asyncio.run_coroutine_threadsafe(request, loop).result()
                 assert (status, bool(reply["error"]["message"])) == (400, True)
 
             await asyncio.to_thread(each)

@@ -1,4 +1,4 @@
-"""Budgets of rollouts: a call past one is refused in words that name it, and the attempt can tell why it ended."""
+"""Budgets of rollouts: the refusal of a call past one names it, and the attempt has it as its reason."""
 
 from __future__ import annotations
 

@@ -32,10 +32,10 @@ async def test_a_completion_is_recorded_with_its_text_and_the_engines_tokens(age
     (choice,) = reply.choices
     assert (choice.text, choice.finish_reason, choice.logprobs) == (TEXT, "stop", None)
     assert "token_ids" not in reply.to_json()
-    said, call = await agent.recorded()
-    assert (said["llm.request.type"], said["gen_ai.response.id"]) == ("completion", reply.id)
-    assert (said["gen_ai.prompt.0.role"], said["gen_ai.prompt.0.content"]) == ("user", "once upon")
-    assert (said["gen_ai.completion.0.role"], said["gen_ai.completion.0.content"]) == ("assistant", TEXT)
+    attributes, call = await agent.recorded()
+    assert (attributes["llm.request.type"], attributes["gen_ai.response.id"]) == ("completion", reply.id)
+    assert (attributes["gen_ai.prompt.0.role"], attributes["gen_ai.prompt.0.content"]) == ("user", "once upon")
+    assert (attributes["gen_ai.completion.0.role"], attributes["gen_ai.completion.0.content"]) == ("assistant", TEXT)
     assert (call["state"], call["dialect"], call["finish_reason"]) == ("ok", "completions", "stop")
     assert call["prompt_token_ids"] == encode("once upon")
     assert call["completion_token_ids"] == encode(TEXT)
@@ -55,20 +55,20 @@ async def test_a_stream_of_several_choices_is_put_together_by_their_numbers(agen
             assert choice.logprobs is None or len(choice.logprobs.tokens) > 0
     assert texts == {0: TEXT, 1: f"{TEXT} 1"}
     calls = await agent.harness.raw(agent.attempt)
-    said = [span.attributes for span in await agent.harness.spans(agent.attempt) if span.name == "litellm_request"]
-    assert [one["gen_ai.response.id"] for one in said] == [name, f"{name}#1"]
-    assert [one["gen_ai.completion.0.content"] for one in said] == list(texts.values())
+    records = [span.attributes for span in await agent.harness.spans(agent.attempt) if span.name == "litellm_request"]
+    assert [one["gen_ai.response.id"] for one in records] == [name, f"{name}#1"]
+    assert [one["gen_ai.completion.0.content"] for one in records] == list(texts.values())
     assert [call["completion_token_ids"] for call in calls] == [encode(text) for text in texts.values()]
     assert [call["completion_logprobs"] for call in calls] == [logprobs_of(encode(text)) for text in texts.values()]
     assert [call["prompt_token_ids"] for call in calls] == [encode("once upon")] * 2
     assert [(call["choice"], call["choices"]) for call in calls] == [(0, 2), (1, 2)]
 
 
-@pytest.mark.parametrize("asked", [None, 0, 1, 3])
-async def test_an_agent_gets_as_many_logprobs_as_it_asked_for(agent: Agent, asked: int | None) -> None:
-    reply = await agent.ask(**({} if asked is None else {"logprobs": asked}))
-    assert agent.harness.model.calls[0].request["logprobs"] == (1 if asked is None else asked)
-    assert (reply.choices[0].logprobs is None) == (asked is None)
+@pytest.mark.parametrize("logprobs", [None, 0, 1, 3])
+async def test_an_agent_gets_as_many_logprobs_as_it_asked_for(agent: Agent, logprobs: int | None) -> None:
+    reply = await agent.ask(**({} if logprobs is None else {"logprobs": logprobs}))
+    assert agent.harness.model.calls[0].request["logprobs"] == (1 if logprobs is None else logprobs)
+    assert (reply.choices[0].logprobs is None) == (logprobs is None)
     _, call = await agent.recorded()
     assert len(call["completion_logprobs"]) == len(call["completion_token_ids"])
 
@@ -86,9 +86,9 @@ async def test_each_prompt_is_the_message_of_a_record_of_its_own(
 ) -> None:
     reply = await agent.ask(prompt=prompt)
     calls = await agent.harness.raw(agent.attempt)
-    said = [span.attributes for span in (await agent.harness.spans(agent.attempt))[::2]]
-    assert [attributes["gen_ai.prompt.0.content"] for attributes in said] == shown
-    assert not any("gen_ai.prompt.1.content" in attributes for attributes in said)
+    records = [span.attributes for span in (await agent.harness.spans(agent.attempt))[::2]]
+    assert [attributes["gen_ai.prompt.0.content"] for attributes in records] == shown
+    assert not any("gen_ai.prompt.1.content" in attributes for attributes in records)
     assert [call["prompt_token_ids"] for call in calls] == ids
     assert [call["completion_token_ids"] for call in calls] == [encode(choice.text) for choice in reply.choices]
 
@@ -116,11 +116,11 @@ async def test_embeddings_pass_and_are_recorded_without_a_warning(
 ) -> None:
     reply = await _embed(agent)
     assert [entry.embedding for entry in reply.data] == [[0.25, 0.0], [0.25, 1.0]]
-    said, call = await agent.recorded()
-    assert said["llm.request.type"] == "embedding"
-    assert [said[f"gen_ai.prompt.{index}.content"] for index in (0, 1)] == ["a word", "two"]
-    assert said["gen_ai.usage.prompt_tokens"] == 3
-    assert not any(key.startswith("gen_ai.completion") for key in said)
+    attributes, call = await agent.recorded()
+    assert attributes["llm.request.type"] == "embedding"
+    assert [attributes[f"gen_ai.prompt.{index}.content"] for index in (0, 1)] == ["a word", "two"]
+    assert attributes["gen_ai.usage.prompt_tokens"] == 3
+    assert not any(key.startswith("gen_ai.completion") for key in attributes)
     assert (call["state"], call["dialect"]) == ("no_generation", "embeddings")
     assert "return_token_ids" not in agent.harness.model.calls[0].request
     assert caplog.records == []
@@ -165,16 +165,16 @@ async def test_each_of_several_choices_is_recorded_as_a_call_and_is_a_row(agent:
         async for _ in reply:
             pass
     texts, spans = ["you said hi", "you said hi 1", "you said hi 2"], await agent.harness.spans(agent.attempt)
-    raws, said = spans[1::2], spans[::2]
-    assert [span.name for span in said] == ["litellm_request"] * 3
-    assert [raw.parent_id for raw in raws] == [span.span_id for span in said]
+    raws, requests = spans[1::2], spans[::2]
+    assert [span.name for span in requests] == ["litellm_request"] * 3
+    assert [raw.parent_id for raw in raws] == [span.span_id for span in requests]
     assert {span.sequence_id for span in spans} == {1}
-    told = [ast.literal_eval(str(raw.attributes["llm.hosted_vllm.choices"])) for raw in raws]
-    assert [[(one["index"], one["token_ids"]) for one in choices] for choices in told] == [
+    choice_lists = [ast.literal_eval(str(raw.attributes["llm.hosted_vllm.choices"])) for raw in raws]
+    assert [[(one["index"], one["token_ids"]) for one in choices] for choices in choice_lists] == [
         [(place, encode(text))] for place, text in enumerate(texts)
     ]
-    assert [span.attributes["gen_ai.completion.0.content"] for span in said] == texts
-    assert ["gen_ai.usage.completion_tokens" in span.attributes for span in said] == [not stream, False, False]
+    assert [span.attributes["gen_ai.completion.0.content"] for span in requests] == texts
+    assert ["gen_ai.usage.completion_tokens" in span.attributes for span in requests] == [not stream, False, False]
 
     problems: list[Any] = []
     calls = model_calls(spans, problems)

@@ -1,4 +1,4 @@
-"""What holds in each dialect alike, with the library of the agent: streams, their ends, refusals, native servers."""
+"""Rules of every dialect, tested with the library of the agent: streams, their ends, refusals, native servers."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ async def test_a_stream_that_breaks_is_the_librarys_own_error_and_recorded_as_br
         await read()
     text = "".join(pieces)
     assert text.startswith("ha")
-    said, call = await agent.recorded()
-    assert (call["state"], said["gen_ai.completion.0.content"]) == ("upstream_error", text)
+    attributes, call = await agent.recorded()
+    assert (call["state"], attributes["gen_ai.completion.0.content"]) == ("upstream_error", text)
     assert "completion_token_ids" not in call
     assert len(agent.harness.model.calls) == 1
 
@@ -93,10 +93,10 @@ async def test_an_agent_that_leaves_in_the_middle_leaves_a_span_that_says_so(age
     async with contextlib.aclosing(agent.pieces()) as pieces:
         await anext(pieces)
     await until(lambda: sum(agent.harness.proxy.stats()["calls"].values()) == 1)
-    said, call = await agent.recorded()
+    attributes, call = await agent.recorded()
     assert (call["state"], call["http_status"]) == ("client_left", 499)
     assert "completion_token_ids" not in call
-    assert said["gen_ai.completion.0.content"].startswith("one")
+    assert attributes["gen_ai.completion.0.content"].startswith("one")
 
 
 REFUSALS: list[tuple[str, int, Any, str]] = [

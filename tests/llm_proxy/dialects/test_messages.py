@@ -1,4 +1,4 @@
-"""Anthropic's messages through the gateway, with their own client library: what it gets, and what is recorded of it."""
+"""Anthropic's messages through the gateway, with their own client library: its replies, and the records."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ async def test_a_reply_is_read_by_the_library_and_recorded_with_the_engines_toke
     assert [block.text for block in message.content] == ["you said hi there"]
     assert (message.stop_reason, message.role, message.model) == ("end_turn", "assistant", "policy")
     assert (message.usage.input_tokens, message.usage.output_tokens) == (4, 4)
-    said, call = await agent.recorded()
-    assert said["gen_ai.response.id"] == message.id
-    assert said["gen_ai.prompt.0.content"] == "hi there"
-    assert said["gen_ai.completion.0.content"] == "you said hi there"
-    assert said["llm.request.type"] == "chat"
+    attributes, call = await agent.recorded()
+    assert attributes["gen_ai.response.id"] == message.id
+    assert attributes["gen_ai.prompt.0.content"] == "hi there"
+    assert attributes["gen_ai.completion.0.content"] == "you said hi there"
+    assert attributes["llm.request.type"] == "chat"
     assert (call["state"], call["dialect"]) == ("ok", "messages")
     assert call["prompt_token_ids"] == encode("user hi there assistant")
     assert call["completion_token_ids"] == encode("you said hi there")
@@ -60,11 +60,11 @@ async def test_thoughts_words_and_tool_calls_are_blocks_in_this_order_to_the_ver
     thought, text, tool = message.content
     assert (thought.thinking, text.text, message.stop_reason) == ("let me\n\nsee", TEXT, "tool_use")
     assert (tool.id, tool.name, tool.input) == ("call-1", "add", {"a": 1, "b": "ü"})
-    said, call = await agent.recorded()
-    assert (said["gen_ai.response.id"], said["gen_ai.completion.0.content"]) == (message.id, TEXT)
-    assert said["gen_ai.completion.0.reasoning_content"] == "let me\n\nsee"
-    assert said["gen_ai.completion.0.tool_calls.0.arguments"] == '{"a": 1, "b": "ü"}'
-    assert said["llm.request.functions.0.name"] == "add"
+    attributes, call = await agent.recorded()
+    assert (attributes["gen_ai.response.id"], attributes["gen_ai.completion.0.content"]) == (message.id, TEXT)
+    assert attributes["gen_ai.completion.0.reasoning_content"] == "let me\n\nsee"
+    assert attributes["gen_ai.completion.0.tool_calls.0.arguments"] == '{"a": 1, "b": "ü"}'
+    assert attributes["llm.request.functions.0.name"] == "add"
     assert (call["state"], call["streamed"]) == ("ok", streamed)
     assert call["completion_token_ids"] == agent.harness.model.calls[0].reply["choices"][0]["token_ids"]
     assert len(call["completion_logprobs"]) == len(call["completion_token_ids"])
@@ -349,12 +349,12 @@ async def test_refusals_of_address_attempt_and_key_are_the_librarys_own_errors(
         assert caught.value.type == "not_found_error"
     monkeypatch.setenv("AGL_TOKEN", "s3cret")
     async with GatewayHarness() as guarded:
-        known = await guarded.attempt()
-        key = guarded.proxy.as_resource(known.rollout_id, known.attempt.attempt_id, "policy").api_key
+        attempt_here = await guarded.attempt()
+        key = guarded.proxy.as_resource(attempt_here.rollout_id, attempt_here.attempt.attempt_id, "policy").api_key
         with pytest.raises(anthropic.AuthenticationError, match="attempt key"):
-            await answer(guarded, known)
-        assert await answer(guarded, known, api_key=key) == "you said hi"
-        assert await answer(guarded, known, api_key=None, auth_token=key) == "you said hi"
+            await answer(guarded, attempt_here)
+        assert await answer(guarded, attempt_here, api_key=key) == "you said hi"
+        assert await answer(guarded, attempt_here, api_key=None, auth_token=key) == "you said hi"
         with pytest.raises(anthropic.PermissionDeniedError, match="another attempt"):
             await answer(guarded, await guarded.attempt(), api_key=key)
 
@@ -386,9 +386,9 @@ async def test_what_cannot_be_translated_is_a_400_that_names_the_field(agent: Ag
         await agent.ask(**fields)
     assert f"'{named}'" in str(caught.value.api_message)
     assert agent.harness.model.calls == []
-    said, call = await agent.recorded()
+    attributes, call = await agent.recorded()
     assert (call["state"], call["http_status"]) == ("refused", 400)
-    assert f"'{named}'" in said["error.message"]
+    assert f"'{named}'" in attributes["error.message"]
 
 
 # --- streams ---------------------------------------------------------------------------------------------------------
@@ -516,28 +516,28 @@ async def test_a_native_reply_passes_and_is_recorded_without_tokens(native: Agen
     assert [block.type for block in message.content] == ["thinking", "text", "tool_use"]
     assert (message.content[0].signature, message.content[1].text) == ("sig", TEXT)
     assert message.content[2].input == {"a": 1}
-    said, call = await native.recorded()
+    attributes, call = await native.recorded()
     assert (call["state"], call["finish_reason"]) == ("no_tokens", "tool_calls")
-    assert said["gen_ai.response.id"] == message.id
-    assert said["gen_ai.prompt.0.content"] == "hi"
-    assert said["gen_ai.completion.0.content"] == TEXT
-    assert said["gen_ai.completion.0.reasoning_content"] == "hm so"
-    assert json.loads(said["gen_ai.completion.0.tool_calls.0.arguments"]) == {"a": 1}
-    assert (said["gen_ai.usage.prompt_tokens"], said["gen_ai.usage.completion_tokens"]) == (9, 5)
+    assert attributes["gen_ai.response.id"] == message.id
+    assert attributes["gen_ai.prompt.0.content"] == "hi"
+    assert attributes["gen_ai.completion.0.content"] == TEXT
+    assert attributes["gen_ai.completion.0.reasoning_content"] == "hm so"
+    assert json.loads(attributes["gen_ai.completion.0.tool_calls.0.arguments"]) == {"a": 1}
+    assert (attributes["gen_ai.usage.prompt_tokens"], attributes["gen_ai.usage.completion_tokens"]) == (9, 5)
 
 
 BEGUN = b'event: message_start\ndata: {"type": "message_start", "message": {"id": "m", "usage": {}}}\n\n'
 
 
 async def test_a_native_servers_own_error_is_heard(native: Agent) -> None:
-    said = {"type": "error", "error": {"type": "billing_error", "message": "pay first"}, "request_id": "req_1"}
-    raw = json.dumps(said).encode()
+    error_body = {"type": "error", "error": {"type": "billing_error", "message": "pay first"}, "request_id": "req_1"}
+    raw = json.dumps(error_body).encode()
     faults = [Fault(402, raw), Fault(body=BEGUN + b"event: error\ndata: " + raw + b"\n\n", headers=SSE)]
     for streamed, fault in enumerate(faults):
         native.harness.model.faults = [fault]
         with pytest.raises(anthropic.APIStatusError) as caught:
             await native.whole(bool(streamed), model="claude")
-        assert caught.value.body == said
+        assert caught.value.body == error_body
     assert await native.harness.states(native.attempt) == ["upstream_error", "upstream_error"]
 
 
@@ -545,8 +545,8 @@ async def test_a_native_stream_that_ends_early_is_an_error(native: Agent) -> Non
     native.harness.model.faults = [Fault(body=BEGUN, headers=SSE)]
     with pytest.raises(anthropic.APIStatusError, match="before the reply was complete"):
         await native.whole(streamed=True, model="claude")
-    said, call = await native.recorded()
-    assert (call["state"], said["gen_ai.response.id"]) == ("upstream_error", "m")
+    attributes, call = await native.recorded()
+    assert (call["state"], attributes["gen_ai.response.id"]) == ("upstream_error", "m")
 
 
 async def test_a_native_server_counts_tokens_itself(native: Agent) -> None:

@@ -1,4 +1,4 @@
-"""OpenAI's responses through the gateway, with their own client library: what it gets, and what is recorded of it."""
+"""OpenAI's responses through the gateway, with their own client library: its replies, and the records."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ async def test_a_reply_is_read_by_the_library_and_recorded_with_the_engines_toke
     assert (response.status, response.model, response.store) == ("completed", "policy", True)
     assert (response.instructions, response.metadata) == ("Be brief.", {"k": "v"})
     assert (response.usage.input_tokens, response.usage.output_tokens, response.usage.total_tokens) == (7, 4, 11)
-    said, call = await agent.recorded()
-    assert said["gen_ai.response.id"] == response.id
-    assert [said[f"gen_ai.prompt.{i}.content"] for i in (0, 1)] == ["Be brief.", "hi there"]
-    assert said["gen_ai.completion.0.content"] == "you said hi there"
+    attributes, call = await agent.recorded()
+    assert attributes["gen_ai.response.id"] == response.id
+    assert [attributes[f"gen_ai.prompt.{i}.content"] for i in (0, 1)] == ["Be brief.", "hi there"]
+    assert attributes["gen_ai.completion.0.content"] == "you said hi there"
     assert (call["state"], call["dialect"]) == ("ok", "responses")
     assert call["prompt_token_ids"] == encode("system Be brief. user hi there assistant")
     assert call["completion_token_ids"] == encode("you said hi there")
@@ -57,10 +57,10 @@ async def test_thoughts_words_and_tool_calls_are_items_in_this_order_to_the_very
     assert message.content[0].text == response.output_text == TEXT
     assert (call.call_id, call.name, call.arguments) == ("call-1", "add", ARGUMENTS)
     assert len({item.id for item in response.output}) == 3
-    said, record = await agent.recorded()
-    assert (said["gen_ai.response.id"], said["gen_ai.completion.0.content"]) == (response.id, TEXT)
-    assert said["gen_ai.completion.0.tool_calls.0.arguments"] == ARGUMENTS
-    assert said["llm.request.functions.0.name"] == "add"
+    attributes, record = await agent.recorded()
+    assert (attributes["gen_ai.response.id"], attributes["gen_ai.completion.0.content"]) == (response.id, TEXT)
+    assert attributes["gen_ai.completion.0.tool_calls.0.arguments"] == ARGUMENTS
+    assert attributes["llm.request.functions.0.name"] == "add"
     assert (record["state"], record["streamed"]) == ("ok", streamed)
     engine = agent.harness.model.calls[0].reply
     assert record["completion_token_ids"] == engine["choices"][0]["token_ids"]
@@ -114,9 +114,9 @@ async def test_a_structured_output_is_asked_for_and_parsed(agent: Agent, streame
     else:
         response = await agent.client.responses.parse(model="policy", input="hi", text_format=Sum)
     assert response.output_parsed == Sum(total=3)
-    wanted = agent.asked["response_format"]
-    schema = wanted["json_schema"]
-    assert (wanted["type"], schema["name"], schema["strict"]) == ("json_schema", "Sum", True)
+    response_format = agent.asked["response_format"]
+    schema = response_format["json_schema"]
+    assert (response_format["type"], schema["name"], schema["strict"]) == ("json_schema", "Sum", True)
     assert "total" in schema["schema"]["properties"]
 
 
@@ -191,8 +191,8 @@ async def test_thoughts_of_another_server_are_read_from_their_content_else_from_
         "summary": [{"type": "summary_text", "text": "s"}],
     }
     only = {"summary": [{"type": "summary_text", "text": "short"}]}
-    for given, expected in ((both, "whole"), (only, "short")):
-        await agent.ask(input=[{"role": "user", "content": "hi"}, {"type": "reasoning", "id": "rs", **given}])
+    for thoughts, expected in ((both, "whole"), (only, "short")):
+        await agent.ask(input=[{"role": "user", "content": "hi"}, {"type": "reasoning", "id": "rs", **thoughts}])
         assert agent.asked["messages"][1]["reasoning_content"] == expected
 
 
@@ -233,16 +233,16 @@ async def test_a_thought_that_is_kept_in_its_opaque_form_alone_goes_back_as_it_w
         thought = done[0]
     else:
         thought = (await agent.ask(**fields)).output[0].to_dict()
-    kept = {"type": "reasoning", "id": thought["id"], "summary": [], "encrypted_content": thought["encrypted_content"]}
-    said = {"role": "assistant", "content": "ok"}
-    for form in (thought, kept, {**kept, "summary": [{"type": "summary_text", "text": "short"}]}):
-        await agent.ask(input=[{"role": "user", "content": "hi"}, form, said], store=False)
-        assert agent.asked["messages"][1] == {**said, "reasoning_content": "hm \u00fc  \U0001f600 so"}
+    bare = {"type": "reasoning", "id": thought["id"], "summary": [], "encrypted_content": thought["encrypted_content"]}
+    reply = {"role": "assistant", "content": "ok"}
+    for form in (thought, bare, {**bare, "summary": [{"type": "summary_text", "text": "short"}]}):
+        await agent.ask(input=[{"role": "user", "content": "hi"}, form, reply], store=False)
+        assert agent.asked["messages"][1] == {**reply, "reasoning_content": "hm \u00fc  \U0001f600 so"}
     calls = len(agent.harness.model.calls)
-    changed = kept["encrypted_content"][:-6] + "AAAAAA"
-    for value in (changed, "\u00fc", "AAAA", kept["encrypted_content"][:-4]):
+    changed = bare["encrypted_content"][:-6] + "AAAAAA"
+    for value in (changed, "\u00fc", "AAAA", bare["encrypted_content"][:-4]):
         with pytest.raises(openai.BadRequestError) as caught:
-            await agent.ask(input=[{**kept, "encrypted_content": value}, said])
+            await agent.ask(input=[{**bare, "encrypted_content": value}, reply])
         assert (caught.value.code, caught.value.param) == (
             "invalid_encrypted_content",
             "input[0].encrypted_content",
@@ -291,14 +291,14 @@ async def test_functions_of_a_namespace_are_flat_for_the_model_and_named_in_full
     agent.harness.model.answer = lambda request: {"content": None, "tool_calls": [called]}
     tools = [{"type": "web_search"}, {"type": "namespace", "name": "files", "description": "d", "tools": [TOOL]}, TOOL]
     earlier = {"type": "function_call", "call_id": "c", "namespace": "files", "name": "add", "arguments": "{}"}
-    given = [earlier, {"type": "function_call_output", "call_id": "c", "output": "3"}]
+    conversation = [earlier, {"type": "function_call_output", "call_id": "c", "output": "3"}]
     if streamed:
-        done = [e async for e in await agent.ask(input=given, tools=tools, stream=True)]
+        done = [e async for e in await agent.ask(input=conversation, tools=tools, stream=True)]
         (call,) = done[-1].response.output
         (item,) = [event.item for event in done if event.type == "response.output_item.done"]
         assert (item.namespace, item.name) == ("files", "add")
     else:
-        (call,) = (await agent.ask(input=given, tools=tools)).output
+        (call,) = (await agent.ask(input=conversation, tools=tools)).output
     assert (call.namespace, call.name, call.arguments) == ("files", "add", ARGUMENTS)
     assert [tool["function"]["name"] for tool in agent.asked["tools"]] == ["files__add", "add"]
     assert agent.asked["messages"][0]["tool_calls"][0]["function"]["name"] == "files__add"
@@ -557,10 +557,10 @@ async def test_a_native_server_gets_the_request_as_it_is(native: Agent) -> None:
     assert exchange.request == {"model": "gpt-9", "input": "hi", **fields}
     assert exchange.headers["authorization"] == "Bearer provider-key"
     assert response.id == exchange.reply["id"]
-    said, call = await native.recorded()
+    attributes, call = await native.recorded()
     assert call["state"] == "no_tokens"
-    assert said["gen_ai.response.id"] == response.id
-    assert [said[f"gen_ai.prompt.{i}.content"] for i in (0, 1)] == ["s", "hi"]
+    assert attributes["gen_ai.response.id"] == response.id
+    assert [attributes[f"gen_ai.prompt.{i}.content"] for i in (0, 1)] == ["s", "hi"]
 
 
 @pytest.mark.parametrize("streams", [True, False])
@@ -570,10 +570,10 @@ async def test_a_native_stream_passes_and_is_recorded_without_tokens(native: Age
     async with native.stream(model="gpt") as stream:
         response = await stream.get_final_response()
     assert response.output_text == TEXT
-    said, call = await native.recorded()
+    attributes, call = await native.recorded()
     assert (call["state"], call["streamed"], call["finish_reason"]) == ("no_tokens", True, "stop")
-    assert said["gen_ai.completion.0.content"] == TEXT
-    assert (said["gen_ai.usage.prompt_tokens"], said["gen_ai.usage.completion_tokens"]) == (7, 5)
+    assert attributes["gen_ai.completion.0.content"] == TEXT
+    assert (attributes["gen_ai.usage.prompt_tokens"], attributes["gen_ai.usage.completion_tokens"]) == (7, 5)
 
 
 async def test_a_native_response_that_failed_is_heard_and_recorded_as_failed(native: Agent) -> None:
@@ -587,8 +587,8 @@ async def test_a_native_response_that_failed_is_heard_and_recorded_as_failed(nat
     ]
     body = b"".join(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode() for event in events)
     native.harness.model.faults = [Fault(body=body, headers=SSE)]
-    seen = [event.to_dict() async for event in await native.ask(model="gpt", stream=True)]
-    assert [event["type"] for event in seen] == [event["type"] for event in events]
-    assert seen[-1]["response"]["error"]["message"] == "out of memory"
-    said, call = await native.recorded()
-    assert (call["state"], said["gen_ai.completion.0.content"]) == ("upstream_error", "so far")
+    received = [event.to_dict() async for event in await native.ask(model="gpt", stream=True)]
+    assert [event["type"] for event in received] == [event["type"] for event in events]
+    assert received[-1]["response"]["error"]["message"] == "out of memory"
+    attributes, call = await native.recorded()
+    assert (call["state"], attributes["gen_ai.completion.0.content"]) == ("upstream_error", "so far")

@@ -1,4 +1,4 @@
-"""Tools that only a vendor's server can run, in each dialect: the model is not shown them, and the call says so."""
+"""Tools that only a vendor's server can run, in each dialect: the model sees none, and the record names them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ADD: dict[str, Json] = {
     "messages": {"name": "add", "input_schema": SCHEMA},
     "responses": {"type": "function", "name": "add", "parameters": SCHEMA},
 }
-"""By route: a function of the agent."""
+"""A function of the agent for each route."""
 REQUEST: dict[str, Json] = {"chat/completions": HI, "messages": {"max_tokens": 50, **HI}, "responses": {"input": "hi"}}
 TYPES = {
     "chat/completions": ("web_search", "web_search_preview", "code_interpreter", "mcp"),

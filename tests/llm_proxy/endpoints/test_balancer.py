@@ -1,4 +1,4 @@
-"""Several endpoints of one model: a rollout stays, new ones go where there is least to do, broken ones rest."""
+"""Several endpoints of one model: a rollout stays, new ones go to the least busy, broken ones rest."""
 
 from __future__ import annotations
 
@@ -158,8 +158,8 @@ async def test_an_endpoint_that_is_out_is_asked_and_comes_back() -> None:
         second.faults = [Fault(503)] * FAILURES
         while harness.proxy.stats()["endpoints"][name] != "out":
             assert (await harness.ask(await harness.attempt()))[0] == 200
-        seen = second.gets
-        await until(lambda: second.gets >= seen + 2)
+        gets_before = second.gets
+        await until(lambda: second.gets >= gets_before + 2)
         assert harness.proxy.stats()["endpoints"][name] == "out"
 
         second.get_status = 200

@@ -1,4 +1,4 @@
-"""Engines spell tokens differently: each is asked in its own way, and the agent sees what it asked for, no more."""
+"""Engines spell tokens differently: each is called in its own way, and the agent sees the fields that it requested."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ async def test_a_call_is_recorded_with_its_tokens_and_shown_without_them(
         text = "".join(agent.text_of(chunk) for chunk in chunks) if streamed else shown
         assert ANSWER in text
         assert not [name for name in OURS if re.search(rf'"{name}": [^n]', shown)]
-        said, call = await agent.recorded()
+        attributes, call = await agent.recorded()
         assert (call["state"], call["streamed"], call["upstream_tries"]) == ("ok", streamed, 1)
         assert (call["prompt_token_ids"], call["completion_token_ids"]) == (PROMPT, COMPLETION)
         assert call["completion_logprobs"] == logprobs_of(COMPLETION)
-        assert said["gen_ai.system"] == SYSTEMS[engine]
+        assert attributes["gen_ai.system"] == SYSTEMS[engine]
         refuses_ids_in_streams = engine == "sglang" and kind is ChatAgent
         assert bool(stub.asked[0].get("stream")) is (streamed and not refuses_ids_in_streams)
         (record,) = [span.attributes for span in await harness.spans(agent.attempt) if span.parent_id]
@@ -131,8 +131,8 @@ async def test_sglang_streams_at_once_for_a_policy_that_is_not_trained() -> None
             agent = ChatAgent(harness, await harness.attempt())
             async with agent.client:
                 assert "".join([piece async for piece in agent.pieces()]) == ANSWER
-            (asked,) = stub.asked
-            assert asked["stream"] is True
+            (request,) = stub.asked
+            assert request["stream"] is True
 
 
 def test_an_unknown_engine_is_named_at_construction() -> None:
@@ -154,7 +154,7 @@ def _no_provider_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def stub_at(provider: str, monkeypatch: pytest.MonkeyPatch) -> ModelServer:
-    """Return a server for whose address the provider's is taken."""
+    """Return a server whose address stands for the provider's."""
     with ModelServer() as model:
         monkeypatch.setitem(engines.ADDRESSES, provider, model.base_url)
     return model  # the harness opens the same port again
@@ -176,8 +176,8 @@ async def test_anthropic_is_asked_in_its_own_dialect(monkeypatch: pytest.MonkeyP
     model = stub_at("anthropic", monkeypatch)
     async with GatewayHarness(model, model_list=[entry("anthropic/claude", api_key="sk-of-anthropic")]) as harness:
         attempt = await harness.attempt()
-        said = {"model": "policy", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}
-        assert (await harness.post(harness.url(attempt, "/v1/messages"), said))[0] == 200
+        body = {"model": "policy", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}
+        assert (await harness.post(harness.url(attempt, "/v1/messages"), body))[0] == 200
     assert (model.calls[0].path, model.calls[0].headers["x-api-key"]) == ("/v1/messages", "sk-of-anthropic")
 
 
@@ -219,7 +219,7 @@ async def test_a_key_that_an_entry_does_not_give_is_the_environments_and_stays_t
 
 
 @pytest.mark.parametrize(
-    ("variable", "value", "said"),
+    ("variable", "value", "message"),
     [
         ("OPENAI_BASE_URL", "localhost", r"api_base \(from the environment\) must be a URL such as"),
         ("OPENAI_BASE_URL", "http://user:pw-planted@h/v1", r"api_base \(from the environment\) must not hold a user"),
@@ -227,16 +227,16 @@ async def test_a_key_that_an_entry_does_not_give_is_the_environments_and_stays_t
     ],
 )
 def test_what_the_environment_says_is_checked_and_not_shown(
-    variable: str, value: str, said: str, monkeypatch: pytest.MonkeyPatch
+    variable: str, value: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable, value)
-    with pytest.raises(ValueError, match=said) as caught:
+    with pytest.raises(ValueError, match=message) as caught:
         ModelTable([entry("openai/gpt-4o")])
     assert "planted" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("model", "parameters", "said"),
+    ("model", "parameters", "message"),
     [
         ("openai/gpt-4o", {}, "api_key is missing: .*/api.openai.com.* write 'api_key': 'os.environ/OPENAI_API_KEY'"),
         ("azure/gpt-4o", {"api_key": "k"}, "api_base is missing: with 'azure/' .*openai.azure.com/openai/v1"),
@@ -244,6 +244,6 @@ def test_what_the_environment_says_is_checked_and_not_shown(
         ("gpt-4o", {"api_key": "k"}, "api_base is missing; .*engine='litellm'"),
     ],
 )
-def test_an_entry_that_cannot_be_reached_says_what_is_missing(model: str, parameters: Any, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_an_entry_that_cannot_be_reached_says_what_is_missing(model: str, parameters: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         ModelTable([entry(model, **parameters)])

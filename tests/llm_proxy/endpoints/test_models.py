@@ -22,7 +22,7 @@ from tests.stubs.model_server import Fault, ModelServer, encode
 
 HI: Any = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
 SHORT = 0.2
-"""Seconds that a server which does not answer is given."""
+"""Seconds before a server that does not answer is given up."""
 TENANT = "tenant-planted-0123456789"
 
 
@@ -57,11 +57,11 @@ async def test_a_server_that_is_too_slow_is_left_for_the_next(
     async with openai.AsyncOpenAI(base_url=harness.url(attempt, "/v1"), api_key="any", max_retries=0) as client:
         if streamed:
             stream = await client.chat.completions.create(**HI, stream=True)
-            said = "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
+            words = "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
         else:
             create: Any = client.chat.completions.create
-            said = (await create(**HI)).choices[0].message.content
-    assert said == "you said hi"
+            words = (await create(**HI)).choices[0].message.content
+    assert words == "you said hi"
     await harness.model.until(lambda calls: calls[0].client_left)  # what came too late is not generated on
     (call,) = await harness.raw(attempt)
     assert (call["state"], call["upstream_tries"]) == ("ok", 2)
@@ -100,8 +100,8 @@ async def test_a_stream_has_the_time_until_its_first_bytes_and_then_all_that_it_
         first = await anext(stream)
         await asyncio.sleep(3 * SHORT)
         second.release()
-        said = [chunk.choices[0].delta.content or "" for chunk in [first, *[c async for c in stream]] if chunk.choices]
-    assert "".join(said) == "you said hi"
+        texts = [chunk.choices[0].delta.content or "" for chunk in [first, *[c async for c in stream]] if chunk.choices]
+    assert "".join(texts) == "you said hi"
     assert await harness.states(attempt) == ["ok"]
 
 
@@ -169,12 +169,12 @@ ROUTES: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("route", ROUTES)
 async def test_max_tokens_holds_where_a_request_names_no_limit(harness: GatewayHarness, route: str) -> None:
-    said, name = ROUTES[route]
+    prompt, name = ROUTES[route]
     dialects = ["chat/completions", "completions", "responses"]
     harness.proxy.update_model_list([harness.model.entry("policy", max_tokens=33, dialects=dialects)])
     attempt = await harness.attempt()
-    for given, limit in ((None, 33), (500, 500)):
-        body = {"model": "policy", **said, name: given}
+    for limit_in_request, limit in ((None, 33), (500, 500)):
+        body = {"model": "policy", **prompt, name: limit_in_request}
         assert (await harness.post(harness.url(attempt, route), body))[0] == 200
         assert harness.model.calls[-1].request[name] == limit
 
@@ -199,9 +199,9 @@ async def test_each_endpoint_adds_its_own_and_the_record_says_what_was_asked(
     harness.model.faults.append(Fault(503))
     assert (await harness.ask(attempt, temperature=1.0))[0] == 200
     assert (harness.model.calls[0].request["max_tokens"], harness.model.calls[0].request["top_k"]) == (7, 1)
-    asked = second.calls[0].request
-    assert {name: asked[name] for name in body} == body
-    assert (asked["max_tokens"], "top_k" in asked) == (33, False)
+    upstream_request = second.calls[0].request
+    assert {name: upstream_request[name] for name in body} == body
+    assert (upstream_request["max_tokens"], "top_k" in upstream_request) == (33, False)
     request = (await harness.spans(attempt))[0].attributes
     settings = ("temperature", "top_p", "max_tokens")
     assert [request[f"gen_ai.request.{name}"] for name in settings] == [0.3, 0.5, 33]
@@ -209,20 +209,20 @@ async def test_each_endpoint_adds_its_own_and_the_record_says_what_was_asked(
 
 
 async def test_anthropics_messages_get_the_body_too_translated_or_not(harness: GatewayHarness) -> None:
-    attempt, said = await harness.attempt(), {**HI, "max_tokens": 9}
+    attempt, body = await harness.attempt(), {**HI, "max_tokens": 9}
     for dialects in (["chat/completions"], ["messages"]):
         entry = harness.model.entry("policy", dialects=dialects, max_tokens=33, extra_body={"top_k": 4})
         harness.proxy.update_model_list([entry])
-        assert (await harness.post(harness.url(attempt, "/v1/messages"), said))[0] == 200
-        asked = harness.model.calls[-1].request
-        assert (asked["top_k"], asked.get("max_tokens", asked.get("max_completion_tokens"))) == (4, 9)
+        assert (await harness.post(harness.url(attempt, "/v1/messages"), body))[0] == 200
+        request = harness.model.calls[-1].request
+        assert (request["top_k"], request.get("max_tokens", request.get("max_completion_tokens"))) == (4, 9)
 
 
 # --- extra_headers ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("route", "said", "dialects"),
+    ("route", "body", "dialects"),
     [
         ("/v1/chat/completions", {"messages": HI["messages"]}, None),
         ("/v1/chat/completions", {"messages": HI["messages"], "stream": True}, None),
@@ -234,14 +234,14 @@ async def test_anthropics_messages_get_the_body_too_translated_or_not(harness: G
     ],
 )
 async def test_headers_go_out_with_every_request(
-    harness: GatewayHarness, route: str, said: Any, dialects: Any, monkeypatch: pytest.MonkeyPatch
+    harness: GatewayHarness, route: str, body: Any, dialects: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OUR_TENANT", TENANT)
     headers = {"X-Tenant": "os.environ/OUR_TENANT", "User-Agent": "our agents/1", "anthropic-beta": "ours"}
     chosen = {} if dialects is None else {"dialects": dialects}
     harness.proxy.update_model_list([harness.model.entry("policy", extra_headers=headers, **chosen)])
     url = harness.url(await harness.attempt(), route)
-    async with harness.session.post(url, json={"model": "policy", **said}, headers={"anthropic-beta": "its"}) as reply:
+    async with harness.session.post(url, json={"model": "policy", **body}, headers={"anthropic-beta": "its"}) as reply:
         assert reply.status == 200
         await reply.read()
     sent = harness.model.calls[-1].headers
@@ -251,11 +251,11 @@ async def test_headers_go_out_with_every_request(
 async def test_headers_go_out_with_questions_of_what_serves_and_of_health() -> None:
     checks = HealthChecks(failures=1, interval_seconds=0.02, rest_seconds=600.0, longest_rest_seconds=600.0)
     async with ModelServer() as second, GatewayHarness(health=checks) as harness:
-        known, unknown = (
+        engine_entry, unknown = (
             harness.model.entry(name, extra_headers={"X-Tenant": TENANT}, **engine)
             for name, engine in (("policy", {"engine": "vllm"}), ("other", {}))
         )
-        harness.proxy.update_model_list([known, second.entry("policy"), unknown])
+        harness.proxy.update_model_list([engine_entry, second.entry("policy"), unknown])
         harness.model.faults = [Fault(500)]
         attempt = await attempt_at(harness, harness.model)
         assert (await harness.ask(attempt))[0] == 200
@@ -277,8 +277,8 @@ async def test_a_header_is_kept_from_agents_records_and_logs(
     )
     harness.proxy.update_model_list([harness.model.entry("policy", extra_headers=headers, extra_body=body)])
     attempt = await harness.attempt()
-    said = json.dumps({"error": {"message": f"refused: Basic {TENANT}, {TENANT}, body-planted"}}).encode()
-    harness.model.faults = [Fault(400, said)]
+    error_body = json.dumps({"error": {"message": f"refused: Basic {TENANT}, {TENANT}, body-planted"}}).encode()
+    harness.model.faults = [Fault(400, error_body)]
     harness.model.answer = lambda request: f"the weather agent says {TENANT}"
     answers = [await harness.ask(attempt) for _ in range(2)]
     assert [status for status, _ in answers] == [400, 200]
@@ -320,14 +320,14 @@ WRONG: list[tuple[str, Any, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "value", "said"), WRONG)
-def test_a_wrong_value_is_refused_by_its_place_and_never_shows_a_header(name: str, value: Any, said: str) -> None:
+@pytest.mark.parametrize(("name", "value", "message"), WRONG)
+def test_a_wrong_value_is_refused_by_its_place_and_never_shows_a_header(name: str, value: Any, message: str) -> None:
     has_litellm = importlib.util.find_spec("litellm") is not None and name != "timeouts"  # which would be LiteLLM's own
     for engine in (None, "litellm") if has_litellm else (None,):
         parameters = {"model": "openai/m", "api_base": "http://127.0.0.1:1/v1", "engine": engine, name: value}
         with pytest.raises(ValueError, match=r"^model_list\[0\]\.litellm_params\.") as caught:
             LLMProxy(model_list=[{"model_name": "policy", "litellm_params": parameters}])
-        assert said in str(caught.value)
+        assert message in str(caught.value)
         assert TENANT not in str(caught.value)
 
 

@@ -1,4 +1,4 @@
-"""Fallbacks and aliases: which model answers a call, what its record says of it, and who learns from it."""
+"""Fallbacks and aliases: the model that answers a call, the record of it, and the policy that learns from it."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def gateway(backup: ModelServer, *more: Any, **options: Any) -> GatewayHarness:
 
 
 async def asked_and_answered(harness: GatewayHarness, attempt: AttemptedRollout) -> Json:
-    """Return what the record of the last call says of its models."""
+    """Return the models in the record of the last call."""
     request, call = (await harness.spans(attempt))[-2].attributes, (await harness.raw(attempt))[-1]
     names = ("model", "policy", "policy_kind", "state")
     return {"asked": request["gen_ai.request.model"], **{name: call.get(name) for name in names}}
 
 
 async def trained(harness: GatewayHarness, attempt: AttemptedRollout, policy: str | None = None) -> int:
-    """Return how many of the attempt's calls would be learned from."""
+    """Return the number of the attempt's calls that can be trained."""
     return len(LlmProxyTraceToTriplet(policy=policy).adapt(await harness.spans(attempt)))
 
 
@@ -66,11 +66,11 @@ async def test_a_fallback_answers_where_the_servers_of_a_model_fail(
         async with openai.AsyncOpenAI(base_url=harness.url(attempt, "/v1"), api_key="any", max_retries=0) as client:
             if streamed:
                 stream = await client.chat.completions.create(**HI, stream=True)
-                said = "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
+                words = "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
             else:
                 create: Any = client.chat.completions.create
-                said = (await create(**HI)).choices[0].message.content
-        assert said == "the backup says so"
+                words = (await create(**HI)).choices[0].message.content
+        assert words == "the backup says so"
         assert backup.calls[0].request["model"] == "backup"
         record = await asked_and_answered(harness, attempt)
         assert (record["asked"], record["model"], record["state"]) == ("policy", "backup", "ok")
@@ -83,8 +83,8 @@ async def test_a_fallback_answers_where_the_servers_of_a_model_fail(
 
 async def test_a_fallback_answers_where_nothing_listens_or_an_entry_is_out_of_time(backup: ModelServer) -> None:
     with ModelServer() as slow:
-        gone = {"model_name": "gone", "litellm_params": {"model": "m", "api_base": "http://127.0.0.1:9/v1"}}
-        entries = [gone, slow.entry("slow", timeout=0.2), backup.entry("backup")]
+        unreachable = {"model_name": "gone", "litellm_params": {"model": "m", "api_base": "http://127.0.0.1:9/v1"}}
+        entries = [unreachable, slow.entry("slow", timeout=0.2), backup.entry("backup")]
         async with GatewayHarness(model_list=entries, fallbacks={"gone": ["slow"], "slow": ["backup"]}) as harness:
             slow.hold()
             attempt = await harness.attempt()
@@ -134,7 +134,7 @@ async def test_where_all_fail_the_first_one_is_heard_and_all_are_named(
 
 
 async def test_each_fallback_is_asked_in_a_dialect_of_its_own(backup: ModelServer) -> None:
-    """Messages go translated to a server of chats, and as they are to one that speaks them; and the other way round."""
+    """Messages are translated for a server of chats and sent unchanged to a native one; and the other way round."""
     native = ["messages", "responses"]
     for first, second in ((None, native), (native, None)):
         async with gateway(backup) as harness:
@@ -147,8 +147,8 @@ async def test_each_fallback_is_asked_in_a_dialect_of_its_own(backup: ModelServe
             assert (status, body["content"][0]["text"]) == (200, "the backup says so")
             status, body = await harness.post(harness.url(attempt, "/v1/responses"), {"model": "policy", "input": "hi"})
             assert (status, body["output"][-1]["content"][0]["text"]) == (200, "the backup says so")
-            asked = {"chat/completions"} if second is None else set(native)
-            assert {call.path.removeprefix("/v1/") for call in backup.calls} == asked
+            routes = {"chat/completions"} if second is None else set(native)
+            assert {call.path.removeprefix("/v1/") for call in backup.calls} == routes
             backup.calls.clear()
 
 
@@ -161,12 +161,12 @@ async def test_a_fallback_that_cannot_be_asked_in_any_form_is_passed_over(backup
         assert (await asked_and_answered(harness, attempt))["model"] == "backup"
 
 
-@pytest.mark.parametrize(("route", "said"), [("/v1/completions", {"prompt": "hi"}), ("/v1/embeddings", {"input": "h"})])
-async def test_other_routes_have_fallbacks_too(backup: ModelServer, route: str, said: Any) -> None:
+@pytest.mark.parametrize(("route", "text"), [("/v1/completions", {"prompt": "hi"}), ("/v1/embeddings", {"input": "h"})])
+async def test_other_routes_have_fallbacks_too(backup: ModelServer, route: str, text: Any) -> None:
     async with gateway(backup) as harness:
         harness.model.faults = [Fault(500)]
         attempt = await harness.attempt()
-        assert (await harness.post(harness.url(attempt, route), {"model": "policy", **said}))[0] == 200
+        assert (await harness.post(harness.url(attempt, route), {"model": "policy", **text}))[0] == 200
         assert [call.path for call in backup.calls] == [route]
 
 
@@ -286,12 +286,12 @@ async def test_calls_at_the_same_time_have_each_their_own_model_on_record(backup
         for span in spans:
             if span.name == "raw_gen_ai_request":
                 request = requests[span.parent_id or ""].attributes
-                asked, said = request["gen_ai.prompt.0.content"], str(request["gen_ai.completion.0.content"])
-                assert request["gen_ai.request.model"] == answers[str(asked)]
-                model = span.attributes.get("agentlightning.call.model", answers[str(asked)])
-                assert said == ("the backup says so" if model == "backup" else f"you said {asked}")
+                prompt, reply = request["gen_ai.prompt.0.content"], str(request["gen_ai.completion.0.content"])
+                assert request["gen_ai.request.model"] == answers[str(prompt)]
+                model = span.attributes.get("agentlightning.call.model", answers[str(prompt)])
+                assert reply == ("the backup says so" if model == "backup" else f"you said {prompt}")
                 assert (span.attributes.get("agentlightning.call.policy_kind") == "frozen") == (
-                    model == "backup" and answers[str(asked)] != "backup"
+                    model == "backup" and answers[str(prompt)] != "backup"
                 )
 
 
@@ -417,9 +417,9 @@ WRONG: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "said"), WRONG)
-def test_wrong_names_and_settings_are_refused_by_their_place(arguments: Any, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+@pytest.mark.parametrize(("arguments", "message"), WRONG)
+def test_wrong_names_and_settings_are_refused_by_their_place(arguments: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         LLMProxy(model_list=entries("a", "b"), **arguments)
 
 

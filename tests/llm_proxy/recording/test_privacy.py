@@ -1,4 +1,4 @@
-"""What is kept of prompts and replies, and redaction before anything leaves the gateway."""
+"""The stored part of prompts and replies, and redaction before anything leaves the gateway."""
 
 from __future__ import annotations
 

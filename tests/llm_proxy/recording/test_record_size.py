@@ -1,4 +1,4 @@
-"""A record that is too large shrinks and is kept: whatever grows when it is written down, no call is lost."""
+"""A record that is too large shrinks and is kept: no call is lost, whatever grows in its serialization."""
 
 from __future__ import annotations
 
@@ -56,17 +56,17 @@ async def test_a_call_whose_texts_grow_when_written_is_recorded_whole_or_by_hash
     answer = text if case in ("umlauts", "emoji", "quotes") else "short"
     async with GatewayHarness(ModelServer(lambda _: answer), store=store) as harness:
         attempt = await harness.attempt()
-        asked = {"model": "policy", "messages": [{"role": "user", "content": text}], "stream": streamed}
-        body = json.dumps(asked, ensure_ascii=case != "umlauts").encode()
+        request_body = {"model": "policy", "messages": [{"role": "user", "content": text}], "stream": streamed}
+        body = json.dumps(request_body, ensure_ascii=case != "umlauts").encode()
         async with harness.session.post(harness.url(attempt), data=io.BytesIO(body)) as reply:
             assert reply.status == 200, await reply.text()
             assert (b"[DONE]" in await reply.read()) == streamed
         assert harness.proxy.stats()["lost"] == 0
         assert await harness.states(attempt) == ["ok"]
-        kept = str((await harness.spans(attempt))[0].attributes["gen_ai.prompt.0.content"])
+        prompt = str((await harness.spans(attempt))[0].attributes["gen_ai.prompt.0.content"])
         written = text.encode("utf-8", "replace")
         sha = hashlib.sha256(written).hexdigest()
-        assert kept in (written.decode(), f"[not kept: {len(written)} bytes, sha256 {sha}]")
+        assert prompt in (written.decode(), f"[not kept: {len(written)} bytes, sha256 {sha}]")
 
 
 TOKENS = 500_000

@@ -1,4 +1,4 @@
-"""Calls on file: recorded with their tokens, replayed without a model server, strictly or by likeness."""
+"""Calls in a file: recorded with their tokens, replayed without a model server, strictly or by similarity."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ async def test_the_same_request_is_replayed_in_the_order_of_its_recording(tmp_pa
             await harness.ask(await harness.attempt())
     async with GatewayHarness(replay=path) as harness:
         attempt = await harness.attempt()
-        told = [(await harness.ask(attempt))[1]["choices"][0]["message"]["content"] for _ in range(4)]
-    assert told == ["one", "two", "three", "three"]
+        replies = [(await harness.ask(attempt))[1]["choices"][0]["message"]["content"] for _ in range(4)]
+    assert replies == ["one", "two", "three", "three"]
 
 
 async def test_a_call_that_is_not_on_file_is_refused_and_shows_the_one_most_like_it(tmp_path: Path) -> None:
@@ -70,14 +70,14 @@ async def test_a_call_that_is_not_on_file_is_refused_and_shows_the_one_most_like
         assert harness.model.calls == []
 
 
-@pytest.mark.parametrize("said", ["one\u2028two\u0085three\x1c", "half \ud83d", "wörter 中文"])
-async def test_every_text_comes_back_from_the_file(tmp_path: Path, said: str) -> None:
+@pytest.mark.parametrize("reply_text", ["one\u2028two\u0085three\x1c", "half \ud83d", "wörter 中文"])
+async def test_every_text_comes_back_from_the_file(tmp_path: Path, reply_text: str) -> None:
     path = tmp_path / "calls.jsonl"
-    async with GatewayHarness(ModelServer(answer=lambda request: said), record=path) as harness:
-        status, made = await harness.ask(await harness.attempt(), said)
+    async with GatewayHarness(ModelServer(answer=lambda request: reply_text), record=path) as harness:
+        status, made = await harness.ask(await harness.attempt(), reply_text)
         assert status == 200
     async with GatewayHarness(replay=path, model_list=[]) as harness:
-        status, reply = await harness.ask(await harness.attempt(), said)
+        status, reply = await harness.ask(await harness.attempt(), reply_text)
         assert (status, reply["choices"][0]["message"]) == (200, made["choices"][0]["message"])
 
 
@@ -96,8 +96,8 @@ async def test_one_file_for_both_asks_only_what_it_does_not_hold(tmp_path: Path)
             attempt = await harness.attempt()
             for content in ("a", "b"):
                 assert (await harness.ask(attempt, content))[0] == 200
-            asked = len(harness.model.calls)
-    assert asked == 0
+            count = len(harness.model.calls)
+    assert count == 0
     assert len(path.read_text().splitlines()) == 2
 
 

@@ -1,4 +1,4 @@
-"""What one call leaves in the store, and what the agent gets to see of it."""
+"""The span of one call in the store, and the part of it that the agent sees."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def test_the_request_span_holds_messages_tools_and_parameters() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "ids_shown", "logprobs_shown"),
+    ("options", "ids_shown", "logprobs_shown"),
     [
         ({}, False, False),
         ({"return_token_ids": False, "logprobs": False}, False, False),
@@ -79,9 +79,9 @@ async def test_the_request_span_holds_messages_tools_and_parameters() -> None:
     ],
 )
 async def test_the_agent_sees_exactly_what_it_asked_for(
-    harness: GatewayHarness, asked: dict[str, Any], ids_shown: bool, logprobs_shown: bool
+    harness: GatewayHarness, options: dict[str, Any], ids_shown: bool, logprobs_shown: bool
 ) -> None:
-    _, body = await harness.ask(await harness.attempt(), **asked)
+    _, body = await harness.ask(await harness.attempt(), **options)
     sent = harness.model.calls[0].reply
     assert sent is not None
     expected = {**sent, "choices": [dict(sent["choices"][0])]}
@@ -162,8 +162,8 @@ async def test_a_part_too_big_to_keep_is_recorded_as_its_hash_and_size(harness: 
     status, _ = await harness.ask(attempt, huge)
     assert status == 200
     assert len(harness.model.calls[0].request["messages"][0]["content"]) == len(huge)
-    kept = str((await harness.spans(attempt))[0].attributes["gen_ai.prompt.0.content"])
-    assert kept == f"[not kept: {len(huge)} bytes, sha256 {hashlib.sha256(huge.encode()).hexdigest()}]"
+    text = str((await harness.spans(attempt))[0].attributes["gen_ai.prompt.0.content"])
+    assert text == f"[not kept: {len(huge)} bytes, sha256 {hashlib.sha256(huge.encode()).hexdigest()}]"
     assert await harness.states(attempt) == ["ok"]
 
 
@@ -221,9 +221,9 @@ async def test_of_several_prompts_each_choice_has_its_own(harness: GatewayHarnes
     attempt = await harness.attempt()
     body = {"model": "policy", "prompt": ["a", "b", "c"], "n": 2}
     assert (await harness.post(harness.url(attempt, "/completions"), body))[0] == 200
-    said = [span.attributes for span in (await harness.spans(attempt))[::2]]
-    assert [attributes["gen_ai.prompt.0.content"] for attributes in said] == [*"aabbcc"]
-    assert ["gen_ai.prompt.1.content" in attributes for attributes in said] == [False] * 6
+    records = [span.attributes for span in (await harness.spans(attempt))[::2]]
+    assert [attributes["gen_ai.prompt.0.content"] for attributes in records] == [*"aabbcc"]
+    assert ["gen_ai.prompt.1.content" in attributes for attributes in records] == [False] * 6
     assert [call["prompt_token_ids"] for call in await harness.raw(attempt)] == [[0], [0], [1], [1], [2], [2]]
 
 

@@ -54,9 +54,9 @@ async def test_a_chat_goes_through_litellm_and_is_recorded(harness: GatewayHarne
     status, body = await harness.post(harness.url(attempt), {**HI, "temperature": 0.5})
     assert status == 200
     assert body["choices"][0]["message"]["content"] == "you said hi"
-    (asked,) = harness.model.calls
-    assert asked.headers["authorization"] == f"Bearer {PROVIDER_KEY}"
-    assert (asked.request["model"], asked.request["temperature"]) == ("m", 0.5)
+    (call,) = harness.model.calls
+    assert call.headers["authorization"] == f"Bearer {PROVIDER_KEY}"
+    assert (call.request["model"], call.request["temperature"]) == ("m", 0.5)
     assert await harness.states(attempt) == ["no_tokens"]
     assert (await harness.spans(attempt))[0].attributes["gen_ai.system"] == "openai"
 
@@ -86,8 +86,8 @@ async def test_anthropics_messages_reach_it_by_translation(harness: GatewayHarne
 async def test_a_providers_refusal_keeps_its_status_and_shows_no_key(
     harness: GatewayHarness, status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    said = {"error": {"message": f"no: {PROVIDER_KEY}", "type": "x", "param": None, "code": "y"}}
-    harness.model.faults.append(Fault(status, json.dumps(said).encode()))
+    error_body = {"error": {"message": f"no: {PROVIDER_KEY}", "type": "x", "param": None, "code": "y"}}
+    harness.model.faults.append(Fault(status, json.dumps(error_body).encode()))
     attempt = await harness.attempt()
     with caplog.at_level(logging.INFO):
         answer = await harness.post(harness.url(attempt), HI)
@@ -147,10 +147,10 @@ CALL: Any = {"id": "call_1", "type": "function", "function": {"name": "weather",
 async def test_tools_are_served_plain_and_streamed(harness: GatewayHarness) -> None:
     harness.model.answer = lambda request: {"content": None, "tool_calls": [CALL]}
     attempt = await harness.attempt()
-    asked: Any = {**HI, "tools": [WEATHER], "tool_choice": "required", "parallel_tool_calls": False}
+    arguments: Any = {**HI, "tools": [WEATHER], "tool_choice": "required", "parallel_tool_calls": False}
     async with openai.AsyncOpenAI(base_url=harness.url(attempt, "/v1"), api_key="any", max_retries=0) as client:
-        whole = (await client.chat.completions.create(**asked)).choices[0].message.tool_calls or []
-        stream = await client.chat.completions.create(**asked, stream=True)
+        whole = (await client.chat.completions.create(**arguments)).choices[0].message.tool_calls or []
+        stream = await client.chat.completions.create(**arguments, stream=True)
         deltas = [c.choices[0].delta.tool_calls or [] async for c in stream if c.choices]
     functions = [call.function for pieces in deltas for call in pieces if call.function]
     assert [(call.id, call.function.name, call.function.arguments) for call in whole] == [
@@ -220,10 +220,10 @@ async def test_the_settings_of_an_entry_reach_the_provider(harness: GatewayHarne
     async with harness.session.post(harness.url(attempt), json={**HI, "stream": streamed}) as reply:
         assert reply.status == 200
         await reply.read()
-    (asked,) = harness.model.calls
-    assert (asked.request["max_tokens"], asked.request["top_k"], asked.request["ours"]) == (33, 3, [1])
-    assert asked.headers["x-tenant"] == "t-1"
-    assert "weight" not in asked.request
+    (call,) = harness.model.calls
+    assert (call.request["max_tokens"], call.request["top_k"], call.request["ours"]) == (33, 3, [1])
+    assert call.headers["x-tenant"] == "t-1"
+    assert "weight" not in call.request
     assert (await harness.spans(attempt))[0].attributes["gen_ai.request.max_tokens"] == 33
 
 
@@ -277,6 +277,6 @@ def test_the_engine_of_an_entry_without_an_address_is_litellm_where_only_that_kn
 def test_of_a_long_error_no_part_of_the_key_is_shown() -> None:
     endpoint = ModelEndpoint("m", "http://127.0.0.1:1", PROVIDER_KEY)
     for before in range(_SHOWN_CHARS - 2 * len(PROVIDER_KEY), _SHOWN_CHARS + 1):
-        told = _words(ValueError("x" * before + PROVIDER_KEY), endpoint)
-        assert PROVIDER_KEY[:6] not in told
-        assert len(told) <= _SHOWN_CHARS
+        message = _words(ValueError("x" * before + PROVIDER_KEY), endpoint)
+        assert PROVIDER_KEY[:6] not in message
+        assert len(message) <= _SHOWN_CHARS

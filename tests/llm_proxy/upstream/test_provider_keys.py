@@ -35,7 +35,7 @@ def frame(index: int = 0, **delta: Any) -> bytes:
 
 def watched(frames: list[bytes]) -> list[bytes]:
     watch = KeyWatch(Secrets([KEY]))
-    shown = [seen for raw in frames for seen in watch.feed(raw)]
+    shown = [frame for raw in frames for frame in watch.feed(raw)]
     return [*shown, *watch.end()]
 
 
@@ -58,12 +58,12 @@ def test_whatever_a_stream_says_the_key_is_not_in_it_and_the_rest_is(parts: list
     pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     frames = [frame(content=piece) for piece in pieces]
     shown = watched(frames)
-    said = content(shown)
-    assert KEY not in said
+    visible = content(shown)
+    assert KEY not in visible
     if KEY not in text and not any(text.endswith(KEY[:n]) for n in range(8, len(KEY))):
         assert shown == frames
     elif KEY in text and not any(text.endswith(KEY[:n]) for n in range(8, len(KEY))):
-        assert said == text.replace(KEY, HIDDEN)
+        assert visible == text.replace(KEY, HIDDEN)
 
 
 def test_only_a_frame_that_may_begin_a_key_waits_for_the_next() -> None:
@@ -108,14 +108,14 @@ def test_the_key_is_found_however_it_is_written(case: str, key: str, streamed: b
         watch = KeyWatch(Secrets([key]))
         shown = b"".join([*watch.feed(b"data: " + body + b"\n\n"), *watch.end()])
         assert watch.hid_key
-        said = content([shown])
+        text = content([shown])
     else:
-        clean, found = Secrets([key]).hide(body)
-        assert found
-        said = json.loads(clean)["choices"][0]["delta"]["content"]
-    assert HIDDEN in said
-    assert key not in said
-    assert json.dumps(key)[1:-1] not in said
+        clean, has_key = Secrets([key]).hide(body)
+        assert has_key
+        text = json.loads(clean)["choices"][0]["delta"]["content"]
+    assert HIDDEN in text
+    assert key not in text
+    assert json.dumps(key)[1:-1] not in text
 
 
 def test_placeholders_are_words_like_others() -> None:
@@ -157,11 +157,11 @@ PLACES: dict[str, Callable[[str], Json]] = {
 
 def joined(frames: list[bytes]) -> list[str]:
     """Return what the frames say, joined for each field, by its names."""
-    said: dict[tuple[str, ...], str] = {}
+    texts: dict[tuple[str, ...], str] = {}
 
     def walk(value: Any, path: tuple[str, ...]) -> None:
         if isinstance(value, str):
-            said[path] = said.get(path, "") + value
+            texts[path] = texts.get(path, "") + value
         if isinstance(value, dict):
             for name, inner in cast(Json, value).items():
                 walk(inner, (*path, name))
@@ -172,7 +172,7 @@ def joined(frames: list[bytes]) -> list[str]:
     for data in b"".join(frames).split(b"\n"):
         if data.startswith(b"data: {"):
             walk(json.loads(data[6:]), ())
-    return list(said.values())
+    return list(texts.values())
 
 
 @pytest.mark.parametrize("size", [1, 3, 7, 11, 29])
@@ -267,25 +267,25 @@ async def test_no_agent_span_or_file_has_the_key(case: str, streamed: bool, tmp_
             attempt = await harness.attempt()
 
             async def ask(size: int) -> str:
-                asked = {"model": f"m{size}", **body, "stream": streamed}
-                async with harness.session.post(harness.url(attempt, route), json=asked) as answer:
+                request_body = {"model": f"m{size}", **body, "stream": streamed}
+                async with harness.session.post(harness.url(attempt, route), json=request_body) as answer:
                     assert answer.status == 200
                     return await answer.text()
 
             got = await asyncio.gather(*(ask(size) for size in sizes))
             states = await harness.states(attempt)
             assert states == ["no_tokens"] * len(sizes)
-            kept = [span.model_dump_json() for span in await harness.spans(attempt)]
+            span_texts = [span.model_dump_json() for span in await harness.spans(attempt)]
             files = [(tmp_path / name).read_text() for name in ("calls", "journal")]
             texts = [str(span.attributes.get("gen_ai.completion.0.content")) for span in await harness.spans(attempt)]
-    for text in [*got, *kept, *files]:
+    for text in [*got, *span_texts, *files]:
         assert KEY not in text
         assert LONG not in text
     assert sum(HIDDEN in text for text in texts) == len(sizes)
 
 
 def test_streams_without_the_key_pass_byte_for_byte() -> None:
-    asked = {
+    body = {
         "model": "m",
         "messages": [{"role": "user", "content": "hi"}],
         "n": 2,
@@ -293,7 +293,7 @@ def test_streams_without_the_key_pass_byte_for_byte() -> None:
         "logprobs": True,
     }
     words = "Yes, sk is skin; sk-prove it. Thus: " * 5
-    frames = chat_frames(chat_reply(asked, words + "s", "r-s", True), asked)
+    frames = chat_frames(chat_reply(body, words + "s", "r-s", True), body)
     assert watched(frames) == frames
     from tests.stubs.model_replies import message_reply, response_reply, text_reply
 

@@ -21,7 +21,7 @@ OTHER_PROMPT: NamedResources = {"p": PromptTemplate(template="two", engine="f-st
 
 @dataclass
 class Story:
-    """One call, told so that a copy which is carried out would show."""
+    """A call whose copy, if it is carried out, would show."""
 
     operation: str
     name: str
@@ -29,18 +29,18 @@ class Story:
     call: Act
     then: Act
     other: Act | None
-    """The call with other arguments; None where nothing tells it from the first."""
+    """The call with other arguments; None where nothing distinguishes it from the first."""
     refused: type[Exception] | None = None
-    """What the call is refused with, and its copy."""
+    """The error that refuses the call and its copy."""
     copy_refused: type[Exception] | None = None
-    """What only the copy may be refused with."""
+    """An error that may refuse the copy alone."""
 
     def __str__(self) -> str:
         return f"{self.operation}, {self.name}"
 
 
 async def nothing(store: LightningStore, ids: Ids) -> None:
-    """Leave everything as it is."""
+    """Change nothing."""
 
 
 async def started(store: LightningStore, ids: Ids) -> None:
@@ -375,7 +375,7 @@ async def world(store: LightningStore, *, events: bool = False) -> dict[str, Any
 
 
 async def answer_of(call: Awaitable[Any], token: str) -> Any:
-    """Return what a call with a token is answered with, or the error that it is refused with."""
+    """Return the answer to a call with a token, or the error that refuses it."""
     try:
         return await with_token(call, token)
     except (ConflictError, NotFoundError, GoneError, TokenReusedError) as error:
@@ -385,7 +385,7 @@ async def answer_of(call: Awaitable[Any], token: str) -> Any:
 async def check_late_copy(
     story: Story, store: LightningStore, open_other: Callable[[], Awaitable[LightningStore]]
 ) -> None:
-    """Tell a story in one store and deliver the copy to another one over the same data."""
+    """Run a story in one store and deliver the copy to another one over the same data."""
     ids: Ids = {}
     await story.before(store, ids)
     answer = ids["answer"] = await answer_of(story.call(store, ids), "the token")
@@ -416,13 +416,13 @@ def _check_refusal(answer: Any, expected: type[Exception] | None) -> None:
 
 
 def _check_same(copy: Any, answer: Any) -> None:
-    """A claim is answered with what of it is there; a span that is there already with nothing."""
+    """Compare the answer to a copy with the first one, unless it is None or empty."""
     if copy is not None and copy != []:
         assert _identity(copy) == _identity(answer)
 
 
 def _identity(answer: Any) -> Any:
-    """Return of an answer what does not change when the world goes on."""
+    """Return the part of an answer that later changes do not affect."""
     if isinstance(answer, list):
         return [_identity(each) for each in cast("list[Any]", answer)]
     for name in ("attempt_id", "rollout_id", "resources_id", "worker_id", "span_id", "run_id"):

@@ -69,9 +69,9 @@ async def test_an_attempts_end_is_stamped_once(store: LightningStore) -> None:
     assert first.end_time is not None
     assert again.end_time == first.end_time
     assert again.outcome == "scored"
-    found = await store.get_rollout_by_id(rollout.rollout_id)
-    assert found is not None
-    assert found.status == "succeeded"
+    stored_rollout = await store.get_rollout_by_id(rollout.rollout_id)
+    assert stored_rollout is not None
+    assert stored_rollout.status == "succeeded"
 
 
 async def test_outcome_reason_and_error_are_kept_on_the_attempt(store: LightningStore) -> None:

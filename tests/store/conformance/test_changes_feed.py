@@ -1,4 +1,4 @@
-"""Following a store: which rollouts changed after a cursor, also for those who come back later."""
+"""The feed of a store: the rollouts that changed after a cursor, also for a reader that comes back later."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from agentlightning.types import Span
 async def _follow(
     store: LightningStore, cursor: str, until: set[str], timeout: float = 10.0
 ) -> tuple[dict[str, str], str]:
-    """Read pages until each of these rollouts was seen; returns what was told last of each."""
-    seen: dict[str, str] = {}
+    """Read pages until each of these rollouts has appeared, and return the last status reported of each."""
+    statuses: dict[str, str] = {}
 
     async def read() -> str:
         at = cursor
-        while not until <= set(seen):
+        while not until <= set(statuses):
             page = await store.query_events(after=at, timeout=timeout, limit=2)
-            seen.update({event.rollout_id: event.status for event in page.events})
+            statuses.update({event.rollout_id: event.status for event in page.events})
             at = page.cursor
         return at
 
-    return seen, await asyncio.wait_for(read(), timeout)
+    return statuses, await asyncio.wait_for(read(), timeout)
 
 
 async def test_from_the_beginning_every_rollout_is_told_once_in_the_order_of_its_last_change(
@@ -34,10 +34,10 @@ async def test_from_the_beginning_every_rollout_is_told_once_in_the_order_of_its
 ) -> None:
     made = [await store.enqueue_rollout(input=i) for i in range(5)]
     await store.update_rollout(made[1].rollout_id, status="cancelled")
-    seen, cursor = await _follow(store, "0", {rollout.rollout_id for rollout in made})
+    statuses, cursor = await _follow(store, "0", {rollout.rollout_id for rollout in made})
     order = [made[i].rollout_id for i in (0, 2, 3, 4, 1)]
-    assert list(seen) == order
-    assert seen[made[1].rollout_id] == "cancelled"
+    assert list(statuses) == order
+    assert statuses[made[1].rollout_id] == "cancelled"
     assert (await store.query_events(after=cursor)).events == []
 
 
@@ -74,8 +74,8 @@ async def test_who_comes_back_with_a_cursor_misses_nothing(store: LightningStore
     _, cursor = await _follow(store, "0", {first.rollout_id})
     others = {(await store.enqueue_rollout(input=i)).rollout_id for i in range(3)}
     await store.update_rollout(first.rollout_id, status="cancelled")
-    seen, _ = await _follow(store, cursor, others | {first.rollout_id})
-    assert seen[first.rollout_id] == "cancelled"
+    statuses, _ = await _follow(store, cursor, others | {first.rollout_id})
+    assert statuses[first.rollout_id] == "cancelled"
 
 
 async def test_the_cursor_outlives_the_deletion_of_what_it_points_at(store: LightningStore) -> None:
@@ -83,8 +83,8 @@ async def test_the_cursor_outlives_the_deletion_of_what_it_points_at(store: Ligh
     _, cursor = await _follow(store, "0", {made.rollout_id})
     await store.delete_rollouts(rollout_ids=[made.rollout_id], force=True)
     later = await store.enqueue_rollout(input=2)
-    seen, _ = await _follow(store, cursor, {later.rollout_id})
-    assert list(seen) == [later.rollout_id]
+    statuses, _ = await _follow(store, cursor, {later.rollout_id})
+    assert list(statuses) == [later.rollout_id]
 
 
 async def test_one_run_can_be_followed_alone(store: LightningStore) -> None:

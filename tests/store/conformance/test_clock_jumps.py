@@ -110,8 +110,8 @@ async def test_a_jump_is_logged_with_its_way_and_size(
     await store.query_workers()
     jump(HOURS)
     await store.query_workers()
-    told = [record.getMessage() for record in caplog.records if "jumped" in record.getMessage()]
-    assert [("back" in text, "ahead" in text) for text in told] == [(True, False), (False, True)]
+    messages = [record.getMessage() for record in caplog.records if "jumped" in record.getMessage()]
+    assert [("back" in text, "ahead" in text) for text in messages] == [(True, False), (False, True)]
 
 
 async def test_a_clock_set_back_while_no_server_ran_holds_nothing_up(

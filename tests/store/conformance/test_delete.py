@@ -30,17 +30,17 @@ async def _ids(store: LightningStore) -> list[str]:
 async def test_a_deleted_rollout_is_gone_with_its_attempts_and_spans(
     store: LightningStore, span: Callable[..., Span]
 ) -> None:
-    gone, kept = await _ended(store, span, 3), await _ended(store, span, 2)
-    assert await store.delete_rollouts(rollout_ids=[gone.rollout_id, "ro-unknown", gone.rollout_id]) == 1
-    assert await store.get_rollout_by_id(gone.rollout_id) is None
-    assert list(await store.query_attempts(gone.rollout_id)) == []
-    assert list(await store.query_spans(gone.rollout_id)) == []
+    target, other = await _ended(store, span, 3), await _ended(store, span, 2)
+    assert await store.delete_rollouts(rollout_ids=[target.rollout_id, "ro-unknown", target.rollout_id]) == 1
+    assert await store.get_rollout_by_id(target.rollout_id) is None
+    assert list(await store.query_attempts(target.rollout_id)) == []
+    assert list(await store.query_spans(target.rollout_id)) == []
     with pytest.raises(NotFoundError):
-        await store.update_rollout(gone.rollout_id, status="cancelled")
-    assert await _ids(store) == [kept.rollout_id]
+        await store.update_rollout(target.rollout_id, status="cancelled")
+    assert await _ids(store) == [other.rollout_id]
     counts = await store.statistics()
     assert (counts["total_rollouts"], counts["total_attempts"], counts["total_spans"]) == (1, 1, 2)
-    assert await store.delete_rollouts(rollout_ids=[gone.rollout_id]) == 0
+    assert await store.delete_rollouts(rollout_ids=[target.rollout_id]) == 0
 
 
 async def test_a_rollout_that_has_not_ended_is_refused_and_nothing_is_deleted(

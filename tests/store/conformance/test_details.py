@@ -1,4 +1,4 @@
-"""Outlines of spans, one span, versions of resources and texts of tokens, as every store tells them."""
+"""Outlines of spans, one span, versions of resources and texts of tokens, in every store."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ async def test_outlines_are_spans_without_attributes(store: LightningStore) -> N
         assert outline.attributes == len(span.attributes)
         assert not outline.stale
     assert [outline.kind for outline in page] == ["other", "call", "tool", "agent", "reward"]
-    found = page[1]
-    assert (found.call_id, found.call_state, found.model) == ("call-1", "ok", "policy")
-    assert (found.tokens_in, found.tokens_out, found.weight_version) == (12, 5, 3)
+    first_outline = page[1]
+    assert (first_outline.call_id, first_outline.call_state, first_outline.model) == ("call-1", "ok", "policy")
+    assert (first_outline.tokens_in, first_outline.tokens_out, first_outline.weight_version) == (12, 5, 3)
     assert page[0].end_time == spans[0].end_time
     assert page[2].status_description == ("it broke " * 100)[:200]
 
@@ -90,8 +90,8 @@ async def test_a_span_by_its_ids(store: LightningStore) -> None:
     started = await store.start_rollout("x")
     ids = started.rollout_id, started.attempt.attempt_id
     await store.add_many_spans([make_span(*ids, span_id=f"{number:016x}") for number in range(1, 4)])
-    found = await store.get_span(*ids, f"{2:016x}")
-    assert found == (await store.query_spans(*ids))[1]
+    span = await store.get_span(*ids, f"{2:016x}")
+    assert span == (await store.query_spans(*ids))[1]
     assert await store.get_span(*ids, f"{9:016x}") is None
     assert await store.get_span(ids[0], "unknown", f"{2:016x}") is None
     assert await store.get_span("unknown", ids[1], f"{2:016x}") is None
@@ -109,9 +109,9 @@ async def test_the_versions_of_a_set_of_resources(store: LightningStore) -> None
     assert [update.version for update in page] == [7, 6, 5]
     assert page.total == 7
     assert all(update.resources["main_llm"].api_key is None for update in page)  # type: ignore[union-attr]
-    kept = await store.get_resources_by_id(published.resources_id, 7)
-    assert kept is not None
-    assert kept.resources["main_llm"].api_key == "sk-not-to-be-shown"  # type: ignore[union-attr]
+    resources = await store.get_resources_by_id(published.resources_id, 7)
+    assert resources is not None
+    assert resources.resources["main_llm"].api_key == "sk-not-to-be-shown"  # type: ignore[union-attr]
     rest = await store.query_resource_versions(published.resources_id, sort_order="asc", limit=2, offset=1)
     assert [(update.version, update.resources["main_llm"].model) for update in rest] == [(2, "m2"), (3, "m3")]  # type: ignore[union-attr]
     assert len(await store.query_resource_versions(published.resources_id, offset=7)) == 0
@@ -121,9 +121,9 @@ async def test_the_versions_of_a_set_of_resources(store: LightningStore) -> None
 async def test_tokens_as_texts(store: LightningStore) -> None:
     name = "f" * 64
     await store.add_vocabulary(name, ["a", " b", "\\xe2\\x82", "", "\\n", "\u20ac"])
-    found = await store.get_token_texts(name, [5, 2, 3, 0, 6, -1, 4, 0])
-    assert found is not None
-    assert [(token.id, token.text, token.partial) for token in found] == [
+    texts = await store.get_token_texts(name, [5, 2, 3, 0, 6, -1, 4, 0])
+    assert texts is not None
+    assert [(token.id, token.text, token.partial) for token in texts] == [
         (5, "\u20ac", False),
         (2, "\\xe2\\x82", True),
         (3, "", False),

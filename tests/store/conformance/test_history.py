@@ -1,4 +1,4 @@
-"""Taking in the finished history of another store: as it was, once, and whatever order it comes in."""
+"""Importing the finished history of another store: unchanged, once, and in any order."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ LONG_AGO = 1_700_000_000.0
 
 
 def rollout(name: str = "ro-1", **fields: Any) -> Rollout:
-    given = {"status": "succeeded", "input": {"q": name}, "start_time": LONG_AGO, "end_time": LONG_AGO + 9, **fields}
-    return Rollout(rollout_id=name, **given)
+    values = {"status": "succeeded", "input": {"q": name}, "start_time": LONG_AGO, "end_time": LONG_AGO + 9, **fields}
+    return Rollout(rollout_id=name, **values)
 
 
 def attempt(of: str = "ro-1", number: int = 1, **fields: Any) -> Attempt:
     times = {"start_time": LONG_AGO + number, "end_time": LONG_AGO + number + 0.5}
-    given = {"status": "succeeded", "worker_id": "w-old", **times, **fields}
-    return Attempt(rollout_id=of, attempt_id=f"at-{of[3:]}-{number}", sequence_id=number, **given)
+    values = {"status": "succeeded", "worker_id": "w-old", **times, **fields}
+    return Attempt(rollout_id=of, attempt_id=f"at-{of[3:]}-{number}", sequence_id=number, **values)
 
 
 def span(of: Attempt, number: int, reward: float | None = None, **fields: Any) -> Span:
-    said = {} if reward is None else {"agentlightning.reward.0.name": "p", "agentlightning.reward.0.value": reward}
+    extra = {} if reward is None else {"agentlightning.reward.0.name": "p", "agentlightning.reward.0.value": reward}
     made = Span.from_attributes(
-        rollout_id=of.rollout_id, attempt_id=of.attempt_id, sequence_id=number, name=AGL_ANNOTATION if said else "x",
-        span_id=f"{number:016x}", trace_id="1" * 32, start_time=LONG_AGO, end_time=LONG_AGO + 1, attributes={**said},
+        rollout_id=of.rollout_id, attempt_id=of.attempt_id, sequence_id=number, name=AGL_ANNOTATION if extra else "x",
+        span_id=f"{number:016x}", trace_id="1" * 32, start_time=LONG_AGO, end_time=LONG_AGO + 1, attributes={**extra},
     )  # fmt: skip
     return Span(**made.model_dump(), **fields)
 
 
 def resources(name: str = "rs-1", version: int = 1, text: str = "{q}", **fields: Any) -> ResourcesUpdate:
-    given = {"create_time": LONG_AGO, "update_time": LONG_AGO + version, **fields}
+    values = {"create_time": LONG_AGO, "update_time": LONG_AGO + version, **fields}
     prompt = PromptTemplate(template=text, engine="f-string")
-    return ResourcesUpdate(resources_id=name, version=version, resources={"prompt": prompt}, **given)
+    return ResourcesUpdate(resources_id=name, version=version, resources={"prompt": prompt}, **values)
 
 
 def counts(done: HistoryImport) -> tuple[int, int, int, int, int]:
@@ -67,18 +67,18 @@ async def test_a_history_is_here_as_it_was(store: LightningStore) -> None:
     )  # fmt: skip
     assert counts(done) == (1, 1, 2, 3, 0)
     assert done.refused == []
-    found = await store.get_rollout_by_id("ro-1")
-    assert found is not None
-    assert (found.status, found.input, found.start_time, found.end_time) == (
+    stored_rollout = await store.get_rollout_by_id("ro-1")
+    assert stored_rollout is not None
+    assert (stored_rollout.status, stored_rollout.input, stored_rollout.start_time, stored_rollout.end_time) == (
         *("succeeded", {"q": "ro-1"}, LONG_AGO, LONG_AGO + 9),
     )
-    assert (found.metadata, found.resources_id) == ({"m": [1]}, "rs-1")
-    kept = list(await store.query_attempts("ro-1"))
-    assert [(a.sequence_id, a.status, a.start_time, a.end_time, a.worker_id) for a in kept] == [
+    assert (stored_rollout.metadata, stored_rollout.resources_id) == ({"m": [1]}, "rs-1")
+    attempts = list(await store.query_attempts("ro-1"))
+    assert [(a.sequence_id, a.status, a.start_time, a.end_time, a.worker_id) for a in attempts] == [
         (1, "timeout", LONG_AGO + 1, LONG_AGO + 1.5, "w-old"),
         (2, "succeeded", LONG_AGO + 2, LONG_AGO + 2.5, "w-old"),
     ]
-    assert [(a.outcome, a.outcome_reason, a.reward) for a in kept] == [
+    assert [(a.outcome, a.outcome_reason, a.reward) for a in attempts] == [
         ("cancelled", "timeout", None),
         ("scored", None, 0.25),
     ]
@@ -166,9 +166,9 @@ async def test_a_rollout_that_works_here_is_not_touched(store: LightningStore) -
     )  # fmt: skip
     assert done.present == 1
     assert [(piece.kind, piece.reason) for piece in done.refused] == [("attempt", "not_ended"), ("span", "not_ended")]
-    found = await store.get_rollout_by_id(mine.rollout_id)
-    assert found is not None
-    assert found.status == "preparing"
+    rollout = await store.get_rollout_by_id(mine.rollout_id)
+    assert rollout is not None
+    assert rollout.status == "preparing"
 
 
 async def test_the_latest_resources_stay_those_published_last(store: LightningStore) -> None:
@@ -226,10 +226,10 @@ async def test_several_imports_of_one_history_at_once_take_it_once(store: Lightn
 
 
 async def test_a_reward_that_came_with_its_attempt_stays(store: LightningStore) -> None:
-    said = attempt(reward=0.75, outcome="policy_fault", outcome_reason="budget")
-    await store.import_history(rollouts=[rollout()], attempts=[said], spans=[span(said, 1, reward=0.0)])
-    [kept] = await store.query_attempts("ro-1")
-    assert (kept.reward, kept.outcome, kept.outcome_reason) == (0.75, "policy_fault", "budget")
+    source = attempt(reward=0.75, outcome="policy_fault", outcome_reason="budget")
+    await store.import_history(rollouts=[rollout()], attempts=[source], spans=[span(source, 1, reward=0.0)])
+    [only_attempt] = await store.query_attempts("ro-1")
+    assert (only_attempt.reward, only_attempt.outcome, only_attempt.outcome_reason) == (0.75, "policy_fault", "budget")
 
 
 @pytest.mark.parametrize("outcome", [None, "scored"])
@@ -241,14 +241,14 @@ async def test_a_reward_too_large_of_a_history_is_left_out(store: LightningStore
         )
         assert not done.refused
         if value != 1.0:
-            for kept in await store.query_attempts(name):
-                assert (kept.reward, kept.rewards, kept.outcome) == (None, None, "unscored")
+            for each in await store.query_attempts(name):
+                assert (each.reward, each.rewards, each.outcome) == (None, None, "unscored")
     [group] = (await store.aggregate_rollouts()).groups
     assert (group.scored, group.mean, group.maximum) == (1, 1.0, 1.0)
 
 
 async def test_a_whole_store_moves_into_another(store: LightningStore) -> None:
-    """What a store of this package tells of its rollouts is what another takes."""
+    """Another store imports everything that a store of this package exports of its rollouts."""
     source = InMemoryLightningStore()
     for number in range(3):
         made = await source.start_rollout(input=number, run_id="r")
@@ -264,17 +264,17 @@ async def test_a_whole_store_moves_into_another(store: LightningStore) -> None:
     spans = [each for one in rollouts for each in await source.query_spans(one.rollout_id)]
     done = await store.import_history(rollouts=rollouts, attempts=attempts, spans=spans)
     assert counts(done) == (0, 3, 3, 9, 0)
-    for one, kept in zip(
+    for one, copy in zip(
         attempts, [a for r in rollouts for a in await store.query_attempts(r.rollout_id)], strict=True
     ):
-        assert kept == one
+        assert copy == one
     group = (await store.aggregate_rollouts(by="none")).groups[0]
     assert (group.count, group.mean) == (3, 0.5)
     await source.close()
 
 
 async def everything(store: LightningStore) -> object:
-    """All that a store tells of what it holds."""
+    """Return everything that a store reports of its content."""
     rollouts = sorted(await store.query_rollouts(), key=lambda each: each.rollout_id)
     return [
         (
@@ -313,26 +313,26 @@ async def test_a_long_history_is_taken_in_whole_and_once(
     store: LightningStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(history, "PIECE", 8)
-    given = long_history(30)
-    done = await store.import_history(**given)
+    whole_history = long_history(30)
+    done = await store.import_history(**whole_history)
     assert (done.rollouts, done.attempts, [each.id for each in done.refused]) == (30, 30, ["at-x-1"])
     for number in range(30):
         latest = await store.get_latest_attempt(f"ro-{number}")
         assert latest is not None
         assert latest.attempt_id == f"at-{number}-1"
-    again = await store.import_history(**given)
+    again = await store.import_history(**whole_history)
     assert (again.present, again.rollouts, len(again.refused)) == (60, 0, 1)
 
 
 async def test_a_store_in_memory_serves_others_while_a_long_history_is_taken_in() -> None:
     store, count = InMemoryLightningStore(), 3 * history.PIECE
-    taking, seen = asyncio.create_task(store.import_history(**long_history(count))), set[int]()
+    taking, totals = asyncio.create_task(store.import_history(**long_history(count))), set[int]()
     while not taking.done():
         total = (await store.query_rollouts(limit=0)).total
-        seen.add(total)
+        totals.add(total)
         if total:
             last = await store.get_rollout_by_id(f"ro-{total - 1}")
             assert isinstance(last, AttemptedRollout), "it is there without its attempt"
         await asyncio.sleep(0)
     await taking
-    assert seen - {0, count}, "it was taken in all at once"
+    assert totals - {0, count}, "it was taken in all at once"

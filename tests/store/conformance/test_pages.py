@@ -45,15 +45,15 @@ def _ids(page: Sequence[Rollout]) -> list[str]:
 async def test_pages_by_cursor_are_the_whole_list_in_its_order(store: LightningStore, filters: dict[str, Any]) -> None:
     await _fill(store)
     for sort_by, order in itertools.product(SORTED_BY, ("asc", "desc")):
-        asked: dict[str, Any] = {**filters, "sort_by": sort_by, "sort_order": order}
-        whole = await store.query_rollouts(**asked)
+        query: dict[str, Any] = {**filters, "sort_by": sort_by, "sort_order": order}
+        whole = await store.query_rollouts(**query)
         assert whole.cursor is None
-        pages = [page async for page in pages_of(store.query_rollouts, **asked, limit=4)]
-        assert [rollout_id for page in pages for rollout_id in _ids(page)] == _ids(whole), asked
+        pages = [page async for page in pages_of(store.query_rollouts, **query, limit=4)]
+        assert [rollout_id for page in pages for rollout_id in _ids(page)] == _ids(whole), query
         assert {page.total for page in pages} == {len(whole)}
         assert [page.cursor is None for page in pages] == [False] * (len(pages) - 1) + [True]
         if pages[0].cursor is not None:
-            rest = await store.query_rollouts(**asked, cursor=pages[0].cursor)
+            rest = await store.query_rollouts(**query, cursor=pages[0].cursor)
             assert _ids(rest) == _ids(whole)[4:], "without a limit it is all that is behind the cursor"
 
 
@@ -71,8 +71,8 @@ async def test_nothing_is_lost_or_doubled_while_others_add_and_delete(
 ) -> None:
     ids = await _fill(store)
     deleted, read = {rollout_id for number, rollout_id in enumerate(ids) if number % 3}, list[str]()
-    asked: dict[str, Any] = {"sort_by": sort_by, "sort_order": order}
-    async for page in pages_of(store.query_rollouts, **asked, limit=4):
+    query: dict[str, Any] = {"sort_by": sort_by, "sort_order": order}
+    async for page in pages_of(store.query_rollouts, **query, limit=4):
         read += _ids(page)
         await store.enqueue_rollout("meanwhile")
         await store.delete_rollouts(rollout_ids=[rollout_id for rollout_id in _ids(page) if rollout_id in deleted])
@@ -85,7 +85,7 @@ async def test_nothing_is_lost_or_doubled_while_others_add_and_delete(
 async def test_a_whole_list_has_each_rollout_once_while_they_change(
     store: LightningStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sorted by what changes: a rollout that ends would go to a page that was read, or is to be read once more."""
+    """A list sorted by a field that changes: a rollout that ends moves to a page read before or read again."""
     monkeypatch.setattr(client, "CHUNK", 3)
     ids = await _fill(store)
     done = asyncio.Event()
@@ -99,9 +99,9 @@ async def test_a_whole_list_has_each_rollout_once_while_they_change(
     changing = asyncio.create_task(change())
     try:
         for sort_by, order in (("end_time", "asc"), ("end_time", "desc"), ("status", "desc")):
-            asked: dict[str, Any] = {"sort_by": sort_by, "sort_order": order}
-            found = await store.query_rollouts(**asked)
-            assert sorted(_ids(found)) == sorted(ids)
+            query: dict[str, Any] = {"sort_by": sort_by, "sort_order": order}
+            rollouts = await store.query_rollouts(**query)
+            assert sorted(_ids(rollouts)) == sorted(ids)
     finally:
         done.set()
         await changing
@@ -148,17 +148,17 @@ def _places(page: Sequence[RunRecord]) -> list[tuple[int, str]]:
 ], ids=str)  # fmt: skip
 async def test_pages_of_records_are_the_whole_list(store: LightningStore, filters: dict[str, Any], order: str) -> None:
     await _add_records(store)
-    asked: dict[str, Any] = {**filters, "sort_order": order}
-    whole = await store.query_run_records("run", **asked)
+    query: dict[str, Any] = {**filters, "sort_order": order}
+    whole = await store.query_run_records("run", **query)
     assert whole.cursor is None
     for limit in (1, 2, 4, len(whole) or 1):
-        pages = [page async for page in pages_of(store.query_run_records, run_id="run", **asked, limit=limit)]
+        pages = [page async for page in pages_of(store.query_run_records, run_id="run", **query, limit=limit)]
         assert [place for page in pages for place in _places(page)] == _places(whole)
         assert {page.total for page in pages} == {len(whole)}
         assert len(pages) == max(1, -(-len(whole) // limit)), "the last page says that it is the last"
-    first = await store.query_run_records("run", **asked, limit=2)
+    first = await store.query_run_records("run", **query, limit=2)
     if first.cursor is not None:
-        assert _places(await store.query_run_records("run", **asked, cursor=first.cursor)) == _places(whole)[2:]
+        assert _places(await store.query_run_records("run", **query, cursor=first.cursor)) == _places(whole)[2:]
 
 
 @pytest.mark.parametrize("order", ["asc", "desc"])

@@ -1,4 +1,4 @@
-"""Which rollout is claimed next: priority, `not_before`, pauses before a retry."""
+"""The order in which rollouts are claimed: priority, `not_before`, pauses before a retry."""
 
 from __future__ import annotations
 
@@ -149,9 +149,9 @@ async def test_what_is_no_json_is_refused_with_its_place_one_by_one_and_in_a_bat
 
 
 async def test_a_batch_converts_what_a_single_one_converts(store: LightningStore) -> None:
-    given = {"worker": Worker(worker_id="w"), "pair": (1, 2.5), "none": float("nan")}
-    one = await store.enqueue_rollout(given, metadata=given)
-    [of_many] = await store.enqueue_many_rollouts([EnqueueRolloutRequest(input=given, metadata=given)])
+    values = {"worker": Worker(worker_id="w"), "pair": (1, 2.5), "none": float("nan")}
+    one = await store.enqueue_rollout(values, metadata=values)
+    [of_many] = await store.enqueue_many_rollouts([EnqueueRolloutRequest(input=values, metadata=values)])
     assert of_many.input == one.input
     assert of_many.metadata == one.metadata
     assert one.input["pair"] == [1, 2.5]

@@ -1,4 +1,4 @@
-"""Runs and their records, on every store: begun, ended, begun again, written down once, paged, gone back, deleted."""
+"""Runs and their records, on every store: begun, ended, begun again, recorded once, paged, gone back, deleted."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ async def test_a_run_begins_ends_and_begins_again(store: LightningStore) -> None
 
 async def test_the_best_figure_only_gets_better(store: LightningStore) -> None:
     await store.start_run("r")
-    for value, kept in ((0.5, 0.5), (0.4, 0.5), (0.6, 0.6)):
+    for value, best in ((0.5, 0.5), (0.4, 0.5), (0.6, 0.6)):
         run = await store.update_run("r", best=BestFigure(name="reward", value=value, step=1))
         assert run.best is not None
-        assert run.best.value == kept
+        assert run.best.value == best
     run = await store.update_run("r", best=BestFigure(name="held_out", value=0.1, step=2))
     assert run.best == BestFigure(name="held_out", value=0.1, step=2)
     assert (await store.update_run("r", best=None)).best is None
@@ -82,9 +82,9 @@ async def test_a_heartbeat_is_the_sign_of_life_and_a_stop_note_is_none(store: Li
     assert alive.last_heartbeat_time > begun.last_heartbeat_time  # type: ignore[operator]
     await asyncio.sleep(0.01)
     await store.add_run_records("r", [step(1)])
-    found = await store.get_run_by_id("r")
-    assert found is not None
-    assert found.last_heartbeat_time > alive.last_heartbeat_time  # type: ignore[operator]
+    run = await store.get_run_by_id("r")
+    assert run is not None
+    assert run.last_heartbeat_time > alive.last_heartbeat_time  # type: ignore[operator]
 
 
 async def test_runs_are_listed_filtered_and_sorted(store: LightningStore) -> None:
@@ -106,10 +106,10 @@ async def test_a_record_comes_once_however_often_it_is_sent(store: LightningStor
     assert await store.add_run_records("r", first) == 3
     changed = [step(1, reward=9.0), ledger(1, "ro-1"), ledger(2, "ro-1"), ledger(2, "ro-1", again=True)]
     assert await store.add_run_records("r", changed) == 1
-    found = await store.query_run_records("r")
-    assert places(found) == [(1, "step", ""), (1, "ledger", "ro-1"), (1, "ledger", "ro-2"), (2, "ledger", "ro-1")]
-    assert [record.data for record in found] == [{"reward": 0.5}, {"calls": [1]}, {}, {}]
-    assert all(record.time is not None for record in found)
+    records = await store.query_run_records("r")
+    assert places(records) == [(1, "step", ""), (1, "ledger", "ro-1"), (1, "ledger", "ro-2"), (2, "ledger", "ro-1")]
+    assert [record.data for record in records] == [{"reward": 0.5}, {"calls": [1]}, {}, {}]
+    assert all(record.time is not None for record in records)
     run = await store.get_run_by_id("r")
     assert run is not None
     assert run.last_step == 1
@@ -126,8 +126,8 @@ async def test_a_record_that_many_send_at_once_is_stored_once(given: Given) -> N
         *(stores[number % 2].add_run_records("r", batch) for number, batch in enumerate(batches))
     )
     assert sum(added) == 6 * 5
-    found = await given.store.query_run_records("r")
-    assert len(set(places(found))) == len(found) == 30
+    records = await given.store.query_run_records("r")
+    assert len(set(places(records))) == len(records) == 30
     page = await given.store.query_events(after="0")
     assert [(event.run_id, event.records) for event in page.runs] == [("r", {"step": 6, "ledger": 24})]
 
@@ -146,7 +146,7 @@ async def test_pages_are_cut_by_kind_step_and_name_from_either_end(store: Lightn
             assert (places(page), page.total) == (whole[offset:end], 9)
             page = await store.query_run_records("r", limit=limit, offset=offset, sort_order="desc")
             assert (places(page), page.total) == (whole[::-1][offset:end], 9)
-    for filters, wanted in (
+    for filters, expected in (
         ({"kind_in": ["step"]}, [p for p in whole if p[1] == "step"]),
         ({"kind_in": ["step", "ledger", "step"], "step_from": 2}, whole[3:]),
         ({"kind_in": []}, []),
@@ -156,7 +156,7 @@ async def test_pages_are_cut_by_kind_step_and_name_from_either_end(store: Lightn
         ({"name": "a", "kind_in": ["step", "alarm"]}, []),
         ({"name": "a", "kind_in": ["ledger"], "step_to": 1}, [(1, "ledger", "a")]),
     ):
-        assert places(await store.query_run_records("r", **filters)) == wanted, filters
+        assert places(await store.query_run_records("r", **filters)) == expected, filters
     with pytest.raises(BadRequestError, match="evaluation"):
         await store.query_run_records("r", kind_in=["loss"])  # type: ignore[list-item]
 
@@ -291,9 +291,9 @@ async def test_runs_may_have_odd_names_and_are_kept_apart(store: LightningStore)
     for run_id in ODD:
         assert places(await store.query_run_records(run_id, name=run_id)) == [(1, "ledger", run_id)]
         assert await store.rewind_run(run_id, 0) == 1
-        found = await store.get_run_by_id(run_id)
-        assert found is not None
-        assert (found.run_id, found.metadata) == (run_id, {"name": run_id})
+        stored_run = await store.get_run_by_id(run_id)
+        assert stored_run is not None
+        assert (stored_run.run_id, stored_run.metadata) == (run_id, {"name": run_id})
     assert [run.run_id for run in await store.query_runs(sort_by=None)] == ODD
     assert await store.delete_runs(ODD, force=True) == len(ODD)
 
@@ -329,15 +329,15 @@ async def test_changes_of_runs_are_told_in_the_feed_and_waited_for(store: Lightn
         ("r", "running", 1, {"step": 1, "ledger": 1}),
         ("s", "running", None, {}),
     ]
-    told: list[str] = []
+    ids: list[str] = []
     cursor = begin
     while True:  # one at a time, none is lost
         small = await store.query_events(after=cursor, limit=1)
-        told += [event.rollout_id for event in small.events] + [run.run_id for run in small.runs]
+        ids += [event.rollout_id for event in small.events] + [run.run_id for run in small.runs]
         if small.cursor == cursor:
             break
         cursor = small.cursor
-    assert sorted(told) == sorted(["r", "s", rollout.rollout_id])
+    assert sorted(ids) == sorted(["r", "s", rollout.rollout_id])
     assert (await store.query_events(after=begin, run_id="s")).runs[0].run_id == "s"
     assert (await store.query_events(after=page.cursor)).runs == []
     waiting = asyncio.create_task(store.query_events(after=page.cursor, timeout=5.0))

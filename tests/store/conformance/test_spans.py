@@ -1,4 +1,4 @@
-"""Evidence comes in: spans, their numbers, and what they say of an attempt."""
+"""Spans on every store: storing them, their numbers, and their effect on an attempt."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def test_spans_that_come_at_the_same_time_are_all_answered_with_themselves
     rollouts = [await store.start_rollout(number) for number in range(2)]
     spans = [span(rollouts[number % 2], f"{number}") for number in range(20)]
     stored = await asyncio.gather(*(store.add_span(each) for each in spans))
-    assert [found and (found.name, found.span_id) for found in stored] == [(s.name, s.span_id) for s in spans]
+    assert [answer and (answer.name, answer.span_id) for answer in stored] == [(s.name, s.span_id) for s in spans]
 
 
 async def test_a_span_of_opentelemetry_is_answered_with_what_is_stored_however_often_it_comes(
@@ -66,10 +66,10 @@ async def test_a_span_of_opentelemetry_is_answered_with_what_is_stored_however_o
     for each in spans:
         each.end()
     stored = await asyncio.gather(*(store.add_otel_span(*ids, each) for each in (*spans, *spans[:5])))  # type: ignore[arg-type]
-    kept = {found.span_id: found for found in await store.query_spans(rollout.rollout_id)}
-    assert len(kept) == 20
-    assert [found and found.name for found in stored] == [f"{number}" for number in (*range(20), *range(5))]
-    assert all(found == kept[found.span_id] for found in stored if found is not None)
+    spans_by_id = {span.span_id: span for span in await store.query_spans(rollout.rollout_id)}
+    assert len(spans_by_id) == 20
+    assert [span and span.name for span in stored] == [f"{number}" for number in (*range(20), *range(5))]
+    assert all(span == spans_by_id[span.span_id] for span in stored if span is not None)
 
 
 async def test_a_span_of_nobody_is_refused_and_nothing_of_its_batch_is_kept(
@@ -87,11 +87,11 @@ async def test_a_span_of_nobody_is_refused_and_nothing_of_its_batch_is_kept(
 async def test_a_span_starts_its_attempt_and_rollout(store: LightningStore, span: MakeSpan) -> None:
     rollout = await store.start_rollout("x")
     await store.add_span(span(rollout))
-    found = await store.get_rollout_by_id(rollout.rollout_id)
+    stored_rollout = await store.get_rollout_by_id(rollout.rollout_id)
     attempt = await store.get_latest_attempt(rollout.rollout_id)
-    assert found is not None
+    assert stored_rollout is not None
     assert attempt is not None
-    assert (found.status, attempt.status) == ("running", "running")
+    assert (stored_rollout.status, attempt.status) == ("running", "running")
     assert attempt.last_heartbeat_time is not None
 
 
@@ -101,11 +101,11 @@ async def test_a_late_span_of_an_older_attempt_is_kept_and_marked_stale(store: L
     stored = await store.add_span(span(rollout))
     assert stored is not None
     assert stored.attributes[STALE] is True
-    [kept] = await store.query_spans(rollout.rollout_id)
-    assert kept.attributes == {"k": "v", STALE: True}
-    found = await store.get_rollout_by_id(rollout.rollout_id)
-    assert found is not None
-    assert found.status == "preparing"
+    [only_span] = await store.query_spans(rollout.rollout_id)
+    assert only_span.attributes == {"k": "v", STALE: True}
+    stored_rollout = await store.get_rollout_by_id(rollout.rollout_id)
+    assert stored_rollout is not None
+    assert stored_rollout.status == "preparing"
 
 
 @pytest.mark.parametrize("status", ["preparing", "running", "failed", "succeeded", "unresponsive", "timeout"])
@@ -187,8 +187,8 @@ async def test_everything_on_a_span_survives(store: LightningStore) -> None:
         }
     )
     await store.add_span(sent)
-    [found] = await store.query_spans(rollout.rollout_id)
-    assert found.model_dump() == sent.model_dump()
+    [span] = await store.query_spans(rollout.rollout_id)
+    assert span.model_dump() == sent.model_dump()
 
 
 async def test_spans_are_filtered_sorted_and_paged(store: LightningStore, span: MakeSpan) -> None:

@@ -1,4 +1,4 @@
-"""Summaries, figures and rewards, checked against what the other questions of the same store say."""
+"""Summaries, figures and rewards, checked against the answers to the other queries of the same store."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_filters_name_every_field() -> None:
 
 
 class Remembered:
-    """What a store that no longer changes says of its rollouts; it is asked each question once."""
+    """The answers of a store that no longer changes; it is asked each question once."""
 
     def __init__(self, store: LightningStore) -> None:
         self._store = store
@@ -152,9 +152,9 @@ class Remembered:
 
 async def test_every_filter_order_and_page(store: LightningStore) -> None:
     await some_rollouts(store, 1)
-    known = [rollout.resources_id for rollout in await store.query_rollouts() if rollout.resources_id]
+    resources_ids = [rollout.resources_id for rollout in await store.query_rollouts() if rollout.resources_id]
     ids = [rollout.rollout_id for rollout in await store.query_rollouts()]
-    apart: list[dict[str, Any]] = [{"resources_id": known[0]}, {"rollout_id_in": ids[3:7]}]
+    apart: list[dict[str, Any]] = [{"resources_id": resources_ids[0]}, {"rollout_id_in": ids[3:7]}]
     remembered: Any = Remembered(store)
     for number, fields in enumerate([*FILTERS, *apart]):
         chosen = RolloutFilter(**fields)
@@ -199,12 +199,12 @@ def value_of(summary: RolloutSummary, sort_by: str) -> Any:
 async def test_cursors_stay_right_while_rollouts_are_added(store: LightningStore) -> None:
     first = [(await store.enqueue_rollout(number)).rollout_id for number in range(10)]
     page = await store.query_rollout_summaries(limit=4)
-    seen = [summary.rollout_id for summary in page]
+    ids = [summary.rollout_id for summary in page]
     while page.cursor is not None:
         await store.enqueue_rollout("in between")
         page = await store.query_rollout_summaries(limit=4, cursor=page.cursor)
-        seen += [summary.rollout_id for summary in page]
-    assert seen == first[::-1], "each once, in order, whatever came before them"
+        ids += [summary.rollout_id for summary in page]
+    assert ids == first[::-1], "each once, in order, whatever came before them"
     assert page.total == 12
 
 
@@ -214,12 +214,12 @@ async def test_figures_are_those_of_the_rollouts(store: LightningStore) -> None:
     for by in get_args(AggregateBy):
         for chosen in (None, RolloutFilter(run_id="run a"), RolloutFilter(has_reward=True, input_contains="A")):
             for dimension in (None, "other", "primary", "no \"such' dimension"):
-                found = await store.aggregate_rollouts(by=by, filter=chosen, buckets=4, dimension=dimension)
+                figures = await store.aggregate_rollouts(by=by, filter=chosen, buckets=4, dimension=dimension)
                 expected = await aggregate(remembered, by, chosen, 4, dimension)
-                assert [each.key for each in found.groups] == [each.key for each in expected.groups]
-                assert len(found.bucket_edges) == len(expected.bucket_edges)
-                assert found.bucket_edges == pytest.approx(expected.bucket_edges)
-                for one, other in zip(found.groups, expected.groups, strict=True):
+                assert [each.key for each in figures.groups] == [each.key for each in expected.groups]
+                assert len(figures.bucket_edges) == len(expected.bucket_edges)
+                assert figures.bucket_edges == pytest.approx(expected.bucket_edges)
+                for one, other in zip(figures.groups, expected.groups, strict=True):
                     assert one.buckets == other.buckets
                     assert one.outcomes == other.outcomes
                     assert sum(one.buckets) == one.scored
@@ -276,22 +276,22 @@ async def test_reward_is_that_of_the_last_span_whatever_way_they_come(store: Lig
             span.attributes[STALE] = True
         span.sequence_id = number if draw.random() < 0.8 else -1
         spans.append(span)
-    at, kept = 0, list[Span]()
+    at, current_spans = 0, list[Span]()
     while at < len(spans):
         size = draw.randrange(1, 6)
         batch = [*spans[at : at + size], *draw.sample(spans[: at + 1], 1)]
         await store.add_many_spans(batch) if draw.random() < 0.7 else [await store.add_span(s) for s in batch]
         at += size
-        kept = [s for s in await store.query_spans(*ids) if s.attributes.get(STALE) is not True]
+        current_spans = [s for s in await store.query_spans(*ids) if s.attributes.get(STALE) is not True]
         attempt = await store.get_latest_attempt(claim.rollout_id)
         assert attempt is not None
-        assert attempt.reward == find_final_reward(kept)
+        assert attempt.reward == find_final_reward(current_spans)
     await store.update_attempt(*ids, status="succeeded")
     late = reward_span(*ids, 99.0)
     await store.add_span(late)
     attempt = await store.get_latest_attempt(claim.rollout_id)
     assert attempt is not None
-    assert attempt.reward == find_final_reward(kept), "one that came after the end is stale"
+    assert attempt.reward == find_final_reward(current_spans), "one that came after the end is stale"
     [summary] = await store.query_rollout_summaries()
     assert (summary.reward, summary.rewards) == (attempt.reward, attempt.rewards)
 
@@ -302,8 +302,8 @@ async def test_reward_has_its_dimensions_and_each_attempt_its_own(store: Lightni
     second = await store.start_attempt(claim.rollout_id)
     assert (second.attempt.reward, second.attempt.rewards) == (None, None)
     await store.add_span(reward_span(claim.rollout_id, second.attempt.attempt_id, 2.0))
-    found = [(a.reward, a.rewards) for a in await store.query_attempts(claim.rollout_id)]
-    assert found == [(1.0, {"primary": 1.0, "style": 0.5}), (2.0, {"primary": 2.0})]
+    rewards = [(a.reward, a.rewards) for a in await store.query_attempts(claim.rollout_id)]
+    assert rewards == [(1.0, {"primary": 1.0, "style": 0.5}), (2.0, {"primary": 2.0})]
     await store.add_span(
         reward_span(claim.rollout_id, claim.attempt.attempt_id, 7.0)
     )  # of an attempt that was given up
@@ -337,15 +337,15 @@ async def test_what_is_searched_and_shown_of_an_input(store: LightningStore) -> 
     await store.enqueue_rollout("a" * 1990 + "NEEDLE in the hay")
     await store.enqueue_rollout({"text": "b" * 5000, "list": list(range(10_000))})
     await store.enqueue_rollout("with a \0 in it")
-    [found] = await store.query_rollout_summaries(filter=RolloutFilter(input_contains="needle"))
-    assert found.input_preview == "a" * 200
+    [summary] = await store.query_rollout_summaries(filter=RolloutFilter(input_contains="needle"))
+    assert summary.input_preview == "a" * 200
     assert not await store.query_rollout_summaries(filter=RolloutFilter(input_contains="hay"))
-    [found] = await store.query_rollout_summaries(filter=RolloutFilter(input_contains='{"text": "bbb'))
-    assert len(found.input_preview) == 200
-    rollout_id = found.rollout_id
+    [summary] = await store.query_rollout_summaries(filter=RolloutFilter(input_contains='{"text": "bbb'))
+    assert len(summary.input_preview) == 200
+    rollout_id = summary.rollout_id
     await store.update_rollout(rollout_id, input="changed later")
-    [found] = await store.query_rollout_summaries(filter=RolloutFilter(input_contains="CHANGED"))
-    assert (found.rollout_id, found.input_preview) == (rollout_id, "changed later")
+    [summary] = await store.query_rollout_summaries(filter=RolloutFilter(input_contains="CHANGED"))
+    assert (summary.rollout_id, summary.input_preview) == (rollout_id, "changed later")
     assert await store.delete_rollouts(rollout_ids=[rollout_id], force=True) == 1
     assert (await store.query_rollout_summaries(filter=RolloutFilter(input_contains="changed"))).total == 0
     assert (await store.query_rollout_summaries()).total == 2
@@ -371,14 +371,14 @@ async def test_wrong_arguments_are_named(store: LightningStore) -> None:
         ({"filter": {"step_from": 2**60}}, "step_from"),
         ({"filter": {"reward_to": math.nan}}, "reward_to"),
     ]
-    for arguments, said in wrong:
-        with pytest.raises(ValueError, match=said):
+    for arguments, message in wrong:
+        with pytest.raises(ValueError, match=message):
             await store.query_rollout_summaries(**arguments)
     wrong_of_figures: list[tuple[dict[str, Any], str]] = [
         ({"by": "input"}, "by|input"),
         ({"buckets": 101}, "100"),
         ({"buckets": -1}, "100|bucket"),
     ]
-    for arguments, said in wrong_of_figures:
-        with pytest.raises(ValueError, match=said):
+    for arguments, message in wrong_of_figures:
+        with pytest.raises(ValueError, match=message):
             await store.aggregate_rollouts(**arguments)

@@ -1,4 +1,4 @@
-"""Work comes in: creating, queueing, claiming, waiting."""
+"""Work on every store: creating, queueing, claiming, waiting."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ async def test_an_enqueued_rollout_waits_without_an_attempt(store: LightningStor
     assert rollout.metadata == {"a": 1}
     assert rollout.rollout_id.startswith("ro-")
     assert rollout.id == rollout.rollout_id
-    found = await store.get_rollout_by_id(rollout.rollout_id)
-    assert type(found) is Rollout
-    assert found == rollout
+    stored_rollout = await store.get_rollout_by_id(rollout.rollout_id)
+    assert type(stored_rollout) is Rollout
+    assert stored_rollout == rollout
 
 
 async def test_claims_come_oldest_first_and_each_once(store: LightningStore) -> None:
@@ -155,10 +155,10 @@ async def test_what_a_caller_holds_is_not_what_the_store_holds(store: LightningS
     task["q"].append(2)
     made.input["q"].append(3)
     made.status = "failed"
-    found = await store.get_rollout_by_id(made.rollout_id)
-    assert found is not None
-    assert found.input == {"q": [1]}
-    assert found.status == "queuing"
+    rollout = await store.get_rollout_by_id(made.rollout_id)
+    assert rollout is not None
+    assert rollout.input == {"q": [1]}
+    assert rollout.status == "queuing"
 
 
 async def test_waiting_returns_the_finished_in_the_order_asked(store: LightningStore) -> None:
@@ -287,16 +287,16 @@ async def test_aliases_of_statuses_modes_and_times_mean_what_the_store_has(store
             filter={"mode_in": ["eval", "inference"], "status_in": ["pending", "completed"]}, sort_by="create_time"
         ),
     }
-    assert [found.rollout_id for found in lists["completed"]] == [done.rollout_id]
-    assert [found.input for found in lists["pending"]] == ["next", "held"]
-    assert [found.mode for found in lists["summaries"]] == ["val", "test", "val"]
+    assert [row.rollout_id for row in lists["completed"]] == [done.rollout_id]
+    assert [row.input for row in lists["pending"]] == ["next", "held"]
+    assert [row.mode for row in lists["summaries"]] == ["val", "test", "val"]
     newest_first = await store.query_rollouts(sort_by="create_time", sort_order="desc")
-    assert [found.input for found in newest_first] == ["held", "next", "done"]
-    assert [found.sequence_id for found in await store.query_attempts(done.rollout_id, sort_by="create_time")] == [1]
+    assert [row.input for row in newest_first] == ["held", "next", "done"]
+    assert [row.sequence_id for row in await store.query_attempts(done.rollout_id, sort_by="create_time")] == [1]
     late = await store.start_rollout("late", worker_id="gone")
     await store.start_rollout("running", worker_id="here")
     await store.update_attempt(late.rollout_id, "latest", status="timeout")
-    assert [found.worker_id for found in await store.query_workers(status_in=["offline"])] == ["gone"]
+    assert [row.worker_id for row in await store.query_workers(status_in=["offline"])] == ["gone"]
     with pytest.raises(BadRequestError, match="succeeded"):
         await store.update_rollout(held.rollout_id, status="succeed")
 
@@ -309,10 +309,10 @@ async def test_prompts_of_the_system_and_sampling_parameters_come_back_as_they_a
         "llm": LLM(endpoint="http://127.0.0.1:1/v1", model="m", sampling_parameters=sampling),  # type: ignore[arg-type]  # pyright: ignore
     }
     made = await store.add_resources(resources)
-    found = await store.get_resources_by_id(made.resources_id)
-    assert found is not None
-    assert found.resources == resources
-    system, read, llm = (found.resources[name] for name in ("system", "sampling", "llm"))
+    stored_resources = await store.get_resources_by_id(made.resources_id)
+    assert stored_resources is not None
+    assert stored_resources.resources == resources
+    system, read, llm = (stored_resources.resources[name] for name in ("system", "sampling", "llm"))
     assert isinstance(system, SystemPrompt)
     assert (system.format(language="Dutch"), system.engine) == ("Answer in Dutch.", "f-string")
     assert isinstance(read, SamplingParameters)
@@ -329,10 +329,10 @@ class FaissIndex(Resource):
 async def test_resources_of_ones_own_are_kept_as_custom_ones(store: LightningStore) -> None:
     own: Any = {"retriever": FaissIndex(index="faiss"), "settings": {"top_p": 0.5, "more": (1, {"a": None})}}
     made = await store.add_resources(own)
-    found = await store.get_resources_by_id(made.resources_id)
-    assert found == made
-    assert found is not None
-    assert found.resources == {
+    resources = await store.get_resources_by_id(made.resources_id)
+    assert resources == made
+    assert resources is not None
+    assert resources.resources == {
         "retriever": CustomResource(kind="FaissIndex", values={"index": "faiss"}),
         "settings": CustomResource(values={"top_p": 0.5, "more": [1, {"a": None}]}),
     }

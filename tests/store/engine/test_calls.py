@@ -12,7 +12,7 @@ from agentlightning.store.sqlite import SQLiteLightningStore
 
 
 def _waits(beats: IdleBeats) -> bool:
-    """True if a heartbeat that comes now waits for others."""
+    """Return whether a heartbeat that comes now waits for others."""
     beat = beats.gather()
     try:
         beat.send(None)
@@ -43,6 +43,6 @@ async def test_each_of_many_heartbeats_at_once_is_recorded_and_a_reused_token_is
     assert isinstance(reused, TokenReusedError)
     await store.close()
     reopened = SQLiteLightningStore(str(tmp_path / "store.db"))
-    found = {worker.worker_id: worker.heartbeat_stats for worker in await reopened.query_workers()}
-    assert found == {f"w{number}": {"number": 101 if number == 1 else number} for number in range(100)}
+    stats = {worker.worker_id: worker.heartbeat_stats for worker in await reopened.query_workers()}
+    assert stats == {f"w{number}": {"number": 101 if number == 1 else number} for number in range(100)}
     await reopened.close()

@@ -1,4 +1,4 @@
-"""The timer of a store when the process stands still in the middle of its look, and the way of a claim to its rule."""
+"""The timer of a store when the process stops in the middle of a scan, and the path from a claim to its rule."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ async def test_a_process_that_stands_still_in_the_middle_of_a_look_takes_nothing
 
 
 class Watched(MemoryBackend):
-    """Notes by which functions of the package a script came to it."""
+    """A backend that records the functions of the package through which a script was called."""
 
     way: tuple[str, ...] = ()
 

@@ -1,4 +1,4 @@
-"""A wait that is asked for chunk by chunk goes on: it misses nothing, and looks at the store once."""
+"""A wait that is continued chunk by chunk misses nothing, and reads the store once."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of rollouts of each look."""
+    """Number of rollouts of each look."""
     counted: list[int] = []
     look = reading.ended_rollouts
 
@@ -107,16 +107,16 @@ async def test_a_wait_with_unknown_rollouts_waits_for_the_known_ones_only(store:
 
 async def test_a_wait_that_nobody_asks_for_again_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiters, "_KEEP_SECONDS", 0.01)
-    parked, kept = Waiters(), KeptWaits(most=64)
+    parked, waits = Waiters(), KeptWaits(most=64)
     with parked.for_keys([("end", "ro-1")]) as waiter:
         assert waiter.set_aside()
-        kept.keep("what", KeptWait(waiter, [], 0.0))
+        waits.keep("what", KeptWait(waiter, [], 0.0))
     assert parked.parked == 1
     let_go = asyncio.get_running_loop().create_future()
     asyncio.get_running_loop().call_later(0.05, let_go.set_result, None)
     await let_go
     assert parked.parked == 0
-    assert kept.take("what", None) is None
+    assert waits.take("what", None) is None
 
 
 # --- idle workers ----------------------------------------------------------------------------------------------------
@@ -162,13 +162,13 @@ async def test_work_that_comes_during_a_later_question_wakes_it(store: EngineSto
 
 
 async def test_a_worker_that_does_not_come_back_keeps_nothing_from_the_others(store: EngineStore) -> None:
-    gone = [store.dequeue_rollout(worker_id=f"gone-{number}", timeout=0.02) for number in range(5)]
-    assert await asyncio.gather(*gone) == [None] * 5
+    lost_workers = [store.dequeue_rollout(worker_id=f"gone-{number}", timeout=0.02) for number in range(5)]
+    assert await asyncio.gather(*lost_workers) == [None] * 5
     asking = [asyncio.create_task(store.dequeue_rollout(worker_id=f"w-{number}", timeout=60)) for number in range(2)]
     await asyncio.sleep(0.02)
     made = await store.enqueue_many_rollouts([EnqueueRolloutRequest(input=number) for number in range(2)])
-    found = await asyncio.gather(*asking)
-    assert sorted(claim.rollout_id for claim in found if claim) == sorted(rollout.rollout_id for rollout in made)
+    claims = await asyncio.gather(*asking)
+    assert sorted(claim.rollout_id for claim in claims if claim) == sorted(rollout.rollout_id for rollout in made)
 
 
 async def test_workers_of_two_runs_keep_questions_of_their_own(store: EngineStore) -> None:
@@ -232,11 +232,11 @@ async def test_a_long_question_with_a_token_of_the_callers_is_asked_in_chunks(
     finally:
         request_token.reset(token)
     await asyncio.sleep(0.5)
-    asked = len(claims)
+    count = len(claims)
     made = await store.enqueue_rollout("task")
     claim = await asking
     assert claim is not None
     assert claim.rollout_id == made.rollout_id
-    assert asked < 20, "each chunk is held open"
+    assert count < 20, "each chunk is held open"
     await asker.close()
     await server.stop()

@@ -1,4 +1,4 @@
-"""Server-sent events: each change is told once it is made, and none is missed, whatever breaks in between."""
+"""Server-sent events: each change is sent once, and none is missed, whatever breaks in between."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ class Stream:
         return fields
 
     async def next(self) -> tuple[str, dict[str, Any]]:
-        """Return kind and data of the next message, comments passed over."""
+        """Return kind and data of the next message, without comments."""
         while "event" not in (fields := await self.block()):
             pass
         return fields["event"], json.loads(fields["data"])
 
-    async def until(self, found: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
-        """Return the changes up to the first one that `found` accepts."""
-        told: list[dict[str, Any]] = []
-        while not told or not found(told[-1]):
+    async def until(self, condition: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
+        """Return the changes up to the first one that `condition` accepts."""
+        events: list[dict[str, Any]] = []
+        while not events or not condition(events[-1]):
             kind, data = await self.next()
             if kind == "rollout":
-                told.append(data)
-        return told
+                events.append(data)
+        return events
 
 
 @asynccontextmanager
@@ -95,10 +95,10 @@ async def test_a_stream_begins_with_its_cursor_and_tells_of_what_comes_after(ser
         kind, data = await stream.next()
         assert (kind, data) == ("cursor", {"cursor": stream.last_id})
         rollout = await server.enqueue_rollout("after", mode="val", run_id="r")
-        (told,) = await stream.until(lambda event: True)
-    assert told["rollout_id"] == rollout.rollout_id != before.rollout_id
-    assert (told["status"], told["mode"], told["run_id"], told["spans"]) == ("queuing", "val", "r", 0)
-    assert told["attempt_id"] is None
+        (event,) = await stream.until(lambda event: True)
+    assert event["rollout_id"] == rollout.rollout_id != before.rollout_id
+    assert (event["status"], event["mode"], event["run_id"], event["spans"]) == ("queuing", "val", "r", 0)
+    assert event["attempt_id"] is None
 
 
 async def test_a_page_that_loads_its_lists_after_the_cursor_loses_nothing(server: LightningStoreServer) -> None:
@@ -106,9 +106,9 @@ async def test_a_page_that_loads_its_lists_after_the_cursor_loses_nothing(server
         await stream.next()
         ids = [(await server.enqueue_rollout(number)).rollout_id for number in range(20)]
         listed = {rollout.rollout_id for rollout in await server.query_rollouts(limit=10)}
-        told = {event["rollout_id"] for event in await stream.until(lambda event: event["rollout_id"] == ids[-1])}
-    assert set(ids) <= told | listed
-    assert set(ids) == told
+        sent = {event["rollout_id"] for event in await stream.until(lambda event: event["rollout_id"] == ids[-1])}
+    assert set(ids) <= sent | listed
+    assert set(ids) == sent
 
 
 async def test_the_life_of_a_rollout_is_told_with_its_attempt(server: LightningStoreServer) -> None:
@@ -133,8 +133,8 @@ async def test_who_comes_back_with_the_last_id_goes_on_from_there(server: Lightn
     headers = {} if by == "query" else {"Last-Event-ID": stream.last_id}
     async with follow(server, query, **headers) as back:
         assert await back.next() == ("cursor", {"cursor": stream.last_id})
-        (told,) = await back.until(lambda event: True)
-    assert told["rollout_id"] == missed.rollout_id
+        (event,) = await back.until(lambda event: True)
+    assert event["rollout_id"] == missed.rollout_id
 
 
 async def test_a_restart_of_a_durable_server_loses_no_change(tmp_path: Path) -> None:
@@ -152,8 +152,8 @@ async def test_a_restart_of_a_durable_server_loses_no_change(tmp_path: Path) -> 
     server = LightningStoreServer(store, port=0)
     await server.start()
     async with follow(server, **{"Last-Event-ID": stream.last_id}) as back:
-        told = [event["rollout_id"] for event in await back.until(lambda event: event["rollout_id"] == unread[-1])]
-    assert told == unread
+        event_ids = [event["rollout_id"] for event in await back.until(lambda event: event["rollout_id"] == unread[-1])]
+    assert event_ids == unread
     await server.stop()
     await store.close()
 
@@ -161,8 +161,8 @@ async def test_a_restart_of_a_durable_server_loses_no_change(tmp_path: Path) -> 
 async def test_from_zero_everything_that_is_there_is_told(server: LightningStoreServer) -> None:
     ids = [(await server.enqueue_rollout(number)).rollout_id for number in range(3)]
     async with follow(server, "?after=0") as stream:
-        told = await stream.until(lambda event: event["rollout_id"] == ids[-1])
-    assert [event["rollout_id"] for event in told] == ids
+        events = await stream.until(lambda event: event["rollout_id"] == ids[-1])
+    assert [event["rollout_id"] for event in events] == ids
 
 
 async def test_a_run_is_followed_by_itself_and_the_cursor_moves_with_the_others() -> None:
@@ -173,8 +173,8 @@ async def test_a_run_is_followed_by_itself_and_the_cursor_moves_with_the_others(
         kind, moved = await stream.next()
         assert (kind, moved["cursor"] != begin["cursor"]) == ("cursor", True)
         mine = await store.enqueue_rollout("mine", run_id="mine")
-        (told,) = await stream.until(lambda event: True)
-    assert told["rollout_id"] == mine.rollout_id
+        (event,) = await stream.until(lambda event: True)
+    assert event["rollout_id"] == mine.rollout_id
 
 
 async def test_changes_in_short_order_are_told_together(server: LightningStoreServer) -> None:
@@ -185,9 +185,9 @@ async def test_changes_in_short_order_are_told_together(server: LightningStoreSe
         for number in range(200):
             await client.update_rollout(rollout.rollout_id, metadata={"number": number})
         await client.update_rollout(rollout.rollout_id, status="cancelled")
-        told = await stream.until(lambda event: event["status"] == "cancelled")
+        events = await stream.until(lambda event: event["status"] == "cancelled")
         await client.close()
-    assert len(told) < 100
+    assert len(events) < 100
 
 
 async def test_only_the_last_message_of_a_group_moves_the_cursor(server: LightningStoreServer) -> None:
@@ -198,8 +198,8 @@ async def test_only_the_last_message_of_a_group_moves_the_cursor(server: Lightni
     assert ids[:3] == ["0", "0", "0"]
     async with follow(server, **{"Last-Event-ID": ids[3]}) as back:
         new = await server.enqueue_rollout("new")
-        (told,) = await back.until(lambda event: True)
-    assert told["rollout_id"] == new.rollout_id
+        (event,) = await back.until(lambda event: True)
+    assert event["rollout_id"] == new.rollout_id
 
 
 async def test_a_quiet_stream_is_kept_alive_by_comments() -> None:
@@ -247,8 +247,8 @@ async def test_a_wrong_cursor_is_400_in_our_form(server: LightningStoreServer) -
 
 
 async def test_a_head_request_is_answered_and_ends(server: LightningStoreServer) -> None:
-    asked = request("HEAD", EVENTS_PATH)
-    answer = await exchange(server.server_launcher.port, asked, to_head=True)
+    request_bytes = request("HEAD", EVENTS_PATH)
+    answer = await exchange(server.server_launcher.port, request_bytes, to_head=True)
     assert answer.headers["content-type"].startswith("text/event-stream")
 
 
@@ -272,11 +272,11 @@ class Failing(InMemoryLightningStore):
     pages = 0
     error: Exception
 
-    async def query_events(self, **asked: Any) -> EventPage:
+    async def query_events(self, **arguments: Any) -> EventPage:
         self.pages += 1
         if self.pages > 2:
             raise self.error
-        return await super().query_events(**asked)
+        return await super().query_events(**arguments)
 
 
 @pytest.mark.parametrize(
@@ -302,8 +302,8 @@ async def test_a_store_that_is_no_thread_safe_one_is_followed_too(serve: Serve) 
     async with follow(server) as stream:
         await stream.next()
         rollout = await server.enqueue_rollout("x")
-        (told,) = await stream.until(lambda event: True)
-    assert told["rollout_id"] == rollout.rollout_id
+        (event,) = await stream.until(lambda event: True)
+    assert event["rollout_id"] == rollout.rollout_id
 
 
 async def test_changes_of_runs_are_told_beside_those_of_rollouts(server: LightningStoreServer) -> None:
@@ -312,12 +312,12 @@ async def test_changes_of_runs_are_told_beside_those_of_rollouts(server: Lightni
         await server.start_run("r")
         await server.start_run("of another")
         await server.add_run_records("r", [RunRecord(kind="step", step=3)])
-        told: list[Any] = []
-        while not told or told[-1]["last_step"] is None:
+        changes: list[Any] = []
+        while not changes or changes[-1]["last_step"] is None:
             kind, data = await stream.next()
-            told += [data] if kind == "run" else []
-        assert {each["run_id"] for each in told} == {"r"}
-        assert (told[-1]["state"], told[-1]["last_step"], told[-1]["records"]) == ("running", 3, {"step": 1})
+            changes += [data] if kind == "run" else []
+        assert {each["run_id"] for each in changes} == {"r"}
+        assert (changes[-1]["state"], changes[-1]["last_step"], changes[-1]["records"]) == ("running", 3, {"step": 1})
         rollout = await server.enqueue_rollout("x", run_id="r")
         [event] = await stream.until(lambda data: True)
         assert event["rollout_id"] == rollout.rollout_id
@@ -332,11 +332,11 @@ async def test_changes_of_runs_are_told_beside_those_of_rollouts(server: Lightni
 # --- workers and resources ------------------------------------------------------------------------------------------
 
 
-async def told_of(stream: Stream, kind: str, **wanted: Any) -> dict[str, Any]:
+async def told_of(stream: Stream, kind: str, **fields: Any) -> dict[str, Any]:
     """Return the first event of a kind whose data have these values."""
     while True:
-        found, data = await stream.next()
-        if found == kind and all(data[name] == value for name, value in wanted.items()):
+        event_kind, data = await stream.next()
+        if event_kind == kind and all(data[name] == value for name, value in fields.items()):
             return data
 
 
@@ -375,24 +375,24 @@ async def test_who_follows_one_run_hears_of_no_other(server: LightningStoreServe
     await server.add_resources({}, run_id="other")
     mine = await server.add_resources({}, run_id="mine")
     async with follow(server, "?run_id=mine") as stream:
-        while (told := await stream.next())[0] != "resources":
+        while (message := await stream.next())[0] != "resources":
             pass
-        assert told[1]["resources_id"] == mine.resources_id
+        assert message[1]["resources_id"] == mine.resources_id
 
 
 async def test_a_client_with_much_to_hear_is_told_that_it_lags_and_hears_all(server: LightningStoreServer) -> None:
     async with follow(server, "?after=0") as stream:
         requests = [EnqueueRolloutRequest(input=number) for number in range(2500)]
         made = await server.enqueue_many_rollouts(requests)
-        heard: list[str] = []
+        event_ids: list[str] = []
         lags: list[int] = []
-        while len(heard) < 2500:
+        while len(event_ids) < 2500:
             kind, data = await stream.next()
             if kind == "lag":
                 lags.append(data["behind"])
             elif kind == "rollout":
-                heard.append(data["rollout_id"])
-        assert heard == [rollout.rollout_id for rollout in made]
+                event_ids.append(data["rollout_id"])
+        assert event_ids == [rollout.rollout_id for rollout in made]
         assert lags == [1000]
 
 
@@ -411,9 +411,9 @@ async def test_nobody_looks_while_nobody_follows() -> None:
     async with watch.follow():
         while looks < 3:  # noqa: ASYNC110 -- nobody tells of a look
             await asyncio.sleep(0.01)
-    seen = looks
+    looks_before = looks
     await asyncio.sleep(0.1)
-    assert looks == seen
+    assert looks == looks_before
 
 
 async def test_a_store_that_fails_for_a_while_is_looked_at_again_and_one_without_lists_is_left() -> None:

@@ -75,9 +75,9 @@ class Tally(ImmediateBackend):
         self.values.setdefault(self._key(name, labels), []).append(value)
 
     def _key(self, name: str, labels: Mapping[str, str] | None) -> tuple[str, ...]:
-        given = labels or {}
-        assert set(given) == set(self.labels[name])
-        return (name, *(given[label] for label in self.labels[name]))
+        values = labels or {}
+        assert set(values) == set(self.labels[name])
+        return (name, *(values[label] for label in self.labels[name]))
 
     def of(self, name: str) -> dict[tuple[str, ...], int]:
         return {key[1:]: count for key, count in self.counts.items() if key[0] == name}
@@ -336,8 +336,8 @@ async def test_the_page_is_served_in_the_format_that_is_asked_for() -> None:
             async with session.get(path, allow_redirects=False) as reply:
                 assert reply.status == 200
                 assert reply.headers["content-type"].startswith("text/plain; version=")
-        wanted = {"accept": "application/openmetrics-text; version=1.0.0"}
-        async with session.get("/v1/prometheus", headers=wanted) as reply:
+        headers = {"accept": "application/openmetrics-text; version=1.0.0"}
+        async with session.get("/v1/prometheus", headers=headers) as reply:
             assert reply.headers["content-type"].startswith("application/openmetrics-text")
             assert (await reply.text()).endswith("# EOF\n")
     await server.stop()
@@ -348,7 +348,7 @@ async def test_the_page_is_served_in_the_format_that_is_asked_for() -> None:
 
 
 async def lines_of_runs(store: LightningStore) -> list[str]:
-    """The lines of the page that tell of runs."""
+    """Return the lines of the page about runs."""
     response = await prometheus_response(store)
     return [line for line in bytes(response.body).decode().splitlines() if line.startswith("agl_run_")]
 

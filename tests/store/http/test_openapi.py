@@ -28,7 +28,7 @@ from agentlightning.types import LLM
 
 TOKEN = "fuzz"
 EXAMPLES = 6
-"""Of each operation, for right and for wrong requests each."""
+"""Number of examples for each operation, for right and for wrong requests each."""
 CHECKS = [
     not_a_server_error,
     status_code_conformance,
@@ -82,8 +82,8 @@ def test_every_answer_to_a_drawn_request_is_one_that_the_description_promises(
             suppress_health_check=list(HealthCheck),
         )
         @given(case=operation.as_strategy(generation_mode=mode), known=st.booleans())
-        def run(case: Any, known: bool) -> None:
-            if known:
+        def run(case: Any, name_is_known: bool) -> None:
+            if name_is_known:
                 for values in (case.path_parameters, case.query, case.body):
                     put_ids(values, ids)
             if isinstance(case.body, dict) and "timeout" in case.body:
@@ -93,8 +93,8 @@ def test_every_answer_to_a_drawn_request_is_one_that_the_description_promises(
 
         run()
 
-    for found in schema.get_all_operations():
-        operation = found.ok()
+    for result in schema.get_all_operations():
+        operation = result.ok()
         tried.add(operation.path)
         if operation.path == EVENTS_PATH:
             continue  # never ends; tests/store/http/test_event_stream.py

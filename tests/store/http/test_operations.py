@@ -188,10 +188,10 @@ async def test_an_address_with_a_user_and_a_token_is_refused_without_a_word_of_t
         monkeypatch.setattr("agentlightning.store.http.client.server_token", lambda: "t0ken")
     with pytest.raises(
         BadRequestError, match="AGL_TOKEN gives a token" if variable else "token= gives a token"
-    ) as told:
+    ) as error:
         LightningStoreClient(address, token=None if variable else "t0ken")
-    assert "pa55word" not in str(told.value)
-    assert "t0ken" not in str(told.value)
+    assert "pa55word" not in str(error.value)
+    assert "t0ken" not in str(error.value)
     monkeypatch.setattr("agentlightning.store.http.client.server_token", lambda: None)
     await LightningStoreClient(address).close()
 

@@ -1,4 +1,4 @@
-"""OTLP over a real socket: both forms, partial success, who is told to try again, and that bad input is never a 500."""
+"""OTLP over a real socket: both forms, partial success, answers that ask for a retry; bad input is never a 500."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def span(attempted: AttemptedRollout, name: str = "step", **fields: Any) -> Span
 
 
 async def names(store: Store, attempted: AttemptedRollout) -> list[str]:
-    return [found.name for found in await store.query_spans(attempted.rollout_id)]
+    return [span.name for span in await store.query_spans(attempted.rollout_id)]
 
 
 # --- what is stored ----------------------------------------------------------------------------------------------
@@ -110,8 +110,8 @@ async def test_spans_are_stored_in_order_and_numbered_by_the_store_where_they_br
     sent = [span(attempted, "a"), span(attempted, "b", sequence_id=40), span(attempted, "c")]
     status, headers, reply = await served.post(encode_spans(sent))
     assert (status, headers["content-type"], reply) == (200, PROTOBUF_CT, b"")
-    found = await served.store.query_spans(attempted.rollout_id)
-    assert [(one.name, one.sequence_id) for one in found] == [("a", 1), ("b", 40), ("c", 41)]
+    spans = await served.store.query_spans(attempted.rollout_id)
+    assert [(one.name, one.sequence_id) for one in spans] == [("a", 1), ("b", 40), ("c", 41)]
     attempt = await served.store.get_latest_attempt(attempted.rollout_id)
     assert attempt is not None
     assert attempt.status == "running"
@@ -283,10 +283,10 @@ async def test_metrics_and_logs_are_accepted(served: Served, path: str, message:
 
 
 async def test_any_signal_can_be_answered_with_a_callback() -> None:
-    seen: list[ExportLogsServiceRequest] = []
+    messages: list[ExportLogsServiceRequest] = []
 
     async def take(message: ExportLogsServiceRequest) -> None:
-        seen.append(message)
+        messages.append(message)
         if message.resource_logs:
             raise BusyError("later", retry_after=2.0)
 
@@ -302,7 +302,7 @@ async def test_any_signal_can_be_answered_with_a_callback() -> None:
             async with session.post("/logs", json=body) as reply:
                 assert reply.status == status
     await server.stop()
-    assert [len(message.resource_logs) for message in seen] == [0, 1]
+    assert [len(message.resource_logs) for message in messages] == [0, 1]
 
 
 async def _raw(served: Served, header: bytes) -> Any:
@@ -365,8 +365,8 @@ def export(attempted: AttemptedRollout, late: AttemptedRollout) -> bytes:
 
 
 async def test_spans_that_are_kept_as_they_came_are_read_as_if_they_had_been_read_at_once() -> None:
-    found: list[list[dict[str, Any]]] = []
-    told: list[bytes] = []
+    answers: list[list[dict[str, Any]]] = []
+    bodies: list[bytes] = []
     for store in (InMemoryLightningStore(), Store()):
         server = LightningStoreServer(store, port=0)
         await server.start()
@@ -377,7 +377,7 @@ async def test_spans_that_are_kept_as_they_came_are_read_as_if_they_had_been_rea
             for _ in range(2):  # a request that is repeated is stored once
                 url = server.endpoint + "/v1/traces"
                 async with session.post(url, data=body, headers={"content-type": PROTOBUF_CT}) as reply:
-                    told.append(await reply.read())
+                    bodies.append(await reply.read())
         client = LightningStoreClient(server.endpoint)
         for reader, owner in ((store, attempted), (store, late), (client, attempted), (client, late)):
             spans = await reader.query_spans(owner.rollout_id, owner.attempt.attempt_id)
@@ -387,17 +387,17 @@ async def test_spans_that_are_kept_as_they_came_are_read_as_if_they_had_been_rea
             text = json.dumps([span.model_dump(mode="json") for span in spans], sort_keys=True)
             for name, anonymous in names.items():
                 text = text.replace(name, anonymous)
-            found.append(json.loads(text))
+            answers.append(json.loads(text))
         assert (await store.statistics())["total_spans"] == 9
         await client.close()
         await server.stop()
-    assert found[:4] == found[4:]
-    assert found[0] == found[2]
-    assert [len(spans) for spans in found] == [6, 3] * 4
-    assert [span["sequence_id"] for span in found[0]] == [1, 2, 41, 42, 43, 43]
-    assert {span["attributes"].get("agentlightning.stale") for span in found[1]} == {True}
-    assert told[:2] == told[2:]
-    partial = ExportTraceServiceResponse.FromString(told[0]).partial_success
+    assert answers[:4] == answers[4:]
+    assert answers[0] == answers[2]
+    assert [len(spans) for spans in answers] == [6, 3] * 4
+    assert [span["sequence_id"] for span in answers[0]] == [1, 2, 41, 42, 43, 43]
+    assert {span["attributes"].get("agentlightning.stale") for span in answers[1]} == {True}
+    assert bodies[:2] == bodies[2:]
+    partial = ExportTraceServiceResponse.FromString(bodies[0]).partial_success
     assert partial.rejected_spans == 2
 
 

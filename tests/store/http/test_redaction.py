@@ -1,4 +1,4 @@
-"""What a server says of runs holds no secret that its name gives away; what an algorithm goes on from is told whole."""
+"""A server's answers about runs hold no secret with a telling name; the input of an algorithm is returned whole."""
 
 from __future__ import annotations
 
@@ -78,17 +78,17 @@ IDS = {
     "rollout_id": "ro-p", "attempt_id": "at-p", "worker_id": "w-p", "run_id": "r-p", "resources_id": "rs-p",
     "span_id": "a" * 16, "trace_id": "b" * 32, "parent_id": "c" * 16, "vocabulary_id": "v-p", "id": "id-p",
 }  # fmt: skip
-"""By these something is asked for again; a record's name is a part of its identity, too."""
+"""Fields by which a record is queried again; a record's name is a part of its identity, too."""
 WHOLE = {
     "start_rollout", "start_attempt", "enqueue_many_rollouts", "dequeue_many_rollouts",
     "get_rollout_by_id", "wait_for_rollouts", "get_resources_by_id", "get_latest_resources", "add_resources",
     "update_resources",
 }  # fmt: skip
-"""What an agent or an algorithm works with: asked for by id or as the latest, claimed, or answered to its author."""
+"""Input of an agent or an algorithm: queried by id or as the latest, claimed, or answered to its author."""
 
 
 def planted(schema: Any, name: str, components: dict[str, Any]) -> Any:
-    """Return a value of a schema in which every text that is free holds a secret."""
+    """Return a value of a schema with a secret in every free text."""
     if "$ref" in schema:
         return planted(components[schema["$ref"].rpartition("/")[2]], name, components)
     for choices in ("oneOf", "anyOf"):
@@ -113,7 +113,7 @@ def planted(schema: Any, name: str, components: dict[str, Any]) -> Any:
 
 
 def body_of(operation: str, **changes: Any) -> Any:
-    """Return a body for an operation with a secret in every text; fields that are given are as they are given."""
+    """Return a body for an operation with a secret in every text; the given fields are taken as they are."""
     document = openapi_document()
     (entry,) = [e for path in document["paths"].values() for e in path.values() if e.get("operationId") == operation]
     schema = entry["requestBody"]["content"]["application/json"]["schema"]
@@ -153,9 +153,9 @@ async def fill(call: Callable[..., Any]) -> None:
     )
     for sequence_id, path in enumerate(("/spans", "/spans/batch"), start=1):
         status = {"status_code": "ERROR", "description": SHOWN_URL}
-        given = {"sequence_id": sequence_id, "status": status, "span_id": f"{sequence_id:016d}", "parent_id": None}
-        given |= {"parent": None, "kind": "CLIENT", "start_time": 1.0, "end_time": 2.0}
-        span = body_of("add_span", **given)
+        fields = {"sequence_id": sequence_id, "status": status, "span_id": f"{sequence_id:016d}", "parent_id": None}
+        fields |= {"parent": None, "kind": "CLIENT", "start_time": 1.0, "end_time": 2.0}
+        span = body_of("add_span", **fields)
         span["attributes"] = {"url.full": SHOWN_URL, "api_key": PLANTED, **span["attributes"]}
         await call("POST", path, span if path == "/spans" else {"spans": [span]})
     IDS["span_id"] = "0" * 15 + "1"
@@ -188,22 +188,22 @@ async def test_a_secret_in_any_text_comes_back_only_by_id_and_to_whoever_works_w
             return json.loads(text)
 
         following = asyncio.Event()
-        told = asyncio.create_task(follow(session, server.endpoint + EVENTS_PATH, following, until='"failed"'))
+        event_texts = asyncio.create_task(follow(session, server.endpoint + EVENTS_PATH, following, until='"failed"'))
         await asyncio.wait_for(following.wait(), 20)
         await fill(call)
-        assert PLANTED not in await told
+        assert PLANTED not in await event_texts
         for path, entries in openapi_document()["paths"].items():
             if not path.startswith(PREFIX) or path == EVENTS_PATH:
                 continue
-            asked = path.removeprefix(PREFIX).format_map(IDS)
+            route = path.removeprefix(PREFIX).format_map(IDS)
             if "get" in entries:
-                query = {"/comparison": "?before=resources:rs-p@1&after=resources:rs-p@1"}.get(asked)
-                outlined = f"?rollout_id={IDS['rollout_id']}" if asked in ("/spans", "/spans/outlines") else ""
-                await call("GET", asked + (query or outlined), expect=400 if query else 200)
-            if "post" in entries and asked.endswith(("/search", "/summaries", "/aggregate")):
-                ids = {"rollout_id": IDS["rollout_id"]} if asked == "/spans/search" else {}
-                events = {"after": "0"} if asked == "/events/search" else {}
-                await call("POST", asked, {**ids, **events, **({"by": "task"} if asked.endswith("aggregate") else {})})
+                query = {"/comparison": "?before=resources:rs-p@1&after=resources:rs-p@1"}.get(route)
+                outlined = f"?rollout_id={IDS['rollout_id']}" if route in ("/spans", "/spans/outlines") else ""
+                await call("GET", route + (query or outlined), expect=400 if query else 200)
+            if "post" in entries and route.endswith(("/search", "/summaries", "/aggregate")):
+                ids = {"rollout_id": IDS["rollout_id"]} if route == "/spans/search" else {}
+                events = {"after": "0"} if route == "/events/search" else {}
+                await call("POST", route, {**ids, **events, **({"by": "task"} if route.endswith("aggregate") else {})})
         await call("POST", "/waits/rollouts", {"rollout_ids": [IDS["rollout_id"]], "timeout": 0})
         await call("POST", f"/rollouts/{IDS['rollout_id']}/attempts", {"worker_id": "w-p"})
     assert not leaks, "\n".join(leaks)

@@ -1,4 +1,4 @@
-"""Spans that a client sends are not sent back: it is told which were stored, and what the store changed of them."""
+"""Spans that a client sends are not sent back: the answer names the stored ones and the changes to them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agentlightning.store.http.span_changes import spans_of_answer
 
 
 class Stamping(agl.InMemoryLightningStore):
-    """A user's store, which answers copies that say more than what was sent."""
+    """A user's store, whose answers contain copies that differ from the spans sent."""
 
     @override
     async def add_many_spans(self, spans: Any) -> list[agl.Span]:
@@ -51,9 +51,9 @@ async def test_what_is_answered_is_what_is_stored(
     claim = await client.start_rollout("task")
     late = await client.start_rollout("another")
     await client.update_attempt(late.rollout_id, late.attempt.attempt_id, status="succeeded")
-    known = span(claim, 1, text="Grüße")
-    assert await client.add_span(known) is not None
-    sent = [span(claim, 2), known, span(claim, -1, ids=[1, 2], odd=math.inf), span(late, 1), span(claim, 7)]
+    first_span = span(claim, 1, text="Grüße")
+    assert await client.add_span(first_span) is not None
+    sent = [span(claim, 2), first_span, span(claim, -1, ids=[1, 2], odd=math.inf), span(late, 1), span(claim, 7)]
     answer = await client.add_many_spans(sent)
     stored = [*await client.query_spans(claim.rollout_id), *await client.query_spans(late.rollout_id)]
     by_id = {each.span_id: each for each in stored}
@@ -65,8 +65,8 @@ async def test_what_is_answered_is_what_is_stored(
     else:
         assert answer == [by_id[each.span_id] for each in answer]
         assert answer[0] is sent[0]
-    assert await client.add_span(known) is None
-    assert await client.add_many_spans([known]) == []
+    assert await client.add_span(first_span) is None
+    assert await client.add_many_spans([first_span]) == []
     assert await client.add_many_spans(tuple(sent)) == []
     assert sent[2].sequence_id == -1, "what was given stays as it was"
 
@@ -84,7 +84,7 @@ async def test_who_does_not_ask_for_changes_gets_the_spans(
         assert [each["sequence_id"] for each in json.loads(content)] == [1, 2]
         assert spans_of_answer([first, second], content) is None, "the answer of a server that knows no other"
         body["spans"] = [{**body["spans"][0], "span_id": "0" * 15 + "7"}]
-        async with session.post(url, json=body, headers={"x-agl-answer": "changes"}) as told:
-            assert (await told.read()).startswith(b'{"stored":[')
+        async with session.post(url, json=body, headers={"x-agl-answer": "changes"}) as reply:
+            assert (await reply.read()).startswith(b'{"stored":[')
         async with session.post(url, json=body, headers={"x-agl-answer": "something else"}) as plain:
             assert await plain.json() == []

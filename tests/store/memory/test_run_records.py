@@ -1,4 +1,4 @@
-"""The records of runs in memory stay within their bound, and say what they gave up."""
+"""The records of runs in memory stay within their bound, and name the fields that were evicted."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ async def test_the_oldest_ledger_records_give_up_their_tokens_first_and_say_so()
         await store.add_run_records(
             "r", [RunRecord(kind="step", step=step, data={"reward": 0.5}), ledger(step, rows=ROWS)]
         )
-    found = await store.query_run_records("r", kind_in=["ledger"])
-    evicted = [record.step for record in found if "evicted" in record.data]
+    entries = await store.query_run_records("r", kind_in=["ledger"])
+    evicted = [record.step for record in entries if "evicted" in record.data]
     assert evicted == list(range(1, len(evicted) + 1))
     assert 30 < len(evicted) < 40
-    assert all(record.data == {"reward": 1.0, "evicted": True} for record in found[: len(evicted)])
-    assert all(record.data == {"reward": 1.0, "rows": ROWS} for record in found[len(evicted) :])
+    assert all(record.data == {"reward": 1.0, "evicted": True} for record in entries[: len(evicted)])
+    assert all(record.data == {"reward": 1.0, "rows": ROWS} for record in entries[len(evicted) :])
     assert (await store.query_run_records("r", kind_in=["step"])).total == 40
     assert await store.add_run_records("r", [ledger(1, rows=ROWS)]) == 0  # it is known still
 
@@ -37,8 +37,8 @@ async def test_then_ledger_records_give_up_the_rest_and_other_records_never_do()
     await store.start_run("r")
     for step in range(60):
         await store.add_run_records("r", [ledger(step, calls=["c" * 3000])])
-    found = await store.query_run_records("r")
-    assert (found.total, found[0].data, found[-1].data["reward"]) == (60, {"evicted": True}, 1.0)
+    records = await store.query_run_records("r")
+    assert (records.total, records[0].data, records[-1].data["reward"]) == (60, {"evicted": True}, 1.0)
     state = {"s": "s" * 3000}
     for step in range(10):
         await store.add_run_records("r", [RunRecord(kind="state", step=step, data=state)])

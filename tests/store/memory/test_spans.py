@@ -1,4 +1,4 @@
-"""Spans in memory are kept in several forms; what was stored is what is read, whatever anybody does to the objects."""
+"""Spans in memory are kept in several forms; a span is read as it was stored, whatever happens to the objects."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _span(rollout: AttemptedRollout, number: int = 1, **changes: Any) -> Span:
 
 
 def _change(span: Span) -> None:
-    """Change all that can be changed in place."""
+    """Change every field that can be changed in place."""
     span.name, span.sequence_id, span.kind = "other", 99, None
     span.attributes["ids"].append(3)  # pyright: ignore[reportAttributeAccessIssue]
     span.attributes.pop("text")
@@ -107,9 +107,9 @@ async def test_a_span_with_something_unusual_is_read_as_its_json_is(form: str, u
     expected = Span.model_validate_json(Span.__pydantic_serializer__.to_json(sent))
     await store.add_many_spans([sent, *(_span(rollout, number) for number in range(2, count + 1))])
     for _ in range(2):
-        found = (await store.query_spans(rollout.rollout_id))[0]
-        assert found.model_dump() == expected.model_dump()
-        assert [*map(type, found.attributes.values())] == [*map(type, expected.attributes.values())]
+        span = (await store.query_spans(rollout.rollout_id))[0]
+        assert span.model_dump() == expected.model_dump()
+        assert [*map(type, span.attributes.values())] == [*map(type, expected.attributes.values())]
 
 
 HALF = "half \ud83d"
@@ -146,8 +146,8 @@ async def test_only_the_spans_stored_last_are_kept_decoded() -> None:
     rollouts = [await store.start_rollout(number) for number in range(30)]
     for rollout in rollouts:
         await store.add_many_spans([_span(rollout, number) for number in range(1, 11)])
-    kept = [[*store._backend._data.spans[rollout.rollout_id].values()] for rollout in rollouts]  # pyright: ignore
-    decoded = [sum(isinstance(span, KeptSpan) and type(span.form) is tuple for span in spans) for spans in kept]
+    stored_spans = [[*store._backend._data.spans[rollout.rollout_id].values()] for rollout in rollouts]  # pyright: ignore
+    decoded = [sum(isinstance(span, KeptSpan) and type(span.form) is tuple for span in spans) for spans in stored_spans]
     assert decoded[0] == 0
     assert decoded[-1] == 10
     assert 10 <= sum(decoded) <= 100_000 / 1000

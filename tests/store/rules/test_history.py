@@ -1,4 +1,4 @@
-"""However a history comes in, in pieces, twice, or in the wrong order, the end is the same once all of it has come."""
+"""Importing a history in pieces, twice, or in the wrong order has the same result once all of it is there."""
 
 from __future__ import annotations
 

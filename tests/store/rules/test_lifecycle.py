@@ -1,4 +1,4 @@
-"""Every status of a rollout with every status of its attempt, and what each change makes of both.
+"""Every status of a rollout with every status of its attempt, and the result of each change for both.
 
 The tables say it again in full; `store/rules/lifecycle.py` is not asked. The conformance suite has the plain pairs on
 every backend; here is the product of both machines.
@@ -39,9 +39,9 @@ FOLLOWS = {
     "unresponsive": "failed",
     "timeout": "failed",
 }
-"""Where a rollout that has not ended goes with its latest attempt, when no retry is left."""
+"""The status of a rollout that has not ended after its latest attempt, when no retry is left."""
 AFTER_SPAN = {"preparing": "running", "running": "running", "unresponsive": "running"}
-"""What a span makes of the latest attempt; of others nothing. An older attempt that is unresponsive stays it."""
+"""Status of the latest attempt after a span; others do not change. An older attempt stays unresponsive."""
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -59,16 +59,16 @@ async def given(store: LightningStore, rollout: Any, attempt: Any, *, older: boo
     await store.update_attempt(rollout_id, attempt_id, status=attempt)
     if older:
         await store.start_attempt(rollout_id)
-    found = await store.get_rollout_by_id(rollout_id)
-    assert found is not None
-    if found.status in TERMINAL and found.status != rollout:
+    stored_rollout = await store.get_rollout_by_id(rollout_id)
+    assert stored_rollout is not None
+    if stored_rollout.status in TERMINAL and stored_rollout.status != rollout:
         await store.update_rollout(rollout_id, status="queuing")
     await store.update_rollout(rollout_id, status=rollout)
     return rollout_id, attempt_id
 
 
 async def seen(store: LightningStore, rollout_id: str, attempt_id: str) -> tuple[Any, str]:
-    """Return both statuses; looks that both ends are stamped and that the queue agrees."""
+    """Return both statuses; check that both ends have their times and that the queue agrees."""
     rollout = await store.get_rollout_by_id(rollout_id)
     [attempt] = [a for a in await store.query_attempts(rollout_id) if a.attempt_id == attempt_id]
     assert rollout is not None

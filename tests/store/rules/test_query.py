@@ -29,7 +29,7 @@ def make_span(claimed: AttemptedRollout, **fields: Any) -> Span:
 
 
 async def filled(store: LightningStore) -> dict[str, Any]:
-    """Put a few of everything in, with holes; returns how to list each kind."""
+    """Store a few of each kind, with empty fields; return how to list each kind."""
     await store.add_resources({})
     await store.update_resources("mine", {}, run_id="r")
     started = await store.start_rollout("a", mode="train", worker_id="")
@@ -60,13 +60,13 @@ async def test_every_field_that_has_an_order_can_be_sorted_by(store: LightningSt
             up = [getattr(item, name) for item in await lists[model.__name__](sort_by=name)]
             down = [getattr(item, name) for item in await lists[model.__name__](sort_by=name, sort_order="desc")]
             assert len(up) == len(down) > 1
-            known = [value for value in up if value is not None]
-            assert known == sorted(known), (model, name)
-            assert [value for value in down if value is not None] == known[::-1]
-            holes = [None] * (len(up) - len(known))
+            values = [value for value in up if value is not None]
+            assert values == sorted(values), (model, name)
+            assert [value for value in down if value is not None] == values[::-1]
+            holes = [None] * (len(up) - len(values))
             null_is_last = name.endswith("_time")
-            assert up == (known + holes if null_is_last else holes + known), (model, name)
-            assert down == (holes + known[::-1] if null_is_last else known[::-1] + holes), (model, name)
+            assert up == (values + holes if null_is_last else holes + values), (model, name)
+            assert down == (holes + values[::-1] if null_is_last else values[::-1] + holes), (model, name)
 
 
 async def test_a_list_cannot_be_sorted_by_anything_else(store: LightningStore) -> None:
@@ -96,7 +96,7 @@ async def test_ties_keep_the_order_in_which_things_came(store: LightningStore) -
     ids = [(await store.enqueue_rollout(i)).rollout_id for i in range(4)]
     for order in ("asc", "desc"):
         page = await store.query_rollouts(sort_by="status", sort_order=order)  # type: ignore[arg-type]
-        assert [found.rollout_id for found in page] == ids
+        assert [row.rollout_id for row in page] == ids
     started = await store.start_rollout("x")
     spans = [make_span(started, sequence_id=7, name=str(i)) for i in range(3)]
     await store.add_many_spans(spans)
@@ -194,7 +194,7 @@ async def test_a_list_without_a_limit_comes_whole_however_long() -> None:
     count = 2 * CHUNK + 1
     await memory.enqueue_many_rollouts([EnqueueRolloutRequest(input=i) for i in range(count)])
     page = await client.query_rollouts()
-    assert [found.input for found in page] == list(range(count))
+    assert [row.input for row in page] == list(range(count))
     assert (page.total, page.limit, page.offset) == (count, -1, 0)
     tail = await client.query_rollouts(offset=CHUNK + 1, sort_by="start_time", sort_order="desc")
     assert (len(tail), tail.offset) == (CHUNK, CHUNK + 1)

@@ -1,4 +1,4 @@
-"""How long runs are kept: with a policy that says so, with their records and resources; else for good."""
+"""The retention of runs: limited by a policy, with their records and resources; else unlimited."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROMPT: Any = {"p": PromptTemplate(template="x", engine="f-string")}
 
 
 async def told(policy: RetentionPolicy, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], list[str], int]:
-    """Return the runs, the resources and the vocabularies that are left an age after two of three runs ended."""
+    """Return the runs, the resources and the vocabularies that remain an age after two of three runs ended."""
     clock = mock.Mock(return_value=NOW)
     monkeypatch.setattr("time.time", clock)
     monkeypatch.setattr("agentlightning.store.engine.clock.monotonic", clock)

@@ -40,22 +40,22 @@ GIVEN: list[dict[str, Any]] = [
 ]
 
 
-def outcome(make: Callable[..., EnqueueRolloutRequest], given: dict[str, Any]) -> object:
-    """What becomes of a request: its values with their classes, or why it is refused."""
+def outcome(make: Callable[..., EnqueueRolloutRequest], values: dict[str, Any]) -> object:
+    """Return the values of a request with their classes, or the reason for which it is refused."""
     try:
-        made = make(input={"task": 1}, **given)
+        made = make(input={"task": 1}, **values)
     except ValidationError as error:
         return str(error)
     return made, {name: type(value) for name, value in made}, digest([made, 1]), made.model_dump_json()
 
 
-@pytest.mark.parametrize("given", GIVEN, ids=str)
-def test_a_request_is_the_one_that_validation_makes(given: dict[str, Any]) -> None:
-    assert outcome(new_request, given) == outcome(EnqueueRolloutRequest, given)
+@pytest.mark.parametrize("values", GIVEN, ids=str)
+def test_a_request_is_the_one_that_validation_makes(values: dict[str, Any]) -> None:
+    assert outcome(new_request, values) == outcome(EnqueueRolloutRequest, values)
 
 
 class Counted(Mapping[str, int]):
-    """A mapping that counts how often it is gone through."""
+    """A mapping that counts the iterations over it."""
 
     def __init__(self) -> None:
         self.times = 0
@@ -91,7 +91,7 @@ def test_what_is_nested_under_unusual_keys_is_converted_once(key: str) -> None:
 
 
 class Proxy:
-    """Says that it is of the class of its target, as the proxies of frameworks do."""
+    """An object that reports the class of its target, as the proxies of frameworks do."""
 
     def __init__(self, target: str) -> None:
         self.target = target

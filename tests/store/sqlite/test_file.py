@@ -1,4 +1,4 @@
-"""A store's file can be copied while a store writes to it, and a check finds what is wrong with one."""
+"""A store's file can be copied while a store writes to it, and a check finds the damage in one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from agentlightning.types import EnqueueRolloutRequest, PromptTemplate, RolloutC
 
 @pytest.fixture
 async def store(tmp_path: Path) -> AsyncIterator[SQLiteLightningStore]:
-    """A store in the midst of life: rollouts queued, delayed, running, to be retried, ended; spans, resources."""
+    """A store with rollouts queued, delayed, running, to be retried and ended, with spans and resources."""
     store = SQLiteLightningStore(tmp_path / "run.db", synchronous="NORMAL")
     await store.add_resources({"p": PromptTemplate(template="{x}", engine="f-string")})
     await store.update_resources("prompts", {"p": PromptTemplate(template="{y}", engine="f-string")}, run_id="a")
@@ -54,7 +54,7 @@ def span_of(claimed: Any, name: str) -> Span:
 
 
 def change(path: str, *statements: str) -> None:
-    """Do to a file what no store does."""
+    """Damage a file in a way in which no store does."""
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         for statement in statements:
             db.execute(statement)
@@ -213,8 +213,8 @@ async def test_a_copy_taken_under_writers_is_one_moment_and_has_all_that_was_ack
         assert await asyncio.to_thread(backup_file, store.path, copy) > 200 * 2000
         assert check_file(copy).problems == []
         with closing(sqlite3.connect(copy)) as db:
-            found = {row[0] for row in db.execute("SELECT rollout_id FROM rollouts")}
-        assert set(before) <= found
+            ids = {row[0] for row in db.execute("SELECT rollout_id FROM rollouts")}
+        assert set(before) <= ids
     stop.set()
     await asyncio.gather(*writers)
 

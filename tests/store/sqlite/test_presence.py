@@ -1,4 +1,4 @@
-"""A store whose files are taken away, replaced or cut short acknowledges nothing that would be lost."""
+"""A store whose files are removed, replaced or truncated acknowledges nothing that would be lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which collector the environment names, and what is said when it cannot be followed. gRPC against a real server."""
+"""The collector that the environment names, and the message when it is unusable. gRPC against a real server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ENDPOINT = "AGENT_LIGHTNING_OTLP_ENDPOINT"
 
 
 @pytest.mark.parametrize(
-    ("given", "url"),
+    ("address", "url"),
     [
         ("http://127.0.0.1:4318", "http://127.0.0.1:4318/v1/traces"),
         (" https://otel.example/ ", "https://otel.example/v1/traces"),
@@ -36,8 +36,8 @@ ENDPOINT = "AGENT_LIGHTNING_OTLP_ENDPOINT"
         ("http://otel.example:4317/v1/traces", "http://otel.example:4317/v1/traces"),
     ],
 )
-def test_an_address_for_http_ends_in_the_path_of_traces(given: str, url: str) -> None:
-    collector = collector_of({ENDPOINT: given})
+def test_an_address_for_http_ends_in_the_path_of_traces(address: str, url: str) -> None:
+    collector = collector_of({ENDPOINT: address})
     assert collector == Collector(url)
 
 

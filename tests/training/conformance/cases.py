@@ -36,27 +36,27 @@ PROMPT: Final = agl.PromptTemplate(template="Say {task}.", engine="f-string")
 
 @dataclass(frozen=True)
 class Case:
-    """An algorithm, and which of the promises it makes."""
+    """An algorithm, and the promises that it makes."""
 
     name: str
     make: Callable[..., Any]
-    """Makes it of the settings of `agl.GRPO`."""
+    """Returns the algorithm for the settings of `agl.GRPO`."""
     learns: Mapping[str, Any]
     """Settings by which the reward rises within seconds."""
     defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Settings that all its runs have, unless a test says otherwise."""
+    """Settings of all its runs, unless a test sets others."""
     section: str = "grpo"
     """Its settings in `config.json`."""
     package: str = "torch"
     roles: tuple[str, ...] = ("main_llm",)
-    """The policies that an agent asks."""
+    """The policies that an agent calls."""
     staleness: int = 0
     is_exact: bool = True
-    """A run that goes on has the weights of one that nothing interrupted."""
+    """True if a resumed run has the weights of an uninterrupted one."""
     replays: bool = True
     records_tokens: bool = True
     compares: bool = True
-    """An advantage compares a rollout with those of the same task."""
+    """True if an advantage compares a rollout with those of the same task."""
     hint: str = "num_iterations"
     """A setting that the alarm on a shift of the policy names."""
 
@@ -183,13 +183,13 @@ ENDS: Final = {
     (1, 2): "raises", (1, 3): "fault", (2, 1): "none", (2, 2): "nan",
     (3, 0): "no call", (3, 1): "string", (3, 2): "too long",
 }  # fmt: skip
-"""How a training rollout ends, by its task and its sample; all others earn a reward."""
+"""The ending of a training rollout for its task and its sample; all others earn a reward."""
 EXCLUDED: Final = {"infrastructure_fault": 3, "no_reward": 1, "no_call": 1, "refused_call": 1}
 """Rollouts of a step that earn no reward to learn from."""
 
 
 class ManyEnds(agl.LitAgent[Any]):
-    """Asks each policy of the run once; a part of its rollouts fails, in every way in which a rollout can fail."""
+    """Calls each policy of the run once; a part of its rollouts fails, in every way in which a rollout can fail."""
 
     def __init__(self, roles: Sequence[str], in_step: InStep | None = None) -> None:
         super().__init__()
@@ -199,8 +199,8 @@ class ManyEnds(agl.LitAgent[Any]):
         place, train = rollout.metadata or {}, rollout.mode == "train"
         policies = [resources[role].with_attempted_rollout(rollout) for role in self._roles]
         end = ENDS.get((place["task"], place["sample"])) if train else None
-        said = resources["prompt"].format(task=task)
-        text = "" if end == "no call" else "".join(ask(llm, [say(said)])["content"] for llm in policies)
+        prompt = resources["prompt"].format(task=task)
+        text = "" if end == "no call" else "".join(ask(llm, [say(prompt)])["content"] for llm in policies)
         if end == "too long":
             assert refused(policies[0], [say("1 " * 300)]) == 400
         if train and self._in_step is not None:
@@ -234,7 +234,7 @@ class StoppingStore(agl.SQLiteLightningStore):
     """Does something before or after the records of a kind and a step are stored."""
 
     def __init__(self, path: Path, point: str, stop: Callable[[], None]) -> None:
-        """`point` is such as `before ledger 2`."""
+        """A point such as `before ledger 2`."""
         super().__init__(path)
         self._when, self._kind, step = point.split()
         self._step, self._stop = int(step), stop
@@ -290,8 +290,8 @@ def fit_whole(case: Case, model: Path, folder: Path, *, steps: int = STEPS, **se
     """Train with the agent that fails in every way, held-out tasks, and resources beside the policy."""
     judge = agl.LLM(endpoint="http://127.0.0.1:1/v1", model="judge")
     beside = {"prompt": PROMPT, "judge": judge}
-    given = {"held_out": HELD_OUT, "max_steps": steps, "trainer_initial_resources": beside, **settings}
-    return fit(case, given.pop("agent", ManyEnds), model, folder, **given)
+    arguments = {"held_out": HELD_OUT, "max_steps": steps, "trainer_initial_resources": beside, **settings}
+    return fit(case, arguments.pop("agent", ManyEnds), model, folder, **arguments)
 
 
 @dataclass
@@ -302,11 +302,11 @@ class Books:
     records: list[RunRecord]
     rollouts: list[Rollout]
     calls: list[ModelCall]
-    """Of the training rollouts."""
+    """Model calls of the training rollouts."""
     held_out: list[Rollout]
     held_out_calls: list[ModelCall]
     lines: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    """Of `metrics.jsonl`."""
+    """Lines of `metrics.jsonl`."""
 
     def of(self, kind: str) -> list[RunRecord]:
         return [record for record in self.records if record.kind == kind]
@@ -320,7 +320,7 @@ class Books:
         ]
 
     def curve(self, *names: str) -> list[dict[str, Any]]:
-        """Return what two runs that are equal have in common in each step."""
+        """Return the parts of each step that two equal runs have in common."""
         names = names or ("step", "mean_reward", "calls_captured", "calls_trained", "calls_excluded", "held_out")
         return [{name: line[name] for name in (*names, "update", "weights")} for line in self.lines]
 
@@ -329,7 +329,7 @@ class Books:
 
 
 def stored(folder: Path, use: Callable[[Any], Any]) -> Any:
-    """Return what `use` makes of the store of a run."""
+    """Return the result of `use` for the store of a run."""
 
     async def opened() -> Any:
         store = agl.SQLiteLightningStore(folder / "store.db")
@@ -342,7 +342,7 @@ def stored(folder: Path, use: Callable[[Any], Any]) -> Any:
 
 
 def read(folder: Path, run_id: str = RUN, *, output: str = "run") -> Books:
-    """Return what a run left in its store and its output folder."""
+    """Return the content of a run's store and of its output folder."""
 
     async def books(store: Any) -> Books:
         trained, held_out = await rollouts_of(store, "train"), await rollouts_of(store, "val")
@@ -355,10 +355,10 @@ def read(folder: Path, run_id: str = RUN, *, output: str = "run") -> Books:
             await calls_of(store, held_out),
         )
 
-    found: Books = stored(folder, books)
+    run_books: Books = stored(folder, books)
     metrics = folder / output / "metrics.jsonl"  # not there if the first step ended the run
-    found.lines = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
-    return found
+    run_books.lines = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
+    return run_books
 
 
 def assert_complete(books: Books, steps: int, *, starts: int = 1) -> None:

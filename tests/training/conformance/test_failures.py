@@ -1,4 +1,4 @@
-"""What nothing can be learned from changes nothing, and a run that cannot go on ends with its reason."""
+"""Rollouts without anything to learn change nothing, and a run that cannot go on ends with its reason."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.training.conformance.cases import (
 
 
 def is_as_it_was(case: Case, model: Path, folder: Path) -> bool:
-    """Return whether the model that a run left is the one that it began with."""
+    """Return whether the model of a finished run is the one that it began with."""
     before = AutoModelForCausalLM.from_pretrained(model).state_dict()
     places = [folder / "run" / "model" / role for role in case.roles]
     models = places if len(places) > 1 else [folder / "run" / "model"]
@@ -40,7 +40,7 @@ def is_as_it_was(case: Case, model: Path, folder: Path) -> bool:
 
 
 class Fails(Digits):
-    """Fails after its calls in the steps that it is told; in the others it earns its sample's number."""
+    """Fails after its calls in the given steps; in the others it earns its sample's number."""
 
     def __init__(self, roles: Any, steps: Any = (1, 2, 3, 4)) -> None:
         super().__init__(roles)

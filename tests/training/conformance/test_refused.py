@@ -1,4 +1,4 @@
-"""A run that must not begin is refused in one error that says what to change, and leaves no folder."""
+"""A run that must not begin is refused in one error that says what to change, and no folder is made."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def test_what_no_algorithm_can_run_with_is_refused_with_what_to_give(
     for tasks in (None, []):
         assert f"{name} needs tasks: pass train_dataset" in refusal(case, untrained_model, tmp_path, tasks=tasks)
     if not case.staleness:
-        told = refusal(case, untrained_model, tmp_path, held_out=[], eval_steps=2)
-        assert "=2 has no effect" in told
-        assert "val_dataset" in told
-    told = refusal(case, untrained_model, tmp_path, trainer_adapter=agl.TraceToMessages())
-    assert "adapter TraceToMessages makes none. Use TracerTraceToTriplet" in told
+        message = refusal(case, untrained_model, tmp_path, held_out=[], eval_steps=2)
+        assert "=2 has no effect" in message
+        assert "val_dataset" in message
+    message = refusal(case, untrained_model, tmp_path, trainer_adapter=agl.TraceToMessages())
+    assert "adapter TraceToMessages makes none. Use TracerTraceToTriplet" in message
     for model in ("no/where/at/all", "no-such-owner/no-such-model", "misspelt"):
-        told = refusal(case, model, tmp_path)
+        message = refusal(case, model, tmp_path)
         named = f"model.path='{model}' is no model" if case is VERL else f"model='{model}' is neither a folder nor"
-        assert named in told
+        assert named in message
     assert not (tmp_path / "run").exists()
 
 
@@ -44,8 +44,8 @@ def test_an_output_folder_that_cannot_be_used_is_refused_and_left_as_it_is(
     case: Case, untrained_model: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
-    told = refusal(case, untrained_model, tmp_path, output_dir=tmp_path / "file" / "run")
-    assert "file/run' cannot be written" in told
+    message = refusal(case, untrained_model, tmp_path, output_dir=tmp_path / "file" / "run")
+    assert "file/run' cannot be written" in message
     held = tmp_path / "held"
     held.mkdir()
     (held / "metrics.jsonl").write_text("{}\n")
@@ -55,17 +55,17 @@ def test_an_output_folder_that_cannot_be_used_is_refused_and_left_as_it_is(
 
 @each(*OURS, TRL)
 def test_what_does_not_go_with_the_model_is_refused(case: Case, untrained_model: Path, tmp_path: Path) -> None:
-    told = refusal(case, untrained_model, tmp_path, max_completion_length=512)
-    assert "max_completion_length=512 leaves no room" in told
-    assert "256 tokens" in told
+    message = refusal(case, untrained_model, tmp_path, max_completion_length=512)
+    assert "max_completion_length=512 leaves no room" in message
+    assert "256 tokens" in message
 
 
 @each(GRPO, PPO, SFT, TRL)
 def test_a_second_model_by_the_name_of_the_policy_is_refused(case: Case, untrained_model: Path, tmp_path: Path) -> None:
     parameters = {"model": "hosted_vllm/p", "api_base": "http://127.0.0.1:9"}
     entry: Any = {"model_name": "policy", "litellm_params": parameters}
-    told = refusal(case, untrained_model, tmp_path, trainer_llm_proxy=agl.LLMProxy(model_list=[entry]))
-    assert "serves a model named 'policy' already" in told
+    message = refusal(case, untrained_model, tmp_path, trainer_llm_proxy=agl.LLMProxy(model_list=[entry]))
+    assert "serves a model named 'policy' already" in message
 
 
 @each(GRPO, PPO, SFT, TRL)
@@ -74,9 +74,9 @@ def test_a_resource_by_the_name_of_the_policy_is_refused(
     case: Case, untrained_model: Path, tmp_path: Path, name: str
 ) -> None:
     settings: dict[str, Any] = {"trainer_initial_resources": {name: JUDGE}, "resource_name": name}
-    told = refusal(case, untrained_model, tmp_path, **settings)
-    assert f"initial_resources have '{name}'" in told
-    assert "choose another name for it" in told
+    message = refusal(case, untrained_model, tmp_path, **settings)
+    assert f"initial_resources have '{name}'" in message
+    assert "choose another name for it" in message
 
 
 @each(GRPO, PPO, SFT)
@@ -84,7 +84,7 @@ def test_a_resource_by_the_name_of_the_policy_is_refused(
 def test_a_device_that_is_not_there_is_refused_with_those_that_are(
     case: Case, untrained_model: Path, tmp_path: Path, device: str
 ) -> None:
-    told = refusal(case, untrained_model, tmp_path, device=device, held_out=HELD_OUT)
-    assert f"device='{device}' cannot be used: " in told
-    assert "sees these devices: cpu" in told
+    message = refusal(case, untrained_model, tmp_path, device=device, held_out=HELD_OUT)
+    assert f"device='{device}' cannot be used: " in message
+    assert "sees these devices: cpu" in message
     assert not (tmp_path / "run").exists()

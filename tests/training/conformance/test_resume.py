@@ -1,4 +1,4 @@
-"""A run that is started again under its name goes on where it was, whatever ended it, and is one run in the end."""
+"""A run that is started again under its name continues, whatever ended it, and is one run in the end."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from tests.training.conformance.cases import (
 from tests.training.conformance.conftest import Whole
 
 TRAINED = ("step", "mean_reward", "calls_trained")
-"""What is the same where some rollouts were cancelled and run once more."""
+"""Fields that stay the same where some rollouts were cancelled and run once more."""
 
 
 def checkpoints(folder: Path) -> list[int]:
@@ -95,7 +95,7 @@ def test_a_run_that_an_error_ended_goes_on_as_if_nothing_had_been(
 
 
 class SendsASignal(ManyEnds):
-    """Ends the run while its last step is played, once."""
+    """Ends the run while its last step runs, once."""
 
     def rollout(self, task: Any, resources: Any, rollout: Any) -> Any:
         earned, place = super().rollout(task, resources, rollout), rollout.metadata or {}
@@ -165,8 +165,8 @@ def test_a_run_that_is_killed_at_many_points_is_the_one_that_was_not(
     assert play(case, untrained_model, tmp_path) == 0
     books = read(tmp_path)
     assert_complete(books, STEPS, starts=len(points) + 1)
-    taken = [tuple(key) for line in books.lines for key in line["flight"].get("taken", ())]
-    assert len(set(taken)) == len(taken), "no group is trained twice"
+    groups = [tuple(key) for line in books.lines for key in line["flight"].get("taken", ())]
+    assert len(set(groups)) == len(groups), "no group is trained twice"
     if case.replays:
         assert stored(tmp_path, lambda store: replay(store, RUN, STEPS)).differences == []
     if case.is_exact:
@@ -197,8 +197,8 @@ def test_a_killed_runner_does_not_stop_the_run_and_its_rollout_counts_once(
     assert [(line["rollouts_done"], line["rollouts_failed"]) for line in books.lines] == [(12, 4)] * STEPS
     assert books.lines[1]["calls_excluded"]["superseded_attempt"] >= 1
     first, *_, last = stored(tmp_path, lambda store: store.query_attempts(rollout))
-    found = (first.attempt_id, first.status, first.outcome, first.outcome_reason)
-    assert found == (dead, "failed", "infrastructure_fault", "runner_died")
+    state = (first.attempt_id, first.status, first.outcome, first.outcome_reason)
+    assert state == (dead, "failed", "infrastructure_fault", "runner_died")
     assert (last.status, last.outcome) == ("succeeded", "scored")
     spans = stored(tmp_path, lambda store: store.query_spans(rollout))
     assert [span.attempt_id for span in spans if agl.get_reward_value(span) is not None] == [last.attempt_id]
@@ -206,7 +206,7 @@ def test_a_killed_runner_does_not_stop_the_run_and_its_rollout_counts_once(
 
 @pytest.mark.heavy
 def test_a_run_whose_stored_rewards_are_too_large_goes_on_without_them(untrained_model: Path, tmp_path: Path) -> None:
-    """As an older version has left it."""
+    """An older version has stored such rewards."""
     assert play(GRPO, untrained_model, tmp_path, "before ledger 1") == -signal.SIGKILL
     with closing(sqlite3.connect(tmp_path / "store.db", isolation_level=None)) as db:
         query = (
@@ -281,13 +281,13 @@ def test_what_may_not_change_is_refused_with_both_values(case: Case, untrained_m
 @pytest.mark.slow
 @each(GRPO, PPO, SFT)
 def test_the_resources_beside_the_policy_go_on_with_the_run(case: Case, untrained_model: Path, tmp_path: Path) -> None:
-    seen = list[tuple[str, str, str]]()
+    served = list[tuple[str, str, str]]()
 
     @agl.rollout
     def agent(task: str, main_llm: agl.LLM, judge: agl.LLM, prompt: agl.PromptTemplate) -> float:
         ask(main_llm, [say(prompt.format(task=task))])
-        seen.append((judge.endpoint, judge.model, prompt.template))
-        return float(len(seen) % 2)
+        served.append((judge.endpoint, judge.model, prompt.template))
+        return float(len(served) % 2)
 
     def start(steps: int, text: str = "Say {task}.", port: int = 1, key: str = "k-1", judge: str = "judge") -> None:
         beside: dict[str, Any] = {
@@ -301,10 +301,10 @@ def test_the_resources_beside_the_policy_go_on_with_the_run(case: Case, untraine
     for changed, name in ({"text": "Shout {task}."}, "prompt"), ({"judge": "other"}, "judge"):
         with pytest.raises(agl.BadRequestError, match=f"initial_resources of run '{RUN}' were others: '{name}' had"):
             start(2, **changed)
-    assert set(seen) == {("http://127.0.0.1:1/v1", "judge", "Say {task}.")}
-    seen.clear()
+    assert set(served) == {("http://127.0.0.1:1/v1", "judge", "Say {task}.")}
+    served.clear()
     start(2, port=2, key="k-2")  # the judge is another server now
-    assert set(seen) == {("http://127.0.0.1:2/v1", "judge", "Say {task}.")}
+    assert set(served) == {("http://127.0.0.1:2/v1", "judge", "Say {task}.")}
 
 
 @pytest.mark.heavy
@@ -312,7 +312,7 @@ def test_the_resources_beside_the_policy_go_on_with_the_run(case: Case, untraine
 def test_a_run_whose_weights_come_out_otherwise_takes_the_later_steps_anew(
     case: Case, untrained_model: Path, tmp_path: Path
 ) -> None:
-    """As on a GPU: here the record of the second step is changed, and the newest checkpoints are broken."""
+    """The record of the second step is changed and the newest checkpoints are broken, to get the effect of a GPU."""
     agent, settings = ManyEnds(case.roles), {"save_steps": 1, "save_total_limit": None}
     fit_whole(case, untrained_model, tmp_path, agent=agent, **settings)
     for step in (2, 3, 4):

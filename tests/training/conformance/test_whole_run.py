@@ -1,4 +1,4 @@
-"""What a whole run records and leaves behind, whatever its agent does: figures, ledger, evaluations, model, alarms."""
+"""Records and files of a whole run, whatever its agent does: figures, ledger, evaluations, model, alarms."""
 
 from __future__ import annotations
 
@@ -140,10 +140,10 @@ def test_a_recorded_token_is_that_of_its_call(case: Case, whole: Whole) -> None:
             own, numbers = [calls[ref] for ref in refs], numbers_of(row)
             tokens = [token for token, mask in zip(numbers["tokens"], numbers["mask"], strict=True) if mask]
             assert tokens == [token for call in own for token in call.completion_token_ids]
-            said = [logprob for call in own for logprob in call.logprobs or ()]
-            assert list(numbers["engine_logprobs"]) == pytest.approx(said, rel=1e-6)
+            logprobs = [logprob for call in own for logprob in call.logprobs or ()]
+            assert list(numbers["engine_logprobs"]) == pytest.approx(logprobs, rel=1e-6)
             if not case.staleness:
-                assert list(numbers["trainer_logprobs"]) == pytest.approx(said, abs=1e-3)
+                assert list(numbers["trainer_logprobs"]) == pytest.approx(logprobs, abs=1e-3)
             trained += len(own)
     assert trained == sum(line["calls_trained"] for line in whole.books.lines)
 
@@ -203,10 +203,10 @@ def test_an_alarm_is_recorded_once_with_the_settings_to_try_and_trackers_hear_of
     assert all(case.hint in record.data["what_to_try"] for record in alarms)
     tracker, steps = whole.tracker, range(1, STEPS + 1)
     assert [entry for entry in tracker.told if entry[0] == "step"] == [("step", step, "") for step in steps]
-    told = Counter(kind for kind, _, _ in tracker.told)
-    assert told["evaluation"] == len(whole.result.evaluations)
-    assert told["alarm"] == len(whole.books.of("alarm"))
-    assert told["ledger"] == 0
+    counts = Counter(kind for kind, _, _ in tracker.told)
+    assert counts["evaluation"] == len(whole.result.evaluations)
+    assert counts["alarm"] == len(whole.books.of("alarm"))
+    assert counts["ledger"] == 0
     assert tracker.endings[0].model_path == str(whole.folder / "run/model")
     assert tracker.runs[0].config["algorithm"]
 
@@ -218,6 +218,6 @@ def test_a_step_that_is_taken_again_from_its_records_is_the_same_bit_for_bit(cas
             with pytest.raises(GoneError):
                 stored(whole.folder, lambda store, step=step: replay(store, RUN, step))
             continue
-        found = stored(whole.folder, lambda store, step=step: replay(store, RUN, step))
-        assert found.differences == []
-        assert found.tokens > 0
+        report = stored(whole.folder, lambda store, step=step: replay(store, RUN, step))
+        assert report.differences == []
+        assert report.tokens > 0

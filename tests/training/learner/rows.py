@@ -1,4 +1,4 @@
-"""Rows of many lengths with recorded log-probabilities, as engines would have left them."""
+"""Rows of many lengths with recorded log-probabilities, as engines return them."""
 
 from __future__ import annotations
 

@@ -45,9 +45,9 @@ def make_model(family: str, attention: str = "sdpa") -> PreTrainedModel:
 
 
 def gradient(model: PreTrainedModel) -> torch.Tensor:
-    found = torch.cat([weight.grad.flatten() for weight in model.parameters() if weight.grad is not None])
+    gradients = torch.cat([weight.grad.flatten() for weight in model.parameters() if weight.grad is not None])
     model.zero_grad()
-    return found
+    return gradients
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -71,13 +71,13 @@ def test_packed_rows_have_the_probabilities_and_the_gradient_of_single_rows(fami
 
 
 def test_logits_are_made_for_trained_tokens_alone(policy: Policy) -> None:
-    seen: list[tuple[int, ...]] = []
-    policy.model.get_output_embeddings().register_forward_hook(lambda *given: seen.append(tuple(given[2].shape)))
+    shapes: list[tuple[int, ...]] = []
+    policy.model.get_output_embeddings().register_forward_hook(lambda *args: shapes.append(tuple(args[2].shape)))
     rows = make_rows(4, 80)
     trained = sum(sum(row.mask) for row in rows)
     for packed in (False, True):
         score(policy.model, make_batch(rows, [1.0] * 4), 1.0, packed=packed)
-    assert seen == [(1, trained, policy.model.config.vocab_size)] * 2
+    assert shapes == [(1, trained, policy.model.config.vocab_size)] * 2
 
 
 def test_a_model_that_cannot_keep_rows_apart_is_padded_and_this_is_said_once() -> None:
@@ -103,12 +103,12 @@ def test_one_that_lets_rows_see_each_other_is_found_out(monkeypatch: pytest.Monk
 
 def test_adapters_learn_from_packed_rows_too(model_folder: Any) -> None:
     rows, advantages = make_rows(6, 80), make_advantages(6)
-    found = []
+    weights = []
     for padding_free in (True, False):
         lora = {"r": 4, "target_modules": ["q_proj", "v_proj"]}
         policy = Policy.load(model_folder, learning_rate=1e-2, lora=lora, padding_free=padding_free)
         for _ in range(2):
             assert policy.update(rows, advantages).notes == []
-        found.append(torch.cat([weight.flatten() for weight in policy.state().weights.values()]))
-    assert torch.allclose(found[0], found[1], atol=1e-4)
-    assert float(found[0].abs().max()) > 0
+        weights.append(torch.cat([weight.flatten() for weight in policy.state().weights.values()]))
+    assert torch.allclose(weights[0], weights[1], atol=1e-4)
+    assert float(weights[0].abs().max()) > 0

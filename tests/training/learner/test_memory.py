@@ -18,8 +18,8 @@ def settings(model: Path, **others: Any) -> GRPOSettings:
     return GRPOSettings(model=str(model), **{"max_completion_length": 100, **others})
 
 
-def part(given: GRPOSettings, start: str) -> int:
-    return sum(one.bytes for one in needed_memory(given) if one.what.startswith(start))
+def part(settings: GRPOSettings, start: str) -> int:
+    return sum(one.bytes for one in needed_memory(settings) if one.what.startswith(start))
 
 
 def test_the_sum_counts_the_weights_that_there_are(model_folder: Path, policy: Policy) -> None:
@@ -65,8 +65,8 @@ def test_what_engine_and_update_hold_in_turn_is_not_added(model_folder: Path) ->
     many = parts(max_tokens_per_forward=8, engine_batch=8192, batch_size=4096, num_generations=2)
     assert "logits of 8192 calls" in many
     assert not {"gradients", "logits of 8 trained tokens"} & many.keys()
-    kept = ("weights, float32", "state of AdamW, two numbers a weight")
-    assert [many[name] for name in kept] == [small[name] for name in kept]
+    constants = ("weights, float32", "state of AdamW, two numbers a weight")
+    assert [many[name] for name in constants] == [small[name] for name in constants]
 
 
 def test_a_run_that_cannot_fit_is_refused_with_the_sum_and_what_to_change(model_folder: Path) -> None:

@@ -67,13 +67,13 @@ print(json.dumps(found))
 
 
 def learn_in(room: int, model: Path, count: int, longest: int) -> dict[str, Any]:
-    """Let a process with so many MiB to spare learn from rows; return what it tells."""
+    """Let a process with so many MiB to spare learn from rows; return its report."""
     command = [sys.executable, "-W", "ignore", "-c", _CHILD, str(model), str(count), str(longest), str(room)]
     environment = {"PYTHONPATH": str(ROOT), "PATH": "", "MALLOC_ARENA_MAX": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
 
 
 @pytest.mark.heavy
@@ -94,10 +94,10 @@ def test_a_step_without_the_memory_is_taken_in_smaller_parts_with_the_same_resul
 @pytest.mark.heavy
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the limit of memory is one of Linux")
 def test_one_row_that_is_too_much_is_an_error_and_changes_no_weight(model_folder: Path) -> None:
-    found = learn_in(2, model_folder, 2, 250)
-    assert "one row of 2" in found["error"]
-    assert "Try gradient_checkpointing=True" in found["error"]
-    assert found["after"] == found["before"]
+    result = learn_in(2, model_folder, 2, 250)
+    assert "one row of 2" in result["error"]
+    assert "Try gradient_checkpointing=True" in result["error"]
+    assert result["after"] == result["before"]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The policy learns what it is told, takes no step that is not finite, and writes what transformers reads."""
+"""The policy learns from its rows, takes no step that is not finite, and writes files that transformers reads."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def test_an_update_makes_the_better_likelier_and_the_worse_less(policy: Policy) 
 
 
 def test_the_update_does_not_depend_on_how_many_rows_go_through_at_once(model_folder: Path) -> None:
-    found = []
+    probabilities = []
     for tokens in (1, 64, 4096):
         policy = Policy.load(model_folder, learning_rate=1e-3, max_tokens_per_forward=tokens)
         rows = [row(policy, str(n), [20 + n, 21, 22][: 1 + n % 3]) for n in range(5)]
         policy.update(rows, [1.0, -1.0, 0.5, -0.5, 0.0])
-        found.append(probability(policy, rows[0]))
-    assert found[1:] == pytest.approx([found[0]] * 2, abs=1e-5)
+        probabilities.append(probability(policy, rows[0]))
+    assert probabilities[1:] == pytest.approx([probabilities[0]] * 2, abs=1e-5)
 
 
 def test_a_step_that_is_not_finite_is_left_out_and_counted(policy: Policy) -> None:
@@ -114,6 +114,6 @@ def test_a_program_in_the_folder_of_a_model_is_not_run_whoever_says_yes(tmp_path
         command, input="y\n" * 9, capture_output=True, text=True, cwd=tmp_path, env=settings, timeout=120
     )
     assert done.returncode == 0, done.stderr
-    said = [line for line in done.stdout.splitlines() if line.startswith("load")]
-    assert said == ["load True", "load_model True"], done.stdout
+    lines = [line for line in done.stdout.splitlines() if line.startswith("load")]
+    assert lines == ["load True", "load_model True"], done.stdout
     assert not (tmp_path / "ran").exists()

@@ -1,4 +1,4 @@
-"""What saves memory changes the update by rounding alone: bfloat16, checkpointed activations, adapters."""
+"""Settings that save memory change the update by rounding alone: bfloat16, checkpointed activations, adapters."""
 
 from __future__ import annotations
 
@@ -84,25 +84,25 @@ def test_bfloat16_is_refused_where_it_would_only_be_slower(monkeypatch: pytest.M
 def test_checkpointed_activations_give_the_same_update_and_leave_generation_alone(
     model_folder: Path, lora: Any
 ) -> None:
-    kept: dict[bool, int] = {}
-    said: dict[bool, list[int]] = {}
+    call_counts: dict[bool, int] = {}
+    replies: dict[bool, list[int]] = {}
     weights: dict[bool, torch.Tensor] = {}
     for checkpointing in (False, True):
         policy = Policy.load(model_folder, learning_rate=1e-3, lora=lora, gradient_checkpointing=checkpointing)
-        asked: list[int] = []
+        calls: list[int] = []
         model: Any = policy.model if lora is None else policy.model.get_base_model()
-        model.model.layers[0].mlp.register_forward_pre_hook(lambda *_, asked=asked: asked.append(1))
+        model.model.layers[0].mlp.register_forward_pre_hook(lambda *_, calls=calls: calls.append(1))
         learn(policy)
-        asked.clear()
+        calls.clear()
         learn(policy)
-        kept[checkpointing] = len(asked)
+        call_counts[checkpointing] = len(calls)
         completion = Completion([5, 6, 7], 5, 0.0, 1.0, 0)
         generate(Decoder(policy.model, ()), [completion])
-        said[checkpointing] = completion.token_ids
+        replies[checkpointing] = completion.token_ids
         weights[checkpointing] = learned(policy)
     # once more in the backward pass, and once after the step without a gradient, to see how far it went
-    assert kept == {False: 2, True: 3}
-    assert said[True] == said[False]
+    assert call_counts == {False: 2, True: 3}
+    assert replies[True] == replies[False]
     assert torch.allclose(weights[True], weights[False], atol=1e-6)
 
 

@@ -1,4 +1,4 @@
-"""The same rows make the same update, and what it used of each token comes back."""
+"""The same rows make the same update, and the numbers used for each token are returned."""
 
 from __future__ import annotations
 
@@ -57,24 +57,24 @@ def test_the_figures_of_each_token_are_those_of_the_loss(policy: Policy) -> None
     distributions = [distribution(policy, row, 0.8) for row in rows]
     result = policy.update(rows, advantages, temperature=0.8)
     loss = 0.0
-    for number, (row, found) in enumerate(zip(rows, result.rows, strict=True)):
+    for number, (row, trace) in enumerate(zip(rows, result.rows, strict=True)):
         trained = [position for position, bit in enumerate(row.mask) if bit]
         every = distributions[number]
         own = torch.stack([every[position - 1, row.token_ids[position]] for position in trained])
         entropy = -(every.exp() * every).sum(dim=-1)[[position - 1 for position in trained]]
         engine = np.float32([row.logprobs[position] for position in trained])
-        assert found["engine_logprobs"].tobytes() == engine.tobytes()  # bit for bit
-        assert found["trainer_logprobs"] == pytest.approx(own.numpy(), abs=1e-5)
-        assert found["entropy"] == pytest.approx(entropy.numpy(), abs=1e-5)
-        assert found["ratio"] == pytest.approx(np.exp(found["trainer_logprobs"] - found["engine_logprobs"]), rel=1e-5)
-        gains = found["ratio"] * found["advantage"], np.clip(found["ratio"], 0.8, 1.28) * found["advantage"]
-        assert (found["clipped"] > 0).tolist() == (gains[1] < gains[0]).tolist()
-        assert (found["advantage"] == np.float32(advantages[number])).all()
-        loss -= float((found["weight"] * np.minimum(*gains)).sum())
-        for array in (found["trainer_logprobs"], found["entropy"], found["ratio"], found["weight"], found["advantage"]):
+        assert trace["engine_logprobs"].tobytes() == engine.tobytes()  # bit for bit
+        assert trace["trainer_logprobs"] == pytest.approx(own.numpy(), abs=1e-5)
+        assert trace["entropy"] == pytest.approx(entropy.numpy(), abs=1e-5)
+        assert trace["ratio"] == pytest.approx(np.exp(trace["trainer_logprobs"] - trace["engine_logprobs"]), rel=1e-5)
+        gains = trace["ratio"] * trace["advantage"], np.clip(trace["ratio"], 0.8, 1.28) * trace["advantage"]
+        assert (trace["clipped"] > 0).tolist() == (gains[1] < gains[0]).tolist()
+        assert (trace["advantage"] == np.float32(advantages[number])).all()
+        loss -= float((trace["weight"] * np.minimum(*gains)).sum())
+        for array in (trace["trainer_logprobs"], trace["entropy"], trace["ratio"], trace["weight"], trace["advantage"]):
             assert array.dtype == np.float32
-    assert any(found["clipped"].any() for found in result.rows)
-    assert sum(float(found["weight"].sum()) for found in result.rows) == pytest.approx(1.0)
+    assert any(trace["clipped"].any() for trace in result.rows)
+    assert sum(float(trace["weight"].sum()) for trace in result.rows) == pytest.approx(1.0)
     assert result.figures["loss"] == pytest.approx(loss, rel=1e-5)
 
 
@@ -100,10 +100,10 @@ def test_a_state_of_another_model_is_refused_and_changes_nothing(policy: Policy,
 def test_an_update_that_fails_leaves_another_version_if_a_step_was_taken_before(
     policy: Policy, monkeypatch: pytest.MonkeyPatch, steps: int
 ) -> None:
-    before, descend, taken = digest(policy), Optimizer._descend, itertools.count()
+    before, descend, counter = digest(policy), Optimizer._descend, itertools.count()
 
     def fails_after(self: Optimizer, *arguments: Any) -> Any:
-        if next(taken) < steps:
+        if next(counter) < steps:
             return descend(self, *arguments)
         raise RuntimeError("here")
 
@@ -114,14 +114,14 @@ def test_an_update_that_fails_leaves_another_version_if_a_step_was_taken_before(
 
 
 def test_a_smaller_last_mini_batch_has_the_gradient_that_it_has_alone(model_folder: Path) -> None:
-    """Four rollouts in mini-batches of three: the fourth is neither left out nor counted for less."""
+    """Four rollouts in mini-batches of three: the fourth is neither excluded nor counted for less."""
 
     def figures_of(rollouts: list[int], **settings: int) -> tuple[float, float]:
         rows, advantages = make_rows(8, VOCABULARY), make_advantages(8)
         chosen = [number for number in range(8) if number // 2 in rollouts]
         policy = Policy.load(model_folder, learning_rate=1e-20)  # so that every step starts from the same weights
-        found = policy.update([rows[n] for n in chosen], [advantages[n] for n in chosen], **settings).figures
-        return found["loss"], found["grad_norm"]
+        figures = policy.update([rows[n] for n in chosen], [advantages[n] for n in chosen], **settings).figures
+        return figures["loss"], figures["grad_norm"]
 
     every = [0, 1, 2, 3]
     means = [
@@ -129,8 +129,8 @@ def test_a_smaller_last_mini_batch_has_the_gradient_that_it_has_alone(model_fold
         for last in every
         for rest in [[number for number in every if number != last]]
     ]
-    found = figures_of(every, minibatch_rollouts=3)
-    assert [mean == pytest.approx(found, rel=1e-4) for mean in means].count(True) == 1, (found, means)
+    expected = figures_of(every, minibatch_rollouts=3)
+    assert [mean == pytest.approx(expected, rel=1e-4) for mean in means].count(True) == 1, (expected, means)
 
 
 @pytest.mark.parametrize("settings", [{}, SETTINGS])
@@ -138,7 +138,7 @@ def test_what_the_update_moved_is_measured_after_its_last_step_on_rows_of_the_fi
     model_folder: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
 ) -> None:
     rows, advantages = make_rows(12, VOCABULARY), make_advantages(12)
-    found: list[tuple[float, str, object]] = []
+    versions: list[tuple[float, str, object]] = []
     for most in (1, 40, 10_000):
         monkeypatch.setattr(update_figures, "MEASURED_TOKENS", most)
         policy = Policy.load(model_folder, learning_rate=3e-2)
@@ -146,15 +146,15 @@ def test_what_the_update_moved_is_measured_after_its_last_step_on_rows_of_the_fi
         torch.manual_seed(5)
         figures = policy.update(rows, advantages, **settings).figures
         assert torch.initial_seed() == 5
-        found.append((figures["update_kl"], digest(policy), policy.state().random))
+        versions.append((figures["update_kl"], digest(policy), policy.state().random))
         assert torch.equal(torch.rand(2), torch.rand(2, generator=torch.Generator().manual_seed(5)))
         if not settings:  # all rows are of the first optimizer step
             moved = [math.exp(b - a) - 1 - (b - a) for a, b in zip(before, _of_each_row(policy, rows), strict=True)]
             assert (most < 10_000) or figures["update_kl"] == pytest.approx(sum(moved) / len(moved), rel=1e-3)
             assert figures["approx_kl"] != pytest.approx(figures["update_kl"], rel=0.1)
-    assert len({state for _, state, _ in found}) == 1, "it changes no weight"
-    assert found[0][2] == found[1][2] == found[2][2], "and draws no number"
-    assert all(kl > 0 for kl, _, _ in found)
+    assert len({state for _, state, _ in versions}) == 1, "it changes no weight"
+    assert versions[0][2] == versions[1][2] == versions[2][2], "and draws no number"
+    assert all(kl > 0 for kl, _, _ in versions)
 
 
 def _of_each_row(policy: Policy, rows: list[Sample]) -> list[float]:

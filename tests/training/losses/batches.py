@@ -52,9 +52,9 @@ def loss_of(
         sampler_logprobs=rows["sampler_logprobs"][at],
         **{name: rows[name][at] for name in ("old_logprobs", "reference_logprobs", "stale") if name in rows},
     )
-    found = policy_loss(settings, inputs, logprobs, entropy)
-    found.loss.backward()
-    return found, _gradient(logprobs), _gradient(entropy)
+    result = policy_loss(settings, inputs, logprobs, entropy)
+    result.loss.backward()
+    return result, _gradient(logprobs), _gradient(entropy)
 
 
 def whole_loss(

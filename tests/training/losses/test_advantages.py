@@ -31,8 +31,8 @@ def test_rewards_without_differences_have_no_advantage(advantage: Any) -> None:
 
 
 def test_groups_do_not_see_each_other() -> None:
-    found = rollout_advantages([1.0, 5.0, 0.0, 5.0], ["a", "b", "a", "b"], eps=0.0)
-    assert found == pytest.approx([math.sqrt(0.5), 0.0, -math.sqrt(0.5), 0.0])
+    advantages = rollout_advantages([1.0, 5.0, 0.0, 5.0], ["a", "b", "a", "b"], eps=0.0)
+    assert advantages == pytest.approx([math.sqrt(0.5), 0.0, -math.sqrt(0.5), 0.0])
 
 
 @pytest.mark.parametrize(
@@ -53,15 +53,15 @@ def test_rewards_that_cannot_be_compared_are_refused(rewards: Any, groups: Any, 
 @given(st.lists(st.floats(-100, 100), min_size=2, max_size=12), st.randoms(), st.sampled_from(ALL))
 def test_advantages_sum_to_zero_and_follow_the_rollouts(rewards: list[float], rng: Any, advantage: Any) -> None:
     tokens = [1 + i % 3 for i in range(len(rewards))]
-    found = rollout_advantages(rewards, [0] * len(rewards), advantage=advantage, tokens=tokens)
+    advantages = rollout_advantages(rewards, [0] * len(rewards), advantage=advantage, tokens=tokens)
     weights = tokens if "plus" in advantage else [1] * len(rewards)
-    assert sum(a * w for a, w in zip(found, weights, strict=True)) == pytest.approx(0.0, abs=1e-5)
+    assert sum(a * w for a, w in zip(advantages, weights, strict=True)) == pytest.approx(0.0, abs=1e-5)
     order = list(range(len(rewards)))
     rng.shuffle(order)
     again = rollout_advantages(
         [rewards[i] for i in order], [0] * len(order), advantage=advantage, tokens=[tokens[i] for i in order]
     )
-    assert again == pytest.approx([found[i] for i in order], abs=1e-5)
+    assert again == pytest.approx([advantages[i] for i in order], abs=1e-5)
 
 
 def test_only_dimensions_with_a_weight_count() -> None:

@@ -24,8 +24,8 @@ def test_advantages_and_returns_are_those_of_verl(batch: dict[str, Any], case: i
     gamma, lam, advantages, returns = batch["estimates"][case]
     mask = torch.tensor(batch["mask"]) > 0
     assert not mask.all()
-    found, of = gae(torch.tensor(batch["rewards"]), torch.tensor(batch["values"]), mask, gamma=gamma, lam=lam)
-    assert torch.allclose(whitened(found, mask)[mask], torch.tensor(advantages)[mask], rtol=0, atol=1e-6)
+    estimate, of = gae(torch.tensor(batch["rewards"]), torch.tensor(batch["values"]), mask, gamma=gamma, lam=lam)
+    assert torch.allclose(whitened(estimate, mask)[mask], torch.tensor(advantages)[mask], rtol=0, atol=1e-6)
     assert torch.allclose(of[mask], torch.tensor(returns)[mask], rtol=0, atol=1e-6)
 
 
@@ -39,16 +39,16 @@ def test_credit_passes_over_tool_tokens_and_rows_in_the_order_of_the_calls() -> 
     values = torch.tensor([[0.0, 0.3, 0, 0, 0, 0], [0.0, 0.1, 0.2, 0.7, 0.7, 0.5]])
     penalty = torch.zeros_like(values)
     penalty[1, 1] = 0.05  # only the first token has gone from the reference
-    found = with_credit(batch, values, penalty, CriticSettings(gamma=0.9, lam=0.5, whiten_advantages=False))
+    credit = with_credit(batch, values, penalty, CriticSettings(gamma=0.9, lam=0.5, whiten_advantages=False))
     # tokens in order: 5 (0.1), 6 (0.2), 8 (0.3), 7 (0.5, and the reward of 1)
     of_7 = 1 - 0.5
     of_8 = 0.9 * 0.5 - 0.3 + 0.45 * of_7
     of_6 = 0.9 * 0.3 - 0.2 + 0.45 * of_8
     of_5 = -0.05 + 0.9 * 0.2 - 0.1 + 0.45 * of_6
-    assert found.advantages.tolist()[0] == pytest.approx([0, of_8, 0, 0, 0, 0], abs=1e-6)
-    assert found.advantages.tolist()[1] == pytest.approx([0, of_5, of_6, 0, 0, of_7], abs=1e-6)
-    assert found.returns is not None
-    assert found.returns.tolist()[1] == pytest.approx([0, of_5 + 0.1, of_6 + 0.2, 0, 0, 1.0], abs=1e-6)
+    assert credit.advantages.tolist()[0] == pytest.approx([0, of_8, 0, 0, 0, 0], abs=1e-6)
+    assert credit.advantages.tolist()[1] == pytest.approx([0, of_5, of_6, 0, 0, of_7], abs=1e-6)
+    assert credit.returns is not None
+    assert credit.returns.tolist()[1] == pytest.approx([0, of_5 + 0.1, of_6 + 0.2, 0, 0, 1.0], abs=1e-6)
 
 
 def test_rollouts_do_not_see_each_other_and_the_order_of_rows_changes_nothing() -> None:
@@ -72,12 +72,12 @@ def test_the_value_loss_and_its_gradient_are_those_of_verl(batch: dict[str, Any]
     cliprange, new, returns, loss, share, gradient = batch["losses"][case]
     mask, values = torch.tensor(batch["mask"]) > 0, torch.tensor(new).requires_grad_()
     weights, tokens = token_weights(mask, torch.arange(4)), int(mask.sum())
-    old, wanted = torch.tensor(batch["values"]), torch.tensor(returns)
-    found = value_loss(values, old, wanted, weights, cliprange=cliprange, tokens=tokens)
-    found.loss.backward()
+    old, targets = torch.tensor(batch["values"]), torch.tensor(returns)
+    result = value_loss(values, old, targets, weights, cliprange=cliprange, tokens=tokens)
+    result.loss.backward()
     assert values.grad is not None
-    assert found.loss.item() == pytest.approx(loss, abs=1e-6)
-    assert found.clip_fraction.item() == pytest.approx(share, abs=1e-6)
+    assert result.loss.item() == pytest.approx(loss, abs=1e-6)
+    assert result.clip_fraction.item() == pytest.approx(share, abs=1e-6)
     assert (share > 0) == (case == 0)
     assert torch.allclose(values.grad, torch.tensor(gradient), rtol=0, atol=1e-6)
     assert values.grad.abs().max() > 1e-3

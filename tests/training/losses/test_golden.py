@@ -28,8 +28,8 @@ def rows_of(batch: dict[str, Any]) -> dict[str, Tensor]:
 @pytest.mark.parametrize("name", BATCHES[0]["losses"])
 def test_the_loss_and_its_gradient_are_theirs(name: str, batch: dict[str, Any]) -> None:
     settings, loss, gradient = batch["losses"][name]
-    found, own, _ = whole_loss(LossSettings(**settings), rows_of(batch), torch.arange(6))
-    assert found.figures()["loss"] == pytest.approx(loss, abs=1e-6)
+    result, own, _ = whole_loss(LossSettings(**settings), rows_of(batch), torch.arange(6))
+    assert result.figures()["loss"] == pytest.approx(loss, abs=1e-6)
     assert torch.allclose(own, torch.tensor(gradient), rtol=0, atol=1e-6)
     assert own.abs().max() > 1e-3
 
@@ -40,9 +40,9 @@ def test_the_divergence_and_its_gradient_are_theirs(estimator: Any, batch: dict[
     rows = rows_of(batch)
     values, gradient = (torch.tensor(each) for each in batch["kl"][estimator])
     logprobs = rows["logprobs"].requires_grad_()
-    found = kl_divergence(logprobs, rows["reference_logprobs"], estimator)
-    assert torch.allclose(found, values, rtol=0, atol=1e-6)
-    assert torch.allclose(torch.autograd.grad(found.sum(), logprobs)[0], gradient, rtol=0, atol=1e-6)
+    divergence = kl_divergence(logprobs, rows["reference_logprobs"], estimator)
+    assert torch.allclose(divergence, values, rtol=0, atol=1e-6)
+    assert torch.allclose(torch.autograd.grad(divergence.sum(), logprobs)[0], gradient, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("batch", BATCHES, ids=["batch 0", "batch 1"])
@@ -50,16 +50,16 @@ def test_the_divergence_and_its_gradient_are_theirs(estimator: Any, batch: dict[
 def test_advantages_are_theirs(name: str, batch: dict[str, Any]) -> None:
     arguments, expected = batch["advantages"][name]
     tokens = rows_of(batch)["mask"].sum(dim=1).tolist()
-    found = rollout_advantages(GOLDEN["rewards"], GOLDEN["groups"], tokens=tokens, **arguments)
-    assert found == pytest.approx(expected, abs=1e-6)
+    advantages = rollout_advantages(GOLDEN["rewards"], GOLDEN["groups"], tokens=tokens, **arguments)
+    assert advantages == pytest.approx(expected, abs=1e-6)
 
 
 def test_advantages_of_several_dimensions_are_theirs() -> None:
     several = GOLDEN["several"]
     rewards = [{"one": one, "two": two} for one, two in zip(*several["rewards"], strict=True)]
     weights = dict(zip(("one", "two"), several["weights"], strict=True))
-    found = several_advantages(rewards, weights, GOLDEN["groups"], eps=1e-4)
-    assert found == pytest.approx(several["trl"], abs=1e-6)
+    advantages = several_advantages(rewards, weights, GOLDEN["groups"], eps=1e-4)
+    assert advantages == pytest.approx(several["trl"], abs=1e-6)
 
 
 def test_the_penalty_of_long_completions_is_theirs() -> None:

@@ -1,4 +1,4 @@
-"""The decoupled objective: a stale token is compared with the learner, and weighs by what older weights differ in."""
+"""The decoupled objective: a stale token is compared with the learner, and its weight is the ratio to older weights."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_without_a_stale_token_the_loss_is_the_synchronous_one_bit_for_bit(setti
 
 def test_the_loss_of_stale_tokens_is_that_of_the_paper() -> None:
     settings, rows = LossSettings(aggregation="token", staleness_clip_max=None), random_rows(seed=3)
-    found, _, _ = whole_loss(settings, {**rows, "stale": rows["mask"]})
+    result, _, _ = whole_loss(settings, {**rows, "stale": rows["mask"]})
     total = 0.0
     for row, column in rows["mask"].nonzero().tolist():
         new, proximal, behaviour = (
@@ -42,17 +42,17 @@ def test_the_loss_of_stale_tokens_is_that_of_the_paper() -> None:
         ratio, advantage = math.exp(new - proximal), float(rows["advantages"][row])
         clipped = min(max(ratio, 0.8), 1.28)
         total -= math.exp(proximal - behaviour) * min(ratio * advantage, clipped * advantage)
-    assert float(found.loss.detach()) == pytest.approx(total / int(rows["mask"].sum()), rel=1e-5)
+    assert float(result.loss.detach()) == pytest.approx(total / int(rows["mask"].sum()), rel=1e-5)
 
 
 def test_in_the_first_optimizer_step_the_ratio_of_a_stale_token_is_one_and_its_weight_is_the_importance_ratio() -> None:
     settings, rows = LossSettings(), random_rows()
     mask = rows["stale"] = rows["mask"]
     del rows["old_logprobs"]
-    found, gradient, _ = whole_loss(settings, rows)
+    result, gradient, _ = whole_loss(settings, rows)
     weights = (rows["logprobs"] - rows["sampler_logprobs"]).exp().clamp(max=5.0)
-    assert torch.equal(found.tokens.ratio[mask], torch.ones(int(mask.sum())))
-    torch.testing.assert_close(found.tokens.correction[mask], weights[mask])
+    assert torch.equal(result.tokens.ratio[mask], torch.ones(int(mask.sum())))
+    torch.testing.assert_close(result.tokens.correction[mask], weights[mask])
     expected = -weights_of(settings, rows) * weights * rows["advantages"][:, None]
     torch.testing.assert_close(gradient[mask], expected[mask])
 
@@ -85,9 +85,9 @@ def test_three_tokens_by_hand_of_which_one_is_fresh() -> None:
     assert figures["fresh_kl"] == pytest.approx((1.1 - 1 - math.log(1.1)) / 3, rel=1e-4)
     assert figures["stale_kl"] == pytest.approx((0.25 - 1 - math.log(0.25) + 4 - 1 - math.log(4)) / 3)
     weights = mask / 3
-    given = {"mask": mask, "weights": weights, "tokens": 3, "sampler_logprobs": sampler, "stale": stale}
-    found = policy_loss(LossSettings(), LossInputs(advantages=torch.ones(1, 1), **given), now, torch.zeros_like(now))
-    assert float(found.max_ratio_error) == pytest.approx(0.1, rel=1e-4), "what engine and learner differ in, not age"
-    assert float(found.approx_kl) == pytest.approx(figures["fresh_kl"] + figures["stale_kl"], rel=1e-5)
-    every = replace(LossInputs(advantages=torch.ones(1, 1), **given), stale=None)
+    inputs = {"mask": mask, "weights": weights, "tokens": 3, "sampler_logprobs": sampler, "stale": stale}
+    result = policy_loss(LossSettings(), LossInputs(advantages=torch.ones(1, 1), **inputs), now, torch.zeros_like(now))
+    assert float(result.max_ratio_error) == pytest.approx(0.1, rel=1e-4), "what engine and learner differ in, not age"
+    assert float(result.approx_kl) == pytest.approx(figures["fresh_kl"] + figures["stale_kl"], rel=1e-5)
+    every = replace(LossInputs(advantages=torch.ones(1, 1), **inputs), stale=None)
     assert float(policy_loss(LossSettings(), every, now, torch.zeros_like(now)).max_ratio_error) == pytest.approx(3.0)

@@ -48,7 +48,7 @@ SETTINGS: tuple[tuple[dict[str, Any], ...], ...] = (
     ),
     ({}, {"entropy_coef": 0.01}),
 )
-"""What each dimension of the cross-product may be."""
+"""The values of each dimension of the cross-product."""
 
 
 def one_token(logprob: Tensor, sampler_logprob: Tensor, advantage: float, **settings: Any) -> PolicyLoss:
@@ -64,7 +64,7 @@ def one_token(logprob: Tensor, sampler_logprob: Tensor, advantage: float, **sett
 
 
 @pytest.mark.parametrize(
-    ("ratio", "advantage", "given", "loss", "clipped"),
+    ("ratio", "advantage", "settings", "loss", "clipped"),
     [
         (1.5, 2.0, {}, -1.28 * 2, 2),
         (0.5, 2.0, {}, -0.5 * 2, 0),
@@ -78,16 +78,16 @@ def one_token(logprob: Tensor, sampler_logprob: Tensor, advantage: float, **sett
     ],
 )
 def test_the_loss_of_one_token_by_hand(
-    ratio: float, advantage: float, given: dict[str, Any], loss: float, clipped: int
+    ratio: float, advantage: float, settings: dict[str, Any], loss: float, clipped: int
 ) -> None:
     new = torch.tensor([[math.log(ratio)]], requires_grad=True)
-    found = one_token(new, torch.zeros(1, 1), advantage, **given)
-    assert float(found.loss.detach()) == pytest.approx(loss)
-    assert int(found.tokens.clipped) == clipped
-    assert float(found.clip_fraction) == (clipped > 0)
-    assert float(found.tokens.ratio) == pytest.approx(ratio)
-    assert float(found.approx_kl) == pytest.approx(ratio - 1 - math.log(ratio), rel=1e-5)
-    assert float(found.max_ratio_error) == pytest.approx(abs(ratio - 1))
+    result = one_token(new, torch.zeros(1, 1), advantage, **settings)
+    assert float(result.loss.detach()) == pytest.approx(loss)
+    assert int(result.tokens.clipped) == clipped
+    assert float(result.clip_fraction) == (clipped > 0)
+    assert float(result.tokens.ratio) == pytest.approx(ratio)
+    assert float(result.approx_kl) == pytest.approx(ratio - 1 - math.log(ratio), rel=1e-5)
+    assert float(result.max_ratio_error) == pytest.approx(abs(ratio - 1))
 
 
 def test_the_gradient_on_a_vocabulary_of_two_tokens() -> None:
@@ -116,8 +116,8 @@ def test_the_gradient_of_the_corrected_penalty_is_that_of_the_divergence_whoever
         sampler_logprobs=sampler,
         reference_logprobs=reference,
     )
-    found = policy_loss(LossSettings(beta=1.0, kl_estimator=estimator), inputs, logprobs, torch.zeros(1, 5))
-    [gradient] = torch.autograd.grad(found.loss, logits, retain_graph=True)
+    result = policy_loss(LossSettings(beta=1.0, kl_estimator=estimator), inputs, logprobs, torch.zeros(1, 5))
+    [gradient] = torch.autograd.grad(result.loss, logits, retain_graph=True)
     [expected] = torch.autograd.grad((logprobs.exp() * (logprobs - reference)).sum(), logits)
     assert torch.allclose(gradient, expected, atol=1e-6)
 
@@ -153,22 +153,22 @@ def _check(case: dict[str, Any], refused: set[str]) -> None:
     rows, order = random_rows(), torch.tensor([4, 2, 0, 5, 3, 1])
     tokens = int(rows["mask"].sum())
     try:
-        wanted = LossSettings(**case)
+        settings = LossSettings(**case)
     except BadRequestError as error:
         refused.add(str(error).split(": ")[1].split(" (with")[0])
         return
-    whole, gradient, entropy_gradient = whole_loss(wanted, rows)
+    whole, gradient, entropy_gradient = whole_loss(settings, rows)
     assert is_finite(whole.loss, gradient, entropy_gradient), case
     assert not gradient[~rows["mask"]].any(), case
-    assert bool(entropy_gradient.any()) == (wanted.entropy_coef > 0), case
+    assert bool(entropy_gradient.any()) == (settings.entropy_coef > 0), case
     permuted = {name: value[order] for name, value in rows.items()}
-    again, moved, _ = whole_loss(wanted, permuted, ROLLOUTS[order])
+    again, moved, _ = whole_loss(settings, permuted, ROLLOUTS[order])
     assert torch.allclose(again.loss, whole.loss, atol=1e-6), case
     assert torch.allclose(moved, gradient[order], atol=1e-6), case
-    weights = weights_of(wanted, rows)
-    found = [loss_of(wanted, rows, weights, tokens, slice(at, at + 3)) for at in (0, 3)]
-    assert torch.allclose(torch.cat([part for _, part, _ in found]), gradient, atol=1e-7), case
-    figures = [part.figures() for part, _, _ in found]
+    weights = weights_of(settings, rows)
+    parts = [loss_of(settings, rows, weights, tokens, slice(at, at + 3)) for at in (0, 3)]
+    assert torch.allclose(torch.cat([part for _, part, _ in parts]), gradient, atol=1e-7), case
+    figures = [part.figures() for part, _, _ in parts]
     for name, value in whole.figures().items():
         together = max if name == "max_ratio_error" else sum
         assert value == pytest.approx(together(part[name] for part in figures), abs=1e-5), (name, case)
@@ -199,7 +199,7 @@ def test_every_combination_of_settings_runs_and_does_not_depend_on_how_rows_are_
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo", "cispo"])
 @pytest.mark.parametrize("mode", ["token_truncate", "token_mask"])
 def test_splitting_a_rollout_into_rows_changes_nothing(loss_type: Any, mode: Any) -> None:
-    wanted = LossSettings(
+    settings = LossSettings(
         loss_type=loss_type,
         epsilon_high=1.2 if loss_type == "cispo" else 0.28,
         beta=0.1,
@@ -208,25 +208,25 @@ def test_splitting_a_rollout_into_rows_changes_nothing(loss_type: Any, mode: Any
         importance_sampling_mode=mode,
     )
     rows = random_rows()
-    whole, gradient, _ = whole_loss(wanted, rows, torch.arange(6))
+    whole, gradient, _ = whole_loss(settings, rows, torch.arange(6))
     halves = {name: torch.cat([value, value]) for name, value in rows.items()}
     halves["mask"][:6, 4:] = False
     halves["mask"][6:, :4] = False
-    split, parts, _ = whole_loss(wanted, halves, torch.arange(6).repeat(2))
+    split, parts, _ = whole_loss(settings, halves, torch.arange(6).repeat(2))
     assert float(split.loss.detach()) == pytest.approx(float(whole.loss.detach()), abs=1e-6)
     assert torch.allclose(parts[:6] + parts[6:], gradient, atol=1e-7)
 
 
 def test_the_figures_of_tokens_make_the_loss_again() -> None:
     rows = random_rows()
-    wanted = LossSettings(beta=0.1, importance_sampling_correction=True, importance_sampling_mode="token_mask")
-    found, _, _ = whole_loss(wanted, rows)
-    seen, advantages = found.tokens, rows["advantages"][:, None]
-    gain = torch.minimum(seen.ratio * advantages, seen.ratio.clamp(0.8, 1.28) * advantages)
-    again = (seen.weight * (wanted.beta * seen.kl - seen.correction * gain)).sum()
-    assert float(again) == pytest.approx(float(found.loss.detach()), abs=1e-6)
-    clipped = (seen.ratio * advantages > gain + 1e-7) & rows["mask"]
-    assert torch.equal(seen.clipped > 0, clipped)
+    settings = LossSettings(beta=0.1, importance_sampling_correction=True, importance_sampling_mode="token_mask")
+    result, _, _ = whole_loss(settings, rows)
+    figures, advantages = result.tokens, rows["advantages"][:, None]
+    gain = torch.minimum(figures.ratio * advantages, figures.ratio.clamp(0.8, 1.28) * advantages)
+    again = (figures.weight * (settings.beta * figures.kl - figures.correction * gain)).sum()
+    assert float(again) == pytest.approx(float(result.loss.detach()), abs=1e-6)
+    clipped = (figures.ratio * advantages > gain + 1e-7) & rows["mask"]
+    assert torch.equal(figures.clipped > 0, clipped)
 
 
 def test_a_penalty_without_a_reference_is_refused() -> None:

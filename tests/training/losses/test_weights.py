@@ -1,4 +1,4 @@
-"""The weight of each token in the loss, by what is averaged."""
+"""The weight of each token in the loss, for each way of averaging."""
 
 from __future__ import annotations
 

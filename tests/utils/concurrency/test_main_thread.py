@@ -80,7 +80,7 @@ def test_an_interrupt_ends_the_call_for_which_it_is_and_no_later_one() -> None:
 
 
 def test_an_interrupt_whose_signal_came_to_nothing_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As when it arrives after the last look for signals and before the wait in the system begins."""
+    """The first signal arrives after the last look for signals and before the wait in the system begins."""
     send, sent = signal.pthread_kill, list[int]()
 
     def lose_the_first(thread: int, signum: int) -> None:

@@ -53,9 +53,9 @@ def test_names_are_added_by_argument_or_by_environment_and_the_argument_wins(mon
     monkeypatch.setenv("AGL_ALLOWED_HOSTS", "gpu-box, store.example:4747 ,,")
     from_environment = AllowedHosts.of("127.0.0.1", "127.0.0.1", None)
     assert all(from_environment.allows(name) for name in ("gpu-box:1", "STORE.example", "localhost"))
-    given = AllowedHosts.of("127.0.0.1", "127.0.0.1", ["other"])
-    assert given.allows("other")
-    assert not given.allows("gpu-box")
+    hosts = AllowedHosts.of("127.0.0.1", "127.0.0.1", ["other"])
+    assert hosts.allows("other")
+    assert not hosts.allows("gpu-box")
     assert AllowedHosts.of("127.0.0.1", "127.0.0.1", "a,b").allows("b")
 
 

@@ -1,4 +1,4 @@
-"""Who may bind where, and who may come in."""
+"""Addresses that may be bound, and clients that may connect."""
 
 from __future__ import annotations
 

@@ -64,14 +64,14 @@ def answering(*answers: bytes) -> Serve:
 
 
 async def test_requests_one_after_the_other_share_a_connection_and_those_at_one_time_do_not() -> None:
-    opened, seen = 0, list[bytes]()
+    opened, heads = 0, list[bytes]()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal opened
         opened += 1
         while True:
             head, body = await read_request(reader)
-            seen.append(head)
+            heads.append(head)
             writer.write(b"HTTP/1.1 201 Made\r\nX-Name: v\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
 
     async with serving(serve, path="/pre fix") as connections:
@@ -79,8 +79,8 @@ async def test_requests_one_after_the_other_share_a_connection_and_those_at_one_
             answer = await connections.request("POST", "/a%2Fb", {"x-one": "1"}, body, 10.0)
             assert (answer.status, answer.content, answer.header("x-name")) == (201, body, "v")
         assert opened == 1
-        assert seen[0].startswith(b"POST /pre%20fix/a%2Fb HTTP/1.1\r\nhost: 127.0.0.1:")
-        assert b"\r\nx-one: 1\r\n" in seen[0]
+        assert heads[0].startswith(b"POST /pre%20fix/a%2Fb HTTP/1.1\r\nhost: 127.0.0.1:")
+        assert b"\r\nx-one: 1\r\n" in heads[0]
         bodies = [b"%d" % number for number in range(5)]
         answers = await asyncio.gather(*(connections.request("POST", "/", {}, body, 10.0) for body in bodies))
         assert [answer.content for answer in answers] == bodies
@@ -127,8 +127,8 @@ async def test_what_is_no_answer_is_an_error_of_the_connection(answer: bytes, te
     ],
 )
 async def test_an_answer_that_is_cut_or_above_the_bound_says_which_status_it_had(answer: bytes, status: int) -> None:
-    async with serving(answering(answer)) as kept:
-        connections = HttpConnections(f"http://127.0.0.1:{kept._port}", connect_seconds=5.0, most_bytes=8)
+    async with serving(answering(answer)) as stub:
+        connections = HttpConnections(f"http://127.0.0.1:{stub._port}", connect_seconds=5.0, most_bytes=8)
         with pytest.raises(BrokenAnswerError) as broken:
             await connections.request("GET", "/", {}, None, 10.0)
         assert broken.value.status == status
@@ -156,22 +156,22 @@ async def test_a_refusal_that_comes_before_the_whole_body_was_sent_is_read() -> 
 
 
 async def test_a_caller_that_gives_up_leaves_no_answer_for_the_next_one() -> None:
-    asked = asyncio.Event()
+    event = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
             _, body = await read_request(reader)
             if body == b"slow":
-                asked.set()
+                event.set()
                 await asyncio.sleep(0.05)
             writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
 
     async with serving(serve) as connections:
         with pytest.raises(TimeoutError):
             await connections.request("POST", "/", {}, b"slow", 0.01)
-        asked.clear()
+        event.clear()
         cancelled = asyncio.create_task(connections.request("POST", "/", {}, b"slow", 10.0))
-        await asked.wait()
+        await event.wait()
         cancelled.cancel()
         with pytest.raises(asyncio.CancelledError):
             await cancelled
@@ -213,8 +213,8 @@ async def test_headers_after_a_body_in_chunks_are_not_kept() -> None:
 
 
 async def test_a_caller_that_gives_up_while_it_sends_leaves_no_error_that_nobody_reads() -> None:
-    told: list[dict[str, object]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    contexts: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: contexts.append(context))
     came, done = asyncio.Event(), asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -234,7 +234,7 @@ async def test_a_caller_that_gives_up_while_it_sends_leaves_no_error_that_nobody
         done.set()
     del sending, connection
     gc.collect()
-    assert told == []
+    assert contexts == []
 
 
 async def test_a_kept_connection_does_not_hold_its_last_answer() -> None:
@@ -288,9 +288,9 @@ def test_connections_of_a_loop_that_ended_without_a_word_are_closed() -> None:
     loop.close()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)  # of the server, which nobody closed
-        kept = list(connections._all)
+        pool = list(connections._all)
         connections.close()
-        assert [getattr(each._transport, "_sock", None) for each in kept] == [None]
+        assert [getattr(each._transport, "_sock", None) for each in pool] == [None]
         gc.collect()
 
 
@@ -299,7 +299,7 @@ def test_connections_of_a_loop_that_ended_without_a_word_are_closed() -> None:
 async def test_a_forked_process_that_closes_its_copies_leaves_the_connections_usable() -> None:
     async with serving(answering(OK, OK)) as connections:
         assert (await connections.request("GET", "/", {}, None, 10.0)).content == b"ok"
-        kept = set(connections._all)
+        pool = set(connections._all)
         child = os.fork()
         if child == 0:
             try:
@@ -308,7 +308,7 @@ async def test_a_forked_process_that_closes_its_copies_leaves_the_connections_us
                 os._exit(0)
         os.waitpid(child, 0)  # noqa: ASYNC222  # it ends at once
         assert (await connections.request("GET", "/", {}, None, 10.0)).content == b"ok"
-        assert connections._all <= kept
+        assert connections._all <= pool
 
 
 @pytest.fixture
@@ -317,8 +317,8 @@ def certificate(tmp_path: Path) -> Path:
     if shutil.which("openssl") is None:
         pytest.skip("openssl makes the certificate")
     file, names = tmp_path / "both.pem", "subjectAltName=DNS:localhost"
-    asked = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-keyout", str(file)]
-    made = subprocess.run([*asked, "-subj", "/CN=localhost", "-addext", names], check=True, capture_output=True)
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-keyout", str(file)]
+    made = subprocess.run([*command, "-subj", "/CN=localhost", "-addext", names], check=True, capture_output=True)
     file.write_bytes(file.read_bytes() + made.stdout)
     return file
 
@@ -351,5 +351,5 @@ async def test_a_request_has_one_authorization_the_one_of_its_headers(name: str)
         await connections.request("GET", "/", {}, None, 5.0)
         await connections.request("GET", "/", {name: "Bearer t"}, None, 5.0)
         connections.close()
-    told = [[line for line in head.split(b"\r\n") if line.lower().startswith(b"authorization")] for head in heads]
-    assert told == [[b"authorization: Basic dXNlcjpwYXNz"], [name.encode() + b": Bearer t"]]
+    values = [[line for line in head.split(b"\r\n") if line.lower().startswith(b"authorization")] for head in heads]
+    assert values == [[b"authorization: Basic dXNlcjpwYXNz"], [name.encode() + b": Bearer t"]]

@@ -60,7 +60,7 @@ class Served:
         ]
         self.app = JsonDispatch(endpoints, self.fallback, max_body_bytes=100_000, budget=ByteBudget(200_000))
 
-    async def call(self, asked: Request, fields: dict[str, Any]) -> dict[str, Any]:
+    async def call(self, request: Request, fields: dict[str, Any]) -> dict[str, Any]:
         if "wait" in fields:
             self.waiting.set()
             try:
@@ -72,7 +72,7 @@ class Served:
             if fields["fail"] == "value of its own":
                 FIELDS.validate_python({"wait": "s3cret"})
             raise FAILURES[fields["fail"]]
-        return {"path": asked.path, "query": asked.query, "bytes": len(asked.body), "token": asked.token}
+        return {"path": request.path, "query": request.query, "bytes": len(request.body), "token": request.token}
 
     async def fallback(self, scope: Scope, receive: Receive, send: Send) -> None:
         await refusal(404, "elsewhere", "NotFound").send(send)
@@ -140,8 +140,8 @@ async def test_other_methods_are_answered_with_those_that_there_are(server: Pyth
     wrong = await exchange(server.port, request("DELETE", "/things"))
     assert (wrong.status, wrong.headers["allow"]) == (405, "GET, HEAD, OPTIONS, POST")
     assert wrong.json["error_type"] == "MethodNotAllowed"
-    asked = await exchange(server.port, request("OPTIONS", "/things/a/parts/b"))
-    assert (asked.status, asked.headers["allow"], asked.body) == (204, "GET, HEAD, OPTIONS", b"")
+    answer = await exchange(server.port, request("OPTIONS", "/things/a/parts/b"))
+    assert (answer.status, answer.headers["allow"], answer.body) == (204, "GET, HEAD, OPTIONS", b"")
     head = await exchange(server.port, request("HEAD", "/things"), to_head=True)
     assert (head.status, int(head.headers["content-length"]) > 0) == (200, True)
 

@@ -237,8 +237,8 @@ async def test_a_refused_request_that_never_stops_coming_is_cut(server: PythonSe
 
 
 async def test_an_upgrade_is_ignored_and_the_request_answered(server: PythonServerLauncher) -> None:
-    asked = request("GET", "/", connection="Upgrade", upgrade="websocket")
-    assert (await exchange(server.port, asked)).status == 200
+    request_bytes = request("GET", "/", connection="Upgrade", upgrade="websocket")
+    assert (await exchange(server.port, request_bytes)).status == 200
 
 
 async def test_one_connection_too_many_is_told_to_come_back_and_may_when_another_has_left(
@@ -325,8 +325,8 @@ async def whole() -> AsyncIterator[int]:
         return b'"%s"' % arguments["body"]
 
     endpoints = [
-        Endpoint("POST", "/echo", lambda asked: {"body": asked.body}, echoed, bytes),
-        Endpoint("GET", "/hello", lambda asked: {"body": b"two"}, echoed, bytes),
+        Endpoint("POST", "/echo", lambda request: {"body": request.body}, echoed, bytes),
+        Endpoint("GET", "/hello", lambda request: {"body": b"two"}, echoed, bytes),
     ]
     server = PythonServerLauncher(JsonDispatch(endpoints, in_two_messages), PythonServerLauncherArgs())
     await server.start()

@@ -35,7 +35,7 @@ Json = dict[str, Any]
 
 @dataclass
 class StubService:
-    """One service with one base model. What it was asked is in `asked`, the rows of each training request in `rows`."""
+    """One service with one base model. Its requests are in `asked`, the rows of each training request in `rows`."""
 
     folder: Path
     asked: list[str] = field(default_factory=list[str])
@@ -44,7 +44,7 @@ class StubService:
     fails: Callable[[str], str | None] = lambda _: None
     """Gives the text of the error with which a request of a kind fails; None answers it."""
     ended: list[str] = field(default_factory=list[str])
-    """How the runs ended, as they said."""
+    """The endings that the runs reported."""
     url: str = ""
 
     def __post_init__(self) -> None:
@@ -68,7 +68,7 @@ class StubService:
 
     def _forward_backward(self, message: Any) -> bytes:
         assert message.loss_fn == "importance_sampling"
-        (model, _), rows, found, total = self._training[message.model_id], list[Json](), list[np.ndarray](), 0.0
+        (model, _), rows, logprobs, total = self._training[message.model_id], list[Json](), list[np.ndarray](), 0.0
         for datum in message.data:
             tokens = np.frombuffer(datum.model_input[0].encoded_text.tokens, np.int32)
             inputs = {
@@ -84,13 +84,13 @@ class StubService:
             loss = -((new - old).exp() * advantages).sum()
             loss.backward()
             total += float(loss.detach())
-            found.append(new.detach().numpy())
+            logprobs.append(new.detach().numpy())
         self.rows.append(rows)
-        offsets = np.cumsum([0, *(4 * len(one) for one in found)], dtype=np.int64)
+        offsets = np.cumsum([0, *(4 * len(one) for one in logprobs)], dtype=np.int64)
         column = wire.BatchedTensor(
-            data=np.concatenate(found).tobytes(), offsets=offsets.tobytes(), dtype=wire.DTYPE_FLOAT32
+            data=np.concatenate(logprobs).tobytes(), offsets=offsets.tobytes(), dtype=wire.DTYPE_FLOAT32
         )
-        record = wire.ArrayRecord(type_tag="logprobs", fields={"logprobs": column}, num_datums=len(found))
+        record = wire.ArrayRecord(type_tag="logprobs", fields={"logprobs": column}, num_datums=len(logprobs))
         return wire.ForwardBackwardOutput(
             loss_fn_output_type="ArrayRecord", loss_fn_outputs=[record], metrics={"loss:sum": total}
         ).SerializeToString()

@@ -43,7 +43,7 @@ def service(model: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[StubServi
 
 @agl.rollout
 def says(task: dict[str, str], llm: agl.LLM) -> float:
-    """Ask once; the reward is 1 if the reply begins with one of a third of the words."""
+    """Call the model once; the reward is 1 if the reply begins with one of a third of the words."""
     import openai
 
     with openai.OpenAI(base_url=llm.endpoint, api_key=llm.api_key or "unused") as client:
@@ -104,10 +104,10 @@ def test_rewards_rise(service: StubService, model: Path, tmp_path: Path) -> None
 def test_a_run_goes_on_from_the_state_that_the_service_keeps(service: StubService, model: Path, tmp_path: Path) -> None:
     store = f"sqlite:///{tmp_path / 'store.db'}"
     train(service, model, tmp_path / "run", store=store, num_generations=16, max_steps=1)
-    kept = set(service.states)
+    states = set(service.states)
     result = train(service, model, tmp_path / "run", store=store, num_generations=16, max_steps=2)
     assert [step.step for step in result.metrics] == [1, 2]
-    assert len(kept) == 1
+    assert len(states) == 1
     assert (service.asked.count("load_weights"), service.ended) == (1, ["success", "success"])
     assert result.steps == 2
     service.states.clear()

@@ -1,4 +1,4 @@
-"""What agl.TRL has of its own: TRL's settings, adapters and figures. By `make test-trl`."""
+"""Features of agl.TRL alone: TRL's settings, adapters and figures. By `make test-trl`."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_whole_config_is_taken_as_it_is(untrained_model: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({"use_vllm": True}, r"use_vllm=True does not go with agl\.TRL"),
         ({"top_p": 0.9}, "top_p=0.9"),
@@ -77,8 +77,8 @@ def test_a_whole_config_is_taken_as_it_is(untrained_model: Path, tmp_path: Path)
         ({"deepspeed": {"zero_optimization": {"stage": 3}}}, "deepspeed|stage 3"),
     ],
 )
-def test_settings_that_fight_with_a_run_are_refused_by_name(settings: dict[str, Any], told: str) -> None:
-    with pytest.raises((agl.BadRequestError, ImportError), match=told):
+def test_settings_that_fight_with_a_run_are_refused_by_name(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises((agl.BadRequestError, ImportError), match=message):
         agl.TRL(model="m", **{"num_generations": 4, "per_device_train_batch_size": 8, **settings})
 
 
@@ -90,9 +90,9 @@ def test_an_unknown_setting_names_the_nearest_one_and_one_of_grpo_its_name_here(
 
 
 def test_iterations_are_steps_with_rollouts_of_their_own() -> None:
-    given = agl.TRL(model="m", num_generations=4, per_device_train_batch_size=8, max_steps=2, num_iterations=2)
-    assert given.with_iterations(3).settings.max_steps(len(TASKS)) == 3
-    assert given.settings.max_steps(len(TASKS)) == 1
+    algorithm = agl.TRL(model="m", num_generations=4, per_device_train_batch_size=8, max_steps=2, num_iterations=2)
+    assert algorithm.with_iterations(3).settings.max_steps(len(TASKS)) == 3
+    assert algorithm.settings.max_steps(len(TASKS)) == 1
 
 
 def test_another_setting_than_the_run_began_with_is_refused(untrained_model: Path, tmp_path: Path) -> None:
@@ -127,10 +127,10 @@ def _logprobs(place: Path, calls: Any, temperature: float) -> list[float]:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(place).eval()
-    found: list[float] = []
+    logprobs: list[float] = []
     for call in calls:
         prompt, reply = call.prompt_token_ids, call.completion_token_ids
         with torch.no_grad():
             logits = model(torch.tensor([[*prompt, *reply]])).logits[0, len(prompt) - 1 : -1]
-        found += (logits / temperature).log_softmax(dim=-1).gather(1, torch.tensor(reply)[:, None])[:, 0].tolist()
-    return found
+        logprobs += (logits / temperature).log_softmax(dim=-1).gather(1, torch.tensor(reply)[:, None])[:, 0].tolist()
+    return logprobs

@@ -127,16 +127,16 @@ class CPUServer:
         if global_steps is not None:
             self.step = global_steps
 
-    def _with_adapters(self, given: dict[str, torch.Tensor], scale: float) -> dict[str, torch.Tensor]:
+    def _with_adapters(self, adapters: dict[str, torch.Tensor], scale: float) -> dict[str, torch.Tensor]:
         """Return the weights W + s B A. Shapes: W (o, i), A (r, i), B (o, r)."""
-        found: dict[str, torch.Tensor] = {}
-        for name, down in given.items():
+        weights: dict[str, torch.Tensor] = {}
+        for name, down in adapters.items():
             if name.endswith(".lora_A.weight"):
-                up = given[name.replace(".lora_A.", ".lora_B.")]
+                up = adapters[name.replace(".lora_A.", ".lora_B.")]
                 own = name.removeprefix("base_model.model.").replace(".lora_A.weight", ".weight")
-                found[own] = self.base[own] + scale * up @ down
-        assert 2 * len(found) == len(given), sorted(given)[:3]
-        return found
+                weights[own] = self.base[own] + scale * up @ down
+        assert 2 * len(weights) == len(adapters), sorted(adapters)[:3]
+        return weights
 
     async def generate(
         self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **others: Any
@@ -176,15 +176,15 @@ class CPUServer:
         )
         drawn = output.sequences[:, width:]  # (B, R)
         logprobs = torch.stack(output.scores, 1).log_softmax(-1).gather(-1, drawn[..., None])[..., 0]
-        found: list[TokenOutput] = []
+        outputs: list[TokenOutput] = []
         for tokens, own in zip(drawn.tolist(), logprobs.tolist(), strict=True):
             is_end = [token in (ends if isinstance(ends, list) else [ends]) for token in tokens]
             end = is_end.index(True) + 1 if any(is_end) else len(tokens)
             reason, extra = "completed" if any(is_end) else "length", {"global_steps": self.step}
-            found.append(
+            outputs.append(
                 TokenOutput(token_ids=tokens[:end], log_probs=own[:end], stop_reason=reason, extra_fields=extra)
             )
-        return found
+        return outputs
 
 
 class CPUReplica(RolloutReplica):

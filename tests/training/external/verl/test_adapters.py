@@ -1,4 +1,4 @@
-"""The model that a run of VERL with adapters leaves is the one that PEFT merges, whole and in several files."""
+"""The model of a VERL run with adapters equals the one that PEFT merges, whole and in several files."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def test_the_weights_are_those_that_peft_merges(untrained_model: Path, tmp_path:
     made = with_adapters(untrained_model)
     folder = saved(made, untrained_model, tmp_path / "model", files)
     merge_adapters(folder, rank=4, alpha=12)
-    found, told = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
-    assert (set(told["missing_keys"]), set(told["unexpected_keys"])) == (set(), set())
-    wanted = made.merge_and_unload().state_dict()
-    for name, tensor in found.state_dict().items():
-        torch.testing.assert_close(tensor, wanted[name], rtol=1e-6, atol=1e-7)
+    merged, loading_info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert (set(loading_info["missing_keys"]), set(loading_info["unexpected_keys"])) == (set(), set())
+    target = made.merge_and_unload().state_dict()
+    for name, tensor in merged.state_dict().items():
+        torch.testing.assert_close(tensor, target[name], rtol=1e-6, atol=1e-7)
     before: Any = AutoModelForCausalLM.from_pretrained(untrained_model)
     assert not torch.equal(
-        before.state_dict()["model.layers.0.self_attn.q_proj.weight"], wanted["model.layers.0.self_attn.q_proj.weight"]
+        before.state_dict()["model.layers.0.self_attn.q_proj.weight"], target["model.layers.0.self_attn.q_proj.weight"]
     )
     suffixes = [".json"] * (1 + (files > 1)) + [".safetensors"] * files
     assert sorted(path.suffix for path in folder.iterdir()) == suffixes

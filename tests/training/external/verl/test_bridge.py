@@ -1,4 +1,4 @@
-"""The exchange between the loop of a run and VERL's processes, whichever comes first."""
+"""The exchange between the loop of a run and VERL's processes, in either order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`agl.VERL` before it runs: what is missing, unknown or impossible is said at once. Needs no verl."""
+"""`agl.VERL` before it runs: a missing, unknown or impossible setting is an error at once. Needs no verl."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What agl.VERL has of its own, on the processor: rollouts of several rows, adapters, its processes: `make test-verl`.
+"""Features of agl.VERL alone, on the processor: rollouts of several rows, adapters, processes: `make test-verl`.
 
 The platform and the engine over transformers are test code (`cpu_platform.py`); VERL's trainer, agent loops, transfer
 of weights, FSDP workers, validation and checkpoints are its own.
@@ -102,17 +102,17 @@ def _moved(entries: list[dict[str, Any]], saved: Path) -> float:
 
 
 def _check_tokens(entry: dict[str, Any]) -> None:
-    """The record holds of each trained token what VERL's loss began with, and nothing of what it did inside."""
+    """The record holds the inputs of VERL's loss for each trained token, and nothing of its internals."""
     trained = [call for call in entry["calls"] if call["ending"] == "trained"]
     rows = [(row, numbers_of(row)) for row in entry.get("rows", [])]
     assert {row["row"] for row, _ in rows} == {call["row"] for call in trained}
-    assert sum(len(seen["advantage"]) for _, seen in rows) == sum(call["tokens"] for call in trained)
-    for _, seen in rows:
-        assert set(seen) == {"tokens", "mask", "engine_logprobs", "trainer_logprobs", "entropy", "advantage"}
-        assert list(seen["trainer_logprobs"]) == pytest.approx(list(seen["engine_logprobs"]), abs=1e-4)
-        assert list(seen["advantage"]) == pytest.approx([trained[0]["advantage"]] * sum(seen["mask"]), abs=1e-6)
-        assert all(0 < value < 12 for value in seen["entropy"])
-        assert all(value < 0 for value in seen["engine_logprobs"])
+    assert sum(len(columns["advantage"]) for _, columns in rows) == sum(call["tokens"] for call in trained)
+    for _, columns in rows:
+        assert set(columns) == {"tokens", "mask", "engine_logprobs", "trainer_logprobs", "entropy", "advantage"}
+        assert list(columns["trainer_logprobs"]) == pytest.approx(list(columns["engine_logprobs"]), abs=1e-4)
+        assert list(columns["advantage"]) == pytest.approx([trained[0]["advantage"]] * sum(columns["mask"]), abs=1e-6)
+        assert all(0 < value < 12 for value in columns["entropy"])
+        assert all(value < 0 for value in columns["engine_logprobs"])
 
 
 def test_what_teaches_nothing_moves_no_weights_and_several_workers_serve(untrained_model: Path, tmp_path: Path) -> None:
@@ -156,8 +156,8 @@ def test_adapters_learn_are_served_and_are_in_the_model_that_is_left(untrained_m
 
     from transformers import AutoModelForCausalLM
 
-    model, told = AutoModelForCausalLM.from_pretrained(result.model_path, output_loading_info=True)
-    assert (set(told["missing_keys"]), set(told["unexpected_keys"])) == (set(), set())
+    model, loading_info = AutoModelForCausalLM.from_pretrained(result.model_path, output_loading_info=True)
+    assert (set(loading_info["missing_keys"]), set(loading_info["unexpected_keys"])) == (set(), set())
     before = AutoModelForCausalLM.from_pretrained(untrained_model).state_dict()
     changed = {name for name, tensor in model.state_dict().items() if not tensor.equal(before[name])}
     assert any(".q_proj." in name for name in changed)
@@ -198,14 +198,14 @@ def test_ctrl_c_leaves_no_process_and_the_run_goes_on_from_verls_checkpoint(
         assert time.monotonic() < end
         time.sleep(0.2)
     os.kill(first.pid, signal.SIGINT)
-    told, _ = first.communicate(timeout=_PATIENCE)
-    assert first.returncode != 0, told
-    assert 2 <= len(read(tmp_path).lines) < STEPS, told
+    output, _ = first.communicate(timeout=_PATIENCE)
+    assert first.returncode != 0, output
+    assert 2 <= len(read(tmp_path).lines) < STEPS, output
     assert _are_gone(), _processes_of_ray()
     for starts in (2, 3):  # the third start has nothing left to do: the same result, and no Ray
         again = start()
-        told, _ = again.communicate(timeout=_PATIENCE)
-        assert again.returncode == 0, told
+        output, _ = again.communicate(timeout=_PATIENCE)
+        assert again.returncode == 0, output
         assert_complete(read(tmp_path), STEPS, starts=starts)
         assert _are_gone(), _processes_of_ray()
 
@@ -222,7 +222,7 @@ def _are_gone() -> bool:
 
 def _processes_of_ray() -> list[str]:
     """Return the processes of Ray that run VERL on the processor."""
-    found: list[str] = []
+    commands: list[str] = []
     for place in Path("/proc").iterdir():
         try:
             command = (place / "cmdline").read_bytes().replace(b"\0", b" ").decode()
@@ -230,8 +230,8 @@ def _processes_of_ray() -> list[str]:
         except (OSError, ValueError):
             continue
         if b"VERL_PLATFORM=cpu" in environment and ("ray" in command or "gcs" in command):
-            found.append(command[:200])
-    return found
+            commands.append(command[:200])
+    return commands
 
 
 def test_an_error_in_verls_processes_ends_the_run_with_its_words(untrained_model: Path, tmp_path: Path) -> None:
@@ -242,8 +242,8 @@ def test_an_error_in_verls_processes_ends_the_run_with_its_words(untrained_model
 
 
 def test_iterations_are_steps(untrained_model: Path, tmp_path: Path) -> None:
-    given = make_verl(**{**SMALL, "model": untrained_model, "output_dir": tmp_path, "max_steps": 2})
-    assert (given.settings.steps(len(TASKS)), given.with_iterations(5).settings.steps(len(TASKS))) == (2, 5)
+    algorithm = make_verl(**{**SMALL, "model": untrained_model, "output_dir": tmp_path, "max_steps": 2})
+    assert (algorithm.settings.steps(len(TASKS)), algorithm.with_iterations(5).settings.steps(len(TASKS))) == (2, 5)
 
 
 @pytest.mark.parametrize(

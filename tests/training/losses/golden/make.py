@@ -1,4 +1,4 @@
-"""Asks TRL and VERL for losses, gradients and advantages of random batches, and writes what they say.
+"""Compute losses, gradients and advantages of random batches with TRL and VERL, and write the results.
 
     make golden         writes golden.json anew
     make test-golden    compares golden.json with what the packages say
@@ -68,10 +68,10 @@ def lines_of_trl(start: str, end: str, names: dict[str, Any]) -> dict[str, Any]:
 # --- TRL ----------------------------------------------------------------------------------------------------------
 
 
-def trl_loss(rows: dict[str, Tensor], loss_type: str, **given: Any) -> tuple[Tensor, Tensor]:
+def trl_loss(rows: dict[str, Tensor], loss_type: str, **settings: Any) -> tuple[Tensor, Tensor]:
     new = rows["logprobs"].clone().requires_grad_()
     mask = rows["mask"].int()
-    corrected = given.get("correction") is not None
+    corrected = settings.get("correction") is not None
     inputs = {
         "prompt_ids": torch.zeros(6, 1, dtype=torch.long),
         "prompt_mask": torch.ones(6, 1, dtype=torch.long),
@@ -83,27 +83,27 @@ def trl_loss(rows: dict[str, Tensor], loss_type: str, **given: Any) -> tuple[Ten
         "num_items_in_batch": mask.sum(),
     }
     if corrected:
-        inputs["importance_sampling_ratio"] = given["correction"]
+        inputs["importance_sampling_ratio"] = settings["correction"]
     me = SimpleNamespace(
         _get_per_token_logps_and_entropies=lambda *a, **k: (new, rows["entropy"], None),
         aux_loss_enabled=False,
         top_entropy_quantile=1.0,
         off_policy_mask_threshold=None,
-        importance_sampling_level=given.get("level", "token"),
-        beta=given.get("beta", 0.0),
+        importance_sampling_level=settings.get("level", "token"),
+        beta=settings.get("beta", 0.0),
         args=SimpleNamespace(
-            use_bias_correction_kl=given.get("unbiased", True), delta=given.get("delta"), steps_per_generation=1
+            use_bias_correction_kl=settings.get("unbiased", True), delta=settings.get("delta"), steps_per_generation=1
         ),
         loss_type=loss_type,
         epsilon_low=0.2,
-        epsilon_high=given.get("epsilon_high", 0.28),
+        epsilon_high=settings.get("epsilon_high", 0.28),
         use_vllm=corrected,
         vllm_importance_sampling_correction=True,
         model=SimpleNamespace(training=True),
         current_gradient_accumulation_steps=1,
         max_completion_length=LENGTH,
-        entropy_coef=given.get("entropy_coef", 0.0),
-        _entropy_bonus_enabled="entropy_coef" in given,
+        entropy_coef=settings.get("entropy_coef", 0.0),
+        _entropy_bonus_enabled="entropy_coef" in settings,
         use_adaptive_entropy=False,
         accelerator=SimpleNamespace(
             num_processes=1, gather=lambda x: x, reduce=lambda x, reduction: x, sync_gradients=False
@@ -156,22 +156,22 @@ def trl_advantages(scale: str, aggregation: str = "sum_then_normalize") -> list[
 # --- VERL ---------------------------------------------------------------------------------------------------------
 
 
-def verl_loss(rows: dict[str, Tensor], name: str, mode: str, **given: Any) -> tuple[Tensor, Tensor]:
+def verl_loss(rows: dict[str, Tensor], name: str, mode: str, **settings: Any) -> tuple[Tensor, Tensor]:
     new = rows["logprobs"].clone().requires_grad_()
     mask = rows["mask"].float()
     config = FSDPActorConfig(
         strategy="fsdp",
         rollout_n=3,
         clip_ratio=0.2,
-        clip_ratio_low=given.get("low", 0.2),
-        clip_ratio_high=given.get("high", 0.28),
-        clip_ratio_c=given.get("c", 1e9),
+        clip_ratio_low=settings.get("low", 0.2),
+        clip_ratio_high=settings.get("high", 0.28),
+        clip_ratio_c=settings.get("c", 1e9),
         ppo_mini_batch_size=6,
         ppo_micro_batch_size_per_gpu=6,
         loss_agg_mode=mode,
     )
     config.global_batch_info["loss_scale_factor"] = LENGTH if mode.endswith("norm") else None
-    weights = given.get("correction")
+    weights = settings.get("correction")
     loss, _ = core_algos.get_policy_loss_fn(name)(
         old_log_prob=rows["sampler_logprobs" if weights is None else "old_logprobs"],
         log_prob=new,
@@ -181,8 +181,8 @@ def verl_loss(rows: dict[str, Tensor], name: str, mode: str, **given: Any) -> tu
         config=config,
         rollout_is_weights=weights,
     )
-    if "kl" in given:
-        kl = core_algos.kl_penalty(new, rows["reference_logprobs"], given["kl"])
+    if "kl" in settings:
+        kl = core_algos.kl_penalty(new, rows["reference_logprobs"], settings["kl"])
         loss = loss + 0.1 * core_algos.agg_loss(loss_mat=kl, loss_mask=mask, loss_agg_mode=mode)
     return loss.detach(), torch.autograd.grad(loss, new)[0]
 
@@ -192,16 +192,16 @@ def verl_correction(rows: dict[str, Tensor], level: str, threshold: Any) -> Tens
     return compute_rollout_correction_weights(difference, rows["mask"].float(), level, threshold)[0]
 
 
-def verl_advantages(rows: dict[str, Tensor], name: str, **given: Any) -> list[float]:
+def verl_advantages(rows: dict[str, Tensor], name: str, **extra: Any) -> list[float]:
     mask = rows["mask"].float()
     last = [max(t for t in range(7) if row[t]) for row in rows["mask"]]
     rewards = torch.zeros(6, 7)
     rewards[range(6), last] = torch.tensor(REWARDS)
-    arguments = {"token_level_rewards": rewards, "response_mask": mask, **given}
+    arguments = {"token_level_rewards": rewards, "response_mask": mask, **extra}
     if name != "reinforce_plus_plus":
         arguments["index"] = np.array(GROUPS)
-    found, _ = core_algos.get_adv_estimator_fn(name)(**arguments)
-    return [found[row, last[row]].item() for row in range(6)]
+    estimates, _ = core_algos.get_adv_estimator_fn(name)(**arguments)
+    return [estimates[row, last[row]].item() for row in range(6)]
 
 
 def verl_critic(seed: int) -> dict[str, Any]:
@@ -211,17 +211,17 @@ def verl_critic(seed: int) -> dict[str, Any]:
     mask = (torch.rand(shape, generator=make) < 0.6).float()
     mask[:, 0] = 1
     values, rewards = torch.randn(shape, generator=make), torch.randn(shape, generator=make) * mask
-    found: dict[str, Any] = {"mask": mask, "values": values, "rewards": rewards, "estimates": [], "losses": []}
+    results: dict[str, Any] = {"mask": mask, "values": values, "rewards": rewards, "estimates": [], "losses": []}
     for gamma, lam in ((1.0, 1.0), (1.0, 0.95), (0.9, 0.8), (0.9, 0.0)):
         advantages, returns = core_algos.compute_gae_advantage_return(rewards, values, mask, gamma, lam)
-        found["estimates"].append([gamma, lam, advantages.tolist(), returns.tolist()])
+        results["estimates"].append([gamma, lam, advantages.tolist(), returns.tolist()])
     returns = returns.detach()
     for cliprange in (0.2, 10.0):
         new = (values + torch.randn(shape, generator=make) * 0.5).requires_grad_()
         loss, share = core_algos.compute_value_loss(new, returns, values, mask, cliprange, "token-mean")
         gradient = torch.autograd.grad(loss, new)[0].tolist()
-        found["losses"].append([cliprange, new.tolist(), returns.tolist(), loss.item(), share.item(), gradient])
-    return {name: value.tolist() if isinstance(value, Tensor) else value for name, value in found.items()}
+        results["losses"].append([cliprange, new.tolist(), returns.tolist(), loss.item(), share.item(), gradient])
+    return {name: value.tolist() if isinstance(value, Tensor) else value for name, value in results.items()}
 
 
 # --- all ----------------------------------------------------------------------------------------------------------
@@ -238,10 +238,10 @@ def correction_settings(mode: str, high: float | None, low: float | None) -> dic
 
 def losses(rows: dict[str, Tensor]) -> dict[str, Any]:
     """Return [our settings, loss, gradient] by the name of the case."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
 
     def add(name: str, settings: dict[str, Any], result: tuple[Tensor, Tensor]) -> None:
-        found[name] = [CLIP | settings, result[0].item(), result[1].tolist()]
+        results[name] = [CLIP | settings, result[0].item(), result[1].tolist()]
 
     add("trl grpo", {"loss_type": "grpo"}, trl_loss(rows, "grpo"))
     add("trl dapo", {"loss_type": "dapo"}, trl_loss(rows, "dapo"))
@@ -278,32 +278,32 @@ def losses(rows: dict[str, Tensor]) -> dict[str, Any]:
             settings = correction_settings(f"{level}_{mode}", above, low)
             name = f"verl {level} {'icepop' if low else 'tis'}"
             add(name, settings, verl_loss(rows, "vanilla", "token-mean", correction=weights))
-    return found
+    return results
 
 
 def kls(rows: dict[str, Tensor]) -> dict[str, Any]:
     """Return [values, gradients] by the name of VERL's estimate."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name in ("k1", "k2", "k3"):
         new = rows["logprobs"].clone().requires_grad_()
         values = core_algos.kl_penalty(new, rows["reference_logprobs"], name)
-        found[name] = [values.tolist(), torch.autograd.grad(values.sum(), new)[0].tolist()]
-    return found
+        results[name] = [values.tolist(), torch.autograd.grad(values.sum(), new)[0].tolist()]
+    return results
 
 
 def advantages(rows: dict[str, Tensor]) -> dict[str, Any]:
     """Return [arguments of `rollout_advantages`, advantages] by the name of the case."""
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         f"trl {scale}": [{"scale_rewards": scale, "eps": 1e-4}, trl_advantages(scale)]
         for scale in ("group", "batch", "none")
     }
     for scale, norm in (("group", True), ("none", False)):
         theirs = verl_advantages(rows, "grpo", norm_adv_by_std_in_grpo=norm)
-        found[f"verl grpo {scale}"] = [{"scale_rewards": scale}, theirs]
+        results[f"verl grpo {scale}"] = [{"scale_rewards": scale}, theirs]
     config = SimpleNamespace(gamma=1.0)
     for name in ("rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"):
-        found[f"verl {name}"] = [{"advantage": name}, verl_advantages(rows, name, config=config)]
-    return found
+        results[f"verl {name}"] = [{"advantage": name}, verl_advantages(rows, name, config=config)]
+    return results
 
 
 def overlong() -> list[float]:
@@ -341,18 +341,18 @@ def everything() -> dict[str, Any]:
     }
 
 
-def differences(stored: Any, found: Any, where: str = "") -> list[str]:
+def differences(stored: Any, new: Any, where: str = "") -> list[str]:
     """Return the places where two values differ by more than 1e-6."""
     if isinstance(stored, dict):
-        names = sorted(stored.keys() | found.keys())
-        return [d for n in names for d in differences(stored.get(n), found.get(n), f"{where}/{n}")]
+        names = sorted(stored.keys() | new.keys())
+        return [d for n in names for d in differences(stored.get(n), new.get(n), f"{where}/{n}")]
     if isinstance(stored, list):
-        same = isinstance(found, list) and len(stored) == len(found)
-        pairs = zip(stored, found, strict=True) if same else []
+        same = isinstance(new, list) and len(stored) == len(new)
+        pairs = zip(stored, new, strict=True) if same else []
         return [d for i, (a, b) in enumerate(pairs) for d in differences(a, b, f"{where}/{i}")] if same else [where]
-    if isinstance(stored, float) and isinstance(found, int | float):
-        return [] if abs(stored - found) <= 1e-6 else [f"{where}: {stored} is stored, the package says {found}"]
-    return [] if stored == found else [f"{where}: {stored!r} is stored, found {found!r}"]
+    if isinstance(stored, float) and isinstance(new, int | float):
+        return [] if abs(stored - new) <= 1e-6 else [f"{where}: {stored} is stored, the package says {new}"]
+    return [] if stored == new else [f"{where}: {stored!r} is stored, found {new!r}"]
 
 
 if __name__ == "__main__":
